@@ -1,0 +1,27 @@
+# Everything runs from .venv, which is made on demand from nothing but Python 3.11 or newer, pip and make.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test proofs lint clean
+
+demo: .venv/train.done
+	$(BIN)/tutti train runs/demo.toml
+
+test: lint
+	$(BIN)/pytest
+
+proofs: .venv/dev.done
+	$(BIN)/pytest -m "slow or not slow" tests/proofs
+
+lint: .venv/dev.done
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+.venv/%.done: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --progress-bar off -e '.[$*]'
+	@touch $@
+
+clean:
+	rm -rf .venv out
