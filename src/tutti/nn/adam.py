@@ -1,0 +1,157 @@
+"""Adam and AdamW as operators, on top of PyTorch's own fused kernels.
+
+Two faces of the same update:
+
+- ``tutti::adam`` is functional. It is what a captured graph holds: every tensor but ``step`` and ``lr`` is
+  read element by element, so a split of any dim passes through it.
+- ``tutti::adam_`` writes in place and takes the parameters of a group in one call. It is what runs.
+
+The ``_amsgrad`` variants carry the running maximum of the second moment as well. ``step`` is a 0-d integer
+tensor holding the number of this update (1 for the first), ``lr`` a 0-d floating tensor: used in full where
+it lies on the CPU, rounded to float32 on a GPU, as torch.optim does with a tensor learning rate.
+
+With g the gradient (negated when ``maximize``), t the step, lambda the weight decay:
+
+    p <- p - lr lambda p                  (decoupled, AdamW)        or  g <- g + lambda p   (Adam)
+    m <- beta1 m + (1 - beta1) g
+    v <- beta2 v + (1 - beta2) g^2        vmax <- max(vmax, v)      (amsgrad)
+    p <- p - lr / (1 - beta1^t) * m / (sqrt(v or vmax) / sqrt(1 - beta2^t) + eps)
+
+Kingma and Ba, "Adam" (2015), algorithm 1; Loshchilov and Hutter, "Decoupled weight decay regularization"
+(2019), algorithm 2; Reddi et al., "On the convergence of Adam and beyond" (2018), algorithm 2.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_HYPER = "float beta1, float beta2, float eps, float weight_decay, bool decoupled, bool maximize"
+
+_library = torch.library.Library("tutti", "FRAGMENT")
+_library.define(
+    "adam(Tensor param, Tensor grad, Tensor exp_avg, Tensor exp_avg_sq, Tensor step, Tensor lr, *, "
+    f"{_HYPER}) -> (Tensor, Tensor, Tensor)"
+)
+_library.define(
+    "adam_amsgrad(Tensor param, Tensor grad, Tensor exp_avg, Tensor exp_avg_sq, Tensor max_exp_avg_sq, "
+    f"Tensor step, Tensor lr, *, {_HYPER}) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+_library.define(
+    "adam_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, "
+    f"Tensor step, Tensor lr, *, {_HYPER}) -> ()"
+)
+_library.define(
+    "adam_amsgrad_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, "
+    f"Tensor(d!)[] max_exp_avg_sqs, Tensor step, Tensor lr, *, {_HYPER}) -> ()"
+)
+
+
+def _adam_(params, grads, exp_avgs, exp_avg_sqs, step, lr, **hyper) -> None:
+    _apply(params, grads, [exp_avgs, exp_avg_sqs], step, lr, **hyper)
+
+
+def _adam_amsgrad_(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, step, lr, **hyper) -> None:
+    _apply(params, grads, [exp_avgs, exp_avg_sqs, max_exp_avg_sqs], step, lr, **hyper)
+
+
+def _adam(param, grad, exp_avg, exp_avg_sq, step, lr, **hyper):
+    new = [torch.empty_like(t).copy_(t) for t in (param, exp_avg, exp_avg_sq)]
+    _apply(new[:1], [grad], [[t] for t in new[1:]], step, lr, **hyper)
+    return tuple(new)
+
+
+def _adam_amsgrad(param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq, step, lr, **hyper):
+    new = [torch.empty_like(t).copy_(t) for t in (param, exp_avg, exp_avg_sq, max_exp_avg_sq)]
+    _apply(new[:1], [grad], [[t] for t in new[1:]], step, lr, **hyper)
+    return tuple(new)
+
+
+def _apply(params, grads, moments, step, lr, *, beta1, beta2, eps, weight_decay, decoupled, maximize) -> None:
+    if not params:
+        return
+    rows = list(zip(params, *moments, strict=True))
+    work = [_aligned(row) for row in rows]
+    columns = [list(column) for column in zip(*work, strict=True)]
+    fused = torch.ops.aten._fused_adamw_ if decoupled else torch.ops.aten._fused_adam_
+    rate: Any = lr.item() if lr.device.type == "cpu" else lr.to(torch.float32)
+    fused(
+        columns[0],
+        [_like(grad, row[0]) for grad, row in zip(grads, work, strict=True)],
+        columns[1],
+        columns[2],
+        columns[3] if len(columns) > 3 else [],
+        [_count(step, params[0].device)] * len(params),
+        lr=rate,
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=weight_decay,
+        eps=eps,
+        amsgrad=len(columns) > 3,
+        maximize=maximize,
+    )
+    for row, copy in zip(rows, work, strict=True):
+        if copy is not row:
+            for target, source in zip(row, copy, strict=True):
+                target.copy_(source)
+
+
+def _count(step: Tensor, device: torch.device) -> Tensor:
+    """The CUDA kernel reads the step as float32 from the device of the parameters."""
+    return step if device.type == "cpu" == step.device.type else step.to(device, torch.float32)
+
+
+def _aligned(row: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """A parameter and its moments, copied where need be to lie in memory without holes and in the same order.
+
+    The fused kernels walk memory and ignore strides. Ordinary tensors are returned as they are.
+    """
+    param = row[0]
+    if _is_dense(param) and all(t.stride() == param.stride() for t in row):
+        return row
+    dense = torch.empty_like(param).copy_(param)
+    return (dense, *(_like(t, dense) for t in row[1:]))
+
+
+def _like(tensor: Tensor, param: Tensor) -> Tensor:
+    """``tensor`` in the memory order and dtype of ``param``: itself where it has them, else a copy."""
+    if tensor.dtype == param.dtype:
+        same = tensor.stride() == param.stride() or (tensor.is_contiguous() and param.is_contiguous())
+        if same:
+            return tensor
+    return torch.empty_like(param).copy_(tensor)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether the elements fill a block of memory without holes or overlaps, in any order of the dims."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _fake_adam(param, grad, exp_avg, exp_avg_sq, step, lr, **hyper):
+    return torch.empty_like(param), torch.empty_like(exp_avg), torch.empty_like(exp_avg_sq)
+
+
+def _fake_amsgrad(param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq, step, lr, **hyper):
+    return tuple(torch.empty_like(t) for t in (param, exp_avg, exp_avg_sq, max_exp_avg_sq))
+
+
+def _fake_in_place(*args, **hyper) -> None:
+    return None
+
+
+for _name, _run, _fake in (
+    ("adam", _adam, _fake_adam),
+    ("adam_amsgrad", _adam_amsgrad, _fake_amsgrad),
+    ("adam_", _adam_, _fake_in_place),
+    ("adam_amsgrad_", _adam_amsgrad_, _fake_in_place),
+):
+    for _device in ("CPU", "CUDA"):
+        _library.impl(_name, _run, _device)
+    torch.library.register_fake(f"tutti::{_name}", _fake)
