@@ -1,0 +1,235 @@
+"""Start the processes of a job on this machine, and say in one message which rank failed and why.
+
+`tutti run -n 4 script.py ARGS...` is `torchrun --standalone` with a readable end: when a rank raises or dies,
+the others are stopped, the exit code is not zero, and one message names the rank, its error and the line in the
+user's code. Rendezvous, environment and supervision are TorchElastic's; `worker.py` is what runs in each process.
+"""
+
+import argparse
+import json
+import logging
+import os
+import pickle
+import re
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# What the ranks that did nothing wrong report when a peer has gone.
+_LOST_PEER = re.compile(r"gloo/transport|Connection (closed|reset) by peer|NCCL error|ncclRemoteError")
+
+
+class LaunchError(RuntimeError):
+    """A rank failed: `rank`, `kind` (type of its exception, "" if none), `trace`, `exit_code`."""
+
+    def __init__(self, message: str, rank: int, kind: str = "", trace: str = "", exit_code: int = 1):
+        super().__init__(message)
+        self.rank, self.kind, self.trace, self.exit_code = rank, kind, trace, exit_code
+
+
+class Interrupted(Exception):
+    """The job was stopped by a signal that reached the launcher; `signal` is its number."""
+
+    def __init__(self, signum: int):
+        super().__init__(f"stopped by {signal.Signals(signum).name}")
+        self.signal = signum
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How one rank ended: `exit_code` is negative for a signal, `error` is what it recorded, if it could."""
+
+    rank: int
+    exit_code: int
+    error: dict[str, Any] | None
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sorts the cause before its consequences.
+
+        A rank killed from outside leaves no record and comes first; then errors by time; then ranks that ended
+        by SIGTERM, which is how the launcher stops the rest; then those that only report a lost peer.
+        """
+        if self.error is None:
+            return (2 if self.exit_code == -signal.SIGTERM else 0, 0)
+        return (3 if _LOST_PEER.search(self.error["text"]) else 1, self.error["time_ns"])
+
+    def describe(self, world_size: int) -> str:
+        who = f"rank {self.rank} of {world_size}"
+        if self.error is not None:
+            return f"{who} failed: {self.error['type']}: {self.error['text']}\n  {self.error['frame']}"
+        if self.exit_code < 0:
+            name = signal.Signals(-self.exit_code).name
+            hint = "; out of memory is the usual reason" if self.exit_code == -signal.SIGKILL else ""
+            return f"{who} was killed by {name} (signal {-self.exit_code}{hint})"
+        return f"{who} exited with code {self.exit_code}"
+
+
+def launch(function: Callable[..., Any], processes: int, *args: Any) -> list[Any]:
+    """Call `function(*args)` in `processes` new processes; returns their results, in rank order.
+
+    The function must be importable by name, arguments and results picklable. Inside, `torch.distributed`
+    finds its usual environment variables (RANK, WORLD_SIZE, ...). Raises LaunchError when a rank fails.
+    """
+    if function.__module__ == "__main__":
+        raise ValueError(
+            f"launch needs a function that can be imported; put {function.__qualname__} into a module"
+        )
+    with tempfile.TemporaryDirectory(prefix="tutti-") as scratch:
+        payload = Path(scratch, "payload.pkl")
+        payload.write_bytes(pickle.dumps((sys.path, pickle.dumps((function, args)))))
+        _start(["--call", str(payload), scratch], processes)
+        results = [Path(scratch, f"{rank}.pkl") for rank in range(processes)]
+        for rank, path in enumerate(results):
+            if not path.exists():
+                raise LaunchError(
+                    f"rank {rank} of {processes} left before {function.__qualname__} returned", rank
+                )
+        return [pickle.loads(path.read_bytes()) for path in results]
+
+
+def run(argv: list[str]) -> int:
+    """The verb `tutti run`: returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="tutti run",
+        description="Start a script in several processes on this machine; plain torchrun works as well.",
+    )
+    parser.add_argument(
+        "-n", "--processes", type=int, default=1, help="how many processes to start (default: 1)"
+    )
+    parser.add_argument(
+        "-m", "--module", action="store_true", help="the script is a module name, as in python -m"
+    )
+    parser.add_argument("script", help="the Python file to run in each process")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="arguments handed to the script unchanged")
+    given = parser.parse_args(argv)
+    if not given.module and not Path(given.script).is_file():
+        raise ValueError(f"no file {given.script}")
+    try:
+        _start([*(["-m"] if given.module else []), given.script, *given.args], given.processes)
+    except LaunchError as e:
+        print(f"{e.trace}tutti run: {e}", file=sys.stderr)
+        return e.exit_code
+    return 0
+
+
+def under_launcher() -> bool:
+    """Whether this process is already one rank of a job, started by torchrun or `tutti run`."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _start(worker_args: list[str], processes: int) -> None:
+    """Run `python -m tutti.run.worker WORKER_ARGS` in every process and wait; LaunchError when one fails."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    if processes < 1:
+        raise ValueError(f"the number of processes must be at least 1, not {processes}")
+    with (
+        tempfile.TemporaryDirectory(prefix="tutti-") as logs,
+        _quiet(),
+        _signals_restored(),
+        _environment(processes),
+    ):
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=processes,
+            run_id=uuid.uuid4().hex,
+            role="rank",
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            local_addr="localhost",
+            max_restarts=0,
+            monitor_interval=0.1,
+            logs_specs=DefaultLogsSpecs(log_dir=logs),
+        )
+        try:
+            elastic_launch(config, sys.executable)("-u", "-m", "tutti.run.worker", *worker_args)
+        except ChildFailedError as e:
+            codes = {rank: failure.exitcode for rank, failure in e.failures.items()}
+            raise _failure(codes, _errors(Path(logs)), processes) from None
+        except SignalException as e:
+            raise Interrupted(e.sigval) from None
+
+
+def _errors(logs: Path) -> dict[int, dict[str, Any]]:
+    """What each rank recorded: rank -> {type, text, frame, time_ns, py_callstack}."""
+    found = {}
+    for path in logs.glob("**/error.json"):
+        found[int(path.parent.name)] = json.loads(path.read_text())["message"]["extraInfo"]
+    return found
+
+
+def _failure(codes: dict[int, int], errors: dict[int, dict[str, Any]], world_size: int) -> LaunchError:
+    ranks = sorted(codes.keys() | errors.keys())
+    cause = min((Failure(r, codes.get(r, 1), errors.get(r)) for r in ranks), key=lambda f: f.order)
+    error = cause.error or {}
+    code = cause.exit_code if cause.exit_code > 0 else 128 - cause.exit_code
+    kind, trace = error.get("type", ""), error.get("py_callstack", "")
+    return LaunchError(cause.describe(world_size), cause.rank, kind, trace, code)
+
+
+@contextmanager
+def _environment(processes: int) -> Iterator[None]:
+    """Variables that the processes inherit; what the user has set stays."""
+    defaults = {
+        "OMP_NUM_THREADS": str(max(1, cores() // processes)),
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # restarts over Gloo fail when the agents' store is shared
+    }
+    if "lo" in [name for _, name in socket.if_nameindex()]:
+        defaults["GLOO_SOCKET_IFNAME"] = "lo"  # all ranks are here; host names need not resolve
+    added = {k: v for k, v in defaults.items() if k not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for key in added:
+            del os.environ[key]
+
+
+@contextmanager
+def _signals_restored() -> Iterator[None]:
+    """TorchElastic installs handlers and leaves them; put back what was there."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    names = [s for s in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT") if hasattr(signal, s)]
+    before = {name: signal.getsignal(getattr(signal, name)) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(getattr(signal, name), handler)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep TorchElastic's own account of a failure off the screen: ours says it once."""
+    loggers = [
+        logging.getLogger(name)
+        for name in logging.root.manager.loggerDict
+        if name.startswith("torch.distributed")
+    ]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,117 @@
+"""What runs inside each process that `tutti.run.launch` starts: a script, a module or a function.
+
+    python -m tutti.run.worker script.py ARGS...      python -m tutti.run.worker -m module ARGS...
+    python -m tutti.run.worker --call PAYLOAD RESULTS
+
+An exception is written to the error file of the TorchElastic protocol with its type, its time in nanoseconds
+(ranks that only lost their peer fail milliseconds later) and the last frame that is the user's; then the process
+leaves at once, because a rank that lingers keeps the others waiting in a collective.
+"""
+
+import ctypes
+import json
+import os
+import pickle
+import runpy
+import signal
+import sys
+import sysconfig
+import time
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+from torch.distributed.elastic.multiprocessing.errors import ErrorHandler, record
+
+_PACKAGE = Path(__file__).parents[1]
+_NOT_USER = (str(_PACKAGE), "<frozen", sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))
+
+
+class _Recorder(ErrorHandler):
+    """TorchElastic's error file with the fields that tell a cause from its consequences."""
+
+    def record_exception(self, e: BaseException) -> None:
+        path = self._get_error_file_path()
+        if not path:  # nobody reads it: the traceback is all there is
+            traceback.print_exception(e)
+            return
+        extra = {
+            "py_callstack": "".join(
+                traceback.format_exception(type(e), e, _without_launcher(e.__traceback__))
+            ),
+            "timestamp": str(int(time.time())),
+            "time_ns": time.time_ns(),
+            "type": type(e).__name__,
+            "text": str(e),
+            "frame": _user_frame(e),
+        }
+        Path(path).write_text(
+            json.dumps({"message": {"message": f"{type(e).__name__}: {e}", "extraInfo": extra}})
+        )
+
+
+def _without_launcher(tb: TracebackType | None) -> TracebackType | None:
+    """The traceback from the first frame that is neither this file, nor runpy, nor the `record` wrapper."""
+    machinery = (__file__, "<frozen runpy>", record.__code__.co_filename)
+    while tb is not None and tb.tb_next is not None and tb.tb_frame.f_code.co_filename in machinery:
+        tb = tb.tb_next
+    return tb
+
+
+def _user_frame(e: BaseException) -> str:
+    """`file:line in function: source` of the deepest frame outside libraries, or of the deepest of all."""
+    frames = traceback.extract_tb(_without_launcher(e.__traceback__))
+    own = [f for f in frames if not f.filename.startswith(_NOT_USER)] or frames[-1:]
+    return f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name}: {own[-1].line}" if own else ""
+
+
+def _die_with_parent() -> None:
+    """Ask Linux for SIGTERM when the launcher dies, however it dies; elsewhere this does nothing."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)
+        if os.getppid() == 1 and os.environ.get("TORCHELASTIC_RUN_ID"):  # it was already gone
+            os._exit(128 + signal.SIGTERM)
+
+
+def _call(payload: str, results: str) -> None:
+    paths, pickled = pickle.loads(Path(payload).read_bytes())
+    sys.path[:] = paths
+    function, args = pickle.loads(pickled)
+    result = function(*args)
+    Path(results, f"{os.environ['RANK']}.pkl").write_bytes(pickle.dumps(result))
+
+
+def _execute(argv: list[str]) -> None:
+    if argv[0] == "--call":
+        return _call(*argv[1:])
+    if argv[0] == "-m":
+        sys.argv = argv[1:]
+        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = argv
+        sys.path[0] = str(Path(argv[0]).resolve().parent)
+        runpy.run_path(argv[0], run_name="__main__")
+
+
+def main(argv: list[str]) -> None:
+    _die_with_parent()
+    code = 0
+    try:
+        record(_execute, error_handler=_Recorder())(argv)
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
+    except SystemExit as e:
+        code = e.code if isinstance(e.code, int) else 1
+        if isinstance(e.code, str):
+            print(e.code, file=sys.stderr)
+    except Exception:
+        code = 1
+    if code:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
