@@ -7,7 +7,7 @@ import pytest
 
 from tutti.run.launch import Failure, LaunchError, launch
 
-SCRIPT = """
+SCRIPT = r"""
 import os, sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 rank, what = dist.get_rank(), sys.argv[1]

@@ -1,8 +1,9 @@
 """Start the processes of a job on this machine, and say in one message which rank failed and why.
 
 `tutti run -n 4 script.py ARGS...` is `torchrun --standalone` with a readable end: when a rank raises or dies,
-the others are stopped, the exit code is not zero, and one message names the rank, its error and the line in the
-user's code. Rendezvous, environment and supervision are TorchElastic's; `worker.py` is what runs in each process.
+the others are stopped, the exit code is not zero, and one message names the rank, its error and the line in
+the user's code. Rendezvous, environment and supervision are TorchElastic's; `worker.py` is what runs in each
+process.
 """
 
 import argparse
@@ -55,8 +56,8 @@ class Failure:
     def order(self) -> tuple[int, int]:
         """Sorts the cause before its consequences.
 
-        A rank killed from outside leaves no record and comes first; then errors by time; then ranks that ended
-        by SIGTERM, which is how the launcher stops the rest; then those that only report a lost peer.
+        A rank killed from outside leaves no record and comes first; then errors by time; then ranks ended by
+        SIGTERM, which is how the launcher stops the rest; then those that only report a lost peer.
         """
         if self.error is None:
             return (2 if self.exit_code == -signal.SIGTERM else 0, 0)

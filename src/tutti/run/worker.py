@@ -4,8 +4,8 @@
     python -m tutti.run.worker --call PAYLOAD RESULTS
 
 An exception is written to the error file of the TorchElastic protocol with its type, its time in nanoseconds
-(ranks that only lost their peer fail milliseconds later) and the last frame that is the user's; then the process
-leaves at once, because a rank that lingers keeps the others waiting in a collective.
+(ranks that only lost their peer fail milliseconds later) and the last frame that is the user's; then the
+process leaves at once, because a rank that lingers keeps the others waiting in a collective.
 """
 
 import ctypes
