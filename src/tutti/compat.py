@@ -1,0 +1,53 @@
+"""Every use of torch's private API, in one place, so that a torch release is checked by reading one file.
+
+Tested on torch 2.11 and 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+
+__all__ = ["autograd_clock", "born_at", "fake_mode", "graph_being_traced", "in_backward_order", "trace"]
+
+
+def fake_mode() -> FakeTensorMode:
+    """A mode in which tensors have shapes and dtypes but no memory."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def trace(function: Callable, *args) -> fx.GraphModule:
+    """The ATen graph of `function(*args)`, autograd included."""
+    return make_fx(function)(*args)
+
+
+def graph_being_traced() -> fx.Graph:
+    """The graph that the enclosing `trace` is filling."""
+    mode = get_proxy_mode()
+    assert mode is not None, "called outside of trace()"
+    return mode.tracer.graph  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def autograd_clock() -> int:
+    """The sequence number that the next autograd node will get."""
+    return torch.autograd._get_sequence_nr()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def born_at(grad_fn) -> int:
+    """The sequence number that `grad_fn` got when the forward pass made it."""
+    return grad_fn._sequence_nr()
+
+
+def in_backward_order(root) -> list:
+    """All autograd nodes that the backward pass from `root` can reach, each once."""
+    seen, stack = {root}, [root]
+    while stack:
+        for parent, _ in stack.pop().next_functions:
+            if parent is not None and parent not in seen:
+                seen.add(parent)
+                stack.append(parent)
+    return list(seen)

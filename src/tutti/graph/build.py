@@ -1,0 +1,53 @@
+"""From the raw trace to a StepGraph: named inputs and outputs, no dead weight, annotated nodes."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from tutti.graph.costs import annotate_costs
+from tutti.graph.labels import annotate_labels
+from tutti.graph.randomness import make_reproducible
+from tutti.graph.simplify import simplify
+from tutti.graph.step_graph import FORWARD, Spec, StepGraph
+
+
+def build(traced: fx.GraphModule, inputs: list[str], outputs: list[str], device: torch.device) -> StepGraph:
+    """The StepGraph of a functional trace whose inputs and outputs have these names, in order."""
+    graph = traced.graph
+    placeholders = dict(zip(inputs, (n for n in graph.nodes if n.op == "placeholder"), strict=True))
+    for node in graph.nodes:
+        meta = node.meta
+        node.meta = {"phase": meta.get("phase", FORWARD), "path": meta.get("path", ""), "val": Spec.of(meta.get("val"))}
+    constants = _lift_constants(traced, placeholders)
+    (output,) = (n for n in graph.nodes if n.op == "output")
+    make_reproducible(graph, placeholders["seed"], placeholders["step"], device)
+    simplify(graph)
+    results = dict(zip(outputs, output.args[0], strict=True))
+    results = {k: v for k, v in results.items() if v is not placeholders.get(k)}  # an untouched buffer is no output
+    output.args = (tuple(results.values()),)
+    graph.eliminate_dead_code()
+    for name in [n for n in constants if not placeholders[n].users]:
+        del constants[name]
+        graph.erase_node(placeholders.pop(name))
+    graph.lint()
+    step = StepGraph(graph, placeholders, results, constants, device)
+    annotate_costs(step)
+    annotate_labels(step)
+    return step
+
+
+def _lift_constants(traced: fx.GraphModule, placeholders: dict[str, fx.Node]) -> dict[str, torch.Tensor]:
+    """Tensors that the model made out of Python numbers become inputs of kind `constant`."""
+    graph, constants = traced.graph, {}
+    first = next(n for n in graph.nodes if n.op != "placeholder")
+    for node in [n for n in graph.nodes if n.op == "get_attr"]:
+        name = f"constant:{node.target}"
+        if name not in placeholders:
+            constants[name] = getattr(traced, node.target)
+            with graph.inserting_before(first):
+                placeholders[name] = graph.placeholder(node.target)
+            placeholders[name].meta = {**node.meta, "val": Spec.of(constants[name])}
+        node.replace_all_uses_with(placeholders[name])
+        graph.erase_node(node)
+    return constants

@@ -1,0 +1,228 @@
+"""Capture: a model, a batch and an optimizer become one StepGraph.
+
+The step is executed once with fake tensors (no memory, no arithmetic) under `make_fx`: forward, `autograd.grad`,
+optimizer update. Python control flow that does not depend on data is simply run.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.nn.modules import module as module_hooks
+
+from tutti import compat
+from tutti.graph import optimizers
+from tutti.graph.build import build
+from tutti.graph.functional import functionalize
+from tutti.graph.step_graph import BACKWARD, FORWARD, UPDATE, StepGraph
+
+Batch = Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...]
+Loss = Callable[[nn.Module, Batch], torch.Tensor]
+
+
+def capture(
+    model: nn.Module,
+    batch: Batch,
+    optimizer: torch.optim.Optimizer | None = None,
+    loss: Loss | None = None,
+    *,
+    clip_norm: float | None = None,
+    masters: bool = False,
+    gradients: bool = True,
+) -> StepGraph:
+    """Record loss, gradients and optimizer update of one training step as one functional ATen graph.
+
+    model: any module; on the meta device it costs no memory. Its training mode is respected.
+    batch: a dict (passed as keyword arguments) or a tuple of tensors; only shapes and dtypes matter.
+    optimizer: a `torch.optim` instance over the model's parameters; without one the graph ends at the gradients.
+    loss: `loss(model, batch) -> 0-d tensor`; by default the model is called and its output has a `.loss` or is it.
+    clip_norm: clip the global norm of all gradients, as `torch.nn.utils.clip_grad_norm_` does.
+    masters: keep and update float32 copies of low-precision parameters with the optimizer state.
+    gradients: False records the forward pass only.
+
+    An enclosing `torch.autocast` is recorded with the graph. Raises ValueError where the loss is not a floating
+    0-d tensor or nothing requires a gradient.
+    """
+    params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    device = device_of(model)
+    trained = [name for name, p in params.items() if p.requires_grad] if gradients else []
+    if gradients and not trained:
+        raise ValueError("no parameter of the model requires a gradient: there is nothing to train")
+    scored = _Scored(model, loss)
+
+    def step(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        recorder = _Recorder(model)
+        leaves = {name: inputs[f"param:{name}"].detach().requires_grad_() for name in trained}
+        tensors = {f"model.{name}": leaves.get(name, inputs[f"param:{name}"]) for name in params}
+        tensors |= {f"model.{name}": inputs[f"buffer:{name}"].clone() for name in buffers}
+        with recorder.forward():
+            value = torch.func.functional_call(scored, tensors, (_refill(batch, inputs),), tie_weights=True)
+        _check_scalar(value)
+        outputs = {"loss": value.detach()}
+        outputs |= {f"buffer:{name}": tensors[f"model.{name}"] for name in buffers}
+        if gradients:
+            recorder.backward(value)
+            values = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+            grads = {name: g for name, g in zip(leaves, values, strict=True) if g is not None}
+            outputs |= {f"grad:{name}": g for name, g in grads.items()}
+            if optimizer is not None:
+                outputs |= _update(optimizer, params, grads, state, inputs, recorder, clip_norm)
+        recorder.mark()
+        return outputs
+
+    with compat.fake_mode():
+
+        def fakes(kind: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+            return {f"{kind}:{k}": torch.empty(t.shape, dtype=t.dtype, device=device) for k, t in tensors}
+
+        inputs = fakes("param", params.items()) | fakes("buffer", buffers.items())
+        state = {}
+        if optimizer is not None:
+            names = {p: name for name, p in params.items()}
+            state = optimizers.state_of(optimizer, names, masters)
+            for name, tensors in state.items():
+                inputs |= {f"{kind}:{name}": torch.empty(t.shape, dtype=t.dtype, device=device)
+                           for kind, t in tensors.items()}
+            inputs |= {f"lr:{i}": torch.empty((), dtype=torch.float64) for i in range(len(optimizer.param_groups))}
+        inputs |= fakes("batch", batch_items(batch))
+        inputs |= {name: torch.empty((), dtype=torch.int64) for name in ("step", "seed")}
+        results: list[str] = []
+
+        def flat(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            outputs = step(dict(zip(inputs, tensors, strict=True)))
+            results[:] = outputs
+            return tuple(outputs.values())
+
+        traced = functionalize(compat.trace(flat, *inputs.values()), list(inputs.values()))
+    return build(traced, list(inputs), results, device)
+
+
+def batch_items(batch: Batch) -> list[tuple[str, torch.Tensor]]:
+    """The tensors of a batch with their keys; positions count as keys in a tuple."""
+    items = batch.items() if isinstance(batch, Mapping) else ((str(i), v) for i, v in enumerate(batch))
+    items = [(str(k), v) for k, v in items]
+    for key, value in items:
+        if not isinstance(value, torch.Tensor):
+            raise ValueError(f"batch entry {key!r} is a {type(value).__name__}; a batch is a dict or tuple of tensors")
+    return items
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device of a model's first parameter; the CPU for a model on the meta device."""
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None or first.is_meta else first.device
+
+
+def _refill(batch: Batch, inputs: dict[str, torch.Tensor]) -> Batch:
+    if isinstance(batch, Mapping):
+        return {key: inputs[f"batch:{key}"] for key in batch}
+    return tuple(inputs[f"batch:{i}"] for i in range(len(batch)))
+
+
+def _update(optimizer, params, grads, state, inputs, recorder, clip_norm) -> dict[str, torch.Tensor]:
+    """The optimizer's update of every parameter that has a gradient, as named outputs."""
+    recorder.mark(UPDATE, "")
+    if clip_norm is not None:
+        grads = dict(zip(grads, optimizers.clip_by_global_norm(list(grads.values()), clip_norm), strict=True))
+    names = {p: name for name, p in params.items()}
+    outputs = {}
+    for i, group in enumerate(optimizer.param_groups):
+        for param in group["params"]:
+            name = names[param]
+            if name not in grads:
+                continue
+            recorder.mark(UPDATE, name.rpartition(".")[0])
+            old = {kind: inputs[f"{kind}:{name}"] for kind in state.get(name, {})}
+            new, new_state = optimizers.update(
+                optimizer, group, inputs[f"param:{name}"], grads[name], old, inputs["step"], inputs[f"lr:{i}"]
+            )
+            outputs[f"param:{name}"] = new
+            outputs |= {f"{kind}:{name}": value for kind, value in new_state.items()}
+    return outputs
+
+
+def _check_scalar(value: object) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise ValueError(f"the loss is a {type(value).__name__}; pass loss=... or return a tensor or an output with .loss")
+    if value.ndim != 0 or not value.is_floating_point():
+        raise ValueError(f"the loss must be a 0-d floating tensor, not {value.dtype} of shape {tuple(value.shape)}")
+
+
+class _Scored(nn.Module):
+    """The model together with its loss, as one module from batch to scalar."""
+
+    def __init__(self, model: nn.Module, loss: Loss | None):
+        super().__init__()
+        self.model = model
+        self.loss = loss
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        if self.loss is not None:
+            return self.loss(self.model, batch)
+        output = self.model(**batch) if isinstance(batch, Mapping) else self.model(*batch)
+        if isinstance(output, Mapping):
+            return output["loss"] if "loss" in output else getattr(output, "loss", None)
+        return getattr(output, "loss", output)
+
+
+class _Recorder:
+    """Writes phase and module path into the nodes as they are traced.
+
+    A backward node belongs to the module whose forward made its autograd node: autograd numbers its nodes in order,
+    so the numbers at which modules were entered and left tell whose each node is.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.graph = compat.graph_being_traced()
+        self.paths = {id(module): name for name, module in model.named_modules()}
+        self.where = (FORWARD, "")
+        self.born: list[int] = []  # autograd sequence numbers, ascending
+        self.path_at: list[str] = []  # the path that was current from then on
+
+    def mark(self, phase: str | None = None, path: str = "") -> None:
+        """Sign all nodes since the last mark with what was current; make `phase` and `path` current."""
+        for node in reversed(self.graph.nodes):
+            if "phase" in node.meta:
+                break
+            node.meta["phase"], node.meta["path"] = self.where
+        self.where = (phase or self.where[0], path)
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        stack = [""]
+
+        def enter(module, args):
+            stack.append(self.paths.get(id(module), stack[-1]))
+            self._move(stack[-1])
+
+        def leave(module, args, output):
+            stack.pop()
+            self._move(stack[-1])
+
+        self._move("")
+        handles = [
+            module_hooks.register_module_forward_pre_hook(enter),
+            module_hooks.register_module_forward_hook(leave, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _move(self, path: str) -> None:
+        self.mark(FORWARD, path)
+        self.born.append(compat.autograd_clock())
+        self.path_at.append(path)
+
+    def backward(self, value: torch.Tensor) -> None:
+        """Make each autograd node, when it runs, the current one."""
+        self.mark(BACKWARD, "")
+        for grad_fn in compat.in_backward_order(value.grad_fn):
+            at = bisect_right(self.born, compat.born_at(grad_fn)) - 1
+            path = self.path_at[at] if 0 <= at < len(self.path_at) else ""
+            grad_fn.register_prehook(lambda grads, path=path: self.mark(BACKWARD, path))

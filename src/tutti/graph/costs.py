@@ -1,0 +1,83 @@
+"""FLOPs and bytes of every node of a StepGraph, for the whole operator, before any split."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from math import prod
+
+import torch
+from torch import fx
+
+from tutti.graph.step_graph import Spec, StepGraph
+
+aten = torch.ops.aten
+
+
+def annotate_costs(step: StepGraph) -> None:
+    """Write `flops` (a multiply-add counts two) and `bytes` (each input read and output written once)."""
+    for node in step.graph.nodes:
+        flops, moved = 0, 0
+        if node.op == "call_function" and node.target not in FREE:
+            operands = [n.meta["val"] for n in node.all_input_nodes]
+            moved = sum(s.bytes for s in flat(operands)) + sum(s.bytes for s in flat(node.meta["val"]))
+            formula = FLOPS.get(node.target)
+            flops = formula(node) if formula else sum(s.numel for s in flat(node.meta["val"]))
+        node.meta["flops"], node.meta["bytes"] = flops, moved
+
+
+def flat(specs) -> list[Spec]:
+    """The specs in a spec, a tuple of specs, or None."""
+    if isinstance(specs, Spec):
+        return [specs]
+    return [s for part in specs or () for s in flat(part)]
+
+
+def _shape(argument) -> tuple[int, ...]:
+    return argument.meta["val"].shape
+
+
+def _matmul(node: fx.Node) -> int:
+    *_, a, b = (x for x in node.args if isinstance(x, fx.Node))
+    return 2 * prod(_shape(a)) * _shape(b)[-1]
+
+
+def _attention(products: int, backward: bool) -> Callable[[fx.Node], int]:
+    """`products` matrix products of (queries x keys) per head; half of each where the mask is causal."""
+
+    def flops(node: fx.Node) -> int:
+        q, k, v = node.args[1:4] if backward else node.args[:3]
+        batch, heads, queries, dim = _shape(q)
+        keys, value_dim = _shape(k)[2], _shape(v)[3]
+        causal = node.args[8 if backward else 4] if len(node.args) > (8 if backward else 4) else False
+        return products * batch * heads * queries * keys * (dim + value_dim) // (2 if causal is True else 1)
+
+    return flops
+
+
+# Views and renamings: no arithmetic, no bytes.
+FREE = {
+    operator.getitem,
+    aten.reshape.default,
+    aten.transpose.int,
+    aten.t.default,
+    aten.permute.default,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.expand.default,
+    aten.slice.Tensor,
+    aten.select.int,
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
+    aten.unbind.int,
+}
+
+FLOPS: dict[object, Callable[[fx.Node], int]] = {
+    aten.mm.default: _matmul,
+    aten.addmm.default: _matmul,
+    aten.bmm.default: _matmul,
+    aten.baddbmm.default: _matmul,
+    aten._scaled_dot_product_flash_attention_for_cpu.default: _attention(2, backward=False),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention(5, backward=True),
+}

@@ -1,0 +1,71 @@
+"""Remove what a trace holds and nobody needs: identities, empty concatenations, repeated subexpressions."""
+
+from __future__ import annotations
+
+import operator
+from itertools import takewhile
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+# The result is the first argument, whatever the others are: the graph is functional.
+IDENTITIES = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default, aten.lift_fresh.default}
+
+# These only move the view of a tensor; a reshape does the same and never fails on a non-contiguous local part.
+RESHAPES = {aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default}
+
+
+def simplify(graph: fx.Graph) -> None:
+    """Simplify in place."""
+    for node in list(graph.nodes):
+        replacement = _simpler(node)
+        if replacement is not None:
+            node.replace_all_uses_with(replacement)
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+    _merge_equal(graph)
+    graph.eliminate_dead_code()
+
+
+def _simpler(node: fx.Node) -> fx.Node | None:
+    """A node with the same value as this one, if there is one."""
+    if node.target in IDENTITIES:
+        return node.args[0]
+    if node.target in RESHAPES:
+        node.target, node.args = aten.reshape.default, (node.args[0], list(node.meta["val"].shape))
+    if node.target in (aten.reshape.default, aten.expand.default):
+        return node.args[0] if node.args[0].meta["val"].shape == node.meta["val"].shape else None
+    if node.target is aten._to_copy.default:
+        return node.args[0] if node.args[0].meta["val"] == node.meta["val"] else None
+    if node.target is aten.clone.default:
+        return node.args[0]
+    if node.target is aten.cat.default:  # legacy: a 1-d empty tensor may be concatenated with anything
+        parts = [n for n in node.args[0] if n.meta["val"].shape != (0,) or node.meta["val"].shape == (0,)]
+        node.args = (parts, *node.args[1:])
+        return parts[0] if len(parts) == 1 else None
+    return None
+
+
+def _merge_equal(graph: fx.Graph) -> None:
+    """Common subexpressions are computed once: operators of a functional graph have no effects."""
+    seen: dict[tuple, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        if node.target is operator.getitem:
+            key = (node.target, node.args)
+        else:
+            key = (node.target, repr(node.args), repr(node.kwargs))
+        first = seen.setdefault(key, node)
+        if first is not node and first.meta["phase"] == node.meta["phase"]:
+            first.meta["path"] = _common(first.meta["path"], node.meta["path"])  # it belongs to neither layer alone
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
+
+
+def _common(a: str, b: str) -> str:
+    """The innermost module that holds both."""
+    pairs = zip(a.split("."), b.split("."), strict=False)
+    return ".".join(x for x, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

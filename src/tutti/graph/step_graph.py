@@ -1,0 +1,117 @@
+"""StepGraph: a whole training step as one functional graph of ATen operators.
+
+Inputs and outputs have names of the form `kind:name`:
+
+| kind | input | output |
+|---|---|---|
+| `param`, `buffer` | the model's tensors, under the model's own names | their successors |
+| `exp_avg`, `momentum_buffer`, `master`, ... | optimizer state of a parameter | its successor |
+| `batch` | the batch, by key (dict) or position (tuple) | |
+| `lr` | learning rate of a parameter group, 0-d float64 | |
+| `step`, `seed` | number of this update (1 for the first) and random seed, 0-d int64 | |
+| `constant` | small tensors that the model makes out of Python numbers | |
+| `loss`, `grad` | | the loss, 0-d; the gradient of a parameter |
+
+Every node carries in `meta`: `val` (a `Spec`, or a tuple of them), `path` (of the module that made it), `phase`
+(forward, backward or update), `flops` and `bytes` (of the whole, unsplit operator), and `label`, a name that
+is the same for corresponding nodes of repeated layers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+
+FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Shape and dtype of a tensor that a node makes."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.numel * self.dtype.itemsize
+
+    @staticmethod
+    def of(value: Any) -> Any:
+        """The `Spec` of a tensor; of a tuple or list of tensors a tuple of them; None of anything else."""
+        if isinstance(value, torch.Tensor):
+            return Spec(tuple(value.shape), value.dtype)
+        if isinstance(value, (tuple, list)):
+            return tuple(Spec.of(v) for v in value)
+        return None
+
+
+@dataclass
+class StepGraph:
+    """One training step (or a part of it) as a functional graph. See the module's docstring for the names."""
+
+    graph: fx.Graph
+    inputs: dict[str, fx.Node]
+    outputs: dict[str, fx.Node]
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    device: torch.device = torch.device("cpu")
+
+    @property
+    def nodes(self) -> list[fx.Node]:
+        return list(self.graph.nodes)
+
+    @property
+    def calls(self) -> list[fx.Node]:
+        return [n for n in self.graph.nodes if n.op == "call_function"]
+
+    def spec(self, name: str) -> Spec:
+        return self.inputs[name].meta["val"]
+
+    def names(self, kind: str) -> list[str]:
+        """The names (without `kind:`) of all inputs of a kind."""
+        return [n.split(":", 1)[1] for n in self.inputs if n.startswith(f"{kind}:")]
+
+    @property
+    def state_names(self) -> list[str]:
+        """Inputs that a step replaces: parameters, buffers and optimizer state."""
+        return [n for n in self.inputs if n in self.outputs]
+
+    @property
+    def flops(self) -> int:
+        return sum(n.meta["flops"] for n in self.calls)
+
+    def keep(self, names: list[str]) -> StepGraph:
+        """The part of the graph that computes only the named outputs. Inputs stay, used or not."""
+        copy, mapping = copy_graph(self.graph)
+        outputs = {name: mapping[self.outputs[name]] for name in names}
+        copy.output(tuple(outputs.values()))
+        copy.eliminate_dead_code()
+        inputs = {name: mapping[node] for name, node in self.inputs.items()}
+        return StepGraph(copy, inputs, outputs, self.constants, self.device)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of operators, shapes and structure: equal for graphs for which a plan means the same."""
+        digest = hashlib.sha256()
+        for node in self.graph.nodes:
+            parts = (node.op, str(node.target), node.meta.get("label"), str(node.meta.get("val")))
+            digest.update(repr((parts, [a.name for a in node.all_input_nodes])).encode())
+        return digest.hexdigest()[:16]
+
+
+def copy_graph(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
+    """A copy without its output node, and where each node went."""
+    copy, mapping = fx.Graph(), {}
+    for node in graph.nodes:
+        if node.op != "output":
+            mapping[node] = copy.node_copy(node, mapping.__getitem__)
+    return copy, mapping
