@@ -1,0 +1,56 @@
+"""Byte-level BPE: learned from text, saved as `transformers.AutoTokenizer` loads it."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+END_OF_TEXT = "<|endoftext|>"
+"""Ends every document; also the tokenizer's begin, end and padding token. Its id is 0."""
+
+_SMALLEST = 256 + 1  # every byte, and the end of text
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int, seq: int) -> PreTrainedTokenizerFast:
+    """Learn `vocab_size` tokens by byte-pair encoding (Sennrich et al. 2016) over bytes, as GPT-2 does.
+
+    Any text is encoded without loss. `seq` is the length, in tokens, that the model is trained for.
+    The vocabulary is smaller than asked when the text has no more pairs to merge.
+    """
+    if vocab_size < _SMALLEST:
+        raise ValueError(f"a byte-level vocabulary needs at least {_SMALLEST} tokens, not {vocab_size}")
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        model_max_length=seq,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[list[int]]:
+    """Token ids of each text, the end-of-text token last, computed on all cores.
+
+    A text that spells out `<|endoftext|>` is encoded as those letters.
+    """
+    bpe = tokenizer.backend_tokenizer
+    end = bpe.token_to_id(END_OF_TEXT)
+    assert end is not None
+    bpe.encode_special_tokens = True
+    return [[*e.ids, end] for e in bpe.encode_batch_fast(texts, add_special_tokens=False)]
