@@ -35,7 +35,7 @@ def _simpler(node: fx.Node) -> fx.Node | None:
         return node.args[0]
     if node.target in RESHAPES:
         node.target, node.args = aten.reshape.default, (node.args[0], list(node.meta["val"].shape))
-    if node.target in (aten.reshape.default, aten.expand.default):
+    if node.target in (aten.reshape.default, aten.expand.default, aten.slice.Tensor):
         return node.args[0] if node.args[0].meta["val"].shape == node.meta["val"].shape else None
     if node.target is aten._to_copy.default:
         return node.args[0] if node.args[0].meta["val"] == node.meta["val"] else None

@@ -1,0 +1,132 @@
+"""Reshard: the cheapest way from one layout to another.
+
+A step changes the placement along one axis:
+
+| step | from | to | bytes that a rank sends (k ranks, n local bytes before the step) |
+|---|---|---|---|
+| all_gather | split | replicate | (k-1) n |
+| all_reduce | partial | replicate | 2 (k-1)/k n |
+| reduce_scatter | partial | split | (k-1)/k n |
+| all_to_all | split | another split | (k-1)/k n |
+| slice | replicate | split | 0 |
+| mask | replicate | partial sum | 0 |
+
+A path is a shortest path (Dijkstra) over layouts; the order of the axes thus is found, not fixed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
+from math import prod
+
+from tutti.plan.layout import Layout, Mesh, Partial, R, Split
+
+
+@dataclass(frozen=True)
+class Step:
+    """One collective (or local slice) along one axis."""
+
+    kind: str
+    axis: str
+    source: Layout
+    target: Layout
+
+    def sent(self, shape: tuple[int, ...], itemsize: int, mesh: Mesh) -> int:
+        """Bytes that each rank sends."""
+        n, k = prod(self.source.local_shape(shape, mesh)) * itemsize, mesh[self.axis]
+        return sent_bytes(self.kind, n, k)
+
+
+def sent_bytes(kind: str, local: int, k: int) -> int:
+    """Bytes that each of k ranks sends when each holds `local` bytes before the collective."""
+    return {
+        "all_gather": (k - 1) * local,
+        "all_reduce": 2 * (k - 1) * local // k,
+        "reduce_scatter": (k - 1) * local // k,
+        "all_to_all": (k - 1) * local // k,
+        "slice": 0,
+        "mask": 0,
+    }[kind]
+
+
+Price = Callable[[Step, int], float]  # of a step that sends so many bytes
+
+
+def reshard(
+    source: Layout, target: Layout, shape: tuple[int, ...], mesh: Mesh, itemsize: int = 4, price: Price | None = None
+) -> list[Step]:
+    """The cheapest steps from `source` to `target` for a tensor of this global shape.
+
+    By default the fewest bytes sent win, then the fewest steps. Raises ValueError where a layout does not fit.
+    """
+    if source == target:
+        return []
+    for layout in (source, target):
+        layout.local_shape(shape, mesh)
+    if price is None:
+        return list(_fewest_bytes(source, target, shape, tuple(mesh.items()), itemsize))
+    return _search(source, target, shape, mesh, itemsize, price)
+
+
+@lru_cache(maxsize=100_000)
+def _fewest_bytes(source, target, shape, mesh, itemsize) -> tuple[Step, ...]:
+    tie = 1e-3  # bytes are whole numbers: a step costs less than any byte
+    return tuple(_search(source, target, shape, dict(mesh), itemsize, lambda step, sent: sent + tie))
+
+
+def _search(source, target, shape, mesh, itemsize, price: Price) -> list[Step]:
+    order = count()
+    queue: list[tuple[float, int, Layout, tuple[Step, ...]]] = [(0.0, next(order), source, ())]
+    done = set()
+    while queue:
+        cost, _, layout, path = heapq.heappop(queue)
+        if layout == target:
+            return list(path)
+        if layout in done:
+            continue
+        done.add(layout)
+        for step in _steps(layout, source, target, shape, mesh):
+            if step.target not in done:
+                total = cost + price(step, step.sent(shape, itemsize, mesh))
+                heapq.heappush(queue, (total, next(order), step.target, (*path, step)))
+    raise ValueError(f"no way from layout {source} to {target} for shape {shape} on a mesh {dict(mesh)}")
+
+
+def _steps(layout: Layout, source: Layout, target: Layout, shape: tuple[int, ...], mesh: Mesh) -> Iterator[Step]:
+    for axis in mesh:
+        here = layout[axis]
+        wanted = [p for p in dict.fromkeys((target[axis], source[axis])) if p != here]
+        splits = [p for p in wanted if isinstance(p, Split)]
+        if isinstance(here, Split):
+            yield Step("all_gather", axis, layout, layout.replace(axis, R))
+            moves = [("all_to_all", p) for p in splits]
+        elif isinstance(here, Partial):
+            yield Step("all_reduce", axis, layout, layout.replace(axis, R))
+            moves = [("reduce_scatter", p) for p in splits]
+        else:
+            moves = [("slice", p) for p in splits] + [("mask", p) for p in wanted if p == Partial("sum")]
+        for kind, placement in moves:
+            step = Step(kind, axis, layout, layout.replace(axis, placement))
+            if possible(step, shape, mesh):
+                yield step
+
+
+def possible(step: Step, shape: tuple[int, ...], mesh: Mesh) -> bool:
+    """Whether the step's target fits and its split falls between the digits of its source."""
+    if not step.target.fits(shape, mesh):
+        return False
+    old, new = step.source[step.axis], step.target[step.axis]
+    try:
+        if isinstance(new, Split):
+            step.source.before(new.dim, shape[new.dim], mesh, new.outer)
+            step.source.before(new.dim, shape[new.dim], mesh, new.outer * mesh[step.axis])
+        if isinstance(old, Split):
+            step.target.before(old.dim, shape[old.dim], mesh, old.outer)
+            step.target.before(old.dim, shape[old.dim], mesh, old.outer * mesh[step.axis])
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,70 @@
+"""Operators that make tensors out of numbers, the random ones included."""
+
+from __future__ import annotations
+
+from string import ascii_lowercase
+
+import torch
+from torch import fx
+
+import tutti.nn.random  # noqa: F401  (registers tutti::uniform)
+from tutti.rules.registry import ARGUMENTS, LOCAL, operands, rules, specs
+
+aten, ops = torch.ops.aten, torch.ops.tutti
+
+
+def _anew(mark: str = ""):
+    def notation(node: fx.Node) -> str:
+        left = ", ".join(" ".join(["1" if n == 1 else f"{c}{i}!" for c, n in zip(ascii_lowercase, s, strict=False)])
+                         for i, s in enumerate(o.meta["val"].shape for o in operands(node)))
+        right = " ".join(f"{c}{mark}" for c in ascii_lowercase[: len(specs(node)[0].shape)])
+        return f"{left} -> {right}"
+
+    return notation
+
+
+rules(
+    {
+        aten.full.default: _anew(),
+        aten.zeros.default: _anew(),
+        aten.ones.default: _anew(),
+        aten.empty.memory_format: _anew(),
+        aten.new_zeros.default: _anew(),
+        aten.new_ones.default: _anew(),
+        aten.new_full.default: _anew(),
+        aten.scalar_tensor.default: "->",
+        aten.arange.default: "-> a!",
+        aten.arange.start: "-> a!",
+        aten.arange.start_step: "-> a!",
+        aten.tril.default: "a! b! -> a! b!",
+        aten.triu.default: "a! b! -> a! b!",
+        ops.uniform.default: _anew("@"),
+    }
+)
+
+
+def _shape_at(position: int):
+    def arguments(node: fx.Node, shapes: list[tuple[int, ...]]) -> tuple:
+        return (*node.args[:position], list(shapes[0]), *node.args[position + 1 :])
+
+    return arguments
+
+
+ARGUMENTS |= {
+    aten.full.default: _shape_at(0),
+    aten.zeros.default: _shape_at(0),
+    aten.ones.default: _shape_at(0),
+    aten.empty.memory_format: _shape_at(0),
+    aten.new_zeros.default: _shape_at(1),
+    aten.new_ones.default: _shape_at(1),
+    aten.new_full.default: _shape_at(1),
+}
+
+
+def _uniform(here, seed, step, salt, shape, sizes, strides, offset, **kwargs):
+    """The same numbers as the whole tensor has at this rank's positions."""
+    sizes, strides, offset = here.output_indices(0)
+    return ops.uniform(seed, step, salt, here.output_shape(0), sizes, strides, offset, **kwargs)
+
+
+LOCAL[ops.uniform.default] = _uniform

@@ -1,0 +1,64 @@
+"""The table of all rules, and what goes with a rule where splitting an operator changes its arguments."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from tutti.graph.step_graph import Spec
+from tutti.rules.rule import Rule, parse
+
+Notation = str | tuple[str, dict[str, int]]  # the line, and sizes of factors that it cannot tell by itself
+Maker = Callable[[fx.Node], Notation | None]  # for operators whose rule depends on their arguments
+
+RULES: dict[Any, str | Maker] = {}
+ARGUMENTS: dict[Any, Callable[[fx.Node, list[tuple[int, ...]]], tuple]] = {}  # (node, local output shapes) -> arguments
+LOCAL: dict[Any, Callable] = {}  # (Local context, *arguments with local tensors) -> local outputs
+
+
+def rules(table: dict[Any, str | Maker]) -> None:
+    """Add rules to the table; one operator has one rule."""
+    for target, rule in table.items():
+        assert target not in RULES, f"{target} has a rule already"
+        RULES[target] = rule
+
+
+def operands(node: fx.Node) -> list[fx.Node]:
+    """The tensor arguments of a node in order, one for each occurrence."""
+    return [x for x in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(x, fx.Node)]
+
+
+def specs(node: fx.Node) -> list[Spec]:
+    """The outputs of a node; an optional output that is not made counts as a tensor of no elements."""
+    value = node.meta["val"]
+    return [v or Spec((0,), None) for v in value] if isinstance(value, tuple) else [value]  # pyright: ignore
+
+
+def source(node: fx.Node) -> tuple[fx.Node, int]:
+    """Who makes this tensor, and as which of its outputs."""
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        return node.args[0], node.args[1]  # pyright: ignore[reportReturnType]
+    return node, 0
+
+
+def rule_of(node: fx.Node) -> Rule | None:
+    """The rule of a call for its shapes and arguments; None where the table has none that applies."""
+    entry = RULES.get(node.target)
+    if entry is None and torch.Tag.pointwise in getattr(node.target, "tags", ()):
+        entry = RULES[torch.Tag.pointwise]
+    notation = entry(node) if callable(entry) else entry
+    if notation is None:
+        return None
+    line, sizes = notation if isinstance(notation, tuple) else (notation, {})
+    return parse(line, [n.meta["val"].shape for n in operands(node)], [s.shape for s in specs(node)], **sizes)
+
+
+def replicated(node: fx.Node) -> Rule:
+    """The rule of an operator that cannot be split."""
+    ins, outs = ([()] * len(operands(node)), [()] * len(specs(node)))
+    return Rule("whole", tuple(ins), tuple(outs), {})

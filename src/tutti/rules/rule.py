@@ -1,0 +1,102 @@
+"""A rule says, in one line, how an operator can be split.
+
+    mm              "m k, k n -> m n"          split m or n: the output is split; split k: it is a partial sum
+    reshape         "b s (h d) -> b s h d"     a dim may be a product of factors, major to minor
+    mean            "b h:mean -> b 1"          another combination than the sum; 1 is a dim of size one
+    native softmax  "b k! -> b k!"             k must stay whole
+    log_softmax     "b v@ -> b v@"             splitting v needs the local computation registered beside the rule
+    nll_loss        "n@ c@, n -> , ="          an output `=...` comes out combined already
+    addmm           "+n, m k, k n -> m n"      operand `+n` is added: where k is split, it is made a partial sum too
+    add             "a b, a b -> a b | ~01"    linear in operands 0 and 1 together: both may be partial sums
+    mul             "a b, a b -> a b | ~0 ~1"  linear in each alone
+
+A factor is an index of the operator's iteration space. Splitting a factor over an axis splits every operand dim that
+holds it, leaves the operands without it replicated, and the outputs without it partial.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from math import prod
+
+Dims = tuple[tuple[str, ...], ...]  # per dim its factors, major to minor; () for a dim of size one
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A parsed rule together with the sizes of its factors for one node."""
+
+    notation: str
+    inputs: tuple[Dims, ...]
+    outputs: tuple[Dims, ...]
+    sizes: dict[str, int]
+    whole: frozenset[str] = frozenset()  # factors that must not be split
+    local: frozenset[str] = frozenset()  # factors whose split needs the local computation
+    combine: dict[str, str] = field(default_factory=dict)  # factor -> operation that combines partial outputs
+    combined: frozenset[int] = frozenset()  # outputs that are never partial
+    added: frozenset[int] = frozenset()  # operands that are added to a sum over contracted factors
+    linear: tuple[frozenset[int], ...] = ()  # sets of operands that may be partial sums together
+
+    def position(self, dims: Dims, factor: str) -> tuple[int, int] | None:
+        """Where a factor stands in an operand: (dim, product of the sizes of the factors before it in the dim)."""
+        for dim, factors in enumerate(dims):
+            if factor in factors:
+                return dim, prod(self.sizes[f] for f in factors[: factors.index(factor)])
+        return None
+
+
+def parse(notation: str, inputs: list[tuple[int, ...]], outputs: list[tuple[int, ...]], **sizes: int) -> Rule:
+    """The rule that a line of notation means for operands of these shapes.
+
+    sizes: of factors that stand in a product and nowhere alone. Raises ValueError where notation and shapes disagree.
+    """
+    body, _, marks = notation.partition("|")
+    left, arrow, right = body.partition("->")
+    if not arrow:
+        raise ValueError(f"rule {notation!r} has no '->'")
+    whole, local, combine = set(), set(), {}
+
+    def operand(text: str) -> Dims:
+        dims = []
+        for group in re.findall(r"\([^)]*\)|\S+", text):
+            factors = []
+            for token in group.strip("()").split():
+                name, mark, operation = re.fullmatch(r"(\w+)([!@]?)(?::(\w+))?", token).groups()  # pyright: ignore
+                if mark:
+                    (whole if mark == "!" else local).add(name)
+                if operation:
+                    combine[name] = operation
+                if name != "1":
+                    factors.append(name)
+            dims.append(tuple(factors))
+        return tuple(dims)
+
+    lefts = left.split(",") if left.strip() or inputs else []
+    rights = right.split(",")
+    added = frozenset(i for i, part in enumerate(lefts) if part.strip().startswith("+"))
+    combined = frozenset(i for i, part in enumerate(rights) if part.strip().startswith("="))
+    ins = tuple(operand(part.replace("+", " ")) for part in lefts)
+    outs = tuple(operand(part.replace("=", " ")) for part in rights)
+    for operands, shapes, what in ((ins, inputs, "inputs"), (outs, outputs, "outputs")):
+        if len(operands) != len(shapes):
+            raise ValueError(f"rule {notation!r} has {len(operands)} {what}, the operator {len(shapes)}")
+        for dims, shape in zip(operands, shapes, strict=True):
+            _measure(notation, dims, shape, sizes)
+    linear = tuple(frozenset(int(c) for c in mark) for mark in re.findall(r"~(\d+)", marks))
+    return Rule(notation, ins, outs, sizes, frozenset(whole), frozenset(local), combine, combined, added, linear)
+
+
+def _measure(notation: str, dims: Dims, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
+    """Infer the sizes of factors from a shape; check those that are known."""
+    if len(dims) != len(shape):
+        raise ValueError(f"rule {notation!r} gives {len(dims)} dims to a tensor of shape {shape}")
+    for factors, size in zip(dims, shape, strict=True):
+        unknown = [f for f in factors if f not in sizes]
+        known = prod(sizes[f] for f in factors if f in sizes)
+        if size == 0 and not factors:
+            continue  # an optional output that is not made
+        if len(unknown) == 1 and known and size % known == 0:
+            sizes[unknown[0]] = size // known
+        elif unknown or known != size:
+            raise ValueError(f"rule {notation!r} does not fit a dim of size {size}: {factors} with sizes {sizes}")
