@@ -1,0 +1,204 @@
+"""Everything that a training run can be told: one frozen dataclass for each section of the config file.
+
+A run is a TOML file whose tables are these sections, `[optimizer] lr = 3e-4`; the command line overrides it
+with `--optimizer.lr 3e-4`. A key that does not exist is an error that names the nearest, so is a value of
+another type.
+"""
+
+from dataclasses import asdict, dataclass, field, is_dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Data:
+    """What to train on."""
+
+    source: str = "stdlib"
+    """Folder of text files, read with its subfolders; "stdlib" is the source code of Python's own library."""
+    patterns: tuple[str, ...] = ("*.py",)
+    """File names to read, with * and ? as in a shell."""
+    held_out: float = 0.02
+    """Fraction of the files kept from training, to measure the loss on; the hash of a file decides."""
+    cache: str = "out/cache"
+    """Folder for tokenizers and packed tokens, shared by runs; what is there is used again."""
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """The byte-level BPE tokenizer, learned from the training files."""
+
+    vocab_size: int = 4096
+    """Number of tokens, at least 257."""
+    sample_mb: float = 10.0
+    """Learn from this much text, in megabytes; merges hardly change with more."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A causal language model of transformers, with random weights."""
+
+    type: str = "llama"
+    """Model type as transformers names it: llama, gpt2, qwen3, ..."""
+    hidden_size: int = 256
+    """Width of the residual stream."""
+    num_hidden_layers: int = 4
+    """Number of layers."""
+    num_attention_heads: int = 4
+    """Attention heads in a layer."""
+    options: dict[str, int | float | str | bool] = field(default_factory=dict)
+    """Any other key of the model type's config in transformers, such as intermediate_size."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one optimizer step sees, over all devices together."""
+
+    size: int = 16
+    """Windows of text in a step."""
+    seq: int = 256
+    """Tokens in a window."""
+    accumulate: int = 1
+    """Pass the batch through the model in this many parts, one after the other, to save memory."""
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """How gradients change the weights."""
+
+    name: Literal["adamw", "adam", "sgd"] = "adamw"
+    """The optimizer of torch.optim."""
+    lr: float = 1e-3
+    """Highest learning rate, reached when warm-up ends."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay of the running means of the gradient and of its square (Adam, AdamW)."""
+    momentum: float = 0.9
+    """Momentum (SGD)."""
+    weight_decay: float = 0.1
+    """Weight decay of matrices; vectors (norms, biases) have none."""
+    clip_norm: float | None = 1.0
+    """Scale the gradient down to this global norm when it is longer; None leaves it."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long to train, and the learning rate on the way."""
+
+    steps: int = 500
+    """Optimizer steps in all."""
+    warmup: int = 50
+    """Steps in which the learning rate rises in a line from 0."""
+    floor: float = 0.1
+    """The cosine falls to this fraction of the highest learning rate at the last step."""
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """The devices, and how the training step is spread over them."""
+
+    processes: int = 1
+    """Processes to start on this machine; under torchrun or `tutti run`, theirs are used instead."""
+    cluster: str = "auto"
+    """Devices to plan for: "auto" is the processes of this job; "cpu:4" in one process: 4 virtual devices."""
+    plan: str = "auto"
+    """"auto" searches; dp, tp, zero1, zero2, zero3, dp2xtp2, ... are textbook plans; a path: a saved one."""
+    level: Literal["O0", "O1", "O2"] = "O2"
+    """O0 runs operator by operator, O2 compiles the whole step."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of weights and activations; bfloat16 keeps float32 masters for the optimizer. "auto" is bfloat16
+    where the device multiplies it faster."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Saving, so that the run can be interrupted at any moment."""
+
+    every: int = 100
+    """Steps between checkpoints; there is one more at the end and when the run is interrupted."""
+    keep: int = 2
+    """How many of the newest checkpoints stay on disk."""
+
+
+@dataclass(frozen=True)
+class Eval:
+    """The loss on held-out text, while training."""
+
+    every: int = 100
+    """Steps between evaluations; there is one more at the end."""
+    batches: int = 8
+    """Batches of held-out text, always the same ones, spread evenly over it."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The text generated at the end, for the report."""
+
+    prompt: str = "def "
+    """The text to continue."""
+    tokens: int = 200
+    """Tokens to generate."""
+    temperature: float = 0.7
+    """0 takes the most likely token each time; larger is more varied."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Train a language model, planned for the devices at hand. Run it again to continue where it stopped."""
+
+    out: str = "out/run"
+    """Folder for everything the run writes: checkpoints, logs, the report."""
+    seed: int = 0
+    """Of the initial weights, the order of the text, dropout and the sample."""
+    data: Data = field(default_factory=Data)
+    tokenizer: Tokenizer = field(default_factory=Tokenizer)
+    model: Model = field(default_factory=Model)
+    batch: Batch = field(default_factory=Batch)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    schedule: Schedule = field(default_factory=Schedule)
+    parallel: Parallel = field(default_factory=Parallel)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    eval: Eval = field(default_factory=Eval)
+    sample: Sample = field(default_factory=Sample)
+
+
+_AT_LEAST = {
+    "seed": 0,
+    "batch.size": 1,
+    "batch.seq": 2,
+    "batch.accumulate": 1,
+    "schedule.steps": 1,
+    "schedule.warmup": 0,
+    "schedule.floor": 0,
+    "optimizer.lr": 0,
+    "parallel.processes": 1,
+    "checkpoint.every": 1,
+    "checkpoint.keep": 1,
+    "eval.every": 1,
+    "eval.batches": 1,
+    "sample.tokens": 1,
+    "sample.temperature": 0,
+    "tokenizer.vocab_size": 257,
+}
+
+
+def check(config: Config) -> None:
+    """ValueError for a number outside its range."""
+    flat = flatten(config)
+    for key, lowest in _AT_LEAST.items():
+        if flat[key] < lowest:
+            raise ValueError(f"{key} must be at least {lowest}, not {flat[key]}")
+    if config.schedule.warmup > config.schedule.steps:
+        raise ValueError(
+            f"schedule.warmup ({config.schedule.warmup}) exceeds schedule.steps ({config.schedule.steps})"
+        )
+    if config.batch.size % config.batch.accumulate:
+        parts = config.batch.accumulate
+        raise ValueError(f"batch.size ({config.batch.size}) is not a multiple of batch.accumulate ({parts})")
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """`{"optimizer.lr": 1e-3, ...}`."""
+    flat: dict[str, Any] = {}
+    for name, value in asdict(config).items():
+        section = is_dataclass(getattr(config, name))
+        flat |= {f"{name}.{key}": v for key, v in value.items()} if section else {name: value}
+    return flat

@@ -1,0 +1,108 @@
+"""A run's config from a TOML file and the command line.
+
+The tables of the file are the sections of `Config`, `[optimizer] lr = 3e-4`; the command line overrides
+them, `--optimizer.lr 3e-4`. A key that does not exist is an error that names the nearest; a value of
+another type is one that names the type.
+"""
+
+import tomllib
+from collections.abc import Iterable
+from dataclasses import is_dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from tutti.train.config import Config, check, flatten
+
+
+def parse(args: list[str]) -> Config:
+    """The config of `tutti train [FILE.toml] [--section.key value ...]`; SystemExit 2 for a bad option."""
+    import tyro
+
+    file, options = (Path(args[0]), args[1:]) if args and not args[0].startswith("-") else (None, args)
+    config = tyro.cli(
+        Config,
+        prog=f"tutti train {file or '[FILE.toml]'}",
+        args=options,
+        default=load(file) if file else Config(),
+        config=(tyro.conf.FlagConversionOff,),
+    )
+    check(config)
+    return config
+
+
+def load(file: Path) -> Config:
+    """Read a TOML file; ValueError names the file, the key, and what would be right."""
+    try:
+        table = tomllib.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        near = get_close_matches(str(file), map(str, file.parent.glob("*.toml")), 1, 0.5)
+        raise ValueError(f"no file {file}{f'; did you mean {near[0]}?' if near else ''}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise ValueError(f"{file}: {e}") from None
+    return _build(Config, table, file, "")
+
+
+def _build(kind: type, table: dict[str, Any], file: Path, section: str) -> Any:
+    types = get_type_hints(kind)
+    values = {}
+    for key, value in table.items():
+        where = f"{section}.{key}" if section else key
+        if key not in types:
+            raise ValueError(f"{file}: there is no key {where}; {_nearest(key, section, types)}")
+        if is_dataclass(types[key]):
+            if not isinstance(value, dict):
+                raise ValueError(f"{file}: {where} is a section: write [{where}] and its keys below")
+            values[key] = _build(types[key], value, file, where)
+        elif not _fits(value, types[key]):
+            raise ValueError(f"{file}: {where} = {value!r} should be {_name(types[key])}")
+        else:
+            values[key] = tuple(value) if isinstance(value, list) else value
+    return kind(**values)
+
+
+def _nearest(key: str, section: str, known: Iterable[str]) -> str:
+    """The key of this section that looks most like it, or that key of another section, or all keys."""
+    prefix = f"{section}." if section else ""
+    if near := get_close_matches(key, known, 1):
+        return f"did you mean {prefix}{near[0]}?"
+    elsewhere = [f for f in flatten(Config()) if f.split(".")[-1] == key]
+    if elsewhere:
+        return f"did you mean {elsewhere[0]}?"
+    return f"{f'[{section}]' if section else 'the file'} has " + ", ".join(known)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_fits(value, k) for k in inner)
+    if origin is Literal:
+        return value in inner
+    if origin is tuple:
+        several = inner[:1] * len(value) if isinstance(value, list) and inner[-1] is ... else inner
+        return isinstance(value, list) and len(value) == len(several) and all(map(_fits, value, several))
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(v, inner[1]) for v in value.values())
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
+
+
+def _name(kind: Any) -> str:
+    """A type in words: `a number`, `one of 'O0', 'O1', 'O2'`, `a list of strings`."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return " or ".join(_name(k) for k in inner if k is not NoneType)
+    if origin is Literal:
+        return "one of " + ", ".join(map(repr, inner))
+    if origin is tuple:
+        several = inner[-1] is ...
+        return (
+            f"a list of {_name(inner[0]).removeprefix('a ')}s"
+            if several
+            else f"a list of {len(inner)} numbers"
+        )
+    if origin is dict:
+        return "a table"
+    return {float: "a number", int: "a whole number", str: "a string", bool: "true or false"}[kind]
