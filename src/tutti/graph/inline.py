@@ -12,17 +12,18 @@ from tutti import compat
 from tutti.graph.step_graph import Spec
 
 
-def inline(graph: fx.Graph, function: Callable, *args, device: torch.device | str = "cpu"):
-    """Record `function(*args)` at the graph's insertion point and return its result, nodes for tensors.
+def inline(graph: fx.Graph, function: Callable, args: tuple, kwargs: dict, device: torch.device | str = "cpu"):
+    """Record `function(*args, **kwargs)` at the graph's insertion point and return its result, nodes for tensors.
 
-    args may hold nodes of the graph (with a `Spec` in meta["val"]) wherever the function expects tensors.
+    The arguments may hold nodes of the graph (with a `Spec` in meta["val"]) wherever the function expects tensors.
     """
-    leaves, spec = pytree.tree_flatten(args)
+    leaves, spec = pytree.tree_flatten((args, kwargs))
     nodes = [leaf for leaf in leaves if isinstance(leaf, fx.Node)]
 
     def flat(*tensors):
         given = iter(tensors)
-        return function(*pytree.tree_unflatten([next(given) if isinstance(x, fx.Node) else x for x in leaves], spec))
+        args, kwargs = pytree.tree_unflatten([next(given) if isinstance(x, fx.Node) else x for x in leaves], spec)
+        return function(*args, **kwargs)
 
     with compat.fake_mode():
         fakes = [torch.empty(n.meta["val"].shape, dtype=n.meta["val"].dtype, device=device) for n in nodes]

@@ -25,7 +25,7 @@ def make_reproducible(graph: fx.Graph, seed: fx.Node, step: fx.Node, device: tor
     salts = count()
     for node in [n for n in graph.nodes if n.target in REPLACEMENTS]:
 
-        def replacement(seed, step, args, kwargs, formula=REPLACEMENTS[node.target]):
+        def replacement(seed, step, *args, formula=REPLACEMENTS[node.target], **kwargs):
             def draw(like: Tensor) -> Tensor:
                 shape, n = list(like.shape), prod(like.shape)
                 return torch.ops.tutti.uniform(seed, step, next(salts), shape, [n], [1], 0, device=device)
@@ -33,7 +33,7 @@ def make_reproducible(graph: fx.Graph, seed: fx.Node, step: fx.Node, device: tor
             return formula(draw, *args, **kwargs)
 
         with graph.inserting_before(node):
-            result = inline(graph, replacement, seed, step, node.args, node.kwargs, device=device)
+            result = inline(graph, replacement, (seed, step, *node.args), node.kwargs, device)
         new = result if isinstance(result, (tuple, list)) else [result]
         for n in graph.nodes:
             if "phase" not in n.meta:

@@ -9,6 +9,7 @@ from torch import fx
 
 import tutti.nn.random  # noqa: F401  (registers tutti::uniform)
 from tutti.rules.registry import ARGUMENTS, LOCAL, operands, rules, specs
+from tutti.rules.view import output_shape
 
 aten, ops = torch.ops.aten, torch.ops.tutti
 
@@ -43,21 +44,14 @@ rules(
 )
 
 
-def _shape_at(position: int):
-    def arguments(node: fx.Node, shapes: list[tuple[int, ...]]) -> tuple:
-        return (*node.args[:position], list(shapes[0]), *node.args[position + 1 :])
-
-    return arguments
-
-
 ARGUMENTS |= {
-    aten.full.default: _shape_at(0),
-    aten.zeros.default: _shape_at(0),
-    aten.ones.default: _shape_at(0),
-    aten.empty.memory_format: _shape_at(0),
-    aten.new_zeros.default: _shape_at(1),
-    aten.new_ones.default: _shape_at(1),
-    aten.new_full.default: _shape_at(1),
+    aten.full.default: output_shape(0),
+    aten.zeros.default: output_shape(0),
+    aten.ones.default: output_shape(0),
+    aten.empty.memory_format: output_shape(0),
+    aten.new_zeros.default: output_shape(1),
+    aten.new_ones.default: output_shape(1),
+    aten.new_full.default: output_shape(1),
 }
 
 

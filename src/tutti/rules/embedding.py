@@ -18,12 +18,12 @@ def _positions(indices: fx.Node) -> str:
 
 def _embedding(node: fx.Node) -> str:
     at = _positions(node.args[1])  # pyright: ignore
-    return f"v@ z, {at} -> {at} z | ~0"
+    return f"v* z, {at} -> {at} z | ~0"
 
 
 def _embedding_backward(node: fx.Node) -> str:
     at = _positions(node.args[1])  # pyright: ignore
-    return f"{at} z, {at} -> v@ z | ~0"
+    return f"{at} z, {at} -> v* z | ~0"
 
 
 rules({aten.embedding.default: _embedding, aten.embedding_dense_backward.default: _embedding_backward})

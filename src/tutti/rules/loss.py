@@ -27,13 +27,13 @@ def _over_dim(dim_argument: int, mark: str, linear: str = ""):
 def _nll_backward(node: fx.Node) -> str:
     grad = " ".join("n" for _ in node.args[0].meta["val"].shape)  # pyright: ignore
     weights = ", c!" if node.args[3] is not None else ""
-    return f"{grad}, n c@, n{weights}, -> n c@ | ~0"
+    return f"{grad}, n c*, n{weights}, -> n c* | ~0"
 
 
 def _nll_forward(node: fx.Node) -> str | None:
     if node.args[2] is not None:  # class weights: not split
         return None
-    return "n@ c@, n -> , =" if node.args[3] in (MEAN, SUM) else "n c@, n -> n, ="
+    return "n@ c*, n -> , =" if node.args[3] in (MEAN, SUM) else "n c*, n -> n, ="
 
 
 rules(

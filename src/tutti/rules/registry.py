@@ -17,7 +17,7 @@ Notation = str | tuple[str, dict[str, int]]  # the line, and sizes of factors th
 Maker = Callable[[fx.Node], Notation | None]  # for operators whose rule depends on their arguments
 
 RULES: dict[Any, str | Maker] = {}
-ARGUMENTS: dict[Any, Callable[[fx.Node, list[tuple[int, ...]]], tuple]] = {}  # (node, local output shapes) -> arguments
+ARGUMENTS: dict[Any, Callable[[tuple, list[tuple[int, ...]]], tuple]] = {}  # (arguments, local output shapes) -> own
 LOCAL: dict[Any, Callable] = {}  # (Local context, *arguments with local tensors) -> local outputs
 
 

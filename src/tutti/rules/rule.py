@@ -5,7 +5,8 @@
     mean            "b h:mean -> b 1"          another combination than the sum; 1 is a dim of size one
     native softmax  "b k! -> b k!"             k must stay whole
     log_softmax     "b v@ -> b v@"             splitting v needs the local computation registered beside the rule
-    nll_loss        "n@ c@, n -> , ="          an output `=...` comes out combined already
+    embedding       "v* h, b s -> b s h"       so does v, and its parts must be contiguous
+    nll_loss        "n@ c*, n -> , ="          an output `=...` comes out combined already
     addmm           "+n, m k, k n -> m n"      operand `+n` is added: where k is split, it is made a partial sum too
     add             "a b, a b -> a b | ~01"    linear in operands 0 and 1 together: both may be partial sums
     mul             "a b, a b -> a b | ~0 ~1"  linear in each alone
@@ -33,6 +34,7 @@ class Rule:
     sizes: dict[str, int]
     whole: frozenset[str] = frozenset()  # factors that must not be split
     local: frozenset[str] = frozenset()  # factors whose split needs the local computation
+    contiguous: frozenset[str] = frozenset()  # factors that must not be split inside outer blocks
     combine: dict[str, str] = field(default_factory=dict)  # factor -> operation that combines partial outputs
     combined: frozenset[int] = frozenset()  # outputs that are never partial
     added: frozenset[int] = frozenset()  # operands that are added to a sum over contracted factors
@@ -55,16 +57,16 @@ def parse(notation: str, inputs: list[tuple[int, ...]], outputs: list[tuple[int,
     left, arrow, right = body.partition("->")
     if not arrow:
         raise ValueError(f"rule {notation!r} has no '->'")
-    whole, local, combine = set(), set(), {}
+    marked, combine = {"!": set(), "@": set(), "*": set()}, {}
 
     def operand(text: str) -> Dims:
         dims = []
         for group in re.findall(r"\([^)]*\)|\S+", text):
             factors = []
             for token in group.strip("()").split():
-                name, mark, operation = re.fullmatch(r"(\w+)([!@]?)(?::(\w+))?", token).groups()  # pyright: ignore
+                name, mark, operation = re.fullmatch(r"(\w+)([!@*]?)(?::(\w+))?", token).groups()  # pyright: ignore
                 if mark:
-                    (whole if mark == "!" else local).add(name)
+                    marked[mark].add(name)
                 if operation:
                     combine[name] = operation
                 if name != "1":
@@ -84,7 +86,13 @@ def parse(notation: str, inputs: list[tuple[int, ...]], outputs: list[tuple[int,
         for dims, shape in zip(operands, shapes, strict=True):
             _measure(notation, dims, shape, sizes)
     linear = tuple(frozenset(int(c) for c in mark) for mark in re.findall(r"~(\d+)", marks))
-    return Rule(notation, ins, outs, sizes, frozenset(whole), frozenset(local), combine, combined, added, linear)
+    return Rule(
+        notation, ins, outs, sizes,
+        whole=frozenset(marked["!"]),
+        local=frozenset(marked["@"] | marked["*"]),
+        contiguous=frozenset(marked["*"]),
+        combine=combine, combined=combined, added=added, linear=linear,
+    )  # fmt: skip
 
 
 def _measure(notation: str, dims: Dims, shape: tuple[int, ...], sizes: dict[str, int]) -> None:

@@ -197,26 +197,25 @@ rules(
 )
 
 
-def _output_shape(position: int):
+def output_shape(position: int):
     """The argument at this position is the output's shape."""
 
-    def arguments(node: fx.Node, shapes: list[Shape]) -> tuple:
-        return (*node.args[:position], list(shapes[0]), *node.args[position + 1 :])
+    def arguments(args: tuple, shapes: list[Shape]) -> tuple:
+        return (*args[:position], list(shapes[0]), *args[position + 1 :])
 
     return arguments
 
 
-def _split_arguments(node: fx.Node, shapes: list[Shape]) -> tuple:
-    at = node.args[2] if len(node.args) > 2 else 0
-    sizes = [s[at] for s in shapes]  # pyright: ignore
-    return (node.args[0], sizes if isinstance(node.args[1], (list, tuple)) else sizes[0], *node.args[2:])
+def _split_arguments(args: tuple, shapes: list[Shape]) -> tuple:
+    sizes = [shape[args[2] if len(args) > 2 else 0] for shape in shapes]
+    return (args[0], sizes if isinstance(args[1], (list, tuple)) else sizes[0], *args[2:])
 
 
 ARGUMENTS |= {
-    aten.reshape.default: _output_shape(1),
-    aten.expand.default: _output_shape(1),
-    aten.slice_backward.default: _output_shape(1),
-    aten.select_backward.default: _output_shape(1),
+    aten.reshape.default: output_shape(1),
+    aten.expand.default: output_shape(1),
+    aten.slice_backward.default: output_shape(1),
+    aten.select_backward.default: output_shape(1),
     aten.split.Tensor: _split_arguments,
     aten.split_with_sizes.default: _split_arguments,
 }

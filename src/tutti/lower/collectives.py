@@ -1,0 +1,35 @@
+"""The collectives of a Program, as operators: only their shapes are defined here, the runtimes carry them out.
+
+All work on a leading dim, so that what is exchanged is contiguous; what goes where is said by ordinary reshapes and
+permutations around them.
+
+| operator | input | output |
+|---|---|---|
+| all_reduce(x, axis, op) | x | x combined over the axis |
+| all_gather(x, axis, k) | x | (k, *x): what each rank of the axis holds |
+| reduce_scatter(x, axis, op) | (k, *y) | y: this rank's row of the combination |
+| all_to_all(x, axis) | (k, *y) | (k, *y): row i comes from rank i |
+"""
+
+from __future__ import annotations
+
+import torch
+
+_library = torch.library.Library("tutti", "FRAGMENT")
+_library.define("all_reduce(Tensor x, str axis, str op) -> Tensor")
+_library.define("all_gather(Tensor x, str axis, int k) -> Tensor")
+_library.define("reduce_scatter(Tensor x, str axis, str op) -> Tensor")
+_library.define("all_to_all(Tensor x, str axis) -> Tensor")
+
+torch.library.register_fake("tutti::all_reduce", lambda x, axis, op: torch.empty_like(x))
+torch.library.register_fake("tutti::all_gather", lambda x, axis, k: x.new_empty((k, *x.shape)))
+torch.library.register_fake("tutti::reduce_scatter", lambda x, axis, op: x.new_empty(x.shape[1:]))
+torch.library.register_fake("tutti::all_to_all", lambda x, axis: torch.empty_like(x))
+
+all_reduce = torch.ops.tutti.all_reduce.default
+all_gather = torch.ops.tutti.all_gather.default
+reduce_scatter = torch.ops.tutti.reduce_scatter.default
+all_to_all = torch.ops.tutti.all_to_all.default
+
+COLLECTIVES = {all_reduce: "all_reduce", all_gather: "all_gather", reduce_scatter: "reduce_scatter",
+               all_to_all: "all_to_all"}  # fmt: skip

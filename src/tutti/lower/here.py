@@ -1,0 +1,55 @@
+"""Where a local computation runs: what it may ask about its part of the whole, and how it talks to its peers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from tutti.lower.collectives import all_reduce
+from tutti.plan.choice import Choices
+from tutti.plan.layout import Layout, Mesh
+from tutti.rules.rule import Rule
+
+
+class Here:
+    """Given to the local computations registered beside the rules."""
+
+    def __init__(self, rule: Rule, choices: Choices, outputs: list[Layout], shapes: list[tuple[int, ...]],
+                 mesh: Mesh, where: Mapping[str, int]):  # fmt: skip
+        self._rule, self._choices, self._outputs, self._shapes = rule, choices, outputs, shapes
+        self._mesh, self._where = mesh, where
+
+    def axes(self, factor: str) -> list[str]:
+        """The axes that split a factor, outermost first."""
+        held = [(c.outer, axis) for axis, c in self._choices.items() if c.factor == factor]
+        return [axis for _, axis in sorted(held)]
+
+    def size(self, factor: str) -> int:
+        """How much of the factor this rank has."""
+        size = self._rule.sizes[factor]
+        for axis in self.axes(factor):
+            size //= self._mesh[axis]
+        return size
+
+    def offset(self, factor: str) -> int:
+        """Where this rank's part of the factor begins. The part is contiguous: the factor's splits are not strided."""
+        offset, inside = 0, 1
+        for axis in self.axes(factor):
+            assert self._choices[axis].outer == inside, f"strided split of {factor!r} in {self._rule.notation!r}"
+            inside *= self._mesh[axis]
+            offset += self._where[axis] * self._rule.sizes[factor] // inside
+        return offset
+
+    def all_reduce(self, x: torch.Tensor, factor: str, op: str) -> torch.Tensor:
+        """Combine over all ranks that hold parts of the factor."""
+        for axis in self.axes(factor):
+            x = all_reduce(x, axis, op)
+        return x
+
+    def output_shape(self, output: int) -> list[int]:
+        return list(self._outputs[output].local_shape(self._shapes[output], self._mesh))
+
+    def output_indices(self, output: int) -> tuple[list[int], list[int], int]:
+        """Sizes, strides and offset of this rank's elements in the whole output. See `Layout.indices`."""
+        return self._outputs[output].indices(self._shapes[output], self._mesh, self._where)

@@ -1,0 +1,97 @@
+"""Emit the steps of a reshard into a graph, as local operators around a collective."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import fx
+
+from tutti.graph.step_graph import Spec
+from tutti.lower.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
+from tutti.plan.layout import Mesh, Partial, Split
+from tutti.plan.reshard import Step
+
+aten = torch.ops.aten
+Shape = tuple[int, ...]
+
+
+def move(graph: fx.Graph, node: fx.Node, step: Step, shape: Shape, mesh: Mesh, where: Mapping[str, int]) -> fx.Node:
+    """Append what takes this rank's part of a tensor of global `shape` from step.source to step.target."""
+    emit = _Emitter(graph, node.meta)
+    k, old, new = mesh[step.axis], step.source[step.axis], step.target[step.axis]
+    x = node
+    if step.kind == "mask":
+        return x if where[step.axis] == 0 else emit(aten.zeros_like.default, (x,), x.meta["val"].shape)
+    if step.kind == "all_reduce":
+        assert isinstance(old, Partial)
+        return emit(all_reduce, (x, step.axis, old.op), x.meta["val"].shape)
+    if isinstance(new, Split):  # take the dim apart: the axis' digit becomes visible
+        before = step.source.before(new.dim, shape[new.dim], mesh, new.outer)
+        if step.kind == "slice":
+            return _take(emit, x, new.dim, before, k, where[step.axis])
+        x = _to_front(emit, x, new.dim, before, k)
+    if step.kind == "reduce_scatter":
+        assert isinstance(old, Partial)
+        return emit(reduce_scatter, (x, step.axis, old.op), x.meta["val"].shape[1:])
+    if step.kind == "all_to_all":
+        x = emit(all_to_all, (x, step.axis), x.meta["val"].shape)
+    else:
+        x = emit(all_gather, (x, step.axis, k), (k, *x.meta["val"].shape))
+    assert isinstance(old, Split)  # put the digit that was split before into its dim
+    return _from_front(emit, x, old.dim, step.target.before(old.dim, shape[old.dim], mesh, old.outer))
+
+
+class _Emitter:
+    """Appends calls to a graph, each with the spec of its result and the origin of what it moves."""
+
+    def __init__(self, graph: fx.Graph, meta: dict):
+        self.graph, self.dtype = graph, meta["val"].dtype
+        self.origin = {key: meta[key] for key in ("phase", "path", "label") if key in meta}
+
+    def __call__(self, target, args: tuple, shape: Shape) -> fx.Node:
+        node = self.graph.call_function(target, args)
+        node.meta = {**self.origin, "val": Spec(tuple(shape), self.dtype)}
+        return node
+
+    def reshape(self, x: fx.Node, shape: Shape) -> fx.Node:
+        return x if x.meta["val"].shape == shape else self(aten.reshape.default, (x, list(shape)), shape)
+
+    def permute(self, x: fx.Node, order: list[int]) -> fx.Node:
+        if order == sorted(order):
+            return x
+        return self(aten.permute.default, (x, order), tuple(x.meta["val"].shape[i] for i in order))
+
+
+def _parted(shape: Shape, dim: int, before: int, k: int) -> Shape:
+    return (*shape[:dim], before, k, shape[dim] // (before * k), *shape[dim + 1 :])
+
+
+def _take(emit: _Emitter, x: fx.Node, dim: int, before: int, k: int, index: int) -> fx.Node:
+    shape = x.meta["val"].shape
+    if before == 1:  # one block: a view
+        size = shape[dim] // k
+        local = (*shape[:dim], size, *shape[dim + 1 :])
+        return emit(aten.slice.Tensor, (x, dim, index * size, (index + 1) * size), local)
+    x = emit.reshape(x, _parted(shape, dim, before, k))
+    parted = x.meta["val"].shape
+    x = emit(aten.select.int, (x, dim + 1, index), parted[: dim + 1] + parted[dim + 2 :])
+    return emit.reshape(x, (*shape[:dim], shape[dim] // k, *shape[dim + 1 :]))
+
+
+def _to_front(emit: _Emitter, x: fx.Node, dim: int, before: int, k: int) -> fx.Node:
+    """(..., before k after, ...) -> (k, ..., before after, ...)"""
+    shape = x.meta["val"].shape
+    x = emit.reshape(x, _parted(shape, dim, before, k))
+    rank = len(x.meta["val"].shape)
+    x = emit.permute(x, [dim + 1, *range(dim + 1), *range(dim + 2, rank)])
+    return emit.reshape(x, (k, *shape[:dim], shape[dim] // k, *shape[dim + 1 :]))
+
+
+def _from_front(emit: _Emitter, x: fx.Node, dim: int, before: int) -> fx.Node:
+    """(k, ..., before after, ...) -> (..., before k after, ...)"""
+    k, *shape = x.meta["val"].shape
+    x = emit.reshape(x, (k, *shape[:dim], before, shape[dim] // before, *shape[dim + 1 :]))
+    rank = len(x.meta["val"].shape)
+    x = emit.permute(x, [*range(1, dim + 2), 0, *range(dim + 2, rank)])
+    return emit.reshape(x, (*shape[:dim], shape[dim] * k, *shape[dim + 1 :]))

@@ -1,0 +1,61 @@
+"""Program: what one rank runs. The same object is executed for real and simulated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+from torch import fx
+
+from tutti.graph.step_graph import Spec
+from tutti.lower.collectives import COLLECTIVES
+from tutti.plan.layout import Layout, Mesh
+from tutti.plan.reshard import sent_bytes
+
+
+class Collective(NamedTuple):
+    """One communication of a Program."""
+
+    kind: str
+    axis: str
+    bytes: int  # that each rank sends
+    label: str  # of the operator that waits for it
+
+
+@dataclass
+class Program:
+    """A graph of local operators and collectives with named inputs and outputs.
+
+    inputs, outputs: name -> (layout, spec of the whole tensor).
+    """
+
+    graph: fx.Graph
+    mesh: Mesh
+    rank: int
+    inputs: dict[str, tuple[Layout, Spec]]
+    outputs: dict[str, tuple[Layout, Spec]]
+
+    @property
+    def collectives(self) -> list[Collective]:
+        found = []
+        for node in self.graph.nodes:
+            if node.target in COLLECTIVES:
+                operand: Spec = node.args[0].meta["val"]  # pyright: ignore
+                kind, axis = COLLECTIVES[node.target], node.args[1]
+                sent = sent_bytes(kind, operand.bytes, self.mesh[axis])  # pyright: ignore
+                found.append(Collective(kind, axis, sent, node.meta.get("label", "")))  # pyright: ignore
+        return found
+
+    @property
+    def sent(self) -> int:
+        """Bytes that this rank sends in one run."""
+        return sum(c.bytes for c in self.collectives)
+
+    def input_bytes(self, *kinds: str) -> int:
+        """Local bytes of the inputs of these kinds (`param`, `exp_avg`, ...); of all inputs where none is named."""
+        return sum(
+            prod(layout.local_shape(spec.shape, self.mesh)) * spec.dtype.itemsize
+            for name, (layout, spec) in self.inputs.items()
+            if not kinds or name.split(":")[0] in kinds
+        )

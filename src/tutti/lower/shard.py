@@ -1,0 +1,138 @@
+"""Sharding: from the whole graph and a plan to what one rank computes.
+
+Each operator runs on its local part, in the layouts that its choices ask for. Where a value lies otherwise, the
+cheapest reshard is put in between, once for all who need it so. A value that had to be *gathered* is gathered
+anew in the backward pass rather than kept: that is what ZeRO-3 and sequence parallelism are about.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from tutti.graph.inline import inline
+from tutti.graph.step_graph import Spec, StepGraph
+from tutti.lower.here import Here
+from tutti.lower.move import move
+from tutti.lower.program import Program
+from tutti.plan.choice import Choices, check, layouts
+from tutti.plan.layout import Layout, coordinates_of
+from tutti.plan.plan import Plan
+from tutti.plan.reshard import Step, reshard
+from tutti.rules import ARGUMENTS, LOCAL, Rule, operands, replicated, rule_of, source, specs
+
+REPLICATED = Layout()
+
+
+def shard(step: StepGraph, plan: Plan, rank: int, outputs: Mapping[str, Layout] | None = None) -> Program:
+    """The Program of one rank.
+
+    outputs: layouts asked for by name; by default what replaces an input lies as that input does, and all else
+    (loss, gradients) is replicated.
+    """
+    sharder = _Sharder(step, plan, rank)
+    inputs = {name: (plan.input_layout(node.meta["label"]), node.meta["val"]) for name, node in step.inputs.items()}
+    for name, node in step.inputs.items():
+        sharder.place(name, node, inputs[name][0])
+    for node in step.graph.nodes:
+        if node.op == "call_function" and node.target is not operator.getitem:
+            sharder.call(node)
+    results, wanted = {}, {}
+    for name, node in step.outputs.items():
+        layout = (outputs or {}).get(name) or (inputs[name][0] if name in inputs else REPLICATED)
+        results[name] = sharder.version(node, layout, node.meta["phase"])
+        wanted[name] = (layout, node.meta["val"])
+    sharder.graph.output(tuple(results.values()))
+    sharder.graph.eliminate_dead_code()
+    return Program(sharder.graph, plan.mesh, rank, inputs, wanted)
+
+
+class _Sharder:
+    def __init__(self, step: StepGraph, plan: Plan, rank: int):
+        self.step, self.plan, self.mesh = step, plan, plan.mesh
+        self.where = coordinates_of(rank, plan.mesh)
+        self.graph = fx.Graph()
+        self.made: dict[tuple[fx.Node, int], dict[tuple[Layout, str], fx.Node]] = {}
+
+    def place(self, name: str, node: fx.Node, layout: Layout) -> None:
+        """A placeholder for this rank's part of an input."""
+        spec: Spec = node.meta["val"]
+        try:
+            local = layout.local_shape(spec.shape, self.mesh)
+        except ValueError as error:
+            raise ValueError(f"{name} of shape {spec.shape}: {error}") from None
+        copy = self.graph.placeholder(node.name)
+        copy.meta = {**node.meta, "val": Spec(local, spec.dtype), "input": name}
+        self.made[node, 0] = {(layout, ""): copy}
+
+    def call(self, node: fx.Node) -> None:
+        """The local part of one operator."""
+        rule, choices = self.rule(node)
+        ins, outs = layouts(rule, choices)
+        parts = iter([self.version(x, at, node.meta["phase"]) for x, at in zip(operands(node), ins, strict=True)])
+        args, kwargs = pytree.tree_map(
+            lambda x: next(parts) if isinstance(x, fx.Node) else x, (tuple(node.args), dict(node.kwargs))
+        )
+        wholes = specs(node)
+        shapes = [layout.local_shape(spec.shape, self.mesh) for layout, spec in zip(outs, wholes, strict=True)]
+        if any(choice.factor in rule.local for choice in choices.values()):
+            here = Here(rule, choices, outs, [s.shape for s in wholes], self.mesh, self.where)
+            result = self.compute(LOCAL[node.target], here, args, kwargs)
+        else:
+            if node.target in ARGUMENTS:
+                args = ARGUMENTS[node.target](args, shapes)
+            result = self.graph.call_function(node.target, args, kwargs)
+        self.record(node, result, outs, [Spec(s, w.dtype) for s, w in zip(shapes, wholes, strict=True)])
+
+    def rule(self, node: fx.Node) -> tuple[Rule, Choices]:
+        label, choices = node.meta["label"], self.plan.choices(node.meta["label"])
+        rule = rule_of(node) if choices else replicated(node)
+        if rule is None:
+            raise ValueError(f"{label}: {node.target} has no rule, so the plan cannot split it")
+        check(rule, choices, self.mesh, label)
+        return rule, choices
+
+    def compute(self, function, here: Here, args: tuple, kwargs: dict):
+        return inline(self.graph, lambda *a, **k: function(here, *a, **k), args, kwargs, device=self.step.device)
+
+    def record(self, node: fx.Node, result, layouts: list[Layout], local: list[Spec]) -> None:
+        """Remember where the outputs of an operator are, and sign what was emitted for it."""
+        several = isinstance(node.meta["val"], tuple)
+        if isinstance(result, fx.Node):
+            result.meta["val"] = tuple(local) if several else local[0]
+            result = [self.graph.call_function(operator.getitem, (result, i)) for i in range(len(local))] if several else [result]
+        origin = {key: node.meta[key] for key in ("phase", "path", "label")}
+        for emitted in reversed(self.graph.nodes):
+            if "label" in emitted.meta:
+                break
+            emitted.meta = {**emitted.meta, **origin}
+        for i, (part, layout, spec) in enumerate(zip(result, layouts, local, strict=True)):
+            part.meta["val"] = spec
+            self.made[node, i] = {(layout, ""): part}
+
+    def version(self, node: fx.Node, layout: Layout, phase: str) -> fx.Node:
+        """A value in a layout: as it is, or moved from where it is cheapest."""
+        versions = self.made[source(node)]
+        for key in ((layout, ""), (layout, phase)):
+            if key in versions:
+                return versions[key]
+        spec: Spec = node.meta["val"]
+        paths = [
+            (reshard(at, layout, spec.shape, self.mesh, spec.dtype.itemsize), at, tag)
+            for at, tag in versions
+            if tag in ("", phase)
+        ]
+        steps, at, tag = min(paths, key=lambda p: self.cost(p[0], spec))
+        part = versions[at, tag]
+        for step in steps:
+            part = move(self.graph, part, step, spec.shape, self.mesh, self.where)
+            part.meta |= {"phase": phase, "label": node.meta["label"]}
+            tag = phase if step.kind == "all_gather" else tag
+            versions.setdefault((step.target, tag), part)
+        return part
+
+    def cost(self, steps: list[Step], spec: Spec) -> tuple[int, int]:
+        return sum(s.sent(spec.shape, spec.dtype.itemsize, self.mesh) for s in steps), len(steps)

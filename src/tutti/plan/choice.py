@@ -1,0 +1,98 @@
+"""A choice: what one mesh axis does with one operator.
+
+`m` splits factor m; `m/12` splits it inside 12 outer blocks; `~01` takes operands 0 and 1 as partial sums. An axis
+without a choice computes the operator whole on each of its ranks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from tutti.plan.layout import Layout, Mesh, Partial, Placement, R, Split
+from tutti.rules.rule import Dims, Rule
+
+
+@dataclass(frozen=True, order=True)
+class Choice:
+    factor: str = ""
+    outer: int = 1
+    linear: frozenset[int] = frozenset()
+
+    def __str__(self) -> str:
+        if self.linear:
+            return "~" + "".join(map(str, sorted(self.linear)))
+        return self.factor + (f"/{self.outer}" if self.outer != 1 else "")
+
+
+Choices = Mapping[str, Choice]  # by axis
+
+
+def parse_choice(text: str) -> Choice:
+    """The inverse of `str(choice)`."""
+    if match := re.fullmatch(r"~(\d+)", text):
+        return Choice(linear=frozenset(int(c) for c in match[1]))
+    if match := re.fullmatch(r"([A-Za-z_]\w*)(?:/(\d+))?", text):
+        return Choice(match[1], int(match[2] or 1))
+    raise ValueError(f"no choice {text!r}: write <factor>, <factor>/<outer> or ~<operands>")
+
+
+def input_placement(rule: Rule, choice: Choice, operand: int) -> Placement:
+    """How an operand must lie along an axis for this choice."""
+    if choice.linear:
+        return Partial() if operand in choice.linear else R
+    held = _split(rule, rule.inputs[operand], choice)
+    if held is None and operand in rule.added and not any(_split(rule, o, choice) for o in rule.outputs):
+        return Partial()
+    return held or R
+
+
+def output_placement(rule: Rule, choice: Choice, output: int) -> Placement:
+    """How an output lies along an axis after this choice."""
+    if choice.linear:
+        return Partial()
+    held = _split(rule, rule.outputs[output], choice)
+    if held is None:
+        return R if output in rule.combined else Partial(rule.combine.get(choice.factor, "sum"))
+    return held
+
+
+def _split(rule: Rule, dims: Dims, choice: Choice) -> Split | None:
+    position = rule.position(dims, choice.factor)
+    return None if position is None else Split(position[0], position[1] * choice.outer)
+
+
+def layouts(rule: Rule, choices: Choices) -> tuple[list[Layout], list[Layout]]:
+    """The layouts of all operands and outputs of an operator under these choices."""
+    ins = [Layout.of({a: input_placement(rule, c, i) for a, c in choices.items()}) for i in range(len(rule.inputs))]
+    outs = [Layout.of({a: output_placement(rule, c, i) for a, c in choices.items()}) for i in range(len(rule.outputs))]
+    return ins, outs
+
+
+def candidates(rule: Rule, cuts: Mapping[str, set[int]], k: int) -> Iterator[Choice]:
+    """Every legal choice of an axis of size k, where `cuts` gives the positions at which factors may be split."""
+    for factor, size in rule.sizes.items():
+        if factor not in rule.whole:
+            for outer in sorted(cuts.get(factor, {1})):
+                if size % (outer * k) == 0 and (outer == 1 or factor not in rule.contiguous):
+                    yield Choice(factor, outer)
+    for operands in rule.linear:
+        yield Choice(linear=operands)
+
+
+def check(rule: Rule, choices: Choices, mesh: Mesh, where: str) -> None:
+    """Raise ValueError where a choice is not legal for this operator."""
+    for axis, choice in choices.items():
+        if choice.linear:
+            if choice.linear not in rule.linear:
+                raise ValueError(f"{where}: not linear in operands {sorted(choice.linear)} (rule: {rule.notation})")
+        elif choice.factor not in rule.sizes:
+            raise ValueError(f"{where}: no factor {choice.factor!r} (rule: {rule.notation})")
+        elif choice.factor in rule.whole:
+            raise ValueError(f"{where}: factor {choice.factor!r} must stay whole (rule: {rule.notation})")
+        elif rule.sizes[choice.factor] % (choice.outer * mesh[axis]):
+            raise ValueError(
+                f"{where}: factor {choice.factor!r} of size {rule.sizes[choice.factor]} does not divide into "
+                f"{choice.outer} x {mesh[axis]} for axis {axis!r}"
+            )

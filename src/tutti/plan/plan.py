@@ -1,0 +1,144 @@
+"""Plan: the one object that says how a step runs. What it says is exactly what runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from difflib import get_close_matches
+from pathlib import Path
+
+from tutti.graph.step_graph import StepGraph
+from tutti.plan.choice import Choices, parse_choice
+from tutti.plan.layout import Layout, Mesh, parse_placement
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a plan is expected to cost, per step and rank."""
+
+    step_seconds: float
+    compute_seconds: float
+    communication_seconds: float
+    communication_bytes: int  # sent by one rank
+    peak_bytes: int
+    bytes_by_kind: Mapping[str, int] = field(default_factory=dict)  # parameters, optimizer state, ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How each operator is split and where each input lies, by label.
+
+    mesh: axis -> size, outermost first; ranks are numbered row-major.
+    inputs: label of an input -> its layout. Inputs that are not named are replicated.
+    operators: label of an operator -> axis -> choice. Operators that are not named are computed whole everywhere.
+    accumulate: microbatches whose gradients are summed before one update.
+    reasons: in words, why this plan and not another.
+    """
+
+    mesh: Mesh
+    inputs: Mapping[str, Layout] = field(default_factory=dict)
+    operators: Mapping[str, Choices] = field(default_factory=dict)
+    accumulate: int = 1
+    name: str = ""
+    graph: str = ""  # fingerprint of the graph that it was made for
+    cluster: str = ""
+    prediction: Prediction | None = None
+    reasons: tuple[str, ...] = ()
+
+    def input_layout(self, label: str) -> Layout:
+        return self.inputs.get(label, Layout())
+
+    def choices(self, label: str) -> Choices:
+        return self.operators.get(label, {})
+
+    def replace(self, **changes) -> Plan:
+        return replace(self, **changes)
+
+    def check(self, step: StepGraph) -> None:
+        """Raise ValueError where the plan names what the graph does not have."""
+        labels = {node.meta["label"] for node in step.graph.nodes if "label" in node.meta}
+        for label in [*self.inputs, *self.operators]:
+            if label not in labels:
+                near = get_close_matches(label, labels, 1)
+                hint = f"; the nearest is {near[0]!r}" if near else ""
+                raise ValueError(f"the plan names {label!r}, which this model does not have{hint}")
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "name": self.name,
+                "mesh": dict(self.mesh),
+                "accumulate": self.accumulate,
+                "graph": self.graph,
+                "cluster": self.cluster,
+                "prediction": asdict(self.prediction) if self.prediction else None,
+                "reasons": list(self.reasons),
+                "inputs": {label: _text(dict(layout.placements)) for label, layout in self.inputs.items()},
+                "operators": {label: _text(choices) for label, choices in self.operators.items()},
+            },
+            indent=1,
+        )
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """The inverse of `to_json`. Raises ValueError for what is not a plan."""
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"not a plan: {error}") from None
+        known = set(Plan.__dataclass_fields__)
+        if not isinstance(data, dict) or "mesh" not in data or set(data) - known:
+            unknown = sorted(set(data) - known) if isinstance(data, dict) else type(data).__name__
+            raise ValueError(f"not a plan: a plan is an object with the keys {sorted(known)}; found {unknown}")
+        prediction = data.pop("prediction", None)
+        inputs, operators = data.pop("inputs", {}), data.pop("operators", {})
+        return Plan(
+            **{**data, "reasons": tuple(data.get("reasons", ()))},
+            prediction=Prediction(**prediction) if prediction else None,
+            inputs={k: Layout.of({a: parse_placement(p) for a, p in v.items()}) for k, v in inputs.items()},
+            operators={k: {a: parse_choice(c) for a, c in v.items()} for k, v in operators.items()},
+        )
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(self.to_json() + "\n")
+
+    @staticmethod
+    def load(path: str | Path) -> Plan:
+        return Plan.from_json(Path(path).read_text())
+
+    def diff(self, other: Plan) -> list[str]:
+        """What differs, a line each: `-` in this plan, `+` in the other."""
+        lines = []
+        for what in ("mesh", "accumulate", "inputs", "operators"):
+            ours, theirs = getattr(self, what), getattr(other, what)
+            if not isinstance(ours, Mapping):
+                ours, theirs = {what: ours}, {what: theirs}
+            for key in dict.fromkeys([*ours, *theirs]):
+                mine, its = _show(ours.get(key)), _show(theirs.get(key))
+                if mine != its:
+                    lines += [f"{sign} {key}: {value}" for sign, value in (("-", mine), ("+", its)) if value is not None]
+        return lines
+
+
+def _text(placements: Mapping) -> dict[str, str]:
+    return {axis: str(placement) for axis, placement in placements.items()}
+
+
+def _show(value) -> str | None:
+    if isinstance(value, Mapping):
+        return " ".join(f"{axis}:{choice}" for axis, choice in value.items())
+    return None if value is None else str(value)
+
+
+def devices(mesh: Mesh) -> int:
+    """How many devices a mesh has."""
+    count = 1
+    for size in mesh.values():
+        count *= size
+    return count
+
+
+def labels_of(step: StepGraph, names: Iterable[str]) -> list[str]:
+    """The labels of inputs, each once."""
+    return list(dict.fromkeys(step.inputs[name].meta["label"] for name in names))

@@ -1,0 +1,128 @@
+"""The planning problem: a StepGraph with repeated layers folded, so that its size does not grow with depth.
+
+Nodes with one label become one `Operator`; inputs are operators without operands whose factors are their dims. Two
+tensors are connected where any of their nodes are.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from string import ascii_lowercase
+
+from tutti.graph.step_graph import Spec, StepGraph
+from tutti.rules import operands, replicated, rule_of, source, specs
+from tutti.rules.rule import Rule
+
+Tensor = tuple[str, int]  # label of the operator that makes it, and as which output
+
+
+@dataclass
+class Operator:
+    """All nodes of one label."""
+
+    label: str
+    rule: Rule
+    outputs: list[Spec]
+    phase: str
+    flops: int  # of one node
+    bytes: int
+    is_input: bool = False
+    count: int = 0
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A tensor and the operand of an operator that reads it; `operand` -1 is the successor of an input."""
+
+    tensor: Tensor
+    reader: str
+    operand: int
+
+
+@dataclass
+class Problem:
+    """Operators, edges with multiplicities, and the positions at which each factor may be split."""
+
+    operators: dict[str, Operator]
+    edges: Mapping[Edge, int]
+    outputs: Mapping[Tensor, int]  # what leaves the step replicated: loss, gradients
+    cuts: dict[str, dict[str, set[int]]] = field(default_factory=dict)
+
+
+def problem_of(step: StepGraph) -> Problem:
+    """Fold a StepGraph."""
+    operators: dict[str, Operator] = {}
+    edges: Counter[Edge] = Counter()
+    outputs: Counter[Tensor] = Counter()
+    for node in step.graph.nodes:
+        if node.op == "output" or node.target is operator.getitem:
+            continue
+        label = node.meta["label"]
+        if label not in operators:
+            is_input = node.op == "placeholder"
+            rule = _input_rule(node.meta["val"]) if is_input else rule_of(node) or replicated(node)
+            operators[label] = Operator(
+                label, rule, specs(node), node.meta["phase"], node.meta["flops"], node.meta["bytes"], is_input
+            )
+        operators[label].count += 1
+        for i, x in enumerate(operands(node) if node.op == "call_function" else ()):
+            edges[Edge(_tensor(x), label, i)] += 1
+    for name, node in step.outputs.items():
+        if name in step.inputs:
+            edges[Edge(_tensor(node), step.inputs[name].meta["label"], -1)] += 1
+        else:
+            outputs[_tensor(node)] += 1
+    problem = Problem(operators, edges, outputs)
+    problem.cuts = _cuts(problem)
+    return problem
+
+
+def _tensor(node) -> Tensor:
+    maker, index = source(node)
+    return maker.meta["label"], index
+
+
+def _input_rule(spec: Spec) -> Rule:
+    letters = ascii_lowercase[: len(spec.shape)]
+    return Rule(f"-> {' '.join(letters)}", (), (tuple((c,) for c in letters),), dict(zip(letters, spec.shape, strict=True)))
+
+
+def _cuts(problem: Problem) -> dict[str, dict[str, set[int]]]:
+    """Positions inside each factor at which a split may begin: 1, and what neighbours' dims are made of.
+
+    A dim of (heads, head size) can be split inside nothing or inside the heads; a matmul that makes this dim as one
+    factor n learns so from the reshape that follows. Positions travel along tensors, both ways, until none is new.
+    """
+    cuts = {label: {f: {1} for f in o.rule.sizes} for label, o in problem.operators.items()}
+    dims: dict[Tensor, dict[int, set[int]]] = defaultdict(lambda: defaultdict(lambda: {1}))
+    places: dict[str, list[tuple[Tensor, tuple]]] = defaultdict(list)  # operator -> tensors it touches, with their dims
+    for label, o in problem.operators.items():
+        places[label] += [((label, i), out) for i, out in enumerate(o.rule.outputs)]
+    for edge in problem.edges:
+        rule = problem.operators[edge.reader].rule
+        places[edge.reader].append((edge.tensor, rule.outputs[0] if edge.operand < 0 else rule.inputs[edge.operand]))
+    changed = True
+    while changed:
+        changed = False
+        for label, touched in places.items():
+            rule = problem.operators[label].rule
+            for tensor, operand in touched:
+                for factor, own in cuts[label].items():
+                    position = rule.position(operand, factor)
+                    if position is None or factor in rule.whole:
+                        continue
+                    dim, inside = position
+                    shared, size = dims[tensor][dim], rule.sizes[factor]
+                    learned = {c // inside for c in shared if c % inside == 0 and _divides(c // inside, size)} - own
+                    taught = {c * inside for c in own} - shared
+                    own |= learned
+                    shared |= taught
+                    changed |= bool(learned or taught)
+    return cuts
+
+
+def _divides(position: int, size: int) -> bool:
+    return 1 <= position < size and size % position == 0

@@ -1,0 +1,86 @@
+"""Random legal plans: for proofs that the numbers do not depend on the plan."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+
+from tutti.graph.step_graph import StepGraph
+from tutti.plan.choice import Choice, candidates, layouts
+from tutti.plan.layout import Layout, Mesh
+from tutti.plan.plan import Plan
+from tutti.plan.problem import Operator, problem_of
+
+if TYPE_CHECKING:
+    from tutti.cluster import Cluster
+
+
+def random_plan(graph: StepGraph, cluster: Cluster | int, seed: int) -> Plan:
+    """A plan drawn from all legal ones: any mesh of the cluster's devices, any choice for any operator.
+
+    graph: a StepGraph, or what `parallelize` returned. cluster: or just the number of devices.
+    """
+    rng = Random(seed)
+    graph = getattr(graph, "graph", graph) if not isinstance(graph, StepGraph) else graph
+    mesh = random_mesh(cluster if isinstance(cluster, int) else cluster.size, rng)
+    problem = problem_of(graph)
+    inputs, operators = {}, {}
+    for label, o in problem.operators.items():
+        choices = _draw(o, problem.cuts[label], mesh, rng)
+        if not choices:
+            continue
+        if o.is_input:
+            inputs[label] = layouts(o.rule, choices)[1][0]
+        else:
+            operators[label] = choices
+    return Plan(mesh, inputs, operators, name=f"random {seed}", graph=graph.fingerprint)
+
+
+def random_mesh(devices: int, rng: Random) -> Mesh:
+    """A random ordered factorisation."""
+    sizes = []
+    while devices > 1:
+        divisors = [d for d in range(2, devices + 1) if devices % d == 0]
+        sizes.append(rng.choice(divisors))
+        devices //= sizes[-1]
+    return {f"axis{i}": size for i, size in enumerate(sizes or [1])}
+
+
+def _draw(o: Operator, cuts: dict[str, set[int]], mesh: Mesh, rng: Random) -> dict[str, Choice]:
+    choices: dict[str, Choice] = {}
+    for axis in rng.sample(list(mesh), len(mesh)):
+        options = [c for c in candidates(o.rule, cuts, mesh[axis]) if not (c.linear and o.is_input)]
+        rng.shuffle(options)
+        for option in options[: rng.randint(0, 3) and len(options)]:  # a quarter of the operators is not split
+            nested = nest(option, choices, mesh)
+            if fits(o, {**choices, axis: nested}, mesh):
+                choices[axis] = nested
+                break
+    return choices
+
+
+def nest(choice: Choice, taken: dict[str, Choice], mesh: Mesh) -> Choice:
+    """The choice inside of those that already split the same factor at the same position."""
+    outer, again = choice.outer, True
+    while again:
+        again = False
+        for axis, other in taken.items():
+            if not choice.linear and other.factor == choice.factor and other.outer == outer:
+                outer, again = outer * mesh[axis], True
+    return Choice(choice.factor, outer, choice.linear)
+
+
+def fits(o: Operator, choices: dict[str, Choice], mesh: Mesh) -> bool:
+    """Whether all operands and outputs of an operator can lie as these choices ask."""
+    ins, outs = layouts(o.rule, choices)
+    shapes = [tuple(_dim(o, d) for d in dims) for dims in o.rule.inputs]
+    pairs = [*zip(ins, shapes, strict=True), *zip(outs, [s.shape for s in o.outputs], strict=True)]
+    return all(layout.fits(shape, mesh) for layout, shape in pairs if isinstance(layout, Layout))
+
+
+def _dim(o: Operator, factors: tuple[str, ...]) -> int:
+    size = 1
+    for factor in factors:
+        size *= o.rule.sizes[factor]
+    return size

@@ -1,0 +1,98 @@
+"""A Program as Python code: a generator that computes, and hands out its collectives.
+
+    def run(a, b, c):
+        d = mm(a, b); a = None
+        e = yield Request("all_reduce", "tp", "sum", d); d = None
+        return e
+
+Whoever drives it decides how a collective happens: on lists of tensors in one process, through torch.distributed,
+or on a clock. Values are dropped after their last use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from tutti.lower.collectives import COLLECTIVES
+
+
+class Request(NamedTuple):
+    """A collective that a Program asks for. `op` combines (sum, max, ...) or is empty."""
+
+    kind: str
+    axis: str
+    op: str
+    tensor: torch.Tensor
+
+
+Run = Callable[..., Generator[Request, torch.Tensor, tuple]]
+
+
+def generate(graph: fx.Graph) -> Run:
+    """The generator function of a graph. Positional arguments are its placeholders, in order; returns its outputs."""
+    writer = _Writer(graph)
+    source = writer.source()
+    namespace = writer.globals
+    exec(compile(source, "<tutti program>", "exec"), namespace)
+    return namespace["run"]
+
+
+class _Writer:
+    def __init__(self, graph: fx.Graph):
+        self.graph = graph
+        self.globals: dict[str, Any] = {"Request": Request}
+        self.names = {node: f"v{i}" for i, node in enumerate(graph.nodes)}
+        self.known: dict[int, str] = {}
+
+    def source(self) -> str:
+        dies = self._last_uses()
+        arguments = [self.names[n] for n in self.graph.nodes if n.op == "placeholder"]
+        lines = [f"def run({', '.join(arguments)}):", "    if False: yield"]
+        for node in self.graph.nodes:
+            if node.op == "output":
+                lines.append(f"    return {self._value(node.args[0])}")
+            elif node.op == "call_function":
+                drop = "".join(f"; {self.names[d]} = None" for d in dies.get(node, ()))
+                lines.append(f"    {self.names[node]} = {self._call(node)}{drop}")
+        return "\n".join(lines)
+
+    def _last_uses(self) -> dict[fx.Node, list[fx.Node]]:
+        """For each node the values that nobody reads after it."""
+        seen: set[fx.Node] = set()
+        dies: dict[fx.Node, list[fx.Node]] = {}
+        for node in reversed(self.graph.nodes):
+            last = [n for n in node.all_input_nodes if n not in seen]
+            seen.update(last)
+            if node.op == "call_function":
+                dies[node] = last + ([] if node in seen else [node])
+        return dies
+
+    def _call(self, node: fx.Node) -> str:
+        if node.target in COLLECTIVES:
+            x, axis, *rest = node.args
+            op = rest[0] if rest and isinstance(rest[0], str) else ""
+            return f"yield Request({COLLECTIVES[node.target]!r}, {axis!r}, {op!r}, {self._value(x)})"
+        positional = [self._value(a) for a in node.args]
+        named = [f"{k}={self._value(v)}" for k, v in node.kwargs.items()]
+        return f"{self._constant(node.target)}({', '.join(positional + named)})"
+
+    def _value(self, value: Any) -> str:
+        if isinstance(value, fx.Node):
+            return self.names[value]
+        if isinstance(value, tuple):
+            return f"({', '.join(map(self._value, value))}{',' if len(value) == 1 else ''})"
+        if isinstance(value, list):
+            return f"[{', '.join(map(self._value, value))}]"
+        if value is None or type(value) in (bool, int, str):
+            return repr(value)
+        return self._constant(value)
+
+    def _constant(self, value: Any) -> str:
+        if id(value) not in self.known:
+            self.known[id(value)] = f"c{len(self.known)}"
+            self.globals[self.known[id(value)]] = value
+        return self.known[id(value)]
