@@ -1,0 +1,95 @@
+import json
+from importlib import import_module
+
+import pytest
+import torch
+
+from tutti.cluster import Link, local
+
+module = import_module("tutti.cluster.local")
+
+FIGURES = {
+    "peak": {"float32": 2e11, "bfloat16": 1e12, "float64": 1e11, "float16": 2e11},
+    "bandwidth": 2e10,
+    "overhead": 2e-6,
+}
+GLOO = {"link_bandwidth": 1e9, "link_latency": 5e-5}
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Eight cores with known figures; the list records what was measured."""
+    calls = []
+    monkeypatch.setattr(module, "measure", lambda device, threads, cores: calls.append(threads) or FIGURES)
+    monkeypatch.setattr(module, "measure_gloo", lambda: calls.append("gloo") or GLOO)
+    monkeypatch.setattr(module, "_cores", lambda: 8)
+    monkeypatch.setattr(module, "_memory", lambda: 64 * 2**30)
+    return calls
+
+
+@pytest.mark.parametrize(("n", "threads"), [(1, 8), (3, 2), (4, 2), (16, 1)])
+def test_cores_memory_and_bandwidth_are_shared(measured, n, threads):
+    cluster = local(n, "cpu", cache=None)
+    assert measured == [threads, "gloo"]
+    assert cluster.size == n and str(cluster) == f"cpu:{n}"
+    assert cluster.device.peak_of(torch.bfloat16) == 1e12
+    assert cluster.device.memory == 64 * 2**30 / n
+    assert cluster.device.bandwidth == 2e10 * threads / 8
+    assert cluster.link(1, n) == Link(1e9, 5e-5, source="measured: Gloo")
+
+
+def test_measured_once(measured, tmp_path):
+    cache = tmp_path / "new" / "devices.json"
+    first = local(4, "cpu", cache)
+    assert local(4, "cpu", cache) == first
+    assert measured == [2, "gloo"]
+    local(2, "cpu", cache)
+    assert measured == [2, "gloo", 4, "gloo"]
+    assert len(json.loads(cache.read_text())) == 4
+    assert [path.name for path in cache.parent.iterdir()] == ["devices.json"]
+
+
+@pytest.mark.parametrize("content", ["", "{half", "[]", "null"])
+def test_a_broken_cache_is_measured_again(measured, tmp_path, content):
+    cache = tmp_path / "devices.json"
+    cache.write_text(content)
+    local(4, "cpu", cache)
+    assert measured == [2, "gloo"]
+    assert len(json.loads(cache.read_text())) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_said(measured, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    with pytest.warns(UserWarning, match="could not keep the measurement of this machine"):
+        cluster = local(4, "cpu", blocked / "devices.json")
+    assert cluster.size == 4
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="a cluster of 0 processes; at least 1 is needed"):
+        local(0)
+    with pytest.raises(ValueError, match="no kind of device 'tpu'; known are cpu and cuda"):
+        local(1, "tpu")
+
+
+def test_measurement_counts_what_it_times(monkeypatch):
+    """With every run taking a millisecond, the figures are the formulas' own."""
+    monkeypatch.setattr(module, "_best", lambda run, device: run() is not None and 1e-3)
+    threads = torch.get_num_threads()
+    figures = module.measure(torch.device("cpu"), 1)
+    flops = 2 * 2048 * 512 * 2048
+    assert figures["peak"]["float32"] == figures["peak"]["bfloat16"] == pytest.approx(flops / 1e-3)
+    assert figures["bandwidth"] == pytest.approx(2 * module._COPY / 1e-3)
+    assert figures["overhead"] == pytest.approx(1e-5)
+    assert torch.get_num_threads() == threads
+
+
+def test_gloo_is_reached():
+    figures = module.measure_gloo()
+    assert 0 < figures["link_latency"] < 1
+    assert figures["link_bandwidth"] > 1e6
+
+
+def test_memory_is_that_of_the_machine():
+    assert 2**28 < module._memory() < 2**50
