@@ -154,7 +154,7 @@ def cluster(text: str) -> Cluster:
         if nodes * inside != first:
             raise ValueError(
                 f"{first} devices do not fill nodes of {preset.node}; nearest are {name}:{nodes}x{inside}"
-                f" and {name}:{nodes + 1}x{inside}, or write nodes x devices with fewer than {preset.node} a node"
+                f" and {name}:{nodes + 1}x{inside}, or write nodes x devices with fewer a node"
             )
     if inside > preset.node:
         raise ValueError(
