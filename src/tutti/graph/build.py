@@ -9,7 +9,7 @@ from tutti.graph.costs import annotate_costs
 from tutti.graph.labels import annotate_labels
 from tutti.graph.randomness import make_reproducible
 from tutti.graph.simplify import simplify
-from tutti.graph.step_graph import FORWARD, Spec, StepGraph
+from tutti.graph.step_graph import FORWARD, UPDATE, Spec, StepGraph
 
 
 def build(traced: fx.GraphModule, inputs: list[str], outputs: list[str], device: torch.device) -> StepGraph:
@@ -23,6 +23,7 @@ def build(traced: fx.GraphModule, inputs: list[str], outputs: list[str], device:
     (output,) = (n for n in graph.nodes if n.op == "output")
     make_reproducible(graph, placeholders["seed"], placeholders["step"], device)
     simplify(graph)
+    _adopt(graph)
     results = dict(zip(outputs, output.args[0], strict=True))
     results = {k: v for k, v in results.items() if v is not placeholders.get(k)}  # an untouched buffer is no output
     output.args = (tuple(results.values()),)
@@ -51,3 +52,12 @@ def _lift_constants(traced: fx.GraphModule, placeholders: dict[str, fx.Node]) ->
         node.replace_all_uses_with(placeholders[name])
         graph.erase_node(node)
     return constants
+
+
+def _adopt(graph: fx.Graph) -> None:
+    """What the update does to one parameter's gradient alone belongs to that parameter's module."""
+    for node in graph.nodes:
+        if node.op == "call_function" and node.meta["phase"] == UPDATE and not node.meta["path"]:
+            owners = {n.meta["path"] for n in node.all_input_nodes if n.op == "call_function" and n.meta["path"]}
+            if len(owners) == 1:
+                node.meta["path"] = owners.pop()

@@ -150,11 +150,8 @@ def update(
 
 def global_norm(grads: list[Tensor]) -> Tensor:
     """The 2-norm of all gradients together, a 0-d tensor of at least float32."""
-    squares = [_wide(grad).square().sum() for grad in grads]
-    total = squares[0]
-    for square in squares[1:]:
-        total = total + square
-    return total.sqrt()
+    squares = [_wide(grad).square().sum().reshape(1) for grad in grads]
+    return torch.cat(squares).sum().sqrt()
 
 
 def clip_by_global_norm(grads: list[Tensor], max_norm: float) -> list[Tensor]:

@@ -1,6 +1,6 @@
 """A choice: what one mesh axis does with one operator.
 
-`m` splits factor m; `m/12` splits it inside 12 outer blocks; `~01` takes operands 0 and 1 as partial sums. An axis
+`m` splits factor m; `m/12` splits it inside 12 outer blocks; `~0,1` takes operands 0 and 1 as partial sums. An axis
 without a choice computes the operator whole on each of its ranks.
 """
 
@@ -22,7 +22,7 @@ class Choice:
 
     def __str__(self) -> str:
         if self.linear:
-            return "~" + "".join(map(str, sorted(self.linear)))
+            return "~" + ",".join(map(str, sorted(self.linear)))
         return self.factor + (f"/{self.outer}" if self.outer != 1 else "")
 
 
@@ -31,8 +31,8 @@ Choices = Mapping[str, Choice]  # by axis
 
 def parse_choice(text: str) -> Choice:
     """The inverse of `str(choice)`."""
-    if match := re.fullmatch(r"~(\d+)", text):
-        return Choice(linear=frozenset(int(c) for c in match[1]))
+    if match := re.fullmatch(r"~(\d+(?:,\d+)*)", text):
+        return Choice(linear=frozenset(map(int, match[1].split(","))))
     if match := re.fullmatch(r"([A-Za-z_]\w*)(?:/(\d+))?", text):
         return Choice(match[1], int(match[2] or 1))
     raise ValueError(f"no choice {text!r}: write <factor>, <factor>/<outer> or ~<operands>")
@@ -96,3 +96,14 @@ def check(rule: Rule, choices: Choices, mesh: Mesh, where: str) -> None:
                 f"{where}: factor {choice.factor!r} of size {rule.sizes[choice.factor]} does not divide into "
                 f"{choice.outer} x {mesh[axis]} for axis {axis!r}"
             )
+
+
+def nest(choice: Choice, taken: Choices, mesh: Mesh) -> Choice:
+    """The choice inside of those that already split the same factor at the same position."""
+    outer, again = choice.outer, True
+    while again:
+        again = False
+        for axis, other in taken.items():
+            if not choice.linear and other.factor == choice.factor and other.outer == outer:
+                outer, again = outer * mesh[axis], True
+    return Choice(choice.factor, outer, choice.linear)

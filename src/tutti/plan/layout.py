@@ -208,3 +208,8 @@ def group_of(rank: int, axis: str, mesh: Mesh) -> list[int]:
     stride = prod(list(mesh.values())[list(mesh).index(axis) + 1 :])
     first = rank - coordinates_of(rank, mesh)[axis] * stride
     return [first + i * stride for i in range(mesh[axis])]
+
+
+def devices(mesh: Mesh) -> int:
+    """How many devices a mesh has."""
+    return prod(mesh.values())

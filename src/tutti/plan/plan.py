@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -129,16 +129,3 @@ def _show(value) -> str | None:
     if isinstance(value, Mapping):
         return " ".join(f"{axis}:{choice}" for axis, choice in value.items())
     return None if value is None else str(value)
-
-
-def devices(mesh: Mesh) -> int:
-    """How many devices a mesh has."""
-    count = 1
-    for size in mesh.values():
-        count *= size
-    return count
-
-
-def labels_of(step: StepGraph, names: Iterable[str]) -> list[str]:
-    """The labels of inputs, each once."""
-    return list(dict.fromkeys(step.inputs[name].meta["label"] for name in names))

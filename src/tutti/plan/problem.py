@@ -10,9 +10,12 @@ import operator
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from string import ascii_lowercase
 
 from tutti.graph.step_graph import Spec, StepGraph
+from tutti.plan.choice import Choices, layouts
+from tutti.plan.layout import Mesh
 from tutti.rules import operands, replicated, rule_of, source, specs
 from tutti.rules.rule import Rule
 
@@ -29,8 +32,20 @@ class Operator:
     phase: str
     flops: int  # of one node
     bytes: int
-    is_input: bool = False
+    target: object = None
     count: int = 0
+
+    @property
+    def is_input(self) -> bool:
+        return self.target is None
+
+    @property
+    def kind(self) -> str:
+        """Of an input: param, buffer, batch, ...; of another operator its phase."""
+        return self.label.split(":")[0] if self.is_input else self.phase
+
+    def input_shape(self, operand: int) -> tuple[int, ...]:
+        return tuple(prod(self.rule.sizes[f] for f in dim) for dim in self.rule.inputs[operand])
 
 
 @dataclass(frozen=True)
@@ -48,8 +63,21 @@ class Problem:
 
     operators: dict[str, Operator]
     edges: Mapping[Edge, int]
-    outputs: Mapping[Tensor, int]  # what leaves the step replicated: loss, gradients
+    outputs: Mapping[Tensor, int]  # what leaves the step replicated: the loss
     cuts: dict[str, dict[str, set[int]]] = field(default_factory=dict)
+
+    def reached_from(self, kind: str) -> set[str]:
+        """The operators whose value depends on an input of this kind."""
+        readers: dict[str, list[str]] = defaultdict(list)
+        for edge in self.edges:
+            if edge.operand >= 0:
+                readers[edge.tensor[0]].append(edge.reader)
+        reached, todo = set(), [label for label, o in self.operators.items() if o.is_input and o.kind == kind]
+        while todo:
+            new = [r for r in readers[todo.pop()] if r not in reached]
+            reached.update(new)
+            todo += new
+        return reached
 
 
 def problem_of(step: StepGraph) -> Problem:
@@ -64,8 +92,9 @@ def problem_of(step: StepGraph) -> Problem:
         if label not in operators:
             is_input = node.op == "placeholder"
             rule = _input_rule(node.meta["val"]) if is_input else rule_of(node) or replicated(node)
+            target = None if is_input else node.target
             operators[label] = Operator(
-                label, rule, specs(node), node.meta["phase"], node.meta["flops"], node.meta["bytes"], is_input
+                label, rule, specs(node), node.meta["phase"], node.meta["flops"], node.meta["bytes"], target
             )
         operators[label].count += 1
         for i, x in enumerate(operands(node) if node.op == "call_function" else ()):
@@ -73,7 +102,7 @@ def problem_of(step: StepGraph) -> Problem:
     for name, node in step.outputs.items():
         if name in step.inputs:
             edges[Edge(_tensor(node), step.inputs[name].meta["label"], -1)] += 1
-        else:
+        elif not name.startswith("grad:"):
             outputs[_tensor(node)] += 1
     problem = Problem(operators, edges, outputs)
     problem.cuts = _cuts(problem)
@@ -126,3 +155,11 @@ def _cuts(problem: Problem) -> dict[str, dict[str, set[int]]]:
 
 def _divides(position: int, size: int) -> bool:
     return 1 <= position < size and size % position == 0
+
+
+def fits(o: Operator, choices: Choices, mesh: Mesh) -> bool:
+    """Whether all operands and outputs of an operator can lie as these choices ask."""
+    ins, outs = layouts(o.rule, choices)
+    pairs = [(layout, o.input_shape(i)) for i, layout in enumerate(ins)]
+    pairs += [(layout, spec.shape) for layout, spec in zip(outs, o.outputs, strict=True)]
+    return all(layout.fits(shape, mesh) for layout, shape in pairs)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 
 from tutti.graph.step_graph import StepGraph
-from tutti.plan.choice import Choice, candidates, layouts
-from tutti.plan.layout import Layout, Mesh
+from tutti.plan.choice import Choice, candidates, layouts, nest
+from tutti.plan.layout import Mesh
 from tutti.plan.plan import Plan
-from tutti.plan.problem import Operator, problem_of
+from tutti.plan.problem import Operator, fits, problem_of
 
 if TYPE_CHECKING:
     from tutti.cluster import Cluster
@@ -58,29 +58,3 @@ def _draw(o: Operator, cuts: dict[str, set[int]], mesh: Mesh, rng: Random) -> di
                 choices[axis] = nested
                 break
     return choices
-
-
-def nest(choice: Choice, taken: dict[str, Choice], mesh: Mesh) -> Choice:
-    """The choice inside of those that already split the same factor at the same position."""
-    outer, again = choice.outer, True
-    while again:
-        again = False
-        for axis, other in taken.items():
-            if not choice.linear and other.factor == choice.factor and other.outer == outer:
-                outer, again = outer * mesh[axis], True
-    return Choice(choice.factor, outer, choice.linear)
-
-
-def fits(o: Operator, choices: dict[str, Choice], mesh: Mesh) -> bool:
-    """Whether all operands and outputs of an operator can lie as these choices ask."""
-    ins, outs = layouts(o.rule, choices)
-    shapes = [tuple(_dim(o, d) for d in dims) for dims in o.rule.inputs]
-    pairs = [*zip(ins, shapes, strict=True), *zip(outs, [s.shape for s in o.outputs], strict=True)]
-    return all(layout.fits(shape, mesh) for layout, shape in pairs if isinstance(layout, Layout))
-
-
-def _dim(o: Operator, factors: tuple[str, ...]) -> int:
-    size = 1
-    for factor in factors:
-        size *= o.rule.sizes[factor]
-    return size

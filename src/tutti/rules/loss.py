@@ -7,7 +7,7 @@ from string import ascii_lowercase
 import torch
 from torch import fx
 
-from tutti.rules.registry import LOCAL, operands, rules
+from tutti.rules.registry import LOCAL, ROWS, operands, rules
 
 aten = torch.ops.aten
 MEAN, SUM = 1, 2  # torch's codes of the reduction
@@ -100,4 +100,11 @@ LOCAL |= {
     aten._log_softmax_backward_data.default: _log_softmax_backward,
     aten.nll_loss_forward.default: _nll_loss,
     aten.nll_loss_backward.default: _nll_loss_backward,
+}
+
+ROWS |= {
+    aten._softmax.default: 2,
+    aten._log_softmax.default: 2,
+    aten._softmax_backward_data.default: 1,
+    aten._log_softmax_backward_data.default: 1,
 }

@@ -18,7 +18,8 @@ Maker = Callable[[fx.Node], Notation | None]  # for operators whose rule depends
 
 RULES: dict[Any, str | Maker] = {}
 ARGUMENTS: dict[Any, Callable[[tuple, list[tuple[int, ...]]], tuple]] = {}  # (arguments, local output shapes) -> own
-LOCAL: dict[Any, Callable] = {}  # (Local context, *arguments with local tensors) -> local outputs
+LOCAL: dict[Any, Callable] = {}  # (Here, *arguments with local tensors) -> local outputs
+ROWS: dict[Any, int] = {}  # all-reduces of one number a row that the local computation makes
 
 
 def rules(table: dict[Any, str | Maker]) -> None:

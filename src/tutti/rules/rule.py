@@ -9,6 +9,7 @@
     nll_loss        "n@ c*, n -> , ="          an output `=...` comes out combined already
     addmm           "+n, m k, k n -> m n"      operand `+n` is added: where k is split, it is made a partial sum too
     add             "a b, a b -> a b | ~01"    linear in operands 0 and 1 together: both may be partial sums
+    cat             "a, a -> (2 a) | ~*"       in all operands together
     mul             "a b, a b -> a b | ~0 ~1"  linear in each alone
 
 A factor is an index of the operator's iteration space. Splitting a factor over an axis splits every operand dim that
@@ -85,7 +86,9 @@ def parse(notation: str, inputs: list[tuple[int, ...]], outputs: list[tuple[int,
             raise ValueError(f"rule {notation!r} has {len(operands)} {what}, the operator {len(shapes)}")
         for dims, shape in zip(operands, shapes, strict=True):
             _measure(notation, dims, shape, sizes)
-    linear = tuple(frozenset(int(c) for c in mark) for mark in re.findall(r"~(\d+)", marks))
+    linear = tuple(
+        frozenset(range(len(ins)) if mark == "*" else map(int, mark)) for mark in re.findall(r"~(\d+|\*)", marks)
+    )
     return Rule(
         notation, ins, outs, sizes,
         whole=frozenset(marked["!"]),

@@ -159,8 +159,7 @@ def _parts(dims: list[str], at: int, sizes: list[int], joined_left: bool):
     parts = ", ".join(" ".join([*dims[:at], name, *dims[at + 1 :]]) for name in names)
     if joined_left:
         return f"{whole} -> {parts} | ~0", {"z": sizes[0]} if equal else {}
-    linear = f" | ~{''.join(map(str, range(len(sizes))))}" if len(sizes) <= 10 else ""
-    return f"{parts} -> {whole}{linear}", {"z": sizes[0]} if equal else {}
+    return f"{parts} -> {whole} | ~*", {"z": sizes[0]} if equal else {}
 
 
 def _pad(node: fx.Node) -> str:

@@ -1,0 +1,273 @@
+"""The planner: textbook meshes of every shape, layouts per operator by cost, and the fastest of those that fit.
+
+For one mesh the choices are found axis by axis (`plan.axis`), each as an integer program under the rule that gives
+the axis its name (`plan.textbook`): along `dp` the batch is split and parameters are used whole; along `tp` every
+matrix is split and used where it lies. Then the ZeRO stage lays out what is kept between steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from tutti.cluster import Cluster
+from tutti.graph.costs import FLOPS
+from tutti.graph.step_graph import UPDATE, StepGraph
+from tutti.plan.axis import Option, Prices, kind_of, solve
+from tutti.plan.choice import Choice, candidates, layouts, nest
+from tutti.plan.estimate import Estimator
+from tutti.plan.layout import Layout, Split, devices
+from tutti.plan.pin import Pin, resolve
+from tutti.plan.plan import Plan
+from tutti.plan.price import Pricer, local_bytes, with_choice
+from tutti.plan.problem import Operator, Problem, Tensor, fits, problem_of
+from tutti.plan.textbook import Textbook, parse_name
+
+PENALTY = 1.0  # seconds: a parameter split over tp is gathered only where there is no other way
+NOT_STATE = ("param", "buffer", "batch", "lr", "step", "seed", "constant", "grad")
+
+
+class Planner:
+    """Plans for one graph on one cluster."""
+
+    def __init__(self, step: StepGraph, cluster: Cluster, pins: Iterable[Pin] = (), accumulate: int = 1):
+        self.step, self.cluster, self.accumulate = step, cluster, accumulate
+        self.problem = problem_of(step)
+        self.pins = resolve(pins, step)
+        self.from_batch = self.problem.reached_from("batch")
+        self.estimator = Estimator(step, self.problem, cluster, accumulate)
+        self._computed: dict[tuple[int, int], dict[str, dict[str, Choice]]] = {}
+
+    def named(self, name: str) -> Plan:
+        """A textbook plan by its name. See `plan.textbook`."""
+        return self.textbook(parse_name(name, self.cluster.size))
+
+    def textbook(self, book: Textbook, stored: Mapping[str, Layout] | None = None) -> Plan:
+        """The textbook plan with the cheapest choices.
+
+        stored: layouts of inputs that are given already, by label (to evaluate with the parameters as they lie).
+        """
+        self._check_pins(book)
+        key = (book.dp, book.tp)
+        if key not in self._computed or stored:
+            self._computed[key] = self._compute(book, stored or {})
+        taken = {label: dict(choices) for label, choices in self._computed[key].items()}
+        if book.dp > 1:
+            found = self._solve(book, "dp", taken, _Zero(self, book, taken, stored or {}))
+            for label, option in found.items():
+                taken[label] = with_choice(taken[label], "dp", option)
+        return self._plan(book, taken)
+
+    def best(self) -> Plan:
+        """The fastest of all textbook plans that fit in memory, with the reasons."""
+        plans = [self.textbook(book) for book in self._books()]
+        memory = self.cluster.device.memory
+        fitting = [p for p in plans if p.prediction.peak_bytes <= memory]  # pyright: ignore
+        if not fitting:
+            least = min(plans, key=lambda p: p.prediction.peak_bytes)  # pyright: ignore
+            raise ValueError(
+                f"no plan fits into {memory / 2**30:.1f} GiB per device on {self.cluster}: the smallest, {least.name}, "
+                f"needs {least.prediction.peak_bytes / 2**30:.1f} GiB; use more devices or a smaller batch"  # pyright: ignore
+            )
+        ranked = sorted(fitting, key=lambda p: p.prediction.step_seconds)  # pyright: ignore
+        return ranked[0].replace(reasons=_reasons(ranked, plans, memory))
+
+    def _books(self) -> list[Textbook]:
+        """Every split of the devices into dp x tp, with every ZeRO stage."""
+        n = self.cluster.size
+        batch = min((s.shape[0] for s in self._batch_specs()), default=1)
+        books = []
+        for tp in (t for t in range(1, n + 1) if n % t == 0):
+            dp = n // tp
+            if batch % dp == 0 and all(axis in {"dp": dp, "tp": tp} for pin in self.pins.values() for axis in pin):
+                stages = (0, 1, 2, 3) if self.accumulate > 1 else (0, 1, 3)  # 2 differs only in what is accumulated
+                books += [Textbook(dp, tp, zero) for zero in (stages if dp > 1 else (0,))]
+        if not books:
+            raise ValueError(f"no mesh of {n} devices divides a batch of {batch}")
+        return [b for b in books if not self.pins or self._pinned(b)]
+
+    def _pinned(self, book: Textbook) -> bool:
+        return all(axis in book.mesh for pin in self.pins.values() for axis in pin)
+
+    def _check_pins(self, book: Textbook) -> None:
+        for label, axes in self.pins.items():
+            for axis in axes:
+                if axis not in book.mesh:
+                    raise ValueError(f"the pin on {label!r} names axis {axis!r}; the mesh has {list(book.mesh)}")
+
+    def _batch_specs(self):
+        return [n.meta["val"] for k, n in self.step.inputs.items() if k.startswith("batch:") and n.meta["val"].shape]
+
+    def _compute(self, book: Textbook, stored: Mapping[str, Layout]) -> dict[str, dict[str, Choice]]:
+        """Choices of forward and backward along dp, then of everything along tp."""
+        taken: dict[str, dict[str, Choice]] = {label: {} for label in self.problem.operators}
+        for axis, role in (("dp", _Data), ("tp", _Tensor)):
+            if axis in book.mesh and book.mesh[axis] > 1:
+                found = self._solve(book, axis, taken, role(self, book, taken, stored))
+                for label, option in found.items():
+                    taken[label] = with_choice(taken[label], axis, option)
+        return taken
+
+    def _solve(self, book: Textbook, axis: str, taken, role: _Role) -> dict[str, Option]:
+        pricer, problem, mesh = Pricer(self.cluster, book.mesh), self.problem, book.mesh
+        k = mesh[axis]
+
+        def compute(o: Operator, option: Option) -> float:
+            return o.count * pricer.compute(o, with_choice(taken[o.label], axis, option))
+
+        def price(tensor: Tensor, source, target) -> float | None:
+            kind = kind_of(source, target)
+            if not kind:
+                return None if kind is None else 0.0
+            others = {a: c for a, c in taken[tensor[0]].items() if a != axis}
+            local = local_bytes(problem, *tensor, others, mesh) // (k if isinstance(source, Split) else 1)
+            o = problem.operators[tensor[0]]
+            return o.count * (pricer.collective(kind, axis, local) + role.moving(o))
+
+        options = {label: role.options(o) for label, o in problem.operators.items()}
+        return solve(problem, options, Prices(compute, price))
+
+    def _plan(self, book: Textbook, taken: Mapping[str, Mapping[str, Choice]]) -> Plan:
+        inputs, operators = {}, {}
+        for label, choices in taken.items():
+            o = self.problem.operators[label]
+            if choices and o.is_input:
+                inputs[label] = layouts(o.rule, choices)[1][0]
+            elif choices:
+                operators[label] = dict(choices)
+        plan = Plan(
+            book.mesh, inputs, operators, self.accumulate, str(book), self.step.fingerprint, str(self.cluster)
+        )
+        return plan.replace(prediction=self.estimator.predict(plan))
+
+
+class _Role:
+    """What an axis may do, by the kind of operator."""
+
+    axis = ""
+
+    def __init__(self, planner: Planner, book: Textbook, taken, stored: Mapping[str, Layout]):
+        self.planner, self.mesh, self.taken, self.stored, self.book = planner, book.mesh, taken, stored, book
+
+    def free(self, o: Operator) -> list[Option]:
+        """Everything that is legal beside what other axes do."""
+        found: list[Option] = [None]
+        others = {a: c for a, c in self.taken[o.label].items() if a != self.axis}
+        for choice in candidates(o.rule, self.planner.problem.cuts[o.label], self.mesh[self.axis]):
+            nested = nest(choice, others, self.mesh)
+            if not (o.is_input and choice.linear) and fits(o, {**others, self.axis: nested}, self.mesh):
+                found.append(nested)
+        return found
+
+    def given(self, o: Operator) -> list[Option] | None:
+        """The option of an input that is pinned, or stored already."""
+        pinned = self.planner.pins.get(o.label, {}).get(self.axis)
+        placement = self.stored[o.label][self.axis] if o.label in self.stored else pinned
+        if placement is None:
+            return None
+        if not isinstance(placement, Split):
+            return [None]
+        choice = Choice(o.rule.outputs[0][placement.dim][0], placement.outer)
+        if not fits(o, {**self.taken[o.label], self.axis: choice}, self.mesh):
+            raise ValueError(f"{o.label} of shape {o.outputs[0].shape} cannot be split at dim {placement.dim} over "
+                             f"{self.mesh[self.axis]} devices of axis {self.axis!r}")  # fmt: skip
+        return [choice]
+
+    def options(self, o: Operator) -> list[Option]:
+        raise NotImplementedError
+
+    def split(self, o: Operator) -> list[Option]:
+        """As `free`, but not whole where the operator can be split."""
+        options = self.free(o)
+        return options[1:] or options
+
+    def moving(self, o: Operator) -> float:
+        return 0.0
+
+
+class _Data(_Role):
+    """dp: the batch is split, with all that is computed from it; parameters are whole."""
+
+    axis = "dp"
+
+    def options(self, o: Operator) -> list[Option]:
+        if o.kind == "batch" and o.outputs[0].shape:
+            size, k = o.outputs[0].shape[0], self.mesh[self.axis]
+            if size % k:
+                raise ValueError(f"{o.label}: a batch of {size} does not divide over {k} data-parallel devices")
+            return [Choice(o.rule.outputs[0][0][0])]
+        if o.is_input or o.phase == UPDATE:
+            return [None]
+        return self.split(o) if o.label in self.planner.from_batch else self.free(o)
+
+
+class _Tensor(_Role):
+    """tp: matrices are split and used where they lie; the batch comes whole."""
+
+    axis = "tp"
+
+    def options(self, o: Operator) -> list[Option]:
+        if not o.is_input:
+            return self.split(o) if o.target in FLOPS else self.free(o)
+        if o.kind in ("batch", "buffer", "lr", "step", "seed", "constant"):
+            return [None]
+        is_matrix = o.kind == "param" and len(o.outputs[0].shape) > 1
+        return self.given(o) or (self.split(o) if is_matrix else self.free(o))
+
+    def moving(self, o: Operator) -> float:
+        return PENALTY if o.kind == "param" else 0.0
+
+
+class _Zero(_Role):
+    """The update along dp: what is kept between steps is split by the ZeRO stage; all else is decided already."""
+
+    axis = "dp"
+
+    def options(self, o: Operator) -> list[Option]:
+        if o.is_input and o.kind not in NOT_STATE:
+            return self.given(o) or (self.storage(o) if self.book.zero >= 1 else [None])
+        if o.kind == "param":
+            return self.given(o) or (self.storage(o) if self.book.zero == 3 else [None])
+        if o.phase == UPDATE and not o.is_input:
+            return self.free(o) if self.book.zero else [None]
+        return [self.taken[o.label].get(self.axis)]
+
+    def storage(self, o: Operator) -> list[Option]:
+        """The first dim that divides, inside of what tp has split."""
+        others = {a: c for a, c in self.taken[o.label].items() if a != self.axis}
+        for dim in o.rule.outputs[0]:
+            for factor in dim:
+                choice = nest(Choice(factor), others, self.mesh)
+                if fits(o, {**others, self.axis: choice}, self.mesh):
+                    return [choice]
+        return [None]
+
+
+def _reasons(ranked: list[Plan], plans: list[Plan], memory: float) -> tuple[str, ...]:
+    """Why the first of the ranked plans, in words."""
+
+    def line(p: Plan) -> str:
+        made = p.prediction
+        assert made is not None
+        return (f"{p.name}: {made.step_seconds * 1e3:.3g} ms a step ({made.communication_seconds * 1e3:.3g} ms "
+                f"communication), peak {made.peak_bytes / 2**30:.3g} GiB per device")  # fmt: skip
+
+    reasons = [f"chosen {line(ranked[0])}: the fastest of {len(plans)} plans that fits"]
+    if len(ranked) > 1:
+        slower = ranked[1].prediction.step_seconds / ranked[0].prediction.step_seconds  # pyright: ignore
+        reasons.append(f"runner-up {line(ranked[1])}: {slower:.2f} times as slow")
+    for p in plans:
+        if p.prediction.peak_bytes > memory:  # pyright: ignore
+            reasons.append(f"rejected {line(p)}: more than the {memory / 2**30:.3g} GiB of a device")
+    return tuple(reasons)
+
+
+def replan(step: StepGraph, plan: Plan, cluster: Cluster) -> Plan:
+    """The plan for another graph of the same model (another batch shape, evaluation): inputs lie as they do."""
+    planner = Planner(step, cluster, accumulate=plan.accumulate)
+    labels = {node.meta["label"] for node in step.inputs.values()}
+    stored = {label: plan.input_layout(label) for label in labels if label.split(":")[0] not in ("batch", "seed", "step")}
+    book = Textbook(plan.mesh.get("dp", 1), plan.mesh.get("tp", 1), 3 if "dp" in plan.mesh else 0)
+    return planner.textbook(book, stored)
+
+
+__all__ = ["Planner", "devices", "replan"]

@@ -1,0 +1,67 @@
+"""The textbook plans by name: `dp`, `tp4`, `zero3`, `dp2xtp2`, `tp2xzero3`, ...
+
+| name | axis `dp` | axis `tp` |
+|---|---|---|
+| dp | the batch is split, parameters are used whole | |
+| tp | | every matrix is split and used where it lies, the batch is whole |
+| zero1 | as dp; optimizer state is split | |
+| zero2 | as zero1; gradients are accumulated split | |
+| zero3 | as zero2; parameters are split and gathered for use | |
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Textbook:
+    """Sizes of the two axes, and the ZeRO stage (0 to 3) of the data-parallel one."""
+
+    dp: int = 1
+    tp: int = 1
+    zero: int = 0
+
+    def __str__(self) -> str:
+        parts = [f"dp{self.dp}"] if self.dp > 1 else []
+        parts += [f"tp{self.tp}"] if self.tp > 1 else []
+        parts += [f"zero{self.zero}"] if self.zero else []
+        return "x".join(parts) or "single"
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        """Data parallelism outside, so that tensor parallelism has the fast links."""
+        return {a: n for a, n in (("dp", self.dp), ("tp", self.tp)) if n > 1} or {"dp": 1}
+
+
+def parse_name(name: str, devices: int) -> Textbook:
+    """The textbook plan of a name on so many devices: an axis without a size takes what the others leave.
+
+    Raises ValueError for a name that is none, or sizes that do not multiply to the number of devices.
+    """
+    sizes: dict[str, int] = {}
+    zero = 0
+    for part in name.split("x"):
+        match = re.fullmatch(r"(dp|tp)(\d*)|zero([123])|single", part)
+        if not match:
+            raise ValueError(f"no plan {name!r}: write auto, dp, tp, zero1, zero2, zero3, dp2xtp2, tp2xzero3, ...")
+        if match[3]:
+            zero = int(match[3])
+        elif match[1]:
+            if match[1] in sizes:
+                raise ValueError(f"plan {name!r} names {match[1]} twice")
+            sizes[match[1]] = int(match[2] or 0)
+    if zero:
+        sizes.setdefault("dp", 0)
+    open_axes = [axis for axis, size in sizes.items() if size == 0]
+    given = 1
+    for size in sizes.values():
+        given *= size or 1
+    if len(open_axes) > 1:
+        raise ValueError(f"plan {name!r} leaves the sizes of {' and '.join(open_axes)} open: give all but one")
+    if devices % given or (not open_axes and given != devices):
+        raise ValueError(f"plan {name!r} needs {'a multiple of ' if open_axes else ''}{given} devices, not {devices}")
+    if open_axes:
+        sizes[open_axes[0]] = devices // given
+    return Textbook(sizes.get("dp", 1), sizes.get("tp", 1), zero if sizes.get("dp", 1) > 1 else 0)
