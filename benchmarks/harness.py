@@ -1,0 +1,122 @@
+"""What every benchmark shares: options, progress, turns, and one JSON object as the result.
+
+    python benchmarks/NAME.py [--quick]
+
+Progress goes to stderr. The last line on stdout is one JSON object with the device, the date, the versions,
+the medians and the ratios; the same object is saved as ``benchmarks/results/NAME.json`` (``NAME-quick.json``
+with ``--quick``, which is done within a minute and measures a smaller case).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+_START = time.perf_counter()
+
+
+class Contender(Protocol):
+    """Something to measure in turns: ours or a peer."""
+
+    name: str
+
+    def turn(self, steps: int) -> list[float]:
+        """Do that many steps now; seconds of each."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def main(run: Callable[[bool], dict[str, Any]], script: str, packages: Sequence[str] = ()) -> None:
+    """Run a benchmark: ``run(quick)`` gives its figures; ``packages`` are the peers whose versions count."""
+    parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
+    parser.add_argument("--quick", action="store_true", help="a smaller case, done within a minute")
+    quick = parser.parse_args().quick
+    name = Path(script).stem
+    result = {"benchmark": name, "quick": quick, **environment(packages), **run(quick)}
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}{'-quick' if quick else ''}.json"
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    say(f"saved {path.relative_to(RESULTS.parent.parent)}")
+    print(json.dumps(result), flush=True)
+
+
+def say(text: str) -> None:
+    """A line of progress."""
+    print(f"[{time.perf_counter() - _START:7.1f} s] {text}", file=sys.stderr, flush=True)
+
+
+def environment(packages: Sequence[str] = ()) -> dict[str, Any]:
+    """Device, date and versions."""
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    versions |= {package: metadata.version(package) for package in ("tutti", *packages)}
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": _device(),
+        "threads": torch.get_num_threads(),
+        "versions": versions,
+    }
+
+
+def take_turns(
+    contenders: Sequence[Contender], rounds: int, steps: int, warmup: int = 2
+) -> dict[str, list[float]]:
+    """Seconds of every measured step by name: one warm-up turn each, then rounds in which all take a turn.
+
+    Each round begins with another contender, so that none always runs after the same one.
+    """
+    for contender in contenders:
+        seconds = contender.turn(warmup)
+        say(f"{contender.name}: warm after {sum(seconds):.1f} s")
+    times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    for i in range(rounds):
+        first = i % len(contenders)
+        for contender in [*contenders[first:], *contenders[:first]]:
+            times[contender.name] += contender.turn(steps)
+        best = min(times, key=lambda name: statistics.median(times[name]))
+        say(
+            f"round {i + 1} of {rounds}: fastest so far {best}, {statistics.median(times[best]):.3f} s a step"
+        )
+    return times
+
+
+def summary(seconds: Sequence[float]) -> dict[str, float]:
+    """Median, quartiles and number of the measured steps, in seconds."""
+    low, median, high = (
+        statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else seconds * 3
+    )
+    return {"median": median, "lower_quartile": low, "upper_quartile": high, "steps": len(seconds)}
+
+
+def ratio(times: Mapping[str, Sequence[float]], ours: Sequence[str], peers: Sequence[str]) -> dict[str, Any]:
+    """How many times faster the best of ours is than the best of the peers, by medians."""
+
+    def fastest(names: Sequence[str]) -> str:
+        return min(names, key=lambda name: statistics.median(times[name]))
+
+    best, rival = fastest(ours), fastest(peers)
+    value = statistics.median(times[rival]) / statistics.median(times[best])
+    return {"ours": best, "peer": rival, "times_faster": value}
+
+
+def _device() -> str:
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    models = []
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{(models or [platform.machine()])[0]}, {os.cpu_count()} cores"
