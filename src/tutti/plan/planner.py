@@ -19,7 +19,7 @@ from tutti.plan.layout import Layout, Split, devices
 from tutti.plan.pin import Pin, resolve
 from tutti.plan.plan import Plan
 from tutti.plan.price import Pricer, local_bytes, with_choice
-from tutti.plan.problem import Operator, Problem, Tensor, fits, problem_of
+from tutti.plan.problem import Operator, Tensor, fits, problem_of
 from tutti.plan.textbook import Textbook, parse_name
 
 PENALTY = 1.0  # seconds: a parameter split over tp is gathered only where there is no other way
@@ -78,8 +78,12 @@ class Planner:
         books = []
         for tp in (t for t in range(1, n + 1) if n % t == 0):
             dp = n // tp
-            if batch % dp == 0 and all(axis in {"dp": dp, "tp": tp} for pin in self.pins.values() for axis in pin):
-                stages = (0, 1, 2, 3) if self.accumulate > 1 else (0, 1, 3)  # 2 differs only in what is accumulated
+            if batch % dp == 0 and all(
+                axis in {"dp": dp, "tp": tp} for pin in self.pins.values() for axis in pin
+            ):
+                stages = (
+                    (0, 1, 2, 3) if self.accumulate > 1 else (0, 1, 3)
+                )  # 2 differs only in what is accumulated
                 books += [Textbook(dp, tp, zero) for zero in (stages if dp > 1 else (0,))]
         if not books:
             raise ValueError(f"no mesh of {n} devices divides a batch of {batch}")
@@ -92,10 +96,16 @@ class Planner:
         for label, axes in self.pins.items():
             for axis in axes:
                 if axis not in book.mesh:
-                    raise ValueError(f"the pin on {label!r} names axis {axis!r}; the mesh has {list(book.mesh)}")
+                    raise ValueError(
+                        f"the pin on {label!r} names axis {axis!r}; the mesh has {list(book.mesh)}"
+                    )
 
     def _batch_specs(self):
-        return [n.meta["val"] for k, n in self.step.inputs.items() if k.startswith("batch:") and n.meta["val"].shape]
+        return [
+            n.meta["val"]
+            for k, n in self.step.inputs.items()
+            if k.startswith("batch:") and n.meta["val"].shape
+        ]
 
     def _compute(self, book: Textbook, stored: Mapping[str, Layout]) -> dict[str, dict[str, Choice]]:
         """Choices of forward and backward along dp, then of everything along tp."""
@@ -193,7 +203,9 @@ class _Data(_Role):
         if o.kind == "batch" and o.outputs[0].shape:
             size, k = o.outputs[0].shape[0], self.mesh[self.axis]
             if size % k:
-                raise ValueError(f"{o.label}: a batch of {size} does not divide over {k} data-parallel devices")
+                raise ValueError(
+                    f"{o.label}: a batch of {size} does not divide over {k} data-parallel devices"
+                )
             return [Choice(o.rule.outputs[0][0][0])]
         if o.is_input or o.phase == UPDATE:
             return [None]
@@ -265,7 +277,11 @@ def replan(step: StepGraph, plan: Plan, cluster: Cluster) -> Plan:
     """The plan for another graph of the same model (another batch shape, evaluation): inputs lie as they do."""
     planner = Planner(step, cluster, accumulate=plan.accumulate)
     labels = {node.meta["label"] for node in step.inputs.values()}
-    stored = {label: plan.input_layout(label) for label in labels if label.split(":")[0] not in ("batch", "seed", "step")}
+    stored = {
+        label: plan.input_layout(label)
+        for label in labels
+        if label.split(":")[0] not in ("batch", "seed", "step")
+    }
     book = Textbook(plan.mesh.get("dp", 1), plan.mesh.get("tp", 1), 3 if "dp" in plan.mesh else 0)
     return planner.textbook(book, stored)
 

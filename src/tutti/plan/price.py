@@ -34,7 +34,9 @@ class Pricer:
         moved = sum(
             prod(o.input_shape(i)) * self.itemsize(o) // self.parts(input_placement, o, i, choices)
             for i in range(len(o.rule.inputs))
-        ) + sum(s.bytes // self.parts(output_placement, o, i, choices) for i, s in enumerate(o.outputs) if s.dtype)
+        ) + sum(
+            s.bytes // self.parts(output_placement, o, i, choices) for i, s in enumerate(o.outputs) if s.dtype
+        )
         seconds = max(o.flops / parts / self.rate(o), moved / self.cluster.device.bandwidth)
         return seconds + self.cluster.device.overhead + self.rows(o, choices)
 
@@ -45,8 +47,10 @@ class Pricer:
         if not count or not split:
             return 0.0
         axis, factor = split[0]
-        rows = o.outputs[0].numel // o.rule.sizes[factor] // prod(
-            self.mesh[a] for a, c in choices.items() if c.factor and c.factor != factor
+        rows = (
+            o.outputs[0].numel
+            // o.rule.sizes[factor]
+            // prod(self.mesh[a] for a, c in choices.items() if c.factor and c.factor != factor)
         )
         return count * self.collective("all_reduce", axis, rows * 4)
 

@@ -57,7 +57,12 @@ Price = Callable[[Step, int], float]  # of a step that sends so many bytes
 
 
 def reshard(
-    source: Layout, target: Layout, shape: tuple[int, ...], mesh: Mesh, itemsize: int = 4, price: Price | None = None
+    source: Layout,
+    target: Layout,
+    shape: tuple[int, ...],
+    mesh: Mesh,
+    itemsize: int = 4,
+    price: Price | None = None,
 ) -> list[Step]:
     """The cheapest steps from `source` to `target` for a tensor of this global shape.
 
@@ -96,7 +101,9 @@ def _search(source, target, shape, mesh, itemsize, price: Price) -> list[Step]:
     raise ValueError(f"no way from layout {source} to {target} for shape {shape} on a mesh {dict(mesh)}")
 
 
-def _steps(layout: Layout, source: Layout, target: Layout, shape: tuple[int, ...], mesh: Mesh) -> Iterator[Step]:
+def _steps(
+    layout: Layout, source: Layout, target: Layout, shape: tuple[int, ...], mesh: Mesh
+) -> Iterator[Step]:
     for axis in mesh:
         here = layout[axis]
         wanted = [p for p in dict.fromkeys((target[axis], source[axis])) if p != here]

@@ -39,7 +39,10 @@ def _attention_backward(node: fx.Node):
     dims_q, dims_k, dims_v, rows, sizes = _heads(q, k, causal)
     out = dims_q.replace("d!", "e!")
     mask = "".join(f", {_mask(m, causal)}" for m in operands(node)[6:])
-    return f"{out}, {dims_q}, {dims_k}, {dims_v}, {out}, {rows}{mask} -> {dims_q}, {dims_k}, {dims_v} | ~0", sizes
+    return (
+        f"{out}, {dims_q}, {dims_k}, {dims_v}, {out}, {rows}{mask} -> {dims_q}, {dims_k}, {dims_v} | ~0",
+        sizes,
+    )
 
 
 rules(

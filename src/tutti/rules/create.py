@@ -16,8 +16,10 @@ aten, ops = torch.ops.aten, torch.ops.tutti
 
 def _anew(mark: str = ""):
     def notation(node: fx.Node) -> str:
-        left = ", ".join(" ".join(["1" if n == 1 else f"{c}{i}!" for c, n in zip(ascii_lowercase, s, strict=False)])
-                         for i, s in enumerate(o.meta["val"].shape for o in operands(node)))
+        left = ", ".join(
+            " ".join(["1" if n == 1 else f"{c}{i}!" for c, n in zip(ascii_lowercase, s, strict=False)])
+            for i, s in enumerate(o.meta["val"].shape for o in operands(node))
+        )
         right = " ".join(f"{c}{mark}" for c in ascii_lowercase[: len(specs(node)[0].shape)])
         return f"{left} -> {right}"
 

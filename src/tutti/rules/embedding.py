@@ -7,7 +7,7 @@ from string import ascii_lowercase
 import torch
 from torch import fx
 
-from tutti.rules.registry import ARGUMENTS, LOCAL, rules
+from tutti.rules.registry import LOCAL, rules
 
 aten = torch.ops.aten
 

@@ -14,7 +14,10 @@ aten = torch.ops.aten
 
 def _dims(node: fx.Node, x: fx.Node, normalized: int) -> tuple[str, str, str]:
     rank = len(x.meta["val"].shape)
-    batch, rest = list(ascii_lowercase[: rank - normalized]), [f"{c}!" for c in ascii_lowercase[rank - normalized : rank]]
+    batch, rest = (
+        list(ascii_lowercase[: rank - normalized]),
+        [f"{c}!" for c in ascii_lowercase[rank - normalized : rank]],
+    )
     return " ".join(batch + rest), " ".join(batch + ["1"] * normalized), " ".join(rest)
 
 

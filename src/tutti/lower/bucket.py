@@ -1,0 +1,78 @@
+"""Buckets: neighbouring collectives of one kind, axis and dtype become one, so that latency is paid once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+import torch
+from torch import fx
+
+from tutti.graph.step_graph import UPDATE, Spec
+from tutti.lower.collectives import COLLECTIVES, all_gather, all_reduce, reduce_scatter
+from tutti.lower.order import collectives_together
+
+aten = torch.ops.aten
+LARGEST = 64 << 20  # bytes of a bucket: enough to forget latency, little beside a model
+
+
+def bucket(graph: fx.Graph) -> None:
+    """Merge the collectives of the update, in place. Tensors are laid end to end, each a row or rows of its own."""
+    collectives_together(graph)
+    for group in list(_neighbours(graph)):
+        if len(group) > 1:
+            _merge(graph, group)
+
+
+def _neighbours(graph: fx.Graph) -> Iterator[list[fx.Node]]:
+    """Collectives with nothing but collectives between them, by kind, in pieces of at most LARGEST bytes."""
+    run: dict[tuple, list[fx.Node]] = {}
+    for node in graph.nodes:
+        if node.target in COLLECTIVES and node.meta["phase"] == UPDATE:
+            operand: Spec = node.args[0].meta["val"]
+            key = (node.target, *node.args[1:], operand.dtype)
+            group = run.setdefault(key, [])
+            if sum(n.args[0].meta["val"].bytes for n in group) + operand.bytes > LARGEST and group:
+                yield run.pop(key)
+                group = run.setdefault(key, [])
+            group.append(node)
+        else:
+            yield from run.values()
+            run = {}
+
+
+def _merge(graph: fx.Graph, group: list[fx.Node]) -> None:
+    first, last = group[0], group[-1]
+    target, (_, *rest) = first.target, first.args
+    has_rows = target not in (all_reduce, all_gather)  # the operand's leading dim goes over the axis
+    origin = {key: first.meta[key] for key in ("phase", "path", "label") if key in first.meta}
+
+    def emit(function, args: tuple, shape) -> fx.Node:
+        node = graph.call_function(function, args)
+        node.meta = {**origin, "val": Spec(tuple(shape), first.args[0].meta["val"].dtype)}  # pyright: ignore
+        return node
+
+    with graph.inserting_after(last):
+        graph_end = graph.call_function(aten.zeros.default, ([],))  # a mark to insert before
+    with graph.inserting_before(graph_end):
+        flat, widths = [], []
+        for node in group:
+            x, spec = node.args[0], node.args[0].meta["val"]  # pyright: ignore
+            rows = [spec.shape[0]] if has_rows else []
+            widths.append(spec.numel // prod(rows))
+            shape = [*rows, widths[-1]]
+            flat.append(x if list(spec.shape) == shape else emit(aten.reshape.default, (x, shape), shape))
+        total = sum(widths)
+        rows = [group[0].args[0].meta["val"].shape[0]] if has_rows else []  # pyright: ignore
+        joined = emit(aten.cat.default, (flat, len(rows)), [*rows, total])
+        made = group[0].meta["val"].shape
+        lead = [] if target in (all_reduce, reduce_scatter) else [made[0]]
+        result = emit(target, (joined, *rest), [*lead, total])
+        start = 0
+        for node, width in zip(group, widths, strict=True):
+            part = emit(aten.slice.Tensor, (result, len(lead), start, start + width), [*lead, width])
+            part = emit(aten.reshape.default, (part, list(node.meta["val"].shape)), node.meta["val"].shape)
+            node.replace_all_uses_with(part)
+            start += width
+    for node in [*group, graph_end]:
+        graph.erase_node(node)

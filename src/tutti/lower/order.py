@@ -1,0 +1,63 @@
+"""Orders of a graph's nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import fx
+
+from tutti.graph.step_graph import UPDATE
+from tutti.lower.collectives import COLLECTIVES
+
+
+def arrange(nodes: Iterable[fx.Node]) -> None:
+    """Bring all nodes of the graph into this order."""
+    first, *rest = nodes
+    for node in rest:
+        first.append(node)
+        first = node
+
+
+def sort(graph: fx.Graph) -> None:
+    """Topological order; a node moves back only as far as what it reads makes it."""
+    placed: set[fx.Node] = set()
+    waiting: dict[fx.Node, list[fx.Node]] = {}
+    order: list[fx.Node] = []
+
+    def place(node: fx.Node) -> None:
+        todo = [node]
+        while todo:
+            n = todo.pop()
+            missing = next((x for x in n.all_input_nodes if x not in placed), None)
+            if missing is not None:
+                waiting.setdefault(missing, []).append(n)
+                continue
+            placed.add(n)
+            order.append(n)
+            todo += reversed(waiting.pop(n, []))
+
+    for node in list(graph.nodes):
+        place(node)
+    arrange(order)
+
+
+def collectives_together(graph: fx.Graph) -> None:
+    """Let collectives of the update that could start together stand together.
+
+    Nodes from the first of the update on are sorted by how many collectives they have to wait for: gradients are
+    reduced when the backward pass is over, new parameters gathered when all are computed.
+    """
+    nodes = list(graph.nodes)
+    first = next(
+        (i for i, n in enumerate(nodes) if n.meta.get("phase") == UPDATE and n.op == "call_function"), None
+    )
+    if first is None:
+        return
+    tail = [n for n in nodes[first:] if n.op == "call_function"]
+    depth: dict[fx.Node, int] = {}
+    for node in tail:
+        depth[node] = max(
+            (depth[x] + (x.target in COLLECTIVES) for x in node.all_input_nodes if x in depth), default=0
+        )
+    tail.sort(key=lambda n: (depth[n], n.target in COLLECTIVES))
+    arrange([*nodes[:first], *tail, nodes[-1]])

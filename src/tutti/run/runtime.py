@@ -1,0 +1,121 @@
+"""Runtimes: who carries out the collectives of Programs. Both run the same Programs on the ranks they hold."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from tutti.graph.step_graph import Spec
+from tutti.plan.layout import Layout, Mesh, coordinates_of, devices, group_of
+from tutti.run.code import Request, Run
+from tutti.run.virtual import run_virtual
+
+OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+class Virtual:
+    """All ranks of the mesh in this process, in lockstep."""
+
+    def __init__(self, mesh: Mesh):
+        self.mesh, self.rank, self.ranks = mesh, 0, list(range(devices(mesh)))
+
+    def run(self, runs: Sequence[Run], inputs: Sequence[Sequence[torch.Tensor]]) -> list[tuple]:
+        """The outputs of each held rank."""
+        return run_virtual(runs, inputs, self.mesh)
+
+    def whole(self, parts: Sequence[torch.Tensor], layout: Layout, spec: Spec) -> torch.Tensor:
+        """The whole tensor from what the held ranks have of it, on the CPU."""
+        return layout.assemble([p.cpu() for p in parts], spec.shape, self.mesh)
+
+
+class Distributed:
+    """One rank of a `torch.distributed` job."""
+
+    def __init__(self, mesh: Mesh):
+        self.mesh, self.rank = mesh, dist.get_rank()
+        self.ranks = [self.rank]
+        self.groups = {axis: self._group(axis) for axis, size in mesh.items() if size > 1}
+
+    def _group(self, axis: str) -> dist.ProcessGroup:
+        """This rank's group along an axis. Every rank makes all groups, in one order, as torch asks."""
+        if self.mesh[axis] == dist.get_world_size():
+            return dist.group.WORLD  # pyright: ignore[reportReturnType]
+        members = {tuple(group_of(rank, axis, self.mesh)): None for rank in range(devices(self.mesh))}
+        groups = {group: dist.new_group(list(group)) for group in members}
+        return groups[tuple(group_of(self.rank, axis, self.mesh))]
+
+    def run(self, runs: Sequence[Run], inputs: Sequence[Sequence[torch.Tensor]]) -> list[tuple]:
+        program, answer = runs[0](*inputs[0]), None
+        try:
+            while True:
+                answer = self.carry_out(program.send(answer))  # pyright: ignore[reportArgumentType]
+        except StopIteration as stop:
+            return [stop.value]
+
+    def carry_out(self, request: Request) -> torch.Tensor:
+        """This rank's result of a collective."""
+        group, k = self.groups.get(request.axis), self.mesh[request.axis]
+        x = request.tensor.contiguous()
+        op, scale = OPS.get(request.op, dist.ReduceOp.SUM), 1 / k if request.op == "avg" else None
+        match request.kind:
+            case _ if group is None:  # an axis of one rank
+                out = x.unsqueeze(0) if request.kind == "all_gather" else x
+                return x.squeeze(0) if request.kind == "reduce_scatter" else out
+            case "all_reduce":
+                out = x.clone() if x is request.tensor else x
+                dist.all_reduce(out, op, group)
+            case "all_gather":
+                out = x.new_empty((k, *x.shape))
+                dist.all_gather_into_tensor(out.view(-1), x.view(-1), group)
+            case "reduce_scatter":
+                out = x.new_empty(x.shape[1:])
+                dist.reduce_scatter_tensor(out.view(-1), x.view(-1), op, group)
+            case "all_to_all":
+                out = torch.empty_like(x)
+                dist.all_to_all_single(out, x, group=group)
+            case kind:
+                raise ValueError(f"unknown collective {kind!r}")
+        return out if scale is None else out.mul_(scale)
+
+    def whole(self, parts: Sequence[torch.Tensor], layout: Layout, spec: Spec) -> torch.Tensor:
+        if layout == Layout():
+            return parts[0].cpu()
+        world = [torch.empty_like(parts[0]) for _ in range(devices(self.mesh))]
+        dist.all_gather(world, parts[0].contiguous())
+        return layout.assemble([p.cpu() for p in world], spec.shape, self.mesh)
+
+
+Runtime = Virtual | Distributed
+
+
+def in_job() -> bool:
+    """Whether this process was started as one rank of several (torchrun, `tutti run`, ...)."""
+    return dist.is_initialized() or ("RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1)
+
+
+def join_job(device: torch.device) -> int:
+    """Initialise torch.distributed from the environment, once; the number of processes."""
+    if not dist.is_initialized():
+        if device.type == "cuda":
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return dist.get_world_size()
+
+
+def runtime_for(mesh: Mesh) -> Runtime:
+    """Distributed where this process is one rank of as many as the mesh has; else virtual."""
+    return (
+        Distributed(mesh)
+        if dist.is_initialized() and dist.get_world_size() == devices(mesh) > 1
+        else Virtual(mesh)
+    )
+
+
+def own_slice(whole: torch.Tensor, layout: Layout, mesh: Mesh, rank: int) -> torch.Tensor:
+    """What a rank holds of a tensor, in memory of its own."""
+    return layout.local_slice(whole, mesh, coordinates_of(rank, mesh)).clone(
+        memory_format=torch.contiguous_format
+    )

@@ -1,0 +1,94 @@
+"""Segments: what a Program computes between two collectives, compiled as one function each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import fx
+
+from tutti.graph.inline import inline
+from tutti.graph.step_graph import Spec
+from tutti.lower.collectives import COLLECTIVES
+from tutti.lower.inplace import IN_PLACE, written
+from tutti.nn import random
+
+SMALLEST = 3  # operators: what is smaller costs less to run than to call
+
+BREAKS = {*COLLECTIVES, written, *(in_place for in_place, *_ in IN_PLACE.values())}
+
+
+def inline_random(graph: fx.Graph) -> None:
+    """Write out the random operator as arithmetic, so that the compiler fuses it with what uses it."""
+    for node in [n for n in graph.nodes if n.target is torch.ops.tutti.uniform.default]:
+        with graph.inserting_before(node):
+            device = node.kwargs["device"]
+            new = inline(graph, random.uniform, node.args, node.kwargs, device)
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+
+
+def compile_segments(graph: fx.Graph) -> None:
+    """Replace each segment by a call of its compiled function, in place. Equal segments share one."""
+    compiled: dict[str, Callable] = {}
+    users = {n: set(n.users) for n in graph.nodes}
+    for segment in list(_segments(graph)):
+        if len(segment) < SMALLEST:
+            continue
+        inside = set(segment)
+        inputs = list(dict.fromkeys(x for n in segment for x in n.all_input_nodes if x not in inside))
+        outputs = [n for n in segment if users[n] - inside and not isinstance(n.meta["val"], tuple)]
+        part = _extract(segment, inputs, outputs)
+        key = _structure(part, inputs)
+        if key not in compiled:
+            compiled[key] = torch.compile(fx.GraphModule({}, part), dynamic=False, fullgraph=True)
+        _replace(graph, segment, compiled[key], inputs, outputs)
+
+
+def _segments(graph: fx.Graph) -> Iterator[list[fx.Node]]:
+    segment: list[fx.Node] = []
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            continue
+        if node.op == "output" or node.target in BREAKS:
+            yield segment
+            segment = []
+        else:
+            segment.append(node)
+
+
+def _extract(segment: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node]) -> fx.Graph:
+    """The segment as a graph of its own, whose names depend on its structure alone."""
+    part, mapping = fx.Graph(), {}
+    for i, node in enumerate(inputs):
+        mapping[node] = part.placeholder(f"in_{i}")
+    for i, node in enumerate(segment):
+        mapping[node] = part.node_copy(node, mapping.__getitem__)
+        mapping[node].name = f"n_{i}"
+        mapping[node].meta = {}
+    part.output(tuple(mapping[n] for n in outputs))
+    return part
+
+
+def _structure(part: fx.Graph, inputs: list[fx.Node]) -> str:
+    specs: list[Spec] = [n.meta["val"] for n in inputs]
+    nodes = [(n.name, str(n.target), str(n.args), str(n.kwargs)) for n in part.nodes]
+    return repr((specs, nodes))
+
+
+def _replace(graph: fx.Graph, segment: list[fx.Node], function: Callable, inputs, outputs) -> None:
+    last = segment[-1]
+    with graph.inserting_after(last):
+        call = graph.call_function(function, tuple(inputs))
+    call.meta = {"val": tuple(n.meta["val"] for n in outputs), "label": "segment"}
+    for i, node in reversed(list(enumerate(outputs))):
+        with graph.inserting_after(call):
+            part = graph.call_function(_take, (call, i))
+        part.meta = dict(node.meta)
+        node.replace_all_uses_with(part)
+    for node in reversed(segment):
+        graph.erase_node(node)
+
+
+def _take(results: tuple[torch.Tensor, ...], i: int) -> torch.Tensor:
+    return results[i]

@@ -1,0 +1,421 @@
+"""The one line: `step = tutti.parallelize(model, optimizer, batch)`, and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tutti.cluster import Cluster, local
+from tutti.graph import optimizers
+from tutti.graph.capture import Batch, Loss, batch_items, capture, device_of
+from tutti.graph.step_graph import Spec, StepGraph
+from tutti.lower.program import Collective, Program
+from tutti.lower.shard import shard
+from tutti.plan.layout import coordinates_of, devices
+from tutti.plan.pin import Pin
+from tutti.plan.plan import Plan
+from tutti.plan.planner import Planner, replan
+from tutti.run.code import Run
+from tutti.run.levels import prepare
+from tutti.run.runtime import in_job, join_job, own_slice, runtime_for
+
+Signature = tuple[tuple[str, Spec], ...]
+
+
+def parallelize(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    *,
+    loss: Loss | None = None,
+    cluster: Cluster | str = "auto",
+    plan: Plan | str | Path = "auto",
+    level: str = "O2",
+    clip_norm: float | None = None,
+    accumulate: int = 1,
+    masters: bool = False,
+    pins: Iterable[Pin] = (),
+    seed: int = 0,
+) -> Step:
+    """Lift a model written for one device to a cluster. The model is read, never changed.
+
+    model: any module on the CPU or one GPU, with its parameters initialised.
+    optimizer: a `torch.optim` instance over them. Its learning rates are read at every step, so schedulers work.
+    batch: an example of the *global* batch, a dict (keyword arguments of the model) or a tuple of tensors.
+    loss: `loss(model, batch) -> 0-d tensor`; by default the model's output has a `.loss` or is the loss.
+    cluster: "auto" (the processes of this job, or one device), a `Cluster`, or its name ("cpu:4", "h100:16x8").
+        More devices than this job has processes are run virtually, in this process.
+    plan: "auto", a `Plan`, the path of one, or a textbook name ("dp", "tp", "zero3", "dp2xtp2").
+    level: "O0" runs operator by operator, "O2" compiles.
+    clip_norm: clips the global gradient norm. accumulate: microbatches (equal parts of the batch) per update.
+    masters: float32 copies of low-precision parameters are updated in their stead.
+    pins: parts of the plan that are fixed by hand (`tutti.pin`). seed: of all random numbers.
+
+    Raises ValueError for what does not fit together: a batch that does not divide, a plan for another model or
+    another number of devices, an optimizer that is not in the table.
+    """
+    return Step(
+        model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, seed
+    )
+
+
+@dataclass
+class _Executable:
+    """The Programs of the held ranks, ready to run."""
+
+    graph: StepGraph
+    programs: list[Program]
+    runs: list[Run]
+    kept: list[Collective]
+
+
+class Step:
+    """A training step on a cluster: `loss = step(batch)`."""
+
+    def __init__(
+        self, model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, seed
+    ):
+        if accumulate < 1:
+            raise ValueError(f"accumulate is {accumulate}; it must be at least 1")
+        self.model, self.optimizer, self.loss_function = model, optimizer, loss
+        self.level, self.clip_norm, self.accumulate, self.masters = level, clip_norm, accumulate, masters
+        self.seed, self.pins = seed, tuple(pins)
+        self.device = device_of(model)
+        self.cluster = _cluster(cluster, self.device)
+        self.autocast = _autocast_state(self.device)
+        self.graph = self._capture(self._microbatch(batch))
+        self.plan = self._share(lambda: self._choose(plan))
+        if devices(self.plan.mesh) != self.cluster.size:
+            raise ValueError(
+                f"the plan is for {devices(self.plan.mesh)} devices, {self.cluster} has {self.cluster.size}"
+            )
+        self.plan.check(self.graph)
+        self.runtime = runtime_for(self.plan.mesh)
+        self.rank, self.world_size = self.runtime.rank, devices(self.plan.mesh)
+        self.steps = optimizers.step_count(optimizer)
+        self._plans: dict[Signature, tuple[StepGraph, Plan]] = {
+            _signature(self._microbatch(batch)): (self.graph, self.plan)
+        }
+        self._ready: dict[tuple[str, Signature], _Executable] = {}
+        self._keys = dict(batch_items(batch))
+        self._state = self._initial_state()
+
+    # -- what a training loop calls -----------------------------------------------------------------------------
+
+    def __call__(self, batch: Batch) -> torch.Tensor:
+        """One optimizer step on a global batch; the mean loss, a 0-d tensor."""
+        if self.accumulate == 1:
+            outputs = self._run("train", batch)
+        else:
+            outputs = self._accumulated(batch)
+        self._keep(outputs)
+        self.steps += 1
+        return outputs[0]["loss"]
+
+    def evaluate(self, batch: Batch) -> torch.Tensor:
+        """The loss in evaluation mode, without an update; a 0-d tensor."""
+        return self._run("evaluate", batch)[0]["loss"]
+
+    def gradients(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """The gradients that the next step would compute, before clipping: full tensors under the model's names."""
+        totals: dict[str, torch.Tensor] = {}
+        for part in self._microbatches(batch):
+            for name, g in self._run("gradients", part)[0].items():
+                if name.startswith("grad:"):
+                    key = name.removeprefix("grad:")
+                    totals[key] = totals[key] + g if key in totals else g
+        return {name: (g / self.accumulate).cpu() for name, g in totals.items()}
+
+    def state_dict(self, sharded: bool = False) -> dict[str, torch.Tensor]:
+        """The model's parameters and buffers under its own names: full CPU tensors, or with `sharded` this rank's parts.
+
+        Every rank of a job has to call it.
+        """
+        tensors = {}
+        for kind in ("param", "buffer"):
+            for name in self.graph.names(kind):
+                key = f"{kind}:{name}"
+                tensors[name] = self._state[0][key] if sharded else self._whole(key)
+        if not sharded:  # tied parameters appear under all their names, as in the model's own state dict
+            tensors |= {
+                alias: tensors[name] for alias, name in _aliases(self.model).items() if name in tensors
+            }
+            tensors = {name: tensors[name] for name in self.model.state_dict() if name in tensors}
+        return tensors
+
+    def training_state(self) -> dict[str, torch.Tensor]:
+        """Everything that resuming bit for bit needs, as full CPU tensors. Every rank of a job has to call it."""
+        return {name: self._whole(name) for name in self._state[0]} | {"step": torch.tensor(self.steps)}
+
+    def load_training_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """The inverse of `training_state`; from any plan to any other."""
+        missing, unknown = set(self._state[0]) - set(state), set(state) - set(self._state[0]) - {"step"}
+        if missing or unknown:
+            what = (
+                f"lacks {sorted(missing)[0]!r}"
+                if missing
+                else f"has {sorted(unknown)[0]!r}, which is unknown"
+            )
+            raise ValueError(f"the state does not belong to this model and optimizer: it {what}")
+        for name in self._state[0]:
+            spec = self.graph.spec(name)
+            if Spec.of(state[name]) != spec:
+                raise ValueError(f"{name} has {tuple(state[name].shape)} {state[name].dtype} in the state, "
+                                 f"{spec.shape} {spec.dtype} here")  # fmt: skip
+            self._place(name, state[name])
+        self.steps = int(state["step"])
+
+    # -- what one can ask ------------------------------------------------------------------------------------------
+
+    @property
+    def program(self) -> Program:
+        """The Program of this rank for a training step (with accumulation: of one microbatch)."""
+        return self._executable(
+            "train" if self.accumulate == 1 else "accumulate", next(iter(self._plans))
+        ).programs[0]
+
+    def collectives(self) -> list[Collective]:
+        """What one run of the Program communicates: (kind, axis, bytes sent by this rank, label)."""
+        return self._executable(
+            "train" if self.accumulate == 1 else "accumulate", next(iter(self._plans))
+        ).kept
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of one global step, all devices together."""
+        return self.graph.flops * self.accumulate
+
+    # -- how it is done ----------------------------------------------------------------------------------------------
+
+    def _capture(self, batch: Batch, evaluate: bool = False) -> StepGraph:
+        training = self.model.training
+        if evaluate:
+            self.model.eval()
+        try:
+            with torch.autocast(**self.autocast):
+                if evaluate:
+                    return capture(self.model, batch, loss=self.loss_function, gradients=False)
+                return capture(
+                    self.model,
+                    batch,
+                    self.optimizer,
+                    self.loss_function,
+                    clip_norm=self.clip_norm,
+                    masters=self.masters,
+                )
+        finally:
+            self.model.train(training)
+
+    def _choose(self, plan: Plan | str | Path) -> Plan:
+        if isinstance(plan, Plan):
+            return plan
+        planner = Planner(self.graph, self.cluster, self.pins, self.accumulate)
+        if plan == "auto":
+            return planner.best()
+        if isinstance(plan, Path) or str(plan).endswith(".json"):
+            return Plan.load(plan)
+        return planner.named(plan)
+
+    def _share(self, make) -> Any:
+        """Rank 0 does it, the others receive it, an error included."""
+        if not dist.is_initialized():
+            return make()
+        box: list = [None]
+        if dist.get_rank() == 0:
+            try:
+                box[0] = make()
+            except ValueError as error:
+                box[0] = error
+        dist.broadcast_object_list(box)
+        if isinstance(box[0], ValueError):
+            raise box[0]
+        return box[0]
+
+    def _initial_state(self) -> list[dict[str, torch.Tensor]]:
+        """Per held rank its parts of parameters, buffers, constants and optimizer state."""
+        params, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
+        state = optimizers.state_of(self.optimizer, {p: n for n, p in params.items()}, self.masters)
+        self._state = [{} for _ in self.runtime.ranks]
+        for name in self.graph.inputs:
+            kind, _, key = name.partition(":")
+            if kind in ("batch", "lr", "step", "seed", "constant"):
+                continue
+            source = params if kind == "param" else buffers if kind == "buffer" else None
+            self._place(name, source[key].detach() if source is not None else state[key][kind])
+        return self._state
+
+    def _place(self, name: str, whole: torch.Tensor) -> None:
+        layout = self.plan.input_layout(self.graph.inputs[name].meta["label"])
+        for held, rank in zip(self._state, self.runtime.ranks, strict=True):
+            held[name] = own_slice(whole.to(self.device), layout, self.plan.mesh, rank)
+
+    def _whole(self, name: str) -> torch.Tensor:
+        node = self.graph.inputs[name]
+        layout = self.plan.input_layout(node.meta["label"])
+        return self.runtime.whole([held[name] for held in self._state], layout, node.meta["val"])
+
+    def _keep(self, outputs: list[dict[str, torch.Tensor]]) -> None:
+        for held, new in zip(self._state, outputs, strict=True):
+            held.update({name: value for name, value in new.items() if name in held})
+
+    def _microbatches(self, batch: Batch) -> list[Batch]:
+        """Equal parts of a global batch along dim 0."""
+        if self.accumulate == 1:
+            return [batch]
+        parts = {}
+        for key, x in batch_items(batch):
+            if x.ndim == 0 or x.shape[0] % self.accumulate:
+                raise ValueError(
+                    f"batch entry {key!r} of shape {tuple(x.shape)} does not divide into {self.accumulate} microbatches"
+                )
+            parts[key] = x.chunk(self.accumulate)
+        if isinstance(batch, Mapping):
+            return [{key: parts[key][i] for key in parts} for i in range(self.accumulate)]
+        return [tuple(parts[key][i] for key in parts) for i in range(self.accumulate)]
+
+    def _microbatch(self, batch: Batch) -> Batch:
+        return self._microbatches(batch)[0]
+
+    def _accumulated(self, batch: Batch) -> list[dict[str, torch.Tensor]]:
+        """Gradients of all microbatches, then one update."""
+        total: list[dict[str, torch.Tensor]] = [{} for _ in self.runtime.ranks]
+        for part in self._microbatches(batch):
+            outputs = self._run("accumulate", part)
+            self._keep(outputs)
+            for sums, new in zip(total, outputs, strict=True):
+                for name, value in new.items():
+                    if name not in self._state[0]:
+                        sums[name] = sums[name].add_(value) if name in sums else value
+        for sums in total:
+            for value in sums.values():
+                value.div_(self.accumulate)
+        updated = self._run("update", self._microbatch(batch), total)
+        return [{**new, "loss": sums["loss"]} for new, sums in zip(updated, total, strict=True)]
+
+    def _run(
+        self, what: str, batch: Batch, more: list[dict[str, torch.Tensor]] | None = None
+    ) -> list[dict[str, torch.Tensor]]:
+        """Run one of the Programs on all held ranks; named outputs by rank."""
+        self._check(batch)
+        executable = self._executable(what, _signature(batch), batch)
+        mesh = self.plan.mesh
+        scalars = {"step": torch.tensor(self.steps + 1), "seed": torch.tensor(self.seed)}
+        scalars |= {
+            f"lr:{i}": torch.tensor(float(g["lr"]), dtype=torch.float64)
+            for i, g in enumerate(self.optimizer.param_groups)
+        }
+        data = {f"batch:{key}": x for key, x in batch_items(batch)}
+        inputs = []
+        for i, (program, rank) in enumerate(zip(executable.programs, self.runtime.ranks, strict=True)):
+            values = {**self._state[i], **scalars, **executable.graph.constants, **(more[i] if more else {})}
+            row = []
+            for name, (layout, _) in program.inputs.items():
+                if name in data:
+                    part = layout.local_slice(data[name], mesh, coordinates_of(rank, mesh))
+                    row.append(part.to(self.device, non_blocking=True))
+                else:
+                    row.append(values[name])
+            inputs.append(row)
+        with torch.no_grad():
+            results = self.runtime.run(executable.runs, inputs)
+        names = list(executable.programs[0].outputs)
+        return [dict(zip(names, values, strict=True)) for values in results]
+
+    def _check(self, batch: Batch) -> None:
+        given = dict(batch_items(batch))
+        if missing := [key for key in self._keys if key not in given]:
+            raise ValueError(
+                f"the batch lacks {missing[0]!r}; it had {list(self._keys)} when the step was made"
+            )
+        if unknown := [key for key in given if key not in self._keys]:
+            raise ValueError(f"the batch has {unknown[0]!r}, which it did not have when the step was made")
+        for key, x in given.items():
+            if x.dtype != self._keys[key].dtype:
+                raise ValueError(
+                    f"batch entry {key!r} is {x.dtype}; it was {self._keys[key].dtype} when the step was made"
+                )
+
+    def _executable(self, what: str, signature: Signature, batch: Batch | None = None) -> _Executable:
+        """The Programs for a batch of these shapes, made when they are first needed."""
+        if (what, signature) not in self._ready:
+            graph, plan = self._planned(what, signature, batch)
+            programs = [
+                shard(graph, plan, rank, self._asked(what, graph, plan)) for rank in self.runtime.ranks
+            ]
+            kept = programs[0].collectives
+            self._ready[what, signature] = _Executable(
+                graph, programs, [prepare(p, self.level) for p in programs], kept
+            )
+        return self._ready[what, signature]
+
+    def _planned(self, what: str, signature: Signature, batch: Batch | None) -> tuple[StepGraph, Plan]:
+        if what == "evaluate":
+            assert batch is not None
+            graph = self._capture(batch, evaluate=True)
+            return graph, self._share(lambda: replan(graph, self.plan, self.cluster))
+        if signature not in self._plans:
+            assert batch is not None
+            graph = self._capture(batch)
+            self._plans[signature] = graph, self._share(lambda: replan(graph, self.plan, self.cluster))
+        graph, plan = self._plans[signature]
+        return _part(graph, what), plan
+
+    def _asked(self, what: str, graph: StepGraph, plan: Plan):
+        """While gradients accumulate they lie as the plan stores them between microbatches."""
+        if what != "accumulate":
+            return {}
+        return {
+            name: plan.input_layout(node.meta["grad_label"])
+            for name, node in graph.outputs.items()
+            if "grad_label" in node.meta
+        }
+
+
+def _part(graph: StepGraph, what: str) -> StepGraph:
+    grads = [name for name in graph.outputs if name.startswith("grad:")]
+    if what == "train":
+        return graph.keep([name for name in graph.outputs if name not in grads])
+    if what == "gradients":
+        return graph.keep(grads)
+    before, after = graph.at_gradients()
+    return before if what == "accumulate" else after
+
+
+def _signature(batch: Batch) -> Signature:
+    return tuple((key, Spec.of(x)) for key, x in batch_items(batch))
+
+
+def _aliases(model: nn.Module) -> dict[str, str]:
+    """Other names of tied parameters and buffers -> the first."""
+    first: dict[int, str] = {}
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return {name: first.setdefault(id(t), name) for name, t in named if first.setdefault(id(t), name) != name}
+
+
+def _cluster(cluster: Cluster | str, device: torch.device) -> Cluster:
+    if in_job():
+        processes = join_job(device)
+        if isinstance(cluster, str) and cluster == "auto":
+            box = [local(processes, device.type).to_json() if dist.get_rank() == 0 else None]
+            dist.broadcast_object_list(box)
+            return Cluster.from_json(box[0])  # pyright: ignore[reportArgumentType]
+    if isinstance(cluster, Cluster):
+        return cluster
+    return local(1, device.type) if cluster == "auto" else Cluster.parse(cluster)
+
+
+def _autocast_state(device: torch.device) -> dict[str, Any]:
+    """The arguments that make `torch.autocast` what it is at this moment."""
+    kind = device.type
+    return {
+        "device_type": kind,
+        "enabled": torch.is_autocast_enabled(kind),
+        "dtype": torch.get_autocast_dtype(kind),
+        "cache_enabled": False,
+    }
