@@ -71,9 +71,7 @@ def environment(packages: Sequence[str] = ()) -> dict[str, Any]:
     }
 
 
-def take_turns(
-    contenders: Sequence[Contender], rounds: int, steps: int, warmup: int = 2
-) -> dict[str, list[float]]:
+def take_turns(contenders: Sequence[Contender], rounds: int, steps: int, warmup: int = 2) -> dict[str, list[float]]:
     """Seconds of every measured step by name: one warm-up turn each, then rounds in which all take a turn.
 
     Each round begins with another contender, so that none always runs after the same one.
@@ -87,17 +85,13 @@ def take_turns(
         for contender in [*contenders[first:], *contenders[:first]]:
             times[contender.name] += contender.turn(steps)
         best = min(times, key=lambda name: statistics.median(times[name]))
-        say(
-            f"round {i + 1} of {rounds}: fastest so far {best}, {statistics.median(times[best]):.3f} s a step"
-        )
+        say(f"round {i + 1} of {rounds}: fastest so far {best}, {statistics.median(times[best]):.3f} s a step")
     return times
 
 
 def summary(seconds: Sequence[float]) -> dict[str, float]:
     """Median, quartiles and number of the measured steps, in seconds."""
-    low, median, high = (
-        statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else seconds * 3
-    )
+    low, median, high = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else seconds * 3
     return {"median": median, "lower_quartile": low, "upper_quartile": high, "steps": len(seconds)}
 
 

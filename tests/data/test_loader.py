@@ -76,7 +76,5 @@ def test_held_out_windows_are_spread_over_the_text_and_distinct():
 
 
 def test_too_little_held_out_text_is_an_error():
-    with pytest.raises(
-        ValueError, match=r"100 windows of 10 tokens, fewer than a batch of 200; hold out more"
-    ):
+    with pytest.raises(ValueError, match=r"100 windows of 10 tokens, fewer than a batch of 200; hold out more"):
         held_out_batches(ROW, 200, 10, 1)

@@ -18,7 +18,7 @@ def documents(tmp_path):
 
 @pytest.fixture
 def tokenizer(documents):
-    return train_tokenizer([d.read() for d in documents], vocab_size=280, seq=8)
+    return train_tokenizer([d.read() for d in documents], vocab_size=280)
 
 
 def expected(tokenizer, documents):

@@ -13,7 +13,7 @@ TEXT = inspect.getsource(json) + inspect.getsource(json.decoder)
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return train_tokenizer([TEXT], vocab_size=512, seq=64)
+    return train_tokenizer([TEXT], vocab_size=512)
 
 
 def test_the_vocabulary_has_the_size_asked_for(tokenizer):
@@ -42,13 +42,13 @@ def test_transformers_loads_it(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     assert loaded("def f(x):\n    return x")["input_ids"] == tokenizer("def f(x):\n    return x")["input_ids"]
-    assert (loaded.eos_token_id, loaded.model_max_length) == (0, 64)
+    assert loaded.eos_token_id == 0
 
 
 def test_training_is_deterministic(tokenizer):
-    assert train_tokenizer([TEXT], 512, 64).get_vocab() == tokenizer.get_vocab()
+    assert train_tokenizer([TEXT], 512).get_vocab() == tokenizer.get_vocab()
 
 
 def test_too_small_a_vocabulary_is_an_error():
     with pytest.raises(ValueError, match="at least 257 tokens, not 100"):
-        train_tokenizer([TEXT], 100, 64)
+        train_tokenizer([TEXT], 100)

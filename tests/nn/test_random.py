@@ -78,9 +78,7 @@ def test_range_and_resolution():
     assert torch.equal(u * 2**24, (u * 2**24).round())
 
 
-@pytest.mark.parametrize(
-    ("seed", "step", "salt", "offset"), [(0, 0, 0, 0), (1, 2, 3, 0), (2**62, 9, 99, 2**40)]
-)
+@pytest.mark.parametrize(("seed", "step", "salt", "offset"), [(0, 0, 0, 0), (1, 2, 3, 0), (2**62, 9, 99, 2**40)])
 def test_moments_and_bytes(seed, step, salt, offset):
     u = draw((COUNT,), seed, step, salt, offset=offset).double()
     sigma = 1 / math.sqrt(COUNT)

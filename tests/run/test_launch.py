@@ -99,9 +99,7 @@ def test_launch_returns_the_results_in_rank_order():
 
 
 def test_launch_raises_with_the_rank_and_its_error():
-    with pytest.raises(
-        LaunchError, match=r"of 2 failed: ValueError: invalid literal for int\(\) .*'x'"
-    ) as caught:
+    with pytest.raises(LaunchError, match=r"of 2 failed: ValueError: invalid literal for int\(\) .*'x'") as caught:
         launch(int, 2, "x")
     assert caught.value.kind == "ValueError" and caught.value.rank in (0, 1)
 

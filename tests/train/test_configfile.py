@@ -17,9 +17,7 @@ def write(tmp_path):
 
 
 def test_a_file_sets_what_it_names_and_the_rest_is_default(write):
-    config = load(
-        write("seed = 3\n[optimizer]\nlr = 1\nbetas = [0.8, 0.9]\n[model.options]\nattention_bias = true")
-    )
+    config = load(write("seed = 3\n[optimizer]\nlr = 1\nbetas = [0.8, 0.9]\n[model.options]\nattention_bias = true"))
     assert config == Config(
         seed=3, optimizer=Optimizer(lr=1, betas=(0.8, 0.9)), model=Model(options={"attention_bias": True})
     )
@@ -114,5 +112,5 @@ def test_help_documents_every_key(capsys):
 
 
 def test_flatten_names_every_key_once():
-    flat = flatten(Config())
+    flat = flatten(dataclasses.asdict(Config()))
     assert flat["optimizer.betas"] == (0.9, 0.95) and flat["seed"] == 0 and flat["model.options"] == {}

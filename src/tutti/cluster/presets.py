@@ -29,12 +29,8 @@ class Preset:
 
 NVLINK3 = Link(300e9, 3.4e-6, 0.8, f"12 links of 25 GB/s each way: NVIDIA A100 whitepaper (2020); {NCCL}")
 NVLINK4 = Link(450e9, 3.4e-6, 0.824, f"18 links of 25 GB/s each way: NVIDIA H100 whitepaper (2022); {NCCL}")
-HDR = Link(
-    25e9, 14e-6, source=f"one 200 Gb/s InfiniBand port for each GPU: NVIDIA DGX A100 datasheet; {NCCL}"
-)
-NDR = Link(
-    50e9, 14e-6, source=f"one 400 Gb/s InfiniBand port for each GPU: NVIDIA DGX H100 datasheet; {NCCL}"
-)
+HDR = Link(25e9, 14e-6, source=f"one 200 Gb/s InfiniBand port for each GPU: NVIDIA DGX A100 datasheet; {NCCL}")
+NDR = Link(50e9, 14e-6, source=f"one 400 Gb/s InfiniBand port for each GPU: NVIDIA DGX H100 datasheet; {NCCL}")
 LOOPBACK = Link(1.1e9, 1e-4, source="Gloo over loopback TCP, two processes, measured on a Xeon with AMX")
 ETHERNET = Link(1.25e9, 1e-4, source="10 Gb/s Ethernet; latency of Gloo over TCP as on loopback")
 
@@ -141,9 +137,7 @@ def cluster(text: str) -> Cluster:
     """What ``Cluster.parse`` does: "name", "name:devices" or "name:nodesxdevices"."""
     match = re.fullmatch(r"([\w.-]+)(?::(\d+)(?:x(\d+))?)?", text.strip())
     if match is None:
-        raise ValueError(
-            f"no cluster {text!r}; write name:devices or name:nodesxdevices, such as h100:8 or h100:16x8"
-        )
+        raise ValueError(f"no cluster {text!r}; write name:devices or name:nodesxdevices, such as h100:8 or h100:16x8")
     name, preset = match[1], preset_of(match[1])
     first, second = int(match[2] or 1), int(match[3] or 0)
     nodes, inside = (first, second) if match[3] else (1, first)
@@ -157,9 +151,7 @@ def cluster(text: str) -> Cluster:
                 f" and {name}:{nodes + 1}x{inside}, or write nodes x devices with fewer a node"
             )
     if inside > preset.node:
-        raise ValueError(
-            f"cluster {text!r}: a node has {preset.node} {name}; write {name}:{nodes}x{preset.node}"
-        )
+        raise ValueError(f"cluster {text!r}: a node has {preset.node} {name}; write {name}:{nodes}x{preset.node}")
     levels = ((inside, preset.inside),) + (((nodes, preset.between),) if nodes > 1 else ())
     return Cluster(preset.device, levels)
 

@@ -42,9 +42,7 @@ class Cluster:
     def __post_init__(self) -> None:
         if not self.levels or any(size < 1 for size, _ in self.levels):
             sizes = [size for size, _ in self.levels]
-            raise ValueError(
-                f"a cluster needs levels of at least one member each, innermost first, not {sizes}"
-            )
+            raise ValueError(f"a cluster needs levels of at least one member each, innermost first, not {sizes}")
 
     def __str__(self) -> str:
         return f"{self.device.name}:" + "x".join(str(size) for size, _ in reversed(self.levels))

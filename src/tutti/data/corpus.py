@@ -79,9 +79,7 @@ def read_corpus(
     """
     root = Path(sysconfig.get_path("stdlib")) if source == STDLIB else Path(source).expanduser()
     if not root.is_dir():
-        raise ValueError(
-            f"the corpus {source} is not a folder; give one, or {STDLIB!r} for Python's own source code"
-        )
+        raise ValueError(f"the corpus {source} is not a folder; give one, or {STDLIB!r} for Python's own source code")
     if not 0 <= held_out < 1:
         raise ValueError(f"the held-out fraction must be in [0, 1), not {held_out}")
     unreadable: list[tuple[Path, str]] = []
@@ -147,9 +145,7 @@ def _nothing(
     if undecodable:
         why += f"; {len(undecodable)} files are not UTF-8: {_some(undecodable)}"
     if unreadable:
-        why += (
-            f"; {len(unreadable)} could not be read ({unreadable[0][1]}): {_some([p for p, _ in unreadable])}"
-        )
+        why += f"; {len(unreadable)} could not be read ({unreadable[0][1]}): {_some([p for p, _ in unreadable])}"
     endings = Counter(p.suffix or p.name for p in every).most_common(3)
     if endings and not undecodable and not unreadable:
         why += "; it holds " + ", ".join(f"{n} {ending}" for ending, n in endings)

@@ -24,9 +24,7 @@ class Loader:
     def __post_init__(self) -> None:
         if self.windows < 1:
             needed = 2 * self.seq
-            raise ValueError(
-                f"the corpus has {len(self.tokens)} tokens; windows of {self.seq} need at least {needed}"
-            )
+            raise ValueError(f"the corpus has {len(self.tokens)} tokens; windows of {self.seq} need at least {needed}")
 
     @property
     def windows(self) -> int:

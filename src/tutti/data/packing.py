@@ -44,9 +44,7 @@ def open_packed(folder: Path, name: str) -> Packed | None:
     expected = packed.tokens * np.dtype(packed.dtype).itemsize
     actual = packed.path.stat().st_size if packed.path.exists() else 0
     if actual != expected:
-        raise ValueError(
-            f"{packed.path} has {actual} bytes instead of {expected}; delete {folder} to pack it again"
-        )
+        raise ValueError(f"{packed.path} has {actual} bytes instead of {expected}; delete {folder} to pack it again")
     return packed
 
 

@@ -12,11 +12,11 @@ END_OF_TEXT = "<|endoftext|>"
 _SMALLEST = 256 + 1  # every byte, and the end of text
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int, seq: int) -> PreTrainedTokenizerFast:
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """Learn `vocab_size` tokens by byte-pair encoding (Sennrich et al. 2016) over bytes, as GPT-2 does.
 
-    Any text is encoded without loss. `seq` is the length, in tokens, that the model is trained for.
-    The vocabulary is smaller than asked when the text has no more pairs to merge.
+    Any text is encoded without loss. The vocabulary is smaller than asked when the text has no more pairs
+    to merge.
     """
     if vocab_size < _SMALLEST:
         raise ValueError(f"a byte-level vocabulary needs at least {_SMALLEST} tokens, not {vocab_size}")
@@ -35,13 +35,16 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, seq: int) -> PreTrain
         bos_token=END_OF_TEXT,
         eos_token=END_OF_TEXT,
         pad_token=END_OF_TEXT,
-        model_max_length=seq,
         clean_up_tokenization_spaces=False,
     )
 
 
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast.from_pretrained(folder)
+def load_tokenizer(folder: Path, seq: int | None = None) -> PreTrainedTokenizerFast:
+    """A saved tokenizer, for a model of `seq` tokens."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    if seq is not None:
+        tokenizer.model_max_length = seq
+    return tokenizer
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[list[int]]:

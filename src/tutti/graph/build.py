@@ -29,9 +29,7 @@ def build(traced: fx.GraphModule, inputs: list[str], outputs: list[str], device:
     simplify(graph)
     _adopt(graph)
     results = dict(zip(outputs, output.args[0], strict=True))
-    results = {
-        k: v for k, v in results.items() if v is not placeholders.get(k)
-    }  # an untouched buffer is no output
+    results = {k: v for k, v in results.items() if v is not placeholders.get(k)}  # an untouched buffer is no output
     output.args = (tuple(results.values()),)
     graph.eliminate_dead_code()
     for name in [n for n in constants if not placeholders[n].users]:
@@ -64,8 +62,6 @@ def _adopt(graph: fx.Graph) -> None:
     """What the update does to one parameter's gradient alone belongs to that parameter's module."""
     for node in graph.nodes:
         if node.op == "call_function" and node.meta["phase"] == UPDATE and not node.meta["path"]:
-            owners = {
-                n.meta["path"] for n in node.all_input_nodes if n.op == "call_function" and n.meta["path"]
-            }
+            owners = {n.meta["path"] for n in node.all_input_nodes if n.op == "call_function" and n.meta["path"]}
             if len(owners) == 1:
                 node.meta["path"] = owners.pop()

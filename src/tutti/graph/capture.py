@@ -86,12 +86,9 @@ def capture(
             state = optimizers.state_of(optimizer, names, masters)
             for name, tensors in state.items():
                 inputs |= {
-                    f"{kind}:{name}": torch.empty(t.shape, dtype=t.dtype, device=device)
-                    for kind, t in tensors.items()
+                    f"{kind}:{name}": torch.empty(t.shape, dtype=t.dtype, device=device) for kind, t in tensors.items()
                 }
-            inputs |= {
-                f"lr:{i}": torch.empty((), dtype=torch.float64) for i in range(len(optimizer.param_groups))
-            }
+            inputs |= {f"lr:{i}": torch.empty((), dtype=torch.float64) for i in range(len(optimizer.param_groups))}
         inputs |= fakes("batch", batch_items(batch))
         inputs |= {name: torch.empty((), dtype=torch.int64) for name in ("step", "seed")}
         results: list[str] = []
@@ -111,9 +108,7 @@ def batch_items(batch: Batch) -> list[tuple[str, torch.Tensor]]:
     items = [(str(k), v) for k, v in items]
     for key, value in items:
         if not isinstance(value, torch.Tensor):
-            raise ValueError(
-                f"batch entry {key!r} is a {type(value).__name__}; a batch is a dict or tuple of tensors"
-            )
+            raise ValueError(f"batch entry {key!r} is a {type(value).__name__}; a batch is a dict or tuple of tensors")
     return items
 
 
@@ -157,9 +152,7 @@ def _check_scalar(value: object) -> None:
             f"the loss is a {type(value).__name__}; pass loss=... or return a tensor or an output with .loss"
         )
     if value.ndim != 0 or not value.is_floating_point():
-        raise ValueError(
-            f"the loss must be a 0-d floating tensor, not {value.dtype} of shape {tuple(value.shape)}"
-        )
+        raise ValueError(f"the loss must be a 0-d floating tensor, not {value.dtype} of shape {tuple(value.shape)}")
 
 
 class _Scored(nn.Module):

@@ -12,9 +12,7 @@ from tutti import compat
 from tutti.graph.step_graph import Spec
 
 
-def inline(
-    graph: fx.Graph, function: Callable, args: tuple, kwargs: dict, device: torch.device | str = "cpu"
-):
+def inline(graph: fx.Graph, function: Callable, args: tuple, kwargs: dict, device: torch.device | str = "cpu"):
     """Record `function(*args, **kwargs)` at the graph's insertion point and return its result, nodes for tensors.
 
     The arguments may hold nodes of the graph (with a `Spec` in meta["val"]) wherever the function expects tensors.
@@ -24,9 +22,7 @@ def inline(
 
     def flat(*tensors):
         given = iter(tensors)
-        args, kwargs = pytree.tree_unflatten(
-            [next(given) if isinstance(x, fx.Node) else x for x in leaves], spec
-        )
+        args, kwargs = pytree.tree_unflatten([next(given) if isinstance(x, fx.Node) else x for x in leaves], spec)
         return function(*args, **kwargs)
 
     with compat.fake_mode():

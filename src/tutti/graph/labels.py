@@ -50,9 +50,7 @@ def _join(layer: str, rest: str) -> str:
 
 def _operator(node: fx.Node) -> str:
     name = getattr(node.target, "__name__", str(node.target))
-    return (
-        str(node.target).removeprefix("aten.").removesuffix(".default") if "." in str(node.target) else name
-    )
+    return str(node.target).removeprefix("aten.").removesuffix(".default") if "." in str(node.target) else name
 
 
 def _layer_names(graph: fx.Graph) -> dict[str, str]:
@@ -63,9 +61,7 @@ def _layer_names(graph: fx.Graph) -> dict[str, str]:
         if layer and node.op == "call_function":
             random = node.target is torch.ops.tutti.uniform.default  # its salt is its own
             constants = "" if random else repr(fx.map_arg(node.args, lambda n: None))
-            signatures[layer].append(
-                (rest, node.meta["phase"], str(node.target), node.meta["val"], constants)
-            )
+            signatures[layer].append((rest, node.meta["phase"], str(node.target), node.meta["val"], constants))
     containers: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for layer, signature in signatures.items():
         containers[layer.rpartition(".")[0]][repr(signature)].append(layer)

@@ -174,9 +174,7 @@ def clip_by_global_norm(grads: list[Tensor], max_norm: float) -> list[Tensor]:
     supports={"differentiable": False},
     counts=False,
 )
-def sgd(
-    group: Group, param: Tensor, grad: Tensor, state: State, step: Tensor, lr: Tensor
-) -> tuple[Tensor, State]:
+def sgd(group: Group, param: Tensor, grad: Tensor, state: State, step: Tensor, lr: Tensor) -> tuple[Tensor, State]:
     """b <- mu b + (1 - tau) g, the first time b <- g;  p <- p - lr (g + mu b if nesterov else b)."""
     momentum, dampening = group["momentum"], group["dampening"]
     if group["maximize"]:
@@ -201,9 +199,7 @@ def sgd(
     options=("betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay"),
     supports={"differentiable": False},
 )
-def adam(
-    group: Group, param: Tensor, grad: Tensor, state: State, step: Tensor, lr: Tensor
-) -> tuple[Tensor, State]:
+def adam(group: Group, param: Tensor, grad: Tensor, state: State, step: Tensor, lr: Tensor) -> tuple[Tensor, State]:
     """See ``tutti.nn.adam``; AdamW differs from Adam in ``decoupled_weight_decay`` of its groups."""
     beta1, beta2 = group["betas"]
     op = torch.ops.tutti.adam_amsgrad if group["amsgrad"] else torch.ops.tutti.adam

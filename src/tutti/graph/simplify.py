@@ -60,9 +60,7 @@ def _merge_equal(graph: fx.Graph) -> None:
             key = (node.target, repr(node.args), repr(node.kwargs))
         first = seen.setdefault(key, node)
         if first is not node and first.meta["phase"] == node.meta["phase"]:
-            first.meta["path"] = _common(
-                first.meta["path"], node.meta["path"]
-            )  # it belongs to neither layer alone
+            first.meta["path"] = _common(first.meta["path"], node.meta["path"])  # it belongs to neither layer alone
             node.replace_all_uses_with(first)
             graph.erase_node(node)
 

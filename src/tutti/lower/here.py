@@ -36,9 +36,7 @@ class Here:
         """Where this rank's part of the factor begins. The part is contiguous: the factor's splits are not strided."""
         offset, inside = 0, 1
         for axis in self.axes(factor):
-            assert self._choices[axis].outer == inside, (
-                f"strided split of {factor!r} in {self._rule.notation!r}"
-            )
+            assert self._choices[axis].outer == inside, f"strided split of {factor!r} in {self._rule.notation!r}"
             inside *= self._mesh[axis]
             offset += self._where[axis] * self._rule.sizes[factor] // inside
         return offset

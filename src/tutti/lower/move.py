@@ -16,9 +16,7 @@ aten = torch.ops.aten
 Shape = tuple[int, ...]
 
 
-def move(
-    graph: fx.Graph, node: fx.Node, step: Step, shape: Shape, mesh: Mesh, where: Mapping[str, int]
-) -> fx.Node:
+def move(graph: fx.Graph, node: fx.Node, step: Step, shape: Shape, mesh: Mesh, where: Mapping[str, int]) -> fx.Node:
     """Append what takes this rank's part of a tensor of global `shape` from step.source to step.target."""
     emit = _Emitter(graph, node.meta)
     k, old, new = mesh[step.axis], step.source[step.axis], step.target[step.axis]

@@ -48,16 +48,12 @@ def collectives_together(graph: fx.Graph) -> None:
     reduced when the backward pass is over, new parameters gathered when all are computed.
     """
     nodes = list(graph.nodes)
-    first = next(
-        (i for i, n in enumerate(nodes) if n.meta.get("phase") == UPDATE and n.op == "call_function"), None
-    )
+    first = next((i for i, n in enumerate(nodes) if n.meta.get("phase") == UPDATE and n.op == "call_function"), None)
     if first is None:
         return
     tail = [n for n in nodes[first:] if n.op == "call_function"]
     depth: dict[fx.Node, int] = {}
     for node in tail:
-        depth[node] = max(
-            (depth[x] + (x.target in COLLECTIVES) for x in node.all_input_nodes if x in depth), default=0
-        )
+        depth[node] = max((depth[x] + (x.target in COLLECTIVES) for x in node.all_input_nodes if x in depth), default=0)
     tail.sort(key=lambda n: (depth[n], n.target in COLLECTIVES))
     arrange([*nodes[:first], *tail, nodes[-1]])

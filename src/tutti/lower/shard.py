@@ -34,9 +34,7 @@ def shard(step: StepGraph, plan: Plan, rank: int, outputs: Mapping[str, Layout] 
     (loss, gradients) is replicated.
     """
     sharder = _Sharder(step, plan, rank)
-    inputs = {
-        name: (plan.input_layout(node.meta["label"]), node.meta["val"]) for name, node in step.inputs.items()
-    }
+    inputs = {name: (plan.input_layout(node.meta["label"]), node.meta["val"]) for name, node in step.inputs.items()}
     for name, node in step.inputs.items():
         sharder.place(name, node, inputs[name][0])
     for node in step.graph.nodes:
@@ -74,16 +72,12 @@ class _Sharder:
         """The local part of one operator."""
         rule, choices = self.rule(node)
         ins, outs = layouts(rule, choices)
-        parts = iter(
-            [self.version(x, at, node.meta["phase"]) for x, at in zip(operands(node), ins, strict=True)]
-        )
+        parts = iter([self.version(x, at, node.meta["phase"]) for x, at in zip(operands(node), ins, strict=True)])
         args, kwargs = pytree.tree_map(
             lambda x: next(parts) if isinstance(x, fx.Node) else x, (tuple(node.args), dict(node.kwargs))
         )
         wholes = specs(node)
-        shapes = [
-            layout.local_shape(spec.shape, self.mesh) for layout, spec in zip(outs, wholes, strict=True)
-        ]
+        shapes = [layout.local_shape(spec.shape, self.mesh) for layout, spec in zip(outs, wholes, strict=True)]
         if any(choice.factor in rule.local for choice in choices.values()):
             here = Here(rule, choices, outs, [s.shape for s in wholes], self.mesh, self.where)
             result = self.compute(LOCAL[node.target], here, args, kwargs)
@@ -102,9 +96,7 @@ class _Sharder:
         return rule, choices
 
     def compute(self, function, here: Here, args: tuple, kwargs: dict):
-        return inline(
-            self.graph, lambda *a, **k: function(here, *a, **k), args, kwargs, device=self.step.device
-        )
+        return inline(self.graph, lambda *a, **k: function(here, *a, **k), args, kwargs, device=self.step.device)
 
     def record(self, node: fx.Node, result, layouts: list[Layout], local: list[Spec]) -> None:
         """Remember where the outputs of an operator are, and sign what was emitted for it."""

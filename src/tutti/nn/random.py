@@ -192,9 +192,7 @@ def _digits(
     return [size for size, _ in merged], [stride for _, stride in merged]
 
 
-def _blocks(
-    sizes: list[int], strides: list[int], offset: int, most: int
-) -> tuple[Tensor, Iterator[tuple[int, int]]]:
+def _blocks(sizes: list[int], strides: list[int], offset: int, most: int) -> tuple[Tensor, Iterator[tuple[int, int]]]:
     """How to walk all positions in order: a table, and (base, count <= most) for each block.
 
     The positions of a block are ``table[:count] + base``.

@@ -65,14 +65,8 @@ def _split(rule: Rule, dims: Dims, choice: Choice) -> Split | None:
 
 def layouts(rule: Rule, choices: Choices) -> tuple[list[Layout], list[Layout]]:
     """The layouts of all operands and outputs of an operator under these choices."""
-    ins = [
-        Layout.of({a: input_placement(rule, c, i) for a, c in choices.items()})
-        for i in range(len(rule.inputs))
-    ]
-    outs = [
-        Layout.of({a: output_placement(rule, c, i) for a, c in choices.items()})
-        for i in range(len(rule.outputs))
-    ]
+    ins = [Layout.of({a: input_placement(rule, c, i) for a, c in choices.items()}) for i in range(len(rule.inputs))]
+    outs = [Layout.of({a: output_placement(rule, c, i) for a, c in choices.items()}) for i in range(len(rule.outputs))]
     return ins, outs
 
 
@@ -92,9 +86,7 @@ def check(rule: Rule, choices: Choices, mesh: Mesh, where: str) -> None:
     for axis, choice in choices.items():
         if choice.linear:
             if choice.linear not in rule.linear:
-                raise ValueError(
-                    f"{where}: not linear in operands {sorted(choice.linear)} (rule: {rule.notation})"
-                )
+                raise ValueError(f"{where}: not linear in operands {sorted(choice.linear)} (rule: {rule.notation})")
         elif choice.factor not in rule.sizes:
             raise ValueError(f"{where}: no factor {choice.factor!r} (rule: {rule.notation})")
         elif choice.factor in rule.whole:

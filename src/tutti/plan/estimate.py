@@ -93,9 +93,7 @@ class Estimator:
                 bytes_of[tensor] = prod(layout.local_shape(spec.shape, plan.mesh)) * spec.dtype.itemsize
         kinds: dict[str, int] = defaultdict(int)
         for name, node in self.step.inputs.items():
-            kinds[KINDS.get(name.split(":")[0], "optimizer state")] += bytes_of.get(
-                (node.meta["label"], 0), 0
-            )
+            kinds[KINDS.get(name.split(":")[0], "optimizer state")] += bytes_of.get((node.meta["label"], 0), 0)
         if self.accumulate > 1:
             kinds["accumulated gradients"] = kinds["parameters"]
         live, peak = 0, 0

@@ -123,8 +123,7 @@ class Layout:
     def local_shape(self, shape: tuple[int, ...], mesh: Mesh) -> tuple[int, ...]:
         """The shape that each rank holds."""
         return tuple(
-            prod(n for n, axis in self.digits(dim, size, mesh) if axis is None)
-            for dim, size in enumerate(shape)
+            prod(n for n, axis in self.digits(dim, size, mesh) if axis is None) for dim, size in enumerate(shape)
         )
 
     def local_slice(self, whole: torch.Tensor, mesh: Mesh, coordinates: Mapping[str, int]) -> torch.Tensor:

@@ -57,9 +57,7 @@ def resolve(pins: Iterable[Pin], step: StepGraph) -> dict[str, dict[str, Split]]
                 )
             rank = len(step.spec(f"param:{same[0]}").shape)
             if not 0 <= p.dim < rank:
-                raise ValueError(
-                    f"the pin {p.pattern!r} names dim {p.dim} of {same[0]!r}, which has {rank} dims"
-                )
+                raise ValueError(f"the pin {p.pattern!r} names dim {p.dim} of {same[0]!r}, which has {rank} dims")
             other = resolved.setdefault(label, {}).setdefault(p.axis, Split(p.dim, p.outer))
             if other != Split(p.dim, p.outer):
                 raise ValueError(f"two pins contradict each other on {same[0]!r} along {p.axis!r}: {other} and "

@@ -90,9 +90,7 @@ class Plan:
         known = set(Plan.__dataclass_fields__)
         if not isinstance(data, dict) or "mesh" not in data or set(data) - known:
             unknown = sorted(set(data) - known) if isinstance(data, dict) else type(data).__name__
-            raise ValueError(
-                f"not a plan: a plan is an object with the keys {sorted(known)}; found {unknown}"
-            )
+            raise ValueError(f"not a plan: a plan is an object with the keys {sorted(known)}; found {unknown}")
         prediction = data.pop("prediction", None)
         inputs, operators = data.pop("inputs", {}), data.pop("operators", {})
         return Plan(
@@ -120,9 +118,7 @@ class Plan:
                 mine, its = _show(ours.get(key)), _show(theirs.get(key))
                 if mine != its:
                     lines += [
-                        f"{sign} {key}: {value}"
-                        for sign, value in (("-", mine), ("+", its))
-                        if value is not None
+                        f"{sign} {key}: {value}" for sign, value in (("-", mine), ("+", its)) if value is not None
                     ]
         return lines
 

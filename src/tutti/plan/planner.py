@@ -78,12 +78,8 @@ class Planner:
         books = []
         for tp in (t for t in range(1, n + 1) if n % t == 0):
             dp = n // tp
-            if batch % dp == 0 and all(
-                axis in {"dp": dp, "tp": tp} for pin in self.pins.values() for axis in pin
-            ):
-                stages = (
-                    (0, 1, 2, 3) if self.accumulate > 1 else (0, 1, 3)
-                )  # 2 differs only in what is accumulated
+            if batch % dp == 0 and all(axis in {"dp": dp, "tp": tp} for pin in self.pins.values() for axis in pin):
+                stages = (0, 1, 2, 3) if self.accumulate > 1 else (0, 1, 3)  # 2 differs only in what is accumulated
                 books += [Textbook(dp, tp, zero) for zero in (stages if dp > 1 else (0,))]
         if not books:
             raise ValueError(f"no mesh of {n} devices divides a batch of {batch}")
@@ -96,16 +92,10 @@ class Planner:
         for label, axes in self.pins.items():
             for axis in axes:
                 if axis not in book.mesh:
-                    raise ValueError(
-                        f"the pin on {label!r} names axis {axis!r}; the mesh has {list(book.mesh)}"
-                    )
+                    raise ValueError(f"the pin on {label!r} names axis {axis!r}; the mesh has {list(book.mesh)}")
 
     def _batch_specs(self):
-        return [
-            n.meta["val"]
-            for k, n in self.step.inputs.items()
-            if k.startswith("batch:") and n.meta["val"].shape
-        ]
+        return [n.meta["val"] for k, n in self.step.inputs.items() if k.startswith("batch:") and n.meta["val"].shape]
 
     def _compute(self, book: Textbook, stored: Mapping[str, Layout]) -> dict[str, dict[str, Choice]]:
         """Choices of forward and backward along dp, then of everything along tp."""
@@ -144,9 +134,7 @@ class Planner:
                 inputs[label] = layouts(o.rule, choices)[1][0]
             elif choices:
                 operators[label] = dict(choices)
-        plan = Plan(
-            book.mesh, inputs, operators, self.accumulate, str(book), self.step.fingerprint, str(self.cluster)
-        )
+        plan = Plan(book.mesh, inputs, operators, self.accumulate, str(book), self.step.fingerprint, str(self.cluster))
         return plan.replace(prediction=self.estimator.predict(plan))
 
 
@@ -203,9 +191,7 @@ class _Data(_Role):
         if o.kind == "batch" and o.outputs[0].shape:
             size, k = o.outputs[0].shape[0], self.mesh[self.axis]
             if size % k:
-                raise ValueError(
-                    f"{o.label}: a batch of {size} does not divide over {k} data-parallel devices"
-                )
+                raise ValueError(f"{o.label}: a batch of {size} does not divide over {k} data-parallel devices")
             return [Choice(o.rule.outputs[0][0][0])]
         if o.is_input or o.phase == UPDATE:
             return [None]
@@ -278,9 +264,7 @@ def replan(step: StepGraph, plan: Plan, cluster: Cluster) -> Plan:
     planner = Planner(step, cluster, accumulate=plan.accumulate)
     labels = {node.meta["label"] for node in step.inputs.values()}
     stored = {
-        label: plan.input_layout(label)
-        for label in labels
-        if label.split(":")[0] not in ("batch", "seed", "step")
+        label: plan.input_layout(label) for label in labels if label.split(":")[0] not in ("batch", "seed", "step")
     }
     book = Textbook(plan.mesh.get("dp", 1), plan.mesh.get("tp", 1), 3 if "dp" in plan.mesh else 0)
     return planner.textbook(book, stored)

@@ -34,9 +34,7 @@ class Pricer:
         moved = sum(
             prod(o.input_shape(i)) * self.itemsize(o) // self.parts(input_placement, o, i, choices)
             for i in range(len(o.rule.inputs))
-        ) + sum(
-            s.bytes // self.parts(output_placement, o, i, choices) for i, s in enumerate(o.outputs) if s.dtype
-        )
+        ) + sum(s.bytes // self.parts(output_placement, o, i, choices) for i, s in enumerate(o.outputs) if s.dtype)
         seconds = max(o.flops / parts / self.rate(o), moved / self.cluster.device.bandwidth)
         return seconds + self.cluster.device.overhead + self.rows(o, choices)
 

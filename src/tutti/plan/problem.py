@@ -132,16 +132,12 @@ def _cuts(problem: Problem) -> dict[str, dict[str, set[int]]]:
     """
     cuts = {label: {f: {1} for f in o.rule.sizes} for label, o in problem.operators.items()}
     dims: dict[Tensor, dict[int, set[int]]] = defaultdict(lambda: defaultdict(lambda: {1}))
-    places: dict[str, list[tuple[Tensor, tuple]]] = defaultdict(
-        list
-    )  # operator -> tensors it touches, with their dims
+    places: dict[str, list[tuple[Tensor, tuple]]] = defaultdict(list)  # operator -> tensors it touches, with their dims
     for label, o in problem.operators.items():
         places[label] += [((label, i), out) for i, out in enumerate(o.rule.outputs)]
     for edge in problem.edges:
         rule = problem.operators[edge.reader].rule
-        places[edge.reader].append(
-            (edge.tensor, rule.outputs[0] if edge.operand < 0 else rule.inputs[edge.operand])
-        )
+        places[edge.reader].append((edge.tensor, rule.outputs[0] if edge.operand < 0 else rule.inputs[edge.operand]))
     changed = True
     while changed:
         changed = False
@@ -154,9 +150,7 @@ def _cuts(problem: Problem) -> dict[str, dict[str, set[int]]]:
                         continue
                     dim, inside = position
                     shared, size = dims[tensor][dim], rule.sizes[factor]
-                    learned = {
-                        c // inside for c in shared if c % inside == 0 and _divides(c // inside, size)
-                    } - own
+                    learned = {c // inside for c in shared if c % inside == 0 and _divides(c // inside, size)} - own
                     taught = {c * inside for c in own} - shared
                     own |= learned
                     shared |= taught

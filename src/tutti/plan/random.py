@@ -51,9 +51,7 @@ def _draw(o: Operator, cuts: dict[str, set[int]], mesh: Mesh, rng: Random) -> di
     for axis in rng.sample(list(mesh), len(mesh)):
         options = [c for c in candidates(o.rule, cuts, mesh[axis]) if not (c.linear and o.is_input)]
         rng.shuffle(options)
-        for option in options[
-            : rng.randint(0, 3) and len(options)
-        ]:  # a quarter of the operators is not split
+        for option in options[: rng.randint(0, 3) and len(options)]:  # a quarter of the operators is not split
             nested = nest(option, choices, mesh)
             if fits(o, {**choices, axis: nested}, mesh):
                 choices[axis] = nested

@@ -101,9 +101,7 @@ def _search(source, target, shape, mesh, itemsize, price: Price) -> list[Step]:
     raise ValueError(f"no way from layout {source} to {target} for shape {shape} on a mesh {dict(mesh)}")
 
 
-def _steps(
-    layout: Layout, source: Layout, target: Layout, shape: tuple[int, ...], mesh: Mesh
-) -> Iterator[Step]:
+def _steps(layout: Layout, source: Layout, target: Layout, shape: tuple[int, ...], mesh: Mesh) -> Iterator[Step]:
     for axis in mesh:
         here = layout[axis]
         wanted = [p for p in dict.fromkeys((target[axis], source[axis])) if p != here]

@@ -45,9 +45,7 @@ def parse_name(name: str, devices: int) -> Textbook:
     for part in name.split("x"):
         match = re.fullmatch(r"(dp|tp)(\d*)|zero([123])|single", part)
         if not match:
-            raise ValueError(
-                f"no plan {name!r}: write auto, dp, tp, zero1, zero2, zero3, dp2xtp2, tp2xzero3, ..."
-            )
+            raise ValueError(f"no plan {name!r}: write auto, dp, tp, zero1, zero2, zero3, dp2xtp2, tp2xzero3, ...")
         if match[3]:
             zero = int(match[3])
         elif match[1]:
@@ -61,13 +59,9 @@ def parse_name(name: str, devices: int) -> Textbook:
     for size in sizes.values():
         given *= size or 1
     if len(open_axes) > 1:
-        raise ValueError(
-            f"plan {name!r} leaves the sizes of {' and '.join(open_axes)} open: give all but one"
-        )
+        raise ValueError(f"plan {name!r} leaves the sizes of {' and '.join(open_axes)} open: give all but one")
     if devices % given or (not open_axes and given != devices):
-        raise ValueError(
-            f"plan {name!r} needs {'a multiple of ' if open_axes else ''}{given} devices, not {devices}"
-        )
+        raise ValueError(f"plan {name!r} needs {'a multiple of ' if open_axes else ''}{given} devices, not {devices}")
     if open_axes:
         sizes[open_axes[0]] = devices // given
     return Textbook(sizes.get("dp", 1), sizes.get("tp", 1), zero if sizes.get("dp", 1) > 1 else 0)

@@ -20,9 +20,7 @@ def _reduce(operation: str, linear: bool) -> Callable[[fx.Node], str]:
         dims = {d % rank for d in ([dims] if isinstance(dims, int) else dims)} if rank else set()  # pyright: ignore
         keep = len(node.args) > 2 and node.args[2]
         left = [f"{c}:{operation}" if i in dims else c for i, c in enumerate(ascii_lowercase[:rank])]
-        right = [
-            "1" if i in dims else c for i, c in enumerate(ascii_lowercase[:rank]) if keep or i not in dims
-        ]
+        right = ["1" if i in dims else c for i, c in enumerate(ascii_lowercase[:rank]) if keep or i not in dims]
         return f"{' '.join(left)} -> {' '.join(right)}" + (" | ~0" if linear else "")
 
     return notation

@@ -17,9 +17,7 @@ Notation = str | tuple[str, dict[str, int]]  # the line, and sizes of factors th
 Maker = Callable[[fx.Node], Notation | None]  # for operators whose rule depends on their arguments
 
 RULES: dict[Any, str | Maker] = {}
-ARGUMENTS: dict[
-    Any, Callable[[tuple, list[tuple[int, ...]]], tuple]
-] = {}  # (arguments, local output shapes) -> own
+ARGUMENTS: dict[Any, Callable[[tuple, list[tuple[int, ...]]], tuple]] = {}  # (arguments, local output shapes) -> own
 LOCAL: dict[Any, Callable] = {}  # (Here, *arguments with local tensors) -> local outputs
 ROWS: dict[Any, int] = {}  # all-reduces of one number a row that the local computation makes
 

@@ -87,8 +87,7 @@ def parse(notation: str, inputs: list[tuple[int, ...]], outputs: list[tuple[int,
         for dims, shape in zip(operands, shapes, strict=True):
             _measure(notation, dims, shape, sizes)
     linear = tuple(
-        frozenset(range(len(ins)) if mark == "*" else map(int, mark))
-        for mark in re.findall(r"~(\d+|\*)", marks)
+        frozenset(range(len(ins)) if mark == "*" else map(int, mark)) for mark in re.findall(r"~(\d+|\*)", marks)
     )
     return Rule(
         notation, ins, outs, sizes,
@@ -111,6 +110,4 @@ def _measure(notation: str, dims: Dims, shape: tuple[int, ...], sizes: dict[str,
         if len(unknown) == 1 and known and size % known == 0:
             sizes[unknown[0]] = size // known
         elif unknown or known != size:
-            raise ValueError(
-                f"rule {notation!r} does not fit a dim of size {size}: {factors} with sizes {sizes}"
-            )
+            raise ValueError(f"rule {notation!r} does not fit a dim of size {size}: {factors} with sizes {sizes}")

@@ -28,9 +28,7 @@ def factorize(source: Shape, target: Shape) -> tuple[list[str], list[str], dict[
     while ins and outs:
         (i, a), (j, b) = ins[0], outs[0]
         common = gcd(a, b)
-        if (
-            common == 1
-        ):  # no common major factor: keep this group of dims whole, up to where both products meet
+        if common == 1:  # no common major factor: keep this group of dims whole, up to where both products meet
             while a != b:
                 if a < b:
                     ins, a = _whole(ins, left, names, sizes), a * ins[1][1]
@@ -66,10 +64,7 @@ def _reshape(node: fx.Node):
 
 def _letters(node: fx.Node) -> list[str]:
     """A letter for each dim of the first argument; 1 for dims of size one."""
-    return [
-        "1" if n == 1 else c
-        for c, n in zip(ascii_lowercase, operands(node)[0].meta["val"].shape, strict=False)
-    ]
+    return ["1" if n == 1 else c for c, n in zip(ascii_lowercase, operands(node)[0].meta["val"].shape, strict=False)]
 
 
 def _line(left: list[str], right: list[str]) -> str:
@@ -111,9 +106,7 @@ def _expand(node: fx.Node) -> str:
     right = list(ascii_lowercase[: len(target)])
     left = [
         c if n == m else "1"
-        for c, n, m in zip(
-            right[len(target) - len(source) :], source, target[len(target) - len(source) :], strict=True
-        )
+        for c, n, m in zip(right[len(target) - len(source) :], source, target[len(target) - len(source) :], strict=True)
     ]
     return _line(left, right)
 

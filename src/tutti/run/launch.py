@@ -81,9 +81,7 @@ def launch(function: Callable[..., Any], processes: int, *args: Any) -> list[Any
     finds its usual environment variables (RANK, WORLD_SIZE, ...). Raises LaunchError when a rank fails.
     """
     if function.__module__ == "__main__":
-        raise ValueError(
-            f"launch needs a function that can be imported; put {function.__qualname__} into a module"
-        )
+        raise ValueError(f"launch needs a function that can be imported; put {function.__qualname__} into a module")
     with tempfile.TemporaryDirectory(prefix="tutti-") as scratch:
         payload = Path(scratch, "payload.pkl")
         payload.write_bytes(pickle.dumps((sys.path, pickle.dumps((function, args)))))
@@ -91,9 +89,7 @@ def launch(function: Callable[..., Any], processes: int, *args: Any) -> list[Any
         results = [Path(scratch, f"{rank}.pkl") for rank in range(processes)]
         for rank, path in enumerate(results):
             if not path.exists():
-                raise LaunchError(
-                    f"rank {rank} of {processes} left before {function.__qualname__} returned", rank
-                )
+                raise LaunchError(f"rank {rank} of {processes} left before {function.__qualname__} returned", rank)
         return [pickle.loads(path.read_bytes()) for path in results]
 
 
@@ -103,12 +99,8 @@ def run(argv: list[str]) -> int:
         prog="tutti run",
         description="Start a script in several processes on this machine; plain torchrun works as well.",
     )
-    parser.add_argument(
-        "-n", "--processes", type=int, default=1, help="how many processes to start (default: 1)"
-    )
-    parser.add_argument(
-        "-m", "--module", action="store_true", help="the script is a module name, as in python -m"
-    )
+    parser.add_argument("-n", "--processes", type=int, default=1, help="how many processes to start (default: 1)")
+    parser.add_argument("-m", "--module", action="store_true", help="the script is a module name, as in python -m")
     parser.add_argument("script", help="the Python file to run in each process")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="arguments handed to the script unchanged")
     given = parser.parse_args(argv)
@@ -125,6 +117,16 @@ def run(argv: list[str]) -> int:
 def under_launcher() -> bool:
     """Whether this process is already one rank of a job, started by torchrun or `tutti run`."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def rank() -> int:
+    """The number of this process in its job; 0 when there is no job."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def world_size() -> int:
+    """Processes of this job; 1 when there is no job."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def cores() -> int:
@@ -222,9 +224,7 @@ def _signals_restored() -> Iterator[None]:
 def _quiet() -> Iterator[None]:
     """Keep TorchElastic's own account of a failure off the screen: ours says it once."""
     loggers = [
-        logging.getLogger(name)
-        for name in logging.root.manager.loggerDict
-        if name.startswith("torch.distributed")
+        logging.getLogger(name) for name in logging.root.manager.loggerDict if name.startswith("torch.distributed")
     ]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

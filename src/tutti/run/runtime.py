@@ -107,15 +107,9 @@ def join_job(device: torch.device) -> int:
 
 def runtime_for(mesh: Mesh) -> Runtime:
     """Distributed where this process is one rank of as many as the mesh has; else virtual."""
-    return (
-        Distributed(mesh)
-        if dist.is_initialized() and dist.get_world_size() == devices(mesh) > 1
-        else Virtual(mesh)
-    )
+    return Distributed(mesh) if dist.is_initialized() and dist.get_world_size() == devices(mesh) > 1 else Virtual(mesh)
 
 
 def own_slice(whole: torch.Tensor, layout: Layout, mesh: Mesh, rank: int) -> torch.Tensor:
     """What a rank holds of a tensor, in memory of its own."""
-    return layout.local_slice(whole, mesh, coordinates_of(rank, mesh)).clone(
-        memory_format=torch.contiguous_format
-    )
+    return layout.local_slice(whole, mesh, coordinates_of(rank, mesh)).clone(memory_format=torch.contiguous_format)

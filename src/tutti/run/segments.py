@@ -79,7 +79,7 @@ def _structure(part: fx.Graph, inputs: list[fx.Node]) -> str:
 def _replace(graph: fx.Graph, segment: list[fx.Node], function: Callable, inputs, outputs) -> None:
     last = segment[-1]
     with graph.inserting_after(last):
-        call = graph.call_function(function, tuple(inputs))
+        call = graph.create_node("call_function", function, tuple(inputs), name="segment")
     call.meta = {"val": tuple(n.meta["val"] for n in outputs), "label": "segment"}
     for i, node in reversed(list(enumerate(outputs))):
         with graph.inserting_after(call):

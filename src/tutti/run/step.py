@@ -60,9 +60,7 @@ def parallelize(
     Raises ValueError for what does not fit together: a batch that does not divide, a plan for another model or
     another number of devices, an optimizer that is not in the table.
     """
-    return Step(
-        model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, seed
-    )
+    return Step(model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, seed)
 
 
 @dataclass
@@ -78,9 +76,7 @@ class _Executable:
 class Step:
     """A training step on a cluster: `loss = step(batch)`."""
 
-    def __init__(
-        self, model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, seed
-    ):
+    def __init__(self, model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, seed):
         if accumulate < 1:
             raise ValueError(f"accumulate is {accumulate}; it must be at least 1")
         self.model, self.optimizer, self.loss_function = model, optimizer, loss
@@ -143,9 +139,7 @@ class Step:
                 key = f"{kind}:{name}"
                 tensors[name] = self._state[0][key] if sharded else self._whole(key)
         if not sharded:  # tied parameters appear under all their names, as in the model's own state dict
-            tensors |= {
-                alias: tensors[name] for alias, name in _aliases(self.model).items() if name in tensors
-            }
+            tensors |= {alias: tensors[name] for alias, name in _aliases(self.model).items() if name in tensors}
             tensors = {name: tensors[name] for name in self.model.state_dict() if name in tensors}
         return tensors
 
@@ -157,11 +151,7 @@ class Step:
         """The inverse of `training_state`; from any plan to any other."""
         missing, unknown = set(self._state[0]) - set(state), set(state) - set(self._state[0]) - {"step"}
         if missing or unknown:
-            what = (
-                f"lacks {sorted(missing)[0]!r}"
-                if missing
-                else f"has {sorted(unknown)[0]!r}, which is unknown"
-            )
+            what = f"lacks {sorted(missing)[0]!r}" if missing else f"has {sorted(unknown)[0]!r}, which is unknown"
             raise ValueError(f"the state does not belong to this model and optimizer: it {what}")
         for name in self._state[0]:
             spec = self.graph.spec(name)
@@ -176,15 +166,11 @@ class Step:
     @property
     def program(self) -> Program:
         """The Program of this rank for a training step (with accumulation: of one microbatch)."""
-        return self._executable(
-            "train" if self.accumulate == 1 else "accumulate", next(iter(self._plans))
-        ).programs[0]
+        return self._executable("train" if self.accumulate == 1 else "accumulate", next(iter(self._plans))).programs[0]
 
     def collectives(self) -> list[Collective]:
         """What one run of the Program communicates: (kind, axis, bytes sent by this rank, label)."""
-        return self._executable(
-            "train" if self.accumulate == 1 else "accumulate", next(iter(self._plans))
-        ).kept
+        return self._executable("train" if self.accumulate == 1 else "accumulate", next(iter(self._plans))).kept
 
     @property
     def flops(self) -> int:
@@ -330,9 +316,7 @@ class Step:
     def _check(self, batch: Batch) -> None:
         given = dict(batch_items(batch))
         if missing := [key for key in self._keys if key not in given]:
-            raise ValueError(
-                f"the batch lacks {missing[0]!r}; it had {list(self._keys)} when the step was made"
-            )
+            raise ValueError(f"the batch lacks {missing[0]!r}; it had {list(self._keys)} when the step was made")
         if unknown := [key for key in given if key not in self._keys]:
             raise ValueError(f"the batch has {unknown[0]!r}, which it did not have when the step was made")
         for key, x in given.items():
@@ -345,9 +329,7 @@ class Step:
         """The Programs for a batch of these shapes, made when they are first needed."""
         if (what, signature) not in self._ready:
             graph, plan = self._planned(what, signature, batch)
-            programs = [
-                shard(graph, plan, rank, self._asked(what, graph, plan)) for rank in self.runtime.ranks
-            ]
+            programs = [shard(graph, plan, rank, self._asked(what, graph, plan)) for rank in self.runtime.ranks]
             kept = programs[0].collectives
             self._ready[what, signature] = _Executable(
                 graph, programs, [prepare(p, self.level) for p in programs], kept

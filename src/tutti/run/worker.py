@@ -36,18 +36,14 @@ class _Recorder(ErrorHandler):
             traceback.print_exception(e)
             return
         extra = {
-            "py_callstack": "".join(
-                traceback.format_exception(type(e), e, _without_launcher(e.__traceback__))
-            ),
+            "py_callstack": "".join(traceback.format_exception(type(e), e, _without_launcher(e.__traceback__))),
             "timestamp": str(int(time.time())),
             "time_ns": time.time_ns(),
             "type": type(e).__name__,
             "text": str(e),
             "frame": _user_frame(e),
         }
-        Path(path).write_text(
-            json.dumps({"message": {"message": f"{type(e).__name__}: {e}", "extraInfo": extra}})
-        )
+        Path(path).write_text(json.dumps({"message": {"message": f"{type(e).__name__}: {e}", "extraInfo": extra}}))
 
 
 def _without_launcher(tb: TracebackType | None) -> TracebackType | None:

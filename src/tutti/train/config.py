@@ -5,7 +5,7 @@ with `--optimizer.lr 3e-4`. A key that does not exist is an error that names the
 another type.
 """
 
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 
@@ -182,23 +182,20 @@ _AT_LEAST = {
 
 def check(config: Config) -> None:
     """ValueError for a number outside its range."""
-    flat = flatten(config)
+    flat = flatten(asdict(config))
     for key, lowest in _AT_LEAST.items():
         if flat[key] < lowest:
             raise ValueError(f"{key} must be at least {lowest}, not {flat[key]}")
     if config.schedule.warmup > config.schedule.steps:
-        raise ValueError(
-            f"schedule.warmup ({config.schedule.warmup}) exceeds schedule.steps ({config.schedule.steps})"
-        )
+        raise ValueError(f"schedule.warmup ({config.schedule.warmup}) exceeds schedule.steps ({config.schedule.steps})")
     if config.batch.size % config.batch.accumulate:
         parts = config.batch.accumulate
         raise ValueError(f"batch.size ({config.batch.size}) is not a multiple of batch.accumulate ({parts})")
 
 
-def flatten(config: Config) -> dict[str, Any]:
-    """`{"optimizer.lr": 1e-3, ...}`."""
+def flatten(table: dict[str, Any]) -> dict[str, Any]:
+    """`{"optimizer": {"lr": 1e-3}}` as `{"optimizer.lr": 1e-3}`, from `asdict` of a config."""
     flat: dict[str, Any] = {}
-    for name, value in asdict(config).items():
-        section = is_dataclass(getattr(config, name))
-        flat |= {f"{name}.{key}": v for key, v in value.items()} if section else {name: value}
+    for name, value in table.items():
+        flat |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
     return flat

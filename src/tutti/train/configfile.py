@@ -7,7 +7,7 @@ another type is one that names the type.
 
 import tomllib
 from collections.abc import Iterable
-from dataclasses import is_dataclass
+from dataclasses import asdict, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
@@ -41,10 +41,15 @@ def load(file: Path) -> Config:
         raise ValueError(f"no file {file}{f'; did you mean {near[0]}?' if near else ''}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise ValueError(f"{file}: {e}") from None
+    return from_table(table, str(file))
+
+
+def from_table(table: dict[str, Any], file: str) -> Config:
+    """A config from nested tables, as TOML or JSON gives them; errors name the `file`."""
     return _build(Config, table, file, "")
 
 
-def _build(kind: type, table: dict[str, Any], file: Path, section: str) -> Any:
+def _build(kind: type, table: dict[str, Any], file: str, section: str) -> Any:
     types = get_type_hints(kind)
     values = {}
     for key, value in table.items():
@@ -67,7 +72,7 @@ def _nearest(key: str, section: str, known: Iterable[str]) -> str:
     prefix = f"{section}." if section else ""
     if near := get_close_matches(key, known, 1):
         return f"did you mean {prefix}{near[0]}?"
-    elsewhere = [f for f in flatten(Config()) if f.split(".")[-1] == key]
+    elsewhere = [f for f in flatten(asdict(Config())) if f.split(".")[-1] == key]
     if elsewhere:
         return f"did you mean {elsewhere[0]}?"
     return f"{f'[{section}]' if section else 'the file'} has " + ", ".join(known)
@@ -98,11 +103,7 @@ def _name(kind: Any) -> str:
         return "one of " + ", ".join(map(repr, inner))
     if origin is tuple:
         several = inner[-1] is ...
-        return (
-            f"a list of {_name(inner[0]).removeprefix('a ')}s"
-            if several
-            else f"a list of {len(inner)} numbers"
-        )
+        return f"a list of {_name(inner[0]).removeprefix('a ')}s" if several else f"a list of {len(inner)} numbers"
     if origin is dict:
         return "a table"
     return {float: "a number", int: "a whole number", str: "a string", bool: "true or false"}[kind]

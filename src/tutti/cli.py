@@ -1,0 +1,91 @@
+"""The command `tutti`: one table of verbs. A verb's module is imported only when it is called."""
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from tutti.run.launch import Interrupted, LaunchError
+
+
+@dataclass(frozen=True)
+class Verb:
+    """`target` is `module:function`. Its signature and docstring become the options and the help text, unless
+    it is `raw`: then it is given the list of arguments. An int that it returns is the exit code."""
+
+    target: str
+    summary: str
+    raw: bool = False
+
+    def load(self) -> Callable[..., Any]:
+        module, function = self.target.split(":")
+        return getattr(importlib.import_module(module), function)
+
+
+VERBS = {
+    "train": Verb("tutti.train.command:train", "train a model as a config file says", raw=True),
+    "eval": Verb("tutti.train.evaluate:evaluate", "loss and perplexity of a checkpoint on held-out text"),
+    "generate": Verb("tutti.train.generate:generate", "continue a text with a trained model"),
+    "run": Verb("tutti.run.launch:run", "start a script in several processes", raw=True),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one verb; returns the exit code: 0, 1 (a rank failed), 2 (bad input), 128 + signal."""
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    name, rest = argv[0], argv[1:]
+    if name not in VERBS:
+        near = get_close_matches(name, VERBS, 1)
+        print(f"tutti: no verb {name!r}; {f'did you mean {near[0]}?' if near else usage()}", file=sys.stderr)
+        return 2
+    try:
+        result = _call(name, VERBS[name], rest)
+    except KeyboardInterrupt:
+        return 130
+    except Interrupted as e:
+        print(f"tutti {name}: {e}", file=sys.stderr)
+        return 128 + e.signal
+    except LaunchError as e:
+        trace = "" if e.kind == "ValueError" else e.trace
+        print(f"{trace}tutti {name}: {e}", file=sys.stderr)
+        return e.exit_code
+    except (ValueError, OSError) as e:
+        if not _said_by_us(e):
+            raise
+        print(f"tutti {name}: {e}", file=sys.stderr)
+        return 2
+    return result if isinstance(result, int) else 0
+
+
+def usage() -> str:
+    width = max(map(len, VERBS))
+    lines = [f"  {name:{width}}  {verb.summary}" for name, verb in VERBS.items()]
+    return "usage: tutti VERB ...     (tutti VERB --help says more)\n\n" + "\n".join(lines)
+
+
+def _call(name: str, verb: Verb, rest: list[str]) -> Any:
+    if verb.raw:
+        return verb.load()(rest)
+    import tyro
+
+    return tyro.cli(verb.load(), prog=f"tutti {name}", args=rest)
+
+
+def _said_by_us(e: BaseException) -> bool:
+    """Whether this package wrote the message for its user; a mistake deeper down needs its traceback."""
+    if isinstance(e, OSError):
+        return e.filename is not None or e.strerror is not None
+    frames = traceback.extract_tb(e.__traceback__)
+    return bool(frames) and frames[-1].filename.startswith(str(Path(__file__).parent) + os.sep)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

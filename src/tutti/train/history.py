@@ -1,0 +1,68 @@
+"""What was measured, step by step: a JSON line each in `history.jsonl`, and the same as TensorBoard logs."""
+
+import json
+import warnings
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+_NAME = "history.jsonl"
+
+
+class History:
+    """Appends to the history of a run that goes on after `step`; what was written beyond is dropped.
+
+    A line is `{"step": 12, "loss": 3.25, ...}`, where `step` counts completed steps. Floats are written so
+    that they read back to the last bit. Every line is handed to the system at once: a killed run loses
+    none. Without `write`, as on all ranks but the first, nothing happens.
+    """
+
+    def __init__(self, folder: Path, step: int, write: bool = True):
+        self._file: IO[str] | None = None
+        if write:
+            folder.mkdir(parents=True, exist_ok=True)
+            scratch = folder / f"{_NAME}.tmp"
+            scratch.write_text("".join(json.dumps(x) + "\n" for x in read(folder) if x["step"] <= step))
+            scratch.replace(folder / _NAME)
+            self._file = open(folder / _NAME, "a", buffering=1)  # noqa: SIM115
+            self._board = _tensorboard(folder / "tensorboard", step)
+
+    def add(self, step: int, **values: float) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps({"step": step, **values}) + "\n")
+            for name, value in values.items():
+                self._board.add_scalar(name, value, step)
+
+    def __enter__(self) -> "History":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._board.close()
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """All lines of a run so far; one that a crash cut short ends them."""
+    path, lines = folder / _NAME, []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return lines
+
+
+def series(lines: list[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
+    """The steps at which `name` was measured, and its values."""
+    found = [(line["step"], line[name]) for line in lines if name in line]
+    return [step for step, _ in found], [value for _, value in found]
+
+
+def _tensorboard(folder: Path, step: int) -> Any:
+    """A writer that hides what an interrupted run logged beyond `step`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its dependencies use deprecated names
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(str(folder), purge_step=step + 1)

@@ -1,0 +1,81 @@
+"""The model and the optimizer that a config describes, as for one device."""
+
+from dataclasses import fields
+from difflib import get_close_matches
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from tutti.cluster import local
+from tutti.train import config as settings
+
+
+def model_config(model: settings.Model, vocab_size: int, seq: int) -> PreTrainedConfig:
+    """The transformers config of a model with this vocabulary; position embeddings reach `seq` tokens at
+    least.
+
+    ValueError for a model type that transformers does not have, and for an option that the type does not.
+    """
+    chosen = {
+        "hidden_size": model.hidden_size,
+        "num_hidden_layers": model.num_hidden_layers,
+        "num_attention_heads": model.num_attention_heads,
+        "vocab_size": vocab_size,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+        "use_cache": False,
+    }
+    blank = _blank(model.type)
+    known = {f.name for f in fields(blank)} | set(blank.attribute_map)  # pyright: ignore
+    for key in model.options:
+        if key not in known:
+            near = get_close_matches(key, known, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"{type(blank).__name__} has no option {key} (model.options){hint}")
+    reach = max(seq, getattr(blank, "max_position_embeddings", seq))
+    chosen |= {"max_position_embeddings": reach} | model.options
+    try:
+        return AutoConfig.for_model(model.type, **chosen)
+    except (TypeError, ValueError, StrictDataclassError) as e:
+        raise ValueError(f"the model's config is not valid: {' '.join(str(e).split())}") from None
+
+
+def precision(wanted: str, processes: int) -> torch.dtype:
+    """The dtype of "float32" or "bfloat16"; "auto" is the one that this machine multiplies faster."""
+    if wanted != "auto":
+        return getattr(torch, wanted)
+    device = local(processes).device
+    return max((torch.float32, torch.bfloat16), key=device.rate)
+
+
+def build_model(config: PreTrainedConfig, seed: int, dtype: torch.dtype) -> PreTrainedModel:
+    """A causal language model with random weights that depend on the seed alone, in `dtype`, on the CPU."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return model.to(dtype).train()
+
+
+def build_optimizer(model: torch.nn.Module, optimizer: settings.Optimizer) -> torch.optim.Optimizer:
+    """The torch optimizer, with weight decay for matrices only."""
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": optimizer.weight_decay},
+        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [g for g in groups if g["params"]]
+    if optimizer.name == "sgd":
+        return torch.optim.SGD(groups, lr=optimizer.lr, momentum=optimizer.momentum)
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[optimizer.name]
+    return kind(groups, lr=optimizer.lr, betas=optimizer.betas)
+
+
+def _blank(kind: str) -> PreTrainedConfig:
+    try:
+        return AutoConfig.for_model(kind)
+    except ValueError:
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as known
+
+        near = get_close_matches(kind, known, 1)
+        hint = f"did you mean {near[0]}?" if near else "llama, gpt2 and qwen3 are some that it has"
+        raise ValueError(f"transformers has no model type {kind!r} (model.type); {hint}") from None

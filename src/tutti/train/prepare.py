@@ -1,0 +1,98 @@
+"""From a folder of files to a tokenizer and packed tokens, each made once and kept in a cache."""
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+from tutti.data.corpus import Corpus, Document, read_corpus
+from tutti.data.packing import Packed, pack
+from tutti.data.tokenizer import load_tokenizer, train_tokenizer
+from tutti.train.config import Config
+from tutti.train.progress import Display, Stage
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What training reads: the tokenizer's folder and size, and both sides of the split, packed."""
+
+    tokenizer: Path
+    vocab_size: int
+    train: Packed
+    held_out: Packed
+
+    @property
+    def key(self) -> str:
+        """Changes when a token does."""
+        return self.train.path.parent.name
+
+
+def prepare(config: Config, display: Display) -> Prepared:
+    """Read, tokenize and pack, or find in the cache what an earlier run has made of the same text.
+
+    Processes that ask for the same at once wait for one that does it.
+    """
+    cache = Path(config.data.cache)
+    with display.stage("read") as stage:
+        corpus = read_corpus(config.data.source, config.data.patterns, config.data.held_out, stage.update)
+        stage.result(corpus.summary())
+    with _one_at_a_time(cache):
+        with display.stage("tokenizer") as stage:
+            folder = _tokenizer(config, corpus, cache, stage)
+        with display.stage("tokenize") as stage:
+            return _pack(folder, corpus, cache, stage)
+
+
+def _tokenizer(config: Config, corpus: Corpus, cache: Path, stage: Stage) -> Path:
+    sample = _first(corpus.train, config.tokenizer.sample_mb * 1e6)
+    key = _key([d.digest for d in sample], config.tokenizer.vocab_size)
+    folder, scratch = cache / f"tokenizer-{key}", cache / f".tokenizer-{key}"
+    size = sum(d.size for d in sample)
+    if not folder.exists():
+        train_tokenizer(_counted(sample, size, stage), config.tokenizer.vocab_size).save_pretrained(scratch)
+        scratch.rename(folder)
+    stage.result(f"{config.tokenizer.vocab_size} tokens, learned from {size / 1e6:.1f} MB")
+    return folder
+
+
+def _pack(folder: Path, corpus: Corpus, cache: Path, stage: Stage) -> Prepared:
+    tokenizer = load_tokenizer(folder)
+    packed = cache / f"tokens-{_key(corpus.key, folder.name)}"
+    train = pack(packed, "train", tokenizer, corpus.train, stage.update)
+    held_out = pack(packed, "held_out", tokenizer, corpus.held_out)
+    counts = f"{train.tokens / 1e6:.2f} M tokens to train on, {held_out.tokens / 1e6:.2f} M held out"
+    stage.result(f"{counts}; {train.text_bytes / train.tokens:.2f} bytes a token")
+    return Prepared(folder, len(tokenizer), train, held_out)
+
+
+def _first(documents: tuple[Document, ...], size: float) -> list[Document]:
+    """Documents in the order of their hashes, as good as random, up to `size` bytes; at least one."""
+    chosen, total = [], 0
+    for d in sorted(documents, key=lambda d: d.digest):
+        if chosen and total + d.size > size:
+            break
+        chosen.append(d)
+        total += d.size
+    return chosen
+
+
+def _counted(documents: list[Document], size: int, stage: Stage) -> Iterator[str]:
+    done = 0
+    for d in documents:
+        yield d.read()
+        done += d.size
+        stage.update(done, size)
+
+
+def _key(*parts: object) -> str:
+    return blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+
+
+@contextmanager
+def _one_at_a_time(cache: Path) -> Iterator[None]:
+    cache.mkdir(parents=True, exist_ok=True)
+    with open(cache / ".lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,100 @@
+"""What a run shows while it works: live on a terminal, a line now and then everywhere else."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+_NAME = 11  # width of the column with the names of stages
+_PLAIN_SECONDS = 10.0  # between two lines about the same stage where the display is not live
+
+
+class Display:
+    """The stages of a run, one line each when done, and a moving line for the one at work.
+
+    `silent` shows nothing: the ranks that are not the first have one like that.
+    """
+
+    def __init__(self, console: Console | None = None, silent: bool = False):
+        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.console.quiet = silent
+        self.live = self.console.is_terminal and not silent
+
+    def say(self, text: str) -> None:
+        """A line of its own, above whatever moves."""
+        self.console.print(text, markup=False)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator["Stage"]:
+        """A piece of work before or after training: `with display.stage("read") as stage: ...`."""
+        columns = (
+            SpinnerColumn("line", style="default"),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(40),
+            TimeElapsedColumn(),
+        )
+        start = time.perf_counter()
+        with Progress(*columns, console=self.console, transient=True, disable=not self.live) as bar:
+            stage = Stage(self, name, bar)
+            yield stage
+        seconds = time.perf_counter() - start
+        self.say(f"{name:{_NAME}} {stage.text}{' ' if stage.text else ''}({seconds:.1f} s)")
+
+    @contextmanager
+    def training(self, steps: int, first: int) -> Iterator["Training"]:
+        """The loop itself, from step `first` of `steps`."""
+        columns = (BarColumn(24), TextColumn("{task.description}", markup=False))
+        bar = Progress(*columns, console=self.console, disable=not self.live, refresh_per_second=4)
+        with bar:
+            yield Training(self, bar, steps, first)
+
+
+class Stage:
+    """How far a stage is, and in the end what came of it."""
+
+    def __init__(self, display: Display, name: str, bar: Progress):
+        self._display, self._bar, self._name = display, bar, name
+        self._task = bar.add_task(f"{name:{_NAME}}", total=None)
+        self._spoke = time.perf_counter()
+        self.text = ""
+
+    def update(self, done: int, total: int) -> None:
+        self._bar.update(self._task, completed=done, total=total)
+        if not self._display.live and time.perf_counter() - self._spoke > _PLAIN_SECONDS:
+            self._spoke = time.perf_counter()
+            self._display.say(f"{self._name:{_NAME}} {done / max(1, total):.0%}")
+
+    def result(self, text: str) -> None:
+        self.text = text
+
+
+class Training:
+    """The line that follows the training loop."""
+
+    def __init__(self, display: Display, bar: Progress, steps: int, first: int):
+        self._display, self._bar, self._steps = display, bar, steps
+        self._task = bar.add_task(f"step {first} of {steps}", total=steps, completed=first)
+        self._spoke = 0.0
+
+    def step(self, done: int, loss: float, seconds: float, tokens: int, peak_seconds: float) -> None:
+        """`done` steps are complete. A step has `tokens`, takes `seconds`, at full peak `peak_seconds`."""
+        text = line(done, self._steps, loss, seconds, tokens, peak_seconds)
+        self._bar.update(self._task, completed=done, description=text)
+        if not self._display.live and (time.perf_counter() - self._spoke > _PLAIN_SECONDS or done == self._steps):
+            self._spoke = time.perf_counter()
+            self._display.say(text)
+
+
+def line(done: int, steps: int, loss: float, seconds: float, tokens: int, peak_seconds: float) -> str:
+    """`step 120 of 600  loss 3.2100  5,400 tokens/s  31 % of peak  3:12 left`."""
+    speed = f"{tokens / seconds:,.0f} tokens/s  {100 * peak_seconds / seconds:.0f} % of peak"
+    return f"step {done} of {steps}  loss {loss:.4f}  {speed}  {clock((steps - done) * seconds)} left"
+
+
+def clock(seconds: float) -> str:
+    """`0:07`, `3:12`, `1:02:03`."""
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"
