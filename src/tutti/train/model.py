@@ -6,6 +6,7 @@ from difflib import get_close_matches
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import logging as transformers_logging
 
 from tutti.cluster import local
 from tutti.train import config as settings
@@ -52,6 +53,7 @@ def precision(wanted: str, processes: int) -> torch.dtype:
 
 def build_model(config: PreTrainedConfig, seed: int, dtype: torch.dtype) -> PreTrainedModel:
     """A causal language model with random weights that depend on the seed alone, in `dtype`, on the CPU."""
+    transformers_logging.disable_progress_bar()  # of saving this model
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     return model.to(dtype).train()

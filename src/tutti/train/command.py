@@ -1,0 +1,87 @@
+"""The verb `tutti train`: prepares the text, starts the processes, and reports when training is done."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tutti.run.launch import launch, rank, under_launcher
+from tutti.train.config import Config, flatten
+from tutti.train.configfile import parse
+
+RUN = "run.json"
+
+# A run that continues must have begun with the same of these.
+_FIXED = (
+    "seed",
+    "data.",
+    "tokenizer.",
+    "model.",
+    "batch.size",
+    "batch.seq",
+    "optimizer.name",
+    "parallel.precision",
+)
+_FREE = ("data.cache",)
+
+
+def train(argv: list[str]) -> None:
+    """Train as a config file says: `tutti train [FILE.toml] [--section.key value ...]`.
+
+    The same command again continues an interrupted run, and says so when the run is finished.
+    """
+    config = parse(argv)
+    if rank() == 0:
+        print(f"training in {config.out}", flush=True)  # torch and transformers take seconds to import
+    run(config)
+
+
+def run(config: Config) -> None:
+    """Prepare, train, report; every rank of a job may call it."""
+    from tutti.train import checkpoint, trainer
+    from tutti.train.finish import finish
+    from tutti.train.prepare import prepare
+    from tutti.train.progress import Display
+
+    folder, display = Path(config.out), Display(silent=rank() > 0)
+    prepared = prepare(config, display)
+    if rank() == 0:
+        _check_same_run(folder, config, prepared.key, display)
+    newest = checkpoint.latest(folder / trainer.CHECKPOINTS, say=lambda _: None)
+    if newest is not None and checkpoint.step_of(newest) >= config.schedule.steps:
+        display.say(f"all {config.schedule.steps} steps are done; more need a larger schedule.steps")
+    elif under_launcher() or config.parallel.processes == 1:
+        trainer.train(config, prepared)
+    else:
+        _calibrate(config, display)
+        launch(trainer.train, config.parallel.processes, config, prepared)
+    if rank() == 0:
+        finish(config, display)
+
+
+def _calibrate(config: Config, display: Any) -> None:
+    """Measure this machine once, before the processes that plan for it start."""
+    from tutti.cluster import local
+
+    with display.stage("cluster") as stage:
+        cluster = local(config.parallel.processes)
+        peak = cluster.device.peak
+        rates = ", ".join(f"{peak[name] / 1e12:.2f} {name}" for name in ("float32", "bfloat16"))
+        stage.result(f"{cluster}; TFLOP/s each: {rates}")
+
+
+def _check_same_run(folder: Path, config: Config, text_key: str, display: Any) -> None:
+    """ValueError when the folder holds a run of another model or text; other changes are told."""
+    now = {"text": text_key, "config": json.loads(json.dumps(asdict(config)))}
+    path = folder / RUN
+    before = json.loads(path.read_text()) if path.exists() else now
+    was, is_ = flatten(before["config"]), flatten(now["config"])
+    changed = {key: f"{key} was {was.get(key)} and is {is_[key]}" for key in is_ if was.get(key) != is_[key]}
+    if other := [text for key, text in changed.items() if key.startswith(_FIXED) and key not in _FREE]:
+        raise ValueError(f"{folder} holds another run: {'; '.join(other)}; choose another --out")
+    if before["text"] != text_key:
+        raise ValueError(f"the files of {config.data.source} have changed since {folder} began; choose another --out")
+    if changed:
+        display.say("changed since the run began: " + "; ".join(changed.values()))
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(now, indent=1))

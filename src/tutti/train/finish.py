@@ -1,0 +1,32 @@
+"""What a finished run leaves for its reader: a sample, the report, and where everything is."""
+
+from pathlib import Path
+
+from tutti.train import history
+from tutti.train.config import Config
+from tutti.train.generate import continue_text, model_folder
+from tutti.train.progress import Display
+from tutti.train.report import write_report
+
+
+def finish(config: Config, display: Display) -> None:
+    """Generate the sample, write the report unless it is there, and say where things are."""
+    folder, sample = Path(config.out), Path(config.out, "sample.txt")
+    newest = model_folder(folder)
+    if not sample.exists() or sample.stat().st_mtime < newest.stat().st_mtime:
+        asked = config.sample
+        with display.stage("sample"):
+            text = continue_text(newest, asked.prompt, asked.tokens, asked.temperature, config.seed)
+            sample.write_text(text)
+    with display.stage("report"):
+        report = write_report(folder, sample.read_text())
+    held_out = history.series(history.read(folder), "held_out_loss")[1]
+    display.say(f"\n{sample.read_text()}\n")
+    display.say(f"held-out loss {held_out[-1]:.4f} after {config.schedule.steps} steps")
+    for name, path in {
+        "report": report,
+        "model": newest,
+        "logs": folder / "tensorboard",
+    }.items():
+        display.say(f"{name:{11}} {path}")
+    display.say(f"more text   tutti generate {folder} --prompt 'class '")

@@ -1,0 +1,67 @@
+"""The verb `tutti generate`: continue a text with what a run has trained."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import tyro
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import logging as transformers_logging
+
+from tutti.train import checkpoint
+
+
+def generate(
+    run: Annotated[str, tyro.conf.Positional],
+    prompt: str = "def ",
+    tokens: int = 200,
+    temperature: float = 0.7,
+    seed: int = 0,
+) -> None:
+    """Continue a text with a trained model, and print both.
+
+    Args:
+        run: Folder of a run, whose newest checkpoint is taken, or of a checkpoint or model of transformers.
+        prompt: The text to continue.
+        tokens: Tokens to generate, unless the model ends the text before.
+        temperature: 0 takes the most likely token each time; larger is more varied.
+        seed: Of the random choices.
+    """
+    print(continue_text(model_folder(run), prompt, tokens, temperature, seed))
+
+
+def continue_text(folder: Path, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+    """The prompt and what the model makes of it."""
+    if not prompt:
+        raise ValueError("the prompt is empty; give at least one character to continue")
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), load_model(folder)
+    torch.manual_seed(seed)
+    inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
+    choice = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
+    ids = model.generate(
+        input_ids=inputs["input_ids"],
+        attention_mask=inputs["attention_mask"],
+        max_new_tokens=tokens,
+        use_cache=True,
+        **choice,
+    )
+    return tokenizer.decode(ids[0], skip_special_tokens=True)
+
+
+def load_model(folder: Path) -> Any:
+    """The model in a folder, ready for inference: on the GPU, or in float32 on the CPU."""
+    transformers_logging.disable_progress_bar()
+    if torch.cuda.is_available():
+        return AutoModelForCausalLM.from_pretrained(folder, dtype="auto", device_map="cuda").eval()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def model_folder(run: str | Path) -> Path:
+    """The newest complete checkpoint of a run, or the folder itself when it holds a model."""
+    folder = Path(run)
+    if (folder / "config.json").exists():
+        return folder
+    newest = checkpoint.latest(folder / "checkpoints", say=print) or checkpoint.latest(folder, say=print)
+    if newest is None:
+        raise ValueError(f"no complete checkpoint in {folder}; give the folder of a run (the `out` of its config)")
+    return newest

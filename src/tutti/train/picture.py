@@ -1,0 +1,143 @@
+"""Pictures of a run as SVG: the loss, and what each rank holds under a plan."""
+
+import io
+import re
+from collections.abc import Mapping
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from tutti.plan.layout import Layout, Mesh, Split
+from tutti.plan.plan import Plan
+
+_HELD, _WHOLE, _LINE, _SECOND = "#3b6ea5", "#e8e8e8", "#777777", "#c8553d"
+_RANKS = 8  # columns drawn; more ranks repeat the pattern
+_STYLE: Any = {"svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9, "axes.edgecolor": _LINE}
+
+
+def loss_curve(loss: tuple[list[int], list[float]], held_out: tuple[list[int], list[float]]) -> str:
+    """The loss of every step, its running mean, and the loss on held-out text; each as (steps, values)."""
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(*loss, color=_HELD, linewidth=0.5, alpha=0.5)
+    axes.plot(loss[0], running_mean(loss[1]), color=_HELD, linewidth=1.5, label="training")
+    if held_out[0]:
+        axes.plot(*held_out, color=_SECOND, marker="o", markersize=3, linewidth=1, label="held-out text")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss (nats a token)")
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return _svg(figure)
+
+
+def running_mean(values: list[float]) -> np.ndarray:
+    """Exponential mean over about a fiftieth of the run, corrected for its start as Adam's."""
+    decay = 1 - 1 / max(2, len(values) // 50)
+    mean, means = 0.0, []
+    for i, value in enumerate(values):
+        mean = decay * mean + (1 - decay) * value
+        means.append(mean / (1 - decay ** (i + 1)))
+    return np.array(means)
+
+
+def plan_picture(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """A row for each kind of parameter and of optimizer state, a column for each rank: blue is what it holds.
+
+    `shapes` names the parameters as the model does; layers that the plan treats alike share a row. The
+    states of an optimizer share a row where they lie alike.
+    """
+    rows = _rows(plan, shapes)
+    ranks = min(_RANKS, int(np.prod(list(plan.mesh.values()) or [1])))
+    figure = Figure(figsize=(4.2 + 0.9 * ranks, 0.5 + 0.33 * len(rows)), layout="constrained")
+    grid = figure.subplots(len(rows), ranks, squeeze=False)
+    for line, (name, shape, layout) in zip(grid, rows, strict=True):
+        for rank, axes in enumerate(line):
+            _draw(axes, shape, layout, plan.mesh, rank)
+        text = f"{name}  {' x '.join(map(str, shape))}"
+        line[0].text(-0.08, 0.5, text, transform=line[0].transAxes, ha="right", va="center", fontsize=8)
+    for rank, axes in enumerate(grid[0]):
+        where = " ".join(f"{axis} {c}" for axis, c in zip(plan.mesh, coordinates(plan.mesh, rank), strict=True))
+        axes.set_title(f"rank {rank}\n{where}", fontsize=8)
+    return _svg(figure)
+
+
+def coordinates(mesh: Mesh, rank: int) -> tuple[int, ...]:
+    """Where a rank stands on each axis; ranks are numbered row-major."""
+    return tuple(int(c) for c in np.unravel_index(rank, tuple(mesh.values()) or (1,)))[: len(mesh)]
+
+
+def held(size: int, dim: int, layout: Layout, mesh: Mesh, rank: int) -> np.ndarray:
+    """Which of the `size` indices of a dim a rank holds, (size,) bool.
+
+    A split of `outer x n x inner` over n gives the rank at place c the indices i with (i // inner) % n == c.
+    """
+    mask, index = np.ones(size, dtype=bool), np.arange(size)
+    for (axis, n), place in zip(mesh.items(), coordinates(mesh, rank), strict=True):
+        placement = layout[axis]
+        if isinstance(placement, Split) and placement.dim == dim:
+            inner = max(1, size // (placement.outer * n))
+            mask &= (index // inner) % n == place
+    return mask
+
+
+def _rows(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[str, tuple[int, ...], Layout]]:
+    """(name, shape, layout) of each kind of parameter, and of its optimizer state where it lies otherwise."""
+    rows: dict[str, tuple[str, tuple[int, ...], Layout]] = {}
+    kinds = sorted({label.partition(":")[0] for label in plan.inputs} - {"param", "buffer", "batch"})
+    for name, shape in shapes.items():
+        starred = re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name)
+        label = name if f"param:{name}" in plan.inputs else starred
+        own = plan.input_layout(f"param:{label}")
+        rows.setdefault(f"{starred} {own}", (starred, shape, own))
+        for layout in (plan.inputs.get(f"{kind}:{label}", own) for kind in kinds):
+            if layout != own:
+                title = f"{starred} (optimizer)"
+                rows.setdefault(f"{title} {layout}", (title, shape, layout))
+    return list(rows.values())
+
+
+def _draw(axes: Axes, shape: tuple[int, ...], layout: Layout, mesh: Mesh, rank: int) -> None:
+    """A tensor as a box, dim 0 downwards, dim 1 to the right; a vector is a flat box."""
+    matrix = len(shape) > 1
+    rows, columns = (shape[0], int(np.prod(shape[1:]))) if matrix else (1, shape[0] if shape else 1)
+    top, height = (0.0, 1.0) if matrix else (0.35, 0.3)
+    axes.set(xlim=(0, 1), ylim=(1, 0))
+    axes.axis("off")
+    axes.add_patch(Rectangle((0, top), 1, height, facecolor=_WHOLE, edgecolor="none"))
+    first, last = (0, 1) if matrix else (-1, 0)
+    for y, tall in _runs(held(rows, first, layout, mesh, rank)):
+        for x, wide in _runs(_columns(shape, columns, last, layout, mesh, rank)):
+            box = (x, top + y * height), wide, tall * height
+            axes.add_patch(Rectangle(*box, facecolor=_HELD, edgecolor="none"))
+
+
+def _columns(shape: tuple[int, ...], n: int, dim: int, layout: Layout, mesh: Mesh, rank: int) -> np.ndarray:
+    """What is held of the columns: dim 1 of a matrix, dim 0 of a vector; further dims are drawn whole."""
+    size = shape[dim] if shape else 1
+    return np.repeat(held(size, dim, layout, mesh, rank), n // size)
+
+
+def _runs(mask: np.ndarray) -> list[tuple[float, float]]:
+    """(start, length) of the runs of True, as fractions of the whole."""
+    runs, start = [], 0
+    for value, group in groupby(mask):
+        length = len(list(group))
+        if value:
+            runs.append((start / len(mask), length / len(mask)))
+        start += length
+    return runs
+
+
+def _svg(figure: Figure) -> str:
+    text = io.StringIO()
+    with rc_context(_STYLE):
+        figure.savefig(text, format="svg", transparent=True)
+    svg = text.getvalue()
+    return svg[svg.index("<svg") :]

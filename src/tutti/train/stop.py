@@ -1,0 +1,43 @@
+"""Stopping a run between two steps, on all ranks at the same one."""
+
+import signal
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class StopSignal:
+    """SIGINT and SIGTERM are noted instead of obeyed, from the first time that `agreed()` is asked.
+
+    Before that, which is while the first step compiles, they end the process as ever.
+    """
+
+    def __init__(self) -> None:
+        self._received = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "StopSignal":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def agreed(self) -> int:
+        """The signal that some rank has received, the same number on every rank; 0 when none has.
+
+        Every rank must ask, at the same step.
+        """
+        if not self._before:
+            self._before = {n: signal.signal(n, self._note) for n in (signal.SIGINT, signal.SIGTERM)}
+        if not (dist.is_available() and dist.is_initialized()):
+            return self._received
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        highest = torch.tensor([self._received], device=device)
+        dist.all_reduce(highest, dist.ReduceOp.MAX)
+        return int(highest.item())
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._received = number

@@ -1,0 +1,198 @@
+"""One rank of a training run, from the model to the last checkpoint. `command.py` starts it."""
+
+import fcntl
+import json
+import math
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+import tutti
+from tutti.data.loader import Loader, batch_at, held_out_batches
+from tutti.data.tokenizer import load_tokenizer
+from tutti.run.launch import Interrupted, rank, world_size
+from tutti.train import checkpoint
+from tutti.train.config import Config
+from tutti.train.history import History
+from tutti.train.memory import PeakMemory
+from tutti.train.model import build_model, build_optimizer, model_config, precision
+from tutti.train.prepare import Prepared
+from tutti.train.progress import Display
+from tutti.train.schedule import learning_rate
+from tutti.train.stop import StopSignal
+
+CHECKPOINTS = "checkpoints"
+STATE = "training.safetensors"
+
+
+def train(config: Config, prepared: Prepared) -> None:
+    """Train until the last step, or until a signal asks to stop; every rank of the job calls this.
+
+    A checkpoint holds all there is to continue from: the same config ends in the same losses, bit for bit,
+    however often it was interrupted. Raises Interrupted after a signal, when a checkpoint has been saved.
+    """
+    with _locked(Path(config.out)) if rank() == 0 else nullcontext():
+        trainer = Trainer(config, prepared)
+        trainer.resume()
+        trainer.run()
+
+
+class Trainer:
+    """A run on one rank. `done` counts completed steps, `saved` those in the newest checkpoint."""
+
+    def __init__(self, config: Config, prepared: Prepared):
+        self.config, self.folder = config, Path(config.out)
+        self.done = self.saved = 0
+        self.first_rank = rank() == 0
+        self.display = Display(silent=not self.first_rank)
+        size, seq = config.batch.size, config.batch.seq
+        self.loader = Loader(prepared.train.open(), size, seq, config.seed)
+        self.text = prepared.held_out.open()
+        self.windows = held_out_batches(self.text, size, seq, config.eval.batches)
+        self.tokenizer = load_tokenizer(prepared.tokenizer, seq)
+        with self.display.stage("plan") as stage:
+            self._parallelize()
+            stage.result(describe(self.step))
+
+    def _parallelize(self) -> None:
+        config, parallel = self.config, self.config.parallel
+        dtype = precision(parallel.precision, world_size())
+        kind = model_config(config.model, len(self.tokenizer), config.batch.seq)
+        self.model = build_model(kind, config.seed, dtype)
+        self.optimizer = build_optimizer(self.model, config.optimizer)
+        self.step = tutti.parallelize(
+            self.model,
+            self.optimizer,
+            self.loader(0),
+            cluster=parallel.cluster,
+            plan=parallel.plan,
+            level=parallel.level,
+            clip_norm=config.optimizer.clip_norm,
+            accumulate=config.batch.accumulate,
+            masters=dtype is not torch.float32,
+            seed=config.seed,
+        )
+        self.peak_seconds = self.step.flops / self.step.cluster.peak(dtype)  # of a step, at the full peak
+        if self.first_rank:
+            self.step.plan.save(self.folder / "plan.json")
+            (self.folder / "step.json").write_text(json.dumps(self._facts(dtype)))
+
+    def _facts(self, dtype: torch.dtype) -> dict[str, Any]:
+        """What the report tells of the step besides its plan."""
+        shapes = {name: tuple(p.shape) for name, p in self.model.named_parameters()}
+        return {
+            "cluster": str(self.step.cluster),
+            "dtype": str(dtype).removeprefix("torch."),
+            "plan": describe(self.step),
+            "explain": self.step.plan.explain() if hasattr(self.step.plan, "explain") else "",
+            "parameters": sum(math.prod(shape) for shape in shapes.values()),
+            "shapes": shapes,
+            "flops": self.step.flops,
+            "peak_seconds": self.peak_seconds,
+            "collectives": [(c.kind, c.axis, c.bytes) for c in self.step.collectives()],
+        }
+
+    def resume(self) -> None:
+        """Go on from the newest complete checkpoint, if there is one."""
+        found = checkpoint.latest(self.folder / CHECKPOINTS, self.display.say)
+        if found is not None:
+            self.step.load_training_state(load_file(found / STATE))
+            self.done = self.saved = checkpoint.step_of(found)
+            self.display.say(f"continuing after step {self.done}, from {found}")
+
+    def run(self) -> None:
+        """The loop: a step, its measurements, and at their times evaluation and checkpoint."""
+        config, steps = self.config, self.config.schedule.steps
+        tokens = config.batch.size * config.batch.seq
+        recent: deque[float] = deque(maxlen=20)
+        with (
+            History(self.folder, self.done, write=self.first_rank) as history,
+            self.display.training(steps, self.done) as bar,
+            StopSignal() as stop,
+        ):
+            memory = PeakMemory(lambda peak: history.add(self.done, peak_bytes=peak), self.model.parameters())
+            while self.done < steps:
+                rate = learning_rate(self.done, config.optimizer.lr, config.schedule)
+                start = time.perf_counter()
+                loss = memory(self._advance, rate)
+                recent.append(time.perf_counter() - start)
+                history.add(self.done, loss=loss, learning_rate=rate, seconds=recent[-1])
+                bar.step(self.done, loss, median(recent), tokens, self.peak_seconds)
+                self._check(loss)
+                if self.done % config.eval.every == 0 or self.done == steps:
+                    history.add(self.done, held_out_loss=self._evaluate())
+                signal = stop.agreed()
+                if self.done % config.checkpoint.every == 0 or self.done == steps or signal:
+                    self._save(last=self.done == steps or bool(signal))
+                if signal:
+                    raise Interrupted(signal)
+
+    def _advance(self, rate: float) -> float:
+        """One optimizer step; returns its loss."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        loss = self.step(self.loader(self.done))
+        self.done += 1
+        return loss.item()
+
+    def _evaluate(self) -> float:
+        """Mean loss over the held-out windows."""
+        seq = self.config.batch.seq
+        losses = [self.step.evaluate(batch_at(self.text, starts, seq)).item() for starts in self.windows]
+        loss = sum(losses) / len(losses)
+        self.display.say(f"step {self.done}  held-out loss {loss:.4f}")
+        return loss
+
+    def _save(self, last: bool) -> None:
+        """A checkpoint of this step. When the disk is full training goes on, unless this is the `last`."""
+        weights, state = self.step.state_dict(), self.step.training_state()
+        if not self.first_rank:
+            return
+
+        def fill(folder: Path) -> None:
+            self.model.save_pretrained(folder, state_dict=weights)
+            self.tokenizer.save_pretrained(folder)
+            save_file(state, folder / STATE)
+
+        try:
+            saved = checkpoint.save(self.folder / CHECKPOINTS, self.done, fill, self.config.checkpoint.keep)
+            self.saved = self.done
+            self.display.say(f"step {self.done}  saved {saved}")
+        except checkpoint.SaveError as e:
+            if last:
+                raise
+            self.display.say(f"{e}; training goes on")
+
+    def _check(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"the loss of step {self.done} is {loss}; the newest checkpoint is of step {self.saved}; "
+                f"a lower optimizer.lr than {self.config.optimizer.lr} may help"
+            )
+
+
+def describe(step: "tutti.Step") -> str:
+    """A plan in a line: `dp 2 on cpu:2; expected 0.31 s a step, 0.42 GB a rank`."""
+    mesh = " x ".join(f"{axis} {size}" for axis, size in step.plan.mesh.items()) or "one device"
+    expected = step.plan.prediction
+    costs = f"; expected {expected.step_seconds:.3f} s a step, {expected.peak_bytes / 1e9:.2f} GB a rank"
+    return f"{step.plan.name} ({mesh}) on {step.cluster}{costs if expected else ''}"
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keeps a second job out of the folder; the lock goes with the process, however it ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{folder} is in use by another job; wait for it, or choose another --out") from None
+        yield

@@ -1,0 +1,32 @@
+import subprocess
+import sys
+
+import pytest
+
+from tutti import cli
+
+
+def test_help_lists_every_verb(capsys):
+    assert cli.main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"  {name} " in out and verb.summary in out for name, verb in cli.VERBS.items())
+
+
+def test_every_verb_in_the_table_exists():
+    assert all(callable(verb.load()) for verb in cli.VERBS.values())
+
+
+def test_a_misspelt_verb_names_the_nearest(capsys):
+    assert cli.main(["trian"]) == 2
+    assert capsys.readouterr().err == "tutti: no verb 'trian'; did you mean train?\n"
+
+
+def test_bad_input_is_one_line_and_exit_code_2(capsys):
+    assert cli.main(["run", "-n", "2", "missing.py"]) == 2
+    assert capsys.readouterr().err == "tutti run: no file missing.py\n"
+
+
+@pytest.mark.parametrize("module", ["torch", "transformers", "tyro", "rich"])
+def test_help_imports_nothing_heavy(module):
+    code = f"import sys; from tutti import cli; cli.main(['--help']); sys.exit({module!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
