@@ -1,16 +1,13 @@
 """The command `tutti`: one table of verbs. A verb's module is imported only when it is called."""
 
 import importlib
-import os
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
-from tutti.run.launch import Interrupted, LaunchError
+from tutti.run.launch import Interrupted, LaunchError, is_plain
 
 
 @dataclass(frozen=True)
@@ -54,11 +51,10 @@ def main(argv: list[str] | None = None) -> int:
         print(f"tutti {name}: {e}", file=sys.stderr)
         return 128 + e.signal
     except LaunchError as e:
-        trace = "" if e.kind == "ValueError" else e.trace
-        print(f"{trace}tutti {name}: {e}", file=sys.stderr)
+        print(f"{'' if e.plain else e.trace}tutti {name}: {e}", file=sys.stderr)
         return e.exit_code
     except (ValueError, OSError) as e:
-        if not _said_by_us(e):
+        if not is_plain(e):
             raise
         print(f"tutti {name}: {e}", file=sys.stderr)
         return 2
@@ -77,14 +73,6 @@ def _call(name: str, verb: Verb, rest: list[str]) -> Any:
     import tyro
 
     return tyro.cli(verb.load(), prog=f"tutti {name}", args=rest)
-
-
-def _said_by_us(e: BaseException) -> bool:
-    """Whether this package wrote the message for its user; a mistake deeper down needs its traceback."""
-    if isinstance(e, OSError):
-        return e.filename is not None or e.strerror is not None
-    frames = traceback.extract_tb(e.__traceback__)
-    return bool(frames) and frames[-1].filename.startswith(str(Path(__file__).parent) + os.sep)
 
 
 if __name__ == "__main__":

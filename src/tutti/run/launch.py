@@ -17,6 +17,7 @@ import socket
 import sys
 import tempfile
 import threading
+import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,11 +30,16 @@ _LOST_PEER = re.compile(r"gloo/transport|Connection (closed|reset) by peer|NCCL 
 
 
 class LaunchError(RuntimeError):
-    """A rank failed: `rank`, `kind` (type of its exception, "" if none), `trace`, `exit_code`."""
+    """A rank failed: `rank`, `kind` (type of its exception, "" if none), `trace`, `exit_code`.
 
-    def __init__(self, message: str, rank: int, kind: str = "", trace: str = "", exit_code: int = 1):
+    `plain`: its message says all that the user needs, see `is_plain`.
+    """
+
+    def __init__(
+        self, message: str, rank: int, kind: str = "", trace: str = "", plain: bool = False, exit_code: int = 1
+    ):
         super().__init__(message)
-        self.rank, self.kind, self.trace, self.exit_code = rank, kind, trace, exit_code
+        self.rank, self.kind, self.trace, self.plain, self.exit_code = rank, kind, trace, plain, exit_code
 
 
 class Interrupted(Exception):
@@ -129,6 +135,17 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def is_plain(e: BaseException) -> bool:
+    """Whether a message was written for the user: a ValueError or OSError that this package raised itself,
+    or the system's word about a file. A mistake deeper down needs its traceback."""
+    if isinstance(e, OSError) and e.filename is not None:
+        return True
+    frames = traceback.extract_tb(e.__traceback__)
+    package, worker = Path(__file__).parents[1], Path(__file__).with_name("worker.py")
+    raised_in = Path(frames[-1].filename) if frames else worker
+    return isinstance(e, ValueError | OSError) and package in raised_in.parents and raised_in != worker
+
+
 def cores() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -183,8 +200,9 @@ def _failure(codes: dict[int, int], errors: dict[int, dict[str, Any]], world_siz
     cause = min((Failure(r, codes.get(r, 1), errors.get(r)) for r in ranks), key=lambda f: f.order)
     error = cause.error or {}
     code = cause.exit_code if cause.exit_code > 0 else 128 - cause.exit_code
-    kind, trace = error.get("type", ""), error.get("py_callstack", "")
-    return LaunchError(cause.describe(world_size), cause.rank, kind, trace, code)
+    kind, trace, plain = error.get("type", ""), error.get("py_callstack", ""), error.get("plain", False)
+    message = error["text"] if plain else cause.describe(world_size)
+    return LaunchError(message, cause.rank, kind, trace, plain, code)
 
 
 @contextmanager

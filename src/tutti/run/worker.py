@@ -23,6 +23,8 @@ from types import TracebackType
 
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler, record
 
+from tutti.run.launch import is_plain
+
 _PACKAGE = Path(__file__).parents[1]
 _NOT_USER = (str(_PACKAGE), "<frozen", sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))
 
@@ -42,6 +44,7 @@ class _Recorder(ErrorHandler):
             "type": type(e).__name__,
             "text": str(e),
             "frame": _user_frame(e),
+            "plain": is_plain(e),
         }
         Path(path).write_text(json.dumps({"message": {"message": f"{type(e).__name__}: {e}", "extraInfo": extra}}))
 

@@ -1,6 +1,7 @@
 """The verb `tutti train`: prepares the text, starts the processes, and reports when training is done."""
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,11 @@ def train(argv: list[str]) -> None:
     The same command again continues an interrupted run, and says so when the run is finished.
     """
     config = parse(argv)
+    # Measuring memory makes the profiler talk. This has to be set before torch is imported.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     if rank() == 0:
-        print(f"training in {config.out}", flush=True)  # torch and transformers take seconds to import
+        print(f"training in {config.out}", flush=True)  # imports take seconds
     run(config)
 
 
@@ -54,6 +58,7 @@ def run(config: Config) -> None:
         trainer.train(config, prepared)
     else:
         _calibrate(config, display)
+        display.say(f"starting {config.parallel.processes} processes")
         launch(trainer.train, config.parallel.processes, config, prepared)
     if rank() == 0:
         finish(config, display)

@@ -2,7 +2,6 @@
 
 import gc
 import json
-import os
 import tempfile
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -30,7 +29,6 @@ class PeakMemory:
         if torch.cuda.is_available():
             return self._on_gpu(function, *args)
         if self._calls == 3:
-            os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler announces itself
             self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
             self._profile.start()
         if self._calls == 4:

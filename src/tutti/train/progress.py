@@ -71,15 +71,22 @@ class Stage:
 
 
 class Training:
-    """The line that follows the training loop."""
+    """The line that follows the training loop. The first step is told apart: the time it takes is compilation."""
 
     def __init__(self, display: Display, bar: Progress, steps: int, first: int):
         self._display, self._bar, self._steps = display, bar, steps
-        self._task = bar.add_task(f"step {first} of {steps}", total=steps, completed=first)
+        self._task = bar.add_task("compiling the step", total=steps, completed=first)
+        self._start: float | None = time.perf_counter()
         self._spoke = 0.0
+        if not display.live:
+            display.say("compiling the step")
 
     def step(self, done: int, loss: float, seconds: float, tokens: int, peak_seconds: float) -> None:
         """`done` steps are complete. A step has `tokens`, takes `seconds`, at full peak `peak_seconds`."""
+        if self._start is not None:
+            self._display.say(f"{'compile':{_NAME}} and first step ({time.perf_counter() - self._start:.1f} s)")
+            self._start = None
+            return
         text = line(done, self._steps, loss, seconds, tokens, peak_seconds)
         self._bar.update(self._task, completed=done, description=text)
         if not self._display.live and (time.perf_counter() - self._spoke > _PLAIN_SECONDS or done == self._steps):

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from statistics import median
+from statistics import median_low
 from typing import Any
 
 import torch
@@ -118,13 +118,15 @@ class Trainer:
             StopSignal() as stop,
         ):
             memory = PeakMemory(lambda peak: history.add(self.done, peak_bytes=peak), self.model.parameters())
+            if self.done == 0:
+                history.add(0, held_out_loss=self._evaluate())
             while self.done < steps:
                 rate = learning_rate(self.done, config.optimizer.lr, config.schedule)
                 start = time.perf_counter()
                 loss = memory(self._advance, rate)
                 recent.append(time.perf_counter() - start)
                 history.add(self.done, loss=loss, learning_rate=rate, seconds=recent[-1])
-                bar.step(self.done, loss, median(recent), tokens, self.peak_seconds)
+                bar.step(self.done, loss, median_low(recent), tokens, self.peak_seconds)
                 self._check(loss)
                 if self.done % config.eval.every == 0 or self.done == steps:
                     history.add(self.done, held_out_loss=self._evaluate())
