@@ -16,7 +16,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -71,39 +71,66 @@ def environment(packages: Sequence[str] = ()) -> dict[str, Any]:
     }
 
 
-def take_turns(contenders: Sequence[Contender], rounds: int, steps: int, warmup: int = 2) -> dict[str, list[float]]:
-    """Seconds of every measured step by name: one warm-up turn each, then rounds in which all take a turn.
+Times = dict[str, list[list[float]]]  # contender -> round -> seconds of each step
+
+
+def take_turns(contenders: Sequence[Contender], rounds: int, steps: int, warmup: int = 2) -> Times:
+    """One warm-up turn each, which is not counted, then rounds in which all take a turn.
 
     Each round begins with another contender, so that none always runs after the same one.
     """
     for contender in contenders:
         seconds = contender.turn(warmup)
         say(f"{contender.name}: warm after {sum(seconds):.1f} s")
-    times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    times: Times = {contender.name: [] for contender in contenders}
     for i in range(rounds):
         first = i % len(contenders)
         for contender in [*contenders[first:], *contenders[:first]]:
-            times[contender.name] += contender.turn(steps)
-        best = min(times, key=lambda name: statistics.median(times[name]))
-        say(f"round {i + 1} of {rounds}: fastest so far {best}, {statistics.median(times[best]):.3f} s a step")
+            times[contender.name].append(contender.turn(steps))
+        best = _fastest(times, list(times))
+        say(f"round {i + 1} of {rounds}: fastest so far {best}, {_median(times[best]):.3f} s a step")
     return times
 
 
-def summary(seconds: Sequence[float]) -> dict[str, float]:
-    """Median, quartiles and number of the measured steps, in seconds."""
+def summary(rounds: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Median, quartiles, smallest and number of the measured steps, in seconds."""
+    seconds = [second for turn in rounds for second in turn]
     low, median, high = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else seconds * 3
-    return {"median": median, "lower_quartile": low, "upper_quartile": high, "steps": len(seconds)}
+    return {
+        "median": median,
+        "lower_quartile": low,
+        "upper_quartile": high,
+        "smallest": min(seconds),
+        "steps": len(seconds),
+    }
 
 
-def ratio(times: Mapping[str, Sequence[float]], ours: Sequence[str], peers: Sequence[str]) -> dict[str, Any]:
-    """How many times faster the best of ours is than the best of the peers, by medians."""
+def ratio(times: Times, ours: Sequence[str], peers: Sequence[str]) -> dict[str, Any]:
+    """How many times faster the best of ours is than the best of the peers.
 
-    def fastest(names: Sequence[str]) -> str:
-        return min(names, key=lambda name: statistics.median(times[name]))
+    Taken round by round, since a round sees the same machine, then the median; `by_medians` is the quotient of the
+    overall medians. Where the two differ much, something else kept the machine busy.
+    """
+    best, rival = _fastest(times, ours), _fastest(times, peers)
+    by_round = [
+        statistics.median(theirs) / statistics.median(own)
+        for own, theirs in zip(times[best], times[rival], strict=True)
+    ]
+    return {
+        "ours": best,
+        "peer": rival,
+        "times_faster": statistics.median(by_round),
+        "by_round": by_round,
+        "by_medians": _median(times[rival]) / _median(times[best]),
+    }
 
-    best, rival = fastest(ours), fastest(peers)
-    value = statistics.median(times[rival]) / statistics.median(times[best])
-    return {"ours": best, "peer": rival, "times_faster": value}
+
+def _median(rounds: Sequence[Sequence[float]]) -> float:
+    return statistics.median(second for turn in rounds for second in turn)
+
+
+def _fastest(times: Times, names: Sequence[str]) -> str:
+    return min(names, key=lambda name: _median(times[name]))
 
 
 def _device() -> str:
