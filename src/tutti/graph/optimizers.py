@@ -150,8 +150,8 @@ def update(
 
 def global_norm(grads: list[Tensor]) -> Tensor:
     """The 2-norm of all gradients together, a 0-d tensor of at least float32."""
-    squares = [_wide(grad).square().sum().reshape(1) for grad in grads]
-    return torch.cat(squares).sum().sqrt()
+    flat = [_wide(grad).reshape(-1) for grad in grads]
+    return torch.cat([torch.dot(g, g).reshape(1) for g in flat]).sum().sqrt()
 
 
 def clip_by_global_norm(grads: list[Tensor], max_norm: float) -> list[Tensor]:

@@ -98,6 +98,34 @@ class StepGraph:
         inputs = {name: mapping[node] for name, node in self.inputs.items()}
         return StepGraph(copy, inputs, outputs, self.constants, self.device)
 
+    def gradient_label(self, name: str) -> str:
+        """The label of a parameter's gradient, as an input of the update."""
+        return "grad:" + self.inputs[f"param:{name}"].meta["label"].removeprefix("param:")
+
+    @property
+    def gradient_names(self) -> list[str]:
+        return [name for name in self.outputs if name.startswith("grad:")]
+
+    def at_gradients(self) -> tuple[StepGraph, StepGraph]:
+        """The step cut in two: loss, gradients and buffers of a microbatch; the update from given gradients."""
+        updated = [name for name, node in self.outputs.items() if node.meta["phase"] == UPDATE]
+        before = self.keep([name for name in self.outputs if name not in updated])
+        after, mapping = fx.Graph(), {}
+        for node in self.inputs.values():
+            mapping[node] = after.node_copy(node)
+        inputs = {name: mapping[node] for name, node in self.inputs.items()}
+        for name in self.gradient_names:
+            node = self.outputs[name]
+            inputs[name] = mapping[node] = after.placeholder(node.name)
+            label = self.gradient_label(name.removeprefix("grad:"))
+            mapping[node].meta = {**node.meta, "label": label, "phase": UPDATE, "flops": 0, "bytes": 0}
+        for node in self.calls:
+            if node.meta["phase"] == UPDATE:
+                mapping[node] = after.node_copy(node, mapping.__getitem__)
+        outputs = {name: mapping[self.outputs[name]] for name in updated}
+        after.output(tuple(outputs.values()))
+        return before, StepGraph(after, inputs, outputs, self.constants, self.device)
+
     @property
     def fingerprint(self) -> str:
         """A hash of operators, shapes and structure: equal for graphs for which a plan means the same."""

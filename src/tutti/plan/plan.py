@@ -58,6 +58,7 @@ class Plan:
     def check(self, step: StepGraph) -> None:
         """Raise ValueError where the plan names what the graph does not have."""
         labels = {node.meta["label"] for node in step.graph.nodes if "label" in node.meta}
+        labels |= {step.gradient_label(name) for name in step.names("param")}
         for label in [*self.inputs, *self.operators]:
             if label not in labels:
                 near = get_close_matches(label, labels, 1)

@@ -21,6 +21,7 @@ from tutti.plan.plan import Plan
 from tutti.plan.price import Pricer, local_bytes, with_choice
 from tutti.plan.problem import Operator, Tensor, fits, problem_of
 from tutti.plan.textbook import Textbook, parse_name
+from tutti.rules import source
 
 PENALTY = 1.0  # seconds: a parameter split over tp is gathered only where there is no other way
 NOT_STATE = ("param", "buffer", "batch", "lr", "step", "seed", "constant", "grad")
@@ -134,8 +135,25 @@ class Planner:
                 inputs[label] = layouts(o.rule, choices)[1][0]
             elif choices:
                 operators[label] = dict(choices)
+        if self.accumulate > 1:
+            inputs |= self._accumulators(book, taken)
         plan = Plan(book.mesh, inputs, operators, self.accumulate, str(book), self.step.fingerprint, str(self.cluster))
         return plan.replace(prediction=self.estimator.predict(plan))
+
+    def _accumulators(self, book: Textbook, taken: Mapping[str, Mapping[str, Choice]]) -> dict[str, Layout]:
+        """How gradients lie between microbatches: as they are made, or from ZeRO-2 on as the update reads them."""
+        found = {}
+        for name in self.step.gradient_names:
+            maker, index = source(self.step.outputs[name])
+            label = maker.meta["label"]
+            layout = layouts(self.problem.operators[label].rule, taken[label])[1][index]
+            if book.zero >= 2:
+                readers = [e for e in self.problem.edges if e.tensor == (label, index) and e.operand >= 0]
+                updates = [e for e in readers if self.problem.operators[e.reader].phase == UPDATE]
+                read = [layouts(self.problem.operators[e.reader].rule, taken[e.reader])[0][e.operand] for e in updates]
+                layout = max(read, key=lambda at: len(at.splits), default=layout)
+            found[self.step.gradient_label(name.removeprefix("grad:"))] = layout
+        return {label: layout for label, layout in found.items() if layout != Layout()}
 
 
 class _Role:

@@ -19,5 +19,7 @@ rules(
         aten.mm.default: "m k, k n -> m n | ~0 ~1",
         aten.bmm.default: "b m k, b k n -> b m n | ~0 ~1",
         aten.addmm.default: _addmm,
+        aten.mv.default: "m k, k -> m | ~0 ~1",
+        aten.dot.default: "k, k -> | ~0 ~1",
     }
 )

@@ -17,7 +17,7 @@ from tutti.graph.capture import Batch, Loss, batch_items, capture, device_of
 from tutti.graph.step_graph import Spec, StepGraph
 from tutti.lower.program import Collective, Program
 from tutti.lower.shard import shard
-from tutti.plan.layout import coordinates_of, devices
+from tutti.plan.layout import Layout, coordinates_of, devices
 from tutti.plan.pin import Pin
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner, replan
@@ -348,23 +348,19 @@ class Step:
         graph, plan = self._plans[signature]
         return _part(graph, what), plan
 
-    def _asked(self, what: str, graph: StepGraph, plan: Plan):
-        """While gradients accumulate they lie as the plan stores them between microbatches."""
+    def _asked(self, what: str, graph: StepGraph, plan: Plan) -> dict[str, Layout]:
+        """While gradients accumulate they lie as the plan says."""
         if what != "accumulate":
             return {}
-        return {
-            name: plan.input_layout(node.meta["grad_label"])
-            for name, node in graph.outputs.items()
-            if "grad_label" in node.meta
-        }
+        labels = {name: self.graph.gradient_label(name.removeprefix("grad:")) for name in graph.gradient_names}
+        return {name: plan.input_layout(label) for name, label in labels.items()}
 
 
 def _part(graph: StepGraph, what: str) -> StepGraph:
-    grads = [name for name in graph.outputs if name.startswith("grad:")]
     if what == "train":
-        return graph.keep([name for name in graph.outputs if name not in grads])
+        return graph.keep([name for name in graph.outputs if name not in graph.gradient_names])
     if what == "gradients":
-        return graph.keep(grads)
+        return graph.keep(graph.gradient_names)
     before, after = graph.at_gradients()
     return before if what == "accumulate" else after
 
