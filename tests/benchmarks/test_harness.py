@@ -1,0 +1,73 @@
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+PATH = Path(__file__).parents[2] / "benchmarks" / "harness.py"
+
+
+@pytest.fixture
+def harness(monkeypatch, tmp_path):
+    spec = importlib.util.spec_from_file_location("harness", PATH)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "RESULTS", tmp_path / "benchmarks" / "results")
+    (tmp_path / "benchmarks").mkdir()
+    return module
+
+
+class Steady:
+    """A contender whose every step takes the same time."""
+
+    def __init__(self, name, seconds, log):
+        self.name, self.seconds, self.log = name, seconds, log
+
+    def turn(self, steps):
+        self.log.append(self.name)
+        return [self.seconds] * steps
+
+    def close(self):
+        pass
+
+
+def test_all_take_turns_and_each_round_begins_with_another(harness):
+    log = []
+    contenders = [Steady(name, 1.0, log) for name in "abc"]
+    times = harness.take_turns(contenders, rounds=3, steps=2)
+    assert "".join(log) == "abc" + "abc" + "bca" + "cab"
+    assert times == {name: [[1.0, 1.0]] * 3 for name in "abc"}
+
+
+def test_ratio_is_taken_round_by_round(harness):
+    """In the second round the machine was three times slower for all: the ratio does not see it."""
+    times = {"ours": [[1.0], [3.0], [1.0]], "slow": [[9.0], [9.0], [9.0]], "peer": [[2.0], [6.0], [2.0]]}
+    ratio = harness.ratio(times, ["slow", "ours"], ["peer"])
+    assert (ratio["ours"], ratio["peer"]) == ("ours", "peer")
+    assert ratio["by_round"] == [2.0, 2.0, 2.0] and ratio["times_faster"] == 2.0
+
+
+def test_summary(harness):
+    summary = harness.summary([[4.0, 1.0], [2.0, 3.0, 5.0]])
+    assert summary == {"median": 3.0, "lower_quartile": 2.0, "upper_quartile": 4.0, "smallest": 1.0, "steps": 5}
+    assert harness.summary([[2.0]])["median"] == 2.0
+
+
+@pytest.mark.parametrize(("options", "name"), [([], "speed.json"), (["--quick"], "speed-quick.json")])
+def test_last_line_is_the_saved_object(harness, monkeypatch, capsys, options, name):
+    monkeypatch.setattr(sys, "argv", ["speed.py", *options])
+
+    def run(quick):
+        print("a peer writes to stdout")
+        harness.say("half done")
+        return {"figure": 1.5, "case": "small" if quick else "large"}
+
+    harness.main(run, "somewhere/speed.py", packages=["numpy"])
+    captured = capsys.readouterr()
+    result = json.loads(captured.out.splitlines()[-1])
+    assert result == json.loads((harness.RESULTS / name).read_text())
+    assert result["figure"] == 1.5 and result["quick"] == bool(options)
+    assert {"benchmark", "date", "device", "threads", "versions"} <= set(result)
+    assert {"python", "torch", "tutti", "numpy"} == set(result["versions"])
+    assert "half done" in captured.err and "half done" not in captured.out
