@@ -12,7 +12,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
-__all__ = ["autograd_clock", "born_at", "fake_mode", "graph_being_traced", "in_backward_order", "trace"]
+__all__ = ["autograd_clock", "born_at", "fake_mode", "graph_being_traced", "in_backward_order", "mark_stepped", "trace"]
 
 
 def fake_mode() -> FakeTensorMode:
@@ -51,3 +51,8 @@ def in_backward_order(root) -> list:
                 seen.add(parent)
                 stack.append(parent)
     return list(seen)
+
+
+def mark_stepped(optimizer: torch.optim.Optimizer) -> None:
+    """Tell learning-rate schedulers that the optimizer has made its step, so that they do not warn."""
+    optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]

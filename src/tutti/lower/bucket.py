@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import prod
 
 import torch
 from torch import fx
 
-from tutti.graph.step_graph import UPDATE, Spec
-from tutti.lower.collectives import COLLECTIVES, all_gather, all_reduce, reduce_scatter
+from tutti.graph.step_graph import Spec
+from tutti.lower.collectives import all_gather, all_reduce, reduce_scatter
 from tutti.lower.order import collectives_together
 
 aten = torch.ops.aten
@@ -17,28 +16,18 @@ LARGEST = 64 << 20  # bytes of a bucket: enough to forget latency, little beside
 
 
 def bucket(graph: fx.Graph) -> None:
-    """Merge the collectives of the update, in place. Tensors are laid end to end, each a row or rows of its own."""
-    collectives_together(graph)
-    for group in list(_neighbours(graph)):
-        if len(group) > 1:
-            _merge(graph, group)
-
-
-def _neighbours(graph: fx.Graph) -> Iterator[list[fx.Node]]:
-    """Collectives with nothing but collectives between them, by kind, in pieces of at most LARGEST bytes."""
-    run: dict[tuple, list[fx.Node]] = {}
-    for node in graph.nodes:
-        if node.target in COLLECTIVES and node.meta["phase"] == UPDATE:
-            operand: Spec = node.args[0].meta["val"]
-            key = (node.target, *node.args[1:], operand.dtype)
-            group = run.setdefault(key, [])
-            if sum(n.args[0].meta["val"].bytes for n in group) + operand.bytes > LARGEST and group:
-                yield run.pop(key)
-                group = run.setdefault(key, [])
-            group.append(node)
-        else:
-            yield from run.values()
-            run = {}
+    """Merge the update's collectives that wait for the same, in place, in pieces of at most LARGEST bytes."""
+    waits = collectives_together(graph)
+    groups: dict[tuple, list[list[fx.Node]]] = {}
+    for node, depth in waits.items():
+        operand: Spec = node.args[0].meta["val"]  # pyright: ignore
+        pieces = groups.setdefault((depth, node.target, *node.args[1:], operand.dtype), [[]])
+        if pieces[-1] and sum(n.args[0].meta["val"].bytes for n in pieces[-1]) + operand.bytes > LARGEST:
+            pieces.append([])
+        pieces[-1].append(node)
+    for piece in (piece for pieces in groups.values() for piece in pieces):
+        if len(piece) > 1:
+            _merge(graph, piece)
 
 
 def _merge(graph: fx.Graph, group: list[fx.Node]) -> None:

@@ -22,7 +22,8 @@ def move(graph: fx.Graph, node: fx.Node, step: Step, shape: Shape, mesh: Mesh, w
     k, old, new = mesh[step.axis], step.source[step.axis], step.target[step.axis]
     x = node
     if step.kind == "mask":
-        return x if where[step.axis] == 0 else emit(aten.zeros_like.default, (x,), x.meta["val"].shape)
+        keep = aten.alias.default if where[step.axis] == 0 else aten.zeros_like.default
+        return emit(keep, (x,), x.meta["val"].shape)
     if step.kind == "all_reduce":
         assert isinstance(old, Partial)
         return emit(all_reduce, (x, step.axis, old.op), x.meta["val"].shape)

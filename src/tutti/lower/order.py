@@ -41,8 +41,8 @@ def sort(graph: fx.Graph) -> None:
     arrange(order)
 
 
-def collectives_together(graph: fx.Graph) -> None:
-    """Let collectives of the update that could start together stand together.
+def collectives_together(graph: fx.Graph) -> dict[fx.Node, int]:
+    """Let collectives of the update that could start together stand together; for how many others each waits.
 
     Nodes from the first of the update on are sorted by how many collectives they have to wait for: gradients are
     reduced when the backward pass is over, new parameters gathered when all are computed.
@@ -50,10 +50,11 @@ def collectives_together(graph: fx.Graph) -> None:
     nodes = list(graph.nodes)
     first = next((i for i, n in enumerate(nodes) if n.meta.get("phase") == UPDATE and n.op == "call_function"), None)
     if first is None:
-        return
+        return {}
     tail = [n for n in nodes[first:] if n.op == "call_function"]
     depth: dict[fx.Node, int] = {}
     for node in tail:
         depth[node] = max((depth[x] + (x.target in COLLECTIVES) for x in node.all_input_nodes if x in depth), default=0)
     tail.sort(key=lambda n: (depth[n], n.target in COLLECTIVES))
     arrange([*nodes[:first], *tail, nodes[-1]])
+    return {n: d for n, d in depth.items() if n.target in COLLECTIVES}

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tutti import compat
 from tutti.cluster import Cluster, local
 from tutti.graph import optimizers
 from tutti.graph.capture import Batch, Loss, batch_items, capture, device_of
@@ -112,6 +113,7 @@ class Step:
             outputs = self._accumulated(batch)
         self._keep(outputs)
         self.steps += 1
+        compat.mark_stepped(self.optimizer)
         return outputs[0]["loss"]
 
     def evaluate(self, batch: Batch) -> torch.Tensor:
