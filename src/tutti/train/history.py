@@ -12,6 +12,8 @@ _NAME = "history.jsonl"
 class History:
     """Appends to the history of a run that goes on after `step`; what was written beyond is dropped.
 
+    A run that begins anew, at step 0, has no history.
+
     A line is `{"step": 12, "loss": 3.25, ...}`, where `step` counts completed steps. Floats are written so
     that they read back to the last bit. Every line is handed to the system at once: a killed run loses
     none. Without `write`, as on all ranks but the first, nothing happens.
@@ -22,7 +24,8 @@ class History:
         if write:
             folder.mkdir(parents=True, exist_ok=True)
             scratch = folder / f"{_NAME}.tmp"
-            scratch.write_text("".join(json.dumps(x) + "\n" for x in read(folder) if x["step"] <= step))
+            kept = [line for line in read(folder) if line["step"] <= step] if step else []
+            scratch.write_text("".join(json.dumps(line) + "\n" for line in kept))
             scratch.replace(folder / _NAME)
             self._file = open(folder / _NAME, "a", buffering=1)  # noqa: SIM115
             self._board = _tensorboard(folder / "tensorboard", step)

@@ -1,0 +1,75 @@
+"""`tutti train` as a command: two processes, and input that is wrong."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tutti import cli
+from tutti.train.command import run
+from tutti.train.config import check
+from tutti.train.configfile import load, parse
+from tutti.train.history import read, series
+
+
+def tutti(*args):
+    return subprocess.run([sys.executable, "-m", "tutti.cli", *args], capture_output=True, text=True)
+
+
+@pytest.fixture
+def options(corpus, tmp_path):
+    return [
+        *("--data.source", str(corpus), "--data.cache", str(tmp_path / "cache"), "--data.held-out", "0.2"),
+        *("--tokenizer.vocab-size", "300", "--batch.size", "4", "--batch.seq", "16", "--model.hidden-size", "32"),
+        *("--model.num-hidden-layers", "2", "--model.num-attention-heads", "2", "--schedule.steps", "4"),
+        *("--schedule.warmup", "2", "--eval.batches", "2", "--parallel.level", "O0", "--sample.tokens", "2"),
+        *("--parallel.precision", "float32", "--checkpoint.every", "2"),
+    ]
+
+
+def test_two_processes_give_the_losses_of_one(options, tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    run(parse([*options, "--out", str(one)]))
+    done = tutti("train", *options, "--out", str(two), "--parallel.processes", "2", "--parallel.plan", "dp")
+    assert done.returncode == 0, done.stderr
+    assert "(dp 2) on cpu:2" in done.stdout and done.stdout.count("step 4  saved") == 1
+    assert series(read(two), "loss")[1] == pytest.approx(series(read(one), "loss")[1], rel=1e-5)
+
+
+def test_a_mistake_that_only_the_ranks_find_is_one_line(options, tmp_path):
+    wrong = ["--parallel.processes", "2", "--parallel.plan", "tp7", "--out", str(tmp_path / "run")]
+    done = tutti("train", *options, *wrong)
+    assert done.returncode == 1
+    assert done.stderr.startswith("tutti train: ") and "tp7" in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["--data.source", "/nowhere"], "tutti train: the corpus /nowhere is not a folder; give one, or 'stdlib'"),
+        (["--model.type", "lama"], "did you mean llama?"),
+        (["--parallel.processes", "0"], "tutti train: parallel.processes must be at least 1, not 0"),
+        (["--batch.seq", "100000"], "windows of 100000 need at least 200000"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(options, tmp_path, capsys, wrong, message):
+    assert cli.main(["train", *options, "--out", str(tmp_path / "run"), *wrong]) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.startswith("tutti train: ") and err.count("\n") == 1
+
+
+def test_a_mistake_in_the_config_file_names_file_and_key(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("[optimizer]\nlerning_rate = 1")
+    done = tutti("train", str(file))
+    assert done.returncode == 2
+    assert done.stderr == f"tutti train: {file}: there is no key optimizer.lerning_rate; [optimizer] has name, lr, " \
+        "betas, momentum, weight_decay, clip_norm\n"  # fmt: skip
+
+
+def test_every_run_of_the_repository_is_a_valid_config():
+    files = sorted((Path(__file__).parents[2] / "runs").glob("*.toml"))
+    assert [f.name for f in files] == ["demo.toml"]
+    for file in files:
+        check(load(file))

@@ -1,0 +1,204 @@
+"""Whole runs of a tiny model in this process."""
+
+import errno
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tutti.data.loader import Loader
+from tutti.run.launch import Interrupted
+from tutti.train import checkpoint, command, trainer
+from tutti.train.history import read, series
+from tutti.train.model import build_model, build_optimizer, model_config
+from tutti.train.prepare import prepare
+from tutti.train.progress import Display
+from tutti.train.schedule import learning_rate
+
+
+def losses(config):
+    return series(read(command.Path(config.out)), "loss")
+
+
+def eager_losses(config):
+    """The same run as a plain loop over transformers and torch."""
+    prepared = prepare(config, Display(silent=True))
+    loader = Loader(prepared.train.open(), config.batch.size, config.batch.seq, config.seed)
+    model = build_model(model_config(config.model, 300, config.batch.seq), config.seed, torch.float32)
+    optimizer = build_optimizer(model, config.optimizer)
+    out = []
+    for step in range(config.schedule.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, config.optimizer.lr, config.schedule)
+        loss = model(**loader(step)).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        out.append(loss.item())
+    return out, model
+
+
+def test_a_run_gives_the_losses_of_a_plain_loop_and_a_model_that_transformers_loads(tiny, capsys):
+    command.run(tiny)
+    steps, values = losses(tiny)
+    expected, model = eager_losses(tiny)
+    assert steps == list(range(1, 9)) and values == pytest.approx(expected, rel=1e-5)
+    assert values[-1] < values[0]
+    out = capsys.readouterr().out
+    newest = f"{tiny.out}/checkpoints/step-00000008"
+    for text in ("read ", "tokenizer ", "plan ", f"step 8  saved {newest}", f"report      {tiny.out}/report.html"):
+        assert text in out
+    loaded = AutoModelForCausalLM.from_pretrained(newest)
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(loaded.state_dict()[name], tensor, rtol=1e-4, atol=1e-6)
+    assert AutoTokenizer.from_pretrained(newest).model_max_length == 16
+    kept = sorted(os.listdir(f"{tiny.out}/checkpoints"))
+    assert kept == ["step-00000006", "step-00000008"]
+
+
+def test_held_out_losses_and_memory_are_measured(tiny):
+    command.run(tiny)
+    lines = read(command.Path(tiny.out))
+    steps, values = series(lines, "held_out_loss")
+    assert steps == [0, 4, 8] and values[0] == pytest.approx(torch.log(torch.tensor(300.0)).item(), rel=0.01)
+    assert values[2] < values[1] < values[0]
+    ((step,), (peak,)) = series(lines, "peak_bytes")
+    parameters = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(
+        f"{tiny.out}/checkpoints/step-00000008").parameters())  # fmt: skip
+    assert step == 4 and 4 * 3 * parameters < peak < 4 * 3 * parameters + 5e6  # weights and two moments, and the rest
+
+
+def test_a_finished_run_says_so_and_trains_no_more(tiny, capsys, monkeypatch):
+    command.run(tiny)
+    before = losses(tiny)
+    capsys.readouterr()
+    monkeypatch.setattr(trainer, "train", None)
+    command.run(tiny)
+    out = capsys.readouterr().out
+    assert "all 8 steps are done; more need a larger schedule.steps" in out and "report.html" in out
+    assert losses(tiny) == before
+
+
+def test_an_interrupted_run_saves_and_continues_bit_for_bit(tiny, but, tmp_path, monkeypatch, capsys):
+    command.run(tiny)
+    other, real = but(out=str(tmp_path / "other")), trainer.Trainer._advance
+
+    def interrupted(self, rate):
+        if self.done == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, rate)
+
+    monkeypatch.setattr(trainer.Trainer, "_advance", interrupted)
+    with pytest.raises(Interrupted, match="stopped by SIGTERM"):
+        command.run(other)
+    assert losses(other)[0] == [1, 2, 3, 4, 5]
+    assert f"step 5  saved {other.out}/checkpoints/step-00000005" in capsys.readouterr().out
+    monkeypatch.setattr(trainer.Trainer, "_advance", real)
+    command.run(other)
+    assert "continuing after step 5" in capsys.readouterr().out
+    assert losses(other) == losses(tiny)
+    ends = [trainer.load_file(f"{c.out}/checkpoints/step-00000008/{trainer.STATE}") for c in (tiny, other)]
+    assert ends[0].keys() == ends[1].keys() and all(torch.equal(ends[0][k], ends[1][k]) for k in ends[0])
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_the_losses_are_the_same(tiny, monkeypatch, capsys):
+    command.run(tiny)
+    before = losses(tiny)
+    (command.Path(tiny.out) / "checkpoints/step-00000008" / trainer.STATE).write_bytes(b"half")
+    command.run(tiny)
+    out = capsys.readouterr().out
+    assert f"step-00000008 is not complete: {trainer.STATE} has 4 bytes" in out
+    assert "continuing after step 6" in out
+    assert losses(tiny) == before
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """`full_disk(4)`: there is no space while the checkpoint of step 4 is written."""
+    real = checkpoint._to_disk
+
+    def at(*steps):
+        def full(path):
+            if any(f"{step:08d}" in str(path) for step in steps):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            real(path)
+
+        monkeypatch.setattr(checkpoint, "_to_disk", full)
+
+    return at
+
+
+def test_training_goes_on_when_the_disk_is_full_for_a_while(tiny, full_disk, capsys):
+    full_disk(4)
+    command.run(tiny)
+    out = capsys.readouterr().out
+    assert "could not save the checkpoint of step 4" in out and "No space left on device" in out
+    assert f"{tiny.out}/checkpoints/step-00000002 is intact; training goes on" in out
+    assert losses(tiny)[0] == list(range(1, 9))
+
+
+def test_a_full_disk_at_the_end_is_an_error_and_nothing_is_lost(tiny, but, full_disk, tmp_path, monkeypatch):
+    full_disk(8)
+    with pytest.raises(checkpoint.SaveError, match=r"step 8 .*No space left.*step-00000006 is intact"):
+        command.run(tiny)
+    monkeypatch.undo()
+    command.run(tiny)
+    whole = but(out=str(tmp_path / "whole"))
+    command.run(whole)
+    assert losses(tiny) == losses(whole)
+
+
+def test_a_loss_that_is_not_a_number_ends_the_run_with_the_step(but):
+    with pytest.raises(ValueError, match=r"the loss of step \d is nan; the newest checkpoint is of step .* lower"):
+        command.run(but(optimizer={"lr": 1e30, "clip_norm": None}))
+
+
+def test_a_folder_is_for_one_job_at_a_time(tiny):
+    with trainer._locked(command.Path(tiny.out)), pytest.raises(ValueError, match="is in use by another job"):
+        command.run(tiny)
+
+
+def test_another_model_in_the_same_folder_is_an_error_and_another_rate_is_told(tiny, but, capsys):
+    command.run(but(schedule={"steps": 2, "warmup": 1}))
+    with pytest.raises(ValueError, match=r"another run: model\.hidden_size was 32 and is 64; choose another --out"):
+        command.run(but(model={"hidden_size": 64}))
+    capsys.readouterr()
+    command.run(but(optimizer={"lr": 0.002}))
+    assert "optimizer.lr was 0.001 and is 0.002" in capsys.readouterr().out
+    assert losses(tiny)[0] == list(range(1, 9))
+
+
+def test_changed_text_is_an_error(tiny, corpus, tmp_path):
+    own = replace(
+        tiny, data=replace(tiny.data, source=str(tmp_path / "text")), schedule=replace(tiny.schedule, steps=2)
+    )
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for path in corpus.iterdir():
+        (folder / path.name).write_text(path.read_text())
+    command.run(own)
+    (folder / "new.py").write_text("new = 1\n")
+    with pytest.raises(ValueError, match=r"have changed since .* began; choose another --out"):
+        command.run(own)
+
+
+def test_virtual_devices_give_the_same_losses(tiny, but, tmp_path):
+    command.run(tiny)
+    four = but(out=str(tmp_path / "four"), parallel={"cluster": "cpu:4", "plan": "dp2xtp2"})
+    command.run(four)
+    assert losses(four)[1] == pytest.approx(losses(tiny)[1], rel=1e-5)
+
+
+def test_bfloat16_trains_with_float32_masters(but):
+    config = but(parallel={"precision": "bfloat16"})
+    command.run(config)
+    newest = f"{config.out}/checkpoints/step-00000008"
+    assert AutoModelForCausalLM.from_pretrained(newest).dtype is torch.bfloat16
+    state = trainer.load_file(f"{newest}/{trainer.STATE}")
+    masters = {k: v for k, v in state.items() if k.startswith("master:")}
+    assert masters and all(v.dtype is torch.float32 for v in masters.values())
+    assert losses(config)[1][-1] < losses(config)[1][0]
