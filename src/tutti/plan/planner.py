@@ -35,6 +35,9 @@ class Planner:
         self.problem = problem_of(step)
         self.pins = resolve(pins, step)
         self.from_batch = self.problem.reached_from("batch")
+        params = {label for label, o in self.problem.operators.items() if o.kind == "param"}
+        views = self.problem.reached_from("param") - self.from_batch
+        self.weights = params | {v for v in views if self.problem.operators[v].phase != UPDATE}
         self.estimator = Estimator(step, self.problem, cluster, accumulate)
         self._computed: dict[tuple[int, int], dict[str, dict[str, Choice]]] = {}
 
@@ -230,7 +233,7 @@ class _Tensor(_Role):
         return self.given(o) or (self.split(o) if is_matrix else self.free(o))
 
     def moving(self, o: Operator) -> float:
-        return PENALTY if o.kind == "param" else 0.0
+        return PENALTY if o.label in self.planner.weights else 0.0
 
 
 class _Zero(_Role):
