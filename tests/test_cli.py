@@ -21,6 +21,14 @@ def test_a_misspelt_verb_names_the_nearest(capsys):
     assert capsys.readouterr().err == "tutti: no verb 'trian'; did you mean train?\n"
 
 
+def test_a_missing_package_names_the_extra_that_brings_it(capsys, monkeypatch):
+    monkeypatch.setitem(cli.VERBS, "generate", cli.Verb("no_such_package:f", "", extra="train"))
+    assert cli.main(["generate"]) == 2
+    assert (
+        capsys.readouterr().err == "tutti generate: there is no package no_such_package; pip install 'tutti[train]'\n"
+    )
+
+
 def test_bad_input_is_one_line_and_exit_code_2(capsys):
     assert cli.main(["run", "-n", "2", "missing.py"]) == 2
     assert capsys.readouterr().err == "tutti run: no file missing.py\n"

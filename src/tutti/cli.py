@@ -12,12 +12,14 @@ from tutti.run.launch import Interrupted, LaunchError, is_plain
 
 @dataclass(frozen=True)
 class Verb:
-    """`target` is `module:function`. Its signature and docstring become the options and the help text, unless
-    it is `raw`: then it is given the list of arguments. An int that it returns is the exit code."""
+    """`target` is `module:function`. Its signature and docstring become the options and the help text,
+    unless it is `raw`: then it is given the list of arguments. An int that it returns is the exit code.
+    `extra` is the one of `pip install 'tutti[extra]'` that it needs."""
 
     target: str
     summary: str
     raw: bool = False
+    extra: str = ""
 
     def load(self) -> Callable[..., Any]:
         module, function = self.target.split(":")
@@ -25,9 +27,9 @@ class Verb:
 
 
 VERBS = {
-    "train": Verb("tutti.train.command:train", "train a model as a config file says", raw=True),
-    "eval": Verb("tutti.train.evaluate:evaluate", "loss and perplexity of a checkpoint on held-out text"),
-    "generate": Verb("tutti.train.generate:generate", "continue a text with a trained model"),
+    "train": Verb("tutti.train.command:train", "train a model as a config file says", raw=True, extra="train"),
+    "eval": Verb("tutti.train.evaluate:evaluate", "loss of a checkpoint on held-out text", extra="train"),
+    "generate": Verb("tutti.train.generate:generate", "continue a text with a trained model", extra="train"),
     "run": Verb("tutti.run.launch:run", "start a script in several processes", raw=True),
 }
 
@@ -45,6 +47,12 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     try:
         result = _call(name, VERBS[name], rest)
+    except ModuleNotFoundError as e:
+        extra = VERBS[name].extra
+        if not extra or (e.name or "tutti").startswith("tutti"):
+            raise
+        print(f"tutti {name}: there is no package {e.name}; pip install 'tutti[{extra}]'", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
     except Interrupted as e:

@@ -130,6 +130,11 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+def local_rank() -> int:
+    """The number of this process among those of its job on this machine."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
 def world_size() -> int:
     """Processes of this job; 1 when there is no job."""
     return int(os.environ.get("WORLD_SIZE", "1"))

@@ -2,6 +2,7 @@
 
 from dataclasses import fields
 from difflib import get_close_matches
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -51,12 +52,14 @@ def precision(wanted: str, processes: int) -> torch.dtype:
     return max((torch.float32, torch.bfloat16), key=device.rate)
 
 
-def build_model(config: PreTrainedConfig, seed: int, dtype: torch.dtype) -> PreTrainedModel:
-    """A causal language model with random weights that depend on the seed alone, in `dtype`, on the CPU."""
+def build_model(
+    config: PreTrainedConfig, seed: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> PreTrainedModel:
+    """A causal language model with random weights, which depend on the seed alone: neither on dtype nor device."""
     transformers_logging.disable_progress_bar()  # of saving this model
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    return model.to(dtype).train()
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return model.to(device, dtype).train()
 
 
 def build_optimizer(model: torch.nn.Module, optimizer: settings.Optimizer) -> torch.optim.Optimizer:

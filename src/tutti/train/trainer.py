@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 import tutti
 from tutti.data.loader import Loader, batch_at, held_out_batches
 from tutti.data.tokenizer import load_tokenizer
-from tutti.run.launch import Interrupted, rank, world_size
+from tutti.run.launch import Interrupted, local_rank, rank, world_size
 from tutti.train import checkpoint
 from tutti.train.config import Config
 from tutti.train.history import History
@@ -65,7 +65,8 @@ class Trainer:
         config, parallel = self.config, self.config.parallel
         dtype = precision(parallel.precision, world_size())
         kind = model_config(config.model, len(self.tokenizer), config.batch.seq)
-        self.model = build_model(kind, config.seed, dtype)
+        device = torch.device("cuda", local_rank()) if torch.cuda.is_available() else torch.device("cpu")
+        self.model = build_model(kind, config.seed, dtype, device)
         self.optimizer = build_optimizer(self.model, config.optimizer)
         self.step = tutti.parallelize(
             self.model,
