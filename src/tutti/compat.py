@@ -34,7 +34,7 @@ def graph_being_traced() -> fx.Graph:
 
 def autograd_clock() -> int:
     """The sequence number that the next autograd node will get."""
-    return torch.autograd._get_sequence_nr()  # pyright: ignore[reportAttributeAccessIssue]
+    return torch.autograd._get_sequence_nr()  # pyright: ignore[reportPrivateImportUsage]
 
 
 def born_at(grad_fn) -> int:

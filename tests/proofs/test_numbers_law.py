@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-import zoo
 
 import tutti
+import zoo
 
 STEPS, LR, CLIP = 20, 1e-3, 1.0
 PLANS = ["dp4", "dp2xtp2", "tp4", "zero1", "zero2", "zero3", "dp3", "tp2xzero3"]

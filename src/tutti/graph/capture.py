@@ -163,12 +163,12 @@ class _Scored(nn.Module):
         self.model = model
         self.loss = loss
 
-    def forward(self, batch: Batch) -> torch.Tensor:
+    def forward(self, batch: Batch) -> object:
         if self.loss is not None:
             return self.loss(self.model, batch)
         output = self.model(**batch) if isinstance(batch, Mapping) else self.model(*batch)
         if isinstance(output, Mapping):
-            return output["loss"] if "loss" in output else getattr(output, "loss", None)
+            return output.get("loss")
         return getattr(output, "loss", output)
 
 

@@ -9,7 +9,7 @@ from math import prod
 import torch
 from torch import fx
 
-from tutti.graph.step_graph import Spec, StepGraph
+from tutti.graph.step_graph import Call, Spec, StepGraph
 
 aten = torch.ops.aten
 
@@ -37,15 +37,15 @@ def _shape(argument) -> tuple[int, ...]:
     return argument.meta["val"].shape
 
 
-def _matmul(node: fx.Node) -> int:
+def _matmul(node: Call) -> int:
     *_, a, b = (x for x in node.args if isinstance(x, fx.Node))
     return 2 * prod(_shape(a)) * _shape(b)[-1]
 
 
-def _attention(products: int, backward: bool) -> Callable[[fx.Node], int]:
+def _attention(products: int, backward: bool) -> Callable[[Call], int]:
     """`products` matrix products of (queries x keys) per head; half of each where the mask is causal."""
 
-    def flops(node: fx.Node) -> int:
+    def flops(node: Call) -> int:
         q, k, v = node.args[1:4] if backward else node.args[:3]
         batch, heads, queries, dim = _shape(q)
         keys, value_dim = _shape(k)[2], _shape(v)[3]
@@ -73,7 +73,7 @@ FREE = {
     aten.unbind.int,
 }
 
-FLOPS: dict[object, Callable[[fx.Node], int]] = {
+FLOPS: dict[object, Callable[[Call], int]] = {
     aten.mm.default: _matmul,
     aten.addmm.default: _matmul,
     aten.bmm.default: _matmul,

@@ -8,6 +8,8 @@ from itertools import takewhile
 import torch
 from torch import fx
 
+from tutti.graph.step_graph import Call
+
 aten = torch.ops.aten
 
 # The result is the first argument, whatever the others are: the graph is functional.
@@ -29,7 +31,7 @@ def simplify(graph: fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
-def _simpler(node: fx.Node) -> fx.Node | None:
+def _simpler(node: Call) -> fx.Node | None:
     """A node with the same value as this one, if there is one."""
     if node.target in IDENTITIES:
         return node.args[0]

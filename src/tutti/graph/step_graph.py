@@ -27,6 +27,8 @@ from typing import Any
 import torch
 from torch import fx
 
+Call = Any  # an fx.Node whose arguments are looked into: fx types them too loosely to be of use
+
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 
 
@@ -63,7 +65,7 @@ class StepGraph:
     inputs: dict[str, fx.Node]
     outputs: dict[str, fx.Node]
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @property
     def nodes(self) -> list[fx.Node]:

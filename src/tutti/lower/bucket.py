@@ -7,7 +7,7 @@ from math import prod
 import torch
 from torch import fx
 
-from tutti.graph.step_graph import Spec
+from tutti.graph.step_graph import Call, Spec
 from tutti.lower.collectives import all_gather, all_reduce, reduce_scatter
 from tutti.lower.order import collectives_together
 
@@ -18,9 +18,10 @@ LARGEST = 64 << 20  # bytes of a bucket: enough to forget latency, little beside
 def bucket(graph: fx.Graph) -> None:
     """Merge the update's collectives that wait for the same, in place, in pieces of at most LARGEST bytes."""
     waits = collectives_together(graph)
-    groups: dict[tuple, list[list[fx.Node]]] = {}
+    groups: dict[tuple, list[list[Call]]] = {}
+    node: Call
     for node, depth in waits.items():
-        operand: Spec = node.args[0].meta["val"]  # pyright: ignore
+        operand: Spec = node.args[0].meta["val"]
         pieces = groups.setdefault((depth, node.target, *node.args[1:], operand.dtype), [[]])
         if pieces[-1] and sum(n.args[0].meta["val"].bytes for n in pieces[-1]) + operand.bytes > LARGEST:
             pieces.append([])
@@ -30,7 +31,7 @@ def bucket(graph: fx.Graph) -> None:
             _merge(graph, piece)
 
 
-def _merge(graph: fx.Graph, group: list[fx.Node]) -> None:
+def _merge(graph: fx.Graph, group: list[Call]) -> None:
     first, last = group[0], group[-1]
     target, (_, *rest) = first.target, first.args
     has_rows = target not in (all_reduce, all_gather)  # the operand's leading dim goes over the axis
@@ -38,7 +39,7 @@ def _merge(graph: fx.Graph, group: list[fx.Node]) -> None:
 
     def emit(function, args: tuple, shape) -> fx.Node:
         node = graph.call_function(function, args)
-        node.meta = {**origin, "val": Spec(tuple(shape), first.args[0].meta["val"].dtype)}  # pyright: ignore
+        node.meta = {**origin, "val": Spec(tuple(shape), first.args[0].meta["val"].dtype)}
         return node
 
     with graph.inserting_after(last):
@@ -46,13 +47,13 @@ def _merge(graph: fx.Graph, group: list[fx.Node]) -> None:
     with graph.inserting_before(graph_end):
         flat, widths = [], []
         for node in group:
-            x, spec = node.args[0], node.args[0].meta["val"]  # pyright: ignore
+            x, spec = node.args[0], node.args[0].meta["val"]
             rows = [spec.shape[0]] if has_rows else []
             widths.append(spec.numel // prod(rows))
             shape = [*rows, widths[-1]]
             flat.append(x if list(spec.shape) == shape else emit(aten.reshape.default, (x, shape), shape))
         total = sum(widths)
-        rows = [group[0].args[0].meta["val"].shape[0]] if has_rows else []  # pyright: ignore
+        rows = [group[0].args[0].meta["val"].shape[0]] if has_rows else []
         joined = emit(aten.cat.default, (flat, len(rows)), [*rows, total])
         made = group[0].meta["val"].shape
         lead = [] if target in (all_reduce, reduce_scatter) else [made[0]]

@@ -40,7 +40,7 @@ def update_in_place(graph: fx.Graph) -> None:
         call.meta = {key: nodes[-1].meta[key] for key in ("phase", "path", "label")}
         for node in nodes:
             for part in list(node.users):  # getitem
-                old = node.args[targets[part.args[1]]]  # pyright: ignore
+                old = node.args[targets[part.args[1]]]
                 with graph.inserting_after(call):
                     new = graph.call_function(written, (call, old))
                 new.meta = dict(part.meta)

@@ -84,7 +84,7 @@ class _Sharder:
         else:
             if node.target in ARGUMENTS:
                 args = ARGUMENTS[node.target](args, shapes)
-            result = self.graph.call_function(node.target, args, kwargs)
+            result = self.graph.create_node("call_function", node.target, args, kwargs)
         self.record(node, result, outs, [Spec(s, w.dtype) for s, w in zip(shapes, wholes, strict=True)])
 
     def rule(self, node: fx.Node) -> tuple[Rule, Choices]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -105,7 +106,7 @@ class _Program:
             read = self._by_placement(edge.reader, lambda o, s: _read(o, s, edge.operand))
             phase = self.problem.operators[edge.reader].phase
         else:
-            read, phase = {R: []}, ""  # an output, replicated
+            read, phase = {cast(Placement, R): []}, ""  # an output, replicated
         out_of: dict[Placement, list[int]] = {p: [] for p in made}
         into: dict[Placement, list[int]] = {q: [] for q in read}
         for p in made:
@@ -142,7 +143,7 @@ class _Program:
             np.array(self.cost),
             integrality=np.array(self.integral),
             bounds=Bounds(0, np.inf),
-            constraints=LinearConstraint(matrix, np.array(self.lower), np.array(self.upper)),
+            constraints=LinearConstraint(matrix, self.lower, self.upper),  # pyright: ignore[reportArgumentType]
             options={"time_limit": time_limit, "mip_rel_gap": 1e-4},
         )
         if result.x is None:

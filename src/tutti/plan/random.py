@@ -13,15 +13,16 @@ from tutti.plan.problem import Operator, fits, problem_of
 
 if TYPE_CHECKING:
     from tutti.cluster import Cluster
+    from tutti.run.step import Step
 
 
-def random_plan(graph: StepGraph, cluster: Cluster | int, seed: int) -> Plan:
+def random_plan(graph: StepGraph | Step, cluster: Cluster | int, seed: int) -> Plan:
     """A plan drawn from all legal ones: any mesh of the cluster's devices, any choice for any operator.
 
     graph: a StepGraph, or what `parallelize` returned. cluster: or just the number of devices.
     """
     rng = Random(seed)
-    graph = getattr(graph, "graph", graph) if not isinstance(graph, StepGraph) else graph
+    graph = graph if isinstance(graph, StepGraph) else graph.graph
     mesh = random_mesh(cluster if isinstance(cluster, int) else cluster.size, rng)
     problem = problem_of(graph)
     inputs, operators = {}, {}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import torch
-from torch import fx
 
+from tutti.graph.step_graph import Call
 from tutti.rules.registry import operands, rules
 
 aten = torch.ops.aten
 
 
-def _heads(q: fx.Node, k: fx.Node, causal: bool) -> tuple[str, str, str, str, dict[str, int]]:
+def _heads(q: Call, k: Call, causal: bool) -> tuple[str, str, str, str, dict[str, int]]:
     """Dims of q, k, v and the row statistics; g groups of r query heads share a key head."""
     rows = "s!" if causal else "s"
     groups = k.meta["val"].shape[1]
@@ -18,14 +18,14 @@ def _heads(q: fx.Node, k: fx.Node, causal: bool) -> tuple[str, str, str, str, di
     return f"b (g r) {rows} d!", "b g t! d!", "b g t! e!", f"b (g r) {rows}", sizes
 
 
-def _mask(mask: fx.Node, causal: bool) -> str:
+def _mask(mask: Call, causal: bool) -> str:
     names = ["b", "(g r)", "s!" if causal else "s", "t!"]
     shape = mask.meta["val"].shape
     return " ".join("1" if n == 1 else c for c, n in zip(names[4 - len(shape) :], shape, strict=True))
 
 
-def _attention(node: fx.Node):
-    q, k, v = operands(node)[:3]
+def _attention(node: Call):
+    q, k = operands(node)[:2]
     causal = len(node.args) > 4 and node.args[4] is True
     dims_q, dims_k, dims_v, rows, sizes = _heads(q, k, causal)
     mask = "".join(f", {_mask(m, causal)}" for m in operands(node)[3:])
@@ -33,8 +33,8 @@ def _attention(node: fx.Node):
     return f"{dims_q}, {dims_k}, {dims_v}{mask} -> {out}, {rows}", sizes
 
 
-def _attention_backward(node: fx.Node):
-    grad, q, k, *_ = operands(node)
+def _attention_backward(node: Call):
+    q, k = operands(node)[1:3]
     causal = node.args[7] is True
     dims_q, dims_k, dims_v, rows, sizes = _heads(q, k, causal)
     out = dims_q.replace("d!", "e!")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from string import ascii_lowercase
 
 import torch
-from torch import fx
 
 import tutti.nn.random  # noqa: F401  (registers tutti::uniform)
+from tutti.graph.step_graph import Call
 from tutti.rules.registry import ARGUMENTS, LOCAL, operands, rules, specs
 from tutti.rules.view import output_shape
 
@@ -15,7 +15,7 @@ aten, ops = torch.ops.aten, torch.ops.tutti
 
 
 def _anew(mark: str = ""):
-    def notation(node: fx.Node) -> str:
+    def notation(node: Call) -> str:
         left = ", ".join(
             " ".join(["1" if n == 1 else f"{c}{i}!" for c, n in zip(ascii_lowercase, s, strict=False)])
             for i, s in enumerate(o.meta["val"].shape for o in operands(node))

@@ -5,24 +5,24 @@ from __future__ import annotations
 from string import ascii_lowercase
 
 import torch
-from torch import fx
 
+from tutti.graph.step_graph import Call
 from tutti.rules.registry import LOCAL, rules
 
 aten = torch.ops.aten
 
 
-def _positions(indices: fx.Node) -> str:
+def _positions(indices: Call) -> str:
     return " ".join(ascii_lowercase[: len(indices.meta["val"].shape)])
 
 
-def _embedding(node: fx.Node) -> str:
-    at = _positions(node.args[1])  # pyright: ignore
+def _embedding(node: Call) -> str:
+    at = _positions(node.args[1])
     return f"v* z, {at} -> {at} z | ~0"
 
 
-def _embedding_backward(node: fx.Node) -> str:
-    at = _positions(node.args[1])  # pyright: ignore
+def _embedding_backward(node: Call) -> str:
+    at = _positions(node.args[1])
     return f"{at} z, {at} -> v* z | ~0"
 
 

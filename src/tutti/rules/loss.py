@@ -5,8 +5,8 @@ from __future__ import annotations
 from string import ascii_lowercase
 
 import torch
-from torch import fx
 
+from tutti.graph.step_graph import Call
 from tutti.rules.registry import LOCAL, ROWS, operands, rules
 
 aten = torch.ops.aten
@@ -14,23 +14,23 @@ MEAN, SUM = 1, 2  # torch's codes of the reduction
 
 
 def _over_dim(dim_argument: int, mark: str, linear: str = ""):
-    def notation(node: fx.Node) -> str:
+    def notation(node: Call) -> str:
         rank = len(operands(node)[0].meta["val"].shape)
         dims = list(ascii_lowercase[:rank])
-        dims[node.args[dim_argument] % rank] = f"v{mark}"  # pyright: ignore
+        dims[node.args[dim_argument] % rank] = f"v{mark}"
         line = " ".join(dims)
         return f"{', '.join([line] * len(operands(node)))} -> {line}{linear}"
 
     return notation
 
 
-def _nll_backward(node: fx.Node) -> str:
-    grad = " ".join("n" for _ in node.args[0].meta["val"].shape)  # pyright: ignore
+def _nll_backward(node: Call) -> str:
+    grad = " ".join("n" for _ in node.args[0].meta["val"].shape)
     weights = ", c!" if node.args[3] is not None else ""
     return f"{grad}, n c*, n{weights}, -> n c* | ~0"
 
 
-def _nll_forward(node: fx.Node) -> str | None:
+def _nll_forward(node: Call) -> str | None:
     if node.args[2] is not None:  # class weights: not split
         return None
     return "n@ c*, n -> , =" if node.args[3] in (MEAN, SUM) else "n c*, n -> n, ="

@@ -1,14 +1,14 @@
 """Matrix products."""
 
 import torch
-from torch import fx
 
+from tutti.graph.step_graph import Call
 from tutti.rules.registry import operands, rules
 
 aten = torch.ops.aten
 
 
-def _addmm(node: fx.Node) -> str | None:
+def _addmm(node: Call) -> str | None:
     bias = operands(node)[0].meta["val"].shape
     rows = "m n" if len(bias) == 2 and bias[0] != 1 else "1 n" if len(bias) == 2 else "n"
     return f"+{rows}, m k, k n -> m n | ~01 ~02"

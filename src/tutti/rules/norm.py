@@ -5,14 +5,14 @@ from __future__ import annotations
 from string import ascii_lowercase
 
 import torch
-from torch import fx
 
+from tutti.graph.step_graph import Call
 from tutti.rules.registry import operands, rules
 
 aten = torch.ops.aten
 
 
-def _dims(node: fx.Node, x: fx.Node, normalized: int) -> tuple[str, str, str]:
+def _dims(node: Call, x: Call, normalized: int) -> tuple[str, str, str]:
     rank = len(x.meta["val"].shape)
     batch, rest = (
         list(ascii_lowercase[: rank - normalized]),
@@ -21,16 +21,16 @@ def _dims(node: fx.Node, x: fx.Node, normalized: int) -> tuple[str, str, str]:
     return " ".join(batch + rest), " ".join(batch + ["1"] * normalized), " ".join(rest)
 
 
-def _layer_norm(node: fx.Node) -> str:
-    x, statistics, weight = _dims(node, operands(node)[0], len(node.args[1]))  # pyright: ignore
+def _layer_norm(node: Call) -> str:
+    x, statistics, weight = _dims(node, operands(node)[0], len(node.args[1]))
     weights = "".join(f", {weight}" for _ in operands(node)[1:])
     return f"{x}{weights} -> {x}, {statistics}, {statistics}"
 
 
-def _layer_norm_backward(node: fx.Node) -> str:
-    x, statistics, weight = _dims(node, operands(node)[0], len(node.args[2]))  # pyright: ignore
+def _layer_norm_backward(node: Call) -> str:
+    x, statistics, weight = _dims(node, operands(node)[0], len(node.args[2]))
     weights = "".join(f", {weight}" for _ in operands(node)[4:])
-    made: list[bool] = node.args[7]  # pyright: ignore[reportAssignmentType]
+    made: list[bool] = node.args[7]
     outputs = [text if m else "1" for text, m in zip((x, weight, weight), made, strict=True)]
     return f"{x}, {x}, {statistics}, {statistics}{weights} -> {', '.join(outputs)} | ~0"
 

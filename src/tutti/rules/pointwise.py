@@ -1,18 +1,18 @@
-"""Elementwise operators, with broadcasting. Whatever torch tags as pointwise is covered; the table adds what it lacks."""
+"""Elementwise operators, with broadcasting: whatever torch tags as pointwise, and what the table adds."""
 
 from __future__ import annotations
 
 from string import ascii_lowercase
 
 import torch
-from torch import fx
 
+from tutti.graph.step_graph import Call
 from tutti.rules.registry import operands, rules, specs
 
 aten = torch.ops.aten
 
 
-def pointwise(node: fx.Node) -> str:
+def pointwise(node: Call) -> str:
     """Dims are aligned from the right; a dim of size one is broadcast."""
     out = specs(node)[0].shape
     letters = ascii_lowercase[: len(out)]
@@ -26,7 +26,7 @@ def pointwise(node: fx.Node) -> str:
     return f"{left} -> {right}" + _linearity(node)
 
 
-def _linearity(node: fx.Node) -> str:
+def _linearity(node: Call) -> str:
     tensors = operands(node)
     marks = LINEAR.get(node.target, "")
     if marks == "~01" and len(tensors) == 1:  # x + number is not linear

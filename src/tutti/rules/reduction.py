@@ -6,18 +6,18 @@ from collections.abc import Callable
 from string import ascii_lowercase
 
 import torch
-from torch import fx
 
+from tutti.graph.step_graph import Call
 from tutti.rules.registry import rules
 
 aten = torch.ops.aten
 
 
-def _reduce(operation: str, linear: bool) -> Callable[[fx.Node], str]:
-    def notation(node: fx.Node) -> str:
-        rank = len(node.args[0].meta["val"].shape)  # pyright: ignore
+def _reduce(operation: str, linear: bool) -> Callable[[Call], str]:
+    def notation(node: Call) -> str:
+        rank = len(node.args[0].meta["val"].shape)
         dims = node.args[1] if len(node.args) > 1 and node.args[1] not in (None, []) else list(range(rank))
-        dims = {d % rank for d in ([dims] if isinstance(dims, int) else dims)} if rank else set()  # pyright: ignore
+        dims = {d % rank for d in ([dims] if isinstance(dims, int) else dims)} if rank else set()
         keep = len(node.args) > 2 and node.args[2]
         left = [f"{c}:{operation}" if i in dims else c for i, c in enumerate(ascii_lowercase[:rank])]
         right = ["1" if i in dims else c for i, c in enumerate(ascii_lowercase[:rank]) if keep or i not in dims]

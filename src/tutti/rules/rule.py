@@ -65,7 +65,10 @@ def parse(notation: str, inputs: list[tuple[int, ...]], outputs: list[tuple[int,
         for group in re.findall(r"\([^)]*\)|\S+", text):
             factors = []
             for token in group.strip("()").split():
-                name, mark, operation = re.fullmatch(r"(\w+)([!@*]?)(?::(\w+))?", token).groups()  # pyright: ignore
+                match = re.fullmatch(r"(\w+)([!@*]?)(?::(\w+))?", token)
+                if not match:
+                    raise ValueError(f"rule {notation!r}: {token!r} is no factor; write name, name!, name@ or name:max")
+                name, mark, operation = match.groups()
                 if mark:
                     marked[mark].add(name)
                 if operation:

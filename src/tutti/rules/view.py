@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from math import gcd
 from string import ascii_lowercase
+from typing import Any
 
 import torch
-from torch import fx
 
+from tutti.graph.step_graph import Call
 from tutti.rules.registry import ARGUMENTS, operands, rules, specs
 
 aten = torch.ops.aten
@@ -57,12 +58,12 @@ def _dim(factors: list[str]) -> str:
     return "1" if not factors else factors[0] if len(factors) == 1 else f"({' '.join(factors)})"
 
 
-def _reshape(node: fx.Node):
-    left, right, sizes = factorize(node.args[0].meta["val"].shape, node.meta["val"].shape)  # pyright: ignore
+def _reshape(node: Call):
+    left, right, sizes = factorize(node.args[0].meta["val"].shape, node.meta["val"].shape)
     return f"{' '.join(left)} -> {' '.join(right)} | ~0", sizes
 
 
-def _letters(node: fx.Node) -> list[str]:
+def _letters(node: Call) -> list[str]:
     """A letter for each dim of the first argument; 1 for dims of size one."""
     return ["1" if n == 1 else c for c, n in zip(ascii_lowercase, operands(node)[0].meta["val"].shape, strict=False)]
 
@@ -72,37 +73,37 @@ def _line(left: list[str], right: list[str]) -> str:
 
 
 def _permute(order):
-    def notation(node: fx.Node) -> str:
+    def notation(node: Call) -> str:
         dims = _letters(node)
         return _line(dims, [dims[i] for i in order(node, len(dims))])
 
     return notation
 
 
-def _swapped(node: fx.Node, rank: int) -> list[int]:
+def _swapped(node: Call, rank: int) -> list[int]:
     order = list(range(rank))
-    i, j = node.args[1] % rank, node.args[2] % rank  # pyright: ignore
+    i, j = node.args[1] % rank, node.args[2] % rank
     order[i], order[j] = j, i
     return order
 
 
-def _unsqueeze(node: fx.Node) -> str:
+def _unsqueeze(node: Call) -> str:
     dims = _letters(node)
-    at = node.args[1] % (len(dims) + 1)  # pyright: ignore
+    at = node.args[1] % (len(dims) + 1)
     return _line(dims, [*dims[:at], "1", *dims[at:]])
 
 
-def _squeeze(node: fx.Node) -> str:
+def _squeeze(node: Call) -> str:
     dims = _letters(node)
     shape = operands(node)[0].meta["val"].shape
     named = node.args[1] if len(node.args) > 1 else range(len(dims))
-    named = {d % len(dims) for d in ([named] if isinstance(named, int) else named)}  # pyright: ignore
+    named = {d % len(dims) for d in ([named] if isinstance(named, int) else named)}
     return _line(dims, [c for i, c in enumerate(dims) if not (i in named and shape[i] == 1)])
 
 
-def _expand(node: fx.Node) -> str:
+def _expand(node: Call) -> str:
     """A dim that is broadcast is a factor of the output alone."""
-    source, target = node.args[0].meta["val"].shape, node.meta["val"].shape  # pyright: ignore
+    source, target = node.args[0].meta["val"].shape, node.meta["val"].shape
     right = list(ascii_lowercase[: len(target)])
     left = [
         c if n == m else "1"
@@ -111,44 +112,44 @@ def _expand(node: fx.Node) -> str:
     return _line(left, right)
 
 
-def _slice(node: fx.Node) -> str:
+def _slice(node: Call) -> str:
     dims = _letters(node)
-    at = (node.args[1] if len(node.args) > 1 else 0) % len(dims)  # pyright: ignore
+    at = (node.args[1] if len(node.args) > 1 else 0) % len(dims)
     sliced, cut = dims.copy(), dims.copy()
     sliced[at], cut[at] = "y!", "z!"
     return _line(sliced, cut)
 
 
-def _select(node: fx.Node) -> str:
+def _select(node: Call) -> str:
     dims = _letters(node)
-    at = node.args[1] % len(dims)  # pyright: ignore
+    at = node.args[1] % len(dims)
     return _line([*dims[:at], "z!", *dims[at + 1 :]], dims[:at] + dims[at + 1 :])
 
 
-def _slice_backward(node: fx.Node) -> str:
+def _slice_backward(node: Call) -> str:
     dims = ["1" if n == 1 else c for c, n in zip(ascii_lowercase, node.meta["val"].shape, strict=False)]
-    at = node.args[2] % len(dims)  # pyright: ignore
+    at = node.args[2] % len(dims)
     sliced, cut = dims.copy(), dims.copy()
     sliced[at], cut[at] = "y!", "z!"
     return _line(cut, sliced)
 
 
-def _select_backward(node: fx.Node) -> str:
+def _select_backward(node: Call) -> str:
     dims = ["1" if n == 1 else c for c, n in zip(ascii_lowercase, node.meta["val"].shape, strict=False)]
-    at = node.args[2] % len(dims)  # pyright: ignore
+    at = node.args[2] % len(dims)
     return _line(dims[:at] + dims[at + 1 :], [*dims[:at], "z!", *dims[at + 1 :]])
 
 
-def _split(node: fx.Node):
+def _split(node: Call):
     """Equal parts are a major factor of the dim, so that the part can be split: that is what a fused qkv needs."""
     dims, parts = _letters(node), [s.shape for s in specs(node)]
-    at = (node.args[2] if len(node.args) > 2 else 0) % len(dims)  # pyright: ignore
+    at = (node.args[2] if len(node.args) > 2 else 0) % len(dims)
     return _parts(dims, at, [p[at] for p in parts], joined_left=True)
 
 
-def _cat(node: fx.Node):
+def _cat(node: Call):
     dims, parts = _letters(node), [n.meta["val"].shape for n in operands(node)]
-    at = (node.args[1] if len(node.args) > 1 else 0) % len(dims)  # pyright: ignore
+    at = (node.args[1] if len(node.args) > 1 else 0) % len(dims)
     return _parts(dims, at, [p[at] for p in parts], joined_left=False)
 
 
@@ -164,9 +165,9 @@ def _parts(dims: list[str], at: int, sizes: list[int], joined_left: bool):
     return f"{parts} -> {whole} | ~*", {"z": sizes[0]} if equal else {}
 
 
-def _pad(node: fx.Node) -> str:
+def _pad(node: Call) -> str:
     dims = _letters(node)
-    pads: list[int] = node.args[1]  # pyright: ignore[reportAssignmentType]
+    pads: list[int] = node.args[1]
     before, after = dims.copy(), dims.copy()
     for i in range(len(pads) // 2):
         if pads[2 * i] or pads[2 * i + 1]:
@@ -207,7 +208,7 @@ def output_shape(position: int):
     return arguments
 
 
-def _split_arguments(args: tuple, shapes: list[Shape]) -> tuple:
+def _split_arguments(args: tuple[Any, ...], shapes: list[Shape]) -> tuple:
     sizes = [shape[args[2] if len(args) > 2 else 0] for shape in shapes]
     return (args[0], sizes if isinstance(args[1], (list, tuple)) else sizes[0], *args[2:])
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from tutti.graph.step_graph import Call
 from tutti.lower.collectives import COLLECTIVES
 
 
@@ -71,7 +72,7 @@ class _Writer:
                 dies[node] = last + ([] if node in seen else [node])
         return dies
 
-    def _call(self, node: fx.Node) -> str:
+    def _call(self, node: Call) -> str:
         if node.target in COLLECTIVES:
             x, axis, *rest = node.args
             op = rest[0] if rest and isinstance(rest[0], str) else ""

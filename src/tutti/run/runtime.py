@@ -45,7 +45,7 @@ class Distributed:
             return dist.group.WORLD  # pyright: ignore[reportReturnType]
         members = {tuple(group_of(rank, axis, self.mesh)): None for rank in range(devices(self.mesh))}
         groups = {group: dist.new_group(list(group)) for group in members}
-        return groups[tuple(group_of(self.rank, axis, self.mesh))]
+        return groups[tuple(group_of(self.rank, axis, self.mesh))]  # pyright: ignore[reportReturnType]
 
     def run(self, runs: Sequence[Run], inputs: Sequence[Sequence[torch.Tensor]]) -> list[tuple]:
         program, answer = runs[0](*inputs[0]), None

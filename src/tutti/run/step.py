@@ -107,10 +107,7 @@ class Step:
 
     def __call__(self, batch: Batch) -> torch.Tensor:
         """One optimizer step on a global batch; the mean loss, a 0-d tensor."""
-        if self.accumulate == 1:
-            outputs = self._run("train", batch)
-        else:
-            outputs = self._accumulated(batch)
+        outputs = self._run("train", batch) if self.accumulate == 1 else self._accumulated(batch)
         self._keep(outputs)
         self.steps += 1
         compat.mark_stepped(self.optimizer)
@@ -131,7 +128,7 @@ class Step:
         return {name: (g / self.accumulate).cpu() for name, g in totals.items()}
 
     def state_dict(self, sharded: bool = False) -> dict[str, torch.Tensor]:
-        """The model's parameters and buffers under its own names: full CPU tensors, or with `sharded` this rank's parts.
+        """Parameters and buffers under the model's own names: full CPU tensors, or with `sharded` this rank's parts.
 
         Every rank of a job has to call it.
         """
