@@ -49,7 +49,8 @@ def _attention(products: int, backward: bool) -> Callable[[Call], int]:
         q, k, v = node.args[1:4] if backward else node.args[:3]
         batch, heads, queries, dim = _shape(q)
         keys, value_dim = _shape(k)[2], _shape(v)[3]
-        causal = node.args[8 if backward else 4] if len(node.args) > (8 if backward else 4) else False
+        at = 7 if backward else 4
+        causal = node.args[at] if len(node.args) > at else False
         return products * batch * heads * queries * keys * (dim + value_dim) // (2 if causal is True else 1)
 
     return flops
