@@ -62,6 +62,11 @@ def capture(
         with recorder.forward():
             value = torch.func.functional_call(scored, tensors, (_refill(batch, inputs),), tie_weights=True)
         _check_scalar(value)
+        if gradients and not value.requires_grad:
+            raise ValueError(
+                "the loss does not depend on any parameter that requires a gradient; is it computed under "
+                "torch.no_grad() or from a detached tensor?"
+            )
         outputs = {"loss": value.detach()}
         outputs |= {f"buffer:{name}": tensors[f"model.{name}"] for name in buffers}
         if gradients:
