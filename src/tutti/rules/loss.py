@@ -83,7 +83,8 @@ def _own_targets(here, target, ignore_index):
 
 
 def _nll_loss(here, x, target, weight, reduction, ignore_index):
-    total, count = aten.nll_loss_forward(x, _own_targets(here, target, ignore_index), None, SUM, -100)
+    added = SUM if reduction == MEAN else reduction
+    total, count = aten.nll_loss_forward(x, _own_targets(here, target, ignore_index), None, added, -100)
     count = here.all_reduce(here.all_reduce(count, "c", "sum"), "n", "sum")
     return (total / count if reduction == MEAN else total), count
 
