@@ -82,7 +82,7 @@ class Distributed:
 
     def whole(self, parts: Sequence[torch.Tensor], layout: Layout, spec: Spec) -> torch.Tensor:
         if layout == Layout():
-            return parts[0].cpu()
+            return parts[0].to("cpu", copy=True)  # the next step writes into the part
         world = [torch.empty_like(parts[0]) for _ in range(devices(self.mesh))]
         dist.all_gather(world, parts[0].contiguous())
         return layout.assemble([p.cpu() for p in world], spec.shape, self.mesh)
