@@ -29,6 +29,8 @@ def pointwise(node: Call) -> str:
 def _linearity(node: Call) -> str:
     tensors = operands(node)
     marks = LINEAR.get(node.target, "")
+    if node.target is aten._to_copy.default and not specs(node)[0].dtype.is_floating_point:  # it truncates
+        return ""
     if marks == "~01" and len(tensors) == 1:  # x + number is not linear
         return ""
     if marks == "~0 ~1" and len(tensors) == 1:
