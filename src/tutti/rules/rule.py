@@ -2,7 +2,7 @@
 
     mm              "m k, k n -> m n"          split m or n: the output is split; split k: it is a partial sum
     reshape         "b s (h d) -> b s h d"     a dim may be a product of factors, major to minor
-    mean            "b h:mean -> b 1"          another combination than the sum; 1 is a dim of size one
+    mean            "b h:avg -> b 1"           another combination than the sum; 1 is a dim of size one
     native softmax  "b k! -> b k!"             k must stay whole
     log_softmax     "b v@ -> b v@"             splitting v needs the local computation registered beside the rule
     embedding       "v* h, b s -> b s h"       so does v, and its parts must be contiguous
