@@ -275,8 +275,9 @@ class Step:
             self._keep(outputs)
             for sums, new in zip(total, outputs, strict=True):
                 for name, value in new.items():
-                    if name not in self._state[0]:
-                        sums[name] = sums[name].add_(value) if name in sums else value
+                    if name not in self._state[0]:  # a copy: two gradients may be one tensor, or a broadcast one
+                        whole = torch.contiguous_format
+                        sums[name] = sums[name].add_(value) if name in sums else value.clone(memory_format=whole)
         for sums in total:
             for value in sums.values():
                 value.div_(self.accumulate)
