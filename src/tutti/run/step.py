@@ -120,8 +120,8 @@ class Step:
     def gradients(self, batch: Batch) -> dict[str, torch.Tensor]:
         """The gradients that the next step would compute, before clipping: full tensors under the model's names."""
         totals: dict[str, torch.Tensor] = {}
-        for part in self._microbatches(batch):
-            for name, g in self._run("gradients", part)[0].items():
+        for i, part in enumerate(self._microbatches(batch)):
+            for name, g in self._run("gradients", part, draw=i)[0].items():
                 if name.startswith("grad:"):
                     key = name.removeprefix("grad:")
                     totals[key] = totals[key] + g if key in totals else g
@@ -270,8 +270,8 @@ class Step:
     def _accumulated(self, batch: Batch) -> list[dict[str, torch.Tensor]]:
         """Gradients of all microbatches, then one update."""
         total: list[dict[str, torch.Tensor]] = [{} for _ in self.runtime.ranks]
-        for part in self._microbatches(batch):
-            outputs = self._run("accumulate", part)
+        for i, part in enumerate(self._microbatches(batch)):
+            outputs = self._run("accumulate", part, draw=i)
             self._keep(outputs)
             for sums, new in zip(total, outputs, strict=True):
                 for name, value in new.items():
@@ -285,13 +285,13 @@ class Step:
         return [{**new, "loss": sums["loss"]} for new, sums in zip(updated, total, strict=True)]
 
     def _run(
-        self, what: str, batch: Batch, more: list[dict[str, torch.Tensor]] | None = None
+        self, what: str, batch: Batch, more: list[dict[str, torch.Tensor]] | None = None, draw: int = 0
     ) -> list[dict[str, torch.Tensor]]:
-        """Run one of the Programs on all held ranks; named outputs by rank."""
+        """Run one of the Programs on all held ranks; named outputs by rank. Each `draw` has its own random numbers."""
         self._check(batch)
         executable = self._executable(what, _signature(batch), batch)
         mesh = self.plan.mesh
-        scalars = {"step": torch.tensor(self.steps + 1), "seed": torch.tensor(self.seed)}
+        scalars = {"step": torch.tensor(self.steps + 1), "seed": torch.tensor(self.seed + (draw << 32))}
         scalars |= {
             f"lr:{i}": torch.tensor(float(g["lr"]), dtype=torch.float64)
             for i, g in enumerate(self.optimizer.param_groups)
