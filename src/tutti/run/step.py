@@ -23,7 +23,7 @@ from tutti.plan.pin import Pin
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner, replan
 from tutti.run.code import Run
-from tutti.run.levels import prepare
+from tutti.run.levels import LEVELS, prepare
 from tutti.run.runtime import in_job, join_job, own_slice, runtime_for
 
 Signature = tuple[tuple[str, Spec], ...]
@@ -80,6 +80,8 @@ class Step:
     def __init__(self, model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, seed):
         if accumulate < 1:
             raise ValueError(f"accumulate is {accumulate}; it must be at least 1")
+        if level not in LEVELS:
+            raise ValueError(f"no level {level!r}; there are {', '.join(LEVELS)}")
         self.model, self.optimizer, self.loss_function = model, optimizer, loss
         self.level, self.clip_norm, self.accumulate, self.masters = level, clip_norm, accumulate, masters
         self.seed, self.pins = seed, tuple(pins)
@@ -215,10 +217,10 @@ class Step:
         if dist.get_rank() == 0:
             try:
                 box[0] = make()
-            except ValueError as error:
+            except (ValueError, OSError) as error:
                 box[0] = error
         dist.broadcast_object_list(box)
-        if isinstance(box[0], ValueError):
+        if isinstance(box[0], Exception):
             raise box[0]
         return box[0]
 
