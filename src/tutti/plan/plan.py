@@ -56,14 +56,18 @@ class Plan:
         return replace(self, **changes)
 
     def check(self, step: StepGraph) -> None:
-        """Raise ValueError where the plan names what the graph does not have."""
+        """Raise ValueError where the plan names what the graph or its own mesh does not have."""
         labels = {node.meta["label"] for node in step.graph.nodes if "label" in node.meta}
         labels |= {step.gradient_label(name) for name in step.names("param")}
-        for label in [*self.inputs, *self.operators]:
+        axes = {label: layout.splits | layout.partials for label, layout in self.inputs.items()}
+        for label, held in [*axes.items(), *self.operators.items()]:
             if label not in labels:
                 near = get_close_matches(label, labels, 1)
                 hint = f"; the nearest is {near[0]!r}" if near else ""
                 raise ValueError(f"the plan names {label!r}, which this model does not have{hint}")
+            for axis in held:
+                if axis not in self.mesh:
+                    raise ValueError(f"the plan splits {label!r} over axis {axis!r}; its mesh has {list(self.mesh)}")
 
     def to_json(self) -> str:
         return json.dumps(
@@ -94,12 +98,15 @@ class Plan:
             raise ValueError(f"not a plan: a plan is an object with the keys {sorted(known)}; found {unknown}")
         prediction = data.pop("prediction", None)
         inputs, operators = data.pop("inputs", {}), data.pop("operators", {})
-        return Plan(
-            **{**data, "reasons": tuple(data.get("reasons", ()))},
-            prediction=Prediction(**prediction) if prediction else None,
-            inputs={k: Layout.of({a: parse_placement(p) for a, p in v.items()}) for k, v in inputs.items()},
-            operators={k: {a: parse_choice(c) for a, c in v.items()} for k, v in operators.items()},
-        )
+        try:
+            return Plan(
+                **{**data, "reasons": tuple(data.get("reasons", ()))},
+                prediction=Prediction(**prediction) if prediction else None,
+                inputs={k: Layout.of({a: parse_placement(p) for a, p in v.items()}) for k, v in inputs.items()},
+                operators={k: {a: parse_choice(c) for a, c in v.items()} for k, v in operators.items()},
+            )
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"not a plan: {error}") from None
 
     def save(self, path: str | Path) -> None:
         Path(path).write_text(self.to_json() + "\n")
