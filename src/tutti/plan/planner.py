@@ -82,15 +82,18 @@ class Planner:
         books = []
         for tp in (t for t in range(1, n + 1) if n % t == 0):
             dp = n // tp
-            if batch % dp == 0 and all(axis in {"dp": dp, "tp": tp} for pin in self.pins.values() for axis in pin):
+            if batch % dp == 0:
                 stages = (0, 1, 2, 3) if self.accumulate > 1 else (0, 1, 3)  # 2 differs only in what is accumulated
                 books += [Textbook(dp, tp, zero) for zero in (stages if dp > 1 else (0,))]
         if not books:
             raise ValueError(f"no mesh of {n} devices divides a batch of {batch}")
-        return [b for b in books if not self.pins or self._pinned(b)]
-
-    def _pinned(self, book: Textbook) -> bool:
-        return all(axis in book.mesh for pin in self.pins.values() for axis in pin)
+        axes = {axis for pin in self.pins.values() for axis in pin}
+        pinned = [book for book in books if axes <= set(book.mesh)]
+        if not pinned:
+            raise ValueError(
+                f"no mesh of {n} devices has all the axes that pins name, {sorted(axes)}; there are 'dp' and 'tp'"
+            )
+        return pinned
 
     def _check_pins(self, book: Textbook) -> None:
         for label, axes in self.pins.items():
