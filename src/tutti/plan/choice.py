@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 
 from tutti.plan.layout import Layout, Mesh, Partial, Placement, R, Split
 from tutti.rules.rule import Dims, Rule
@@ -96,6 +97,23 @@ def check(rule: Rule, choices: Choices, mesh: Mesh, where: str) -> None:
                 f"{where}: factor {choice.factor!r} of size {rule.sizes[choice.factor]} does not divide into "
                 f"{choice.outer} x {mesh[axis]} for axis {axis!r}"
             )
+        elif choice.factor in rule.contiguous and choice.outer != _outside(axis, choices, mesh):
+            raise ValueError(f"{where}: the parts of factor {choice.factor!r} must be contiguous (rule: {rule.notation})")
+
+
+def _outside(axis: str, choices: Choices, mesh: Mesh) -> int:
+    """How many parts of the same factor the other axes make outside of this one's."""
+    own = choices[axis]
+    return prod(mesh[a] for a, c in choices.items() if c.factor == own.factor and c.outer < own.outer)
+
+
+def legal(rule: Rule, choices: Choices, mesh: Mesh) -> bool:
+    """Whether `check` has nothing against these choices."""
+    try:
+        check(rule, choices, mesh, "")
+    except ValueError:
+        return False
+    return True
 
 
 def nest(choice: Choice, taken: Choices, mesh: Mesh) -> Choice:

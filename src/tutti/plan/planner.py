@@ -13,7 +13,7 @@ from tutti.cluster import Cluster
 from tutti.graph.costs import FLOPS
 from tutti.graph.step_graph import UPDATE, StepGraph
 from tutti.plan.axis import Option, Prices, kind_of, solve
-from tutti.plan.choice import Choice, candidates, layouts, nest
+from tutti.plan.choice import Choice, candidates, layouts, legal, nest
 from tutti.plan.estimate import Estimator
 from tutti.plan.layout import Layout, Split, devices
 from tutti.plan.pin import Pin, resolve
@@ -291,7 +291,21 @@ def replan(step: StepGraph, plan: Plan, cluster: Cluster) -> Plan:
         label: plan.input_layout(label) for label in labels if label.split(":")[0] not in ("batch", "seed", "step")
     }
     book = Textbook(plan.mesh.get("dp", 1), plan.mesh.get("tp", 1), 3 if "dp" in plan.mesh else 0)
-    return planner.textbook(book, stored)
+    if list(book.mesh.items()) == list(plan.mesh.items()):
+        return planner.textbook(book, stored)
+    return _carried_over(planner, plan)
+
+
+def _carried_over(planner: Planner, plan: Plan) -> Plan:
+    """What the plan says about the inputs and operators that this graph has too; the rest is computed whole."""
+    inputs, operators = {}, {}
+    for label, o in planner.problem.operators.items():
+        layout, choices = plan.input_layout(label), plan.choices(label)
+        if o.is_input and (o.kind != "batch" or layout.fits(o.outputs[0].shape, plan.mesh)):
+            inputs[label] = layout
+        elif not o.is_input and legal(o.rule, choices, plan.mesh) and fits(o, choices, plan.mesh):
+            operators[label] = choices
+    return plan.replace(inputs=inputs, operators=operators, graph=planner.step.fingerprint, prediction=None)
 
 
 __all__ = ["Planner", "devices", "replan"]
