@@ -98,7 +98,9 @@ def check(rule: Rule, choices: Choices, mesh: Mesh, where: str) -> None:
                 f"{choice.outer} x {mesh[axis]} for axis {axis!r}"
             )
         elif choice.factor in rule.contiguous and choice.outer != _outside(axis, choices, mesh):
-            raise ValueError(f"{where}: the parts of factor {choice.factor!r} must be contiguous (rule: {rule.notation})")
+            raise ValueError(
+                f"{where}: the parts of factor {choice.factor!r} must be contiguous (rule: {rule.notation})"
+            )
 
 
 def _outside(axis: str, choices: Choices, mesh: Mesh) -> int:

@@ -8,6 +8,7 @@ matrix is split and used where it lies. Then the ZeRO stage lays out what is kep
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import gcd
 
 from tutti.cluster import Cluster
 from tutti.graph.costs import FLOPS
@@ -15,10 +16,10 @@ from tutti.graph.step_graph import UPDATE, StepGraph
 from tutti.plan.axis import Option, Prices, kind_of, solve
 from tutti.plan.choice import Choice, candidates, layouts, legal, nest
 from tutti.plan.estimate import Estimator
-from tutti.plan.layout import Layout, Split, devices
+from tutti.plan.layout import Layout, Split
 from tutti.plan.pin import Pin, resolve
 from tutti.plan.plan import Plan
-from tutti.plan.price import Pricer, local_bytes, with_choice
+from tutti.plan.price import Pricer, with_choice
 from tutti.plan.problem import Operator, Tensor, fits, problem_of
 from tutti.plan.textbook import Textbook, parse_name
 from tutti.rules import source
@@ -76,33 +77,26 @@ class Planner:
         return ranked[0].replace(reasons=_reasons(ranked, plans, memory))
 
     def _books(self) -> list[Textbook]:
-        """Every split of the devices into dp x tp, with every ZeRO stage."""
-        n = self.cluster.size
-        batch = min((s.shape[0] for s in self._batch_specs()), default=1)
-        books = []
-        for tp in (t for t in range(1, n + 1) if n % t == 0):
-            dp = n // tp
-            if batch % dp == 0:
-                stages = (0, 1, 2, 3) if self.accumulate > 1 else (0, 1, 3)  # 2 differs only in what is accumulated
-                books += [Textbook(dp, tp, zero) for zero in (stages if dp > 1 else (0,))]
-        if not books:
-            raise ValueError(f"no mesh of {n} devices divides a batch of {batch}")
-        axes = {axis for pin in self.pins.values() for axis in pin}
-        pinned = [book for book in books if axes <= set(book.mesh)]
-        if not pinned:
+        """Every dp x tp of the devices that divides the batch and has the pinned axes, with every ZeRO stage."""
+        n, books = self.cluster.size, []
+        specs = [node.meta["val"] for name, node in self.step.inputs.items() if name.startswith("batch:")]
+        batch = gcd(*(spec.shape[0] for spec in specs if spec.shape))
+        stages = (0, 1, 2, 3) if self.accumulate > 1 else (0, 1, 3)  # 2 differs only in what is accumulated
+        for tp in (t for t in range(1, n + 1) if n % t == 0 and batch % (n // t) == 0):
+            books += [Textbook(n // tp, tp, zero) for zero in (stages if n > tp else (0,))]
+        pinned = {axis for axes in self.pins.values() for axis in axes}
+        kept = [book for book in books if pinned <= set(book.mesh)]
+        if not kept:
             raise ValueError(
-                f"no mesh of {n} devices has all the axes that pins name, {sorted(axes)}; there are 'dp' and 'tp'"
+                f"no mesh of {n} devices has all the axes that pins name, {sorted(pinned)}; there are 'dp' and 'tp'"
             )
-        return pinned
+        return kept
 
     def _check_pins(self, book: Textbook) -> None:
         for label, axes in self.pins.items():
             for axis in axes:
                 if axis not in book.mesh:
                     raise ValueError(f"the pin on {label!r} names axis {axis!r}; the mesh has {list(book.mesh)}")
-
-    def _batch_specs(self):
-        return [n.meta["val"] for k, n in self.step.inputs.items() if k.startswith("batch:") and n.meta["val"].shape]
 
     def _compute(self, book: Textbook, stored: Mapping[str, Layout]) -> dict[str, dict[str, Choice]]:
         """Choices of forward and backward along dp, then of everything along tp."""
@@ -126,8 +120,8 @@ class Planner:
             if not kind:
                 return None if kind is None else 0.0
             others = {a: c for a, c in taken[tensor[0]].items() if a != axis}
-            local = local_bytes(problem, *tensor, others, mesh) // (k if isinstance(source, Split) else 1)
             o = problem.operators[tensor[0]]
+            local = pricer.made_bytes(o, tensor[1], others) // (k if isinstance(source, Split) else 1)
             return o.count * (pricer.collective(kind, axis, local) + role.moving(o))
 
         options = {label: role.options(o) for label, o in problem.operators.items()}
@@ -306,6 +300,3 @@ def _carried_over(planner: Planner, plan: Plan) -> Plan:
         elif not o.is_input and legal(o.rule, choices, plan.mesh) and fits(o, choices, plan.mesh):
             operators[label] = choices
     return plan.replace(inputs=inputs, operators=operators, graph=planner.step.fingerprint, prediction=None)
-
-
-__all__ = ["Planner", "devices", "replan"]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 
 from tutti.cluster import Cluster
 from tutti.graph.step_graph import Spec
 from tutti.plan.choice import Choice, Choices, input_placement, output_placement
-from tutti.plan.layout import Mesh, Placement, R, Split
-from tutti.plan.problem import Operator, Problem
+from tutti.plan.layout import Mesh, Placement, Split
+from tutti.plan.problem import Operator
 from tutti.plan.reshard import Step, sent_bytes
 from tutti.rules import ROWS
 
@@ -34,7 +34,7 @@ class Pricer:
         moved = sum(
             prod(o.input_shape(i)) * self.itemsize(o) // self.parts(input_placement, o, i, choices)
             for i in range(len(o.rule.inputs))
-        ) + sum(s.bytes // self.parts(output_placement, o, i, choices) for i, s in enumerate(o.outputs) if s.dtype)
+        ) + sum(self.made_bytes(o, i, choices) for i, s in enumerate(o.outputs) if s.dtype)
         seconds = max(o.flops / parts / self.rate(o), moved / self.cluster.device.bandwidth)
         return seconds + self.cluster.device.overhead + self.rows(o, choices)
 
@@ -52,7 +52,12 @@ class Pricer:
         )
         return count * self.collective("all_reduce", axis, rows * 4)
 
-    def parts(self, placement, o: Operator, i: int, choices: Choices) -> int:
+    def made_bytes(self, o: Operator, output: int, choices: Choices) -> int:
+        """Bytes of one output on one rank."""
+        return o.outputs[output].bytes // self.parts(output_placement, o, output, choices)
+
+    def parts(self, placement: Callable[..., Placement], o: Operator, i: int, choices: Choices) -> int:
+        """Over how many ranks an operand (`input_placement`) or output (`output_placement`) is split."""
         return prod(self.mesh[a] for a, c in choices.items() if isinstance(placement(o.rule, c, i), Split))
 
     def rate(self, o: Operator) -> float:
@@ -79,19 +84,6 @@ class Pricer:
         return self.collective(step.kind, step.axis, local)
 
 
-def local_bytes(problem: Problem, label: str, output: int, choices: Choices, mesh: Mesh) -> int:
-    """Bytes of one output on one rank."""
-    o = problem.operators[label]
-    spec = o.outputs[output]
-    if spec.dtype is None:
-        return 0
-    split = (isinstance(output_placement(o.rule, c, output), Split) for c in choices.values())
-    return spec.bytes // prod(mesh[a] for a, held in zip(choices, split, strict=True) if held)
-
-
 def with_choice(choices: Mapping[str, Choice], axis: str, choice: Choice | None) -> dict[str, Choice]:
     """The choices with one axis added, or left as they are where it computes the whole."""
     return {**choices, axis: choice} if choice else dict(choices)
-
-
-__all__ = ["Placement", "Pricer", "R", "local_bytes", "strides", "with_choice"]

@@ -111,6 +111,8 @@ def _steps(layout: Layout, source: Layout, target: Layout, shape: tuple[int, ...
             moves = [("all_to_all", p) for p in splits]
         elif isinstance(here, Partial):
             yield Step("all_reduce", axis, layout, layout.replace(axis, R))
+            if len(layout.partials) > 1:  # reduce over one axis in parts, then less is left for the other
+                splits += _anywhere(layout, axis, shape, mesh)
             moves = [("reduce_scatter", p) for p in splits]
         else:
             moves = [("slice", p) for p in splits] + [("mask", p) for p in wanted if p == Partial("sum")]
@@ -118,6 +120,15 @@ def _steps(layout: Layout, source: Layout, target: Layout, shape: tuple[int, ...
             step = Step(kind, axis, layout, layout.replace(axis, placement))
             if possible(step, shape, mesh):
                 yield step
+
+
+def _anywhere(layout: Layout, axis: str, shape: tuple[int, ...], mesh: Mesh) -> list[Split]:
+    """A split of the first dim that divides, inside of what splits it already."""
+    for dim in range(len(shape)):
+        inside = max((s.outer * mesh[a] for a, s in layout.splits.items() if s.dim == dim), default=1)
+        if layout.replace(axis, Split(dim, inside)).fits(shape, mesh):
+            return [Split(dim, inside)]
+    return []
 
 
 def possible(step: Step, shape: tuple[int, ...], mesh: Mesh) -> bool:

@@ -208,7 +208,7 @@ def output_shape(position: int):
     return arguments
 
 
-def _split_arguments(args: tuple[Any, ...], shapes: list[Shape]) -> tuple:
+def _split_arguments(args: Any, shapes: list[Shape]) -> tuple:
     sizes = [shape[args[2] if len(args) > 2 else 0] for shape in shapes]
     return (args[0], sizes if isinstance(args[1], (list, tuple)) else sizes[0], *args[2:])
 
