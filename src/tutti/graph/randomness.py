@@ -21,7 +21,17 @@ Draw = Callable[[Tensor], Tensor]  # uniform numbers in [0, 1), float32, of the 
 
 
 def make_reproducible(graph: fx.Graph, seed: fx.Node, step: fx.Node, device: torch.device) -> None:
-    """Replace, in place, every random operator of the table by its counter-based form."""
+    """Replace, in place, every random operator of the table by its counter-based form.
+
+    Raises ValueError for a random operator that has none: each device would draw numbers of its own.
+    """
+    for node in graph.nodes:
+        if node.target not in REPLACEMENTS and _is_random(node):
+            raise ValueError(
+                f"the model calls {node.target} ({node.meta['path'] or 'outside of any module'}), whose random numbers "
+                "would depend on the device; draw with torch.rand, randn, randint, bernoulli or dropout instead, or "
+                "pass the numbers with the batch"
+            )
     salts = count()
     for node in [n for n in graph.nodes if n.target in REPLACEMENTS]:
 
@@ -45,6 +55,17 @@ def make_reproducible(graph: fx.Graph, seed: fx.Node, step: fx.Node, device: tor
                 user.replace_all_uses_with(new[user.args[1]])
                 graph.erase_node(user)
         graph.erase_node(node)
+
+
+def _is_random(node: fx.Node) -> bool:
+    """Whether torch draws numbers for this node. Attention does so only with dropout."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    names = [argument.name for argument in node.target._schema.arguments]  # pyright: ignore
+    if "dropout_p" not in names:
+        return True
+    at = names.index("dropout_p")
+    return bool(node.args[at] if at < len(node.args) else node.kwargs.get("dropout_p", 0.0))
 
 
 def _bernoulli(draw: Draw, x: Tensor, p: float = 0.5, **_) -> Tensor:
@@ -82,6 +103,11 @@ def _normal(draw: Draw, x: Tensor, mean: float = 0.0, std: float = 1.0, **_) -> 
     return (mean + std * _normal_like(draw, x)).to(x.dtype)
 
 
+def _integers(draw: Draw, low: int, high: int, shape, *, dtype=None, **_) -> Tensor:
+    """From low to below high, which may be 2^24 apart."""
+    return (low + (draw(torch.empty(shape)) * (high - low)).floor()).to(dtype or torch.int64)
+
+
 def _of_shape(like: Callable) -> Callable:
     def formula(draw: Draw, shape, *, dtype=None, **_) -> Tensor:
         return like(draw, torch.empty(shape), dtype=dtype or torch.get_default_dtype())
@@ -96,6 +122,8 @@ REPLACEMENTS: dict[object, Callable] = {
     aten.rand.default: _of_shape(_uniform_like),
     aten.rand_like.default: _uniform_like,
     aten.uniform.default: _uniform_between,
+    aten.randint.default: lambda draw, high, shape, **options: _integers(draw, 0, high, shape, **options),
+    aten.randint.low: _integers,
     aten.randn.default: _of_shape(_normal_like),
     aten.randn_like.default: _normal_like,
     aten.normal_functional.default: _normal,
