@@ -23,6 +23,9 @@ def _embedding(node: Call) -> str:
 
 def _embedding_backward(node: Call) -> str:
     at = _positions(node.args[1])
+    if node.args[4]:  # scaled by how often an index occurs: all indices are needed
+        whole = " ".join(f"{c}!" for c in at.split())
+        return f"{whole} z, {whole} -> v! z | ~0"
     return f"{at} z, {at} -> v* z | ~0"
 
 
