@@ -7,6 +7,7 @@ matrix is split and used where it lies. Then the ZeRO stage lays out what is kep
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from math import gcd
 
@@ -34,6 +35,9 @@ class Planner:
     def __init__(self, step: StepGraph, cluster: Cluster, pins: Iterable[Pin] = (), accumulate: int = 1):
         self.step, self.cluster, self.accumulate = step, cluster, accumulate
         self.problem = problem_of(step)
+        if self.problem.without_rule and cluster.size > 1:
+            names = ", ".join(self.problem.without_rule)
+            warnings.warn(f"no rule says how to split {names}: computed whole on every device", stacklevel=4)
         self.pins = resolve(pins, step)
         self.from_batch = self.problem.reached_from("batch")
         params = {label for label, o in self.problem.operators.items() if o.kind == "param"}

@@ -64,6 +64,7 @@ class Problem:
     operators: dict[str, Operator]
     edges: Mapping[Edge, int]
     outputs: Mapping[Tensor, int]  # what leaves the step replicated: the loss
+    without_rule: list[str] = field(default_factory=list)  # operators that nobody has said how to split
     cuts: dict[str, dict[str, set[int]]] = field(default_factory=dict)
 
     def reached_from(self, kind: str) -> set[str]:
@@ -85,13 +86,17 @@ def problem_of(step: StepGraph) -> Problem:
     operators: dict[str, Operator] = {}
     edges: Counter[Edge] = Counter()
     outputs: Counter[Tensor] = Counter()
+    without: set[str] = set()
     for node in step.graph.nodes:
         if node.op == "output" or node.target is operator.getitem:
             continue
         label = node.meta["label"]
         if label not in operators:
             is_input = node.op == "placeholder"
-            rule = _input_rule(node.meta["val"]) if is_input else rule_of(node) or replicated(node)
+            rule = _input_rule(node.meta["val"]) if is_input else rule_of(node)
+            if rule is None:
+                without.add(str(node.target))
+                rule = replicated(node)
             target = None if is_input else node.target
             operators[label] = Operator(
                 label, rule, specs(node), node.meta["phase"], node.meta["flops"], node.meta["bytes"], target
@@ -104,7 +109,7 @@ def problem_of(step: StepGraph) -> Problem:
             edges[Edge(_tensor(node), step.inputs[name].meta["label"], -1)] += 1
         elif not name.startswith("grad:"):
             outputs[_tensor(node)] += 1
-    problem = Problem(operators, edges, outputs)
+    problem = Problem(operators, edges, outputs, sorted(without))
     problem.cuts = _cuts(problem)
     return problem
 

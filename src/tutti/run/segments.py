@@ -15,6 +15,9 @@ from tutti.nn import random
 
 SMALLEST = 3  # operators: what is smaller costs less to run than to call
 
+# Compiled functions by the structure of their segment: shared by layers, by ranks and by Programs of this process.
+COMPILED: dict[str, Callable] = {}
+
 BREAKS = {*COLLECTIVES, written, *(in_place for in_place, *_ in IN_PLACE.values())}
 
 
@@ -29,8 +32,7 @@ def inline_random(graph: fx.Graph) -> None:
 
 
 def compile_segments(graph: fx.Graph) -> None:
-    """Replace each segment by a call of its compiled function, in place. Equal segments share one."""
-    compiled: dict[str, Callable] = {}
+    """Replace each segment by a call of its compiled function, in place."""
     users = {n: set(n.users) for n in graph.nodes}
     for segment in list(_segments(graph)):
         if len(segment) < SMALLEST:
@@ -40,9 +42,9 @@ def compile_segments(graph: fx.Graph) -> None:
         outputs = [n for n in segment if users[n] - inside and not isinstance(n.meta["val"], tuple)]
         part = _extract(segment, inputs, outputs)
         key = _structure(part, inputs)
-        if key not in compiled:
-            compiled[key] = torch.compile(fx.GraphModule({}, part), dynamic=False, fullgraph=True)
-        _replace(graph, segment, compiled[key], inputs, outputs)
+        if key not in COMPILED:
+            COMPILED[key] = torch.compile(fx.GraphModule({}, part), dynamic=False, fullgraph=True)
+        _replace(graph, segment, COMPILED[key], inputs, outputs)
 
 
 def _segments(graph: fx.Graph) -> Iterator[list[fx.Node]]:

@@ -1,0 +1,86 @@
+"""A plan in words: what it costs, how things lie, what is communicated, and why this plan and not another."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from tutti.plan.layout import R
+
+if TYPE_CHECKING:
+    from tutti.plan.plan import Plan, Prediction
+
+NOT_STATE = ("param", "buffer", "batch", "grad", "lr", "step", "seed", "constant")
+
+
+def explain(plan: Plan) -> str:
+    """A readable text of a page or less, whatever the depth of the model: layers that share a label share a line."""
+    mesh = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items())
+    lines = [f"plan {plan.name or '(without a name)'}: mesh {mesh}" + (f" on {plan.cluster}" if plan.cluster else "")]
+    if plan.accumulate > 1:
+        lines.append(f"{plan.accumulate} microbatches per update")
+    if plan.prediction:
+        lines += _predicted(plan.prediction)
+    lines += ["", *_layouts(plan)]
+    if plan.reasons:
+        lines += ["", "why", *(f"  {reason}" for reason in plan.reasons)]
+    return "\n".join(lines)
+
+
+def _predicted(made: Prediction) -> list[str]:
+    lines = [
+        f"predicted step   {seconds(made.step_seconds)}: {seconds(made.compute_seconds)} computing, "
+        f"{seconds(made.communication_seconds)} communicating",
+        f"predicted memory {size(made.peak_bytes)} per device"
+        + "".join(f"{',' if i else ':'} {kind} {size(n)}" for i, (kind, n) in enumerate(_largest(made.bytes_by_kind))),
+        f"sent per step    {size(made.communication_bytes)} by each device",
+    ]
+    rows = [(kind, str(count), size(sent)) for kind, (count, sent) in sorted(made.collectives.items())]
+    return [*lines, *_table(rows, "  ")]
+
+
+def _largest(kinds) -> list[tuple[str, int]]:
+    return sorted(((kind, n) for kind, n in kinds.items() if n), key=lambda item: -item[1])
+
+
+def _layouts(plan: Plan) -> list[str]:
+    """A line for each parameter that is split or whose optimizer state is, and for each other input that is."""
+    places: dict[str, dict[str, str]] = defaultdict(dict)
+    for label, layout in plan.inputs.items():
+        kind, _, path = label.partition(":")
+        if layout.placements:
+            places[path if kind == "param" or kind not in NOT_STATE else f"{kind} {path}"][kind] = str(layout)
+    rows = []
+    for name, kinds in places.items():
+        state = dict.fromkeys(text for kind, text in kinds.items() if kind not in NOT_STATE)
+        own = next((text for kind, text in kinds.items() if kind in NOT_STATE), str(R))
+        rows.append((name, own, " or ".join(state)))
+    if not rows:
+        return ["everything is whole on every device"]
+    rows.sort(key=lambda row: row[0].startswith(("batch ", "grad ")))
+    head = ("how things lie", "", "optimizer state" if any(state for *_, state in rows) else "")
+    return [
+        *_table([head, *rows], ""),
+        "S<dim>: split at this dim, S<dim>/<n>: inside each of n blocks; all else is whole",
+    ]
+
+
+def _table(rows: list[tuple[str, ...]], indent: str) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [indent + "  ".join(f"{c:{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def seconds(value: float) -> str:
+    """Three digits with a unit: `1.86 s`, `734 ms`, `12 us`."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value / 1e-6:.3g} us"
+
+
+def size(count: float) -> str:
+    """Three digits with a unit: `60.7 GiB`, `512 KiB`."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}" if count < 1000 * scale else f"{count / scale:,.0f} {unit}"
+    return f"{count:.0f} B"
