@@ -34,13 +34,19 @@ class Estimator:
             for o in self.problem.operators.values()
         )
         seconds, sent = 0.0, 0
+        collectives: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         for tensor, steps, phase, count in self._moves(plan, made, read):
             spec = self.problem.operators[tensor[0]].outputs[tensor[1]]
             for step in steps:
-                seconds += count * self._runs(phase) * pricer.step(step, spec)
-                sent += count * self._runs(phase) * step.sent(spec.shape, spec.dtype.itemsize, plan.mesh)
+                runs = count * self._runs(phase)
+                bytes_sent = runs * step.sent(spec.shape, spec.dtype.itemsize, plan.mesh)
+                seconds += runs * pricer.step(step, spec)
+                sent += bytes_sent
+                if step.communicates:
+                    total = collectives[f"{step.kind} over {step.axis}"]
+                    total[0], total[1] = total[0] + runs, total[1] + bytes_sent
         peak, kinds = self._memory(plan, made)
-        return Prediction(compute + seconds, compute, seconds, sent, peak, kinds)
+        return Prediction(compute + seconds, compute, seconds, sent, peak, kinds, dict(collectives))
 
     def _runs(self, phase: str) -> int:
         return 1 if phase == UPDATE else self.accumulate

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tutti.graph.step_graph import StepGraph
 from tutti.plan.choice import Choices, parse_choice
+from tutti.plan.explain import explain
 from tutti.plan.layout import Layout, Mesh, parse_placement
 
 
@@ -23,6 +24,7 @@ class Prediction:
     communication_bytes: int  # sent by one rank
     peak_bytes: int
     bytes_by_kind: Mapping[str, int] = field(default_factory=dict)  # parameters, optimizer state, ...
+    collectives: Mapping[str, list[int]] = field(default_factory=dict)  # "all_reduce over dp" -> [number, bytes sent]
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,10 @@ class Plan:
             for axis in held:
                 if axis not in self.mesh:
                     raise ValueError(f"the plan splits {label!r} over axis {axis!r}; its mesh has {list(self.mesh)}")
+
+    def explain(self) -> str:
+        """In words: what the plan costs, how things lie, what is communicated, and why it was chosen."""
+        return explain(self)
 
     def to_json(self) -> str:
         return json.dumps(

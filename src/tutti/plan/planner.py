@@ -8,7 +8,8 @@ matrix is split and used where it lies. Then the ZeRO stage lays out what is kep
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from math import gcd
 
 from tutti.cluster import Cluster
@@ -17,13 +18,14 @@ from tutti.graph.step_graph import UPDATE, StepGraph
 from tutti.plan.axis import Option, Prices, kind_of, solve
 from tutti.plan.choice import Choice, candidates, layouts, legal, nest
 from tutti.plan.estimate import Estimator
+from tutti.plan.explain import seconds, size
 from tutti.plan.layout import Layout, Split
 from tutti.plan.pin import Pin, resolve
 from tutti.plan.plan import Plan
 from tutti.plan.price import Pricer, with_choice
 from tutti.plan.problem import Operator, Tensor, fits, problem_of
 from tutti.plan.textbook import Textbook, parse_name
-from tutti.rules import source
+from tutti.rules import WHOLE, source
 
 PENALTY = 1.0  # seconds: a parameter split over tp is gathered only where there is no other way
 NOT_STATE = ("param", "buffer", "batch", "lr", "step", "seed", "constant", "grad")
@@ -68,17 +70,35 @@ class Planner:
 
     def best(self) -> Plan:
         """The fastest of all textbook plans that fit in memory, with the reasons."""
-        plans = [self.textbook(book) for book in self._books()]
+        plans = self.ranked()
         memory = self.cluster.device.memory
         fitting = [p for p in plans if p.prediction.peak_bytes <= memory]  # pyright: ignore
         if not fitting:
-            least = min(plans, key=lambda p: p.prediction.peak_bytes)  # pyright: ignore
+            least = plans[0]
             raise ValueError(
-                f"no plan fits into {memory / 2**30:.1f} GiB per device on {self.cluster}: the smallest, {least.name}, "
-                f"needs {least.prediction.peak_bytes / 2**30:.1f} GiB; use more devices or a smaller batch"  # pyright: ignore
+                f"no plan fits into {size(memory)} per device on {self.cluster}: the smallest, {least.name}, "
+                f"needs {size(least.prediction.peak_bytes)}; use more devices or a smaller batch"  # pyright: ignore
             )
-        ranked = sorted(fitting, key=lambda p: p.prediction.step_seconds)  # pyright: ignore
-        return ranked[0].replace(reasons=_reasons(ranked, plans, memory))
+        return fitting[0].replace(reasons=_reasons(fitting, plans, memory) + fitting[0].reasons)
+
+    def ranked(self, progress: Callable[[int, int], None] = lambda done, total: None) -> list[Plan]:
+        """All textbook plans: those that fit in memory by time, then the others by memory.
+
+        progress: told how many of how many plans are made.
+        """
+        plans, books = [], self._books()
+        for i, book in enumerate(books):
+            progress(i, len(books))
+            plans.append(self.textbook(book))
+        progress(len(books), len(books))
+
+        def rank(plan: Plan) -> tuple[bool, float]:
+            made = plan.prediction
+            assert made is not None
+            too_large = made.peak_bytes > self.cluster.device.memory
+            return too_large, made.peak_bytes if too_large else made.step_seconds
+
+        return sorted(plans, key=rank)
 
     def _books(self) -> list[Textbook]:
         """Every dp x tp of the devices that divides the batch and has the pinned axes, with every ZeRO stage."""
@@ -142,7 +162,18 @@ class Planner:
         if self.accumulate > 1:
             inputs |= self._accumulators(book, taken)
         plan = Plan(book.mesh, inputs, operators, self.accumulate, str(book), self.step.fingerprint, str(self.cluster))
-        return plan.replace(prediction=self.estimator.predict(plan))
+        return plan.replace(prediction=self.estimator.predict(plan), reasons=self._without_rule())
+
+    def _without_rule(self) -> tuple[str, ...]:
+        """Which operators run whole on every device because no rule says how to split them."""
+        found: Counter[str] = Counter()
+        for o in self.problem.operators.values():
+            if not o.is_input and o.rule.notation == WHOLE:
+                found[str(o.target)] += o.count
+        if not found or self.cluster.size == 1:
+            return ()
+        names = ", ".join(f"{name} ({count} times)" for name, count in found.most_common())
+        return (f"computed whole on every device, for want of a rule: {names}",)
 
     def _accumulators(self, book: Textbook, taken: Mapping[str, Mapping[str, Choice]]) -> dict[str, Layout]:
         """How gradients lie between microbatches: as they are made, or from ZeRO-2 on as the update reads them."""
@@ -268,8 +299,10 @@ def _reasons(ranked: list[Plan], plans: list[Plan], memory: float) -> tuple[str,
     def line(p: Plan) -> str:
         made = p.prediction
         assert made is not None
-        return (f"{p.name}: {made.step_seconds * 1e3:.3g} ms a step ({made.communication_seconds * 1e3:.3g} ms "
-                f"communication), peak {made.peak_bytes / 2**30:.3g} GiB per device")  # fmt: skip
+        return (
+            f"{p.name}: {seconds(made.step_seconds)} a step ({seconds(made.communication_seconds)} communication), "
+            f"peak {size(made.peak_bytes)} per device"
+        )
 
     reasons = [f"chosen {line(ranked[0])}: the fastest of {len(plans)} plans that fits"]
     if len(ranked) > 1:
@@ -277,7 +310,7 @@ def _reasons(ranked: list[Plan], plans: list[Plan], memory: float) -> tuple[str,
         reasons.append(f"runner-up {line(ranked[1])}: {slower:.2f} times as slow")
     for p in plans:
         if p.prediction.peak_bytes > memory:  # pyright: ignore
-            reasons.append(f"rejected {line(p)}: more than the {memory / 2**30:.3g} GiB of a device")
+            reasons.append(f"rejected {line(p)}: more than the {size(memory)} of a device")
     return tuple(reasons)
 
 

@@ -35,6 +35,10 @@ class Step:
     source: Layout
     target: Layout
 
+    @property
+    def communicates(self) -> bool:
+        return self.kind not in ("slice", "mask")
+
     def sent(self, shape: tuple[int, ...], itemsize: int, mesh: Mesh) -> int:
         """Bytes that each rank sends."""
         n, k = prod(self.source.local_shape(shape, mesh)) * itemsize, mesh[self.axis]
