@@ -48,23 +48,25 @@ def running_mean(values: list[float]) -> np.ndarray:
 
 
 def plan_picture(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """A row for each kind of parameter and of optimizer state, a column for each rank: blue is what it holds.
+    """A row for each kind of parameter, and for each rank a box of the weight and one of its optimizer state.
 
-    `shapes` names the parameters as the model does; layers that the plan treats alike share a row. The
-    states of an optimizer share a row where they lie alike.
+    Blue is what the rank holds. `shapes` names the parameters as the model does; layers that the plan
+    treats alike share a row.
     """
     rows = _rows(plan, shapes)
     ranks = min(_RANKS, int(np.prod(list(plan.mesh.values()) or [1])))
-    figure = Figure(figsize=(4.2 + 0.9 * ranks, 0.5 + 0.33 * len(rows)), layout="constrained")
-    grid = figure.subplots(len(rows), ranks, squeeze=False)
-    for line, (name, shape, layout) in zip(grid, rows, strict=True):
-        for rank, axes in enumerate(line):
-            _draw(axes, shape, layout, plan.mesh, rank)
-        text = f"{name}  {' x '.join(map(str, shape))}"
+    figure = Figure(figsize=(4.0 + 1.5 * ranks, 0.7 + 0.33 * len(rows)), layout="constrained")
+    grid = figure.subplots(len(rows), 2 * ranks, squeeze=False)
+    for line, (name, shape, layouts) in zip(grid, rows, strict=True):
+        for column, axes in enumerate(line):
+            _draw(axes, shape, layouts[column % 2], plan.mesh, column // 2)
+        text = f"{name}, {' x '.join(map(str, shape))}"
         line[0].text(-0.08, 0.5, text, transform=line[0].transAxes, ha="right", va="center", fontsize=8)
-    for rank, axes in enumerate(grid[0]):
-        where = " ".join(f"{axis} {c}" for axis, c in zip(plan.mesh, coordinates(plan.mesh, rank), strict=True))
-        axes.set_title(f"rank {rank}\n{where}", fontsize=8)
+    for column, axes in enumerate(grid[0]):
+        places = zip(plan.mesh, coordinates(plan.mesh, column // 2), strict=True)
+        where = " ".join(f"{axis} {place}" for axis, place in places)
+        title = "optimizer state" if column % 2 else f"rank {column // 2}: {where}\nweight"
+        axes.set_title(title, fontsize=8)
     return _svg(figure)
 
 
@@ -87,19 +89,19 @@ def held(size: int, dim: int, layout: Layout, mesh: Mesh, rank: int) -> np.ndarr
     return mask
 
 
-def _rows(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[str, tuple[int, ...], Layout]]:
-    """(name, shape, layout) of each kind of parameter, and of its optimizer state where it lies otherwise."""
-    rows: dict[str, tuple[str, tuple[int, ...], Layout]] = {}
+def _rows(
+    plan: Plan, shapes: Mapping[str, tuple[int, ...]]
+) -> list[tuple[str, tuple[int, ...], tuple[Layout, Layout]]]:
+    """(name, shape, layouts of weight and optimizer state) of each kind of parameter."""
+    rows: dict[str, tuple[str, tuple[int, ...], tuple[Layout, Layout]]] = {}
     kinds = sorted({label.partition(":")[0] for label in plan.inputs} - {"param", "buffer", "batch"})
     for name, shape in shapes.items():
         starred = re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name)
         label = name if f"param:{name}" in plan.inputs else starred
         own = plan.input_layout(f"param:{label}")
-        rows.setdefault(f"{starred} {own}", (starred, shape, own))
-        for layout in (plan.inputs.get(f"{kind}:{label}", own) for kind in kinds):
-            if layout != own:
-                title = f"{starred} (optimizer)"
-                rows.setdefault(f"{title} {layout}", (title, shape, layout))
+        states = [plan.inputs[f"{kind}:{label}"] for kind in kinds if f"{kind}:{label}" in plan.inputs]
+        layouts = own, (states or [own])[0]
+        rows.setdefault(f"{starred} {shape} {layouts}", (starred, shape, layouts))
     return list(rows.values())
 
 

@@ -32,10 +32,10 @@ pre {{ background: #f6f6f6; padding: 1em; font-size: 13px; white-space: pre-wrap
 <h2>Expected and measured</h2>
 {costs}
 <h2>The plan</h2>
-<p>What each rank holds of every kind of parameter; layers that are alike share a row.</p>
+<p>{plan}. Blue is what a rank holds of a weight and of its optimizer state; layers that are alike share a row.</p>
 {picture}
 {collectives}
-<pre>{explain}</pre>
+{explain}
 <h2>Sample</h2>
 <pre>{sample}</pre>
 <details><summary>Config</summary>{config}</details>
@@ -51,13 +51,14 @@ def write_report(folder: Path, sample: str) -> Path:
     plan = Plan.load(folder / "plan.json")
     shapes = {name: tuple(shape) for name, shape in facts["shapes"].items()}
     page = _PAGE.format(
-        title=escape(f"{config['model']['type']}, {facts['parameters'] / 1e6:.1f} M parameters"),
+        title=escape(f"{folder.name}: {config['model']['type']}, {facts['parameters'] / 1e6:.1f} M parameters"),
         summary=_table(summary(lines, facts, config)),
         loss=loss_curve(history.series(lines, "loss"), history.series(lines, "held_out_loss")),
         costs=_table(costs(lines, plan), header=("", "expected", "measured", "measured / expected")),
         picture=plan_picture(plan, shapes),
-        collectives=_table(_collectives(facts), header=("collective", "axis", "in a step", "MB a rank")),
-        explain=escape(facts["explain"]),
+        collectives=_table(_collectives(facts), header=("collective", "axis", "times a step", "sent by a rank")),
+        plan=escape(facts["plan"]),
+        explain=f"<pre>{escape(facts['explain'])}</pre>" if facts["explain"] else "",
         sample=escape(sample),
         config=_table([(key, str(value)) for key, value in flatten(config).items()]),
     )
@@ -75,7 +76,7 @@ def summary(lines: list[dict[str, Any]], facts: dict[str, Any], config: dict[str
     tokens, typical = config["batch"]["size"] * config["batch"]["seq"], median(seconds)
     rows = [
         ("text", f"{config['data']['source']}; {len(losses) * tokens:,} tokens seen in {len(losses)} steps"),
-        ("devices", f"{facts['cluster']}; plan {facts['plan']}; {facts['dtype']}"),
+        ("devices", f"{facts['cluster']}, {facts['dtype']}"),
         ("time", f"{clock(sum(seconds))} in training steps"),
         ("speed", f"{tokens / typical:,.0f} tokens/s, {facts['peak_seconds'] / typical:.0%} of peak"),
         ("training loss", f"{losses[0]:.3f} at the first step, {losses[-1]:.3f} at the last"),
@@ -105,7 +106,13 @@ def _collectives(facts: dict[str, Any]) -> Rows:
     for kind, axis, size in facts["collectives"]:
         counts[kind, axis] += 1
         sizes[kind, axis] += size
-    return [(kind, axis, str(n), f"{sizes[kind, axis] / 1e6:,.2f}") for (kind, axis), n in counts.items()]
+    return [(kind, axis, str(n), amount(sizes[kind, axis])) for (kind, axis), n in counts.items()]
+
+
+def amount(size: float) -> str:
+    """Bytes with a fitting unit: `12 B`, `1.5 MB`."""
+    unit, scale = next((u, s) for u, s in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1)) if size >= s or s == 1)
+    return f"{size / scale:.3g} {unit}"
 
 
 def _table(rows: Rows, header: tuple[str, ...] = ()) -> str:
