@@ -8,7 +8,6 @@ matrix is split and used where it lies. Then the ZeRO stage lays out what is kep
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from math import gcd
 
@@ -25,7 +24,7 @@ from tutti.plan.plan import Plan
 from tutti.plan.price import Pricer, with_choice
 from tutti.plan.problem import Operator, Tensor, fits, problem_of
 from tutti.plan.textbook import Textbook, parse_name
-from tutti.rules import WHOLE, source
+from tutti.rules import source
 
 PENALTY = 1.0  # seconds: a parameter split over tp is gathered only where there is no other way
 NOT_STATE = ("param", "buffer", "batch", "lr", "step", "seed", "constant", "grad")
@@ -68,9 +67,9 @@ class Planner:
                 taken[label] = with_choice(taken[label], "dp", option)
         return self._plan(book, taken)
 
-    def best(self) -> Plan:
-        """The fastest of all textbook plans that fit in memory, with the reasons."""
-        plans = self.ranked()
+    def best(self, ranked: list[Plan] | None = None) -> Plan:
+        """The fastest of all textbook plans that fit in memory, with the reasons; `ranked` where it is known already."""
+        plans = ranked or self.ranked()
         memory = self.cluster.device.memory
         fitting = [p for p in plans if p.prediction.peak_bytes <= memory]  # pyright: ignore
         if not fitting:
@@ -166,14 +165,8 @@ class Planner:
 
     def _without_rule(self) -> tuple[str, ...]:
         """Which operators run whole on every device because no rule says how to split them."""
-        found: Counter[str] = Counter()
-        for o in self.problem.operators.values():
-            if not o.is_input and o.rule.notation == WHOLE:
-                found[str(o.target)] += o.count
-        if not found or self.cluster.size == 1:
-            return ()
-        names = ", ".join(f"{name} ({count} times)" for name, count in found.most_common())
-        return (f"computed whole on every device, for want of a rule: {names}",)
+        names = ", ".join(self.problem.without_rule)
+        return (f"computed whole on every device, for want of a rule: {names}",) if names and self.cluster.size > 1 else ()
 
     def _accumulators(self, book: Textbook, taken: Mapping[str, Mapping[str, Choice]]) -> dict[str, Layout]:
         """How gradients lie between microbatches: as they are made, or from ZeRO-2 on as the update reads them."""

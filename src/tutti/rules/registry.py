@@ -19,7 +19,6 @@ Maker = Callable[[fx.Node], Notation | None]  # for operators whose rule depends
 RULES: dict[Any, str | Maker] = {}
 ARGUMENTS: dict[Any, Callable[[tuple, list[tuple[int, ...]]], tuple]] = {}  # (arguments, local output shapes) -> own
 LOCAL: dict[Any, Callable] = {}  # (Here, *arguments with local tensors) -> local outputs
-WHOLE = "whole"  # the notation of what cannot be split
 ROWS: dict[Any, int] = {}  # all-reduces of one number a row that the local computation makes
 
 
@@ -63,4 +62,4 @@ def rule_of(node: fx.Node) -> Rule | None:
 def replicated(node: fx.Node) -> Rule:
     """The rule of an operator that cannot be split."""
     ins, outs = ([()] * len(operands(node)), [()] * len(specs(node)))
-    return Rule(WHOLE, tuple(ins), tuple(outs), {})
+    return Rule("whole", tuple(ins), tuple(outs), {})
