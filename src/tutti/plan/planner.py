@@ -68,7 +68,7 @@ class Planner:
         return self._plan(book, taken)
 
     def best(self, ranked: list[Plan] | None = None) -> Plan:
-        """The fastest of all textbook plans that fit in memory, with the reasons; `ranked` where it is known already."""
+        """The fastest of all textbook plans that fit in memory, with the reasons. ranked: all plans, where known."""
         plans = ranked or self.ranked()
         memory = self.cluster.device.memory
         fitting = [p for p in plans if p.prediction.peak_bytes <= memory]  # pyright: ignore
@@ -165,8 +165,9 @@ class Planner:
 
     def _without_rule(self) -> tuple[str, ...]:
         """Which operators run whole on every device because no rule says how to split them."""
-        names = ", ".join(self.problem.without_rule)
-        return (f"computed whole on every device, for want of a rule: {names}",) if names and self.cluster.size > 1 else ()
+        if not self.problem.without_rule or self.cluster.size == 1:
+            return ()
+        return (f"computed whole on every device, for want of a rule: {', '.join(self.problem.without_rule)}",)
 
     def _accumulators(self, book: Textbook, taken: Mapping[str, Mapping[str, Choice]]) -> dict[str, Layout]:
         """How gradients lie between microbatches: as they are made, or from ZeRO-2 on as the update reads them."""
