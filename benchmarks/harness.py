@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import platform
+import resource
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,6 +41,55 @@ class Contender(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Turns:
+    """What a contender in a process of its own talks to."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def wait(self) -> int:
+        """How many steps to do now; 0 when it is over."""
+        return self._pipe.recv()
+
+    def done(self, seconds: list[float], **facts: float) -> None:
+        """Report the seconds of each step, and whatever else is to be known of the contender."""
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        self._pipe.send((seconds, {**facts, "peak_rss_bytes": peak}))
+
+
+class Process:
+    """A contender in a process of its own, so that none inherits the settings or the memory of another.
+
+    ``work(turns, *args)`` prepares itself, then answers each `turns.wait()` with a `turns.done(...)`. It starts with
+    its first turn.
+    """
+
+    def __init__(self, name: str, work: Callable[..., None], *args: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.name, self.facts = name, {}
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, work, args), daemon=True)
+
+    def turn(self, steps: int) -> list[float]:
+        if self._process.pid is None:
+            self._process.start()
+        self._pipe.send(steps)
+        try:
+            seconds, self.facts = self._pipe.recv()
+        except EOFError:
+            raise RuntimeError(f"{self.name} has ended; its error is above") from None
+        return seconds
+
+    def close(self) -> None:
+        self._pipe.send(0)
+        self._process.join(60)
+
+
+def _serve(pipe: Connection, work: Callable[..., None], args: tuple) -> None:
+    os.dup2(2, 1)  # stdout is for the result
+    work(Turns(pipe), *args)
 
 
 def main(run: Callable[[bool], dict[str, Any]], script: str, packages: Sequence[str] = ()) -> None:

@@ -7,15 +7,12 @@ clipping, and must agree on the first loss. A step is everything from batch to u
 from __future__ import annotations
 
 import itertools
-import os
 import tempfile
-import threading
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch.utils.data import DataLoader, Dataset
 from transformers import (
     LlamaConfig,
@@ -83,26 +80,11 @@ class RandomTokens(Dataset):
         return {"input_ids": tokens, "labels": tokens}
 
 
-class Peer(TrainerCallback):
-    """``transformers.Trainer`` inside one long ``train()``, which waits between turns.
-
-    A step is timed from the end of the one before to its own end, data loading included. accelerate keeps its
-    settings (precision, compilation) in dicts that all Trainers of a process share: each gets its own here.
-    """
-
-    def __init__(self, name: str, case: Case, **arguments: Any) -> None:
-        self.name = name
-        self.seconds: list[float] = []
-        self.first_loss = float("nan")
-        self._left = 0
-        self._closed = False
-        self._error: BaseException | None = None
-        self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
-        self._folder = tempfile.TemporaryDirectory()
-        self._shared = [(state, {}) for state in (PartialState, AcceleratorState, GradientState)]
-        self._enter()
+def train_with_trainer(turns: harness.Turns, case: Case, arguments: dict[str, Any]) -> None:
+    """``transformers.Trainer`` inside one long ``train()``, which waits between turns."""
+    with tempfile.TemporaryDirectory() as folder:
         options = TrainingArguments(
-            self._folder.name,
+            folder,
             use_cpu=True,
             per_device_train_batch_size=case.batch,
             max_steps=1 << 19,
@@ -116,122 +98,91 @@ class Peer(TrainerCallback):
             disable_tqdm=True,
             **arguments,
         )
-        self._trainer = _InOrder(case.model(), options, train_dataset=RandomTokens(case), callbacks=[self])
-        self._trainer.remove_callback(PrinterCallback)  # stdout is for the result
-        self._thread = threading.Thread(target=self._train, args=(torch.get_num_threads(),), daemon=True)
-        self._thread.start()
+        pace = Pace(turns)
+        trainer = pace.trainer = InOrder(case.model(), options, train_dataset=RandomTokens(case), callbacks=[pace])
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
 
-    def turn(self, steps: int) -> list[float]:
-        self._left, self.seconds = steps, []
-        self._enter()
-        self._go.release()
-        self._done.acquire()
-        if self._error is not None:
-            raise self._error
-        return self.seconds
 
-    def close(self) -> None:
-        self._closed, self._left = True, 1
-        self._enter()
-        self._go.release()
-        self._thread.join()
-        self._folder.cleanup()
+class Pace(TrainerCallback):
+    """Times each step from the end of the one before to its own end, data loading included."""
 
-    def _enter(self) -> None:
-        for state, shared in self._shared:
-            state._shared_state = shared
-        for key in [key for key in os.environ if key.startswith("ACCELERATE_")]:
-            del os.environ[key]
+    def __init__(self, turns: harness.Turns) -> None:
+        self.turns, self.left, self.seconds, self.first_loss = turns, 0, [], float("nan")
+        self.trainer: Trainer
 
     def on_train_begin(self, args, state, control, **kwargs) -> None:
-        self._start = time.perf_counter()
+        self.left, self.start = self.turns.wait(), time.perf_counter()
 
     def on_step_end(self, args, state, control, **kwargs) -> None:
-        self.seconds.append(time.perf_counter() - self._start)
+        self.seconds.append(time.perf_counter() - self.start)
         if state.global_step == 1:
-            self.first_loss = self._trainer._tr_loss.item()
-        self._left -= 1
-        if self._left == 0:
-            self._done.release()
-            self._go.acquire()
-        control.should_training_stop = self._closed
-        self._start = time.perf_counter()
-
-    def _train(self, threads: int) -> None:
-        torch.set_num_threads(threads)  # a setting of each thread
-        self._go.acquire()
-        try:
-            self._trainer.train()
-        except BaseException as error:
-            self._error = error
-            self._done.release()
+            self.first_loss = self.trainer._tr_loss.item()
+        self.left -= 1
+        if self.left == 0:
+            self.turns.done(self.seconds, first_loss=self.first_loss)
+            self.left, self.seconds = self.turns.wait(), []
+        control.should_training_stop = self.left == 0
+        self.start = time.perf_counter()
 
 
-class _InOrder(Trainer):
+class InOrder(Trainer):
     def _get_train_sampler(self, train_dataset=None):
         return torch.utils.data.SequentialSampler(self.train_dataset)
 
 
-class Ours:
-    """``tutti.parallelize`` on one device."""
-
-    def __init__(self, name: str, case: Case, level: str, dtype: torch.dtype = torch.float32) -> None:
-        self.name = name
-        self.first_loss = float("nan")
-        model = case.model().to(dtype)
-        self._batches = iter(DataLoader(RandomTokens(case), batch_size=case.batch))
-        first = next(self._batches)
-        self._batches = itertools.chain([first], self._batches)
-        matrices = [p for p in model.parameters() if p.ndim > 1]
-        vectors = [p for p in model.parameters() if p.ndim <= 1]
-        groups = [
-            {"params": matrices, "weight_decay": WEIGHT_DECAY},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
-        optimizer = torch.optim.AdamW(groups, lr=LR)
-        masters = dtype != torch.float32
-        self._step = tutti.parallelize(
-            model, optimizer, first, cluster="auto", level=level, clip_norm=CLIP_NORM, masters=masters
-        )
-
-    def turn(self, steps: int) -> list[float]:
+def train_with_tutti(turns: harness.Turns, case: Case, level: str, dtype: torch.dtype) -> None:
+    """``tutti.parallelize`` on one device; low precision with float32 masters."""
+    model = case.model().to(dtype)
+    batches = iter(DataLoader(RandomTokens(case), batch_size=case.batch))
+    first = next(batches)
+    batches = itertools.chain([first], batches)
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=LR)
+    step = tutti.parallelize(model, optimizer, first, level=level, clip_norm=CLIP_NORM, masters=dtype != torch.float32)
+    first_loss = None
+    while steps := turns.wait():
         seconds = []
         for _ in range(steps):
             start = time.perf_counter()
-            loss = self._step(next(self._batches))
+            loss = step(next(batches))
             seconds.append(time.perf_counter() - start)
-            if self.first_loss != self.first_loss:
-                self.first_loss = loss.item()
-        return seconds
-
-    def close(self) -> None:
-        pass
+            first_loss = first_loss or loss.item()
+        turns.done(seconds, first_loss=first_loss)
 
 
 def run(quick: bool) -> dict[str, Any]:
     case = QUICK if quick else FULL
-    bf16 = torch.bfloat16
+    trainer, bf16, float32 = train_with_trainer, torch.bfloat16, torch.float32
     peers = [
-        Peer("Trainer float32", case, bf16=False),
-        Peer("Trainer bf16", case, bf16=True),
-        Peer("Trainer bf16 compiled", case, bf16=True, torch_compile=True),
+        harness.Process("Trainer float32", trainer, case, {"bf16": False}),
+        harness.Process("Trainer bf16", trainer, case, {"bf16": True}),
+        harness.Process("Trainer bf16 compiled", trainer, case, {"bf16": True, "torch_compile": True}),
     ]
-    ours = [Ours("tutti float32 O0", case, "O0"), Ours("tutti bf16 O2", case, "O2", bf16)]
+    ours = [
+        harness.Process("tutti float32 O0", train_with_tutti, case, "O0", float32),
+        harness.Process("tutti bf16 O2", train_with_tutti, case, "O2", bf16),
+    ]
     if not quick:
-        ours += [Ours("tutti float32 O2", case, "O2"), Ours("tutti bf16 O0", case, "O0", bf16)]
+        ours.append(harness.Process("tutti float32 O2", train_with_tutti, case, "O2", float32))
+        ours.append(harness.Process("tutti bf16 O0", train_with_tutti, case, "O0", bf16))
     contenders = [*ours, *peers]
     times = harness.take_turns(contenders, case.rounds, case.steps)
     for contender in contenders:
         contender.close()
-    losses = {contender.name: contender.first_loss for contender in contenders}
+    losses = {contender.name: contender.facts["first_loss"] for contender in contenders}
     if max(losses.values()) - min(losses.values()) > 0.01 * min(losses.values()):
         raise RuntimeError(f"the contenders do not train the same model: first losses {losses}")
+    peaks = {contender.name: contender.facts["peak_rss_bytes"] for contender in contenders}
     figures = {}
     for name, seconds in times.items():
         figures[name] = {
             "tokens_per_second": case.tokens / harness.summary(seconds)["median"],
             "seconds_per_step": harness.summary(seconds),
             "first_loss": losses[name],
+            "peak_rss_bytes": peaks[name],
         }
     best = harness.ratio(times, [c.name for c in ours], [c.name for c in peers])
     harness.say(f"{best['ours']} is {best['times_faster']:.2f} x as fast as {best['peer']}")

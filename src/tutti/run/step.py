@@ -24,6 +24,7 @@ from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner, replan
 from tutti.run.code import Run
 from tutti.run.levels import LEVELS, prepare
+from tutti.run.memory import keep_freed_memory
 from tutti.run.runtime import in_job, join_job, own_slice, runtime_for
 
 Signature = tuple[tuple[str, Spec], ...]
@@ -97,6 +98,8 @@ class Step:
         self.plan.check(self.graph)
         self.runtime = runtime_for(self.plan.mesh)
         self.rank, self.world_size = self.runtime.rank, devices(self.plan.mesh)
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.steps = optimizers.step_count(optimizer)
         self._plans: dict[Signature, tuple[StepGraph, Plan]] = {
             _signature(self._microbatch(batch)): (self.graph, self.plan)
