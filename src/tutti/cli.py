@@ -30,6 +30,10 @@ VERBS = {
     "train": Verb("tutti.train.command:train", "train a model as a config file says", raw=True, extra="train"),
     "eval": Verb("tutti.train.evaluate:evaluate", "loss of a checkpoint on held-out text", extra="train"),
     "generate": Verb("tutti.train.generate:generate", "continue a text with a trained model", extra="train"),
+    "plan": Verb(
+        "tutti.plan.command:plan", "plan a model for any cluster; explain and compare plans", raw=True, extra="train"
+    ),
+    "rules": Verb("tutti.rules.command:show_rules", "how each operator can be split", extra="train"),
     "run": Verb("tutti.run.launch:run", "start a script in several processes", raw=True),
 }
 
