@@ -10,20 +10,20 @@ from torch import fx
 from tutti.graph.step_graph import Call, Spec
 from tutti.lower.collectives import all_gather, all_reduce, reduce_scatter
 from tutti.lower.order import collectives_together
+from tutti.plan.price import BUCKET
 
 aten = torch.ops.aten
-LARGEST = 64 << 20  # bytes of a bucket: enough to forget latency, little beside a model
 
 
 def bucket(graph: fx.Graph) -> None:
-    """Merge the update's collectives that wait for the same, in place, in pieces of at most LARGEST bytes."""
+    """Merge the update's collectives that wait for the same, in place, in pieces of at most BUCKET bytes."""
     waits = collectives_together(graph)
     groups: dict[tuple, list[list[Call]]] = {}
     node: Call
     for node, depth in waits.items():
         operand: Spec = node.args[0].meta["val"]
         pieces = groups.setdefault((depth, node.target, *node.args[1:], operand.dtype), [[]])
-        if pieces[-1] and sum(n.args[0].meta["val"].bytes for n in pieces[-1]) + operand.bytes > LARGEST:
+        if pieces[-1] and sum(n.args[0].meta["val"].bytes for n in pieces[-1]) + operand.bytes > BUCKET:
             pieces.append([])
         pieces[-1].append(node)
     for piece in (piece for pieces in groups.values() for piece in pieces):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import operator
 from collections import defaultdict
 from collections.abc import Iterator
-from math import prod
+from math import ceil, prod
 
 from tutti.cluster import Cluster
 from tutti.graph.step_graph import UPDATE, StepGraph
 from tutti.plan.choice import layouts
 from tutti.plan.layout import Layout
 from tutti.plan.plan import Plan, Prediction
-from tutti.plan.price import Pricer
+from tutti.plan.price import BUCKET, Pricer
 from tutti.plan.problem import Problem, Tensor
 from tutti.plan.reshard import Step, reshard
 from tutti.rules import source, specs
@@ -33,18 +33,23 @@ class Estimator:
             o.count * self._runs(o.phase) * pricer.compute(o, plan.choices(o.label))
             for o in self.problem.operators.values()
         )
-        seconds, sent = 0.0, 0
-        collectives: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        traffic: dict[tuple, list[int]] = defaultdict(lambda: [0, 0, 0])  # messages, bytes before, bytes sent
         for tensor, steps, phase, count in self._moves(plan, made, read):
             spec = self.problem.operators[tensor[0]].outputs[tensor[1]]
             for step in steps:
-                runs = count * self._runs(phase)
-                bytes_sent = runs * step.sent(spec.shape, spec.dtype.itemsize, plan.mesh)
-                seconds += runs * pricer.step(step, spec)
-                sent += bytes_sent
                 if step.communicates:
-                    total = collectives[f"{step.kind} over {step.axis}"]
-                    total[0], total[1] = total[0] + runs, total[1] + bytes_sent
+                    runs, itemsize = count * self._runs(phase), spec.dtype.itemsize
+                    local = prod(step.source.local_shape(spec.shape, plan.mesh)) * itemsize
+                    sent = step.sent(spec.shape, itemsize, plan.mesh)
+                    total = traffic[step.kind, step.axis, spec.dtype, phase == UPDATE]
+                    total[:] = (old + runs * new for old, new in zip(total, (1, local, sent), strict=True))
+        seconds, collectives = 0.0, defaultdict(lambda: [0, 0])
+        for (kind, axis, _, bucketed), (messages, local, sent) in traffic.items():
+            messages = ceil(local / BUCKET) if bucketed else messages
+            seconds += pricer.collective(kind, axis, local, messages)
+            shown = collectives[f"{kind} over {axis}"]
+            shown[:] = shown[0] + messages, shown[1] + sent
+        sent = sum(sent for _, sent in collectives.values())
         peak, kinds = self._memory(plan, made)
         return Prediction(compute + seconds, compute, seconds, sent, peak, kinds, dict(collectives))
 

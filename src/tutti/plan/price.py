@@ -10,8 +10,10 @@ from tutti.graph.step_graph import Spec
 from tutti.plan.choice import Choice, Choices, input_placement, output_placement
 from tutti.plan.layout import Mesh, Placement, Split
 from tutti.plan.problem import Operator
-from tutti.plan.reshard import Step, sent_bytes
+from tutti.plan.reshard import sent_bytes
 from tutti.rules import ROWS
+
+BUCKET = 64 << 20  # bytes that collectives of the update are merged into: enough to forget latency
 
 
 def strides(mesh: Mesh) -> dict[str, int]:
@@ -70,18 +72,15 @@ class Pricer:
     def itemsize(self, o: Operator) -> int:
         return next((s.dtype.itemsize for s in o.outputs if s.dtype), 4)
 
-    def collective(self, kind: str, axis: str, local: int) -> float:
-        """A collective in which each rank begins with `local` bytes, with the copies around it."""
+    def collective(self, kind: str, axis: str, local: int, messages: int = 1) -> float:
+        """Collectives in which each rank begins with `local` bytes in all, with the copies around them."""
         k = self.mesh[axis]
         if kind in ("", "slice", "mask"):
             return 0.0
         sent = sent_bytes(kind, local, k)
         copies = 2 * local * (k if kind == "all_gather" else 1) / self.cluster.device.bandwidth
-        return self.cluster.time(kind, sent, self.strides[axis], k) + copies
-
-    def step(self, step: Step, spec: Spec) -> float:
-        local = prod(step.source.local_shape(spec.shape, self.mesh)) * spec.dtype.itemsize
-        return self.collective(step.kind, step.axis, local)
+        start = self.cluster.time(kind, 0, self.strides[axis], k)
+        return (messages - 1) * start + self.cluster.time(kind, sent, self.strides[axis], k) + copies
 
 
 def with_choice(choices: Mapping[str, Choice], axis: str, choice: Choice | None) -> dict[str, Choice]:
