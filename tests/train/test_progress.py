@@ -1,4 +1,5 @@
 import io
+import warnings
 
 from rich.console import Console
 
@@ -47,6 +48,16 @@ def test_on_a_terminal_the_line_moves():
         display.say("step 3  saved")
     assert "step 3 of 3  loss 2.0000" in out.getvalue() and "step 3  saved" in out.getvalue()
     assert "\x1b[" in out.getvalue()
+
+
+def test_a_warning_is_a_line_said_once_unless_it_is_for_developers():
+    display, out = plain()
+    with warnings.catch_warnings(), display.warnings():
+        warnings.simplefilter("always")
+        for _ in range(2):
+            warnings.warn("no rule for aten.foo", stacklevel=1)
+            warnings.warn("an old name", FutureWarning, stacklevel=1)
+    assert out.getvalue() == "note: no rule for aten.foo\n"
 
 
 def test_square_brackets_are_shown_as_they_are():

@@ -186,6 +186,7 @@ def test_changed_text_is_an_error(tiny, corpus, tmp_path):
         command.run(own)
 
 
+@pytest.mark.filterwarnings("ignore:no rule says how to split")
 def test_virtual_devices_give_the_same_losses(tiny, but, tmp_path):
     command.run(tiny)
     four = but(out=str(tmp_path / "four"), parallel={"cluster": "cpu:4", "plan": "dp2xtp2"})

@@ -1,6 +1,7 @@
 """What a run shows while it works: live on a terminal, a line now and then everywhere else."""
 
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -25,6 +26,21 @@ class Display:
     def say(self, text: str) -> None:
         """A line of its own, above whatever moves."""
         self.console.print(text, markup=False)
+
+    @contextmanager
+    def warnings(self) -> Iterator[None]:
+        """Shows warnings as lines of their own, each once; those meant for developers are left out."""
+        said: set[str] = set()
+
+        def show(message: Warning | str, category: type[Warning], *where: object) -> None:
+            developers = issubclass(category, FutureWarning | DeprecationWarning | PendingDeprecationWarning)
+            if not developers and str(message) not in said:
+                said.add(str(message))
+                self.say(f"note: {message}")
+
+        with warnings.catch_warnings():
+            warnings.showwarning = show
+            yield
 
     @contextmanager
     def stage(self, name: str) -> Iterator["Stage"]:
@@ -86,6 +102,7 @@ class Training:
         if self._start is not None:
             self._display.say(f"{'compile':{_NAME}} and first step ({time.perf_counter() - self._start:.1f} s)")
             self._start = None
+            self._bar.update(self._task, completed=done, description=f"step {done} of {self._steps}  loss {loss:.4f}")
             return
         text = line(done, self._steps, loss, seconds, tokens, peak_seconds)
         self._bar.update(self._task, completed=done, description=text)

@@ -39,19 +39,20 @@ def train(config: Config, prepared: Prepared) -> None:
     however often it was interrupted. Raises Interrupted after a signal, when a checkpoint has been saved.
     """
     with _locked(Path(config.out)) if rank() == 0 else nullcontext():
-        trainer = Trainer(config, prepared)
-        trainer.resume()
-        trainer.run()
+        display = Display(silent=rank() > 0)
+        with display.warnings():
+            trainer = Trainer(config, prepared, display)
+            trainer.resume()
+            trainer.run()
 
 
 class Trainer:
     """A run on one rank. `done` counts completed steps, `saved` those in the newest checkpoint."""
 
-    def __init__(self, config: Config, prepared: Prepared):
-        self.config, self.folder = config, Path(config.out)
+    def __init__(self, config: Config, prepared: Prepared, display: Display):
+        self.config, self.folder, self.display = config, Path(config.out), display
         self.done = self.saved = 0
         self.first_rank = rank() == 0
-        self.display = Display(silent=not self.first_rank)
         size, seq = config.batch.size, config.batch.seq
         self.loader = Loader(prepared.train.open(), size, seq, config.seed)
         self.text = prepared.held_out.open()
@@ -92,7 +93,7 @@ class Trainer:
             "cluster": str(self.step.cluster),
             "dtype": str(dtype).removeprefix("torch."),
             "plan": describe(self.step),
-            "explain": self.step.plan.explain() if hasattr(self.step.plan, "explain") else "",
+            "explain": self.step.plan.explain(),
             "parameters": sum(math.prod(shape) for shape in shapes.values()),
             "shapes": shapes,
             "flops": self.step.flops,
@@ -135,6 +136,7 @@ class Trainer:
                 if self.done % config.checkpoint.every == 0 or self.done == steps or signal:
                     self._save(last=self.done == steps or bool(signal))
                 if signal:
+                    self.display.say("the same command again continues from here")
                     raise Interrupted(signal)
 
     def _advance(self, rate: float) -> float:
