@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -68,7 +69,7 @@ def make(
         if value not in known:
             raise ValueError(f"no {what} {value!r}; there are {', '.join(known)}")
     target = Cluster.parse(cluster)
-    console, progress = (Console(stderr=err, highlight=False, soft_wrap=True) for err in (False, True))
+    console, progress = (Console(stderr=err, highlight=False, width=_width()) for err in (False, True))
     with progress.status("reading the model"):
         network, example = load(model, batch, seq, DTYPES[dtype])
         update = makers[optimizer](network.parameters(), lr=1e-3)
@@ -84,14 +85,14 @@ def make(
         with Progress(console=progress, transient=True) as bar:
             task = bar.add_task("planning")
             ranked = planner.ranked(lambda done, total: bar.update(task, completed=done, total=total))
-        console.print(table(ranked[:SHOWN], target.device.memory), soft_wrap=False, width=100)
+        console.print(table(ranked[:SHOWN], target.device.memory))
         if len(ranked) > SHOWN:
             console.print(f"and {len(ranked) - SHOWN} others")
         best = planner.best(ranked)
-    console.print(best.explain(), markup=False)
+    print(best.explain())
     if save:
         best.save(save)
-        console.print(f"saved {save}")
+        print(f"saved {save}")
 
 
 def show(file: Annotated[Path, tyro.conf.Positional]) -> None:
@@ -128,6 +129,10 @@ def table(plans: list[Plan], memory: float) -> Table:
         fits = "yes" if made.peak_bytes <= memory else "no"
         shown.add_row(p.name, *map(seconds, times), *map(size, sizes), fits)
     return shown
+
+
+def _width() -> int | None:
+    return None if sys.stdout.isatty() else 120  # of a file or a pipe
 
 
 def _read(file: Path) -> Plan:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from math import prod
 
 from tutti.cluster import Cluster
-from tutti.graph.step_graph import Spec
 from tutti.plan.choice import Choice, Choices, input_placement, output_placement
 from tutti.plan.layout import Mesh, Placement, Split
 from tutti.plan.problem import Operator
