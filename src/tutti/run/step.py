@@ -105,13 +105,15 @@ class Step:
             _signature(self._microbatch(batch)): (self.graph, self.plan)
         }
         self._ready: dict[tuple[str, Signature], _Executable] = {}
-        self._keys = dict(batch_items(batch))
+        self._dtypes = {key: x.dtype for key, x in batch_items(batch)}
+        self._constants = _constants(optimizer)
         self._state = self._initial_state()
 
     # -- what a training loop calls -----------------------------------------------------------------------------
 
     def __call__(self, batch: Batch) -> torch.Tensor:
         """One optimizer step on a global batch; the mean loss, a 0-d tensor."""
+        self._check_constants()
         outputs = self._run("train", batch) if self.accumulate == 1 else self._accumulated(batch)
         self._keep(outputs)
         self.steps += 1
@@ -184,7 +186,7 @@ class Step:
     # -- how it is done ----------------------------------------------------------------------------------------------
 
     def _capture(self, batch: Batch, evaluate: bool = False) -> StepGraph:
-        training = self.model.training
+        modes = {module: module.training for module in self.model.modules()}
         if evaluate:
             self.model.eval()
         try:
@@ -200,7 +202,8 @@ class Step:
                     masters=self.masters,
                 )
         finally:
-            self.model.train(training)
+            for module, training in modes.items():
+                module.training = training
 
     def _choose(self, plan: Plan | str | Path) -> Plan:
         if isinstance(plan, Plan):
@@ -320,14 +323,22 @@ class Step:
 
     def _check(self, batch: Batch) -> None:
         given = dict(batch_items(batch))
-        if missing := [key for key in self._keys if key not in given]:
-            raise ValueError(f"the batch lacks {missing[0]!r}; it had {list(self._keys)} when the step was made")
-        if unknown := [key for key in given if key not in self._keys]:
+        if missing := [key for key in self._dtypes if key not in given]:
+            raise ValueError(f"the batch lacks {missing[0]!r}; it had {list(self._dtypes)} when the step was made")
+        if unknown := [key for key in given if key not in self._dtypes]:
             raise ValueError(f"the batch has {unknown[0]!r}, which it did not have when the step was made")
         for key, x in given.items():
-            if x.dtype != self._keys[key].dtype:
+            if x.dtype != self._dtypes[key]:
+                raise ValueError(f"batch entry {key!r} is {x.dtype}; it was {self._dtypes[key]} when the step was made")
+
+    def _check_constants(self) -> None:
+        """Only learning rates are read at every step: another change must not go unnoticed."""
+        for i, (then, now) in enumerate(zip(self._constants, _constants(self.optimizer), strict=True)):
+            if changed := [key for key in then if now.get(key) != then[key]]:
+                key = changed[0]
                 raise ValueError(
-                    f"batch entry {key!r} is {x.dtype}; it was {self._keys[key].dtype} when the step was made"
+                    f"{key} of parameter group {i} was {then[key]} when the step was made and is {now.get(key)} now; "
+                    "only lr may change: make the step anew"
                 )
 
     def _executable(self, what: str, signature: Signature, batch: Batch | None = None) -> _Executable:
@@ -368,6 +379,12 @@ def _part(graph: StepGraph, what: str) -> StepGraph:
         return graph.keep(graph.gradient_names)
     before, after = graph.at_gradients()
     return before if what == "accumulate" else after
+
+
+def _constants(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """What the captured update takes as constant, by parameter group."""
+    varying = ("params", "lr", "initial_lr")
+    return [{k: v for k, v in group.items() if k not in varying} for group in optimizer.param_groups]
 
 
 def _signature(batch: Batch) -> Signature:
