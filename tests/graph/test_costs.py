@@ -1,0 +1,64 @@
+"""FLOPs and bytes equal formulas."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import tutti
+import zoo
+
+aten = torch.ops.aten
+TOKENS, HIDDEN, WIDE = 4 * 16, 64, 96
+
+
+def cost(graph, target, key="flops", phase=None):
+    return [n.meta[key] for n in graph.calls if n.target == target and phase in (None, n.meta["phase"])]
+
+
+def test_matrix_products():
+    graph = tutti.capture(
+        nn.Sequential(nn.Linear(6, 10), nn.Flatten(0)), (torch.ones(8, 6),), loss=lambda m, b: m(*b).sum()
+    )
+    assert cost(graph, aten.addmm.default) == [2 * 8 * 6 * 10]
+    assert cost(graph, aten.addmm.default, "bytes") == [4 * (10 + 8 * 6 + 6 * 10 + 8 * 10)]
+    assert cost(graph, aten.mm.default) == [2 * 8 * 6 * 10]  # the weight's gradient; the batch needs none
+
+
+def test_a_llama_step_costs_six_flops_a_weight_and_token():
+    model = zoo.llama(2)
+    weights = sum(p.numel() for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n)
+    graph = tutti.capture(model, zoo.tokens(4))
+    assert sum(cost(graph, aten.mm.default)) == 6 * weights * TOKENS
+
+
+class Attention(nn.Module):
+    def __init__(self, causal):
+        super().__init__()
+        self.scale, self.causal = nn.Parameter(torch.ones(())), causal
+
+    def forward(self, x):
+        return F.scaled_dot_product_attention(
+            self.scale * x, x * self.scale, x * self.scale, is_causal=self.causal
+        ).sum()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention(causal):
+    graph = tutti.capture(Attention(causal), (torch.ones(2, 4, 16, 8),))
+    product = 2 * 2 * 4 * 16 * 16 * 8 // (2 if causal else 1)
+    forward = aten._scaled_dot_product_flash_attention_for_cpu.default
+    assert cost(graph, forward) == [2 * product]
+    assert cost(graph, aten._scaled_dot_product_flash_attention_for_cpu_backward.default) == [5 * product]
+
+
+def test_views_are_free_and_elementwise_operators_cost_one_flop_an_element():
+    graph = tutti.capture(zoo.gpt2(1), zoo.tokens(4))
+    assert set(cost(graph, aten.reshape.default) + cost(graph, aten.reshape.default, "bytes")) == {0}
+    assert set(cost(graph, aten.tanh.default)) == {TOKENS * 4 * HIDDEN}
+    assert set(cost(graph, aten.tanh.default, "bytes")) == {2 * 4 * TOKENS * 4 * HIDDEN}
+
+
+def test_the_graph_adds_up():
+    graph = tutti.capture(zoo.llama(1), zoo.tokens(4))
+    assert graph.flops == sum(n.meta["flops"] for n in graph.nodes) > 0

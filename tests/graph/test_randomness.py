@@ -1,0 +1,79 @@
+"""Random operators are functions of seed, step and position."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import tutti
+
+
+class Drawing(nn.Module):
+    def __init__(self, draw):
+        super().__init__()
+        self.weight, self.draw = nn.Parameter(torch.ones(64, 32)), draw
+
+    def forward(self, x):
+        return self.draw(self.weight * x).mean()
+
+
+def gradient(draw, seed=0, x=None):
+    """What `draw` makes of ones, times 2048: the gradient of the weight before any step."""
+    x = torch.ones(64, 32) if x is None else x
+    model = Drawing(draw)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    step = tutti.parallelize(model, optimizer, (x,), cluster="cpu:1", plan="single", level="O0", seed=seed)
+    return step.gradients((x,))["weight"] * 2048, step
+
+
+def test_dropout_keeps_its_share_and_scales_it():
+    kept, _ = gradient(lambda h: F.dropout(h, 0.25, training=True))
+    assert kept.unique().tolist() == [0.0, pytest.approx(4 / 3)]
+    assert (kept > 0).float().mean().item() == pytest.approx(0.75, abs=0.04)
+
+
+def test_seed_and_step_choose_the_numbers():
+    draw = lambda h: F.dropout(h, 0.5, training=True)  # noqa: E731
+    first, step = gradient(draw)
+    assert torch.equal(first, gradient(draw)[0])
+    assert not torch.equal(first, gradient(draw, seed=1)[0])
+    step((torch.ones(64, 32),))
+    assert not torch.equal(first, step.gradients((torch.ones(64, 32),))["weight"] * 2048)
+
+
+def test_each_operator_draws_its_own_numbers():
+    both, _ = gradient(lambda h: F.dropout(h, 0.5, training=True) * 0 + h * (torch.rand_like(h) < torch.rand_like(h)))
+    assert both.mean().item() == pytest.approx(0.5, abs=0.05)
+
+
+def test_microbatches_draw_their_own_numbers():
+    model, x = Drawing(lambda h: F.dropout(h, 0.5, training=True)), torch.ones(2, 1, 32).expand(2, 64, 32)
+    model.forward = lambda x: model.draw(model.weight * x[0]).mean()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    step = tutti.parallelize(model, optimizer, (x,), cluster="cpu:1", plan="single", level="O0", accumulate=2)
+    assert set((step.gradients((x,))["weight"] * 2048).unique().tolist()) == {0.0, 1.0, 2.0}
+
+
+@pytest.mark.parametrize(
+    ("draw", "mean", "variance"),
+    [
+        (torch.rand_like, 1 / 2, 1 / 12),
+        (torch.randn_like, 0, 1),
+        (lambda h: torch.rand(64, 32), 1 / 2, 1 / 12),
+        (lambda h: torch.randn(64, 32), 0, 1),
+        (lambda h: torch.empty(64, 32).uniform_(-1, 3), 1, 16 / 12),
+        (lambda h: torch.empty(64, 32).normal_(2, 0.5), 2, 1 / 4),
+        (lambda h: torch.bernoulli(torch.full_like(h, 0.3)), 0.3, 0.21),
+        (lambda h: torch.randint(2, 6, (64, 32)).float(), 3.5, 15 / 12),
+        (lambda h: torch.randint(4, (64, 32)).float(), 1.5, 15 / 12),
+    ],
+)
+def test_distributions(draw, mean, variance):
+    drawn, _ = gradient(lambda h: h * draw(h).detach())
+    assert drawn.mean().item() == pytest.approx(mean, abs=0.1)
+    assert drawn.var().item() == pytest.approx(variance, rel=0.1)
+
+
+def test_an_operator_without_a_counter_based_form_is_refused():
+    with pytest.raises(ValueError, match=r"calls aten.randperm.default .* would depend on the device; draw with"):
+        tutti.capture(Drawing(lambda h: h[torch.randperm(64)]), (torch.ones(64, 32),))

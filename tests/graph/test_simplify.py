@@ -1,0 +1,50 @@
+"""Simplification removes nodes and changes no number."""
+
+import torch
+
+from tutti import compat
+from tutti.graph.simplify import simplify
+from tutti.graph.step_graph import Spec
+
+aten = torch.ops.aten
+
+
+def simplified(function, *inputs):
+    """(operators left, function of the simplified graph)."""
+    with compat.fake_mode():
+        module = compat.trace(function, *(torch.empty_like(x, device="cpu") for x in inputs))
+    for i, node in enumerate(module.graph.nodes):
+        path = "model.layers.0.a" if i % 2 else "model.layers.0.b"
+        node.meta = {"val": Spec.of(node.meta.get("val")), "phase": "forward", "path": path}
+    simplify(module.graph)
+    module.recompile()
+    for expected, actual in zip(function(*inputs), module(*inputs), strict=True):
+        assert torch.equal(expected, actual)
+    return [node for node in module.graph.nodes if node.op == "call_function"]
+
+
+def test_identities_vanish():
+    x = torch.randn(4, 6)
+    left = simplified(lambda x: (x.detach().clone().view(4, 6).expand(4, 6).to(torch.float32)[0:4] + 1,), x)
+    assert [node.target for node in left] == [aten.add.Tensor]
+
+
+def test_every_kind_of_view_becomes_a_reshape():
+    left = simplified(lambda x: (x.view(2, 12) * 2, x.reshape(24) * 3), torch.randn(4, 6))
+    assert [node.target for node in left if node.target != aten.mul.Tensor] == [aten.reshape.default] * 2
+
+
+def test_an_empty_part_of_a_concatenation_is_dropped():
+    left = simplified(lambda x: (torch.cat([torch.empty(0), x]) + 1,), torch.randn(4))
+    assert [node.target for node in left] == [aten.add.Tensor]
+
+
+def test_equal_subexpressions_are_computed_once_and_belong_to_what_holds_both():
+    left = simplified(lambda x: (x.sin() + 1, x.cos(), x.sin() * 2), torch.randn(4))
+    (sine,) = (node for node in left if node.target == aten.sin.default)
+    assert sine.meta["path"] == "model.layers.0"
+
+
+def test_a_conversion_stays():
+    left = simplified(lambda x: (x.to(torch.float64),), torch.randn(4))
+    assert [node.target for node in left] == [aten._to_copy.default]
