@@ -6,7 +6,7 @@ import pytest
 from tutti.plan.plan import Plan, Prediction
 from tutti.train.config import Config
 from tutti.train.history import History
-from tutti.train.report import amount, costs, write_report
+from tutti.train.report import costs, write_report
 
 PLAN = Plan({"dp": 2}, prediction=Prediction(0.5, 0.4, 0.1, 1000, 4_000_000))
 
@@ -28,7 +28,6 @@ def folder(tmp_path):
         "shapes": {"layers.0.weight": [4, 4], "layers.1.weight": [4, 4]},
         "flops": 1e9,
         "peak_seconds": 0.3,
-        "collectives": [["all_reduce", "dp", 1_500_000], ["all_reduce", "dp", 500_000]],
     }
     (tmp_path / "step.json").write_text(json.dumps(facts))
     (tmp_path / "run.json").write_text(json.dumps({"text": "", "config": asdict(Config())}))
@@ -48,7 +47,6 @@ def test_the_page_has_everything_and_needs_nothing(folder):
         "<td>held-out loss</td><td>5.250</td>",
         "<td>time of a step</td><td>500 ms</td><td>600 ms</td><td>1.20</td>",
         "<td>peak memory of rank 0, in tensors</td><td>4 MB</td><td>5 MB</td><td>1.25</td>",
-        "<td>all_reduce</td><td>dp</td><td>2</td><td>2 MB</td>",
         "dp because a &lt; b",
         "return x &lt; 1",
         "<td>optimizer.lr</td><td>0.001</td>",
@@ -62,7 +60,3 @@ def test_without_a_prediction_or_a_measurement_the_page_says_so():
     rows = costs([{"step": 1, "seconds": 0.5}], Plan({"dp": 2}))
     assert rows[0] == ("time of a step", "not known", "500 ms", "")
     assert rows[1][1:] == ("not known", "not known", "")
-
-
-def test_amounts_have_a_fitting_unit():
-    assert [amount(n) for n in (12, 1500, 10_226_688, 3e9)] == ["12 B", "1.5 kB", "10.2 MB", "3 GB"]

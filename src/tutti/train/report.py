@@ -1,7 +1,6 @@
 """The report of a run: one HTML page with everything in it, made from what the run left in its folder."""
 
 import json
-from collections import Counter
 from html import escape
 from pathlib import Path
 from statistics import median
@@ -34,7 +33,6 @@ pre {{ background: #f6f6f6; padding: 1em; font-size: 13px; white-space: pre-wrap
 <h2>The plan</h2>
 <p>{plan}. Blue is what a rank holds of a weight and of its optimizer state; layers that are alike share a row.</p>
 {picture}
-{collectives}
 {explain}
 <h2>Sample</h2>
 <pre>{sample}</pre>
@@ -56,7 +54,6 @@ def write_report(folder: Path, sample: str) -> Path:
         loss=loss_curve(history.series(lines, "loss"), history.series(lines, "held_out_loss")),
         costs=_table(costs(lines, plan), header=("", "expected", "measured", "measured / expected")),
         picture=plan_picture(plan, shapes),
-        collectives=_table(_collectives(facts), header=("collective", "axis", "times a step", "sent by a rank")),
         plan=escape(facts["plan"]),
         explain=f"<pre>{escape(facts['explain'])}</pre>" if facts["explain"] else "",
         sample=escape(sample),
@@ -99,20 +96,6 @@ def costs(lines: Lines, plan: Plan) -> Rows:
 def _compare(expected: float | None, measured: float | None, scale: float, unit: str) -> tuple[str, ...]:
     cells = [f"{x * scale:,.0f} {unit}" if x else "not known" for x in (expected, measured)]
     return (*cells, f"{measured / expected:.2f}" if expected and measured else "")
-
-
-def _collectives(facts: dict[str, Any]) -> Rows:
-    counts, sizes = Counter(), Counter()
-    for kind, axis, size in facts["collectives"]:
-        counts[kind, axis] += 1
-        sizes[kind, axis] += size
-    return [(kind, axis, str(n), amount(sizes[kind, axis])) for (kind, axis), n in counts.items()]
-
-
-def amount(size: float) -> str:
-    """Bytes with a fitting unit: `12 B`, `1.5 MB`."""
-    unit, scale = next((u, s) for u, s in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1)) if size >= s or s == 1)
-    return f"{size / scale:.3g} {unit}"
 
 
 def _table(rows: Rows, header: tuple[str, ...] = ()) -> str:

@@ -98,7 +98,6 @@ class Trainer:
             "shapes": shapes,
             "flops": self.step.flops,
             "peak_seconds": self.peak_seconds,
-            "collectives": [(c.kind, c.axis, c.bytes) for c in self.step.collectives()],
         }
 
     def resume(self) -> None:
