@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 
+import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
@@ -22,7 +23,7 @@ from tutti.plan.choice import Choices, check, layouts
 from tutti.plan.layout import Layout, coordinates_of
 from tutti.plan.plan import Plan
 from tutti.plan.reshard import Step, reshard
-from tutti.rules import ARGUMENTS, LOCAL, Rule, operands, replicated, rule_of, source, specs
+from tutti.rules import ARGUMENTS, CONTIGUOUS, LOCAL, Rule, operands, replicated, rule_of, source, specs
 
 REPLICATED = Layout()
 
@@ -72,7 +73,10 @@ class _Sharder:
         """The local part of one operator."""
         rule, choices = self.rule(node)
         ins, outs = layouts(rule, choices)
-        parts = iter([self.version(x, at, node.meta["phase"]) for x, at in zip(operands(node), ins, strict=True)])
+        held = [self.version(x, at, node.meta["phase"]) for x, at in zip(operands(node), ins, strict=True)]
+        for i in CONTIGUOUS.get(node.target, ()) if choices else ():
+            held[i] = self.contiguous(held[i])
+        parts = iter(held)
         args, kwargs = pytree.tree_map(
             lambda x: next(parts) if isinstance(x, fx.Node) else x, (tuple(node.args), dict(node.kwargs))
         )
@@ -86,6 +90,14 @@ class _Sharder:
                 args = ARGUMENTS[node.target](args, shapes)
             result = self.graph.create_node("call_function", node.target, args, kwargs)
         self.record(node, result, outs, [Spec(s, w.dtype) for s, w in zip(shapes, wholes, strict=True)])
+
+    def contiguous(self, part: fx.Node) -> fx.Node:
+        """A copy in memory without holes: a part may be a slice."""
+        copy = self.graph.call_function(
+            torch.ops.aten.clone.default, (part,), {"memory_format": torch.contiguous_format}
+        )
+        copy.meta["val"] = part.meta["val"]
+        return copy
 
     def rule(self, node: fx.Node) -> tuple[Rule, Choices]:
         label, choices = node.meta["label"], self.plan.choices(node.meta["label"])

@@ -7,7 +7,7 @@ from string import ascii_lowercase
 import torch
 
 from tutti.graph.step_graph import Call
-from tutti.rules.registry import operands, rules
+from tutti.rules.registry import CONTIGUOUS, operands, rules
 
 aten = torch.ops.aten
 
@@ -41,3 +41,5 @@ rules(
         aten.native_layer_norm_backward.default: _layer_norm_backward,
     }
 )
+
+CONTIGUOUS[aten.native_layer_norm_backward.default] = (2, 3)  # mean and reciprocal deviation, on a CPU

@@ -19,6 +19,7 @@ Maker = Callable[[fx.Node], Notation | None]  # for operators whose rule depends
 RULES: dict[Any, str | Maker] = {}
 ARGUMENTS: dict[Any, Callable[[tuple, list[tuple[int, ...]]], tuple]] = {}  # (arguments, local output shapes) -> own
 LOCAL: dict[Any, Callable] = {}  # (Here, *arguments with local tensors) -> local outputs
+CONTIGUOUS: dict[Any, tuple[int, ...]] = {}  # operands in which torch's kernel overlooks strides
 ROWS: dict[Any, int] = {}  # all-reduces of one number a row that the local computation makes
 
 
