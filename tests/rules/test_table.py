@@ -1,0 +1,122 @@
+"""The table: every operator of the zoo has a rule, and splitting it gives the numbers of the whole."""
+
+import operator
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import tutti
+import zoo
+from tutti.plan.choice import candidates
+from tutti.plan.plan import Plan
+from tutti.plan.problem import fits, problem_of
+from tutti.rules import RULES, replicated, rule_of
+from tutti.rules.registry import rules
+
+
+@pytest.mark.parametrize("make", [zoo.llama, zoo.gpt2, lambda: zoo.gpt2(dropout=0.0)])
+def test_every_operator_of_the_zoo_has_a_rule(make):
+    model = make()
+    graph = tutti.capture(model, zoo.tokens(4), torch.optim.AdamW(model.parameters()), clip_norm=1.0)
+    without = {str(n.target) for n in graph.calls if n.target is not operator.getitem and rule_of(n) is None}
+    assert without == set()
+
+
+def test_an_operator_has_one_rule():
+    with pytest.raises(AssertionError, match=r"aten\.mm\.default has a rule already"):
+        rules({torch.ops.aten.mm.default: "m k, k n -> m n"})
+
+
+def test_the_rule_of_what_cannot_be_split_has_no_factors():
+    graph = tutti.capture(zoo.llama(1), zoo.tokens(4), gradients=False)
+    node = next(n for n in graph.calls if n.target == torch.ops.aten.mm.default)
+    assert rule_of(node).sizes.keys() == {"m", "k", "n"} and replicated(node).sizes == {}
+
+
+class Function(nn.Module):
+    """A function of a parameter, so that forward and backward of its operators are in the graph."""
+
+    def __init__(self, function, *shape):
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight, self.function = nn.Parameter(torch.randn(shape)), function
+
+    def forward(self, x):
+        return (self.function(self.weight, x) * torch.linspace(0.5, 1.5, 2)[0]).sum()
+
+
+def ids(*shape, top=8):
+    return torch.arange(torch.Size(shape).numel()).view(shape) * 5 % top
+
+
+X = torch.linspace(-1, 1, 4 * 8 * 6).view(4, 8, 6)
+FUNCTIONS = {
+    "mm": ((6, 4), lambda w, x: (x[0] @ w).tanh(), X),
+    "bmm": ((4, 6, 2), lambda w, x: (x @ w).tanh(), X),
+    "addmm": ((6, 4), lambda w, x: F.linear(x[0], w.t(), w[0]).tanh(), X),
+    "mean and sum": ((8, 6), lambda w, x: (x * w).mean((0, 2)).pow(2) + (x * w).sum(1).pow(2).mean(), X),
+    "amax": ((8, 6), lambda w, x: (x * w).amax(2), X),
+    "softmax": ((8, 6), lambda w, x: (x * w).softmax(-1)[..., ::2].pow(2), X),
+    "log_softmax": ((8, 6), lambda w, x: (x * w).log_softmax(1).pow(2), X),
+    "layer_norm": ((6,), lambda w, x: F.layer_norm(x * w, (6,), w, w).pow(2), X),
+    "cross entropy": ((6, 8), lambda w, y: F.cross_entropy(X[0] @ w, y, ignore_index=3), ids(8)),
+    "cross entropy, sum": ((6, 8), lambda w, y: F.cross_entropy(X[0] @ w, y, reduction="sum"), ids(8)),
+    "cross entropy, rows": ((6, 8), lambda w, y: F.cross_entropy(X[0] @ w, y, reduction="none").pow(2), ids(8)),
+    "embedding": ((8, 6), lambda w, i: F.embedding(i, w).tanh(), ids(4, 6)),
+    "embedding with padding": ((8, 6), lambda w, i: F.embedding(i, w, padding_idx=2).tanh(), ids(4, 6)),
+    "embedding scaled": ((8, 6), lambda w, i: F.embedding(i, w, scale_grad_by_freq=True).tanh(), ids(4, 6)),
+    "attention": ((8, 6), lambda w, x: F.scaled_dot_product_attention(*[(x * w).view(4, 4, 2, 6)] * 3).pow(2), X),
+    "causal attention": (
+        (8, 6),
+        lambda w, x: F.scaled_dot_product_attention(*[(x * w).view(4, 2, 4, 6)] * 3, is_causal=True).pow(2),
+        X,
+    ),
+    "split and cat": ((8, 6), lambda w, x: torch.cat([p * i for i, p in enumerate((x * w).split(2, 1))], 2).tanh(), X),
+    "slice, select, pad": ((8, 6), lambda w, x: F.pad((x * w)[:, 1:5], (0, 0, 2, 2)).tanh() * (x * w)[1].sin(), X),
+    "views": ((8, 6), lambda w, x: (x * w).transpose(0, 1).reshape(16, 12).t()[:, None].expand(12, 2, 16).tanh(), X),
+    "to integers": ((8, 6), lambda w, x: ((x * w) @ w.t() * 3).to(torch.int64).sum(-1) * (x * w).sum(-1), X),
+    "where and masks": ((8, 6), lambda w, x: torch.where(x > 0, x * w, 0.0).masked_fill(x > 0.5, 1.0), X),
+    "dropout": ((8, 6), lambda w, x: F.dropout(x * w, 0.5, training=True), X),
+    "triangles": ((8, 8), lambda w, x: (w.tril() + torch.arange(8)).triu(-2).pow(2), X),
+}  # fmt: skip
+
+
+def run(model, batch, plan, devices):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = tutti.parallelize(model, optimizer, (batch,), cluster=f"cpu:{devices}", plan=plan, level="O0")
+    return step.gradients((batch,))["weight"], step((batch,))
+
+
+def splits(model, graph) -> Iterator[tuple[str, Plan]]:
+    """Plans for two devices that between them split every operator in every way that it allows."""
+    problem, mesh = problem_of(graph), {"axis": 2}
+    options = {
+        label: [c for c in candidates(o.rule, problem.cuts[label], 2) if fits(o, {"axis": c}, mesh)]
+        for label, o in problem.operators.items()
+        if not o.is_input
+    }
+    for i in range(max(map(len, options.values()))):
+        chosen = {label: {"axis": found[i]} for label, found in options.items() if i < len(found)}
+        what = ", ".join(f"{label} split {choice['axis']}" for label, choice in chosen.items())
+        yield what, Plan(mesh, operators=chosen)
+            ", ".join(f"{label} split {choice['axis']}" for label, choice in chosen.items()),
+            Plan(mesh, operators=chosen),
+        )
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_choice_of_every_operator_gives_the_whole(name):
+    shape, function, batch = FUNCTIONS[name]
+    model = Function(function, *shape)
+    graph = tutti.capture(model, (batch,), torch.optim.SGD(model.parameters(), lr=0.1))
+    expected = run(model, batch, "single", 1)
+    for what, plan in splits(model, graph):
+        ours = run(model, batch, plan, 2)
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6, msg=lambda m, what=what: f"{what}: {m}")
+
+
+def test_the_table_is_data():
+    assert all(isinstance(rule, str) or callable(rule) for rule in RULES.values())
