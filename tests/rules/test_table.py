@@ -102,9 +102,6 @@ def splits(model, graph) -> Iterator[tuple[str, Plan]]:
         chosen = {label: {"axis": found[i]} for label, found in options.items() if i < len(found)}
         what = ", ".join(f"{label} split {choice['axis']}" for label, choice in chosen.items())
         yield what, Plan(mesh, operators=chosen)
-            ", ".join(f"{label} split {choice['axis']}" for label, choice in chosen.items()),
-            Plan(mesh, operators=chosen),
-        )
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

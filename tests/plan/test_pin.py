@@ -1,0 +1,60 @@
+"""Pins fix parts of a plan, and are refused where they cannot be."""
+
+import pytest
+import torch
+
+import tutti
+import zoo
+from tutti.plan.layout import Split
+from tutti.plan.pin import resolve
+from tutti.plan.planner import Planner
+
+UP = "model.layers.*.mlp.up_proj.weight"
+CLUSTER = tutti.Cluster.parse("cpu:4")
+
+
+@pytest.fixture(scope="module")
+def graph():
+    model = zoo.llama(2)
+    return tutti.capture(model, zoo.tokens(), torch.optim.AdamW(model.parameters()))
+
+
+def test_a_pattern_holds_for_all_layers(graph):
+    assert resolve([tutti.pin(UP, dim=0, axis="tp")], graph) == {f"param:{UP}": {"tp": Split(0)}}
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_the_rest_is_searched_around_a_pin(graph, dim):
+    plan = Planner(graph, CLUSTER, [tutti.pin(UP, dim=dim, axis="tp")]).best()
+    assert plan.inputs[f"param:{UP}"]["tp"] == Split(dim)
+
+
+@pytest.mark.parametrize(
+    ("pins", "message"),
+    [
+        ([tutti.pin("model.layer.*.mlp.up_proj.weight", dim=0, axis="tp")],
+         r"matches no parameter; the nearest is 'model.layers.\*.mlp.up_proj.weight'"),
+        ([tutti.pin("model.layers.0.mlp.up_proj.weight", dim=0, axis="tp")],
+         r"matches 'model.layers.0.*' but not 'model.layers.1.*', which is planned with it; write"),
+        ([tutti.pin(UP, dim=2, axis="tp")], "names dim 2 of .* which has 2 dims"),
+        ([tutti.pin(UP, dim=0, axis="tp"), tutti.pin("*.up_proj.weight", dim=1, axis="tp")],
+         "two pins contradict each other on .* along 'tp': S0 and S1"),
+    ],
+)  # fmt: skip
+def test_pins_that_cannot_be(graph, pins, message):
+    with pytest.raises(ValueError, match=message):
+        resolve(pins, graph)
+
+
+def test_a_pin_on_an_axis_that_no_mesh_has(graph):
+    planner = Planner(graph, CLUSTER, [tutti.pin(UP, dim=0, axis="ep")])
+    with pytest.raises(ValueError, match=r"axes that pins name, \['ep'\]; there are 'dp' and 'tp'"):
+        planner.best()
+    with pytest.raises(ValueError, match=r"names axis 'ep'; the mesh has \['tp'\]"):
+        planner.named("tp")
+
+
+def test_a_pin_that_does_not_divide(graph):
+    planner = Planner(graph, tutti.Cluster.parse("cpu:5"), [tutti.pin(UP, dim=0, axis="tp")])
+    with pytest.raises(ValueError, match=r"shape \(96, 64\) cannot be split at dim 0 over 5 devices of axis 'tp'"):
+        planner.named("tp")

@@ -1,0 +1,45 @@
+"""Names of textbook plans."""
+
+import pytest
+
+from tutti.plan.textbook import Textbook, parse_name
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "book"),
+    [
+        ("dp", 4, Textbook(4, 1, 0)),
+        ("tp", 6, Textbook(1, 6, 0)),
+        ("single", 1, Textbook()),
+        ("dp1", 1, Textbook()),
+        ("zero3", 4, Textbook(4, 1, 3)),
+        ("tp2xzero1", 8, Textbook(4, 2, 1)),
+        ("dp2xtp", 6, Textbook(2, 3, 0)),
+        ("dp2xtp2xzero2", 4, Textbook(2, 2, 2)),
+    ],
+)
+def test_names(name, devices, book):
+    assert parse_name(name, devices) == book
+    assert parse_name(str(book), devices) == book
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("pp", "no plan 'pp': write auto, dp, tp"),
+        ("zero4", "no plan 'zero4'"),
+        ("dp2xdp2", "names dp twice"),
+        ("dpxtp", "leaves the sizes of dp and tp open"),
+        ("dp3", "needs 3 devices, not 4"),
+        ("tp3xzero1", "needs a multiple of 3 devices, not 4"),
+        ("single", "needs 1 devices, not 4"),
+    ],
+)
+def test_names_that_are_none(name, message):
+    with pytest.raises(ValueError, match=message):
+        parse_name(name, 4)
+
+
+def test_tensor_parallelism_is_the_inner_axis():
+    assert list(Textbook(2, 4).mesh.items()) == [("dp", 2), ("tp", 4)]
+    assert Textbook().mesh == {"dp": 1}
