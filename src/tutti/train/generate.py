@@ -51,9 +51,9 @@ def continue_text(folder: Path, prompt: str, tokens: int, temperature: float, se
 def load_model(folder: Path) -> Any:
     """The model in a folder, ready for inference: on the GPU, or in float32 on the CPU."""
     transformers_logging.disable_progress_bar()
-    if torch.cuda.is_available():
-        return AutoModelForCausalLM.from_pretrained(folder, dtype="auto", device_map="cuda").eval()
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    on_gpu = torch.cuda.is_available()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto" if on_gpu else torch.float32)
+    return model.to("cuda" if on_gpu else "cpu").eval()
 
 
 def model_folder(run: str | Path) -> Path:

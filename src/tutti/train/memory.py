@@ -15,39 +15,43 @@ _MARK = "tutti.peak"
 class PeakMemory:
     """Calls a function, measures the fourth call and hands the bytes to `report`; some tensors do not count.
 
+    Without a `report` it only calls.
+
     On a GPU the allocator knows. On a CPU it is what all tensors held when the call began, plus the most
     that the profiler saw allocated and not yet freed since then. The third call is watched too, because the
     profiler knows only of frees of what it saw allocated. What is no tensor (Python, libraries, compiled
     code) does not count.
     """
 
-    def __init__(self, report: Callable[[int], None], except_for: Iterable[torch.Tensor] = ()):
+    def __init__(self, report: Callable[[int], None] | None, except_for: Iterable[torch.Tensor] = ()):
         self._report, self._except, self._calls = report, list(except_for), 0
 
     def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
         self._calls += 1
-        if torch.cuda.is_available():
-            return self._on_gpu(function, *args)
-        if self._calls == 3:
+        if self._report is not None and self._calls == 4:
+            measure = _on_gpu if torch.cuda.is_available() else self._on_cpu
+            result, peak = measure(self._except, function, *args)
+            self._report(peak)
+            return result
+        if self._report is not None and self._calls == 3 and not torch.cuda.is_available():
             self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
             self._profile.start()
-        if self._calls == 4:
-            before = live_bytes(self._except)
-            with record_function(_MARK):
-                result = function(*args)
-            self._profile.stop()
-            self._report(before + _most_allocated(self._profile))
-            del self._profile
-            return result
         return function(*args)
 
-    def _on_gpu(self, function: Callable[..., Any], *args: Any) -> Any:
-        if self._calls == 4:
-            torch.cuda.reset_peak_memory_stats()
-        result = function(*args)
-        if self._calls == 4:
-            self._report(torch.cuda.max_memory_allocated())
-        return result
+    def _on_cpu(self, except_for: list[torch.Tensor], function: Callable[..., Any], *args: Any) -> tuple[Any, int]:
+        before = live_bytes(except_for)
+        with record_function(_MARK):
+            result = function(*args)
+        self._profile.stop()
+        peak = before + _most_allocated(self._profile)
+        del self._profile
+        return result, peak
+
+
+def _on_gpu(except_for: list[torch.Tensor], function: Callable[..., Any], *args: Any) -> tuple[Any, int]:
+    torch.cuda.reset_peak_memory_stats()
+    result = function(*args)
+    return result, torch.cuda.max_memory_allocated() - sum(t.nbytes for t in except_for if t.is_cuda)
 
 
 def live_bytes(except_for: Iterable[torch.Tensor] = ()) -> int:

@@ -118,7 +118,8 @@ class Trainer:
             self.display.training(steps, self.done) as bar,
             StopSignal() as stop,
         ):
-            memory = PeakMemory(lambda peak: history.add(self.done, peak_bytes=peak), self.model.parameters())
+            report = (lambda peak: history.add(self.done, peak_bytes=peak)) if self.first_rank else None
+            memory = PeakMemory(report, self.model.parameters())
             if self.done == 0:
                 history.add(0, held_out_loss=self._evaluate())
             while self.done < steps:
