@@ -1,0 +1,103 @@
+"""The planner: every device count, every textbook plan, and errors that say what would work."""
+
+import pytest
+import torch
+
+import tutti
+import zoo
+from tutti.plan.estimate import Estimator
+from tutti.plan.layout import Split, devices
+from tutti.plan.planner import Planner, replan
+
+
+def capture(make=zoo.llama, batch=12, **options):
+    model = make()
+    return tutti.capture(model, zoo.tokens(batch), torch.optim.AdamW(model.parameters()), **options)
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return capture(lambda: zoo.llama(1))
+
+
+@pytest.mark.parametrize("count", [1, 3, 6, 7, 12])
+def test_any_number_of_devices_is_planned_and_runs(count):
+    model, batch = zoo.llama(1), zoo.tokens(12)
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = tutti.parallelize(model, optimizer, batch, cluster=f"cpu:{count}", level="O0")
+    assert devices(step.plan.mesh) == count
+    assert step(batch).item() == pytest.approx(model(**batch).loss.item(), rel=1e-5)
+
+
+def test_ranked_plans_are_all_dp_x_tp_with_the_fitting_ones_by_time(graph):
+    seen = []
+    planner = Planner(graph, tutti.Cluster.parse("cpu:4"))
+    plans = planner.ranked(lambda done, total: seen.append((done, total)))
+    assert {p.name for p in plans} == {
+        "dp4", "dp4xzero1", "dp4xzero3", "dp2xtp2", "dp2xtp2xzero1", "dp2xtp2xzero3", "tp4",
+    }  # fmt: skip
+    assert seen == [(i, 7) for i in range(8)]
+    seconds = [p.prediction.step_seconds for p in plans]
+    assert seconds == sorted(seconds)
+    best = planner.best(plans)
+    assert best.name == plans[0].name and best.reasons[0].startswith(f"chosen {best.name}: ")
+    assert best.graph == graph.fingerprint and best.cluster == "cpu:4"
+
+
+def test_zero_2_is_planned_where_gradients_accumulate(graph):
+    names = {p.name for p in Planner(graph, tutti.Cluster.parse("cpu:2"), accumulate=2).ranked()}
+    assert "dp2xzero2" in names
+
+
+@pytest.mark.parametrize(
+    ("zero", "parameters", "state"), [("dp4", 1, 1), ("zero1", 1, 4), ("zero2", 1, 4), ("zero3", 4, 4)]
+)
+def test_memory_by_zero_stage(graph, zero, parameters, state):
+    """Rajbhandari et al., "ZeRO" (2020): a stage divides what it shards by the number of devices."""
+    made = Planner(graph, tutti.Cluster.parse("cpu:4")).named(zero).prediction.bytes_by_kind
+    whole = sum(graph.spec(f"param:{name}").bytes for name in graph.names("param"))
+    assert made["parameters"] == whole / parameters
+    assert made["optimizer state"] == pytest.approx(2 * whole / state, rel=1e-3)
+
+
+def test_a_batch_that_does_not_divide(graph):
+    with pytest.raises(ValueError, match="a batch of 12 does not divide over 5 data-parallel devices"):
+        Planner(graph, tutti.Cluster.parse("cpu:5")).named("dp")
+    assert Planner(graph, tutti.Cluster.parse("cpu:5")).best().name == "tp5"
+
+
+def test_other_shapes_lie_as_the_plan_says(graph):
+    cluster = tutti.Cluster.parse("cpu:4")
+    plan = Planner(graph, cluster).named("tp2xzero3")
+    other = replan(capture(lambda: zoo.llama(1), batch=4), plan, cluster)
+    params = [label for label in plan.inputs if not label.startswith("batch:")]
+    assert params and all(other.input_layout(label) == plan.input_layout(label) for label in params)
+    assert other.input_layout("batch:input_ids")["dp"] == Split(0)
+
+
+@pytest.mark.parametrize("mesh", [{"tp": 2, "dp": 2}, {"x": 2, "y": 2}])
+def test_a_mesh_of_other_axes_is_kept(graph, mesh):
+    cluster = tutti.Cluster.parse("cpu:4")
+    plan = Planner(graph, cluster).named("dp2xtp2")
+    rename = dict(zip(("dp", "tp"), ("dp", "tp") if "dp" in mesh else mesh, strict=True))
+    plan = plan.replace(
+        mesh=mesh,
+        inputs={k: type(v).of({rename[a]: p for a, p in v.placements}) for k, v in plan.inputs.items()},
+        operators={k: {rename[a]: c for a, c in v.items()} for k, v in plan.operators.items()},
+    )
+    model, batch = zoo.llama(1), zoo.tokens()
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = tutti.parallelize(model, optimizer, batch, cluster=cluster, plan=plan, level="O0")
+    assert step.evaluate(batch).item() == pytest.approx(model(**batch).loss.item(), rel=1e-5)
+    half = {key: x[:6] for key, x in batch.items()}
+    assert step(half).item() == pytest.approx(model(**half).loss.item(), rel=1e-5)
+
+
+def test_prediction_adds_up(graph):
+    planner = Planner(graph, tutti.Cluster.parse("cpu:4"))
+    plan = planner.named("tp2xzero3")
+    made = Estimator(graph, planner.problem, planner.cluster).predict(plan)
+    assert made == plan.prediction
+    assert made.step_seconds == made.compute_seconds + made.communication_seconds
+    assert made.peak_bytes == sum(made.bytes_by_kind.values())
+    assert made.communication_bytes == sum(sent for _, sent in made.collectives.values())

@@ -1,0 +1,73 @@
+"""The planner chooses what fits and what is fast, and says why."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import tutti
+import zoo
+from tutti.cluster.device import Link
+from tutti.lower.shard import shard
+from tutti.plan.planner import Planner
+
+FAST, SLOW = Link(450e9, 3e-6), Link(1e8, 1e-4)
+PLANS = ["dp4", "tp4", "dp2xtp2", "zero1", "zero2", "zero3", "tp2xzero3"]
+
+
+def cluster(link: Link, memory: float, devices: int = 4) -> tutti.Cluster:
+    preset = tutti.Cluster.parse(f"h100:{devices}")
+    return tutti.Cluster(replace(preset.device, memory=memory), ((devices, link),))
+
+
+@pytest.fixture(scope="module")
+def graph():
+    """Wide enough that parameters outweigh activations."""
+    import transformers
+
+    config = transformers.LlamaConfig(
+        hidden_size=512, num_hidden_layers=2, num_attention_heads=8, intermediate_size=1408, vocab_size=8192
+    )
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config).train()
+        ids = torch.empty(8, 64, dtype=torch.long)
+    return tutti.capture(model, {"input_ids": ids, "labels": ids}, torch.optim.AdamW(model.parameters()))
+
+
+def test_fast_links_and_too_little_memory_for_replication(graph):
+    replicated = Planner(graph, cluster(FAST, 1e12)).named("dp4").prediction.peak_bytes
+    memory = 0.6 * replicated
+    plan = Planner(graph, cluster(FAST, memory)).best()
+    assert plan.prediction.peak_bytes <= memory and plan.name != "dp4"
+    assert f"chosen {plan.name}: " in plan.explain()
+    assert "rejected dp4: " in plan.explain() and " of a device" in plan.explain()
+
+
+def test_slow_links_and_enough_memory_choose_data_parallelism():
+    model = zoo.llama(1)
+    batch = zoo.tokens(64, 32)
+    small = tutti.capture(model, batch, torch.optim.SGD(model.parameters(), lr=0.1))
+    plan = Planner(small, cluster(SLOW, 1e12)).best()
+    assert plan.name.startswith("dp4"), "activations outweigh parameters: gradients are the least to send"
+    others = {p.name: p.prediction for p in Planner(small, cluster(SLOW, 1e12)).ranked()}
+    assert others["tp4"].communication_seconds > 2 * plan.prediction.communication_seconds
+    why = plan.explain().split("why\n")[1]
+    assert f"chosen {plan.name}: " in why and "communication" in why and "runner-up" in why
+
+
+def test_memory_that_is_impossible_is_an_error(graph):
+    with pytest.raises(
+        ValueError, match=r"no plan fits into 1 MiB per device on h100:4: the smallest, .*, needs \d+ MiB"
+    ):
+        Planner(graph, cluster(FAST, 2**20)).best()
+
+
+@pytest.mark.parametrize("make", [zoo.llama, zoo.gpt2])
+def test_predicted_communication_is_that_of_the_program(make):
+    model = make(1)
+    step = tutti.capture(model, zoo.tokens(12), torch.optim.AdamW(model.parameters()), clip_norm=1.0)
+    step = step.keep([name for name in step.outputs if name not in step.gradient_names])
+    planner = Planner(step, tutti.Cluster.parse("cpu:4"))
+    for name in PLANS:
+        plan = planner.named(name)
+        assert plan.prediction.communication_bytes == pytest.approx(shard(step, plan, 0).sent, rel=0.01), name
