@@ -47,6 +47,9 @@ class Here:
             x = all_reduce(x, axis, op)
         return x
 
+    def whole_shape(self, output: int) -> tuple[int, ...]:
+        return self._shapes[output]
+
     def output_shape(self, output: int) -> list[int]:
         return list(self._outputs[output].local_shape(self._shapes[output], self._mesh))
 

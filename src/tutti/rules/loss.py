@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from string import ascii_lowercase
 
 import torch
@@ -36,8 +37,26 @@ def _nll_forward(node: Call) -> str | None:
     return "n@ c*, n -> , =" if node.args[3] in (MEAN, SUM) else "n c*, n -> n, ="
 
 
+def _mse(node: Call) -> str:
+    letters = " ".join(ascii_lowercase[: len(operands(node)[0].meta["val"].shape)])
+    reduction = node.args[2] if len(node.args) > 2 else MEAN
+    if reduction not in (MEAN, SUM):
+        return f"{letters}, {letters} -> {letters}"
+    combine = "avg" if reduction == MEAN else "sum"
+    return f"{' '.join(f'{c}:{combine}' for c in letters.split())}, {letters} ->"
+
+
+def _mse_backward(node: Call) -> str:
+    letters = ascii_lowercase[: len(operands(node)[1].meta["val"].shape)]
+    line = " ".join(f"{c}@" for c in letters)
+    grad = line if operands(node)[0].meta["val"].shape else ""
+    return f"{grad}, {line}, {line} -> {line} | ~0"
+
+
 rules(
     {
+        aten.mse_loss.default: _mse,
+        aten.mse_loss_backward.default: _mse_backward,
         aten._softmax.default: _over_dim(1, "@"),
         aten._log_softmax.default: _over_dim(1, "@"),
         aten._safe_softmax.default: _over_dim(1, "!"),
@@ -94,7 +113,14 @@ def _nll_loss_backward(here, grad, x, target, weight, reduction, ignore_index, t
     return aten.nll_loss_backward(grad, x, own, None, reduction, -100, total_weight)
 
 
+def _mse_loss_backward(here, grad, x, target, reduction):
+    """The mean is over the whole, of which this rank has a part."""
+    scale = 2 / prod(here.whole_shape(0)) if reduction == MEAN else 2
+    return (x - target) * (grad * scale)
+
+
 LOCAL |= {
+    aten.mse_loss_backward.default: _mse_loss_backward,
     aten._softmax.default: _softmax,
     aten._log_softmax.default: _log_softmax,
     aten._softmax_backward_data.default: _softmax_backward,

@@ -1,0 +1,7 @@
+import platform
+
+from tutti.run.memory import keep_freed_memory
+
+
+def test_glibc_understands():
+    assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")

@@ -1,0 +1,256 @@
+"""The one line: its contract, its errors, and that what it keeps can be taken out and put back."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import tutti
+import zoo
+from tutti.graph.step_graph import Spec
+
+
+def make(
+    plan: str = "single", cluster: str = "cpu:1", *, batch=None, model=None, lr: float = 1e-3, **options
+) -> tutti.Step:
+    model = model or zoo.llama()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    return tutti.parallelize(model, optimizer, batch or zoo.tokens(), cluster=cluster, plan=plan, level="O0", **options)
+
+
+class Net(nn.Module):
+    """A dropout and a norm that differ in evaluation, and running statistics."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 4))
+
+    def forward(self, x, y):
+        return nn.functional.mse_loss(self.inner(x), y)
+
+
+def pair(n: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(n, 6, generator=generator), torch.randn(n, 4, generator=generator)
+
+
+def test_the_model_is_left_as_it_was():
+    model = zoo.gpt2()
+    model.transformer.h[0].eval()
+    before, modes = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()]
+    step = make(model=model)
+    step(zoo.tokens())
+    step.evaluate(zoo.tokens())
+    assert [m.training for m in model.modules()] == modes
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
+def test_evaluation_is_that_of_the_eager_model():
+    model, data = Net(), pair()
+    step = make("dp3", "cpu:3", model=model, batch=data)
+    model.eval()
+    assert step.evaluate(data).item() == pytest.approx(model(*data).item(), rel=1e-6)
+
+
+def test_gradients_are_autograds():
+    model, data = zoo.llama(), zoo.tokens()
+    step = make("dp2xtp2", "cpu:4", model=model)
+    gradients = step.gradients(data)
+    model(**data).loss.backward()
+    for name, p in model.named_parameters():
+        assert torch.allclose(gradients[name], p.grad, rtol=1e-4, atol=1e-7), name
+
+
+def test_state_dict_loads_into_the_model():
+    model = zoo.gpt2()
+    step = make("tp4", "cpu:4", model=model)
+    step(zoo.tokens())
+    fresh = zoo.gpt2(seed=5)
+    fresh.load_state_dict(step.state_dict())
+    assert torch.equal(fresh.lm_head.weight, fresh.transformer.wte.weight)
+    assert fresh.eval()(**zoo.tokens()).loss.item() == pytest.approx(step.evaluate(zoo.tokens()).item(), rel=1e-5)
+
+
+def test_sharded_state_is_this_ranks_part():
+    step = make("zero3", "cpu:4")
+    whole, parts = step.state_dict(), step.state_dict(sharded=True)
+    assert parts["lm_head.weight"].numel() * 4 == whole["lm_head.weight"].numel()
+    assert torch.equal(parts["lm_head.weight"], whole["lm_head.weight"][:24])
+
+
+@pytest.mark.parametrize(("plan", "cluster"), [("zero3", "cpu:4"), ("dp3", "cpu:3"), ("tp2xzero3", "cpu:4")])
+def test_training_state_goes_from_any_plan_to_any_other(plan, cluster):
+    straight, moved = make("tp2", "cpu:2"), make("tp2", "cpu:2")
+    batches = [zoo.tokens(seed=i) for i in range(4)]
+    for b in batches[:2]:
+        straight(b), moved(b)
+    other = make(plan, cluster, model=zoo.llama(seed=9))
+    other.load_training_state(moved.training_state())
+    losses = [(straight(b).item(), other(b).item()) for b in batches[2:]]
+    assert [o for _, o in losses] == pytest.approx([s for s, _ in losses], rel=1e-5)
+
+
+def test_state_of_another_model_is_refused():
+    state = make().training_state()
+    with pytest.raises(ValueError, match=r"lacks 'exp_avg:transformer"):
+        make(model=zoo.gpt2()).load_training_state(state)
+    state["param:lm_head.weight"] = torch.zeros(2, 2)
+    with pytest.raises(ValueError, match=r"param:lm_head.weight has \(2, 2\) torch.float32 in the state, \(96, 64\)"):
+        make().load_training_state(state)
+
+
+def test_another_shape_is_captured_once():
+    step = make("dp2", "cpu:2")
+    step(zoo.tokens())
+    first = len(step._plans)
+    step(zoo.tokens(length=8)), step(zoo.tokens(length=8)), step(zoo.tokens(batch=6))
+    assert (first, len(step._plans)) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda b: b.pop("labels"), "the batch lacks 'labels'"),
+        (lambda b: b.update(extra=b["labels"]), "the batch has 'extra'"),
+        (lambda b: b.update(labels=b["labels"].float()), "'labels' is torch.float32; it was torch.int64"),
+        (lambda b: b.update(labels=[1, 2]), "'labels' is a list"),
+        (lambda b: b.update({k: v[:7] for k, v in b.items()}), "a batch of 7 does not divide over 4"),
+    ],
+)
+def test_a_wrong_batch(change, message):
+    step, batch = make("dp4", "cpu:4"), zoo.tokens()
+    change(batch)
+    with pytest.raises(ValueError, match=message):
+        step(batch)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"plan": "pp4", "cluster": "cpu:4"}, "no plan 'pp4'"),
+        ({"plan": "dp3", "cluster": "cpu:4"}, "needs 3 devices, not 4"),
+        ({"plan": tutti.Plan({"dp": 2}), "cluster": "cpu:4"}, "the plan is for 2 devices, cpu:4 has 4"),
+        ({"plan": tutti.Plan({"dp": 1}, operators={"model.leyers.*.mlp": {}})}, "the plan names 'model.leyers"),
+        ({"accumulate": 0}, "accumulate is 0"),
+        ({"accumulate": 5}, "does not divide into 5 microbatches"),
+        (
+            {"pins": [tutti.pin("nothing.*", dim=0, axis="tp")], "cluster": "cpu:2", "plan": "tp"},
+            "matches no parameter",
+        ),
+    ],
+)
+def test_wrong_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        make(**arguments)
+
+
+def test_an_unknown_level():
+    model = zoo.llama()
+    with pytest.raises(ValueError, match="no level 'O7'; there are O0, O2"):
+        tutti.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1), zoo.tokens(), level="O7")
+
+
+def test_learning_rates_may_change_and_nothing_else():
+    step = make()
+    step.optimizer.param_groups[0]["lr"] = 0.0
+    before = step.state_dict()
+    step(zoo.tokens())
+    assert torch.equal(before["model.norm.weight"], step.state_dict()["model.norm.weight"])
+    step.optimizer.param_groups[0]["weight_decay"] = 0.5
+    with pytest.raises(ValueError, match=r"weight_decay of parameter group 0 was 0.01 .* and is 0.5 now"):
+        step(zoo.tokens())
+
+
+@pytest.mark.parametrize("plan", ["dp", "zero1", "zero2", "zero3", "dp2xtp2"])
+def test_accumulation_is_the_plain_loop(plan):
+    model, data = zoo.llama(), zoo.tokens(batch=24)
+    plain = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    step = tutti.parallelize(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        data,
+        cluster="cpu:4",
+        plan=plan,
+        level="O0",
+        accumulate=2,
+        clip_norm=1.0,
+    )
+    for _ in range(3):
+        total = 0.0
+        for i in range(2):
+            loss = plain(**{k: v.chunk(2)[i] for k, v in data.items()}).loss / 2
+            loss.backward()
+            total += loss.item()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert step(data).item() == pytest.approx(total, rel=1e-5)
+    state = step.state_dict()
+    for name, p in plain.named_parameters():
+        assert (state[name] - p).norm() <= 1e-5 * p.norm(), name
+
+
+def test_gradients_between_microbatches_lie_as_the_stage_says():
+    data = zoo.tokens(batch=24)
+    sent = {plan: make(plan, "cpu:4", batch=data, accumulate=2).program.sent for plan in ("zero1", "zero2")}
+    assert sent["zero1"] < 100 < sent["zero2"], "ZeRO-1 sums where it is, ZeRO-2 scatters every microbatch"
+
+
+def test_a_pin_is_kept_and_the_rest_is_found():
+    pins = [tutti.pin("model.layers.*.mlp.up_proj.weight", dim=1, axis="tp")]
+    step, plain = make("tp4", "cpu:4", pins=pins), make()
+    assert str(step.plan.inputs["param:model.layers.*.mlp.up_proj.weight"]) == "tp:S1"
+    assert step.state_dict(sharded=True)["model.layers.0.mlp.up_proj.weight"].shape == (96, 16)
+    assert step(zoo.tokens()).item() == pytest.approx(plain(zoo.tokens()).item(), rel=1e-5)
+
+
+def test_bfloat16_with_masters():
+    model = zoo.llama().to(torch.bfloat16)
+    step, plain = make("tp2xzero3", "cpu:4", model=model, masters=True), make(model=model, masters=True)
+    losses = [(step(zoo.tokens()).item(), plain(zoo.tokens()).item()) for _ in range(5)]
+    assert [a for a, _ in losses] == pytest.approx([b for _, b in losses], rel=2e-2)
+    state = step.training_state()
+    assert state["param:lm_head.weight"].dtype == torch.bfloat16
+    assert torch.equal(state["master:lm_head.weight"].to(torch.bfloat16), state["param:lm_head.weight"])
+
+
+def test_autocast_is_kept_for_shapes_that_come_later():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        step = make()
+    assert any(n.meta["val"].dtype == torch.bfloat16 for n in step.graph.calls if isinstance(n.meta["val"], Spec))
+    loss = step(zoo.tokens(length=8))
+    (graph, _), *_ = [v for k, v in step._plans.items() if k[0][1].shape[1] == 8]
+    assert any(n.meta["val"].dtype == torch.bfloat16 for n in graph.calls if isinstance(n.meta["val"], Spec))
+    assert loss.dtype == torch.float32
+
+
+def test_operators_without_a_rule_run_whole_and_say_so():
+    torch.manual_seed(0)
+    model, data = nn.Linear(6, 8), (torch.randn(12, 6),)
+
+    def loss(model, batch):
+        return torch.cummax(model(batch[0]), 0).values.square().mean()
+
+    def first(plan, cluster):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return tutti.parallelize(model, optimizer, data, loss=loss, plan=plan, cluster=cluster, level="O0")(data).item()
+
+    with pytest.warns(UserWarning, match=r"no rule says how to split .*cummax.*: computed whole"):
+        assert first("dp", "cpu:4") == pytest.approx(first("single", "cpu:1"), rel=1e-6)
+
+
+def losses_under_gloo(plan: str) -> list[float]:
+    step = make(plan, "auto")
+    return [step(zoo.tokens()).item(), step.evaluate(zoo.tokens()).item(), len(step.training_state())]
+
+
+def test_the_same_script_under_gloo(pool):
+    alone = make()
+    expected = [alone(zoo.tokens()).item(), alone.evaluate(zoo.tokens()).item(), len(alone.training_state())]
+    for found in pool.run(losses_under_gloo, "auto"):
+        assert found == pytest.approx(expected, rel=1e-5)
