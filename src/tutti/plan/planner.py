@@ -274,6 +274,8 @@ class _Zero(_Role):
             return self.given(o) or (self.storage(o) if self.book.zero == 3 else [None])
         if o.phase == UPDATE and not o.is_input:
             return self.free(o) if self.book.zero else [None]
+        if self.book.zero == 3 and o.label in self.planner.weights:
+            return self.split(o)  # a view of a weight lies as the weight does, so that it is gathered for each use anew
         return [self.taken[o.label].get(self.axis)]
 
     def storage(self, o: Operator) -> list[Option]:
