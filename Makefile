@@ -16,7 +16,7 @@ proofs: .venv/dev.done
 lint: .venv/dev.done
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pyright
 
 .venv/%.done: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -1,11 +1,42 @@
 """Lift a PyTorch model written for one device to any number of devices with one line."""
 
-from tutti.cluster import Cluster as Cluster
-from tutti.graph.capture import capture as capture
-from tutti.graph.step_graph import StepGraph as StepGraph
-from tutti.plan.layout import Layout as Layout
-from tutti.plan.pin import pin as pin
-from tutti.plan.plan import Plan as Plan
-from tutti.plan.random import random_plan as random_plan
-from tutti.run.step import Step as Step
-from tutti.run.step import parallelize as parallelize
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tutti.cluster import Cluster as Cluster
+    from tutti.graph.capture import capture as capture
+    from tutti.graph.step_graph import StepGraph as StepGraph
+    from tutti.plan.layout import Layout as Layout
+    from tutti.plan.pin import pin as pin
+    from tutti.plan.plan import Plan as Plan
+    from tutti.plan.random import random_plan as random_plan
+    from tutti.run.step import Step as Step
+    from tutti.run.step import parallelize as parallelize
+
+# Public name -> its module, imported on first use: `tutti --help` need not wait for torch.
+NAMES = {
+    "Cluster": "tutti.cluster",
+    "Layout": "tutti.plan.layout",
+    "Plan": "tutti.plan.plan",
+    "Step": "tutti.run.step",
+    "StepGraph": "tutti.graph.step_graph",
+    "capture": "tutti.graph.capture",
+    "parallelize": "tutti.run.step",
+    "pin": "tutti.plan.pin",
+    "random_plan": "tutti.plan.random",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in NAMES:
+        raise AttributeError(f"module 'tutti' has no attribute {name!r}")
+    value = getattr(import_module(NAMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(NAMES)

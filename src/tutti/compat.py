@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 from torch import fx
 from torch._decomp.decompositions import native_batch_norm_decomposition
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -16,7 +17,9 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 # Operators that write into an argument though their schema denies it, as ones that admit it.
 HONEST = {torch.ops.aten.native_batch_norm.default: native_batch_norm_decomposition}
 
-__all__ = ["autograd_clock", "born_at", "fake_mode", "graph_being_traced", "in_backward_order", "mark_stepped", "trace"]
+# 2.13 renames these and warns of the old names, 2.11 has only them.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def fake_mode() -> FakeTensorMode:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from math import gcd
 from string import ascii_lowercase
 from typing import Any
@@ -140,6 +141,23 @@ def _select_backward(node: Call) -> str:
     return _line(dims[:at] + dims[at + 1 :], [*dims[:at], "z!", *dims[at + 1 :]])
 
 
+def _index(node: Call) -> str:
+    """Picking by positions: every dim stays whole."""
+    names = (f"f{i}!" for i in count())
+    line = lambda shape: " ".join("1" if n == 1 else next(names) for n in shape)  # noqa: E731
+    left = ", ".join(line(n.meta["val"].shape) for n in operands(node))
+    return f"{left} -> {line(node.meta['val'].shape)}"
+
+
+def _along(node: Call) -> str:
+    """Operators that walk along one dim, or turn it round: that dim stays whole."""
+    dims = _letters(node)
+    named = node.args[1]
+    for at in [named] if isinstance(named, int) else named:
+        dims[at % len(dims)] = f"z{at % len(dims)}!"
+    return _line(dims, dims)
+
+
 def _split(node: Call):
     """Equal parts are a major factor of the dim, so that the part can be split: that is what a fused qkv needs."""
     dims, parts = _letters(node), [s.shape for s in specs(node)]
@@ -194,6 +212,9 @@ rules(
         aten.split.Tensor: _split,
         aten.split_with_sizes.default: _split,
         aten.cat.default: _cat,
+        aten.cumsum.default: _along,
+        aten.flip.default: _along,
+        aten.index.Tensor: _index,
         aten.constant_pad_nd.default: _pad,
     }
 )

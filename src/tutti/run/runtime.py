@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from tutti.compat import all_gather_single, reduce_scatter_single
 from tutti.graph.step_graph import Spec
 from tutti.plan.layout import Layout, Mesh, coordinates_of, devices, group_of
 from tutti.run.code import Request, Run
@@ -69,10 +70,10 @@ class Distributed:
                 dist.all_reduce(out, op, group)
             case "all_gather":
                 out = x.new_empty((k, *x.shape))
-                dist.all_gather_into_tensor(out.view(-1), x.view(-1), group)
+                all_gather_single(out.view(-1), x.view(-1), group)
             case "reduce_scatter":
                 out = x.new_empty(x.shape[1:])
-                dist.reduce_scatter_tensor(out.view(-1), x.view(-1), op, group)
+                reduce_scatter_single(out.view(-1), x.view(-1), op, group)
             case "all_to_all":
                 out = torch.empty_like(x)
                 dist.all_to_all_single(out, x, group=group)

@@ -72,7 +72,6 @@ class _Executable:
     graph: StepGraph
     programs: list[Program]
     runs: list[Run]
-    kept: list[Collective]
 
 
 class Step:
@@ -176,7 +175,7 @@ class Step:
 
     def collectives(self) -> list[Collective]:
         """What one run of the Program communicates: (kind, axis, bytes sent by this rank, label)."""
-        return self._executable("train" if self.accumulate == 1 else "accumulate", next(iter(self._plans))).kept
+        return self.program.collectives
 
     @property
     def flops(self) -> int:
@@ -346,10 +345,8 @@ class Step:
         if (what, signature) not in self._ready:
             graph, plan = self._planned(what, signature, batch)
             programs = [shard(graph, plan, rank, self._asked(what, graph, plan)) for rank in self.runtime.ranks]
-            kept = programs[0].collectives
-            self._ready[what, signature] = _Executable(
-                graph, programs, [prepare(p, self.level) for p in programs], kept
-            )
+            runs = [prepare(program, self.level) for program in programs]
+            self._ready[what, signature] = _Executable(graph, programs, runs)
         return self._ready[what, signature]
 
     def _planned(self, what: str, signature: Signature, batch: Batch | None) -> tuple[StepGraph, Plan]:
