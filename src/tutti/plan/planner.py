@@ -317,7 +317,9 @@ def replan(step: StepGraph, plan: Plan, cluster: Cluster) -> Plan:
     stored = {
         label: plan.input_layout(label) for label in labels if label.split(":")[0] not in ("batch", "seed", "step")
     }
-    book = Textbook(plan.mesh.get("dp", 1), plan.mesh.get("tp", 1), 3 if "dp" in plan.mesh else 0)
+    sharded = any("dp" in layout.splits for label, layout in stored.items() if label.startswith("param:"))
+    zero = 0 if "dp" not in plan.mesh else 3 if sharded else 1
+    book = Textbook(plan.mesh.get("dp", 1), plan.mesh.get("tp", 1), zero)
     if list(book.mesh.items()) == list(plan.mesh.items()):
         return planner.textbook(book, stored)
     return _carried_over(planner, plan)
