@@ -1,0 +1,89 @@
+"""Collectives that could start together become one."""
+
+import pytest
+import torch
+from torch import fx
+
+from tutti.graph.step_graph import UPDATE, Spec
+from tutti.lower import bucket as module
+from tutti.lower.bucket import bucket
+from tutti.lower.collectives import COLLECTIVES, all_gather, all_reduce, reduce_scatter
+from tutti.run.code import generate
+from tutti.run.virtual import run_virtual
+
+aten = torch.ops.aten
+MESH = {"dp": 2}
+
+
+def program(target, rest, dtypes=(torch.float32,) * 3):
+    """Three tensors are doubled, sent, and one is added to itself; all in the update."""
+    graph, results = fx.Graph(), []
+    shapes = [(2, 3), (2, 5, 2), (2,)]
+    inputs = [graph.placeholder(f"x{i}") for i in range(3)]
+
+    def emit(function, args, shape, dtype):
+        node = graph.call_function(function, args)
+        node.meta = {"val": Spec(tuple(shape), dtype), "phase": UPDATE, "label": "update", "path": ""}
+        return node
+
+    for x, shape, dtype in zip(inputs, shapes, dtypes, strict=True):
+        x.meta = {"val": Spec(shape, dtype), "phase": "forward"}
+        twice = emit(aten.mul.Tensor, (x, 2), shape, dtype)
+        made = {all_reduce: shape, all_gather: (2, *shape), reduce_scatter: shape[1:]}[target]
+        sent = emit(target, (twice, *rest), made, dtype)
+        results.append(emit(aten.add.Tensor, (sent, sent), made, dtype))
+    graph.output(tuple(results))
+    return graph
+
+
+def run(graph, dtypes=(torch.float32,) * 3):
+    whole = zip((6, 20, 2), ((2, 3), (2, 5, 2), (2,)), dtypes, strict=True)
+    parts = [torch.arange(n).view(shape).to(dtype) for n, shape, dtype in whole]
+    inputs = [[part + rank for part in parts] for rank in range(2)]
+    return run_virtual([generate(graph)] * 2, inputs, MESH)
+
+
+def sent(graph):
+    return [n for n in graph.nodes if n.target in COLLECTIVES]
+
+
+KINDS = [
+    (all_reduce, ("dp", "sum")),
+    (all_reduce, ("dp", "max")),
+    (all_gather, ("dp", 2)),
+    (reduce_scatter, ("dp", "sum")),
+]
+
+
+@pytest.mark.parametrize(("target", "rest"), KINDS)
+def test_one_collective_gives_what_three_gave(target, rest):
+    graph = program(target, rest)
+    expected = run(graph)
+    bucket(graph)
+    graph.lint()
+    assert len(sent(graph)) == 1
+    torch.testing.assert_close(run(graph), expected, rtol=0, atol=0)
+
+
+def test_dtypes_are_not_mixed():
+    dtypes = (torch.float32, torch.bfloat16, torch.float32)
+    graph = program(all_reduce, ("dp", "sum"), dtypes)
+    expected = run(graph, dtypes)
+    bucket(graph)
+    assert sorted(str(n.args[0].meta["val"].dtype) for n in sent(graph)) == ["torch.bfloat16", "torch.float32"]
+    torch.testing.assert_close(run(graph, dtypes), expected, rtol=0, atol=0)
+
+
+def test_pieces_are_no_larger_than_a_bucket(monkeypatch):
+    monkeypatch.setattr(module, "BUCKET", 90)
+    graph = program(all_reduce, ("dp", "sum"))
+    bucket(graph)
+    assert [n.args[0].meta["val"].bytes for n in sent(graph)] == [24, 88]
+
+
+def test_the_forward_pass_is_left_alone():
+    graph = program(all_reduce, ("dp", "sum"))
+    for node in graph.nodes:
+        node.meta["phase"] = "forward"
+    bucket(graph)
+    assert len(sent(graph)) == 3

@@ -1,0 +1,71 @@
+"""Every step of a reshard as a program: local operators around one collective."""
+
+import pytest
+import torch
+from torch import fx
+
+from tutti.graph.step_graph import Spec
+from tutti.lower.move import move
+from tutti.plan.layout import Layout, Partial, R, Split, coordinates_of
+from tutti.plan.reshard import Step
+from tutti.run.code import generate
+from tutti.run.virtual import run_virtual
+
+MESH, SHAPE = {"a": 2, "b": 3}, (12, 6)
+
+
+def moved(kind, axis, source, target):
+    """(parts after the step on all ranks, operators of rank 0)."""
+    source, target = Layout.of(source), Layout.of(target)
+    step, whole = Step(kind, axis, source, target), torch.arange(72.0).view(SHAPE)
+    runs, inputs, targets = [], [], []
+    for rank in range(6):
+        where, graph = coordinates_of(rank, MESH), fx.Graph()
+        x = graph.placeholder("x")
+        x.meta = {"val": Spec(source.local_shape(SHAPE, MESH), torch.float32), "phase": "forward", "label": "here"}
+        y = move(graph, x, step, SHAPE, MESH, where)
+        assert y.meta["val"].shape == target.local_shape(SHAPE, MESH) and y.meta["label"] == "here"
+        graph.output((y,))
+        runs.append(generate(graph))
+        inputs.append((source.local_slice(whole, MESH, where).clone(),))
+        targets.append([str(n.target) for n in graph.nodes if n.op == "call_function"])
+    parts = [y for (y,) in run_virtual(runs, inputs, MESH)]
+    assert torch.equal(target.assemble(parts, SHAPE, MESH), whole)
+    return parts, targets[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "target", "operators"),
+    [
+        ("slice", {}, {"b": Split(0)}, ["aten.slice.Tensor"]),
+        ("slice", {}, {"b": Split(0, 2)}, ["aten.select.int"]),
+        ("all_reduce", {"b": Partial()}, {}, ["tutti.all_reduce.default"]),
+        ("all_gather", {"b": Split(0)}, {}, ["tutti.all_gather.default"]),
+        ("reduce_scatter", {"b": Partial()}, {"b": Split(0)}, ["tutti.reduce_scatter.default"]),
+        ("mask", {}, {"b": Partial()}, ["aten.alias.default"]),
+    ],
+)
+def test_leading_dims_need_no_copies(kind, source, target, operators):
+    found = moved(kind, "b", source, target)[1]
+    free = ("aten.reshape.default", "aten.permute.default")  # what they move here has size one
+    assert [name for name in found if name not in free] == operators
+
+
+@pytest.mark.parametrize("old", [Split(0), Split(1), Split(0, 2), Split(1, 2)])
+@pytest.mark.parametrize("new", [Split(0), Split(1), Split(0, 2), Split(1, 2)])
+def test_all_to_all_between_any_two_dims(old, new):
+    if old.dim != new.dim:
+        moved("all_to_all", "b", {"b": old}, {"b": new})
+
+
+@pytest.mark.parametrize("place", [Split(0), Split(0, 2), Split(1), Split(1, 2)])
+def test_beside_another_axis(place):
+    other = {"a": Split(0)} if place != Split(0) else {"a": Split(0, 3)}
+    moved("all_gather", "b", {**other, "b": place}, other)
+    moved("slice", "b", other, {**other, "b": place})
+    moved("reduce_scatter", "b", {**other, "b": Partial()}, {**other, "b": place})
+
+
+def test_masked_ranks_hold_zeros():
+    parts, _ = moved("mask", "b", {"b": R}, {"b": Partial()})
+    assert [bool(part.any()) for part in parts] == [True, False, False, True, False, False]

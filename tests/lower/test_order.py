@@ -1,0 +1,51 @@
+"""Orders are topological and move no more than needed."""
+
+from torch import fx
+
+from tutti.graph.step_graph import UPDATE
+from tutti.lower.collectives import all_reduce
+from tutti.lower.order import arrange, collectives_together, sort
+
+
+def chain():
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    a, b = graph.call_function(abs, (x,)), graph.call_function(abs, (x,))
+    c = graph.call_function(max, (a, b))
+    graph.output((c,))
+    return graph, (x, a, b, c)
+
+
+def test_sort_moves_a_node_behind_what_it_reads():
+    graph, (x, a, b, c) = chain()
+    arrange([x, c, a, b, *list(graph.nodes)[-1:]])
+    sort(graph)
+    graph.lint()
+    assert list(graph.nodes)[:-1] == [x, a, b, c]
+
+
+def test_a_sorted_graph_stays_as_it_is():
+    graph, nodes = chain()
+    sort(graph)
+    assert tuple(graph.nodes)[:-1] == nodes
+
+
+def test_collectives_wait_for_those_before_them():
+    graph = fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    made = []
+    for tensor in (x, y):
+        first = graph.call_function(all_reduce, (tensor, "dp", "sum"))
+        double = graph.call_function(abs, (first,))
+        made += [first, double, graph.call_function(all_reduce, (double, "dp", "sum"))]
+    graph.output(tuple(made))
+    for node in made:
+        node.meta["phase"] = UPDATE
+    assert collectives_together(graph) == {made[0]: 0, made[3]: 0, made[2]: 1, made[5]: 1}
+    graph.lint()
+    assert [n for n in graph.nodes if n.target is all_reduce] == [made[0], made[3], made[2], made[5]]
+
+
+def test_without_an_update_nothing_moves():
+    graph, nodes = chain()
+    assert collectives_together(graph) == {} and tuple(graph.nodes)[:-1] == nodes
