@@ -7,6 +7,7 @@ from collections import defaultdict
 import torch
 from torch import fx
 
+import tutti.nn.adam  # noqa: F401  (registers the operators)
 from tutti.lower.order import sort
 
 ops = torch.ops.tutti
