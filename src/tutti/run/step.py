@@ -24,7 +24,7 @@ from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner, replan
 from tutti.run.code import Run
 from tutti.run.levels import LEVELS, prepare
-from tutti.run.memory import keep_freed_memory
+from tutti.run.allocator import keep_freed_memory
 from tutti.run.runtime import in_job, join_job, own_slice, runtime_for
 
 Signature = tuple[tuple[str, Spec], ...]

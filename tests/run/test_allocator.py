@@ -1,6 +1,6 @@
 import platform
 
-from tutti.run.memory import keep_freed_memory
+from tutti.run.allocator import keep_freed_memory
 
 
 def test_glibc_understands():
