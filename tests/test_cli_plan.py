@@ -1,0 +1,181 @@
+"""`tutti plan` and `tutti rules` as commands, in this process."""
+
+import json
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import tutti
+import zoo
+from tutti import cli
+from tutti.graph.load import load
+
+CONFIG = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 96,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder
+
+
+def run(capsys, *arguments) -> tuple[int, str, str]:
+    code = cli.main([str(a) for a in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def linear():
+    """What an import path names: a model and a batch."""
+    return nn.Sequential(nn.Linear(8, 8), nn.Flatten(0), nn.Softmax(0)), (torch.ones(4, 8),)
+
+
+def scalar():
+    class Summed(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).square().sum()
+
+    return Summed(8, 8), (torch.ones(4, 8),)
+
+
+def test_plans_are_ranked_and_the_best_is_explained_and_saved(model, tmp_path, capsys):
+    file = tmp_path / "plan.json"
+    code, out, err = run(
+        capsys, "plan", "--model", model, "--cluster", "h100:4", "--batch", "8", "--seq", "32", "--save", file
+    )
+    assert code == 0, err
+    assert re.search(r"captured [\d,]+ nodes: .* parameters, .* FLOP a step", err)
+    plan = tutti.Plan.load(file)
+    rows = [line.split()[0] for line in out.splitlines() if line.rstrip().endswith(" yes")]
+    assert len(rows) == 7 and rows[0] == plan.name and {"dp4", "tp4", "dp2xtp2xzero3"} <= set(rows)
+    assert plan.explain() in out and out.rstrip().endswith(f"saved {file}")
+    assert plan.cluster == "h100:4" and any(label.startswith("master:") for label in plan.inputs) == (
+        "zero" in plan.name
+    )
+
+
+def test_a_saved_plan_is_what_parallelize_takes(model, tmp_path, capsys):
+    file = tmp_path / "plan.json"
+    options = ["--cluster", "cpu:4", "--plan", "tp2xzero3", "--batch", "4", "--seq", "16", "--dtype", "float32"]
+    assert run(capsys, "plan", "--model", model, *options, "--clip-norm", "None", "--save", file)[0] == 0
+    network = zoo.llama(2)
+    network, batch = load(str(model), 4, 16, torch.float32)
+    network = network.to_empty(device="cpu")
+    for p in network.parameters():
+        nn.init.normal_(p, std=0.02)
+    for name, buffer in network.named_buffers():
+        buffer.copy_(dict(type(network)(network.config).named_buffers())[name])
+    batch = {key: torch.ones(x.shape, dtype=x.dtype) for key, x in batch.items()}
+    optimizer = torch.optim.AdamW(network.parameters())
+    step = tutti.parallelize(network, optimizer, batch, cluster="cpu:4", plan=file, level="O0")
+    assert step.plan.name == "dp2xtp2xzero3"
+    assert step(batch).item() == pytest.approx(network(**batch).loss.item(), rel=1e-5)
+
+
+def test_show_and_compare(model, tmp_path, capsys):
+    files = {name: tmp_path / f"{name}.json" for name in ("dp2", "tp2")}
+    for name, file in files.items():
+        options = ["--cluster", "cpu:2", "--plan", name, "--batch", "4", "--seq", "16", "--save", file]
+        assert run(capsys, "plan", "--model", model, *options)[0] == 0
+    code, out, _ = run(capsys, "plan", "show", files["tp2"])
+    assert code == 0 and out.rstrip() == tutti.Plan.load(files["tp2"]).explain()
+    code, out, _ = run(capsys, "plan", "--compare", files["dp2"], files["tp2"])
+    assert code == 0 and "- dp: 2\n" in out and "+ tp: 2\n" in out
+    assert run(capsys, "plan", "--compare", files["dp2"], files["dp2"])[1] == "the plans say the same\n"
+
+
+def test_an_import_path(capsys):
+    code, out, err = run(
+        capsys, "plan", "--model", "test_cli_plan:scalar", "--cluster", "cpu:2", "--plan", "dp", "--optimizer", "sgd"
+    )
+    assert code == 0, err
+    assert "plan dp2: mesh dp 2 on cpu:2" in out and "batch 0  dp:S0" in out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"--cluster": "h10:8"}, "no device 'h10'; nearest is 'h100', known are cpu"),
+        ({"--cluster": "h100:1x9"}, "a node has 8 h100"),
+        ({"--model": "nowhere"}, "there is no model 'nowhere': give a folder with a config.json of transformers"),
+        ({"--model": "no_such_module:f"}, "there is no module 'no_such_module' for no_such_module:f"),
+        ({"--model": "test_cli_plan:liner"}, "module test_cli_plan has no function 'liner'; did you mean linear?"),
+        ({"--model": "test_cli_plan:cli.main"}, "module test_cli_plan has no function 'cli.main'"),
+        ({"--model": "tutti.cli:usage"}, "tutti.cli:usage returned a str; it must return (model, batch)"),
+        ({"--model": "test_cli_plan:linear"}, "the loss must be a 0-d floating tensor"),
+        ({"--plan": "pp2"}, "no plan 'pp2': write auto, dp, tp"),
+        ({"--plan": "dp3"}, "plan 'dp3' needs 3 devices, not 2"),
+        ({"--optimizer": "lion"}, "no optimizer 'lion'; there are sgd, adam, adamw"),
+        ({"--dtype": "int4"}, "no dtype 'int4'; there are float32, bfloat16"),
+        ({"--batch": "0"}, "a batch of 0 sequences of 16 tokens; at least 1 of 2 is needed"),
+    ],
+)
+def test_mistakes_are_one_line(model, capsys, change, message):
+    options = {"--model": model, "--cluster": "cpu:2", "--batch": "4", "--seq": "16", "--plan": "dp"} | change
+    code, _, err = run(capsys, "plan", *(part for option in options.items() for part in option))
+    assert code == 2 and err.splitlines()[-1].startswith("tutti plan: ") and message in err
+
+
+def test_files_that_are_no_plan_or_config(tmp_path, capsys):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (tmp_path / "config.json").write_text("{}")
+    plan = ["plan", "--cluster", "cpu:2", "--model"]
+    for arguments, message in (
+        (["plan", "show", tmp_path / "config.json"], "config.json: not a plan: a plan is an object with the keys"),
+        (["plan", "show", tmp_path / "missing.json"], "No such file or directory"),
+        ([*plan, empty], f"there is no {empty}/config.json: give a folder with a config.json"),
+        ([*plan, tmp_path / "config.json"], "config.json is not a config of transformers: "),
+    ):
+        code, _, err = run(capsys, *arguments)
+        assert code == 2 and message in err, err
+
+
+def test_rules(capsys):
+    code, out, _ = run(capsys, "rules")
+    assert code == 0 and len(out.splitlines()) > 60
+    code, out, _ = run(capsys, "rules", "bmm")
+    assert [line.split("  ") for line in out.splitlines() if "aten" in line][0][0].strip() == "aten.bmm"
+    assert "b m k, b k n -> b m n | ~0 ~1" in out and "aten.mv" not in out
+    code, out, _ = run(capsys, "rules", "nll_loss_forward")
+    assert "by its arguments (tutti.rules.loss)" in out and out.split()[-1] == "yes"
+
+
+def test_rules_of_a_model(model, capsys):
+    code, out, err = run(capsys, "rules", "--model", model, "--batch", "2", "--seq", "16")
+    assert code == 0, err
+    times = {tuple(line.split("  ")[0].split()): line.split()[-1] for line in out.splitlines() if "aten." in line}
+    assert times[("aten.mm",)] == str(3 * (7 * 2 + 1)), (
+        "seven matrices a layer and the head, forward and twice backward"
+    )
+    assert out.rstrip().endswith("; 0 calls without a rule")
+
+
+def test_an_operator_that_is_none_names_the_nearest(capsys):
+    code, _, err = run(capsys, "rules", "embeding")
+    assert code == 2 and err == "tutti rules: no operator contains 'embeding'; the nearest is 'embedding'\n"
+
+
+@pytest.mark.parametrize("verb", ["plan", "rules"])
+def test_help_documents_every_option(verb, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([verb, "--help"])
+    out = capsys.readouterr().out
+    assert (
+        stop.value.code == 0
+        and "--model" in out
+        and "config.json of transformers" in re.sub(r"\W+", " ", out).replace("config json", "config.json")
+    )
+
+
+def test_a_loaded_model_takes_no_memory(model):
+    network, batch = load(str(model / "config.json"), 3, 5)
+    assert {p.device.type for p in network.parameters()} == {"meta"} and network.training
+    assert {p.dtype for p in network.parameters()} == {torch.bfloat16}
+    assert {key: tuple(x.shape) for key, x in batch.items()} == {"input_ids": (3, 5), "labels": (3, 5)}
