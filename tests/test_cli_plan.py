@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 import tutti
-import zoo
 from tutti import cli
 from tutti.graph.load import load
 
@@ -55,16 +54,13 @@ def test_plans_are_ranked_and_the_best_is_explained_and_saved(model, tmp_path, c
     rows = [line.split()[0] for line in out.splitlines() if line.rstrip().endswith(" yes")]
     assert len(rows) == 7 and rows[0] == plan.name and {"dp4", "tp4", "dp2xtp2xzero3"} <= set(rows)
     assert plan.explain() in out and out.rstrip().endswith(f"saved {file}")
-    assert plan.cluster == "h100:4" and any(label.startswith("master:") for label in plan.inputs) == (
-        "zero" in plan.name
-    )
+    assert plan.cluster == "h100:4"
 
 
 def test_a_saved_plan_is_what_parallelize_takes(model, tmp_path, capsys):
     file = tmp_path / "plan.json"
     options = ["--cluster", "cpu:4", "--plan", "tp2xzero3", "--batch", "4", "--seq", "16", "--dtype", "float32"]
-    assert run(capsys, "plan", "--model", model, *options, "--clip-norm", "None", "--save", file)[0] == 0
-    network = zoo.llama(2)
+    assert run(capsys, "plan", "--model", model, *options, "--save", file)[0] == 0
     network, batch = load(str(model), 4, 16, torch.float32)
     network = network.to_empty(device="cpu")
     for p in network.parameters():
@@ -91,11 +87,10 @@ def test_show_and_compare(model, tmp_path, capsys):
 
 
 def test_an_import_path(capsys):
-    code, out, err = run(
-        capsys, "plan", "--model", "test_cli_plan:scalar", "--cluster", "cpu:2", "--plan", "dp", "--optimizer", "sgd"
-    )
+    options = ["--cluster", "cpu:2", "--plan", "dp", "--optimizer", "sgd"]
+    code, out, err = run(capsys, "plan", "--model", "test_cli_plan:scalar", *options)
     assert code == 0, err
-    assert "plan dp2: mesh dp 2 on cpu:2" in out and "batch 0  dp:S0" in out
+    assert "plan dp2: mesh dp 2 on cpu:2" in out and re.search("^batch 0 +dp:S0$", out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +136,7 @@ def test_rules(capsys):
     code, out, _ = run(capsys, "rules")
     assert code == 0 and len(out.splitlines()) > 60
     code, out, _ = run(capsys, "rules", "bmm")
-    assert [line.split("  ") for line in out.splitlines() if "aten" in line][0][0].strip() == "aten.bmm"
+    assert [line.split()[0] for line in out.splitlines() if "aten" in line] == ["aten.bmm"]
     assert "b m k, b k n -> b m n | ~0 ~1" in out and "aten.mv" not in out
     code, out, _ = run(capsys, "rules", "nll_loss_forward")
     assert "by its arguments (tutti.rules.loss)" in out and out.split()[-1] == "yes"
@@ -167,11 +162,8 @@ def test_help_documents_every_option(verb, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main([verb, "--help"])
     out = capsys.readouterr().out
-    assert (
-        stop.value.code == 0
-        and "--model" in out
-        and "config.json of transformers" in re.sub(r"\W+", " ", out).replace("config json", "config.json")
-    )
+    assert stop.value.code == 0
+    assert all(text in out for text in ("--model", "--batch", "--seq", "of transformers"))
 
 
 def test_a_loaded_model_takes_no_memory(model):

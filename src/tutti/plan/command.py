@@ -44,7 +44,7 @@ def make(
     plan: str = "auto",
     optimizer: str = "adamw",
     dtype: str = "bfloat16",
-    clip_norm: float | None = 1.0,
+    clip_norm: float | None = None,
     save: Path | None = None,
 ) -> None:
     """Plan the training of a model for a cluster. Neither has to be there: nothing is allocated.
@@ -61,8 +61,9 @@ def make(
         plan: Explain this plan instead of the fastest: dp, tp4, zero3, dp2xtp4, tp8xzero1, ...
         optimizer: adamw, adam or sgd.
         dtype: Of the parameters of a model of transformers: bfloat16 (with float32 masters) or float32.
-        clip_norm: Clip the gradient's norm to this; None leaves it alone.
-        save: Write the plan to this file, for `tutti.parallelize(..., plan=FILE)`.
+        clip_norm: Clip the gradient's norm to this.
+        save: Write the plan to this file, for `tutti.parallelize(..., plan=FILE)` with the same optimizer, clip_norm
+            and dtype (masters=True with bfloat16).
     """
     makers: dict[str, Callable[..., torch.optim.Optimizer]] = {kind.__name__.lower(): kind for kind in TABLE}
     for value, known, what in ((optimizer, makers, "optimizer"), (dtype, DTYPES, "dtype")):
