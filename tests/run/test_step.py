@@ -195,6 +195,41 @@ def test_accumulation_is_the_plain_loop(plan):
         assert (state[name] - p).norm() <= 1e-5 * p.norm(), name
 
 
+class Biases(nn.Module):
+    """Two parameters with one gradient, and one whose gradient is a broadcast number."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (nn.Parameter(torch.full((6,), 0.5)) for _ in range(3))
+
+    def forward(self, x):
+        return (x + self.a + self.b).square().mean() + self.c.sum() * x.mean()
+
+
+def test_equal_and_broadcast_gradients_accumulate_apart():
+    model, data = Biases(), (pair()[0],)
+    states = [make(model=model, batch=data, accumulate=n) for n in (1, 3)]
+    for step in states:
+        step(data)
+    one, three = (step.state_dict() for step in states)
+    for name in "abc":
+        torch.testing.assert_close(three[name], one[name])
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_any_plan_evaluates_and_takes_other_shapes(seed):
+    model = zoo.llama(1)
+    graph = tutti.capture(model, zoo.tokens(), torch.optim.AdamW(model.parameters()))
+    step, short = make(tutti.random_plan(graph, 4, seed), "cpu:4", model=model), zoo.tokens(length=8)
+    assert step.evaluate(zoo.tokens()).item() == pytest.approx(model(**zoo.tokens()).loss.item(), rel=1e-5)
+    assert step(short).item() == pytest.approx(model(**short).loss.item(), rel=1e-5)
+
+
+def test_a_plan_file_that_is_missing():
+    with pytest.raises(FileNotFoundError, match=r"missing\.json"):
+        make("missing.json")
+
+
 def test_gradients_between_microbatches_lie_as_the_stage_says():
     data = zoo.tokens(batch=24)
     sent = {plan: make(plan, "cpu:4", batch=data, accumulate=2).program.sent for plan in ("zero1", "zero2")}
