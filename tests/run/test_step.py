@@ -289,3 +289,66 @@ def test_the_same_script_under_gloo(pool):
     expected = [alone(zoo.tokens()).item(), alone.evaluate(zoo.tokens()).item(), len(alone.training_state())]
     for found in pool.run(losses_under_gloo, "auto"):
         assert found == pytest.approx(expected, rel=1e-5)
+
+
+class Remembers(nn.Module):
+    """Keeps, in buffers, what its weight and its input were."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.arange(6.0).view(2, 3))
+        self.register_buffer("weight_before", torch.zeros(6))
+        self.register_buffer("last", torch.zeros(4, 2))
+
+    def forward(self, x):
+        self.weight_before.copy_(self.w.detach().flatten())
+        self.last.copy_(x)
+        return (x @ self.w).square().mean()
+
+
+def test_buffers_are_copies_of_what_they_looked_at():
+    model, x = Remembers(), torch.randn(4, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    step = tutti.parallelize(model, optimizer, (x,), cluster="cpu:1", level="O0")
+    step((x,))
+    given = x.clone()
+    x.zero_()
+    state = step.state_dict()
+    assert torch.equal(state["weight_before"], torch.arange(6.0))
+    assert torch.equal(state["last"], given)
+
+
+class Tables(nn.Module):
+    """Layers that look alike in their output and differ in their weights."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.e = nn.ModuleList([nn.Embedding(7, 4), nn.Embedding(8, 4)])
+
+    def forward(self, ids):
+        return sum(e(ids).square().mean() for e in self.e)
+
+
+def test_evaluation_finds_parameters_where_training_keeps_them():
+    model, ids = Tables(), torch.arange(6).view(2, 3)
+    step = make("zero3", "cpu:2", model=model, batch=(ids,))
+    assert step.evaluate((ids,)).item() == pytest.approx(model(ids).item(), rel=1e-6)
+
+
+def test_random_numbers_that_the_backward_pass_draws_are_refused():
+    class Checkpointed(Net):
+        def forward(self, x, y):
+            again = torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
+            return nn.functional.mse_loss(again, y)
+
+    with pytest.raises(ValueError, match=r"draws random numbers in the backward pass of .*inner"):
+        make(model=Checkpointed(), batch=pair())
+
+
+def test_a_given_plan_says_all():
+    plan = make("tp2", "cpu:2").plan
+    with pytest.raises(ValueError, match="pins have no effect"):
+        make(plan, "cpu:2", pins=[tutti.pin("*norm*", dim=0, axis="tp")])
+    with pytest.raises(ValueError, match="the plan accumulates 1 microbatches, not 2"):
+        make(plan, "cpu:2", accumulate=2)

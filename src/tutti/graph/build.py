@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from tutti.graph.costs import annotate_costs
+from tutti.graph.costs import FREE, annotate_costs
 from tutti.graph.labels import annotate_labels
 from tutti.graph.randomness import make_reproducible
 from tutti.graph.simplify import simplify
-from tutti.graph.step_graph import FORWARD, UPDATE, Spec, StepGraph
+from tutti.graph.step_graph import FORWARD, UPDATE, Call, Spec, StepGraph
 
 
 def build(traced: fx.GraphModule, inputs: list[str], outputs: list[str], device: torch.device) -> StepGraph:
@@ -30,6 +30,7 @@ def build(traced: fx.GraphModule, inputs: list[str], outputs: list[str], device:
     _adopt(graph)
     results = dict(zip(outputs, output.args[0], strict=True))
     results = {k: v for k, v in results.items() if v is not placeholders.get(k)}  # an untouched buffer is no output
+    results = {name: _own(graph, node) for name, node in results.items()}
     output.args = (tuple(results.values()),)
     graph.eliminate_dead_code()
     for name in [n for n in constants if not placeholders[n].users]:
@@ -65,3 +66,17 @@ def _adopt(graph: fx.Graph) -> None:
             owners = {n.meta["path"] for n in node.all_input_nodes if n.op == "call_function" and n.meta["path"]}
             if len(owners) == 1:
                 node.meta["path"] = owners.pop()
+
+
+def _own(graph: fx.Graph, node: Call) -> Call:
+    """An output that only looks at an input becomes a copy: inputs are written into, by the update or the user."""
+    looked_at = node
+    while looked_at.op == "call_function" and looked_at.target in FREE:
+        looked_at = looked_at.args[0]
+    if looked_at.op != "placeholder":
+        return node
+    place = node if node.op == "call_function" else [n for n in graph.nodes if n.op == "placeholder"][-1]
+    with graph.inserting_after(place):
+        copy = graph.call_function(torch.ops.aten.clone.default, (node,))
+    copy.meta = {"phase": FORWARD, "path": "", **node.meta}
+    return copy

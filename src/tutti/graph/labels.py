@@ -60,8 +60,9 @@ def _layer_names(graph: fx.Graph) -> dict[str, str]:
         layer, rest = _split(node.meta["path"])
         if layer and node.op == "call_function":
             random = node.target is torch.ops.tutti.uniform.default  # its salt is its own
-            constants = "" if random else repr(fx.map_arg(node.args, lambda n: None))
-            signatures[layer].append((rest, node.meta["phase"], str(node.target), node.meta["val"], constants))
+            constants = "" if random else repr(fx.map_arg((node.args, node.kwargs), lambda n: None))
+            specs = [n.meta["val"] for n in (*node.all_input_nodes, node)]
+            signatures[layer].append((rest, node.meta["phase"], str(node.target), specs, constants))
     containers: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for layer, signature in signatures.items():
         containers[layer.rpartition(".")[0]][repr(signature)].append(layer)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
-from math import pi, prod
+from math import prod
 
 import torch
 from torch import Tensor, fx
 
-import tutti.nn.random  # noqa: F401  (registers tutti::uniform)
 from tutti.graph.inline import inline
+from tutti.graph.step_graph import BACKWARD
+from tutti.nn import random
 
 aten = torch.ops.aten
 Draw = Callable[[Tensor], Tensor]  # uniform numbers in [0, 1), float32, of the shape of the argument
@@ -34,6 +35,11 @@ def make_reproducible(graph: fx.Graph, seed: fx.Node, step: fx.Node, device: tor
             )
     salts = count()
     for node in [n for n in graph.nodes if n.target in REPLACEMENTS]:
+        if node.meta["phase"] == BACKWARD:
+            raise ValueError(
+                f"{node.target} draws random numbers in the backward pass of {node.meta['path'] or 'the model'}, as "
+                "torch.utils.checkpoint with dropout does: other numbers than the forward pass; switch one of them off"
+            )
 
         def replacement(seed, step, *args, formula=REPLACEMENTS[node.target], **kwargs):
             def draw(like: Tensor) -> Tensor:
@@ -69,11 +75,11 @@ def _is_random(node: fx.Node) -> bool:
 
 
 def _bernoulli(draw: Draw, x: Tensor, p: float = 0.5, **_) -> Tensor:
-    return (draw(x) < p).to(x.dtype)
+    return random.bernoulli(draw(x), p).to(x.dtype)
 
 
 def _bernoulli_of(draw: Draw, x: Tensor, **_) -> Tensor:
-    return (draw(x) < x).to(x.dtype)
+    return random.bernoulli(draw(x), x).to(x.dtype)
 
 
 def _dropout(draw: Draw, x: Tensor, p: float, train: bool | None = True) -> tuple[Tensor, Tensor]:
@@ -86,17 +92,21 @@ def _dropout(draw: Draw, x: Tensor, p: float, train: bool | None = True) -> tupl
 
 
 def _uniform_like(draw: Draw, x: Tensor, *, dtype=None, **_) -> Tensor:
-    return draw(x).to(dtype or x.dtype)
+    return _below_one(draw(x), dtype or x.dtype)
+
+
+def _below_one(u: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rounded down, so that 1 is never reached in a shorter dtype either."""
+    steps = min(1 / torch.finfo(dtype).eps, 1 << 24)
+    return ((u * steps).floor() / steps).to(dtype)
 
 
 def _uniform_between(draw: Draw, x: Tensor, low: float = 0.0, high: float = 1.0, **_) -> Tensor:
-    return (low + (high - low) * draw(x)).to(x.dtype)
+    return random.between(_below_one(draw(x), x.dtype), low, high)
 
 
 def _normal_like(draw: Draw, x: Tensor, *, dtype=None, **_) -> Tensor:
-    """Box and Muller (1958), from two uniform draws."""
-    radius = (-2 * (1 - draw(x)).log()).sqrt()
-    return (radius * (2 * pi * draw(x)).cos()).to(dtype or x.dtype)
+    return random.standard_normal(draw(x)).to(dtype or x.dtype)
 
 
 def _normal(draw: Draw, x: Tensor, mean: float = 0.0, std: float = 1.0, **_) -> Tensor:
@@ -104,7 +114,9 @@ def _normal(draw: Draw, x: Tensor, mean: float = 0.0, std: float = 1.0, **_) -> 
 
 
 def _integers(draw: Draw, low: int, high: int, shape, *, dtype=None, **_) -> Tensor:
-    """From low to below high, which may be 2^24 apart."""
+    """From low to below high."""
+    if high - low > 1 << 24:
+        raise ValueError(f"randint draws from at most 2^24 numbers here, not from {low} to {high}")
     return (low + (draw(torch.empty(shape)) * (high - low)).floor()).to(dtype or torch.int64)
 
 

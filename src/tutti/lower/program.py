@@ -20,7 +20,7 @@ class Collective(NamedTuple):
     kind: str
     axis: str
     bytes: int  # that each rank sends
-    label: str  # of the operator that waits for it
+    label: str  # of the operator that made what is sent
 
 
 @dataclass

@@ -36,7 +36,6 @@ Option = Choice | None
 Options = Mapping[str, list[Option]]
 
 UNIT = 1e6  # the solver works in microseconds
-IMPOSSIBLE = None
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,11 @@ class Estimator:
         for name, node in self.step.inputs.items():
             kinds[KINDS.get(name.split(":")[0], "optimizer state")] += bytes_of.get((node.meta["label"], 0), 0)
         if self.accumulate > 1:
-            kinds["accumulated gradients"] = kinds["parameters"]
+            for name in self.step.gradient_names:
+                label = self.step.gradient_label(name.removeprefix("grad:"))
+                spec = self.step.outputs[name].meta["val"]
+                local = prod(plan.input_layout(label).local_shape(spec.shape, plan.mesh))
+                kinds["accumulated gradients"] += local * spec.dtype.itemsize
         live, peak = 0, 0
         last = _last_readers(self.step)
         alive: dict[tuple, int] = {}

@@ -121,7 +121,9 @@ class Layout:
         return all(s.dim < len(shape) for s in self.splits.values())
 
     def local_shape(self, shape: tuple[int, ...], mesh: Mesh) -> tuple[int, ...]:
-        """The shape that each rank holds."""
+        """The shape that each rank holds. Raises ValueError where the tensor cannot lie like that."""
+        if beyond := [str(s) for s in self.splits.values() if s.dim >= len(shape)]:
+            raise ValueError(f"{beyond[0]} splits a dim that a tensor of shape {shape} does not have")
         return tuple(
             prod(n for n, axis in self.digits(dim, size, mesh) if axis is None) for dim, size in enumerate(shape)
         )

@@ -240,6 +240,8 @@ class _Data(_Role):
             if size % k:
                 raise ValueError(f"{o.label}: a batch of {size} does not divide over {k} data-parallel devices")
             return [Choice(o.rule.outputs[0][0][0])]
+        if o.kind == "buffer":
+            return self.given(o) or [None]
         if o.is_input or o.phase == UPDATE:
             return [None]
         return self.split(o) if o.label in self.planner.from_batch else self.free(o)
@@ -253,8 +255,10 @@ class _Tensor(_Role):
     def options(self, o: Operator) -> list[Option]:
         if not o.is_input:
             return self.split(o) if o.target in FLOPS else self.free(o)
-        if o.kind in ("batch", "buffer", "lr", "step", "seed", "constant"):
+        if o.kind in ("batch", "lr", "step", "seed", "constant"):
             return [None]
+        if o.kind == "buffer":
+            return self.given(o) or [None]
         is_matrix = o.kind == "param" and len(o.outputs[0].shape) > 1
         return self.given(o) or (self.split(o) if is_matrix else self.free(o))
 

@@ -26,6 +26,13 @@ def _anew(mark: str = ""):
     return notation
 
 
+def _triangle(node: Call) -> str:
+    """A matrix, or a batch of them, each of which stays whole."""
+    *batch, row, column = ascii_lowercase[: len(specs(node)[0].shape)]
+    line = " ".join([*batch, f"{row}!", f"{column}!"])
+    return f"{line} -> {line} | ~0"
+
+
 rules(
     {
         aten.full.default: _anew(),
@@ -39,8 +46,8 @@ rules(
         aten.arange.default: "-> a!",
         aten.arange.start: "-> a!",
         aten.arange.start_step: "-> a!",
-        aten.tril.default: "a! b! -> a! b!",
-        aten.triu.default: "a! b! -> a! b!",
+        aten.tril.default: _triangle,
+        aten.triu.default: _triangle,
         ops.uniform.default: _anew("@"),
     }
 )

@@ -25,14 +25,16 @@ def _over_dim(dim_argument: int, mark: str, linear: str = ""):
     return notation
 
 
-def _nll_backward(node: Call) -> str:
+def _nll_backward(node: Call) -> str | None:
+    if len(node.args[1].meta["val"].shape) != 2:  # one sample without a batch
+        return None
     grad = " ".join("n" for _ in node.args[0].meta["val"].shape)
     weights = ", c!" if node.args[3] is not None else ""
     return f"{grad}, n c*, n{weights}, -> n c* | ~0"
 
 
 def _nll_forward(node: Call) -> str | None:
-    if node.args[2] is not None:  # class weights: not split
+    if node.args[2] is not None or len(node.args[0].meta["val"].shape) != 2:  # class weights, one sample
         return None
     return "n@ c*, n -> , =" if node.args[3] in (MEAN, SUM) else "n c*, n -> n, ="
 

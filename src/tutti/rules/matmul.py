@@ -9,9 +9,9 @@ aten = torch.ops.aten
 
 
 def _addmm(node: Call) -> str | None:
-    bias = operands(node)[0].meta["val"].shape
-    rows = "m n" if len(bias) == 2 and bias[0] != 1 else "1 n" if len(bias) == 2 else "n"
-    return f"+{rows}, m k, k n -> m n | ~01 ~02"
+    m, n = node.meta["val"].shape
+    added = {(n,): "n", (1, n): "1 n", (m, n): "m n"}.get(operands(node)[0].meta["val"].shape)
+    return added and f"+{added}, m k, k n -> m n | ~01 ~02"
 
 
 rules(

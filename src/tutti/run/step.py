@@ -22,9 +22,9 @@ from tutti.plan.layout import Layout, coordinates_of, devices
 from tutti.plan.pin import Pin
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner, replan
+from tutti.run.allocator import keep_freed_memory
 from tutti.run.code import Run
 from tutti.run.levels import LEVELS, prepare
-from tutti.run.allocator import keep_freed_memory
 from tutti.run.runtime import in_job, join_job, own_slice, runtime_for
 
 Signature = tuple[tuple[str, Spec], ...]
@@ -205,13 +205,17 @@ class Step:
                 module.training = training
 
     def _choose(self, plan: Plan | str | Path) -> Plan:
+        if not isinstance(plan, Plan) and (isinstance(plan, Path) or plan.endswith(".json")):
+            plan = Plan.load(plan)
         if isinstance(plan, Plan):
+            if self.pins:
+                raise ValueError("a plan that is given says all: pins have no effect on it; edit the plan")
+            if plan.accumulate != self.accumulate:
+                raise ValueError(f"the plan accumulates {plan.accumulate} microbatches, not {self.accumulate}")
             return plan
         planner = Planner(self.graph, self.cluster, self.pins, self.accumulate)
         if plan == "auto":
             return planner.best()
-        if isinstance(plan, Path) or str(plan).endswith(".json"):
-            return Plan.load(plan)
         return planner.named(plan)
 
     def _share(self, make) -> Any:
@@ -353,6 +357,7 @@ class Step:
         if what == "evaluate":
             assert batch is not None
             graph = self._capture(batch, evaluate=True)
+            graph.name_inputs_as(self.graph)
             return graph, self._share(lambda: replan(graph, self.plan, self.cluster))
         if signature not in self._plans:
             assert batch is not None

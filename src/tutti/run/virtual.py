@@ -10,7 +10,7 @@ from tutti.plan.layout import Mesh, group_of
 from tutti.run.code import Request, Run
 
 COMBINE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "sum": lambda stacked: stacked.sum(0),
+    "sum": lambda stacked: stacked.sum(0, dtype=stacked.dtype),  # torch would widen integers
     "avg": lambda stacked: stacked.mean(0),
     "max": lambda stacked: stacked.amax(0),
     "min": lambda stacked: stacked.amin(0),
