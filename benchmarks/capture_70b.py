@@ -41,7 +41,6 @@ class Case:
             intermediate_size=self.intermediate,
             vocab_size=self.vocab,
             max_position_embeddings=self.sequence,
-            use_cache=False,
             dtype=torch.bfloat16,
         )
         with torch.device("meta"):

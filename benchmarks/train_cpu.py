@@ -134,6 +134,7 @@ class InOrder(Trainer):
 def train_with_tutti(turns: harness.Turns, case: Case, level: str, dtype: torch.dtype) -> None:
     """``tutti.parallelize`` on one device; low precision with float32 masters."""
     model = case.model().to(dtype)
+    model.config.use_cache = True  # transformers then leaves causality to the kernel; the capture drops the cache
     batches = iter(DataLoader(RandomTokens(case), batch_size=case.batch))
     first = next(batches)
     batches = itertools.chain([first], batches)

@@ -2,68 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import socket
-import traceback
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
+from gloo import Pool
+
 torch.set_num_threads(1)
-
-RANKS = 4
-SECONDS = 240  # no task takes longer; a pool that hangs is ended
-
-
-class Pool:
-    """Four processes of one Gloo job that run module-level functions, all together."""
-
-    def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.pipes, self.processes = [], []
-        for rank in range(RANKS):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(rank, port, theirs), daemon=True)
-            process.start()
-            self.pipes.append(ours)
-            self.processes.append(process)
-
-    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """The results of `function(*args)` by rank. An error of any rank is raised here with its traceback."""
-        for pipe in self.pipes:
-            pipe.send((function, args))
-        answers = []
-        for rank, pipe in enumerate(self.pipes):
-            if not pipe.poll(SECONDS):
-                self.close()
-                raise TimeoutError(f"rank {rank} did not finish {function.__name__} in {SECONDS} s")
-            answers.append(pipe.recv())
-        errors = [f"rank {rank}:\n{text}" for rank, (ok, text) in enumerate(answers) if not ok]
-        assert not errors, "\n".join(errors)
-        return [value for _, value in answers]
-
-    def close(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.join()
-
-
-def _work(rank: int, port: int, pipe) -> None:
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_RANK": str(rank)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
-    while True:
-        function, args = pipe.recv()
-        try:
-            pipe.send((True, function(*args)))
-        except Exception:
-            pipe.send((False, traceback.format_exc()))
 
 
 @pytest.fixture(scope="session")

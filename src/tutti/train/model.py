@@ -27,7 +27,6 @@ def model_config(model: settings.Model, vocab_size: int, seq: int) -> PreTrained
         "bos_token_id": 0,
         "eos_token_id": 0,
         "pad_token_id": 0,
-        "use_cache": False,
     }
     blank = _blank(model.type)
     known = {f.name for f in fields(blank)} | set(blank.attribute_map)  # pyright: ignore
