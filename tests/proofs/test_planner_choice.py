@@ -69,4 +69,4 @@ def test_predicted_communication_is_that_of_the_program(make):
     planner = Planner(step, tutti.Cluster.parse("cpu:4"))
     for name in PLANS:
         plan = planner.named(name)
-        assert plan.prediction.communication_bytes == pytest.approx(shard(step, plan, 0).sent, rel=0.01), name
+        assert plan.prediction.communication_bytes == pytest.approx(shard(step, plan, 0).sent, rel=0.02), name
