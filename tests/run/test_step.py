@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 
 import pytest
 import torch
@@ -282,6 +283,23 @@ def test_operators_without_a_rule_run_whole_and_say_so():
 def losses_under_gloo(plan: str) -> list[float]:
     step = make(plan, "auto")
     return [step(zoo.tokens()).item(), step.evaluate(zoo.tokens()).item(), len(step.training_state())]
+
+
+def losses_of_unseeded_ranks() -> list[float]:
+    rank = int(os.environ["RANK"])
+    step = make("dp4", "auto", model=zoo.llama(seed=rank))
+    losses = [step(zoo.tokens()).item() for _ in range(2)]
+    other = make("dp4", "auto")
+    with pytest.raises(ValueError, match="rank 1 has another batch entry 'input_ids' than rank 0"):
+        other(zoo.tokens(seed=rank))
+    return losses
+
+
+def test_ranks_train_one_model_on_one_batch(pool):
+    alone = make()
+    expected = [alone(zoo.tokens()).item() for _ in range(2)]
+    for found in pool.run(losses_of_unseeded_ranks):
+        assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_same_script_under_gloo(pool):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,33 @@ from tutti.run.code import Request, Run
 from tutti.run.virtual import run_virtual
 
 OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+def same_everywhere(tensor: torch.Tensor) -> torch.Tensor:
+    """Rank 0's tensor on every rank of a job: ranks whose seeds differ would else train different models."""
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+        dist.broadcast(tensor, 0)
+    return tensor
+
+
+def check_same_everywhere(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise ValueError on every rank where the ranks of a job do not hold the same tensors."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    digests = {key: _digest(tensor) for key, tensor in tensors.items()}
+    everywhere: list = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, digests)
+    for rank, theirs in enumerate(everywhere):
+        if differing := [key for key in digests if theirs.get(key) != everywhere[0].get(key)]:
+            raise ValueError(
+                f"rank {rank} has another batch entry {differing[0]!r} than rank 0: every rank is given the global "
+                "batch and takes its own part (no DistributedSampler)"
+            )
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    return hashlib.sha1(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 class Virtual:

@@ -25,7 +25,7 @@ from tutti.plan.planner import Planner, replan
 from tutti.run.allocator import keep_freed_memory
 from tutti.run.code import Run
 from tutti.run.levels import LEVELS, prepare
-from tutti.run.runtime import in_job, join_job, own_slice, runtime_for
+from tutti.run.runtime import check_same_everywhere, in_job, join_job, own_slice, runtime_for, same_everywhere
 
 Signature = tuple[tuple[str, Spec], ...]
 
@@ -99,7 +99,7 @@ class Step:
         self.rank, self.world_size = self.runtime.rank, devices(self.plan.mesh)
         if self.device.type == "cpu":
             keep_freed_memory()
-        self.steps = optimizers.step_count(optimizer)
+        self.steps, self._compared = optimizers.step_count(optimizer), False
         self._plans: dict[Signature, tuple[StepGraph, Plan]] = {
             _signature(self._microbatch(batch)): (self.graph, self.plan)
         }
@@ -113,6 +113,9 @@ class Step:
     def __call__(self, batch: Batch) -> torch.Tensor:
         """One optimizer step on a global batch; the mean loss, a 0-d tensor."""
         self._check_constants()
+        if not self._compared:  # once: a data loader that differs between ranks shows at once
+            check_same_everywhere(dict(batch_items(batch)))
+            self._compared = True
         outputs = self._run("train", batch) if self.accumulate == 1 else self._accumulated(batch)
         self._keep(outputs)
         self.steps += 1
@@ -243,7 +246,8 @@ class Step:
             if kind in ("batch", "lr", "step", "seed", "constant"):
                 continue
             source = params if kind == "param" else buffers if kind == "buffer" else None
-            self._place(name, source[key].detach() if source is not None else state[key][kind])
+            whole = source[key].detach() if source is not None else state[key][kind]
+            self._place(name, same_everywhere(whole.to(self.device)))
         return self._state
 
     def _place(self, name: str, whole: torch.Tensor) -> None:
