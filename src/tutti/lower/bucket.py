@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from math import prod
 
 import torch
@@ -9,6 +10,7 @@ from torch import fx
 
 from tutti.graph.step_graph import Call, Spec
 from tutti.lower.collectives import all_gather, all_reduce, reduce_scatter
+from tutti.lower.emit import Emitter
 from tutti.lower.order import collectives_together
 from tutti.plan.price import BUCKET
 
@@ -32,37 +34,19 @@ def bucket(graph: fx.Graph) -> None:
 
 
 def _merge(graph: fx.Graph, group: list[Call]) -> None:
-    first, last = group[0], group[-1]
-    target, (_, *rest) = first.target, first.args
-    has_rows = target not in (all_reduce, all_gather)  # the operand's leading dim goes over the axis
-    origin = {key: first.meta[key] for key in ("phase", "path", "label") if key in first.meta}
-
-    def emit(function, args: tuple, shape) -> fx.Node:
-        node = graph.call_function(function, args)
-        node.meta = {**origin, "val": Spec(tuple(shape), first.args[0].meta["val"].dtype)}
-        return node
-
-    with graph.inserting_after(last):
-        graph_end = graph.call_function(aten.zeros.default, ([],))  # a mark to insert before
-    with graph.inserting_before(graph_end):
-        flat, widths = [], []
-        for node in group:
-            x, spec = node.args[0], node.args[0].meta["val"]
-            rows = [spec.shape[0]] if has_rows else []
-            widths.append(spec.numel // prod(rows))
-            shape = [*rows, widths[-1]]
-            flat.append(x if list(spec.shape) == shape else emit(aten.reshape.default, (x, shape), shape))
-        total = sum(widths)
-        rows = [group[0].args[0].meta["val"].shape[0]] if has_rows else []
-        joined = emit(aten.cat.default, (flat, len(rows)), [*rows, total])
-        made = group[0].meta["val"].shape
-        lead = [] if target in (all_reduce, reduce_scatter) else [made[0]]
-        result = emit(target, (joined, *rest), [*lead, total])
-        start = 0
-        for node, width in zip(group, widths, strict=True):
-            part = emit(aten.slice.Tensor, (result, len(lead), start, start + width), [*lead, width])
-            part = emit(aten.reshape.default, (part, list(node.meta["val"].shape)), node.meta["val"].shape)
-            node.replace_all_uses_with(part)
-            start += width
-    for node in [*group, graph_end]:
+    """One collective in the place of the last of the group, on all operands end to end."""
+    first: Spec = group[0].args[0].meta["val"]
+    target, (_, *rest) = group[0].target, group[0].args
+    rows = () if target in (all_reduce, all_gather) else first.shape[:1]  # the operand's leading dim goes over the axis
+    lead = () if target in (all_reduce, reduce_scatter) else group[0].meta["val"].shape[:1]  # so does the result's
+    widths = [n.args[0].meta["val"].numel // prod(rows) for n in group]
+    emit = Emitter(graph, {**group[0].meta, "val": first})
+    with graph.inserting_before(group[-1].next):
+        flat = [emit.reshape(n.args[0], (*rows, width)) for n, width in zip(group, widths, strict=True)]
+        joined = emit(aten.cat.default, (flat, len(rows)), (*rows, sum(widths)))
+        result = emit(target, (joined, *rest), (*lead, sum(widths)))
+        for node, end, width in zip(group, accumulate(widths), widths, strict=True):
+            part = emit(aten.slice.Tensor, (result, len(lead), end - width, end), (*lead, width))
+            node.replace_all_uses_with(emit.reshape(part, node.meta["val"].shape))
+    for node in group:
         graph.erase_node(node)

@@ -7,18 +7,17 @@ from collections.abc import Mapping
 import torch
 from torch import fx
 
-from tutti.graph.step_graph import Spec
 from tutti.lower.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
+from tutti.lower.emit import Emitter, Shape
 from tutti.plan.layout import Mesh, Partial, Split
 from tutti.plan.reshard import Step
 
 aten = torch.ops.aten
-Shape = tuple[int, ...]
 
 
 def move(graph: fx.Graph, node: fx.Node, step: Step, shape: Shape, mesh: Mesh, where: Mapping[str, int]) -> fx.Node:
     """Append what takes this rank's part of a tensor of global `shape` from step.source to step.target."""
-    emit = _Emitter(graph, node.meta)
+    emit = Emitter(graph, node.meta)
     k, old, new = mesh[step.axis], step.source[step.axis], step.target[step.axis]
     x = node
     if step.kind == "mask":
@@ -43,32 +42,11 @@ def move(graph: fx.Graph, node: fx.Node, step: Step, shape: Shape, mesh: Mesh, w
     return _from_front(emit, x, old.dim, step.target.before(old.dim, shape[old.dim], mesh, old.outer))
 
 
-class _Emitter:
-    """Appends calls to a graph, each with the spec of its result and the origin of what it moves."""
-
-    def __init__(self, graph: fx.Graph, meta: dict):
-        self.graph, self.dtype = graph, meta["val"].dtype
-        self.origin = {key: meta[key] for key in ("phase", "path", "label") if key in meta}
-
-    def __call__(self, target, args: tuple, shape: Shape) -> fx.Node:
-        node = self.graph.call_function(target, args)
-        node.meta = {**self.origin, "val": Spec(tuple(shape), self.dtype)}
-        return node
-
-    def reshape(self, x: fx.Node, shape: Shape) -> fx.Node:
-        return x if x.meta["val"].shape == shape else self(aten.reshape.default, (x, list(shape)), shape)
-
-    def permute(self, x: fx.Node, order: list[int]) -> fx.Node:
-        if order == sorted(order):
-            return x
-        return self(aten.permute.default, (x, order), tuple(x.meta["val"].shape[i] for i in order))
-
-
 def _parted(shape: Shape, dim: int, before: int, k: int) -> Shape:
     return (*shape[:dim], before, k, shape[dim] // (before * k), *shape[dim + 1 :])
 
 
-def _take(emit: _Emitter, x: fx.Node, dim: int, before: int, k: int, index: int) -> fx.Node:
+def _take(emit: Emitter, x: fx.Node, dim: int, before: int, k: int, index: int) -> fx.Node:
     shape = x.meta["val"].shape
     if before == 1:  # one block: a view
         size = shape[dim] // k
@@ -80,7 +58,7 @@ def _take(emit: _Emitter, x: fx.Node, dim: int, before: int, k: int, index: int)
     return emit.reshape(x, (*shape[:dim], shape[dim] // k, *shape[dim + 1 :]))
 
 
-def _to_front(emit: _Emitter, x: fx.Node, dim: int, before: int, k: int) -> fx.Node:
+def _to_front(emit: Emitter, x: fx.Node, dim: int, before: int, k: int) -> fx.Node:
     """(..., before k after, ...) -> (k, ..., before after, ...)"""
     shape = x.meta["val"].shape
     x = emit.reshape(x, _parted(shape, dim, before, k))
@@ -89,7 +67,7 @@ def _to_front(emit: _Emitter, x: fx.Node, dim: int, before: int, k: int) -> fx.N
     return emit.reshape(x, (k, *shape[:dim], shape[dim] // k, *shape[dim + 1 :]))
 
 
-def _from_front(emit: _Emitter, x: fx.Node, dim: int, before: int) -> fx.Node:
+def _from_front(emit: Emitter, x: fx.Node, dim: int, before: int) -> fx.Node:
     """(k, ..., before after, ...) -> (..., before k after, ...)"""
     k, *shape = x.meta["val"].shape
     x = emit.reshape(x, (k, *shape[:dim], before, shape[dim] // before, *shape[dim + 1 :]))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import fx
 
-from tutti.graph.step_graph import Spec
+from tutti.graph.step_graph import Call, Spec
 from tutti.lower.collectives import COLLECTIVES
 from tutti.plan.layout import Layout, Mesh
 from tutti.plan.reshard import sent_bytes
@@ -39,12 +39,13 @@ class Program:
     @property
     def collectives(self) -> list[Collective]:
         found = []
+        node: Call
         for node in self.graph.nodes:
             if node.target in COLLECTIVES:
-                operand: Spec = node.args[0].meta["val"]  # pyright: ignore
+                operand: Spec = node.args[0].meta["val"]
                 kind, axis = COLLECTIVES[node.target], node.args[1]
-                sent = sent_bytes(kind, operand.bytes, self.mesh[axis])  # pyright: ignore
-                found.append(Collective(kind, axis, sent, node.meta.get("label", "")))  # pyright: ignore
+                sent = sent_bytes(kind, operand.bytes, self.mesh[axis])
+                found.append(Collective(kind, axis, sent, node.meta.get("label", "")))
         return found
 
     @property
