@@ -6,8 +6,9 @@ import torch
 import tutti
 import zoo
 from tutti.plan.estimate import Estimator
-from tutti.plan.layout import Split, devices
+from tutti.plan.layout import Layout, Split, devices
 from tutti.plan.planner import Planner, replan
+from tutti.plan.textbook import Textbook
 
 
 def capture(make=zoo.llama, batch=12, **options):
@@ -101,3 +102,11 @@ def test_prediction_adds_up(graph):
     assert made.step_seconds == made.compute_seconds + made.communication_seconds
     assert made.peak_bytes == sum(made.bytes_by_kind.values())
     assert made.communication_bytes == sum(sent for _, sent in made.collectives.values())
+
+def test_what_is_stored_once_is_not_remembered(graph):
+    cluster, label = tutti.Cluster.parse("cpu:2"), "param:model.layers.*.mlp.up_proj.weight"
+    planner, fresh = Planner(graph, cluster), Planner(graph, cluster).named("tp2")
+    assert fresh.inputs[label] == Layout.of({"tp": Split(0)})
+    held = planner.textbook(Textbook(tp=2), {label: Layout.of({"tp": Split(1)})})
+    assert held.inputs[label] == Layout.of({"tp": Split(1)})
+    assert planner.named("tp2") == fresh

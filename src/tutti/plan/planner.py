@@ -45,7 +45,7 @@ class Planner:
         views = self.problem.reached_from("param") - self.from_batch
         self.weights = params | {v for v in views if self.problem.operators[v].phase != UPDATE}
         self.estimator = Estimator(step, self.problem, cluster, accumulate)
-        self._computed: dict[tuple[int, int], dict[str, dict[str, Choice]]] = {}
+        self._computed: dict[tuple, dict[str, dict[str, Choice]]] = {}  # by axis sizes and stored layouts
 
     def named(self, name: str) -> Plan:
         """A textbook plan by its name. See `plan.textbook`."""
@@ -57,12 +57,13 @@ class Planner:
         stored: layouts of inputs that are given already, by label (to evaluate with the parameters as they lie).
         """
         self._check_pins(book)
-        key = (book.dp, book.tp)
-        if key not in self._computed or stored:
-            self._computed[key] = self._compute(book, stored or {})
+        stored = stored or {}
+        key = (book.dp, book.tp, frozenset(stored.items()))
+        if key not in self._computed:
+            self._computed[key] = self._compute(book, stored)
         taken = {label: dict(choices) for label, choices in self._computed[key].items()}
         if book.dp > 1:
-            found = self._solve(book, "dp", taken, _Zero(self, book, taken, stored or {}))
+            found = self._solve(book, "dp", taken, _Zero(self, book, taken, stored))
             for label, option in found.items():
                 taken[label] = with_choice(taken[label], "dp", option)
         return self._plan(book, taken)
