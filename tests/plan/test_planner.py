@@ -103,6 +103,7 @@ def test_prediction_adds_up(graph):
     assert made.peak_bytes == sum(made.bytes_by_kind.values())
     assert made.communication_bytes == sum(sent for _, sent in made.collectives.values())
 
+
 def test_what_is_stored_once_is_not_remembered(graph):
     cluster, label = tutti.Cluster.parse("cpu:2"), "param:model.layers.*.mlp.up_proj.weight"
     planner, fresh = Planner(graph, cluster), Planner(graph, cluster).named("tp2")

@@ -59,6 +59,24 @@ def test_a_mistake_is_one_line_and_exit_code_2(options, tmp_path, capsys, wrong,
     assert message in err and err.startswith("tutti train: ") and err.count("\n") == 1
 
 
+def test_a_misspelt_model_option_writes_nothing(options, tmp_path, capsys):
+    file, out = tmp_path / "run.toml", tmp_path / "run"
+    file.write_text("[model.options]\nintermediate_sise = 48")
+    assert cli.main(["train", str(file), *options, "--out", str(out)]) == 2
+    assert "no option intermediate_sise (model.options); did you mean intermediate_size?" in capsys.readouterr().err
+    assert not out.exists() and not (tmp_path / "cache").exists()
+
+
+def test_a_run_that_failed_before_its_first_checkpoint_can_be_corrected(options, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert cli.main(["train", *options, "--out", str(out), "--batch.seq", "100000"]) == 2
+    assert "windows of 100000 need" in capsys.readouterr().err
+    assert cli.main(["train", *options, "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "step 4  saved" in said and "changed since the run began" not in said
+    assert series(read(out), "loss")[0] == [1, 2, 3, 4]
+
+
 def test_a_mistake_in_the_config_file_names_file_and_key(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text("[optimizer]\nlerning_rate = 1")

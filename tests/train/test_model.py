@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from tutti.train.config import Model, Optimizer
-from tutti.train.model import build_model, build_optimizer, model_config, precision
+from tutti.train.model import build_model, build_optimizer, check_model, model_config, precision
 
 
 def test_a_config_of_transformers_with_the_vocabulary_of_the_text():
@@ -31,6 +31,21 @@ def test_gpt2_is_given_the_same_keys():
 def test_a_model_that_cannot_be_is_an_error(model, message):
     with pytest.raises(ValueError, match=message):
         model_config(model, 300, 16)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Model("gpt2", 33, 1, 2), r"cannot build this gpt2 model \(\[model\] .*ValueError: `embed_dim` must be div"),
+        (Model("vit", 32, 1, 2), r"cannot build this vit model .*Unrecognized configuration class .*ViTConfig"),
+        (Model(options={"hidden_act": "sillu"}), r"cannot build this llama model .*KeyError: 'sillu'$"),
+        (Model(options={"intermediate_size": -3}), "cannot build this llama model .*negative dimension -3"),
+    ],
+)
+def test_a_config_that_makes_no_model_is_one_line(model, message):
+    with pytest.raises(ValueError, match=message) as error:
+        check_model(model, 300, 16)
+    assert "\n" not in str(error.value)
 
 
 def test_the_weights_depend_on_the_seed_alone():

@@ -44,9 +44,11 @@ def run(config: Config) -> None:
     """Prepare, train, report; every rank of a job may call it."""
     from tutti.train import checkpoint, trainer
     from tutti.train.finish import finish
+    from tutti.train.model import check_model
     from tutti.train.prepare import prepare
     from tutti.train.progress import Display
 
+    check_model(config.model, config.tokenizer.vocab_size, config.batch.seq)  # before anything is written
     folder, display = Path(config.out), Display(silent=rank() > 0)
     prepared = prepare(config, display)
     if rank() == 0:
@@ -76,10 +78,16 @@ def _calibrate(config: Config, display: Any) -> None:
 
 
 def _check_same_run(folder: Path, config: Config, text_key: str, display: Any) -> None:
-    """ValueError when the folder holds a run of another model or text; other changes are told."""
+    """ValueError when the folder holds a run of another model or text; other changes are told.
+
+    A run that has saved nothing begins anew, whatever it was told: a mistake can be put right.
+    """
+    from tutti.train.trainer import CHECKPOINTS
+
     now = {"text": text_key, "config": json.loads(json.dumps(asdict(config)))}
     path = folder / RUN
-    before = json.loads(path.read_text()) if path.exists() else now
+    saved = path.exists() and any((folder / CHECKPOINTS).glob("step-*"))
+    before = json.loads(path.read_text()) if saved else now
     was, is_ = flatten(before["config"]), flatten(now["config"])
     changed = {key: f"{key} was {was.get(key)} and is {is_[key]}" for key in is_ if was.get(key) != is_[key]}
     if other := [text for key, text in changed.items() if key.startswith(_FIXED) and key not in _FREE]:

@@ -43,6 +43,17 @@ def model_config(model: settings.Model, vocab_size: int, seq: int) -> PreTrained
         raise ValueError(f"the model's config is not valid: {' '.join(str(e).split())}") from None
 
 
+def check_model(model: settings.Model, vocab_size: int, seq: int) -> None:
+    """ValueError when transformers cannot build this model; it is tried without memory."""
+    config = model_config(model, vocab_size, seq)
+    try:
+        with torch.device("meta"):
+            AutoModelForCausalLM.from_config(config)
+    except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as e:
+        why = f"{type(e).__name__}: {next(iter(str(e).splitlines()), '')}"
+        raise ValueError(f"transformers cannot build this {model.type} model ([model] of the config): {why}") from None
+
+
 def precision(wanted: str, processes: int) -> torch.dtype:
     """The dtype of "float32" or "bfloat16"; "auto" is the one that this machine multiplies faster."""
     if wanted != "auto":
