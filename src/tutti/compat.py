@@ -11,11 +11,14 @@ import torch
 import torch.distributed as dist
 from torch import fx
 from torch._decomp.decompositions import native_batch_norm_decomposition
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 # Operators that write into an argument though their schema denies it, as ones that admit it.
 HONEST = {torch.ops.aten.native_batch_norm.default: native_batch_norm_decomposition}
+
+# Raised where tracing would need the values of a tensor: for a Python number, or for a shape.
+ValuesNeeded = (DataDependentOutputException, DynamicOutputShapeException)
 
 # 2.13 renames these and warns of the old names, 2.11 has only them.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -171,3 +171,60 @@ def test_other_mistakes_are_errors():
         tutti.capture(Classifier().requires_grad_(False), points(), loss=cross_entropy)
     with pytest.raises(ValueError, match="does not depend on any parameter"):
         tutti.capture(Detached(), points(), loss=cross_entropy)
+
+
+class Branching(Classifier):
+    """Asks for values of its input in the way it is told."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+
+    def forward(self, x):
+        return self.how(self, x, super().forward(x).square())
+
+
+def branch(model, x, y):
+    if x.sum() > 0:
+        return y.sum()
+    return y.mean()
+
+
+@pytest.mark.parametrize(
+    ("how", "line"),
+    [
+        (branch, "if x.sum() > 0:"),
+        (lambda m, x, y: y.mean() * x.mean().item(), "x.mean().item()"),
+        (lambda m, x, y: y[x[:, :3] > 0].sum(), "y[x[:, :3] > 0].sum()"),
+        (lambda m, x, y: y.mean() * sum(v for v in x[0].tolist()), "x[0].tolist()"),
+    ],
+)
+def test_a_model_that_branches_on_values_is_told_where_and_what_to_do(how, line):
+    with pytest.raises(ValueError, match=r"test_capture\.py:\d+, `.*`: the model branches on the values") as error:
+        tutti.capture(Branching(how), points(), loss=lambda m, b: m(b[0]))
+    assert line in str(error.value) and "write torch.where or a mask" in str(error.value)
+    assert "experts" not in str(error.value)
+
+
+def test_experts_that_are_chosen_by_value_are_told_of_those_that_are_not():
+    import transformers
+
+    config = transformers.MixtralConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, intermediate_size=16,
+        vocab_size=96, num_local_experts=2,
+    )  # fmt: skip
+    model: transformers.PreTrainedModel = transformers.MixtralForCausalLM(config)
+    model.set_experts_implementation("eager")
+    with pytest.raises(ValueError, match=r"modeling_mixtral\.py:\d+, .*set_experts_implementation\('batched_mm'\)"):
+        tutti.capture(model, zoo.tokens(2))
+    model.set_experts_implementation("batched_mm")
+    assert tutti.capture(model, zoo.tokens(2)).flops > 0
+
+
+def test_a_batch_without_labels_is_named():
+    batch = zoo.tokens(2)
+    del batch["labels"]
+    with pytest.raises(ValueError, match=r"from 'labels', which the batch does not have \(it has 'input_ids'\)"):
+        tutti.capture(zoo.llama(1), batch)
+    with pytest.raises(ValueError, match=r"the loss is a NoneType; pass loss="):
+        tutti.capture(zoo.llama(1), zoo.tokens(2), loss=lambda m, b: None)

@@ -6,9 +6,11 @@ optimizer update. Python control flow that does not depend on data is simply run
 
 from __future__ import annotations
 
+import traceback
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -45,7 +47,7 @@ def capture(
     gradients: False records the forward pass only.
 
     An enclosing `torch.autocast` is recorded with the graph. Raises ValueError where the loss is not a floating
-    0-d tensor or nothing requires a gradient.
+    0-d tensor, nothing requires a gradient, or the model branches on the values of a tensor.
     """
     params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     device = device_of(model)
@@ -61,7 +63,7 @@ def capture(
         tensors |= {f"model.{name}": inputs[f"buffer:{name}"].clone() for name in buffers}
         with recorder.forward():
             value = torch.func.functional_call(scored, tensors, (_refill(batch, inputs),), tie_weights=True)
-        _check_scalar(value)
+        _check_scalar(value, batch, loss)
         if gradients and not value.requires_grad:
             raise ValueError(
                 "the loss does not depend on any parameter that requires a gradient; is it computed under "
@@ -103,7 +105,10 @@ def capture(
             results[:] = outputs
             return tuple(outputs.values())
 
-        traced = functionalize(compat.trace(flat, *inputs.values()), list(inputs.values()))
+        try:
+            traced = functionalize(compat.trace(flat, *inputs.values()), list(inputs.values()))
+        except compat.ValuesNeeded as error:
+            raise _branching(error) from error
     return build(traced, list(inputs), results, device)
 
 
@@ -151,7 +156,27 @@ def _update(optimizer, params, grads, state, inputs, recorder, clip_norm) -> dic
     return outputs
 
 
-def _check_scalar(value: object) -> None:
+def _branching(error: Exception) -> ValueError:
+    """What to say where the model asked for the values of a tensor: its own line, and what to do."""
+    ours = (Path(torch.__file__).parent, Path(__file__).parents[1])
+    frames = traceback.extract_tb(error.__traceback__)
+    asked = [f for f in frames if not any(folder in Path(f.filename).parents for folder in ours)]
+    where = f"{asked[-1].filename}:{asked[-1].lineno}, `{asked[-1].line}`: " if asked else ""
+    experts = "expert" in where
+    return ValueError(
+        f"{where}the model branches on the values of a tensor, or makes a shape of them ({error}). A step is captured "
+        "once for all values: write torch.where or a mask for an if, a loop, .item() or x[mask], or decide it before "
+        "the batch is made" + ("; for experts: model.set_experts_implementation('batched_mm')" if experts else "")
+    )
+
+
+def _check_scalar(value: object, batch: Batch, loss: Loss | None) -> None:
+    keys = [key for key, _ in batch_items(batch)]
+    if value is None and loss is None and "labels" not in keys:
+        raise ValueError(
+            "the model returned no loss. Models of transformers compute it from 'labels', which the batch does not "
+            f"have (it has {', '.join(map(repr, keys))}): add batch['labels'], or pass loss=..."
+        )
     if not isinstance(value, torch.Tensor):
         raise ValueError(
             f"the loss is a {type(value).__name__}; pass loss=... or return a tensor or an output with .loss"
