@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 import torch
+from torch import fx
 
 from tutti.graph.step_graph import Spec
 from tutti.plan.axis import Prices, kind_of, solve
@@ -28,7 +29,7 @@ def random_problem(rng: Random) -> Problem:
         count = 2 if "," in notation else 1
         rule = parse(notation, [SHAPE] * count, [SHAPE])
         phase = rng.choice(["forward", "backward"])
-        operators[f"op{i}"] = Operator(f"op{i}", rule, [spec], phase, 1, 1, object(), 1)
+        operators[f"op{i}"] = Operator(f"op{i}", rule, [spec], phase, 1, 1, fx.Graph().placeholder("x"), 1)
         for operand in range(count):
             edges[Edge((rng.choice(before), 0), f"op{i}", operand)] = 1
     return Problem(operators, edges, {("op3", 0): 1})

@@ -15,8 +15,9 @@ REQUESTS = [
     (kind, axis, op)
     for axis in MESH
     for kind, op in [("all_reduce", "sum"), ("all_reduce", "avg"), ("all_reduce", "max"), ("all_gather", ""),
-                     ("reduce_scatter", "sum"), ("reduce_scatter", "avg"), ("all_to_all", "")]
-]  # fmt: skip
+                     ("reduce_scatter", "sum"), ("reduce_scatter", "avg"), ("all_to_all", ""),
+                     ("shift", "1 0.0"), ("shift", "-1 -inf"), ("shift", "1 wrap")]
+] + [("shift", "a b", "3 wrap"), ("shift", "a b", "-2 1.5")]  # fmt: skip
 LAYOUTS = [
     Layout(),
     Layout.of({"a": Split(0), "b": Split(1)}),

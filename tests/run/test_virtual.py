@@ -55,3 +55,17 @@ def test_ranks_that_ask_for_different_things():
     requests = [Request("all_reduce", "b", "sum", torch.ones(1)) for _ in range(5)]
     with pytest.raises(AssertionError, match="ranks disagree"):
         exchange([*requests, Request("all_gather", "b", "", torch.ones(1))], MESH)
+
+
+@pytest.mark.parametrize("axes", ["a", "b", "a b"])
+@pytest.mark.parametrize(("how", "edge"), [("1 0.0", 0.0), ("-1 -inf", -torch.inf), ("2 wrap", None)])
+def test_shift_hands_on_along_the_axes(axes, how, edge):
+    held = [torch.tensor([float(rank)]) for rank in range(6)]
+    found = exchange([Request("shift", axes, how, x) for x in held], MESH)
+    line = {"a": [[0, 3], [1, 4], [2, 5]], "b": [[0, 1, 2], [3, 4, 5]], "a b": [[0, 1, 2, 3, 4, 5]]}[axes]
+    by = int(how.split()[0])
+    for ranks in line:
+        for i, rank in enumerate(ranks):
+            inside = 0 <= i - by < len(ranks)
+            expected = ranks[(i - by) % len(ranks)] if inside or edge is None else edge
+            assert found[rank].item() == expected

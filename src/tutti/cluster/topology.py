@@ -29,6 +29,7 @@ MESSAGES: dict[str, Callable[[int], int]] = {
     "reduce_scatter": lambda n: n - 1,
     "all_reduce": lambda n: 2 * (n - 1),
     "all_to_all": lambda n: n - 1,
+    "shift": lambda n: 1,
 }
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 import torch
 
-from tutti.lower.collectives import all_reduce
+from tutti.lower.collectives import all_gather, all_reduce, shift
 from tutti.plan.choice import Choices
 from tutti.plan.layout import Layout, Mesh
 from tutti.rules.rule import Rule
@@ -46,6 +47,29 @@ class Here:
         for axis in self.axes(factor):
             x = all_reduce(x, axis, op)
         return x
+
+    def all_gather(self, x: torch.Tensor, factor: str) -> torch.Tensor:
+        """What each rank that holds a part of the factor has, in the order of the parts: (parts, *x)."""
+        x = x.unsqueeze(0)
+        for axis in reversed(self.axes(factor)):
+            x = all_gather(x, axis, self._mesh[axis]).flatten(0, 1)
+        return x
+
+    def shift(self, x: torch.Tensor, factor: str, by: int, edge: float | None = 0.0) -> torch.Tensor:
+        """What the holder of the part `by` places before holds; beyond the first and last part there is `edge`
+        everywhere, or, where it is None, the other end."""
+        return shift(x, " ".join(self.axes(factor)), f"{by} {'wrap' if edge is None else edge}")
+
+    def parts(self, factor: str) -> int:
+        """Into how many parts the factor is split."""
+        return prod(self._mesh[axis] for axis in self.axes(factor))
+
+    def part(self, factor: str) -> int:
+        """Which of them this rank holds."""
+        place = 0
+        for axis in self.axes(factor):
+            place = place * self._mesh[axis] + self._where[axis]
+        return place
 
     def whole_shape(self, output: int) -> tuple[int, ...]:
         return self._shapes[output]

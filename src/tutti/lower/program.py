@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import fx
 
 from tutti.graph.step_graph import Call, Spec
-from tutti.lower.collectives import COLLECTIVES
+from tutti.lower.collectives import COLLECTIVES, parse_shift, peer
 from tutti.plan.layout import Layout, Mesh
 from tutti.plan.reshard import sent_bytes
 
@@ -44,9 +44,15 @@ class Program:
             if node.target in COLLECTIVES:
                 operand: Spec = node.args[0].meta["val"]
                 kind, axis = COLLECTIVES[node.target], node.args[1]
-                sent = sent_bytes(kind, operand.bytes, self.mesh[axis])
+                sent = self._sent(kind, axis, node.args[2:], operand.bytes)
                 found.append(Collective(kind, axis, sent, node.meta.get("label", "")))
         return found
+
+    def _sent(self, kind: str, axis: str, rest: tuple, local: int) -> int:
+        if kind != "shift":
+            return sent_bytes(kind, local, self.mesh[axis])
+        by, edge = parse_shift(rest[0])
+        return 0 if peer(self.rank, axis, by, edge is None, self.mesh) in (None, self.rank) else local
 
     @property
     def sent(self) -> int:

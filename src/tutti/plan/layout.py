@@ -205,6 +205,14 @@ def coordinates_of(rank: int, mesh: Mesh) -> dict[str, int]:
     return position
 
 
+def rank_at(where: Mapping[str, int], mesh: Mesh) -> int:
+    """The rank with these coordinates. The inverse of `coordinates_of`."""
+    rank = 0
+    for axis, size in mesh.items():
+        rank = rank * size + where[axis] % size
+    return rank
+
+
 def group_of(rank: int, axis: str, mesh: Mesh) -> list[int]:
     """The ranks that differ from this one only along `axis`, in order."""
     stride = prod(list(mesh.values())[list(mesh).index(axis) + 1 :])

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from math import prod
 
 from tutti.cluster import Cluster
-from tutti.plan.choice import Choice, Choices, input_placement, output_placement
-from tutti.plan.layout import Mesh, Placement, Split
+from tutti.graph.step_graph import Spec
+from tutti.plan.choice import Choice, Choices, input_placement, layouts, output_placement
+from tutti.plan.layout import Layout, Mesh, Placement, Split
 from tutti.plan.problem import Operator
 from tutti.plan.reshard import sent_bytes
-from tutti.rules import ROWS
+from tutti.rules import SENDS, Cut, operands
 
 BUCKET = 64 << 20  # bytes that collectives of the update are merged into: enough to forget latency
 
@@ -37,21 +38,24 @@ class Pricer:
             for i in range(len(o.rule.inputs))
         ) + sum(self.made_bytes(o, i, choices) for i, s in enumerate(o.outputs) if s.dtype)
         seconds = max(o.flops / parts / self.rate(o), moved / self.cluster.device.bandwidth)
-        return seconds + self.cluster.device.overhead + self.rows(o, choices)
+        return seconds + self.cluster.device.overhead + self.exchanged(o, choices)
 
-    def rows(self, o: Operator, choices: Choices) -> float:
-        """The reductions inside a split softmax or loss: one number for every row."""
-        count = ROWS.get(o.target, 0)
-        split = [(axis, c.factor) for axis, c in choices.items() if c.factor in o.rule.local]
-        if not count or not split:
+    def exchanged(self, o: Operator, choices: Choices) -> float:
+        """What the operator's own computation sends: sums of the rows of a split softmax, border rows, ..."""
+        split = {axis: c.factor for axis, c in choices.items() if c.factor in o.rule.local}
+        if not split or o.target not in SENDS:
             return 0.0
-        axis, factor = split[0]
-        rows = (
-            o.outputs[0].numel
-            // o.rule.sizes[factor]
-            // prod(self.mesh[a] for a, c in choices.items() if c.factor and c.factor != factor)
+        ins, outs = layouts(o.rule, choices)
+        inputs = [self.local(at, n.meta["val"]) for at, n in zip(ins, operands(o.node), strict=True)]
+        outputs = [self.local(at, spec) for at, spec in zip(outs, o.outputs, strict=True)]
+        return sum(
+            self.collective(kind, axis, sent)
+            for axis, factor in split.items()
+            for kind, sent in SENDS[o.target](Cut(o.node, o.rule, factor, self.mesh[axis], inputs, outputs))
         )
-        return count * self.collective("all_reduce", axis, rows * 4)
+
+    def local(self, layout: Layout, spec: Spec) -> Spec:
+        return Spec(layout.local_shape(spec.shape, self.mesh), spec.dtype)
 
     def made_bytes(self, o: Operator, output: int, choices: Choices) -> int:
         """Bytes of one output on one rank."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import prod
 from string import ascii_lowercase
 
-from tutti.graph.step_graph import Spec, StepGraph
+from tutti.graph.step_graph import Call, Spec, StepGraph
 from tutti.plan.choice import Choices, layouts
 from tutti.plan.layout import Mesh
 from tutti.rules import operands, replicated, rule_of, source, specs
@@ -32,12 +32,16 @@ class Operator:
     phase: str
     flops: int  # of one node
     bytes: int
-    target: object = None
+    node: Call = None  # one of them; None of an input
     count: int = 0
 
     @property
     def is_input(self) -> bool:
-        return self.target is None
+        return self.node is None
+
+    @property
+    def target(self) -> object:
+        return self.node and self.node.target
 
     @property
     def kind(self) -> str:
@@ -97,9 +101,14 @@ def problem_of(step: StepGraph) -> Problem:
             if rule is None:
                 without.add(str(node.target))
                 rule = replicated(node)
-            target = None if is_input else node.target
             operators[label] = Operator(
-                label, rule, specs(node), node.meta["phase"], node.meta["flops"], node.meta["bytes"], target
+                label,
+                rule,
+                specs(node),
+                node.meta["phase"],
+                node.meta["flops"],
+                node.meta["bytes"],
+                None if is_input else node,
             )
         operators[label].count += 1
         for i, x in enumerate(operands(node) if node.op == "call_function" else ()):

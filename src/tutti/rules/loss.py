@@ -8,7 +8,7 @@ from string import ascii_lowercase
 import torch
 
 from tutti.graph.step_graph import Call
-from tutti.rules.registry import LOCAL, ROWS, operands, rules
+from tutti.rules.registry import LOCAL, SENDS, Cut, operands, rules
 
 aten = torch.ops.aten
 MEAN, SUM = 1, 2  # torch's codes of the reduction
@@ -131,9 +131,22 @@ LOCAL |= {
     aten.nll_loss_backward.default: _nll_loss_backward,
 }
 
-ROWS |= {
-    aten._softmax.default: 2,
-    aten._log_softmax.default: 2,
-    aten._softmax_backward_data.default: 1,
-    aten._log_softmax_backward_data.default: 1,
+
+def _row_sums(count: int):
+    """All-reduces of one number for each row."""
+
+    def sends(cut: Cut) -> list[tuple[str, int]]:
+        x = cut.inputs[0]
+        rows = x.numel // x.shape[cut.dim(0)]
+        return [("all_reduce", rows * x.dtype.itemsize)] * count
+
+    return sends
+
+
+SENDS |= {
+    aten._softmax.default: _row_sums(2),
+    aten._log_softmax.default: _row_sums(2),
+    aten._softmax_backward_data.default: _row_sums(1),
+    aten._log_softmax_backward_data.default: _row_sums(1),
+    aten.nll_loss_forward.default: lambda cut: [("all_reduce", 4)],
 }

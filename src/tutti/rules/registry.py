@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +21,25 @@ RULES: dict[Any, str | Maker] = {}
 ARGUMENTS: dict[Any, Callable[[tuple, list[tuple[int, ...]]], tuple]] = {}  # (arguments, local output shapes) -> own
 LOCAL: dict[Any, Callable] = {}  # (Here, *arguments with local tensors) -> local outputs
 CONTIGUOUS: dict[Any, tuple[int, ...]] = {}  # operands in which torch's kernel overlooks strides
-ROWS: dict[Any, int] = {}  # all-reduces of one number a row that the local computation makes
+SENDS: dict[Any, Callable[[Cut], Iterable[tuple[str, int]]]] = {}  # what the local computation exchanges
+
+
+@dataclass(frozen=True)
+class Cut:
+    """An axis of size k that splits a factor of a call by its local computation: asked for what that sends."""
+
+    node: fx.Node
+    rule: Rule
+    factor: str
+    k: int
+    inputs: list[Spec]  # local, under all axes
+    outputs: list[Spec]
+
+    def dim(self, operand: int) -> int:
+        """The dim of an operand that holds the factor."""
+        place = self.rule.position(self.rule.inputs[operand], self.factor)
+        assert place is not None
+        return place[0]
 
 
 def rules(table: dict[Any, str | Maker]) -> None:

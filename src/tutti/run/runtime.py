@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from tutti.compat import all_gather_single, reduce_scatter_single
 from tutti.graph.step_graph import Spec
+from tutti.lower.collectives import parse_shift, peer
 from tutti.plan.layout import Layout, Mesh, coordinates_of, devices, group_of
 from tutti.run.code import Request, Run
 from tutti.run.virtual import run_virtual
@@ -86,6 +87,8 @@ class Distributed:
 
     def carry_out(self, request: Request) -> torch.Tensor:
         """This rank's result of a collective."""
+        if request.kind == "shift":
+            return self._shift(request.tensor, request.axis, request.op)
         group, k = self.groups.get(request.axis), self.mesh[request.axis]
         x = request.tensor.contiguous()
         op, scale = OPS.get(request.op, dist.ReduceOp.SUM), 1 / k if request.op == "avg" else None
@@ -108,6 +111,20 @@ class Distributed:
             case kind:
                 raise ValueError(f"unknown collective {kind!r}")
         return out if scale is None else out.mul_(scale)
+
+    def _shift(self, x: torch.Tensor, axes: str, how: str) -> torch.Tensor:
+        """Sent from rank to rank, both ways at once: needs no group."""
+        by, edge = parse_shift(how)
+        source, target = (peer(self.rank, axes, step, edge is None, self.mesh) for step in (-by, by))
+        x = x.contiguous()
+        out = torch.empty_like(x) if source is not None else torch.full_like(x, edge)  # pyright: ignore
+        if source == self.rank:
+            return out.copy_(x)
+        sends = [] if target is None else [dist.P2POp(dist.isend, x, target)]
+        receives = [] if source is None else [dist.P2POp(dist.irecv, out, source)]
+        for work in dist.batch_isend_irecv(sends + receives) if sends or receives else []:
+            work.wait()
+        return out
 
     def whole(self, parts: Sequence[torch.Tensor], layout: Layout, spec: Spec) -> torch.Tensor:
         if layout == Layout():

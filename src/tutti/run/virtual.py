@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from tutti.lower.collectives import parse_shift, peer
 from tutti.plan.layout import Mesh, group_of
 from tutti.run.code import Request, Run
 
@@ -38,9 +39,11 @@ def run_virtual(runs: Sequence[Run], inputs: Sequence[Sequence[torch.Tensor]], m
 
 def exchange(requests: Sequence[Request], mesh: Mesh) -> list[torch.Tensor]:
     """What each rank receives when all ranks ask for the same collective."""
-    answers: list = [None] * len(requests)
-    axis = requests[0].axis
     assert len({r[:3] for r in requests}) == 1, f"ranks disagree: {[r[:3] for r in requests]}"
+    kind, axis, op, _ = requests[0]
+    if kind == "shift":
+        return _shift([r.tensor for r in requests], axis, op, mesh)
+    answers: list = [None] * len(requests)
     for rank in range(len(requests)):
         group = group_of(rank, axis, mesh)
         if rank == group[0]:
@@ -48,6 +51,15 @@ def exchange(requests: Sequence[Request], mesh: Mesh) -> list[torch.Tensor]:
             for member, tensor in zip(group, received, strict=True):
                 answers[member] = tensor
     return answers
+
+
+def _shift(tensors: list[torch.Tensor], axes: str, how: str, mesh: Mesh) -> list[torch.Tensor]:
+    by, edge = parse_shift(how)
+    senders = [peer(rank, axes, -by, edge is None, mesh) for rank in range(len(tensors))]
+    return [
+        torch.full_like(x, edge) if sender is None else tensors[sender].clone()  # pyright: ignore[reportArgumentType]
+        for x, sender in zip(tensors, senders, strict=True)
+    ]
 
 
 def _collective(request: Request, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
