@@ -73,6 +73,37 @@ def test_check_names_the_nearest_label_and_a_missing_axis(plan, graph):
         plan.replace(inputs={"param:model.norm.weight": Layout.of({"pp": Split(0)})}).check(graph)
 
 
+def captured(optimizer=torch.optim.AdamW, dtype=torch.float32, **options):
+    model = zoo.llama(1).to(dtype)
+    return tutti.capture(model, zoo.tokens(), optimizer(model.parameters(), lr=0.1), **options)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "message"),
+    [
+        (
+            {},
+            {"optimizer": torch.optim.SGD},
+            r"an optimizer that keeps exp_avg, exp_avg_sq of model.embed_tokens.weight, this one does not",
+        ),
+        (
+            {"dtype": torch.bfloat16, "masters": True},
+            {"dtype": torch.bfloat16},
+            r"a step with float32 masters \(masters=True\), this one has none",
+        ),
+        (
+            {"clip_norm": 1.0},
+            {},
+            r"made for another update: another clip_norm, masters or options of the optimizer \('",
+        ),
+    ],
+)
+def test_a_plan_for_another_update_says_what_was_other(then, now, message):
+    planned = Planner(captured(**then), tutti.Cluster.parse("cpu:2")).named("zero1")
+    with pytest.raises(ValueError, match=message + ".*make the step as it was then, or plan it anew"):
+        planned.check(captured(**now))
+
+
 def test_explain(plan):
     text = plan.replace(reasons=("because it fits",)).explain()
     lines = text.splitlines()

@@ -62,11 +62,9 @@ class Plan:
         labels = {node.meta["label"] for node in step.graph.nodes if "label" in node.meta}
         labels |= {step.gradient_label(name) for name in step.names("param")}
         axes = {label: layout.splits | layout.partials for label, layout in self.inputs.items()}
+        if unknown := [label for label in (*self.inputs, *self.operators) if label not in labels]:
+            raise ValueError(_stranger(unknown, labels))
         for label, held in [*axes.items(), *self.operators.items()]:
-            if label not in labels:
-                near = get_close_matches(label, labels, 1)
-                hint = f"; the nearest is {near[0]!r}" if near else ""
-                raise ValueError(f"the plan names {label!r}, which this model does not have{hint}")
             for axis in held:
                 if axis not in self.mesh:
                     raise ValueError(f"the plan splits {label!r} over axis {axis!r}; its mesh has {list(self.mesh)}")
@@ -135,6 +133,27 @@ class Plan:
                         f"{sign} {key}: {value}" for sign, value in (("-", mine), ("+", its)) if value is not None
                     ]
         return lines
+
+
+def _stranger(unknown: list[str], labels: set[str]) -> str:
+    """Why a plan with these labels is not for the step that has those: another model, optimizer or update."""
+    state = [label for label in unknown if f"param:{label.partition(':')[2]}" in labels]
+    update = [label for label in unknown if "/update/" in label]
+    if rest := [label for label in unknown if label not in {*state, *update}]:
+        near = get_close_matches(rest[0], labels, 1)
+        hint = f"; the nearest is {near[0]!r}" if near else ""
+        return f"the plan names {rest[0]!r}, which this model does not have{hint}"
+    remedy = "; make the step as it was then, or plan it anew"
+    kinds = dict.fromkeys(label.partition(":")[0] for label in state)
+    if "master" in kinds:
+        return f"the plan was made for a step with float32 masters (masters=True), this one has none{remedy}"
+    if kinds:
+        path = state[0].partition(":")[2]
+        return f"the plan was made for an optimizer that keeps {', '.join(kinds)} of {path}, this one does not{remedy}"
+    return (
+        f"the plan was made for another update: another clip_norm, masters or options of the optimizer "
+        f"({update[0]!r} is not in this step){remedy}"
+    )
 
 
 def _text(placements: Mapping) -> dict[str, str]:
