@@ -136,6 +136,8 @@ def test_a_wrong_batch(change, message):
         ({"plan": "dp3", "cluster": "cpu:4"}, "needs 3 devices, not 4"),
         ({"plan": tutti.Plan({"dp": 2}), "cluster": "cpu:4"}, "the plan is for 2 devices, cpu:4 has 4"),
         ({"plan": tutti.Plan({"dp": 1}, operators={"model.leyers.*.mlp": {}})}, "the plan names 'model.leyers"),
+        ({"plan": None}, "plan is None; it may be auto, dp, tp, .*, the path of a saved plan, or a tutti.Plan"),
+        ({"plan": "zreo3"}, "no plan 'zreo3': did you mean 'zero3'?"),
         ({"accumulate": 0}, "accumulate is 0"),
         ({"accumulate": 5}, "does not divide into 5 microbatches"),
         (

@@ -13,6 +13,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
+
+NAMES = "auto, dp, tp, zero1, zero2, zero3, dp2xtp2, tp2xzero3, ..."
+STEMS = {"auto": "auto", "dp": "dp", "tp": "tp", "zero": "zero", "single": "single", "fsdp": "zero3"}
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,9 @@ def parse_name(name: str, devices: int) -> Textbook:
     for part in name.split("x"):
         match = re.fullmatch(r"(dp|tp)(\d*)|zero([123])|single", part)
         if not match:
-            raise ValueError(f"no plan {name!r}: write auto, dp, tp, zero1, zero2, zero3, dp2xtp2, tp2xzero3, ...")
+            near = _nearest(name)
+            hint = f"did you mean {near!r}? W" if near else "w"
+            raise ValueError(f"no plan {name!r}: {hint}rite {NAMES}, or the path of a saved plan, *.json")
         if match[3]:
             zero = int(match[3])
         elif match[1]:
@@ -65,3 +71,15 @@ def parse_name(name: str, devices: int) -> Textbook:
     if open_axes:
         sizes[open_axes[0]] = devices // given
     return Textbook(sizes.get("dp", 1), sizes.get("tp", 1), zero if sizes.get("dp", 1) > 1 else 0)
+
+
+def _nearest(name: str) -> str | None:
+    """The name that was meant, as far as every word of this one resembles one that there is."""
+    words = []
+    for word, size in re.findall(r"([a-wyz]+)(\d*)", name.lower()):
+        near = get_close_matches(word, STEMS, 1)
+        if not near:
+            return None
+        stem = STEMS[near[0]]
+        words.append(f"zero{size if size in ('1', '2', '3') else 3}" if stem == "zero" else stem + size)
+    return "x".join(words) or None

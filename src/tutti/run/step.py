@@ -22,6 +22,7 @@ from tutti.plan.layout import Layout, coordinates_of, devices
 from tutti.plan.pin import Pin
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner, replan
+from tutti.plan.textbook import NAMES
 from tutti.run.allocator import keep_freed_memory
 from tutti.run.code import Run
 from tutti.run.levels import LEVELS, prepare
@@ -80,6 +81,8 @@ class Step:
     def __init__(self, model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, seed):
         if accumulate < 1:
             raise ValueError(f"accumulate is {accumulate}; it must be at least 1")
+        if not isinstance(plan, Plan | str | Path):
+            raise ValueError(f"plan is {plan!r}; it may be {NAMES}, the path of a saved plan, or a tutti.Plan")
         if level not in LEVELS:
             raise ValueError(f"no level {level!r}; there are {', '.join(LEVELS)}")
         self.model, self.optimizer, self.loss_function = model, optimizer, loss
