@@ -8,7 +8,7 @@ anew in the backward pass rather than kept: that is what ZeRO-3 and sequence par
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import fx
@@ -28,13 +28,19 @@ from tutti.rules import ARGUMENTS, CONTIGUOUS, LOCAL, Rule, operands, replicated
 REPLICATED = Layout()
 
 
-def shard(step: StepGraph, plan: Plan, rank: int, outputs: Mapping[str, Layout] | None = None) -> Program:
+def shard(
+    step: StepGraph,
+    plan: Plan,
+    rank: int,
+    outputs: Mapping[str, Layout] | None = None,
+    rules: Callable[[fx.Node], Rule | None] = rule_of,
+) -> Program:
     """The Program of one rank.
 
     outputs: layouts asked for by name; by default what replaces an input lies as that input does, and all else
-    (loss, gradients) is replicated.
+    (loss, gradients) is replicated. rules: where the rule of a call comes from.
     """
-    sharder = _Sharder(step, plan, rank)
+    sharder = _Sharder(step, plan, rank, rules)
     inputs = {name: (plan.input_layout(node.meta["label"]), node.meta["val"]) for name, node in step.inputs.items()}
     for name, node in step.inputs.items():
         sharder.place(name, node, inputs[name][0])
@@ -52,8 +58,8 @@ def shard(step: StepGraph, plan: Plan, rank: int, outputs: Mapping[str, Layout] 
 
 
 class _Sharder:
-    def __init__(self, step: StepGraph, plan: Plan, rank: int):
-        self.step, self.plan, self.mesh = step, plan, plan.mesh
+    def __init__(self, step: StepGraph, plan: Plan, rank: int, rules: Callable[[fx.Node], Rule | None]):
+        self.step, self.plan, self.mesh, self.rules = step, plan, plan.mesh, rules
         self.where = coordinates_of(rank, plan.mesh)
         self.graph = fx.Graph()
         self.made: dict[tuple[fx.Node, int], dict[tuple[Layout, str], fx.Node]] = {}
@@ -101,7 +107,7 @@ class _Sharder:
 
     def rule(self, node: fx.Node) -> tuple[Rule, Choices]:
         label, choices = node.meta["label"], self.plan.choices(node.meta["label"])
-        rule = rule_of(node) if choices else replicated(node)
+        rule = self.rules(node) if choices else replicated(node)
         if rule is None:
             raise ValueError(f"{label}: {node.target} has no rule, so the plan cannot split it")
         check(rule, choices, self.mesh, label)

@@ -1,0 +1,269 @@
+"""The machine that proves rules: split a call in every way its rule allows, and compare with the whole.
+
+For each sample of an operator and each legal choice (of one axis, strided too, and of pairs of axes) every rank
+computes its part from its parts of the operands, partial sums included; put together they must be what the unsplit
+operator gives. What the rule forbids is tried as well: it must fail or give other numbers, else the rule is needlessly
+strict.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from random import Random
+from typing import Any
+
+import torch
+from hypothesis import HealthCheck, given, settings
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from tutti.check.samples.sample import Sample, strategy
+from tutti.graph.step_graph import FORWARD, Spec, StepGraph
+from tutti.lower.program import Program
+from tutti.lower.shard import shard
+from tutti.plan.choice import Choice, Choices, candidates, layouts, legal, nest
+from tutti.plan.layout import Layout, Mesh, coordinates_of, devices
+from tutti.plan.plan import Plan
+from tutti.plan.reshard import sent_bytes
+from tutti.rules import SENDS, Cut, Rule, operands, rule_of
+from tutti.run.code import generate
+from tutti.run.virtual import run_virtual
+
+aten = torch.ops.aten
+LABEL = "operator"
+MESHES = ({"a": 2}, {"a": 3}, {"a": 4})
+PAIRS = ({"a": 2, "b": 2}, {"a": 2, "b": 3}, {"a": 3, "b": 2})
+UNDEFINED = {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, aten.new_empty_strided.default}
+
+
+@dataclass
+class Report:
+    """What was proven of one operator."""
+
+    samples: int = 0
+    cases: int = 0  # choices under which the parts gave the whole
+    without: int = 0  # samples to which the rule does not apply
+    strict: Counter[str] = field(default_factory=Counter)  # what is forbidden -> how often it was wrong or refused
+    needless: Counter[str] = field(default_factory=Counter)  # how often it would have been right
+
+    @property
+    def needlessly_forbidden(self) -> list[str]:
+        """What was right each time it was tried against the rule, at least three times."""
+        return sorted(what for what, times in self.needless.items() if times >= 3 and not self.strict[what])
+
+
+def prove(target: Any, samples, examples: int = 20) -> Report:
+    """Check samples of an operator; samples: a strategy, or a function of a `Draw` (see `tutti.check.samples`).
+
+    Raises AssertionError with the smallest sample found for which the rule is wrong.
+    """
+    report = Report()
+    drawn = strategy(samples, target) if callable(samples) else samples
+
+    @settings(max_examples=examples, deadline=None, derandomize=True, database=None,
+              suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], print_blob=False)  # fmt: skip
+    @given(drawn)
+    def run(sample: Sample) -> None:
+        check(sample, report)
+
+    run()
+    return report
+
+
+def check(sample: Sample, report: Report) -> None:
+    """Check one call under its rule; AssertionError where a choice gives other numbers than the whole."""
+    report.samples += 1
+    call = _Call(sample)
+    rule = rule_of(call.node)
+    if rule is None:
+        report.without += 1
+        return
+    for mesh, choices in _legal(rule, Random(report.samples)):
+        try:
+            call.compare(rule, mesh, choices)
+        except Exception as error:
+            shown = ", ".join(f"{axis}={mesh[axis]}: {c}" for axis, c in choices.items())
+            raise AssertionError(f"{call}, rule {rule.notation!r}, split by {shown}: {error}") from error
+        report.cases += 1
+    for what, against, choice in _forbidden(rule, call.node):
+        try:
+            call.compare(against, {"a": 2}, {"a": choice})
+        except Exception:
+            report.strict[what] += 1
+        else:
+            report.needless[what] += 1
+
+
+def _legal(rule: Rule, rng: Random) -> Iterator[tuple[Mesh, Choices]]:
+    """All choices of one axis; a few of two."""
+    cuts = {factor: _divisors(size) for factor, size in rule.sizes.items()}
+    for mesh in MESHES:
+        for choice in candidates(rule, cuts, mesh["a"]):
+            if _fits(rule, {"a": choice}, mesh):
+                yield mesh, {"a": choice}
+    for mesh in PAIRS:
+        yield from islice(_pairs(rule, cuts, mesh, rng), 4)
+
+
+def _pairs(rule: Rule, cuts: dict[str, set[int]], mesh: Mesh, rng: Random) -> Iterator[tuple[Mesh, Choices]]:
+    options = {axis: list(candidates(rule, cuts, size)) for axis, size in mesh.items()}
+    for _ in range(12 if all(options.values()) else 0):
+        choices: dict[str, Choice] = {}
+        for axis in rng.sample(list(mesh), len(mesh)):
+            choices[axis] = nest(rng.choice(options[axis]), choices, mesh)
+        if legal(rule, choices, mesh) and _fits(rule, choices, mesh):
+            yield mesh, choices
+
+
+def _fits(rule: Rule, choices: Choices, mesh: Mesh) -> bool:
+    shapes = [tuple(_dim_size(rule, dim) for dim in dims) for dims in (*rule.inputs, *rule.outputs)]
+    ins, outs = layouts(rule, choices)
+    return all(layout.fits(shape, mesh) for layout, shape in zip(ins + outs, shapes, strict=True))
+
+
+def _dim_size(rule: Rule, factors: tuple[str, ...]) -> int:
+    size = 1
+    for factor in factors:
+        size *= rule.sizes[factor]
+    return size
+
+
+def _divisors(n: int) -> set[int]:
+    return {d for d in range(1, n + 1) if n % d == 0}
+
+
+def _forbidden(rule: Rule, node: fx.Node) -> Iterator[tuple[str, Rule, Choice]]:
+    """(what is tried, a rule that would allow it, the choice): whole factors split, other operands partial sums."""
+    allowed = replace(rule, whole=frozenset())
+    for factor in sorted(rule.whole):
+        if rule.sizes[factor] % 2 == 0:
+            yield f"splitting {factor}", allowed, Choice(factor)
+    linear = {i for operands in rule.linear for i in operands}
+    for i, operand in enumerate(operands(node)):
+        if i not in linear and operand.meta["val"].dtype.is_floating_point:
+            only = frozenset({i})
+            yield f"operand {i} as a partial sum", replace(rule, linear=(only,)), Choice(linear=only)
+
+
+class _Call:
+    """A graph of one call, and the whole's numbers."""
+
+    def __init__(self, sample: Sample):
+        self.sample = sample
+        leaves, spec = pytree.tree_flatten((sample.args, sample.kwargs))
+        self.tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+        expected = sample.target(*sample.args, **sample.kwargs)
+        several = isinstance(expected, (tuple, list))
+        self.expected = list(expected) if several else [expected]
+        graph = fx.Graph()
+        inputs = {f"batch:{i}": graph.placeholder(f"x{i}") for i in range(len(self.tensors))}
+        for (name, node), tensor in zip(inputs.items(), self.tensors, strict=True):
+            node.meta = _meta(Spec.of(tensor), name)
+        nodes = iter(inputs.values())
+        args, kwargs = pytree.tree_unflatten([next(nodes) if isinstance(x, torch.Tensor) else x for x in leaves], spec)
+        self.node = graph.create_node("call_function", sample.target, tuple(args), kwargs)
+        self.node.meta = _meta(Spec.of(tuple(self.expected) if several else expected), LABEL)
+        outputs = {"out:0": self.node}
+        if several:
+            outputs = {}
+            for i, tensor in enumerate(self.expected):
+                if isinstance(tensor, torch.Tensor):
+                    outputs[f"out:{i}"] = item = graph.call_function(operator.getitem, (self.node, i))
+                    item.meta = _meta(Spec.of(tensor), LABEL)
+        self.expected = [t for t in self.expected if isinstance(t, torch.Tensor)]
+        graph.output(tuple(outputs.values()))
+        self.step = StepGraph(graph, inputs, outputs)
+
+    def __str__(self) -> str:
+        shown = pytree.tree_map(_shown, (self.sample.args, self.sample.kwargs))
+        named = [f"{k}={v}" for k, v in shown[1].items()]
+        return f"{self.sample.target}({', '.join([*map(str, shown[0]), *named])})"
+
+    def programs(self, rule: Rule, mesh: Mesh, choices: Choices, whole: bool) -> list[Program]:
+        ins, outs = layouts(rule, choices)
+        inputs = {f"batch:{i}": layout for i, layout in enumerate(ins)}
+        wanted = {} if whole else {f"out:{i}": layout for i, layout in enumerate(outs)}
+        plan = Plan(mesh, inputs, {LABEL: dict(choices)})
+        return [shard(self.step, plan, rank, wanted, lambda node: rule) for rank in range(devices(mesh))]
+
+    def compare(self, rule: Rule, mesh: Mesh, choices: Choices) -> None:
+        programs = self.programs(rule, mesh, choices, whole=True)
+        runs = [generate(p.graph) for p in programs]
+        given = [_parts(x, layout, mesh) for x, layout in zip(self.tensors, layouts(rule, choices)[0], strict=True)]
+        inputs = [[parts[rank] for parts in given] for rank in range(devices(mesh))]
+        for rank, found in enumerate(run_virtual(runs, inputs, mesh)):
+            for i, (ours, expected) in enumerate(zip(found, self.expected, strict=True)):
+                assert_same(ours, expected, f"output {i} on rank {rank}", self.sample.target in UNDEFINED)
+        self.compare_price(rule, mesh, choices)
+
+    def compare_price(self, rule: Rule, mesh: Mesh, choices: Choices) -> None:
+        """What SENDS says that the local computation of one axis sends is what it sends."""
+        if len(mesh) > 1 or choices["a"].factor not in rule.local:
+            return
+        programs = self.programs(rule, mesh, choices, whole=False)
+        ins, outs = layouts(rule, choices)
+        inputs = [_local(layout, Spec.of(x), mesh) for layout, x in zip(ins, self.tensors, strict=True)]
+        outputs = [_local(layout, Spec.of(x), mesh) for layout, x in zip(outs, self.expected, strict=False)]
+        cut = Cut(self.node, rule, choices["a"].factor, mesh["a"], inputs, outputs)
+        said, sent = defaultdict(int), defaultdict(int)
+        for kind, local in SENDS.get(self.sample.target, lambda cut: ())(cut):
+            said[kind] += sent_bytes(kind, local, mesh["a"])
+        for kind in {c.kind for p in programs for c in p.collectives}:
+            sent[kind] = max(sum(c.bytes for c in p.collectives if c.kind == kind) for p in programs)
+        said, sent = ({k: v for k, v in d.items() if v} for d in (said, sent))
+        if "shift" in said and mesh["a"] == 2:  # nobody has a neighbour on both sides
+            sent["shift"] = said["shift"]
+        assert said == sent, f"SENDS says {said} bytes, the local computation sends {sent}"
+
+
+def _meta(value: Any, label: str) -> dict[str, Any]:
+    return {"val": value, "phase": FORWARD, "path": "", "label": label, "flops": 0, "bytes": 1}
+
+
+def _shown(x: Any) -> Any:
+    return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}" if isinstance(x, torch.Tensor) else x
+
+
+def _local(layout: Layout, spec: Spec, mesh: Mesh) -> Spec:
+    return Spec(layout.local_shape(spec.shape, mesh), spec.dtype)
+
+
+def _parts(whole: torch.Tensor, layout: Layout, mesh: Mesh) -> list[torch.Tensor]:
+    """What each rank holds; along partial axes random numbers that sum up to the whole."""
+    summands: dict[tuple[int, ...], torch.Tensor] = {(): whole}
+    for axis in layout.partials:
+        parted = {}
+        for where, x in summands.items():
+            noise = torch.rand((mesh[axis] - 1, *x.shape), generator=torch.Generator().manual_seed(len(parted))) * 2 + 1
+            noise = noise.to(x.dtype)
+            parted |= {(*where, i): n for i, n in enumerate(noise)}
+            parted[(*where, mesh[axis] - 1)] = x - noise.sum(0)
+        summands = parted
+    split = Layout.of(dict(layout.splits))
+    parts = []
+    for rank in range(devices(mesh)):
+        where = coordinates_of(rank, mesh)
+        x = summands[tuple(where[axis] for axis in layout.partials)]
+        parts.append(split.local_slice(x, mesh, where).clone())
+    return parts
+
+
+def assert_same(ours: torch.Tensor, expected: torch.Tensor, what: str, shape_only: bool = False) -> None:
+    """Equal but for rounding, relative to the largest number."""
+    assert ours.shape == expected.shape, f"{what} has shape {tuple(ours.shape)}, not {tuple(expected.shape)}"
+    assert ours.dtype == expected.dtype, f"{what} is {ours.dtype}, not {expected.dtype}"
+    if shape_only or not ours.numel():
+        return
+    if not expected.dtype.is_floating_point:
+        assert torch.equal(ours, expected), f"{what} differs"
+        return
+    rounding = 1e-10 if expected.dtype == torch.float64 else 2e-5 if expected.dtype == torch.float32 else 2e-2
+    finite = expected[expected.isfinite()]
+    scale = finite.abs().max().item() if finite.numel() else 1.0
+    torch.testing.assert_close(
+        ours, expected, rtol=rounding, atol=rounding * scale, equal_nan=True, msg=lambda m: f"{what}: {m}"
+    )

@@ -1,0 +1,16 @@
+"""Samples of every operator that has a rule, one file per family.
+
+    @samples(aten.mm.default)
+    def mm(d):
+        m, k, n = d.sizes(3)
+        return (d.floats(m, k), d.floats(k, n)), {}
+
+A function of a `Draw` returns (args, kwargs) for one call; hypothesis draws what `d` is asked for. Draw whatever the
+rule looks at: sizes, dims, flags, absent operands. A function with two arguments is given the operator as well.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
