@@ -1,6 +1,8 @@
-"""Rules: how each operator can be split. Importing a family's module fills the table."""
+"""Rules: how each operator can be split. Importing the modules of the families fills the tables."""
 
-from tutti.rules import attention, create, embedding, loss, matmul, norm, pointwise, reduction, update, view
+from importlib import import_module
+from pkgutil import iter_modules
+
 from tutti.rules.registry import (
     ARGUMENTS,
     CONTIGUOUS,
@@ -16,6 +18,9 @@ from tutti.rules.registry import (
 )
 from tutti.rules.rule import Rule, parse
 
+for _family in iter_modules(__path__):
+    import_module(f"{__name__}.{_family.name}")
+
 __all__ = [
     "ARGUMENTS",
     "CONTIGUOUS",
@@ -24,20 +29,10 @@ __all__ = [
     "SENDS",
     "Cut",
     "Rule",
-    "attention",
-    "create",
-    "embedding",
-    "loss",
-    "matmul",
-    "norm",
     "operands",
     "parse",
-    "pointwise",
-    "reduction",
     "replicated",
     "rule_of",
     "source",
     "specs",
-    "update",
-    "view",
 ]
