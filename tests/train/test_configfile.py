@@ -1,8 +1,10 @@
 import dataclasses
+from typing import get_args, get_type_hints
 
 import pytest
 
-from tutti.train.config import Config, Model, Optimizer, flatten
+from tutti.run.levels import LEVELS
+from tutti.train.config import Config, Model, Optimizer, Parallel, flatten
 from tutti.train.configfile import load, parse
 
 
@@ -51,7 +53,7 @@ def test_without_a_file_there_are_only_options():
         ("[batch]\nsize = true", r"batch\.size = True should be a whole number"),
         ("[data]\npatterns = '*.py'", r"data\.patterns = '\*\.py' should be a list of strings"),
         ("[optimizer]\nbetas = [0.9]", r"optimizer\.betas = \[0\.9\] should be a list of 2 numbers"),
-        ("[parallel]\nlevel = 'O3'", r"parallel\.level = 'O3' should be one of 'O0', 'O1', 'O2'"),
+        ("[parallel]\nlevel = 'O3'", r"parallel\.level = 'O3' should be one of 'O0', 'O2'"),
         ("[model]\noptions = 1", r"model\.options = 1 should be a table"),
         ("batch = 16", r"batch is a section: write \[batch\] and its keys below"),
         ("seed = ", r"run\.toml: Invalid value"),
@@ -72,7 +74,10 @@ def test_a_missing_file_names_one_that_is_there(write):
     ("args", "message"),
     [
         (["--batch.size", "0"], "batch.size must be at least 1, not 0"),
-        (["--schedule.warmup", "900"], r"schedule.warmup \(900\) exceeds schedule.steps \(500\)"),
+        (
+            ["--schedule.steps", "20"],
+            r"schedule.warmup \(50\) exceeds schedule.steps \(20\): add --schedule.warmup 2, or another .* up to 20",
+        ),
         (["--batch.accumulate", "3"], r"batch.size \(16\) is not a multiple of batch.accumulate \(3\)"),
     ],
 )
@@ -109,6 +114,10 @@ def test_help_documents_every_key(capsys):
                 option = f"--{name}.{key.name}" if name else f"--{key.name}"
                 assert option.replace("_", "-") in words
     assert "Highest learning rate, reached when warm-up ends. (default: 0.001)" in words
+
+
+def test_the_levels_offered_are_those_there_are():
+    assert get_args(get_type_hints(Parallel)["level"]) == tuple(LEVELS)
 
 
 def test_flatten_names_every_key_once():

@@ -101,8 +101,8 @@ class Parallel:
     """Devices to plan for: "auto" is the processes of this job; "cpu:4" in one process: 4 virtual devices."""
     plan: str = "auto"
     """"auto" searches; dp, tp, zero1, zero2, zero3, dp2xtp2, ... are textbook plans; a path: a saved one."""
-    level: Literal["O0", "O1", "O2"] = "O2"
-    """O0 runs operator by operator, O2 compiles the whole step."""
+    level: Literal["O0", "O2"] = "O2"
+    """O0 runs operator by operator, O2 compiles what lies between collectives."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of weights and activations; bfloat16 keeps float32 masters for the optimizer. "auto" is bfloat16
     where the device multiplies it faster."""
@@ -186,8 +186,10 @@ def check(config: Config) -> None:
     for key, lowest in _AT_LEAST.items():
         if flat[key] < lowest:
             raise ValueError(f"{key} must be at least {lowest}, not {flat[key]}")
-    if config.schedule.warmup > config.schedule.steps:
-        raise ValueError(f"schedule.warmup ({config.schedule.warmup}) exceeds schedule.steps ({config.schedule.steps})")
+    warmup, steps = config.schedule.warmup, config.schedule.steps
+    if warmup > steps:
+        raise ValueError(f"schedule.warmup ({warmup}) exceeds schedule.steps ({steps}): "
+                         f"add --schedule.warmup {steps // 10}, or another number up to {steps}")  # fmt: skip
     if config.batch.size % config.batch.accumulate:
         parts = config.batch.accumulate
         raise ValueError(f"batch.size ({config.batch.size}) is not a multiple of batch.accumulate ({parts})")

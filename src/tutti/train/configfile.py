@@ -95,7 +95,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _name(kind: Any) -> str:
-    """A type in words: `a number`, `one of 'O0', 'O1', 'O2'`, `a list of strings`."""
+    """A type in words: `a number`, `one of 'O0', 'O2'`, `a list of strings`."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return " or ".join(_name(k) for k in inner if k is not NoneType)

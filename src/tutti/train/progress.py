@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 _NAME = 11  # width of the column with the names of stages
+_COMPILING = "compiling the step: about a minute, seconds when it is cached; --parallel.level O0 does without"
 _PLAIN_SECONDS = 10.0  # between two lines about the same stage where the display is not live
 
 
@@ -59,12 +60,12 @@ class Display:
         self.say(f"{name:{_NAME}} {stage.text}{' ' if stage.text else ''}({seconds:.1f} s)")
 
     @contextmanager
-    def training(self, steps: int, first: int) -> Iterator["Training"]:
-        """The loop itself, from step `first` of `steps`."""
+    def training(self, steps: int, first: int, compiles: bool) -> Iterator["Training"]:
+        """The loop itself, from step `first` of `steps`; whether what comes before it is compilation."""
         columns = (BarColumn(24), TextColumn("{task.description}", markup=False))
         bar = Progress(*columns, console=self.console, disable=not self.live, refresh_per_second=4)
         with bar:
-            yield Training(self, bar, steps, first)
+            yield Training(self, bar, steps, first, compiles)
 
 
 class Stage:
@@ -87,20 +88,22 @@ class Stage:
 
 
 class Training:
-    """The line that follows the training loop. The first step is told apart: the time it takes is compilation."""
+    """The line that follows the training loop. The first step is told apart: it also makes the programs."""
 
-    def __init__(self, display: Display, bar: Progress, steps: int, first: int):
-        self._display, self._bar, self._steps = display, bar, steps
-        self._task = bar.add_task("compiling the step", total=steps, completed=first)
+    def __init__(self, display: Display, bar: Progress, steps: int, first: int, compiles: bool):
+        self._display, self._bar, self._steps, self._compiles = display, bar, steps, compiles
+        begin = _COMPILING if compiles else "first step"
+        self._task = bar.add_task(begin, total=steps, completed=first)
         self._start: float | None = time.perf_counter()
         self._spoke = 0.0
         if not display.live:
-            display.say("compiling the step")
+            display.say(begin)
 
     def step(self, done: int, loss: float, seconds: float, tokens: int, peak_seconds: float) -> None:
         """`done` steps are complete. A step has `tokens`, takes `seconds`, at full peak `peak_seconds`."""
         if self._start is not None:
-            self._display.say(f"{'compile':{_NAME}} and first step ({time.perf_counter() - self._start:.1f} s)")
+            text = f"{'compile':{_NAME}} and first step" if self._compiles else f"{'first step':{_NAME}}"
+            self._display.say(f"{text} ({time.perf_counter() - self._start:.1f} s)")
             self._start = None
             self._bar.update(self._task, completed=done, description=f"step {done} of {self._steps}  loss {loss:.4f}")
             return

@@ -115,7 +115,7 @@ class Trainer:
         recent: deque[float] = deque(maxlen=20)
         with (
             History(self.folder, self.done, write=self.first_rank) as history,
-            self.display.training(steps, self.done) as bar,
+            self.display.training(steps, self.done, compiles=config.parallel.level != "O0") as bar,
             StopSignal() as stop,
         ):
             report = (lambda peak: history.add(self.done, peak_bytes=peak)) if self.first_rank else None
