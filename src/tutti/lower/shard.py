@@ -132,6 +132,8 @@ class _Sharder:
                 break
             emitted.meta = {**emitted.meta, **origin}
         for i, (part, layout, spec) in enumerate(zip(result, layouts, local, strict=True)):
+            if part is None:  # an optional output that is not made
+                continue
             part.meta["val"] = spec
             self.made[node, i] = {(layout, ""): part}
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tutti.plan.layout import Layout, Mesh, Partial, Placement, R, Split
-from tutti.rules.rule import Dims, Rule
+from tutti.rules.rule import SAME, Dims, Rule
 
 
 @dataclass(frozen=True, order=True)
@@ -54,9 +54,10 @@ def output_placement(rule: Rule, choice: Choice, output: int) -> Placement:
     if choice.linear:
         return Partial()
     held = _split(rule, rule.outputs[output], choice)
-    if held is None:
-        return R if output in rule.combined else Partial(rule.combine.get(choice.factor, "sum"))
-    return held
+    if held is not None:
+        return held
+    operation = rule.combine.get(choice.factor, "sum")
+    return R if output in rule.combined or operation == SAME else Partial(operation)
 
 
 def _split(rule: Rule, dims: Dims, choice: Choice) -> Split | None:

@@ -32,14 +32,14 @@ def unhalo(here, x: Tensor, factor: str, dim: int, before: int, after: int, wrap
     """The adjoint of `halo`: rows go back to where they came from and are added there."""
     edge = None if wrap else 0.0
     n = x.shape[dim] - before - after
-    own = _pad(x.narrow(dim, max(0, before), x.shape[dim] - max(0, before) - max(0, after)), dim, -before, -after)
+    own = pad(x.narrow(dim, max(0, before), x.shape[dim] - max(0, before) - max(0, after)), dim, -before, -after)
     at = max(0, before)
     for hop, count in _hops(before, n):
         at -= count
-        own = own + _pad(here.shift(x.narrow(dim, at, count), factor, -hop, edge), dim, n - count, 0)
+        own = own + pad(here.shift(x.narrow(dim, at, count), factor, -hop, edge), dim, n - count, 0)
     at = x.shape[dim] - max(0, after)
     for hop, count in _hops(after, n):
-        own = own + _pad(here.shift(x.narrow(dim, at, count), factor, hop, edge), dim, 0, n - count)
+        own = own + pad(here.shift(x.narrow(dim, at, count), factor, hop, edge), dim, 0, n - count)
         at += count
     return own
 
@@ -57,7 +57,7 @@ def _hops(rows: int, n: int) -> Iterator[tuple[int, int]]:
         rows, hop = rows - n, hop + 1
 
 
-def _pad(x: Tensor, dim: int, before: int, after: int) -> Tensor:
+def pad(x: Tensor, dim: int, before: int, after: int) -> Tensor:
     """Zero rows in front and behind; negative counts add none."""
     pads = [0, 0] * (x.ndim - dim)
     pads[-2:] = max(0, before), max(0, after)

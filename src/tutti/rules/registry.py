@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from tutti.graph.step_graph import Spec
+from tutti.graph.step_graph import Call, Spec
 from tutti.rules.rule import Rule, parse
 
 Notation = str | tuple[str, dict[str, int]]  # the line, and sizes of factors that it cannot tell by itself
@@ -28,7 +28,7 @@ SENDS: dict[Any, Callable[[Cut], Iterable[tuple[str, int]]]] = {}  # what the lo
 class Cut:
     """An axis of size k that splits a factor of a call by its local computation: asked for what that sends."""
 
-    node: fx.Node
+    node: Call
     rule: Rule
     factor: str
     k: int

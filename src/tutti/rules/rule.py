@@ -3,6 +3,7 @@
     mm              "m k, k n -> m n"          split m or n: the output is split; split k: it is a partial sum
     reshape         "b s (h d) -> b s h d"     a dim may be a product of factors, major to minor
     mean            "b h:avg -> b 1"           another combination than the sum; 1 is a dim of size one
+    conv backward   "n o, n c:same -> n c, o"  what lacks c is the same on all ranks
     native softmax  "b k! -> b k!"             k must stay whole
     log_softmax     "b v@ -> b v@"             splitting v needs the local computation registered beside the rule
     embedding       "v* h, b s -> b s h"       so does v, and its parts must be contiguous
@@ -22,6 +23,7 @@ import re
 from dataclasses import dataclass, field
 from math import prod
 
+SAME = "same"  # as a combination: each rank has the result already
 Dims = tuple[tuple[str, ...], ...]  # per dim its factors, major to minor; () for a dim of size one
 
 
