@@ -42,12 +42,15 @@ class Window(NamedTuple):
             return max(0, (self.reach - self.padding) // self.stride), 1 + (self.padding - 1) // self.stride
         return self.padding, self.reach - self.padding - (self.stride - 1)
 
-    def factors(self, axis: str, size: int, made: int) -> tuple[str, str, dict[str, int]]:
-        """Notation of the dim before and after, with the sizes it cannot tell."""
+    def factors(self, axis: str, size: int, made: int, local: bool = False) -> tuple[str, str, dict[str, int]]:
+        """Notation of the dim before and after, with the sizes it cannot tell.
+
+        local: splitting needs a computation of its own even where parts do not look at one another.
+        """
         large, small = (made, size) if self.transposed else (size, made)
         if large != self.stride * small or (self.transposed and self.padding > self.reach):
             return f"{axis}0!", f"{axis}1!", {}
-        mark = "" if self.kernel == self.stride == 1 else "*"
+        mark = "*" if local or self.kernel > 1 or self.stride > 1 else ""
         if self.stride == 1:
             return axis + mark, axis + mark, {}
         many = f"({axis}{mark} {axis}s!)"

@@ -1,0 +1,52 @@
+"""Pooling, forward and backward."""
+
+import torch
+
+from tutti.check.samples.sample import Draw, samples
+
+aten = torch.ops.aten
+F64 = torch.float64
+
+
+def drawn(d: Draw):
+    """Input, kernel, stride, padding."""
+    kernel = d.pick([1, 2, 3])
+    stride, padding = d.pick([1, 2, kernel]), d.pick([0, (kernel - 1) // 2])
+    shape = (d.pick([1, 2]), d.pick([1, 2]), d.pick([4, 6, 8]), d.pick([4, 6, 8]))
+    x = torch.randperm(torch.Size(shape).numel(), generator=torch.Generator().manual_seed(d.between(0, 99)))
+    return x.view(shape).to(F64), [kernel] * d.pick([1, 2]), [stride] * 2, [padding] * 2  # no ties
+
+
+@samples(aten.max_pool2d_with_indices.default)
+def max_pool(d: Draw):
+    return drawn(d), {}
+
+
+@samples(aten.max_pool2d_with_indices_backward.default)
+def max_pool_backward(d: Draw):
+    x, *options = drawn(d)
+    y, indices = aten.max_pool2d_with_indices(x, *options)
+    return (d.floats(*y.shape, dtype=F64), x, *options, [1, 1], False, indices), {}
+
+
+@samples(aten.avg_pool2d.default)
+def avg_pool(d: Draw):
+    return (*drawn(d), False, d.flag(), d.pick([None, 5])), {}
+
+
+@samples(aten.avg_pool2d_backward.default)
+def avg_pool_backward(d: Draw):
+    x, *options = drawn(d)
+    more = (False, d.flag(), d.pick([None, 5]))
+    return (d.floats(*aten.avg_pool2d(x, *options, *more).shape, dtype=F64), x, *options, *more), {}
+
+
+@samples(aten._adaptive_avg_pool2d.default)
+def adaptive(d: Draw):
+    return (d.floats(d.pick([1, 2]), 2, d.pick([4, 6, 8]), 6, dtype=F64), [d.pick([1, 2, 3, 4]), d.pick([2, 3])]), {}
+
+
+@samples(aten._adaptive_avg_pool2d_backward.default)
+def adaptive_backward(d: Draw):
+    x = d.floats(d.pick([1, 2]), 2, d.pick([4, 6, 8]), 6, dtype=F64)
+    return (d.floats(*x.shape[:2], d.pick([1, 2, 3, 4]), d.pick([2, 3]), dtype=F64), x), {}
