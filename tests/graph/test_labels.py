@@ -8,6 +8,7 @@ from torch import nn
 
 import tutti
 import zoo
+from tutti.graph.labels import covers
 
 
 def graph_of(model, batch=None, **options):
@@ -43,7 +44,30 @@ def test_layers_of_another_shape_are_of_another_kind():
 
     graph = graph_of(Stack(), (torch.ones(2, 4),))
     labels = [graph.inputs[f"param:h.{i}.weight"].meta["label"] for i in range(3)]
-    assert len({"param:h.*.weight", *labels}) == 3 and labels[2] != labels[1]
+    assert labels == ["param:h.0.weight", "param:h.1.weight", "param:h.2.weight"]  # the first has no input gradient
+
+
+def test_unlike_layers_are_called_by_their_numbers():
+    """The batch of a model without a name for its container keeps its own: it is no layer."""
+    linears = [nn.Linear(4, 8), *(nn.Linear(8, 8) for _ in range(4)), nn.Linear(8, 4)]
+    model, batch = nn.Sequential(*linears), (torch.ones(2, 4), torch.ones(2, 4))
+    graph = graph_of(model, batch, loss=lambda model, batch: (model(batch[0]) - batch[1]).square().sum())
+    labels = {name: node.meta["label"] for name, node in graph.inputs.items()}
+    assert [labels[f"param:{i}.weight"] for i in range(6)] == [f"param:{n}.weight" for n in ("0", *["1-4"] * 4, "5")]
+    assert (labels["batch:0"], labels["batch:1"], labels["lr:0"]) == ("batch:0", "batch:1", "lr:0")
+
+
+@pytest.mark.parametrize(
+    ("label", "names", "others"),
+    [
+        ("h.*.weight", ["h.0.weight", "h.12.weight"], ["h.weight", "h.x.weight", "g.0.weight"]),
+        ("h.0-2,4,6-10.up.0", ["h.0.up.0", "h.4.up.0", "h.9.up.0"], ["h.3.up.0", "h.5.up.0", "h.11.up.0", "h.1.up.1"]),
+        ("1.bias", ["1.bias"], ["11.bias", "1.weight"]),
+        ("a-b.bias", ["a-b.bias"], ["1.bias"]),
+    ],
+)
+def test_a_label_covers_its_layers(label, names, others):
+    assert all(covers(label, name) for name in names) and not any(covers(label, name) for name in others)
 
 
 def test_every_node_has_phase_and_path_of_its_module():

@@ -46,6 +46,14 @@ def test_pins_that_cannot_be(graph, pins, message):
         resolve(pins, graph)
 
 
+def test_layers_of_a_kind_are_pinned_by_the_name_that_plans_have_for_them():
+    model = torch.nn.Sequential(*(torch.nn.Linear(n, 8) for n in (4, 8, 8)))
+    graph = tutti.capture(model, (torch.ones(2, 4),), loss=lambda model, batch: model(batch[0]).sum())
+    assert resolve([tutti.pin("1-2.weight", dim=1, axis="tp")], graph) == {"param:1-2.weight": {"tp": Split(1)}}
+    with pytest.raises(ValueError, match=r"matches '1.weight' but not '2.weight', .*; write '1-2.weight'"):
+        resolve([tutti.pin("1.weight", dim=1, axis="tp")], graph)
+
+
 def test_a_pin_on_an_axis_that_no_mesh_has(graph):
     planner = Planner(graph, CLUSTER, [tutti.pin(UP, dim=0, axis="ep")])
     with pytest.raises(ValueError, match=r"axes that pins name, \['ep'\]; there are 'dp' and 'tp'"):

@@ -49,6 +49,13 @@ def test_the_picture_has_a_row_for_each_kind_of_parameter_and_a_column_for_each_
     assert svg.count(">optimizer state<") == 6
 
 
+def test_layers_of_several_kinds_have_their_own_rows():
+    split = Layout.of({"tp": Split(0)})
+    plan = Plan({"tp": 2}, inputs={"param:h.0.weight": split, "param:h.1-3.weight": Layout.of({"tp": Split(1)})})
+    svg = plan_picture(plan, {f"h.{i}.weight": (4, 4) for i in range(4)})
+    assert svg.count(">h.0.weight, 4 x 4<") == svg.count(">h.1-3.weight, 4 x 4<") == 1 and "h.*" not in svg
+
+
 def test_a_plan_for_one_device_is_one_column():
     svg = plan_picture(Plan({}), {"weight": (4, 4), "scalar": ()})
     assert "rank 0" in svg and "rank 1" not in svg

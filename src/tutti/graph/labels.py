@@ -2,12 +2,14 @@
 
 A *layer* is a module whose path ends in a number (`model.layers.3`). Two layers of one container are of the same
 kind when the nodes inside them, in order, are the same operators on the same shapes. The label of a node is its
-module path with the number of such a layer replaced by `*`, its phase, its operator and an ordinal. Analysis and
-plans speak of labels, so that their size does not grow with depth.
+module path with the number of such a layer replaced by `*`, its phase, its operator and an ordinal. Where a
+container has layers of several kinds, the numbers of a kind stand in the place of `*`: `h.0` and `h.1-11`, `net.2,4`.
+Analysis and plans speak of labels, so that there are no more of them in a deeper model.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 
 import torch
@@ -21,7 +23,7 @@ def annotate_labels(step: StepGraph) -> None:
     rename = _layer_names(step.graph)
     for name, node in step.inputs.items():
         kind, _, path = name.partition(":")
-        layer, rest = _split(path)
+        layer, rest = _split(path) if kind not in ("batch", "lr") else ("", path)  # which are no module's
         node.meta["label"] = f"{kind}:{_join(rename.get(layer, layer), rest)}" if path else kind
     ordinals: dict[tuple, int] = defaultdict(int)
     for node in step.graph.nodes:
@@ -54,7 +56,7 @@ def _operator(node: fx.Node) -> str:
 
 
 def _layer_names(graph: fx.Graph) -> dict[str, str]:
-    """For each layer its name with the number starred: `h.*` for the commonest kind of `h`, `h.*1` for the next."""
+    """For each layer the name of its kind: `h.*` where all layers of `h` are of one, else `h.0`, `h.1-11`, ..."""
     signatures: dict[str, list] = defaultdict(list)
     for node in graph.nodes:
         layer, rest = _split(node.meta["path"])
@@ -63,11 +65,39 @@ def _layer_names(graph: fx.Graph) -> dict[str, str]:
             constants = "" if random else repr(fx.map_arg((node.args, node.kwargs), lambda n: None))
             specs = [n.meta["val"] for n in (*node.all_input_nodes, node)]
             signatures[layer].append((rest, node.meta["phase"], str(node.target), specs, constants))
-    containers: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    containers: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for layer, signature in signatures.items():
-        containers[layer.rpartition(".")[0]][repr(signature)].append(layer)
+        container, _, number = layer.rpartition(".")
+        containers[container][repr(signature)].append(int(number))
     names = {}
     for container, kinds in containers.items():
-        for i, layers in enumerate(sorted(kinds.values(), key=len, reverse=True)):
-            names |= {layer: f"{container}.*{i or ''}" for layer in layers}
+        for numbers in kinds.values():
+            shown = _ranges(numbers) if len(kinds) > 1 else "*"
+            names |= {_join(container, str(n)): _join(container, shown) for n in numbers}
     return names
+
+
+def _ranges(numbers: list[int]) -> str:
+    """`[4, 1, 2, 0]` as `0-2,4`."""
+    runs: list[list[int]] = []
+    for n in sorted(numbers):
+        if runs and runs[-1][-1] == n - 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def covers(label: str, name: str) -> bool:
+    """Whether a label's path is that of a module or parameter: `h.1-11.weight` and `h.*.weight` of `h.3.weight`."""
+    parts, named = label.split("."), name.split(".")
+    return len(parts) == len(named) and all(
+        part == n or (n.isdigit() and _holds(part, int(n))) for part, n in zip(parts, named, strict=True)
+    )
+
+
+def _holds(part: str, number: int) -> bool:
+    if not re.fullmatch(r"\*|\d+(-\d+)?(,\d+(-\d+)?)*", part):
+        return False
+    runs = [run.split("-") for run in part.split(",")]
+    return part == "*" or any(int(run[0]) <= number <= int(run[-1]) for run in runs)

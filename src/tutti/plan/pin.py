@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
+from tutti.graph.labels import covers
 from tutti.graph.step_graph import StepGraph
 from tutti.plan.layout import Split
 
@@ -24,7 +25,8 @@ class Pin:
 def pin(pattern: str, *, dim: int, axis: str, outer: int = 1) -> Pin:
     """Fix how parameters are stored: `pins=[tutti.pin("model.layers.*.mlp.up_proj.weight", dim=0, axis="tp")]`.
 
-    pattern: of parameter names, with `*` and `?`. outer: blocks outside a strided split (3 for a fused qkv).
+    pattern: of parameter names, with `*` and `?`, or as plans call layers of a kind (`h.1-11.weight`).
+    outer: blocks outside a strided split (3 for a fused qkv).
     """
     return Pin(pattern, dim, axis, outer)
 
@@ -40,7 +42,7 @@ def resolve(pins: Iterable[Pin], step: StepGraph) -> dict[str, dict[str, Split]]
         sharing.setdefault(step.inputs[f"param:{name}"].meta["label"], []).append(name)
     resolved: dict[str, dict[str, Split]] = {}
     for p in pins:
-        matched = {name for name in names if fnmatchcase(name, p.pattern)}
+        matched = {name for name in names if fnmatchcase(name, p.pattern) or covers(p.pattern, name)}
         if not matched:
             near = get_close_matches(p.pattern, [label.removeprefix("param:") for label in sharing], 1, 0.3)
             hint = f"; the nearest is {near[0]!r}" if near else ""
