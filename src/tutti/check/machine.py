@@ -253,7 +253,7 @@ def _parts(whole: torch.Tensor, layout: Layout, mesh: Mesh) -> list[torch.Tensor
 
 
 def assert_same(ours: torch.Tensor, expected: torch.Tensor, what: str, shape_only: bool = False) -> None:
-    """Equal but for rounding, relative to the largest number."""
+    """Equal but for rounding, relative to the largest number, or to 1 where all are less."""
     assert ours.shape == expected.shape, f"{what} has shape {tuple(ours.shape)}, not {tuple(expected.shape)}"
     assert ours.dtype == expected.dtype, f"{what} is {ours.dtype}, not {expected.dtype}"
     if shape_only or not ours.numel():
@@ -263,7 +263,7 @@ def assert_same(ours: torch.Tensor, expected: torch.Tensor, what: str, shape_onl
         return
     rounding = 1e-10 if expected.dtype == torch.float64 else 2e-5 if expected.dtype == torch.float32 else 2e-2
     finite = expected[expected.isfinite()]
-    scale = finite.abs().max().item() if finite.numel() else 1.0
+    scale = max(1.0, finite.abs().max().item()) if finite.numel() else 1.0  # operands are about 1
     torch.testing.assert_close(
         ours, expected, rtol=rounding, atol=rounding * scale, equal_nan=True, msg=lambda m: f"{what}: {m}"
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
 from string import ascii_lowercase
 
 import torch
+from torch import Tensor
 
 from tutti.graph.step_graph import Call
-from tutti.rules.registry import CONTIGUOUS, operands, rules
+from tutti.rules.registry import ARGUMENTS, CONTIGUOUS, LOCAL, SENDS, operands, rules, specs
 
 aten = torch.ops.aten
 
@@ -43,3 +45,176 @@ rules(
 )
 
 CONTIGUOUS[aten.native_layer_norm_backward.default] = (2, 3)  # mean and reciprocal deviation, on a CPU
+
+
+def _spatial(x: Call, mark: str) -> str:
+    return " ".join(c + mark for c in "hwdt"[: len(x.meta["val"].shape) - 2])
+
+
+def _batch_norm(node: Call) -> str:
+    """In training every part of the batch and of the image adds to the statistics of a channel."""
+    x, *channels = operands(node)
+    mark = "@" if node.args[5] else ""
+    line = f"n{mark} c {_spatial(x, mark)}"
+    saved = "=c, =c" if node.args[5] else "=1, =1"
+    running = ", =c, =c" if len(specs(node)) == 5 else ""
+    return f"{line}{', c' * len(channels)} -> {line}, {saved}{running}"
+
+
+def _batch_norm_backward(node: Call) -> str:
+    """(grad, x, weight, running mean and variance, saved mean and deviation, training, eps, mask)"""
+    _, x, *channels = operands(node)
+    mark = "@" if node.args[7] else ""
+    line = f"n{mark} c {_spatial(x, mark)}"
+    combined = "=c" if mark else "c"
+    given = ", ".join([line, line, *("1" if not n.meta["val"].shape[0] else "c" for n in channels)])
+    made = [text if m else "1" for text, m in zip((line, combined, combined), node.args[9], strict=True)]
+    return f"{given} -> {', '.join(made)} | ~0"
+
+
+def _group_norm(node: Call):
+    x, *weights = operands(node)
+    line = f"n (g c!) {_spatial(x, '@')}"
+    return f"{line}{', (g c!)' * len(weights)} -> {line}, =n g, =n g", {"g": node.args[6]}
+
+
+def _group_norm_backward(node: Call):
+    """(grad, x, mean, deviation, weight, N, C, HW, groups, mask)"""
+    _, x, _, _, *weights = operands(node)
+    line = f"n (g c!) {_spatial(x, '@')}"
+    channels = "(g c!)"
+    made = [text if m else "1" for text, m in zip((line, channels, channels), node.args[9], strict=True)]
+    return f"{line}, {line}, n g, n g{f', {channels}' * len(weights)} -> {', '.join(made)} | ~0", {"g": node.args[8]}
+
+
+rules(
+    {
+        aten._native_batch_norm_legit_functional.default: _batch_norm,
+        aten.native_batch_norm_backward.default: _batch_norm_backward,
+        aten.native_group_norm.default: _group_norm,
+        aten.native_group_norm_backward.default: _group_norm_backward,
+    }
+)
+
+
+def _group_arguments(position: int, mask: bool):
+    """N, C, HW and the number of groups as the local operands have them; statistics are (N, groups)."""
+
+    def arguments(args: tuple, shapes: list) -> tuple:
+        x = args[mask].meta["val"].shape
+        groups = args[2].meta["val"].shape[1] if mask else shapes[1][1]
+        return (*args[:position], x[0], x[1], prod(x[2:]), groups, *args[position + 4 :])
+
+    return arguments
+
+
+ARGUMENTS |= {
+    aten.native_group_norm.default: _group_arguments(3, mask=False),
+    aten.native_group_norm_backward.default: _group_arguments(5, mask=True),
+}
+
+
+def _per_channel(x: Tensor, value: Tensor) -> Tensor:
+    """(C,) against (N, C, *)."""
+    return value.view(-1, *[1] * (x.ndim - 2))
+
+
+def _mean(here, x: Tensor, factors: str, dims: list[int]) -> Tensor:
+    """The mean over dims, of which other ranks hold equal parts."""
+    x = x.mean(dims)
+    for factor in factors:
+        x = here.all_reduce(x, factor, "avg")
+    return x
+
+
+def _local_batch_norm(here, x, weight, bias, running_mean, running_var, training, momentum, eps):
+    dims, factors = [0, *range(2, x.ndim)], "nhwdt"[: x.ndim - 1]
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    mean = _mean(here, wide, factors, dims)
+    var = _mean(here, (wide - _per_channel(x, mean)).square(), factors, dims)
+    deviation = (var + eps).rsqrt()
+    y = (wide - _per_channel(x, mean)) * _per_channel(x, deviation)
+    y = y if weight is None else y * _per_channel(x, weight)
+    y = y if bias is None else y + _per_channel(x, bias)
+    made = [y.to(x.dtype), mean, deviation]
+    if running_mean is None:
+        return *made, mean.new_empty(0), mean.new_empty(0)
+    count = prod(here.whole_shape(0)) // here.whole_shape(0)[1]
+    unbiased = var * (count / max(1, count - 1))
+    return (
+        *made,
+        running_mean * (1 - momentum) + (momentum * mean).to(running_mean.dtype),
+        running_var * (1 - momentum) + (momentum * unbiased).to(running_var.dtype),
+    )
+
+
+def _local_batch_norm_backward(here, grad, x, weight, running_mean, running_var, mean, deviation, training, eps, mask):
+    """With means over all elements of a channel: gx = w d (g - mean(g) - xhat mean(g xhat)), xhat = (x - m) d."""
+    dims, factors = [0, *range(2, x.ndim)], "nhwdt"[: x.ndim - 1]
+    wide, g = (t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for t in (x, grad))
+    normal = (wide - _per_channel(x, mean)) * _per_channel(x, deviation)
+    both = torch.stack([g.mean(dims), (g * normal).mean(dims)])
+    for factor in factors:
+        both = here.all_reduce(both, factor, "avg")
+    mean_g, mean_gx = both.unbind(0)
+    scale = deviation if weight is None else deviation * weight
+    gx = (g - _per_channel(x, mean_g) - normal * _per_channel(x, mean_gx)) * _per_channel(x, scale)
+    count = x.numel() // x.shape[1] * prod(here.parts(factor) for factor in factors)
+    gx = gx.to(x.dtype) if mask[0] else None
+    return gx, mean_gx * count if mask[1] else None, mean_g * count if mask[2] else None
+
+
+def _groups(x: Tensor, groups: int) -> Tensor:
+    """(N, C, *) as (N, groups, channels of a group, *)."""
+    return x.reshape(x.shape[0], groups, -1, *x.shape[2:])
+
+
+def _local_group_norm(here, x, weight, bias, n, c, size, groups, eps):
+    groups = here.output_shape(1)[1]
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    parted, factors = _groups(wide, groups), "hwdt"[: x.ndim - 2]
+    dims, statistics = list(range(2, parted.ndim)), (slice(None), slice(None), *[None] * (parted.ndim - 2))
+    mean = _mean(here, parted, factors, dims)
+    parted = parted - mean[statistics]
+    deviation = (_mean(here, parted.square(), factors, dims) + eps).rsqrt()
+    y = (parted * deviation[statistics]).reshape(x.shape)
+    y = y if weight is None else y * _per_channel(x, weight)
+    y = y if bias is None else y + _per_channel(x, bias)
+    kept = x.dtype if weight is None else weight.dtype
+    return y.to(x.dtype), mean.to(kept), deviation.to(kept)
+
+
+def _local_group_norm_backward(here, grad, x, mean, deviation, weight, n, c, size, total, mask):
+    """As for a batch norm, with means over a group, of the gradient times the weight."""
+    groups, factors = mean.shape[1], "hwdt"[: x.ndim - 2]
+    g, wide = (t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for t in (grad, x))
+    parted = _groups(wide, groups)
+    statistics = (slice(None), slice(None), *[None] * (parted.ndim - 2))
+    normal = (parted - mean[statistics]) * deviation[statistics]
+    weighted = _groups(g if weight is None else g * _per_channel(x, weight), groups)
+    dims = list(range(2, parted.ndim))
+    both = torch.stack([weighted.mean(dims), (weighted * normal).mean(dims)])
+    for factor in factors:
+        both = here.all_reduce(both, factor, "avg")
+    mean_g, mean_gx = both.unbind(0)
+    gx = (weighted - mean_g[statistics] - normal * mean_gx[statistics]) * deviation[statistics]
+    over = [0, *range(2, x.ndim)]
+    gw = (g * normal.reshape(x.shape)).sum(over).to(x.dtype) if mask[1] else None
+    gb = g.sum(over).to(x.dtype) if mask[2] else None
+    return gx.reshape(x.shape).to(x.dtype) if mask[0] else None, gw, gb
+
+
+LOCAL |= {
+    aten._native_batch_norm_legit_functional.default: _local_batch_norm,
+    aten.native_batch_norm_backward.default: _local_batch_norm_backward,
+    aten.native_group_norm.default: _local_group_norm,
+    aten.native_group_norm_backward.default: _local_group_norm_backward,
+}
+
+
+SENDS |= {
+    aten._native_batch_norm_legit_functional.default: lambda cut: [("all_reduce", cut.outputs[1].bytes)] * 2,
+    aten.native_batch_norm_backward.default: lambda cut: [("all_reduce", 2 * cut.inputs[-1].bytes)],
+    aten.native_group_norm.default: lambda cut: [("all_reduce", cut.outputs[1].bytes)] * 2,
+    aten.native_group_norm_backward.default: lambda cut: [("all_reduce", 2 * cut.inputs[2].bytes)],
+}
