@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 import tutti
 from tutti import cli
+from tutti.cluster.presets import PRESETS
 from tutti.graph.load import load
 
 CONFIG = {
@@ -57,6 +59,20 @@ def test_plans_are_ranked_and_the_best_is_explained_and_saved(model, tmp_path, c
     assert plan.cluster == "h100:4"
 
 
+def test_data_parallel_plans_that_the_batch_leaves_out_are_told(model, capsys):
+    code, out, err = run(capsys, "plan", "--model", model, "--cluster", "h100:4", "--batch", "2", "--seq", "16")
+    assert code == 0, err
+    assert "left out dp 4: a batch of 2 does not divide over so many devices, one of 4 would" in out
+
+
+def test_known_clusters_are_in_the_help_and_in_the_readme(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["plan", "--help"])
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    for text in (capsys.readouterr().out, readme):
+        assert all(re.search(rf"\b{name}\b(?!:)", text) for name in PRESETS)
+
+
 def test_a_saved_plan_is_what_parallelize_takes(model, tmp_path, capsys):
     file = tmp_path / "plan.json"
     options = ["--cluster", "cpu:4", "--plan", "tp2xzero3", "--batch", "4", "--seq", "16", "--dtype", "float32"]
@@ -70,7 +86,7 @@ def test_a_saved_plan_is_what_parallelize_takes(model, tmp_path, capsys):
     batch = {key: torch.ones(x.shape, dtype=x.dtype) for key, x in batch.items()}
     optimizer = torch.optim.AdamW(network.parameters())
     step = tutti.parallelize(network, optimizer, batch, cluster="cpu:4", plan=file, level="O0")
-    assert step.plan.name == "dp2xtp2xzero3"
+    assert step.plan.name == "tp2xzero3"
     assert step(batch).item() == pytest.approx(network(**batch).loss.item(), rel=1e-5)
 
 
@@ -90,7 +106,7 @@ def test_an_import_path(capsys):
     options = ["--cluster", "cpu:2", "--plan", "dp", "--optimizer", "sgd"]
     code, out, err = run(capsys, "plan", "--model", "test_cli_plan:scalar", *options)
     assert code == 0, err
-    assert "plan dp2: mesh dp 2 on cpu:2" in out and re.search("^batch 0 +dp:S0$", out, re.MULTILINE)
+    assert "plan dp: mesh dp 2 on cpu:2" in out and re.search("^batch 0 +dp:S0$", out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_a_plan_for_another_update_says_what_was_other(then, now, message):
 def test_explain(plan):
     text = plan.replace(reasons=("because it fits",)).explain()
     lines = text.splitlines()
-    assert lines[0] == "plan dp2xtp2xzero3: mesh dp 2 x tp 2 on cpu:4"
+    assert lines[0] == "plan tp2xzero3: mesh dp 2 x tp 2 on cpu:4"
     assert any(line.startswith("predicted step") and "computing" in line and "communicating" in line for line in lines)
     memory = next(line for line in lines if line.startswith("predicted memory"))
     assert all(kind in memory for kind in ("parameters", "optimizer state", "activations and gradients", "batch"))

@@ -1,5 +1,7 @@
 """The planner: every device count, every textbook plan, and errors that say what would work."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -64,7 +66,31 @@ def test_memory_by_zero_stage(graph, zero, parameters, state):
 def test_a_batch_that_does_not_divide(graph):
     with pytest.raises(ValueError, match="a batch of 12 does not divide over 5 data-parallel devices"):
         Planner(graph, tutti.Cluster.parse("cpu:5")).named("dp")
-    assert Planner(graph, tutti.Cluster.parse("cpu:5")).best().name == "tp5"
+    best = Planner(graph, tutti.Cluster.parse("cpu:5")).best()
+    assert best.name == "tp5" and best.reasons[1] == (
+        "left out dp 5: a batch of 12 does not divide over so many devices, one of 15 would"
+    )
+
+
+def test_what_a_batch_leaves_out_is_said(graph):
+    link = tutti.Cluster.parse("cpu:8").levels[0][1]
+    cpu = tutti.Cluster.parse("cpu").device
+    plans = Planner(graph, tutti.Cluster(cpu, ((8, link),)))
+    left_out = "left out dp 8: a batch of 12 does not divide over so many devices, one of 16 would"
+    assert left_out in plans.best().reasons
+    with pytest.raises(ValueError, match=f"use more devices or a smaller batch; {left_out}"):
+        Planner(graph, tutti.Cluster(replace(cpu, memory=1e3), ((8, link),))).best()
+    assert not any("left out" in reason for reason in Planner(graph, tutti.Cluster.parse("cpu:6")).best().reasons)
+    assert any("a microbatch of 12" in r for r in Planner(graph, tutti.Cluster.parse("cpu:8"), (), 2).best().reasons)
+
+
+@pytest.mark.parametrize(
+    ("asked", "count", "kept"),
+    [("tp2xzero3", 4, "tp2xzero3"), ("dp", 4, "dp"), ("single", 1, "single"), ("tp4xzero3", 4, "tp4")],
+)
+def test_a_plan_keeps_the_name_that_was_asked_for(graph, asked, count, kept):
+    plan = Planner(graph, tutti.Cluster.parse(f"cpu:{count}")).named(asked)
+    assert plan.name == kept and plan.explain().startswith(f"plan {kept}: mesh ")
 
 
 def test_other_shapes_lie_as_the_plan_says(graph):

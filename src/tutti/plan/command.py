@@ -55,7 +55,8 @@ def make(
     Args:
         model: A folder with a config.json of transformers, such a file, or package.module:function that returns
             (model, batch).
-        cluster: A known device, how many nodes and how many in each: h100:16x8, a100-80:8, cpu:4.
+        cluster: A known device (cpu, a100-40, a100-80, h100, h200), how many nodes and how many in each: h100:16x8,
+            a100-80:8, cpu:4.
         batch: Sequences in the global batch of a model of transformers.
         seq: Tokens of each.
         plan: Explain this plan instead of the fastest: dp, tp4, zero3, dp2xtp4, tp8xzero1, ...

@@ -48,8 +48,10 @@ class Planner:
         self._computed: dict[tuple, dict[str, dict[str, Choice]]] = {}  # by axis sizes and stored layouts
 
     def named(self, name: str) -> Plan:
-        """A textbook plan by its name. See `plan.textbook`."""
-        return self.textbook(parse_name(name, self.cluster.size))
+        """A textbook plan by its name, which it keeps (`zero3`, not `dp8xzero3`). See `plan.textbook`."""
+        book = parse_name(name, self.cluster.size)
+        without_effect = "zero" in name and not book.zero  # on a single data-parallel device
+        return self.textbook(book).replace(name=str(book) if without_effect else name)
 
     def textbook(self, book: Textbook, stored: Mapping[str, Layout] | None = None) -> Plan:
         """The textbook plan with the cheapest choices.
@@ -78,8 +80,9 @@ class Planner:
             raise ValueError(
                 f"no plan fits into {size(memory)} per device on {self.cluster}: the smallest, {least.name}, "
                 f"needs {size(least.prediction.peak_bytes)}; use more devices or a smaller batch"  # pyright: ignore
+                + "".join(f"; {reason}" for reason in self._left_out())
             )
-        return fitting[0].replace(reasons=_reasons(fitting, plans, memory) + fitting[0].reasons)
+        return fitting[0].replace(reasons=_reasons(fitting, plans, memory) + self._left_out() + fitting[0].reasons)
 
     def ranked(self, progress: Callable[[int, int], None] = lambda done, total: None) -> list[Plan]:
         """All textbook plans: those that fit in memory by time, then the others by memory.
@@ -102,9 +105,7 @@ class Planner:
 
     def _books(self) -> list[Textbook]:
         """Every dp x tp of the devices that divides the batch and has the pinned axes, with every ZeRO stage."""
-        n, books = self.cluster.size, []
-        specs = [node.meta["val"] for name, node in self.step.inputs.items() if name.startswith("batch:")]
-        batch = gcd(*(spec.shape[0] for spec in specs if spec.shape))
+        n, books, batch = self.cluster.size, [], self._batch()
         stages = (0, 1, 2, 3) if self.accumulate > 1 else (0, 1, 3)  # 2 differs only in what is accumulated
         for tp in (t for t in range(1, n + 1) if n % t == 0 and batch % (n // t) == 0):
             books += [Textbook(n // tp, tp, zero) for zero in (stages if n > tp else (0,))]
@@ -115,6 +116,23 @@ class Planner:
                 f"no mesh of {n} devices has all the axes that pins name, {sorted(pinned)}; there are 'dp' and 'tp'"
             )
         return kept
+
+    def _batch(self) -> int:
+        """What a number of data-parallel devices has to divide."""
+        specs = [node.meta["val"] for name, node in self.step.inputs.items() if name.startswith("batch:")]
+        return gcd(*(spec.shape[0] for spec in specs if spec.shape))
+
+    def _left_out(self) -> tuple[str, ...]:
+        """Which data-parallel plans are none because of the batch."""
+        n, batch = self.cluster.size, self._batch()
+        sizes = [str(dp) for dp in range(2, n + 1) if n % dp == 0 and batch % dp]
+        if not sizes:
+            return ()
+        what = "microbatch" if self.accumulate > 1 else "batch"
+        return (
+            f"left out dp {', '.join(sizes)}: a {what} of {batch} does not divide over so many devices, "
+            f"one of {-(-batch // n) * n} would",
+        )
 
     def _check_pins(self, book: Textbook) -> None:
         for label, axes in self.pins.items():
