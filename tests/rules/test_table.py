@@ -80,6 +80,23 @@ FUNCTIONS = {
     "to integers": ((8, 6), lambda w, x: ((x * w) @ w.t() * 3).to(torch.int64).sum(-1) * (x * w).sum(-1), X),
     "where and masks": ((8, 6), lambda w, x: torch.where(x > 0, x * w, 0.0).masked_fill(x > 0.5, 1.0), X),
     "dropout": ((8, 6), lambda w, x: F.dropout(x * w, 0.5, training=True), X),
+    "reading by positions": (
+        (8, 6),
+        lambda w, x: (x * w)[:, ids(4), ids(3, 1, top=6)].tanh()
+        * (x * w).gather(1, ids(4, 4, 6)).index_select(2, ids(4, top=6)).sin()[:, :3],
+        X,
+    ),
+    "writing by positions": (
+        (8, 6),
+        lambda w, x: (x * w)
+        .scatter_add(2, ids(4, 8, 6, top=6), x * w)
+        .scatter(1, ids(4, 1, 6), 0.0)
+        .index_add(1, ids(4), x[:, :4] * w[:4])
+        .index_copy(2, torch.tensor([3, 1]), (x * w)[..., :2])
+        .index_put((ids(4, top=4), ids(4)), w[0], accumulate=True)
+        .pow(2),
+        X,
+    ),
     "triangles": ((8, 8), lambda w, x: (w.tril() + torch.arange(8)).triu(-2).pow(2), X),
 }  # fmt: skip
 

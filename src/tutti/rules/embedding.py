@@ -8,6 +8,7 @@ import torch
 
 from tutti.graph.step_graph import Call
 from tutti.rules.registry import LOCAL, rules
+from tutti.rules.rows import read_rows, write_rows
 
 aten = torch.ops.aten
 
@@ -24,31 +25,24 @@ def _embedding(node: Call) -> str:
 def _embedding_backward(node: Call) -> str:
     at = _positions(node.args[1])
     if node.args[4]:  # scaled by how often an index occurs: all indices are needed
-        whole = " ".join(f"{c}!" for c in at.split())
-        return f"{whole} z, {whole} -> v! z | ~0"
+        at = " ".join(f"{c}!" for c in at.split())
     return f"{at} z, {at} -> v* z | ~0"
 
 
 rules({aten.embedding.default: _embedding, aten.embedding_dense_backward.default: _embedding_backward})
 
 
-def _own_rows(here, indices):
-    """Indices counted from this rank's first row (0 where the row is another rank's), and which are its own."""
-    first, rows = here.offset("v"), here.size("v")
-    own = (indices >= first) & (indices < first + rows)
-    return torch.where(own, indices - first, 0), own.unsqueeze(-1)
-
-
 def _lookup(here, weight, indices, *rest):
-    rows, own = _own_rows(here, indices)
-    return aten.embedding(weight, rows) * own
+    rows, own = read_rows(here, "v", indices)
+    return torch.where(own.unsqueeze(-1), aten.embedding(weight, rows), 0)
 
 
 def _lookup_backward(here, grad, indices, rows, padding, scale):
-    own_rows, own = _own_rows(here, indices)
+    own, _ = write_rows(here, "v", indices)
+    spare = here.size("v")
     if padding >= 0:
-        own = own & (indices != padding).unsqueeze(-1)
-    return aten.embedding_dense_backward(grad * own, own_rows, here.size("v"), -1, scale)
+        own = torch.where(indices == padding, spare, own)
+    return aten.embedding_dense_backward(grad, own, spare + 1, -1, scale).narrow(0, 0, spare)
 
 
 LOCAL |= {aten.embedding.default: _lookup, aten.embedding_dense_backward.default: _lookup_backward}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import count
 from math import gcd
 from string import ascii_lowercase
 from typing import Any
@@ -64,9 +63,11 @@ def _reshape(node: Call):
     return f"{' '.join(left)} -> {' '.join(right)} | ~0", sizes
 
 
-def _letters(node: Call) -> list[str]:
-    """A letter for each dim of the first argument; 1 for dims of size one."""
-    return ["1" if n == 1 else c for c, n in zip(ascii_lowercase, operands(node)[0].meta["val"].shape, strict=False)]
+def letters(node: Call, operand: int = 0) -> list[str]:
+    """A letter for each dim of an operand; 1 for dims of size one."""
+    return [
+        "1" if n == 1 else c for c, n in zip(ascii_lowercase, operands(node)[operand].meta["val"].shape, strict=False)
+    ]
 
 
 def _line(left: list[str], right: list[str]) -> str:
@@ -75,7 +76,7 @@ def _line(left: list[str], right: list[str]) -> str:
 
 def _permute(order):
     def notation(node: Call) -> str:
-        dims = _letters(node)
+        dims = letters(node)
         return _line(dims, [dims[i] for i in order(node, len(dims))])
 
     return notation
@@ -89,13 +90,13 @@ def _swapped(node: Call, rank: int) -> list[int]:
 
 
 def _unsqueeze(node: Call) -> str:
-    dims = _letters(node)
+    dims = letters(node)
     at = node.args[1] % (len(dims) + 1)
     return _line(dims, [*dims[:at], "1", *dims[at:]])
 
 
 def _squeeze(node: Call) -> str:
-    dims = _letters(node)
+    dims = letters(node)
     shape = operands(node)[0].meta["val"].shape
     named = node.args[1] if len(node.args) > 1 else range(len(dims))
     named = {d % len(dims) for d in ([named] if isinstance(named, int) else named)}
@@ -114,7 +115,7 @@ def _expand(node: Call) -> str:
 
 
 def _slice(node: Call) -> str:
-    dims = _letters(node)
+    dims = letters(node)
     at = (node.args[1] if len(node.args) > 1 else 0) % len(dims)
     sliced, cut = dims.copy(), dims.copy()
     sliced[at], cut[at] = "y!", "z!"
@@ -122,7 +123,7 @@ def _slice(node: Call) -> str:
 
 
 def _select(node: Call) -> str:
-    dims = _letters(node)
+    dims = letters(node)
     at = node.args[1] % len(dims)
     return _line([*dims[:at], "z!", *dims[at + 1 :]], dims[:at] + dims[at + 1 :])
 
@@ -141,17 +142,9 @@ def _select_backward(node: Call) -> str:
     return _line(dims[:at] + dims[at + 1 :], [*dims[:at], "z!", *dims[at + 1 :]])
 
 
-def _index(node: Call) -> str:
-    """Picking by positions: every dim stays whole."""
-    names = (f"f{i}!" for i in count())
-    line = lambda shape: " ".join("1" if n == 1 else next(names) for n in shape)  # noqa: E731
-    left = ", ".join(line(n.meta["val"].shape) for n in operands(node))
-    return f"{left} -> {line(node.meta['val'].shape)}"
-
-
 def _along(node: Call) -> str:
     """Operators that walk along one dim, or turn it round: that dim stays whole."""
-    dims = _letters(node)
+    dims = letters(node)
     named = node.args[1]
     for at in [named] if isinstance(named, int) else named:
         dims[at % len(dims)] = f"z{at % len(dims)}!"
@@ -160,13 +153,13 @@ def _along(node: Call) -> str:
 
 def _split(node: Call):
     """Equal parts are a major factor of the dim, so that the part can be split: that is what a fused qkv needs."""
-    dims, parts = _letters(node), [s.shape for s in specs(node)]
+    dims, parts = letters(node), [s.shape for s in specs(node)]
     at = (node.args[2] if len(node.args) > 2 else 0) % len(dims)
     return _parts(dims, at, [p[at] for p in parts], joined_left=True)
 
 
 def _cat(node: Call):
-    dims, parts = _letters(node), [n.meta["val"].shape for n in operands(node)]
+    dims, parts = letters(node), [n.meta["val"].shape for n in operands(node)]
     at = (node.args[1] if len(node.args) > 1 else 0) % len(dims)
     return _parts(dims, at, [p[at] for p in parts], joined_left=False)
 
@@ -184,7 +177,7 @@ def _parts(dims: list[str], at: int, sizes: list[int], joined_left: bool):
 
 
 def _pad(node: Call) -> str:
-    dims = _letters(node)
+    dims = letters(node)
     pads: list[int] = node.args[1]
     before, after = dims.copy(), dims.copy()
     for i in range(len(pads) // 2):
@@ -214,7 +207,6 @@ rules(
         aten.cat.default: _cat,
         aten.cumsum.default: _along,
         aten.flip.default: _along,
-        aten.index.Tensor: _index,
         aten.constant_pad_nd.default: _pad,
     }
 )

@@ -1,0 +1,47 @@
+"""Rows of a split dim, by their numbers: each rank reads and writes its own and leaves the others alone.
+
+A row that no rank has is an error on every rank, as where the dim is whole: it becomes a number that is too large.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+def read_rows(here, factor: str, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """The numbers counted from this rank's first row, 0 for rows of other ranks; and which rows are its own."""
+    return _counted(here, factor, numbers, elsewhere=0, beyond=here.size(factor))
+
+
+def write_rows(here, factor: str, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """The same where rows are written: those of other ranks go to a spare row behind the own ones."""
+    return _counted(here, factor, numbers, elsewhere=here.size(factor), beyond=here.size(factor) + 1)
+
+
+def _counted(here, factor: str, numbers: Tensor, elsewhere: int, beyond: int) -> tuple[Tensor, Tensor]:
+    first, rows = here.offset(factor), here.size(factor)
+    own = (numbers >= first) & (numbers < first + rows)
+    exists = (numbers >= 0) & (numbers < rows * here.parts(factor))
+    return torch.where(own, numbers - first, torch.where(exists, elsewhere, beyond)), own
+
+
+def from_end(here, factor: str, numbers: Tensor) -> Tensor:
+    """Negative numbers count from the end of the whole dim."""
+    return torch.where(numbers < 0, numbers + here.size(factor) * here.parts(factor), numbers)
+
+
+def with_spare(x: Tensor, *dims: int) -> Tensor:
+    """A row more at the end of these dims."""
+    pads = [0] * (2 * x.ndim)
+    for dim in dims:
+        pads[2 * (x.ndim - 1 - dim % x.ndim) + 1] = 1
+    return aten.constant_pad_nd(x, pads)
+
+
+def without_spare(x: Tensor, *dims: int) -> Tensor:
+    for dim in dims:
+        x = x.narrow(dim, 0, x.shape[dim] - 1)
+    return x
