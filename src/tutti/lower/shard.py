@@ -80,7 +80,7 @@ class _Sharder:
         rule, choices = self.rule(node)
         ins, outs = layouts(rule, choices)
         held = [self.version(x, at, node.meta["phase"]) for x, at in zip(operands(node), ins, strict=True)]
-        for i in CONTIGUOUS.get(node.target, ()) if choices else ():
+        for i in CONTIGUOUS.get(node.target, ()):
             held[i] = self.contiguous(held[i])
         parts = iter(held)
         args, kwargs = pytree.tree_map(
@@ -98,10 +98,8 @@ class _Sharder:
         self.record(node, result, outs, [Spec(s, w.dtype) for s, w in zip(shapes, wholes, strict=True)])
 
     def contiguous(self, part: fx.Node) -> fx.Node:
-        """A copy in memory without holes: a part may be a slice."""
-        copy = self.graph.call_function(
-            torch.ops.aten.clone.default, (part,), {"memory_format": torch.contiguous_format}
-        )
+        """In memory without holes: a part may be a slice, and capture drops copies that only arrange memory."""
+        copy = self.graph.call_function(torch.ops.aten.contiguous.default, (part,))
         copy.meta["val"] = part.meta["val"]
         return copy
 

@@ -44,7 +44,11 @@ rules(
     }
 )
 
-CONTIGUOUS[aten.native_layer_norm_backward.default] = (2, 3)  # mean and reciprocal deviation, on a CPU
+CONTIGUOUS |= {
+    aten.native_layer_norm_backward.default: (2, 3),  # mean and reciprocal deviation, on a CPU
+    aten.native_group_norm.default: (0,),
+    aten.native_group_norm_backward.default: (0, 1, 2, 3),
+}
 
 
 def _spatial(x: Call, mark: str) -> str:

@@ -1,0 +1,88 @@
+"""Any model, any legal plan: loss, gradients and updated parameters are those of one device.
+
+Plans are drawn at random from all that the rules allow, so operators are split in ways that no planner would choose.
+No operator of any of these models is computed whole for lack of a rule.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import pytest
+import torch
+
+import models
+import tutti
+from tutti.rules import rule_of
+
+DEVICES = (2, 3, 4, 6, 8)
+PLANS = 8
+QUICK = 2  # plans of each model that are always run; the others by `make proofs`
+TOLERANCE = 1e-5
+
+
+def parallelize(name: str, cluster: str, plan) -> tutti.Step:
+    model, batch, loss = models.case(name)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return tutti.parallelize(model, optimizer, batch, loss=loss, cluster=cluster, plan=plan, level="O0")
+
+
+def one_step(step: tutti.Step, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The loss; gradients, updated parameters and buffers by name."""
+    gradients = step.gradients(batch)
+    loss = step(batch)
+    return loss, {f"gradient of {k}": v for k, v in gradients.items()} | step.state_dict()
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict:
+    """What one device gives, by model; made on demand."""
+    return {}
+
+
+def expected(name: str, whole: dict):
+    if name not in whole:
+        step = parallelize(name, "cpu:1", "single")
+        whole[name] = step, *one_step(step, models.case(name)[1])
+    return whole[name]
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_one_device_gives_the_loss_of_plain_torch(name, whole):
+    model, batch, loss = models.case(name)
+    torch.manual_seed(0)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout) and module.p:
+            pytest.skip("dropout draws other numbers than torch does")
+    value = loss(model, batch) if loss else model(**batch)
+    torch.testing.assert_close(expected(name, whole)[1], getattr(value, "loss", value).detach(), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_every_operator_has_a_rule(name, whole):
+    graph = expected(name, whole)[0].graph
+    without = {str(n.target) for n in graph.calls if n.target is not operator.getitem and rule_of(n) is None}
+    assert without == set()
+
+
+CASES = [
+    pytest.param(name, seed, marks=() if seed < QUICK else pytest.mark.slow)
+    for name in models.MODELS
+    for seed in range(PLANS)
+]
+
+
+@pytest.mark.parametrize(("name", "seed"), CASES)
+def test_a_random_plan_gives_the_numbers_of_one_device(name, seed, whole):
+    single, loss, tensors = expected(name, whole)
+    devices = DEVICES[(seed + list(models.MODELS).index(name)) % len(DEVICES)]
+    plan = tutti.random_plan(single.graph, devices, seed)
+    ours_loss, ours = one_step(parallelize(name, f"cpu:{devices}", plan), models.case(name)[1])
+    assert abs(ours_loss - loss) <= TOLERANCE * abs(loss)
+    assert ours.keys() == tensors.keys()
+    largest = max(t.norm() for k, t in tensors.items() if k.startswith("gradient"))
+    for key, tensor in tensors.items():
+        # A gradient that is zero in exact arithmetic, as a key bias' is, is rounding noise of the others.
+        scale = max(tensor.float().norm(), 1e-2 * largest)
+        error = (ours[key].float() - tensor.float()).norm() / scale
+        assert error <= TOLERANCE, f"{key} differs by {error:.1e} under {plan.mesh}"
