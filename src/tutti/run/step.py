@@ -15,7 +15,7 @@ from tutti import compat
 from tutti.cluster import Cluster, local
 from tutti.graph import optimizers
 from tutti.graph.capture import Batch, Loss, batch_items, capture, device_of
-from tutti.graph.step_graph import Spec, StepGraph
+from tutti.graph.step_graph import StepGraph
 from tutti.lower.program import Collective, Program
 from tutti.lower.shard import shard
 from tutti.plan.layout import Layout, coordinates_of, devices
@@ -24,11 +24,11 @@ from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner, replan
 from tutti.plan.textbook import NAMES
 from tutti.run.allocator import keep_freed_memory
+from tutti.run.batches import Signature, check_like, microbatches, signature_of
 from tutti.run.code import Run
 from tutti.run.levels import LEVELS, prepare
-from tutti.run.runtime import check_same_everywhere, in_job, join_job, own_slice, runtime_for, same_everywhere
-
-Signature = tuple[tuple[str, Spec], ...]
+from tutti.run.runtime import check_same_everywhere, in_job, join_job, runtime_for
+from tutti.run.state import State
 
 
 def parallelize(
@@ -91,7 +91,8 @@ class Step:
         self.device = device_of(model)
         self.cluster = _cluster(cluster, self.device)
         self.autocast = _autocast_state(self.device)
-        self.graph = self._capture(self._microbatch(batch))
+        first = microbatches(batch, accumulate)[0]
+        self.graph = self._capture(first)
         self.plan = self._share(lambda: self._choose(plan))
         if devices(self.plan.mesh) != self.cluster.size:
             raise ValueError(
@@ -103,13 +104,11 @@ class Step:
         if self.device.type == "cpu":
             keep_freed_memory()
         self.steps, self._compared = optimizers.step_count(optimizer), False
-        self._plans: dict[Signature, tuple[StepGraph, Plan]] = {
-            _signature(self._microbatch(batch)): (self.graph, self.plan)
-        }
+        self._plans: dict[Signature, tuple[StepGraph, Plan]] = {signature_of(first): (self.graph, self.plan)}
         self._ready: dict[tuple[str, Signature], _Executable] = {}
         self._dtypes = {key: x.dtype for key, x in batch_items(batch)}
         self._constants = _constants(optimizer)
-        self._state = self._initial_state()
+        self._state = State(self.graph, self.plan, self.runtime).begin(model, optimizer, masters)
 
     # -- what a training loop calls -----------------------------------------------------------------------------
 
@@ -120,7 +119,7 @@ class Step:
             check_same_everywhere(dict(batch_items(batch)))
             self._compared = True
         outputs = self._run("train", batch) if self.accumulate == 1 else self._accumulated(batch)
-        self._keep(outputs)
+        self._state.keep(outputs)
         self.steps += 1
         compat.mark_stepped(self.optimizer)
         return outputs[0]["loss"]
@@ -132,7 +131,7 @@ class Step:
     def gradients(self, batch: Batch) -> dict[str, torch.Tensor]:
         """The gradients that the next step would compute, before clipping: full tensors under the model's names."""
         totals: dict[str, torch.Tensor] = {}
-        for i, part in enumerate(self._microbatches(batch)):
+        for i, part in enumerate(microbatches(batch, self.accumulate)):
             for name, g in self._run("gradients", part, draw=i)[0].items():
                 if name.startswith("grad:"):
                     key = name.removeprefix("grad:")
@@ -144,32 +143,15 @@ class Step:
 
         Every rank of a job has to call it.
         """
-        tensors = {}
-        for kind in ("param", "buffer"):
-            for name in self.graph.names(kind):
-                key = f"{kind}:{name}"
-                tensors[name] = self._state[0][key] if sharded else self._whole(key)
-        if not sharded:  # tied parameters appear under all their names, as in the model's own state dict
-            tensors |= {alias: tensors[name] for alias, name in _aliases(self.model).items() if name in tensors}
-            tensors = {name: tensors[name] for name in self.model.state_dict() if name in tensors}
-        return tensors
+        return self._state.of_model(self.model, sharded)
 
     def training_state(self) -> dict[str, torch.Tensor]:
         """Everything that resuming bit for bit needs, as full CPU tensors. Every rank of a job has to call it."""
-        return {name: self._whole(name) for name in self._state[0]} | {"step": torch.tensor(self.steps)}
+        return {name: self._state.whole(name) for name in self._state.names} | {"step": torch.tensor(self.steps)}
 
     def load_training_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """The inverse of `training_state`; from any plan to any other."""
-        missing, unknown = set(self._state[0]) - set(state), set(state) - set(self._state[0]) - {"step"}
-        if missing or unknown:
-            what = f"lacks {sorted(missing)[0]!r}" if missing else f"has {sorted(unknown)[0]!r}, which is unknown"
-            raise ValueError(f"the state does not belong to this model and optimizer: it {what}")
-        for name in self._state[0]:
-            spec = self.graph.spec(name)
-            if Spec.of(state[name]) != spec:
-                raise ValueError(f"{name} has {tuple(state[name].shape)} {state[name].dtype} in the state, "
-                                 f"{spec.shape} {spec.dtype} here")  # fmt: skip
-            self._place(name, state[name])
+        self._state.load({name: value for name, value in state.items() if name != "step"})
         self.steps = int(state["step"])
 
     # -- what one can ask ------------------------------------------------------------------------------------------
@@ -239,75 +221,29 @@ class Step:
             raise box[0]
         return box[0]
 
-    def _initial_state(self) -> list[dict[str, torch.Tensor]]:
-        """Per held rank its parts of parameters, buffers, constants and optimizer state."""
-        params, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
-        state = optimizers.state_of(self.optimizer, {p: n for n, p in params.items()}, self.masters)
-        self._state = [{} for _ in self.runtime.ranks]
-        for name in self.graph.inputs:
-            kind, _, key = name.partition(":")
-            if kind in ("batch", "lr", "step", "seed", "constant"):
-                continue
-            source = params if kind == "param" else buffers if kind == "buffer" else None
-            whole = source[key].detach() if source is not None else state[key][kind]
-            self._place(name, same_everywhere(whole.to(self.device)))
-        return self._state
-
-    def _place(self, name: str, whole: torch.Tensor) -> None:
-        layout = self.plan.input_layout(self.graph.inputs[name].meta["label"])
-        for held, rank in zip(self._state, self.runtime.ranks, strict=True):
-            held[name] = own_slice(whole.to(self.device), layout, self.plan.mesh, rank)
-
-    def _whole(self, name: str) -> torch.Tensor:
-        node = self.graph.inputs[name]
-        layout = self.plan.input_layout(node.meta["label"])
-        return self.runtime.whole([held[name] for held in self._state], layout, node.meta["val"])
-
-    def _keep(self, outputs: list[dict[str, torch.Tensor]]) -> None:
-        for held, new in zip(self._state, outputs, strict=True):
-            held.update({name: value for name, value in new.items() if name in held})
-
-    def _microbatches(self, batch: Batch) -> list[Batch]:
-        """Equal parts of a global batch along dim 0."""
-        if self.accumulate == 1:
-            return [batch]
-        parts = {}
-        for key, x in batch_items(batch):
-            if x.ndim == 0 or x.shape[0] % self.accumulate:
-                raise ValueError(
-                    f"batch entry {key!r} of shape {tuple(x.shape)} does not divide into {self.accumulate} microbatches"
-                )
-            parts[key] = x.chunk(self.accumulate)
-        if isinstance(batch, Mapping):
-            return [{key: parts[key][i] for key in parts} for i in range(self.accumulate)]
-        return [tuple(parts[key][i] for key in parts) for i in range(self.accumulate)]
-
-    def _microbatch(self, batch: Batch) -> Batch:
-        return self._microbatches(batch)[0]
-
     def _accumulated(self, batch: Batch) -> list[dict[str, torch.Tensor]]:
         """Gradients of all microbatches, then one update."""
         total: list[dict[str, torch.Tensor]] = [{} for _ in self.runtime.ranks]
-        for i, part in enumerate(self._microbatches(batch)):
+        for i, part in enumerate(microbatches(batch, self.accumulate)):
             outputs = self._run("accumulate", part, draw=i)
-            self._keep(outputs)
+            self._state.keep(outputs)
             for sums, new in zip(total, outputs, strict=True):
                 for name, value in new.items():
-                    if name not in self._state[0]:  # a copy: two gradients may be one tensor, or a broadcast one
+                    if name not in self._state.parts[0]:  # a copy: two gradients may be one tensor, or a broadcast one
                         whole = torch.contiguous_format
                         sums[name] = sums[name].add_(value) if name in sums else value.clone(memory_format=whole)
         for sums in total:
             for value in sums.values():
                 value.div_(self.accumulate)
-        updated = self._run("update", self._microbatch(batch), total)
+        updated = self._run("update", microbatches(batch, self.accumulate)[0], total)
         return [{**new, "loss": sums["loss"]} for new, sums in zip(updated, total, strict=True)]
 
     def _run(
         self, what: str, batch: Batch, more: list[dict[str, torch.Tensor]] | None = None, draw: int = 0
     ) -> list[dict[str, torch.Tensor]]:
         """Run one of the Programs on all held ranks; named outputs by rank. Each `draw` has its own random numbers."""
-        self._check(batch)
-        executable = self._executable(what, _signature(batch), batch)
+        check_like(batch, self._dtypes)
+        executable = self._executable(what, signature_of(batch), batch)
         mesh = self.plan.mesh
         scalars = {"step": torch.tensor(self.steps + 1), "seed": torch.tensor(self.seed + (draw << 32))}
         scalars |= {
@@ -317,7 +253,7 @@ class Step:
         data = {f"batch:{key}": x for key, x in batch_items(batch)}
         inputs = []
         for i, (program, rank) in enumerate(zip(executable.programs, self.runtime.ranks, strict=True)):
-            values = {**self._state[i], **scalars, **executable.graph.constants, **(more[i] if more else {})}
+            values = {**self._state.parts[i], **scalars, **executable.graph.constants, **(more[i] if more else {})}
             row = []
             for name, (layout, _) in program.inputs.items():
                 if name in data:
@@ -330,16 +266,6 @@ class Step:
             results = self.runtime.run(executable.runs, inputs)
         names = list(executable.programs[0].outputs)
         return [dict(zip(names, values, strict=True)) for values in results]
-
-    def _check(self, batch: Batch) -> None:
-        given = dict(batch_items(batch))
-        if missing := [key for key in self._dtypes if key not in given]:
-            raise ValueError(f"the batch lacks {missing[0]!r}; it had {list(self._dtypes)} when the step was made")
-        if unknown := [key for key in given if key not in self._dtypes]:
-            raise ValueError(f"the batch has {unknown[0]!r}, which it did not have when the step was made")
-        for key, x in given.items():
-            if x.dtype != self._dtypes[key]:
-                raise ValueError(f"batch entry {key!r} is {x.dtype}; it was {self._dtypes[key]} when the step was made")
 
     def _check_constants(self) -> None:
         """Only learning rates are read at every step: another change must not go unnoticed."""
@@ -394,17 +320,6 @@ def _constants(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """What the captured update takes as constant, by parameter group."""
     varying = ("params", "lr", "initial_lr")
     return [{k: v for k, v in group.items() if k not in varying} for group in optimizer.param_groups]
-
-
-def _signature(batch: Batch) -> Signature:
-    return tuple((key, Spec.of(x)) for key, x in batch_items(batch))
-
-
-def _aliases(model: nn.Module) -> dict[str, str]:
-    """Other names of tied parameters and buffers -> the first."""
-    first: dict[int, str] = {}
-    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    return {name: first.setdefault(id(t), name) for name, t in named if first.setdefault(id(t), name) != name}
 
 
 def _cluster(cluster: Cluster | str, device: torch.device) -> Cluster:

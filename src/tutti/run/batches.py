@@ -1,0 +1,43 @@
+"""Batches: their microbatches, their signatures, and whether one is like that for which the step was made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from tutti.graph.capture import Batch, batch_items
+from tutti.graph.step_graph import Spec
+
+Signature = tuple[tuple[str, Spec], ...]
+
+
+def signature_of(batch: Batch) -> Signature:
+    """What a captured graph depends on: keys, shapes and dtypes."""
+    return tuple((key, Spec.of(x)) for key, x in batch_items(batch))
+
+
+def microbatches(batch: Batch, count: int) -> list[Batch]:
+    """Equal parts of a global batch along dim 0."""
+    if count == 1:
+        return [batch]
+    parts = {}
+    for key, x in batch_items(batch):
+        if x.ndim == 0 or x.shape[0] % count:
+            raise ValueError(f"batch entry {key!r} of shape {tuple(x.shape)} does not divide into {count} microbatches")
+        parts[key] = x.chunk(count)
+    if isinstance(batch, Mapping):
+        return [{key: parts[key][i] for key in parts} for i in range(count)]
+    return [tuple(parts[key][i] for key in parts) for i in range(count)]
+
+
+def check_like(batch: Batch, dtypes: Mapping[str, torch.dtype]) -> None:
+    """ValueError where a batch has not the keys and dtypes that the step was made with."""
+    given = dict(batch_items(batch))
+    if missing := [key for key in dtypes if key not in given]:
+        raise ValueError(f"the batch lacks {missing[0]!r}; it had {list(dtypes)} when the step was made")
+    if unknown := [key for key in given if key not in dtypes]:
+        raise ValueError(f"the batch has {unknown[0]!r}, which it did not have when the step was made")
+    for key, x in given.items():
+        if x.dtype != dtypes[key]:
+            raise ValueError(f"batch entry {key!r} is {x.dtype}; it was {dtypes[key]} when the step was made")

@@ -1,0 +1,85 @@
+"""What a training step keeps between calls: parameters, buffers and optimizer state, as the plan lays them out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from tutti.graph import optimizers
+from tutti.graph.step_graph import Spec, StepGraph
+from tutti.plan.plan import Plan
+from tutti.run.runtime import Runtime, own_slice, same_everywhere
+
+NOT_KEPT = ("batch", "lr", "step", "seed", "constant")  # kinds of inputs that each call is given anew
+
+
+class State:
+    """The kept inputs of a graph, by name. `parts` holds, for each rank of this process, what is that rank's."""
+
+    def __init__(self, graph: StepGraph, plan: Plan, runtime: Runtime):
+        self.graph, self.plan, self.runtime = graph, plan, runtime
+        self.names = [name for name in graph.inputs if name.partition(":")[0] not in NOT_KEPT]
+        self.parts: list[dict[str, torch.Tensor]] = [{} for _ in runtime.ranks]
+
+    def begin(self, model: nn.Module, optimizer: torch.optim.Optimizer, masters: bool) -> State:
+        """Take the tensors of model and optimizer, on every rank those of rank 0."""
+        params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+        own = optimizers.state_of(optimizer, {p: name for name, p in params.items()}, masters)
+        for name in self.names:
+            kind, _, key = name.partition(":")
+            source = {"param": params, "buffer": buffers}.get(kind)
+            whole = source[key].detach() if source is not None else own[key][kind]
+            self.place(name, same_everywhere(whole.to(self.graph.device)))
+        return self
+
+    def place(self, name: str, whole: torch.Tensor) -> None:
+        """Give each rank its part of a whole tensor."""
+        layout = self.plan.input_layout(self.graph.inputs[name].meta["label"])
+        for held, rank in zip(self.parts, self.runtime.ranks, strict=True):
+            held[name] = own_slice(whole.to(self.graph.device), layout, self.plan.mesh, rank)
+
+    def keep(self, outputs: list[dict[str, torch.Tensor]]) -> None:
+        """Take from the outputs of each rank what succeeds a kept tensor."""
+        for held, new in zip(self.parts, outputs, strict=True):
+            held.update({name: value for name, value in new.items() if name in held})
+
+    def whole(self, name: str) -> torch.Tensor:
+        """A full CPU tensor. Every rank of a job has to ask for it."""
+        node = self.graph.inputs[name]
+        layout = self.plan.input_layout(node.meta["label"])
+        return self.runtime.whole([held[name] for held in self.parts], layout, node.meta["val"])
+
+    def of_model(self, model: nn.Module, sharded: bool) -> dict[str, torch.Tensor]:
+        """Parameters and buffers under the model's names: full CPU tensors, or with `sharded` this rank's parts."""
+        tensors = {}
+        for kind in ("param", "buffer"):
+            for name in self.graph.names(kind):
+                key = f"{kind}:{name}"
+                tensors[name] = self.parts[0][key] if sharded else self.whole(key)
+        if not sharded:  # tied parameters appear under all their names, as in the model's own state dict
+            tensors |= {alias: tensors[name] for alias, name in _aliases(model).items() if name in tensors}
+            tensors = {name: tensors[name] for name in model.state_dict() if name in tensors}
+        return tensors
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take full tensors under all the kept names, and no others; ValueError leaves everything as it was."""
+        missing, unknown = set(self.names) - set(state), set(state) - set(self.names)
+        if missing or unknown:
+            what = f"lacks {sorted(missing)[0]!r}" if missing else f"has {sorted(unknown)[0]!r}, which is unknown"
+            raise ValueError(f"the state does not belong to this model and optimizer: it {what}")
+        for name in self.names:
+            spec = self.graph.spec(name)
+            if Spec.of(state[name]) != spec:
+                raise ValueError(f"{name} has {tuple(state[name].shape)} {state[name].dtype} in the state, "
+                                 f"{spec.shape} {spec.dtype} here")  # fmt: skip
+        for name in self.names:
+            self.place(name, state[name])
+
+
+def _aliases(model: nn.Module) -> dict[str, str]:
+    """Other names of tied parameters and buffers -> the first."""
+    first: dict[int, str] = {}
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return {name: first.setdefault(id(t), name) for name, t in named if first.setdefault(id(t), name) != name}
