@@ -372,3 +372,26 @@ def test_a_given_plan_says_all():
         make(plan, "cpu:2", pins=[tutti.pin("*norm*", dim=0, axis="tp")])
     with pytest.raises(ValueError, match="the plan accumulates 1 microbatches, not 2"):
         make(plan, "cpu:2", accumulate=2)
+
+
+class Windows(nn.Module):
+    """Two layers that look alike only where the input is short."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.h = nn.ModuleList([nn.Linear(4, 4, bias=False) for _ in range(2)])
+
+    def forward(self, x):
+        return self.h[0](x[:, :6]).square().mean() + self.h[1](x[:, :3]).square().mean()
+
+
+def test_another_shape_finds_parameters_where_the_plan_keeps_them():
+    model, x = Windows(), torch.randn(4, 12, 4, generator=torch.Generator().manual_seed(1))
+    step, short = make("zero3", "cpu:2", model=model, batch=(x,)), x[:, :3]
+    assert {"param:h.0.weight", "param:h.1.weight"} <= set(step.plan.inputs)
+    assert step((short,)).item() == pytest.approx(model(short).item(), rel=1e-6)
+    alone = make(model=model, batch=(x,))
+    assert alone((short,)).item() == pytest.approx(model(short).item(), rel=1e-6)
+    for name, value in alone.training_state().items():
+        torch.testing.assert_close(step.training_state()[name], value)

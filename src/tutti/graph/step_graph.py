@@ -105,10 +105,10 @@ class StepGraph:
         return "grad:" + self.inputs[f"param:{name}"].meta["label"].removeprefix("param:")
 
     def name_inputs_as(self, other: StepGraph) -> None:
-        """Give parameters and buffers the labels that they have in another graph of the model, where layers may be
-        told apart otherwise: what is said of an input there then holds here."""
+        """Give inputs the labels that they have in another graph of the model, where layers may be told apart
+        otherwise: what is said of an input there then holds here."""
         for name, node in self.inputs.items():
-            if name in other.inputs and name.split(":")[0] in ("param", "buffer"):
+            if name in other.inputs:
                 node.meta["label"] = other.inputs[name].meta["label"]
 
     @property

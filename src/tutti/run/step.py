@@ -295,6 +295,7 @@ class Step:
         if signature not in self._plans:
             assert batch is not None
             graph = self._capture(batch)
+            graph.name_inputs_as(self.graph)
             self._plans[signature] = graph, self._share(lambda: replan(graph, self.plan, self.cluster))
         graph, plan = self._plans[signature]
         return _part(graph, what), plan
