@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tutti.cluster import Cluster as Cluster
+    from tutti.check.user import rule as rule
     from tutti.graph.capture import capture as capture
     from tutti.graph.step_graph import StepGraph as StepGraph
     from tutti.plan.layout import Layout as Layout
@@ -27,6 +28,7 @@ NAMES = {
     "parallelize": "tutti.run.step",
     "pin": "tutti.plan.pin",
     "random_plan": "tutti.plan.random",
+    "rule": "tutti.check.user",
 }
 
 

@@ -1,6 +1,4 @@
-"""Proving operator rules: samples of every operator, and the machine that splits them in every way a rule allows."""
+"""Proving operator rules: samples of every operator, and the machine that splits them in every way a rule allows.
 
-from tutti.check.machine import Report, check, prove
-from tutti.check.samples.sample import SAMPLES, Sample, samples
-
-__all__ = ["SAMPLES", "Report", "Sample", "check", "prove", "samples"]
+Needs hypothesis (`pip install 'tutti[check]'`); rules of users can be registered without it (`tutti.check.user`).
+"""

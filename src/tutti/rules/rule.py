@@ -20,7 +20,8 @@ holds it, leaves the operands without it replicated, and the outputs without it 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import prod
 
 SAME = "same"  # as a combination: each rank has the result already
@@ -56,6 +57,20 @@ def parse(notation: str, inputs: list[tuple[int, ...]], outputs: list[tuple[int,
 
     sizes: of factors that stand in a product and nowhere alone. Raises ValueError where notation and shapes disagree.
     """
+    rule = read(notation)
+    if inputs and not rule.inputs:  # nothing before the arrow: one operand without dims
+        rule = replace(rule, inputs=((),))
+    for operands, shapes, what in ((rule.inputs, inputs, "inputs"), (rule.outputs, outputs, "outputs")):
+        if len(operands) != len(shapes):
+            raise ValueError(f"rule {notation!r} has {len(operands)} {what}, the operator {len(shapes)}")
+        for dims, shape in zip(operands, shapes, strict=True):
+            _measure(notation, dims, shape, sizes)
+    return replace(rule, sizes=sizes)
+
+
+@lru_cache(maxsize=10_000)
+def read(notation: str) -> Rule:
+    """What a line of notation says by itself: a rule without sizes. Raises ValueError where it is malformed."""
     body, _, marks = notation.partition("|")
     left, arrow, right = body.partition("->")
     if not arrow:
@@ -80,26 +95,21 @@ def parse(notation: str, inputs: list[tuple[int, ...]], outputs: list[tuple[int,
             dims.append(tuple(factors))
         return tuple(dims)
 
-    lefts = left.split(",") if left.strip() or inputs else []
+    lefts = left.split(",") if left.strip() else []
     rights = right.split(",")
-    added = frozenset(i for i, part in enumerate(lefts) if part.strip().startswith("+"))
-    combined = frozenset(i for i, part in enumerate(rights) if part.strip().startswith("="))
     ins = tuple(operand(part.replace("+", " ")) for part in lefts)
     outs = tuple(operand(part.replace("=", " ")) for part in rights)
-    for operands, shapes, what in ((ins, inputs, "inputs"), (outs, outputs, "outputs")):
-        if len(operands) != len(shapes):
-            raise ValueError(f"rule {notation!r} has {len(operands)} {what}, the operator {len(shapes)}")
-        for dims, shape in zip(operands, shapes, strict=True):
-            _measure(notation, dims, shape, sizes)
-    linear = tuple(
-        frozenset(range(len(ins)) if mark == "*" else map(int, mark)) for mark in re.findall(r"~(\d+|\*)", marks)
-    )
     return Rule(
-        notation, ins, outs, sizes,
+        notation, ins, outs, {},
         whole=frozenset(marked["!"]),
         local=frozenset(marked["@"] | marked["*"]),
         contiguous=frozenset(marked["*"]),
-        combine=combine, combined=combined, added=added, linear=linear,
+        combine=combine,
+        combined=frozenset(i for i, part in enumerate(rights) if part.strip().startswith("=")),
+        added=frozenset(i for i, part in enumerate(lefts) if part.strip().startswith("+")),
+        linear=tuple(
+            frozenset(range(len(ins)) if mark == "*" else map(int, mark)) for mark in re.findall(r"~(\d+|\*)", marks)
+        ),
     )  # fmt: skip
 
 
