@@ -1,4 +1,4 @@
-"""`tutti plan` and `tutti rules` as commands, in this process."""
+"""`tutti plan` as a command, in this process."""
 
 import json
 import re
@@ -148,35 +148,9 @@ def test_files_that_are_no_plan_or_config(tmp_path, capsys):
         assert code == 2 and message in err, err
 
 
-def test_rules(capsys):
-    code, out, _ = run(capsys, "rules")
-    assert code == 0 and len(out.splitlines()) > 60
-    code, out, _ = run(capsys, "rules", "bmm")
-    assert [line.split()[0] for line in out.splitlines() if "aten" in line] == ["aten.bmm"]
-    assert "b m k, b k n -> b m n | ~0 ~1" in out and "aten.mv" not in out
-    code, out, _ = run(capsys, "rules", "nll_loss_forward")
-    assert "by its arguments (tutti.rules.loss)" in out and out.split()[-1] == "yes"
-
-
-def test_rules_of_a_model(model, capsys):
-    code, out, err = run(capsys, "rules", "--model", model, "--batch", "2", "--seq", "16")
-    assert code == 0, err
-    times = {tuple(line.split("  ")[0].split()): line.split()[-1] for line in out.splitlines() if "aten." in line}
-    assert times[("aten.mm",)] == str(3 * (7 * 2 + 1)), (
-        "seven matrices a layer and the head, forward and twice backward"
-    )
-    assert out.rstrip().endswith("; 0 calls without a rule")
-
-
-def test_an_operator_that_is_none_names_the_nearest(capsys):
-    code, _, err = run(capsys, "rules", "embeding")
-    assert code == 2 and err == "tutti rules: no operator contains 'embeding'; the nearest is 'embedding'\n"
-
-
-@pytest.mark.parametrize("verb", ["plan", "rules"])
-def test_help_documents_every_option(verb, capsys):
+def test_help_documents_every_option(capsys):
     with pytest.raises(SystemExit) as stop:
-        cli.main([verb, "--help"])
+        cli.main(["plan", "--help"])
     out = capsys.readouterr().out
     assert stop.value.code == 0
     assert all(text in out for text in ("--model", "--batch", "--seq", "of transformers"))

@@ -1,10 +1,10 @@
-"""The verb `tutti rules`: the table of rules, or how often a model uses each."""
+"""The verb `tutti rules`: the table of rules, how often a model uses each, and their proof by machine."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Annotated, Any
 
@@ -12,6 +12,7 @@ import torch
 import tyro
 from rich import box
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 from torch import fx
 
@@ -21,6 +22,8 @@ from tutti.graph.step_graph import StepGraph
 from tutti.rules import LOCAL, RULES, rule_of
 
 NONE = "no rule: computed whole on every device"
+EXAMPLES = 20  # samples of each operator
+COUNTED = ("times", "samples", "split cases", "forbidden tried")
 
 
 def show_rules(
@@ -28,30 +31,88 @@ def show_rules(
     model: str | None = None,
     batch: int = 8,
     seq: int = 128,
-) -> None:
+    check: bool = False,
+    examples: int | None = None,
+) -> int:
     """Print how each operator can be split, in the notation of `tutti.rules.rule`.
 
     `m k, k n -> m n` names the dims of operands and outputs by factors. Splitting a factor splits every dim that holds
     it; an output without it becomes a partial sum. `k!` must stay whole; `v@` and `v*` need a computation of their own
     (and contiguous parts); `~0` marks operands that may be partial sums.
 
+    With --check calls are drawn at random, each is split in every way that its rule allows, and the parts put together
+    must be the whole; what the rule forbids is tried as well. The exit code is 1 where a rule is wrong.
+
     Args:
-        operator: Show only operators whose name contains this.
-        model: Show the operators of this model, the rule of each for its shapes, and how often it occurs: a folder
-            with a config.json of transformers, such a file, or package.module:function that returns (model, batch).
+        operator: Only operators whose name contains this.
+        model: Only operators of this model, the rule of each for its shapes, and how often it occurs: a folder with a
+            config.json of transformers, such a file, or package.module:function that returns (model, batch).
         batch: Sequences in the batch of a model of transformers.
         seq: Tokens of each.
+        check: Prove the rules.
+        examples: With --check, how many calls of each operator are drawn; 20 by default.
     """
+    if examples is not None and not check:
+        raise ValueError("--examples says how much --check tries; it has no effect without")
+    if examples is not None and examples < 1:
+        raise ValueError(f"--examples is {examples}; it must be at least 1")
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    if model is None:
+    graph = capture(*load(model, batch, seq)) if model is not None else None
+    if check:
+        return check_rules(operator, graph, examples or EXAMPLES, console)
+    if graph is None:
         rows = [(name(target), notation(rule), "yes" if target in LOCAL else "") for target, rule in RULES.items()]
         console.print(_table(["operator", "rule", "computation of its own"], matching(rows, operator)))
-        return
-    graph = capture(*load(model, batch, seq))
+        return 0
     rows = matching(list(operators_of(graph)), operator)
     console.print(_table(["operator", "rule for these shapes", "times"], rows))
     missing = sum(int(times) for _, line, times in rows if line == NONE)
     console.print(f"{len(rows)} rows; {missing} calls without a rule")
+    return 0
+
+
+def check_rules(operator: str, graph: StepGraph | None, examples: int, console: Console) -> int:
+    """Prove the rules of the operators whose name contains this (of a graph's, where there is one), and print what was
+    tried; 1 where one is wrong, with the smallest sample found for which it is, else 0."""
+    try:
+        from tutti.check.machine import prove
+        from tutti.check.samples.sample import SAMPLES
+    except ModuleNotFoundError as error:
+        if error.name != "hypothesis":
+            raise
+        raise ValueError("checking rules needs the package hypothesis: pip install 'tutti[check]'") from None
+    targets = {name(t): t for t in (_targets(graph) if graph else [*RULES, *SAMPLES]) if t is not torch.Tag.pointwise}
+    chosen = [row[0] for row in matching([(text, "", "") for text in targets], operator)]
+    rows, wrong, remarks = [], [], []
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("checking", total=len(chosen))
+        for done, text in enumerate(chosen):
+            bar.update(task, description=text, completed=done)
+            if targets[text] not in SAMPLES:
+                rows.append((text, "none", "", ""))
+                continue
+            try:
+                report = prove(targets[text], SAMPLES[targets[text]], examples)
+            except Exception as error:  # a rule that does not even fit its operator fails in other ways
+                wrong.append(f"{text}: {error}")
+                rows.append((text, "wrong", "", ""))
+            else:
+                tried = sum(report.strict.values()) + sum(report.needless.values())
+                rows.append((text, *map(str, (report.samples, report.cases, tried))))
+                remarks += [f"{text} forbids what is right: {what}" for what in report.needlessly_forbidden]
+                if report.unpriced:
+                    remarks.append(f"{text} sends {report.unpriced} bytes that the planner takes to be free")
+    console.print(_table(["operator", *COUNTED[1:]], rows))
+    cases = sum(int(row[2] or 0) for row in rows)
+    without = sum(row[1] == "none" for row in rows)
+    console.print(f"{len(rows)} operators, {cases} split cases; {without} without samples, {len(wrong)} wrong")
+    for line in remarks + wrong:
+        console.print(line, markup=False, soft_wrap=True)
+    return 1 if wrong else 0
+
+
+def _targets(graph: StepGraph) -> Iterable[Any]:
+    return (node.target for node in graph.calls if isinstance(node.target, torch._ops.OpOverload))
 
 
 def matching(rows: list[tuple[str, str, str]], part: str) -> list[tuple[str, str, str]]:
@@ -86,10 +147,10 @@ def notation(rule: str | Callable[[fx.Node], Any]) -> str:
     return f"by its arguments ({rule.__module__})"
 
 
-def _table(head: list[str], rows: list[tuple[str, str, str]]) -> Table:
+def _table(head: list[str], rows: Iterable[tuple[str, ...]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in head:
-        table.add_column(title, overflow="fold", justify="right" if title == "times" else "left")
+        table.add_column(title, overflow="fold", justify="right" if title in COUNTED else "left")
     for row in rows:
         table.add_row(*row)
     return table

@@ -1,0 +1,148 @@
+"""`tutti rules` as a command, in this process: the table, a model's operators, and the proof by machine."""
+
+import json
+import re
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from tutti import cli
+from tutti.check import command
+from tutti.check.samples.sample import SAMPLES
+from tutti.rules import RULES
+
+aten = torch.ops.aten
+CONFIG = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 96,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder
+
+
+def run(capsys, *arguments) -> tuple[int, str, str]:
+    code = cli.main(["rules", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def table(out: str) -> dict[str, list[str]]:
+    """The cells of every row, by operator."""
+    rows = [re.split(r" {2,}", line.strip()) for line in out.splitlines() if line.startswith((" aten.", " tutti."))]
+    return {row[0]: row[1:] for row in rows}
+
+
+def two_products():
+    """What an import path names: a model and a batch."""
+
+    class Model(nn.Linear):
+        def forward(self, x):
+            return (super().forward(x) @ self.weight).square().sum()
+
+    return Model(8, 8), (torch.ones(4, 8),)
+
+
+def test_the_table(capsys):
+    code, out, _ = run(capsys)
+    names = {command.name(target) for target in RULES}
+    assert code == 0 and len(names & set(table(out))) > 100 and "torch.pointwise (tag)" in out
+    code, out, _ = run(capsys, "bmm")
+    assert code == 0 and table(out) == {"aten.bmm": ["b m k, b k n -> b m n | ~0 ~1"]}
+    code, out, _ = run(capsys, "nll_loss_forward")
+    assert table(out) == {"aten.nll_loss_forward": ["by its arguments (tutti.rules.loss)", "yes"]}
+
+
+def test_a_model(model, capsys):
+    code, out, err = run(capsys, "--model", model, "--batch", "2", "--seq", "16")
+    assert code == 0, err
+    assert table(out)["aten.mm"][-1] == str(3 * (7 * 2 + 1)), (
+        "seven matrices a layer and the head, forward and twice backward"
+    )
+    assert out.rstrip().endswith("; 0 calls without a rule")
+
+
+def test_an_operator_that_is_none_names_the_nearest(capsys):
+    code, _, err = run(capsys, "embeding")
+    assert code == 2 and err == "tutti rules: no operator contains 'embeding'; the nearest is 'embedding'\n"
+    assert run(capsys, "embeding", "--check")[0::2] == (code, err)
+
+
+def test_help_documents_every_option(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["rules", "--help"])
+    out = capsys.readouterr().out
+    assert stop.value.code == 0
+    assert all(text in out for text in ("--model", "--batch", "--seq", "--check", "--examples", "of transformers"))
+
+
+def test_a_right_rule_is_proven(capsys):
+    code, out, _ = run(capsys, "--check", "--examples", "4", "aten.mm")
+    samples, cases, tried = table(out)["aten.mm"]
+    assert code == 0 and samples == "4" and int(cases) > 30 and tried == "0", "there is nothing that mm forbids"
+    assert out.splitlines()[-1] == f"1 operators, {cases} split cases; 0 without samples, 0 wrong"
+
+
+def test_what_a_rule_forbids_is_tried(capsys):
+    code, out, _ = run(capsys, "--check", "--examples", "6", "tril_indices")
+    _, cases, tried = table(out)["aten.tril_indices"]
+    assert code == 0 and cases == "0" and int(tried) > 3
+
+
+def test_a_wrong_rule_is_shown_with_the_call_that_it_fails_for(capsys, monkeypatch):
+    monkeypatch.setitem(RULES, aten.mv.default, "m k:max, k -> m")
+    code, out, _ = run(capsys, "--check", "--examples", "4", "mv")
+    assert code == 1 and table(out)["aten.mv"] == ["wrong"]
+    assert "1 operators, 0 split cases; 0 without samples, 1 wrong" in out
+    failure = out.splitlines()[-1]
+    assert re.search(r"aten\.mv: aten\.mv\.default\(float\d\d\[\d+, \d+\], float\d\d\[\d+\]\), rule 'm k:max", out), (
+        failure
+    )
+    assert "split by a=" in out
+
+
+def test_operators_of_a_model_are_proven_by_themselves(capsys):
+    code, out, err = run(capsys, "--model", "test_cli_rules:two_products", "--check", "--examples", "2")
+    assert code == 0, err
+    assert {"aten.addmm", "aten.mm"} <= set(table(out)) and "aten.bmm" not in table(out)
+    assert len(run(capsys, "--model", "test_cli_rules:two_products", "--check", "--examples", "1", "addmm")[1]) < len(
+        out
+    )
+
+
+def test_an_operator_without_samples_is_told(capsys, monkeypatch):
+    monkeypatch.delitem(SAMPLES, aten.mv.default)
+    code, out, _ = run(capsys, "--check", "mv")
+    assert code == 0 and table(out)["aten.mv"] == ["none"] and "1 without samples, 0 wrong" in out
+
+
+def test_what_is_needlessly_forbidden_is_told(capsys, monkeypatch):
+    monkeypatch.setitem(RULES, aten.mv.default, "m! k, k -> m")
+    code, out, _ = run(capsys, "--check", "--examples", "10", "mv")
+    assert code == 0 and "aten.mv forbids what is right: splitting m\n" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--examples", "3"], "--examples says how much --check tries; it has no effect without"),
+        (["--check", "--examples", "0"], "--examples is 0; it must be at least 1"),
+    ],
+)
+def test_mistakes_are_one_line(capsys, options, message):
+    assert run(capsys, *options) == (2, "", f"tutti rules: {message}\n")
+
+
+def test_the_machine_needs_hypothesis(capsys, monkeypatch):
+    for module in [m for m in sys.modules if m == "tutti.check.machine" or m.startswith("tutti.check.samples")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    message = "checking rules needs the package hypothesis: pip install 'tutti[check]'"
+    assert run(capsys, "--check", "mm") == (2, "", f"tutti rules: {message}\n")
+    assert run(capsys, "mm")[0] == 0, "the table does not"
