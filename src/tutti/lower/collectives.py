@@ -18,6 +18,7 @@ comes from the other end.
 from __future__ import annotations
 
 import torch
+from torch.fx.node import has_side_effect
 
 from tutti.plan.layout import Mesh, coordinates_of, rank_at
 
@@ -39,6 +40,9 @@ all_gather = torch.ops.tutti.all_gather.default
 reduce_scatter = torch.ops.tutti.reduce_scatter.default
 all_to_all = torch.ops.tutti.all_to_all.default
 shift = torch.ops.tutti.shift.default
+
+# A rank may have no use for what it is handed, and still must hand it on.
+has_side_effect(shift)
 
 COLLECTIVES = {all_reduce: "all_reduce", all_gather: "all_gather", reduce_scatter: "reduce_scatter",
                all_to_all: "all_to_all", shift: "shift"}  # fmt: skip

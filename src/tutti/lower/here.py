@@ -9,7 +9,7 @@ import torch
 
 from tutti.lower.collectives import all_gather, all_reduce, shift
 from tutti.plan.choice import Choices
-from tutti.plan.layout import Layout, Mesh
+from tutti.plan.layout import Layout, Mesh, Split
 from tutti.rules.rule import Rule
 
 
@@ -70,6 +70,27 @@ class Here:
         for axis in self.axes(factor):
             place = place * self._mesh[axis] + self._where[axis]
         return place
+
+    def coordinates(self, factor: str, part: int) -> dict[str, int]:
+        """Where on its axes a part of the factor lies."""
+        where = {}
+        for axis in reversed(self.axes(factor)):
+            part, where[axis] = divmod(part, self._mesh[axis])
+        return where
+
+    def digits(self, factor: str) -> list[tuple[int, str | None]]:
+        """The factor as a mixed-radix number: (size, axis that holds the digit or None for local ones)."""
+        layout = Layout.of({axis: Split(0, self._choices[axis].outer) for axis in self.axes(factor)})
+        return layout.digits(0, self._rule.sizes[factor], self._mesh)
+
+    def select(self, x: torch.Tensor, dim: int, factor: str, part: int) -> torch.Tensor:
+        """Of a dim that is whole, what corresponds to a part of the factor."""
+        where, digits = self.coordinates(factor, part), self.digits(factor)
+        local = (*x.shape[:dim], self.size(factor), *x.shape[dim + 1 :])
+        x = x.unflatten(dim, [size for size, _ in digits])
+        for i, (_, axis) in reversed(list(enumerate(digits))):
+            x = x if axis is None else x.select(dim + i, where[axis])
+        return x.reshape(local)
 
     def whole_shape(self, output: int) -> tuple[int, ...]:
         return self._shapes[output]

@@ -11,7 +11,7 @@ from tutti.plan.choice import Choice, Choices, input_placement, layouts, output_
 from tutti.plan.layout import Layout, Mesh, Placement, Split
 from tutti.plan.problem import Operator
 from tutti.plan.reshard import sent_bytes
-from tutti.rules import SENDS, Cut, operands
+from tutti.rules import SENDS, WORK, Cut, operands
 
 BUCKET = 64 << 20  # bytes that collectives of the update are merged into: enough to forget latency
 
@@ -37,6 +37,11 @@ class Pricer:
             prod(o.input_shape(i)) * self.itemsize(o) // self.parts(input_placement, o, i, choices)
             for i in range(len(o.rule.inputs))
         ) + sum(self.made_bytes(o, i, choices) for i, s in enumerate(o.outputs) if s.dtype)
+        parts /= prod(
+            WORK[o.target](o.node, c.factor, c.outer, self.mesh[axis])
+            for axis, c in choices.items()
+            if c.factor and o.target in WORK
+        )
         seconds = max(o.flops / parts / self.rate(o), moved / self.cluster.device.bandwidth)
         return seconds + self.cluster.device.overhead + self.exchanged(o, choices)
 

@@ -22,6 +22,8 @@ ARGUMENTS: dict[Any, Callable[[tuple, list[tuple[int, ...]]], tuple]] = {}  # (a
 LOCAL: dict[Any, Callable] = {}  # (Here, *arguments with local tensors) -> local outputs
 CONTIGUOUS: dict[Any, tuple[int, ...]] = {}  # operands whose strides torch's kernel overlooks or refuses
 SENDS: dict[Any, Callable[[Cut], Iterable[tuple[str, int]]]] = {}  # what the local computation exchanges
+# (node, factor, outer, k) -> how much more than an even share the busiest of k ranks computes
+WORK: dict[Any, Callable[[fx.Node, str, int, int], float]] = {}
 
 
 @dataclass(frozen=True)
