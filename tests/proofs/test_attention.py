@@ -1,4 +1,4 @@
-"""Attention over a split sequence, by a ring and by all-to-alls over heads: equal to the whole, with the bytes of theory."""
+"""Attention over a split sequence, by a ring and by all-to-alls over heads: equal to the whole, bytes as in theory."""
 
 from __future__ import annotations
 
