@@ -132,7 +132,8 @@ class _Sharder:
         for i, (part, layout, spec) in enumerate(zip(result, layouts, local, strict=True)):
             if part is None:  # an optional output that is not made
                 continue
-            part.meta["val"] = spec
+            made = part.meta.setdefault("val", spec)
+            assert made == spec, f"{node.meta['label']}: the part of output {i} is {made}, not {spec}"
             self.made[node, i] = {(layout, ""): part}
 
     def version(self, node: fx.Node, layout: Layout, phase: str) -> fx.Node:

@@ -8,7 +8,7 @@ import torch
 
 from tutti.graph.step_graph import Call
 from tutti.rules.registry import LOCAL, rules
-from tutti.rules.rows import read_rows, write_rows
+from tutti.rules.rows import only, read_rows, write_rows
 
 aten = torch.ops.aten
 
@@ -34,7 +34,7 @@ rules({aten.embedding.default: _embedding, aten.embedding_dense_backward.default
 
 def _lookup(here, weight, indices, *rest):
     rows, own = read_rows(here, "v", indices)
-    return torch.where(own.unsqueeze(-1), aten.embedding(weight, rows), 0)
+    return only(aten.embedding(weight, rows), own.unsqueeze(-1))
 
 
 def _lookup_backward(here, grad, indices, rows, padding, scale):

@@ -8,7 +8,7 @@ import torch
 
 from tutti.graph.step_graph import Call
 from tutti.rules.registry import LOCAL, operands, rules
-from tutti.rules.rows import from_end, read_rows
+from tutti.rules.rows import from_end, only, read_rows
 from tutti.rules.view import letters
 
 aten = torch.ops.aten
@@ -101,12 +101,12 @@ rules(
 
 def _gather_own(here, x, dim, index, **kwargs):
     rows, own = read_rows(here, "v", index)
-    return torch.where(own, aten.gather(x, dim, rows), 0)
+    return only(aten.gather(x, dim, rows), own)
 
 
 def _select_own(here, x, dim, index):
     rows, own = read_rows(here, "v", index)
-    return torch.where(own.view(-1, *[1] * (x.ndim - 1 - dim % x.ndim)), aten.index_select(x, dim, rows), 0)
+    return only(aten.index_select(x, dim, rows), own.view(-1, *[1] * (x.ndim - 1 - dim % x.ndim)))
 
 
 def _index_own(here, x, indices):
@@ -119,7 +119,7 @@ def _index_own(here, x, indices):
     assert own is not None
     together = places[-1] - places[0] == len(places) - 1
     behind = x.ndim - 1 - places[-1] if together else x.ndim - len(places)  # dims of the result after the indices'
-    return torch.where(own.view(*own.shape, *[1] * behind), aten.index(x, rows), 0)
+    return only(aten.index(x, rows), own.view(*own.shape, *[1] * behind))
 
 
 LOCAL |= {

@@ -28,6 +28,11 @@ def _counted(here, factor: str, numbers: Tensor, elsewhere: int, beyond: int) ->
     return torch.where(own, numbers - first, torch.where(exists, elsewhere, beyond)), own
 
 
+def only(x: Tensor, own: Tensor) -> Tensor:
+    """What was read of own rows, and zero (False) elsewhere: a sum over the ranks gives all of it."""
+    return x.masked_fill(~own, 0)
+
+
 def from_end(here, factor: str, numbers: Tensor) -> Tensor:
     """Negative numbers count from the end of the whole dim."""
     return torch.where(numbers < 0, numbers + here.size(factor) * here.parts(factor), numbers)
