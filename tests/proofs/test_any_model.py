@@ -52,7 +52,7 @@ def test_one_device_gives_the_loss_of_plain_torch(name, whole):
     model, batch, loss = models.case(name)
     torch.manual_seed(0)
     for module in model.modules():
-        if isinstance(module, torch.nn.Dropout) and module.p:
+        if getattr(module, "p", 0) or (isinstance(module, torch.nn.LSTM) and module.dropout):
             pytest.skip("dropout draws other numbers than torch does")
     value = loss(model, batch) if loss else model(**batch)
     torch.testing.assert_close(expected(name, whole)[1], getattr(value, "loss", value).detach(), rtol=1e-5, atol=0)

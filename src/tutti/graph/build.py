@@ -8,6 +8,7 @@ from torch import fx
 from tutti.graph.costs import FREE, annotate_costs
 from tutti.graph.labels import annotate_labels
 from tutti.graph.randomness import make_reproducible
+from tutti.graph.recurrent import without_workspaces
 from tutti.graph.simplify import simplify
 from tutti.graph.step_graph import FORWARD, UPDATE, Call, Spec, StepGraph
 
@@ -26,6 +27,7 @@ def build(traced: fx.GraphModule, inputs: list[str], outputs: list[str], device:
     constants = _lift_constants(traced, placeholders)
     (output,) = (n for n in graph.nodes if n.op == "output")
     make_reproducible(graph, placeholders["seed"], placeholders["step"], device)
+    without_workspaces(graph)
     simplify(graph)
     _adopt(graph)
     results = dict(zip(outputs, output.args[0], strict=True))

@@ -9,6 +9,7 @@ from math import prod
 import torch
 from torch import fx
 
+import tutti.nn.lstm  # noqa: F401  (registers the operators)
 from tutti.graph.step_graph import Call, Spec, StepGraph
 
 aten = torch.ops.aten
@@ -56,6 +57,30 @@ def _attention(products: int, backward: bool) -> Callable[[Call], int]:
     return flops
 
 
+def _convolution(node: Call) -> int:
+    """A multiply-add for each output element (of a transposed one: input element) and element of its window."""
+    x, w = node.args[:2]
+    anchor = _shape(x) if node.args[6] else node.meta["val"].shape
+    return 2 * prod(anchor) * prod(_shape(w)[1:])
+
+
+def _convolution_backward(node: Call) -> int:
+    """As many again for the gradient of the input and for that of the weight."""
+    grad, x, w = node.args[:3]
+    anchor = _shape(x) if node.args[7] else _shape(grad)
+    return 2 * prod(anchor) * prod(_shape(w)[1:]) * sum(node.args[10][:2])
+
+
+def _lstm(products: int) -> Callable[[Call], int]:
+    """`products` times the matrix products of the forward pass: (input + state) x four gates, for each step."""
+
+    def flops(node: Call) -> int:
+        (time, batch, features), hidden = _shape(node.args[0]), _shape(node.args[5])[-1]
+        return products * 2 * time * batch * (features + hidden) * 4 * hidden
+
+    return flops
+
+
 # Views and renamings: no arithmetic, no bytes.
 FREE = {
     operator.getitem,
@@ -79,6 +104,10 @@ FLOPS: dict[object, Callable[[Call], int]] = {
     aten.addmm.default: _matmul,
     aten.bmm.default: _matmul,
     aten.baddbmm.default: _matmul,
+    aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_backward,
+    torch.ops.tutti.lstm_layer.default: _lstm(1),
+    torch.ops.tutti.lstm_layer_backward.default: _lstm(2),
     aten._scaled_dot_product_flash_attention_for_cpu.default: _attention(2, backward=False),
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention(5, backward=True),
 }

@@ -62,6 +62,7 @@ class _Sharder:
         self.step, self.plan, self.mesh, self.rules = step, plan, plan.mesh, rules
         self.where = coordinates_of(rank, plan.mesh)
         self.graph = fx.Graph()
+        self.dense: dict[fx.Node, fx.Node] = {}
         self.made: dict[tuple[fx.Node, int], dict[tuple[Layout, str], fx.Node]] = {}
 
     def place(self, name: str, node: fx.Node, layout: Layout) -> None:
@@ -99,9 +100,10 @@ class _Sharder:
 
     def contiguous(self, part: fx.Node) -> fx.Node:
         """In memory without holes: a part may be a slice, and capture drops copies that only arrange memory."""
-        copy = self.graph.call_function(torch.ops.aten.contiguous.default, (part,))
-        copy.meta["val"] = part.meta["val"]
-        return copy
+        if part not in self.dense:
+            self.dense[part] = self.graph.call_function(torch.ops.aten.contiguous.default, (part,))
+            self.dense[part].meta["val"] = part.meta["val"]
+        return self.dense[part]
 
     def rule(self, node: fx.Node) -> tuple[Rule, Choices]:
         label, choices = node.meta["label"], self.plan.choices(node.meta["label"])

@@ -220,5 +220,7 @@ SENDS |= {
     aten._native_batch_norm_legit_functional.default: lambda cut: [("all_reduce", cut.outputs[1].bytes)] * 2,
     aten.native_batch_norm_backward.default: lambda cut: [("all_reduce", 2 * cut.inputs[-1].bytes)],
     aten.native_group_norm.default: lambda cut: [("all_reduce", cut.outputs[1].bytes)] * 2,
-    aten.native_group_norm_backward.default: lambda cut: [("all_reduce", 2 * cut.inputs[2].bytes)] * cut.node.args[9][0],
+    aten.native_group_norm_backward.default: lambda cut: (
+        [("all_reduce", 2 * cut.inputs[2].bytes)] if cut.node.args[9][0] else []
+    ),
 }

@@ -18,7 +18,12 @@ SMALLEST = 3  # operators: what is smaller costs less to run than to call
 # Compiled functions by the structure of their segment: shared by layers, by ranks and by Programs of this process.
 COMPILED: dict[str, Callable] = {}
 
-BREAKS = {*COLLECTIVES, written, *(in_place for in_place, *_ in IN_PLACE.values())}
+LAYERS = {  # what they hand one another has no shape that a compiler could know
+    torch.ops.tutti.lstm_layer_training.default,
+    torch.ops.tutti.lstm_layer_backward_kept.default,
+}
+
+BREAKS = {*COLLECTIVES, *LAYERS, written, *(in_place for in_place, *_ in IN_PLACE.values())}
 
 
 def inline_random(graph: fx.Graph) -> None:

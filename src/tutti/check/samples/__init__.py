@@ -12,5 +12,7 @@ rule looks at: sizes, dims, flags, absent operands. A function with two argument
 from importlib import import_module
 from pkgutil import iter_modules
 
+import tutti.rules  # noqa: F401  (registers the project's operators)
+
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")

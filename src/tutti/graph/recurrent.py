@@ -1,0 +1,28 @@
+"""LSTM layers become functions of their inputs alone, as everything in a StepGraph is."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+
+import tutti.nn.lstm  # noqa: F401  (registers the operators)
+from tutti.graph.step_graph import Call
+
+aten, ops = torch.ops.aten, torch.ops.tutti
+
+
+def without_workspaces(graph: fx.Graph) -> None:
+    """Replace, in place, torch's fused LSTM layers and their backward pass. See `tutti.nn.lstm`."""
+    node: Call
+    for node in graph.nodes:
+        if node.target is aten.mkldnn_rnn_layer.default:
+            node.target, node.args = ops.lstm_layer.default, node.args[:15]
+            node.meta["val"] = node.meta["val"][:3]
+        elif node.target is aten.mkldnn_rnn_layer_backward.default:
+            *tensors, reverse, mode, hidden, layers, biases, _, both, sizes, first, _ = node.args
+            options = (reverse, sizes, mode, hidden, layers, biases, both, first)
+            node.target, node.args = ops.lstm_layer_backward.default, (*tensors[:7], *tensors[10:], *options)
+    for node in [n for n in graph.nodes if n.target is operator.getitem and not n.users]:  # the workspaces
+        graph.erase_node(node)
