@@ -14,10 +14,15 @@ from tutti.rules.view import output_shape
 aten, ops = torch.ops.aten, torch.ops.tutti
 
 
-def _anew(mark: str = ""):
+def _anew(mark: str = "", unread: str = "!"):
+    """A new tensor; mark: of its dims, unread: of those of an operand that lends its dtype.
+
+    Zeros are a partial sum of zeros, too, so an operand's parts will do.
+    """
+
     def notation(node: Call) -> str:
         left = ", ".join(
-            " ".join(["1" if n == 1 else f"{c}{i}!" for c, n in zip(ascii_lowercase, s, strict=False)])
+            " ".join(["1" if n == 1 else f"{c}{i}{unread}" for c, n in zip(ascii_lowercase, s, strict=False)])
             for i, s in enumerate(o.meta["val"].shape for o in operands(node))
         )
         right = " ".join(f"{c}{mark}" for c in ascii_lowercase[: len(specs(node)[0].shape)])
@@ -27,10 +32,18 @@ def _anew(mark: str = ""):
 
 
 def _triangle(node: Call) -> str:
-    """A matrix, or a batch of them, each of which stays whole."""
     *batch, row, column = ascii_lowercase[: len(specs(node)[0].shape)]
-    line = " ".join([*batch, f"{row}!", f"{column}!"])
+    line = " ".join([*batch, f"{row}*", f"{column}*"])
     return f"{line} -> {line} | ~0"
+
+
+def _strided(node: Call) -> str:
+    """Memory in any order of the dims, but without holes."""
+    shape, strides, inside = specs(node)[0].shape, node.args[2], 1
+    dense = True
+    for stride, n in sorted((s, n) for s, n in zip(strides, shape, strict=True) if n > 1):
+        dense, inside = dense and stride == inside, inside * n
+    return _anew("" if dense else "!", unread="")(node)
 
 
 rules(
@@ -39,10 +52,17 @@ rules(
         aten.zeros.default: _anew(),
         aten.ones.default: _anew(),
         aten.empty.memory_format: _anew(),
-        aten.new_zeros.default: _anew(),
+        aten.new_zeros.default: _anew(unread=""),
         aten.new_ones.default: _anew(),
         aten.new_full.default: _anew(),
+        aten.new_empty.default: _anew(unread=""),
+        aten.new_empty_strided.default: _strided,
         aten.scalar_tensor.default: "->",
+        aten.linspace.default: "-> a!",
+        aten.eye.default: "-> a! b!",
+        aten.eye.m: "-> a! b!",
+        aten.tril_indices.default: "-> a! b!",
+        aten.triu_indices.default: "-> a! b!",
         aten.arange.default: "-> a!",
         aten.arange.start: "-> a!",
         aten.arange.start_step: "-> a!",
@@ -53,6 +73,14 @@ rules(
 )
 
 
+def _strided_arguments(args: tuple, shapes) -> tuple:
+    """Strides of the local part, its dims in the same order in memory."""
+    strides, inside = [1] * len(shapes[0]), 1
+    for _, dim in sorted((stride, dim) for dim, stride in enumerate(args[2])):
+        strides[dim], inside = inside, inside * shapes[0][dim]
+    return (args[0], list(shapes[0]), strides, *args[3:])
+
+
 ARGUMENTS |= {
     aten.full.default: output_shape(0),
     aten.zeros.default: output_shape(0),
@@ -61,6 +89,8 @@ ARGUMENTS |= {
     aten.new_zeros.default: output_shape(1),
     aten.new_ones.default: output_shape(1),
     aten.new_full.default: output_shape(1),
+    aten.new_empty.default: output_shape(1),
+    aten.new_empty_strided.default: _strided_arguments,
 }
 
 
@@ -70,4 +100,18 @@ def _uniform(here, seed, step, salt, shape, sizes, strides, offset, **kwargs):
     return ops.uniform(seed, step, salt, here.output_shape(0), sizes, strides, offset, **kwargs)
 
 
-LOCAL[ops.uniform.default] = _uniform
+def _part_of_triangle(cut_off):
+    """The diagonal lies elsewhere in a part that begins further right or further down."""
+
+    def local(here, x, diagonal=0):
+        row, column = ascii_lowercase[x.ndim - 2 : x.ndim]
+        return cut_off(x, diagonal + here.offset(row) - here.offset(column))
+
+    return local
+
+
+LOCAL |= {
+    ops.uniform.default: _uniform,
+    aten.tril.default: _part_of_triangle(aten.tril.default),
+    aten.triu.default: _part_of_triangle(aten.triu.default),
+}

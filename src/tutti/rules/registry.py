@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,7 @@ class Cut:
         return place[0]
 
 
-def rules(table: dict[Any, str | Maker]) -> None:
+def rules(table: Mapping[Any, str | Maker]) -> None:
     """Add rules to the table; one operator has one rule."""
     for target, rule in table.items():
         assert target not in RULES, f"{target} has a rule already"
@@ -54,6 +54,13 @@ def rules(table: dict[Any, str | Maker]) -> None:
 def operands(node: fx.Node) -> list[fx.Node]:
     """The tensor arguments of a node in order, one for each occurrence."""
     return [x for x in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(x, fx.Node)]
+
+
+def named(target: Any, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name, defaults included."""
+    known = target._schema.arguments
+    given = {a.name: a.default_value if a.has_default_value() else None for a in known}
+    return given | dict(zip((a.name for a in known), args, strict=False)) | dict(kwargs)
 
 
 def specs(node: fx.Node) -> list[Spec]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tutti.graph.step_graph import Call
-from tutti.rules.registry import ARGUMENTS, operands, rules, specs
+from tutti.rules.registry import ARGUMENTS, CONTIGUOUS, LOCAL, named, operands, rules, specs
 
 aten = torch.ops.aten
 Shape = tuple[int, ...]
@@ -63,11 +63,14 @@ def _reshape(node: Call):
     return f"{' '.join(left)} -> {' '.join(right)} | ~0", sizes
 
 
+def names(shape: Shape) -> list[str]:
+    """A letter for each dim; 1 for dims of size one."""
+    return ["1" if n == 1 else c for c, n in zip(ascii_lowercase, shape, strict=False)]
+
+
 def letters(node: Call, operand: int = 0) -> list[str]:
-    """A letter for each dim of an operand; 1 for dims of size one."""
-    return [
-        "1" if n == 1 else c for c, n in zip(ascii_lowercase, operands(node)[operand].meta["val"].shape, strict=False)
-    ]
+    """The names of an operand's dims."""
+    return names(operands(node)[operand].meta["val"].shape)
 
 
 def _line(left: list[str], right: list[str]) -> str:
@@ -114,41 +117,32 @@ def _expand(node: Call) -> str:
     return _line(left, right)
 
 
-def _slice(node: Call) -> str:
+def _repeat(node: Call) -> str:
+    """How often a dim is repeated is a factor of the output alone."""
     dims = letters(node)
-    at = (node.args[1] if len(node.args) > 1 else 0) % len(dims)
-    sliced, cut = dims.copy(), dims.copy()
-    sliced[at], cut[at] = "y!", "z!"
-    return _line(sliced, cut)
+    times: list[int] = node.args[1]
+    right = [f"r{i}" for i in range(len(times) - len(dims))]
+    for i, (name, n) in enumerate(zip(dims, times[len(right) :], strict=True)):
+        right.append(name if n == 1 else f"q{i}" if name == "1" else f"(q{i} {name})")
+    return _line(dims, right)
 
 
-def _select(node: Call) -> str:
+def _flip(node: Call) -> str:
     dims = letters(node)
-    at = node.args[1] % len(dims)
-    return _line([*dims[:at], "z!", *dims[at + 1 :]], dims[:at] + dims[at + 1 :])
-
-
-def _slice_backward(node: Call) -> str:
-    dims = ["1" if n == 1 else c for c, n in zip(ascii_lowercase, node.meta["val"].shape, strict=False)]
-    at = node.args[2] % len(dims)
-    sliced, cut = dims.copy(), dims.copy()
-    sliced[at], cut[at] = "y!", "z!"
-    return _line(cut, sliced)
-
-
-def _select_backward(node: Call) -> str:
-    dims = ["1" if n == 1 else c for c, n in zip(ascii_lowercase, node.meta["val"].shape, strict=False)]
-    at = node.args[2] % len(dims)
-    return _line(dims[:at] + dims[at + 1 :], [*dims[:at], "z!", *dims[at + 1 :]])
-
-
-def _along(node: Call) -> str:
-    """Operators that walk along one dim, or turn it round: that dim stays whole."""
-    dims = letters(node)
-    named = node.args[1]
-    for at in [named] if isinstance(named, int) else named:
+    for at in node.args[1]:
         dims[at % len(dims)] = f"z{at % len(dims)}!"
     return _line(dims, dims)
+
+
+def _rot90(node: Call) -> str:
+    dims = letters(node)
+    given = named(node.target, node.args, node.kwargs)
+    i, j = given["dims"]
+    dims[i % len(dims)], dims[j % len(dims)] = "y!", "z!"
+    turned = dims.copy()
+    if given["k"] % 2:
+        turned[i % len(dims)], turned[j % len(dims)] = "z!", "y!"
+    return _line(dims, turned)
 
 
 def _split(node: Call):
@@ -168,23 +162,77 @@ def _parts(dims: list[str], at: int, sizes: list[int], joined_left: bool):
     """The rule of a dim that is joined from parts (cat) or taken apart (split)."""
     equal = len(set(sizes)) == 1
     joined = "(y! z)" if equal else "y!"
-    names = ["z"] * len(sizes) if equal else [f"z{i}!" for i in range(len(sizes))]
+    each = ["z"] * len(sizes) if equal else [f"z{i}!" for i in range(len(sizes))]
     whole = " ".join([*dims[:at], joined, *dims[at + 1 :]])
-    parts = ", ".join(" ".join([*dims[:at], name, *dims[at + 1 :]]) for name in names)
+    parts = ", ".join(" ".join([*dims[:at], name, *dims[at + 1 :]]) for name in each)
     if joined_left:
         return f"{whole} -> {parts} | ~0", {"z": sizes[0]} if equal else {}
     return f"{parts} -> {whole} | ~*", {"z": sizes[0]} if equal else {}
 
 
-def _pad(node: Call) -> str:
+def _stack(node: Call) -> str:
     dims = letters(node)
-    pads: list[int] = node.args[1]
-    before, after = dims.copy(), dims.copy()
-    for i in range(len(pads) // 2):
-        if pads[2 * i] or pads[2 * i + 1]:
-            at = len(dims) - 1 - i
-            before[at], after[at] = f"y{i}!", f"z{i}!"
-    return f"{' '.join(before)} -> {' '.join(after)}"
+    at = (node.args[1] if len(node.args) > 1 else 0) % (len(dims) + 1)
+    n = len(operands(node))
+    return (
+        f"{', '.join([' '.join(dims)] * n)} -> {' '.join([*dims[:at], 'y!', *dims[at:]])} | {'~*' if n > 1 else '~0'}"
+    )
+
+
+def _unbind(node: Call) -> str:
+    dims = letters(node)
+    at = (node.args[1] if len(node.args) > 1 else 0) % len(dims)
+    parts = ", ".join([" ".join(dims[:at] + dims[at + 1 :])] * len(specs(node)))
+    return f"{' '.join([*dims[:at], 'y!', *dims[at + 1 :]])} -> {parts} | ~0"
+
+
+def _pads(args: Any, rank: int) -> dict[int, tuple[int, int]]:
+    """The dims that are padded (or cut, by negative numbers): rows before and behind."""
+    pads: list[int] = args[1]
+    return {rank - 1 - i: (pads[2 * i], pads[2 * i + 1]) for i in range(len(pads) // 2) if any(pads[2 * i : 2 * i + 2])}
+
+
+def _pad(node: Call) -> str:
+    """A padded dim may be split before, for a partial sum (of zeros beside the own rows), or only behind."""
+    before = letters(node)
+    after, zero = before.copy(), len(node.args) < 3 or node.args[2] == 0
+    for at in _pads(node.args, len(before)):
+        before[at], after[at] = f"y{at}{'*' if zero else '!'}", f"z{at}*"
+    return f"{' '.join(before)} -> {' '.join(after)}{' | ~0' if zero else ''}"
+
+
+def _diagonal_of(node: Call, dims: list[str]) -> tuple[list[str], list[str]]:
+    """Names of a tensor's dims, given some, and of its diagonal's."""
+    given = named(node.target, node.args, node.kwargs)
+    i, j = given["dim1"] % len(dims), given["dim2"] % len(dims)
+    rest = [name for at, name in enumerate(dims) if at not in (i, j)]
+    dims = dims.copy()
+    dims[i], dims[j] = "y!", "z!"
+    return dims, [*rest, "w!"]
+
+
+def _diagonal(node: Call) -> str:
+    return _line(*_diagonal_of(node, letters(node)))
+
+
+def _into_diagonal(node: Call) -> str:
+    dims, diagonal = _diagonal_of(node, names(node.meta["val"].shape))
+    return _line(diagonal, dims)
+
+
+def _diagonal_scatter(node: Call) -> str:
+    dims, diagonal = _diagonal_of(node, letters(node))
+    return f"{' '.join(dims)}, {' '.join(diagonal)} -> {' '.join(dims)} | ~01"
+
+
+def _view_as_real(node: Call) -> str:
+    dims = letters(node)
+    return _line(dims, [*dims, "y!"])
+
+
+def _view_as_complex(node: Call) -> str:
+    dims = letters(node)[:-1]
+    return _line([*dims, "y!"], dims)
 
 
 rules(
@@ -198,16 +246,21 @@ rules(
         aten.squeeze.dim: _squeeze,
         aten.squeeze.dims: _squeeze,
         aten.expand.default: _expand,
-        aten.slice.Tensor: _slice,
-        aten.slice_backward.default: _slice_backward,
-        aten.select.int: _select,
-        aten.select_backward.default: _select_backward,
         aten.split.Tensor: _split,
         aten.split_with_sizes.default: _split,
         aten.cat.default: _cat,
-        aten.cumsum.default: _along,
-        aten.flip.default: _along,
+        aten.stack.default: _stack,
+        aten.unbind.int: _unbind,
+        aten.repeat.default: _repeat,
+        aten.flip.default: _flip,
+        aten.rot90.default: _rot90,
         aten.constant_pad_nd.default: _pad,
+        aten.diagonal.default: _diagonal,
+        aten.diagonal_backward.default: _into_diagonal,
+        aten.diagonal_scatter.default: _diagonal_scatter,
+        aten.diag_embed.default: _into_diagonal,
+        aten.view_as_real.default: _view_as_real,
+        aten.view_as_complex.default: _view_as_complex,
     }
 )
 
@@ -226,11 +279,36 @@ def _split_arguments(args: Any, shapes: list[Shape]) -> tuple:
     return (args[0], sizes if isinstance(args[1], (list, tuple)) else sizes[0], *args[2:])
 
 
+def _repeat_arguments(args: Any, shapes: list[Shape]) -> tuple:
+    held = args[0].meta["val"].shape
+    held = (1,) * (len(shapes[0]) - len(held)) + held
+    return (args[0], [n // m if m else 1 for n, m in zip(shapes[0], held, strict=True)])
+
+
 ARGUMENTS |= {
     aten.reshape.default: output_shape(1),
+    aten.repeat.default: _repeat_arguments,
+    aten.diagonal_backward.default: output_shape(1),
     aten.expand.default: output_shape(1),
-    aten.slice_backward.default: output_shape(1),
-    aten.select_backward.default: output_shape(1),
     aten.split.Tensor: _split_arguments,
     aten.split_with_sizes.default: _split_arguments,
 }
+
+CONTIGUOUS[aten.view_as_complex.default] = (0,)  # pairs must lie side by side
+
+
+def _pad_own(here, x, pads, value=0):
+    """Own rows of x among the rows of the result that this rank has."""
+    for at, (before, _) in _pads((x, pads), x.ndim).items():
+        rows, out = (f"{c}{at}" for c in "yz")
+        first, begin, size = here.offset(rows), here.offset(out) - before, here.size(out)
+        low, high = max(first, begin), min(first + here.size(rows), begin + size)
+        own = x.narrow(at, low - first if high > low else 0, max(0, high - low))
+        front = low - begin if high > low else 0
+        edges = [0, 0] * (x.ndim - at)
+        edges[-2:] = front, size - front - own.shape[at]
+        x = aten.constant_pad_nd(own, edges, value)
+    return x
+
+
+LOCAL[aten.constant_pad_nd.default] = _pad_own
