@@ -1,0 +1,46 @@
+"""Variances, norms, log-sum-exps and histograms."""
+
+from math import inf
+
+import torch
+
+from tutti.check.samples.reduction import dims_of
+from tutti.check.samples.sample import Draw, samples
+
+aten = torch.ops.aten
+F64 = torch.float64
+
+
+@samples(aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction)
+def variance(d: Draw):
+    x = d.floats(*d.shape(1, 3, (2, 3, 4, 6)), dtype=F64) + 3
+    return (x, d.pick([None, dims_of(d, x.ndim)])), {"correction": d.pick([None, 0, 1]), "keepdim": d.flag()}
+
+
+@samples(aten.linalg_vector_norm.default)
+def vector_norm(d: Draw):
+    x = d.floats(*d.shape(1, 3))
+    return (x, d.pick([2, 1, 0, 3, inf, -inf]), d.pick([None, dims_of(d, x.ndim)]), d.flag()), {}
+
+
+@samples(aten.norm.ScalarOpt_dim)
+def norm_of_dims(d: Draw):
+    x = d.floats(*d.shape(1, 3))
+    return (x, d.pick([None, 2, 1, 0, 3, inf]), dims_of(d, x.ndim), d.flag()), {}
+
+
+@samples(aten.norm.Scalar)
+def norm(d: Draw):
+    return (d.floats(*d.shape(0, 3)), d.pick([2, 1, 3])), {}
+
+
+@samples(aten.logsumexp.default)
+def logsumexp(d: Draw):
+    """Rows of minus infinity too."""
+    x = d.floats(*d.shape(1, 3), dtype=F64)
+    return (torch.where(x > d.pick([-inf, 0.5]), x * 10, -inf), dims_of(d, x.ndim), d.flag()), {}
+
+
+@samples(aten.histc.default)
+def histc(d: Draw):
+    return (d.floats(*d.shape(1, 2)), d.pick([1, 4, 10]), -1, 1.5), {}
