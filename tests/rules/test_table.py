@@ -97,6 +97,43 @@ FUNCTIONS = {
         .pow(2),
         X,
     ),
+    "slices": (
+        (8, 6),
+        lambda w, x: torch.cat([(x * w)[:, :4], (x * w)[:, 1:8:2].sin(), (x * w)[:, 1:5]], 1).tanh() + (x * w)[:, -1:],
+        X,
+    ),
+    "writing slices": (
+        (8, 6),
+        lambda w, x: (x * w).slice_scatter(x[:2] * w, 0, 1, 3).select_scatter(w[:4], 1, 2).pow(2),
+        X,
+    ),
+    "stack, unbind, repeat, flip": (
+        (8, 6),
+        lambda w, x: torch.stack([p * i for i, p in enumerate((x * w).unbind(1))], 2).repeat(1, 1, 2).flip(1).tanh(),
+        X,
+    ),
+    "roll, diagonal, windows": (
+        (8, 6),
+        lambda w, x: (x * w).roll((3, -1), (1, 2)).tanh() + (x * w).unfold(1, 2, 2).sum(-1).diagonal(0, 1, 2).sum(),
+        X,
+    ),
+    "norms and variances": (
+        (8, 6),
+        lambda w, x: F.normalize(x * w, dim=1) + (x * w).var(1, keepdim=True) * (x * w).std() * w.logsumexp(1, True),
+        X,
+    ),
+    "any, all, prod": ((8, 6), lambda w, x: (x > 0).any(1)[:, None] * (x * w).prod(2, True) * (x < 2).all() * w, X),
+    "scans": (
+        (8, 6),
+        lambda w, x: (x * w).cumsum(1).tanh() + (x * w).cumprod(2) + (x * w).logcumsumexp(1),
+        X,
+    ),
+    "the greatest": (
+        (8, 6),
+        lambda w, x: (x * w).topk(3, 1)[0].sin() * (x * w).max(1, keepdim=True)[0] + (x * w).sort(1)[0][:, 3:6].tanh(),
+        X,
+    ),
+    "places": ((8, 6), lambda w, x: (x * w).argmax(2) * (x * w).topk(2)[1][..., 1] * (x * w).mean(2), X),
     "triangles": ((8, 8), lambda w, x: (w.tril() + torch.arange(8)).triu(-2).pow(2), X),
 }  # fmt: skip
 

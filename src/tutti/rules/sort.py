@@ -1,0 +1,144 @@
+"""Operators that compare entries along a dim: the largest, the order, the place among others.
+
+The greatest of a split dim is the greatest of each part's greatest. Which of equal entries `topk` finds is not defined
+by torch, and may differ from the whole's; `max` and `argmax` find the first, here too.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tutti.graph.step_graph import Call
+from tutti.rules.registry import CONTIGUOUS, LOCAL, SENDS, Cut, named, operands, rules
+from tutti.rules.view import letters, names
+
+aten = torch.ops.aten
+
+EXTREMES = {
+    aten.argmax.default: aten.max.dim,
+    aten.argmin.default: aten.min.dim,
+    aten.max.dim: aten.max.dim,
+    aten.min.dim: aten.min.dim,
+}
+
+
+def _one(mark: str, outputs: int):
+    """An operator (x, ..., dim, keepdim) that finds one entry of a dim."""
+
+    def notation(node: Call) -> str | None:
+        dims, given = letters(node), named(node.target, node.args, node.kwargs)
+        if not dims or given["dim"] is None:  # the place in the flattened tensor
+            return None
+        at = given["dim"] % len(dims)
+        right = [*dims[:at], *(["1"] if given["keepdim"] else []), *dims[at + 1 :]]
+        dims[at] = f"v{mark}"
+        return f"{' '.join(dims)} -> {', '.join(['= ' + ' '.join(right)] * outputs)}"
+
+    return notation
+
+
+def _order(node: Call) -> str | None:
+    """All entries in order: the dim stays whole."""
+    dims = letters(node)
+    if not dims:
+        return None
+    dims[named(node.target, node.args, node.kwargs)["dim"] % len(dims)] = "v!"
+    line = " ".join(dims)
+    return f"{line} -> {line}, {line}"
+
+
+def _topk(node: Call) -> str | None:
+    dims, given = letters(node), named(node.target, node.args, node.kwargs)
+    if not dims:
+        return None
+    at = given["dim"] % len(dims)
+    left, right = dims.copy(), dims.copy()
+    left[at], right[at] = "v*", "k!"
+    return f"{' '.join(left)} -> = {' '.join(right)}, = {' '.join(right)}"
+
+
+def _among(node: Call) -> str:
+    """How many sorted numbers are less: the sum over parts of them. Each row may have its own numbers."""
+    given = named(node.target, node.args, node.kwargs)
+    entries: Call = given["self"]
+    number = "s" if given.get("sorter") is None else "s!"
+    dims = " ".join(names(entries.meta["val"].shape))
+    lines = []
+    for n in operands(node):
+        *rows, _ = names(n.meta["val"].shape) or [""]
+        lines.append(dims if n is entries else " ".join([*rows, number]))
+    return f"{', '.join(lines)} -> {dims}"
+
+
+def _isin(node: Call) -> str:
+    dims = " ".join(letters(node))
+    return f"{dims}, {' '.join(f's{i}!' for i in range(len(node.args[1].meta['val'].shape)))} -> {dims}"
+
+
+rules(
+    {
+        aten.argmax.default: _one("*", 1),
+        aten.argmin.default: _one("*", 1),
+        aten.max.dim: _one("*", 2),
+        aten.min.dim: _one("*", 2),
+        aten.median.dim: _one("!", 2),
+        aten.nanmedian.dim: _one("!", 2),
+        aten.kthvalue.default: _one("!", 2),
+        aten.mode.default: _one("!", 2),
+        aten.sort.default: _order,
+        aten.sort.stable: _order,
+        aten.topk.default: _topk,
+        aten.searchsorted.Tensor: _among,
+        aten.bucketize.Tensor: _among,
+        aten.isin.Tensor_Tensor: _isin,
+    }
+)
+
+
+def _extreme(target, find):
+    def local(here, x, dim, keepdim=False):
+        values, indices = find(x, dim, True)
+        values = here.all_gather(values, "v")
+        indices = here.all_gather(indices + here.offset("v"), "v")
+        best, part = find(values, 0, True)
+        results = best[0], indices.gather(0, part)[0]
+        results = results if keepdim else tuple(r.squeeze(dim) for r in results)
+        return results if target is find else results[1]
+
+    return local
+
+
+def _side_by_side(x: Tensor, dim: int) -> Tensor:
+    """(parts, ..., n, ...) -> (..., parts x n, ...)"""
+    return x.movedim(0, dim).flatten(dim, dim + 1)
+
+
+def _topk_of_parts(here, x, k, dim=-1, largest=True, sorted=True):
+    dim = dim % x.ndim
+    values, indices = aten.topk(x, min(k, x.shape[dim]), dim, largest, True)
+    values = _side_by_side(here.all_gather(values, "v"), dim)
+    indices = _side_by_side(here.all_gather(indices + here.offset("v"), "v"), dim)
+    best, at = aten.topk(values, k, dim, largest, sorted)
+    return best, indices.gather(dim, at)
+
+
+CONTIGUOUS |= dict.fromkeys((aten.searchsorted.Tensor, aten.bucketize.Tensor), (0, 1))  # they warn of copies they make
+
+LOCAL |= {target: _extreme(target, find) for target, find in EXTREMES.items()}
+LOCAL[aten.topk.default] = _topk_of_parts
+
+
+def _sends(of_each):
+    """Values and their places, `of_each` row so many."""
+
+    def sent(cut: Cut) -> list[tuple[str, int]]:
+        x, n = cut.inputs[0], cut.inputs[0].shape[cut.dim(0)]
+        found = x.numel // n * min(n, of_each(cut.node))
+        return [("all_gather", found * x.dtype.itemsize), ("all_gather", found * 8)]
+
+    return sent
+
+
+SENDS |= dict.fromkeys(EXTREMES, _sends(lambda node: 1))
+SENDS[aten.topk.default] = _sends(lambda node: node.args[1])
