@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import tutti
 import zoo
@@ -62,3 +63,22 @@ def test_views_are_free_and_elementwise_operators_cost_one_flop_an_element():
 def test_the_graph_adds_up():
     graph = tutti.capture(zoo.llama(1), zoo.tokens(4))
     assert graph.flops == sum(n.meta["flops"] for n in graph.nodes) > 0
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_convolutions_cost_what_torch_counts(transposed):
+    kind = nn.ConvTranspose2d if transposed else nn.Conv2d
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), kind(4, 6, 3, stride=2, padding=1, groups=2))
+    images = torch.ones(2, 3, 8, 10)
+    with FlopCounterMode(display=False) as counter:
+        model(images).sum().backward()
+    graph = tutti.capture(model, (images,), loss=lambda m, b: m(*b).sum())
+    ours = sum(cost(graph, aten.convolution.default) + cost(graph, aten.convolution_backward.default))
+    assert ours == counter.get_total_flops()
+
+
+def test_an_lstm_costs_its_matrix_products():
+    graph = tutti.capture(nn.LSTM(6, 8), (torch.ones(5, 4, 6),), loss=lambda m, b: m(*b)[0].sum())
+    products = 2 * 5 * 4 * (6 + 8) * 4 * 8
+    assert cost(graph, torch.ops.tutti.lstm_layer.default) == [products]
+    assert cost(graph, torch.ops.tutti.lstm_layer_backward.default) == [2 * products]

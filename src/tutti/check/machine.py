@@ -35,6 +35,7 @@ from tutti.run.virtual import run_virtual
 
 aten = torch.ops.aten
 LABEL = "operator"
+CPU = torch.device("cpu")
 MESHES = ({"a": 2}, {"a": 3}, {"a": 4})
 PAIRS = ({"a": 2, "b": 2}, {"a": 2, "b": 3}, {"a": 3, "b": 2})
 UNDEFINED = {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, aten.new_empty_strided.default}
@@ -183,7 +184,7 @@ class _Call:
                     item.meta = _meta(Spec.of(tensor), LABEL)
         self.expected = [t for t in self.expected if isinstance(t, torch.Tensor)]
         graph.output(tuple(outputs.values()))
-        self.step = StepGraph(graph, inputs, outputs)
+        self.step = StepGraph(graph, inputs, outputs, device=self.tensors[0].device if self.tensors else CPU)
 
     def __str__(self) -> str:
         shown = pytree.tree_map(_shown, (self.sample.args, self.sample.kwargs))
@@ -250,7 +251,7 @@ def _parts(whole: torch.Tensor, layout: Layout, mesh: Mesh) -> list[torch.Tensor
         parted = {}
         for where, x in summands.items():
             noise = torch.rand((mesh[axis] - 1, *x.shape), generator=torch.Generator().manual_seed(len(parted))) * 2 + 1
-            noise = noise.to(x.dtype)
+            noise = noise.to(x)
             parted |= {(*where, i): n for i, n in enumerate(noise)}
             parted[(*where, mesh[axis] - 1)] = x - noise.sum(0)
         summands = parted

@@ -43,15 +43,17 @@ def _matmul(node: Call) -> int:
     return 2 * prod(_shape(a)) * _shape(b)[-1]
 
 
-def _attention(products: int, backward: bool) -> Callable[[Call], int]:
-    """`products` matrix products of (queries x keys) per head; half of each where the mask is causal."""
+def _attention(products: int, backward: bool, causal_at: int) -> Callable[[Call], int]:
+    """`products` matrix products of (queries x keys) per head; half of each where the mask is causal.
+
+    causal_at: the position of the argument that says so.
+    """
 
     def flops(node: Call) -> int:
         q, k, v = node.args[1:4] if backward else node.args[:3]
         batch, heads, queries, dim = _shape(q)
         keys, value_dim = _shape(k)[2], _shape(v)[3]
-        at = 7 if backward else 4
-        causal = node.args[at] if len(node.args) > at else False
+        causal = node.args[causal_at] if len(node.args) > causal_at else False
         return products * batch * heads * queries * keys * (dim + value_dim) // (2 if causal is True else 1)
 
     return flops
@@ -108,6 +110,12 @@ FLOPS: dict[object, Callable[[Call], int]] = {
     aten.convolution_backward.default: _convolution_backward,
     torch.ops.tutti.lstm_layer.default: _lstm(1),
     torch.ops.tutti.lstm_layer_backward.default: _lstm(2),
-    aten._scaled_dot_product_flash_attention_for_cpu.default: _attention(2, backward=False),
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention(5, backward=True),
+    aten._scaled_dot_product_flash_attention_for_cpu.default: _attention(2, False, 4),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention(5, True, 7),
+    aten._scaled_dot_product_flash_attention.default: _attention(2, False, 4),
+    aten._scaled_dot_product_flash_attention_backward.default: _attention(5, True, 11),
+    aten._scaled_dot_product_efficient_attention.default: _attention(2, False, 6),
+    aten._scaled_dot_product_efficient_attention_backward.default: _attention(5, True, 11),
+    aten._scaled_dot_product_cudnn_attention.default: _attention(2, False, 6),
+    aten._scaled_dot_product_cudnn_attention_backward.default: _attention(5, True, 14),
 }

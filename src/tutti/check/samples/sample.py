@@ -69,15 +69,21 @@ class Draw:
 
 
 SAMPLES: dict[Any, st.SearchStrategy[Sample]] = {}
+DEVICES: dict[Any, str] = {}  # of operators that do not run on a CPU: where they do
 
 
-def samples(*targets: Any) -> Callable[[Callable], Callable]:
-    """Register a function (see the package) as the source of samples of these operators."""
+def samples(*targets: Any, device: str = "cpu") -> Callable[[Callable], Callable]:
+    """Register a function (see the package) as the source of samples of these operators.
+
+    device: the only kind of device that has them, if that is not the CPU.
+    """
 
     def register(function: Callable) -> Callable:
         for target in targets:
             assert target not in SAMPLES, f"{target} has samples already"
             SAMPLES[target] = strategy(function, target)
+            if device != "cpu":
+                DEVICES[target] = device
         return function
 
     return register
