@@ -68,7 +68,7 @@ def test_the_graph_adds_up():
 @pytest.mark.parametrize("transposed", [False, True])
 def test_convolutions_cost_what_torch_counts(transposed):
     kind = nn.ConvTranspose2d if transposed else nn.Conv2d
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), kind(4, 6, 3, stride=2, padding=1, groups=2))
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), kind(4, 6, 3, stride=2, padding=1))
     images = torch.ones(2, 3, 8, 10)
     with FlopCounterMode(display=False) as counter:
         model(images).sum().backward()
