@@ -17,8 +17,12 @@ def inline(graph: fx.Graph, function: Callable, args: tuple, kwargs: dict, devic
 
     The arguments may hold nodes of the graph (with a `Spec` in meta["val"]) wherever the function expects tensors.
     """
+    return paste(graph, trace(function, args, kwargs, device), args, kwargs)
+
+
+def trace(function: Callable, args: tuple, kwargs: dict, device: torch.device | str = "cpu") -> fx.Graph:
+    """The graph of `function(*args, **kwargs)`, with a placeholder for each node in the arguments."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    nodes = [leaf for leaf in leaves if isinstance(leaf, fx.Node)]
 
     def flat(*tensors):
         given = iter(tensors)
@@ -26,10 +30,15 @@ def inline(graph: fx.Graph, function: Callable, args: tuple, kwargs: dict, devic
         return function(*args, **kwargs)
 
     with compat.fake_mode():
-        fakes = [torch.empty(n.meta["val"].shape, dtype=n.meta["val"].dtype, device=device) for n in nodes]
-        traced = compat.trace(flat, *fakes)
-    given, mapping = iter(nodes), {}
-    for node in traced.graph.nodes:
+        specs = [n.meta["val"] for n in leaves if isinstance(n, fx.Node)]
+        return compat.trace(flat, *(torch.empty(s.shape, dtype=s.dtype, device=device) for s in specs)).graph
+
+
+def paste(graph: fx.Graph, traced: fx.Graph, args: tuple, kwargs: dict):
+    """Write a traced graph at the graph's insertion point, on the nodes in these arguments; return its result."""
+    given = (x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, fx.Node))
+    mapping = {}
+    for node in traced.nodes:
         if node.op == "placeholder":
             mapping[node] = next(given)
         elif node.op == "output":

@@ -20,6 +20,19 @@ class Here:
                  mesh: Mesh, where: Mapping[str, int]):  # fmt: skip
         self._rule, self._choices, self._outputs, self._shapes = rule, choices, outputs, shapes
         self._mesh, self._where = mesh, where
+        self.asked_where = False  # whether the computation depends on which part this rank has
+
+    @property
+    def situation(self) -> tuple:
+        """All else that it may depend on."""
+        choices = tuple(sorted(self._choices.items()))
+        return (
+            self._rule.notation,
+            tuple(self._rule.sizes.items()),
+            choices,
+            tuple(self._mesh.items()),
+            repr(self._shapes),
+        )
 
     def axes(self, factor: str) -> list[str]:
         """The axes that split a factor, outermost first."""
@@ -35,6 +48,7 @@ class Here:
 
     def offset(self, factor: str) -> int:
         """Where this rank's part of the factor begins. The part is contiguous: the factor's splits are not strided."""
+        self.asked_where = True
         offset, inside = 0, 1
         for axis in self.axes(factor):
             assert self._choices[axis].outer == inside, f"strided split of {factor!r} in {self._rule.notation!r}"
@@ -66,7 +80,7 @@ class Here:
 
     def part(self, factor: str) -> int:
         """Which of them this rank holds."""
-        place = 0
+        self.asked_where, place = True, 0
         for axis in self.axes(factor):
             place = place * self._mesh[axis] + self._where[axis]
         return place
@@ -100,4 +114,5 @@ class Here:
 
     def output_indices(self, output: int) -> tuple[list[int], list[int], int]:
         """Sizes, strides and offset of this rank's elements in the whole output. See `Layout.indices`."""
+        self.asked_where = True
         return self._outputs[output].indices(self._shapes[output], self._mesh, self._where)

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from tutti.graph.inline import inline
+from tutti.graph.inline import paste, trace
 from tutti.graph.step_graph import Spec, StepGraph
 from tutti.lower.here import Here
 from tutti.lower.move import move
@@ -26,6 +26,8 @@ from tutti.plan.reshard import Step, reshard
 from tutti.rules import ARGUMENTS, CONTIGUOUS, LOCAL, Rule, operands, replicated, rule_of, source, specs
 
 REPLICATED = Layout()
+TRACED: dict[tuple, fx.Graph] = {}  # the operators' own computations, by all that they may depend on
+MOST_TRACED = 4096
 
 
 def shard(
@@ -91,7 +93,7 @@ class _Sharder:
         shapes = [layout.local_shape(spec.shape, self.mesh) for layout, spec in zip(outs, wholes, strict=True)]
         if any(choice.factor in rule.local for choice in choices.values()):
             here = Here(rule, choices, outs, [s.shape for s in wholes], self.mesh, self.where)
-            result = self.compute(LOCAL[node.target], here, args, kwargs)
+            result = self.compute(node.target, here, args, kwargs)
         else:
             if node.target in ARGUMENTS:
                 args = ARGUMENTS[node.target](args, shapes)
@@ -113,8 +115,19 @@ class _Sharder:
         check(rule, choices, self.mesh, label)
         return rule, choices
 
-    def compute(self, function, here: Here, args: tuple, kwargs: dict):
-        return inline(self.graph, lambda *a, **k: function(here, *a, **k), args, kwargs, device=self.step.device)
+    def compute(self, target, here: Here, args: tuple, kwargs: dict):
+        """Write an operator's own computation; traced once for all like calls whose place on the mesh it ignores."""
+        given = pytree.tree_map(lambda x: x.meta["val"] if isinstance(x, fx.Node) else x, (args, kwargs))
+        function = LOCAL[target]
+        everywhere = function, here.situation, repr(given), self.step.device
+        placed = *everywhere, tuple(self.where.items())
+        traced = TRACED.get(everywhere) or TRACED.get(placed)
+        if traced is None:
+            traced = trace(lambda *a, **k: function(here, *a, **k), args, kwargs, self.step.device)
+            if len(TRACED) >= MOST_TRACED:
+                TRACED.clear()
+            TRACED[placed if here.asked_where else everywhere] = traced
+        return paste(self.graph, traced, args, kwargs)
 
     def record(self, node: fx.Node, result, layouts: list[Layout], local: list[Spec]) -> None:
         """Remember where the outputs of an operator are, and sign what was emitted for it."""
