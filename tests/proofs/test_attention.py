@@ -14,6 +14,7 @@ from tutti.lower.shard import shard
 from tutti.plan.choice import Choice
 from tutti.plan.layout import Layout, Split
 from tutti.plan.plan import Plan
+from tutti.plan.planner import Planner
 from tutti.rules import rule_of
 from tutti.rules.attention import BACKWARD, FORWARD, blocks
 
@@ -161,3 +162,28 @@ def test_striped_parts_balance_a_causal_mask(outer, ratio):
     ]
     assert sum(pairs) == LENGTH * (LENGTH + 1) // 2
     assert max(pairs) / (sum(pairs) / 4) == pytest.approx(ratio, rel=0.05)
+
+
+class Long(nn.Module):
+    """Attention over 16,384 tokens, without memory."""
+
+    def __init__(self, groups: int):
+        super().__init__()
+        shape = lambda heads: (1, heads, 16_384, 128)  # noqa: E731
+        self.q, self.k, self.v = (nn.Parameter(torch.empty(shape(n), device="meta")) for n in (32, groups, groups))
+
+    def forward(self, x, scale):
+        q, k, v = (p * scale for p in (self.q, self.k, self.v))  # no parameters any more, whose moves are discouraged
+        return (F.scaled_dot_product_attention(q, k, v, enable_gqa=k.shape[1] < 32) * x).sum()
+
+
+@pytest.mark.parametrize(("groups", "expected"), [(32, "g"), (2, "s")])
+def test_the_planner_takes_the_cheaper_way(groups, expected):
+    """With tokens split over 8 devices: all-to-alls over many heads; the ring where few keys and values travel."""
+    model = Long(groups)
+    batch = (torch.empty(1, 32, 16_384, 128, device="meta"), torch.empty((), device="meta"))
+    graph = tutti.capture(model, batch, torch.optim.SGD(model.parameters()))
+    pins = [tutti.pin(name, dim=2, axis="tp") for name in "qkv"]
+    plan = Planner(graph, tutti.Cluster.parse("h100:8"), pins).named("tp8")
+    chosen = {label: str(choices["tp"]) for label, choices in plan.operators.items() if "attention" in label}
+    assert len(chosen) == 2 and set(chosen.values()) == {expected}
