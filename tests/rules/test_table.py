@@ -107,6 +107,11 @@ FUNCTIONS = {
         lambda w, x: (x * w).slice_scatter(x[:2] * w, 0, 1, 3).select_scatter(w[:4], 1, 2).pow(2),
         X,
     ),
+    "activations": (
+        (8, 12),
+        lambda w, x: F.glu(F.softplus(x @ w[:6]) + F.leaky_relu(x @ w[:6], 0.1) + F.elu(x @ w[:6]), 1) * F.hardtanh(w[:4]),
+        X,
+    ),
     "stack, unbind, repeat, flip": (
         (8, 6),
         lambda w, x: torch.stack([p * i for i, p in enumerate((x * w).unbind(1))], 2).repeat(1, 1, 2).flip(1).tanh(),
