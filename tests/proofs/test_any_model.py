@@ -72,17 +72,37 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "seed"), CASES)
-def test_a_random_plan_gives_the_numbers_of_one_device(name, seed, whole):
-    single, loss, tensors = expected(name, whole)
-    devices = DEVICES[(seed + list(models.MODELS).index(name)) % len(DEVICES)]
-    plan = tutti.random_plan(single.graph, devices, seed)
-    ours_loss, ours = one_step(parallelize(name, f"cpu:{devices}", plan), models.case(name)[1])
-    assert abs(ours_loss - loss) <= TOLERANCE * abs(loss)
-    assert ours.keys() == tensors.keys()
-    largest = max(t.norm() for k, t in tensors.items() if k.startswith("momentum"))
-    for key, tensor in tensors.items():
+def assert_equal(name: str, found, single) -> None:
+    """Loss, gradients, updated parameters and buffers, each within the tolerance of its norm."""
+    (loss, ours), (expected_loss, expected) = found, single
+    assert abs(loss - expected_loss) <= TOLERANCE * abs(expected_loss)
+    assert ours.keys() == expected.keys()
+    largest = max(t.norm() for k, t in expected.items() if k.startswith("momentum"))
+    for key, tensor in expected.items():
         # A gradient that is zero in exact arithmetic, as a key bias' is, is rounding noise of the others.
         scale = max(tensor.float().norm(), 1e-2 * largest)
         error = (ours[key].float() - tensor.float()).norm() / scale
-        assert error <= TOLERANCE, f"{key} differs by {error:.1e} under {plan.mesh}"
+        assert error <= TOLERANCE, f"{key} of {name} differs by {error:.1e}"
+
+
+@pytest.mark.parametrize(("name", "seed"), CASES)
+def test_a_random_plan_gives_the_numbers_of_one_device(name, seed, whole):
+    step, *single = expected(name, whole)
+    devices = DEVICES[(seed + list(models.MODELS).index(name)) % len(DEVICES)]
+    plan = tutti.random_plan(step.graph, devices, seed)
+    assert_equal(
+        f"{name} on {plan.mesh}", one_step(parallelize(name, f"cpu:{devices}", plan), models.case(name)[1]), single
+    )
+
+
+def run_in_job(name: str, plan: tutti.Plan):
+    """One rank of four."""
+    return one_step(parallelize(name, "auto", plan), models.case(name)[1])
+
+
+@pytest.mark.parametrize("name", ["edsr", "llama", "lstm", "dlrm"])
+def test_gloo_processes_too(name, whole, pool):
+    step, *single = expected(name, whole)
+    plan = tutti.random_plan(step.graph, 4, 1)
+    for found in pool.run(run_in_job, name, plan):
+        assert_equal(f"{name} on {plan.mesh}", found, single)
