@@ -76,7 +76,7 @@ def check_rules(operator: str, graph: StepGraph | None, examples: int, console: 
     tried; 1 where one is wrong, with the smallest sample found for which it is, else 0."""
     try:
         from tutti.check.machine import prove
-        from tutti.check.samples.sample import SAMPLES
+        from tutti.check.samples.sample import DEVICES, SAMPLES
     except ModuleNotFoundError as error:
         if error.name != "hypothesis":
             raise
@@ -88,8 +88,12 @@ def check_rules(operator: str, graph: StepGraph | None, examples: int, console: 
         task = bar.add_task("checking", total=len(chosen))
         for done, text in enumerate(chosen):
             bar.update(task, description=text, completed=done)
+            device = DEVICES.get(targets[text], "cpu")
             if targets[text] not in SAMPLES:
                 rows.append((text, "none", "", ""))
+                continue
+            if device != "cpu" and not torch.cuda.is_available():
+                rows.append((text, f"only on {device}", "", ""))
                 continue
             try:
                 report = prove(targets[text], SAMPLES[targets[text]], examples)
