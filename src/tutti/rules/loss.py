@@ -1,152 +1,159 @@
-"""Softmax, log-softmax and negative log-likelihood, also over a split vocabulary: only one number a row travels."""
+"""Losses and their gradients. A mean over parts of equal size is the mean of their means; a gradient of it is scaled
+by how many entries the whole has."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
-from string import ascii_lowercase
 
 import torch
+from torch import Tensor
 
 from tutti.graph.step_graph import Call
-from tutti.rules.registry import LOCAL, SENDS, Cut, operands, rules
+from tutti.rules.pointwise import broadcast, pointwise
+from tutti.rules.registry import LOCAL, SENDS, Cut, named, operands, rules
+from tutti.rules.rows import own_rows
 
 aten = torch.ops.aten
-MEAN, SUM = 1, 2  # torch's codes of the reduction
+NONE, MEAN, SUM = 0, 1, 2  # torch's codes of the reduction
+
+ENTRYWISE = {  # loss(x, target, ...) -> its gradient(grad, x, target, ...)
+    aten.mse_loss.default: aten.mse_loss_backward.default,
+    aten.smooth_l1_loss.default: aten.smooth_l1_loss_backward.default,
+    aten.huber_loss.default: aten.huber_loss_backward.default,
+    aten.soft_margin_loss.default: aten.soft_margin_loss_backward.default,
+    aten.binary_cross_entropy.default: aten.binary_cross_entropy_backward.default,
+}
+ROWWISE = {  # of (rows, classes) and a target for each row
+    aten.multi_margin_loss.default: aten.multi_margin_loss_backward.default,
+}
 
 
-def _over_dim(dim_argument: int, mark: str, linear: str = ""):
-    def notation(node: Call) -> str:
-        rank = len(operands(node)[0].meta["val"].shape)
-        dims = list(ascii_lowercase[:rank])
-        dims[node.args[dim_argument] % rank] = f"v{mark}"
-        line = " ".join(dims)
-        return f"{', '.join([line] * len(operands(node)))} -> {line}{linear}"
-
-    return notation
+def _reduction(node: Call) -> int:
+    return named(node.target, node.args, node.kwargs)["reduction"]
 
 
-def _nll_backward(node: Call) -> str | None:
-    if len(node.args[1].meta["val"].shape) != 2:  # one sample without a batch
+def _combined(dims: str, reduction: int) -> str:
+    """Dims whose split leaves a mean of means, or a sum of sums."""
+    return " ".join(f"{c}:{'avg' if reduction == MEAN else 'sum'}" for c in dims.split())
+
+
+def _entrywise(node: Call) -> str:
+    if _reduction(node) == NONE:
+        return pointwise(node) + _weighted(node, 2)
+    shape = operands(node)[0].meta["val"].shape
+    x, *others = (broadcast(n.meta["val"].shape, shape) for n in operands(node))
+    return f"{', '.join([_combined(x, _reduction(node)), *others])} -> {_weighted(node, 2)}"
+
+
+def _entrywise_backward(node: Call) -> str:
+    shape = node.meta["val"].shape
+    grad, x, *others = (broadcast(n.meta["val"].shape, shape) for n in operands(node))
+    x = " ".join(f"{c}@" for c in x.split()) if _reduction(node) == MEAN else x
+    return f"{', '.join([grad, x, *others])} -> {x} | ~0{_weighted(node, 3, '')}"
+
+
+def _rowwise(node: Call) -> str | None:
+    if len(node.args[0].meta["val"].shape) != 2:
         return None
-    grad = " ".join("n" for _ in node.args[0].meta["val"].shape)
-    weights = ", c!" if node.args[3] is not None else ""
-    return f"{grad}, n c*, n{weights}, -> n c* | ~0"
+    rows = "n" if _reduction(node) == NONE else _combined("n", _reduction(node))
+    return f"{rows} c!, n{_class_weights(node)} -> {'n' if _reduction(node) == NONE else ''}{_weighted(node, 2)}"
 
 
-def _nll_forward(node: Call) -> str | None:
-    if node.args[2] is not None or len(node.args[0].meta["val"].shape) != 2:  # class weights, one sample
+def _rowwise_backward(node: Call) -> str | None:
+    if len(node.args[1].meta["val"].shape) != 2:
         return None
-    return "n@ c*, n -> , =" if node.args[3] in (MEAN, SUM) else "n c*, n -> n, ="
+    rows, grad = ("n@" if _reduction(node) == MEAN else "n"), "n" if node.args[0].meta["val"].shape else ""
+    return f"{grad}, {rows} c!, n{_class_weights(node)} -> {rows} c! | ~0{_weighted(node, 3, '')}"
 
 
-def _mse(node: Call) -> str:
-    letters = " ".join(ascii_lowercase[: len(operands(node)[0].meta["val"].shape)])
-    reduction = node.args[2] if len(node.args) > 2 else MEAN
-    if reduction not in (MEAN, SUM):
-        return f"{letters}, {letters} -> {letters}"
-    combine = "avg" if reduction == MEAN else "sum"
-    return f"{' '.join(f'{c}:{combine}' for c in letters.split())}, {letters} ->"
+def _weighted(node: Call, operand: int, bar: str = " |") -> str:
+    """Linear in the weights, where there are any."""
+    return f"{bar} ~{operand}" if named(node.target, node.args, node.kwargs).get("weight") is not None else ""
 
 
-def _mse_backward(node: Call) -> str:
-    letters = ascii_lowercase[: len(operands(node)[1].meta["val"].shape)]
-    line = " ".join(f"{c}@" for c in letters)
-    grad = line if operands(node)[0].meta["val"].shape else ""
-    return f"{grad}, {line}, {line} -> {line} | ~0"
+def _class_weights(node: Call) -> str:
+    return ", c" if named(node.target, node.args, node.kwargs)["weight"] is not None else ""
+
+
+def _nll(node: Call) -> str:
+    """(batch, classes, ...) and a class for each position; also one position without a batch."""
+    x = ["c*"] if len(node.args[0].meta["val"].shape) == 1 else ["n", "c*", *_positions(node.args[0])]
+    at = [c for c in x if c != "c*"]
+    if _reduction(node) != NONE:
+        x = [c if c == "c*" else f"{c}@" for c in x]
+    out = " ".join(at) if _reduction(node) == NONE else ""
+    linear = "" if _reduction(node) == MEAN else _weighted(node, 2)  # a mean is divided by the weights
+    return f"{' '.join(x)}, {' '.join(at)}{_class_weights(node)} -> {out}, ={linear}"
+
+
+def _nll_backward(node: Call) -> str:
+    x = ["c*"] if len(node.args[1].meta["val"].shape) == 1 else ["n", "c*", *_positions(node.args[1])]
+    at = " ".join(c for c in x if c != "c*")
+    grad = at if node.args[0].meta["val"].shape else ""
+    return f"{grad}, {' '.join(x)}, {at}{_class_weights(node)}, -> {' '.join(x)} | ~0{_weighted(node, 3, '')}"
+
+
+def _positions(x: Call) -> list[str]:
+    return [f"p{i}" for i in range(len(x.meta["val"].shape) - 2)]
 
 
 rules(
-    {
-        aten.mse_loss.default: _mse,
-        aten.mse_loss_backward.default: _mse_backward,
-        aten._softmax.default: _over_dim(1, "@"),
-        aten._log_softmax.default: _over_dim(1, "@"),
-        aten._safe_softmax.default: _over_dim(1, "!"),
-        aten._softmax_backward_data.default: _over_dim(2, "@", " | ~0"),
-        aten._log_softmax_backward_data.default: _over_dim(2, "@", " | ~0"),
-        aten.nll_loss_forward.default: _nll_forward,
-        aten.nll_loss_backward.default: _nll_backward,
-    }
+    dict.fromkeys(ENTRYWISE, _entrywise)
+    | dict.fromkeys(ENTRYWISE.values(), _entrywise_backward)
+    | dict.fromkeys(ROWWISE, _rowwise)
+    | dict.fromkeys(ROWWISE.values(), _rowwise_backward)
+    | dict.fromkeys((aten.nll_loss_forward.default, aten.nll_loss2d_forward.default), _nll)
+    | dict.fromkeys((aten.nll_loss_backward.default, aten.nll_loss2d_backward.default), _nll_backward)
 )
 
 
-def _normalizer(here, x, dim):
-    """Row maximum and row sum of exponentials of x less the maximum, over the whole of the split dim."""
-    top = here.all_reduce(x.amax(dim, keepdim=True), "v", "max")
-    return top, here.all_reduce((x - top).exp().sum(dim, keepdim=True), "v", "sum")
+def _mean_gradient(target, count: Callable[[tuple[int, ...]], int]) -> Callable:
+    """The gradient of a sum, of which the mean over the whole is a fraction."""
+    place = [a.name for a in target._schema.arguments].index("reduction")
+
+    def local(here, grad, *args):
+        given = list(named(target, (grad, *args), {}).values())
+        given[0], given[place] = grad / count(here.whole_shape(0)), SUM
+        return target(*given)
+
+    return local
 
 
-def _softmax(here, x, dim, half_to_float):
-    top, total = _normalizer(here, x.float() if half_to_float else x, dim)
-    return (x - top).exp() / total
+LOCAL |= {target: _mean_gradient(target, prod) for target in ENTRYWISE.values()}
+LOCAL |= {target: _mean_gradient(target, lambda shape: shape[0]) for target in ROWWISE.values()}
 
 
-def _log_softmax(here, x, dim, half_to_float):
-    x = x.float() if half_to_float else x
-    top, total = _normalizer(here, x, dim)
-    return x - top - total.log()
-
-
-def _softmax_backward(here, grad, output, dim, dtype):
-    product = grad * output
-    return (product - output * here.all_reduce(product.sum(dim, keepdim=True), "v", "sum")).to(dtype)
-
-
-def _log_softmax_backward(here, grad, output, dim, dtype):
-    return (grad - output.exp() * here.all_reduce(grad.sum(dim, keepdim=True), "v", "sum")).to(dtype)
-
-
-def _own_targets(here, target, ignore_index):
+def _own_targets(here, target: Tensor, ignore_index: int) -> Tensor:
     """Targets counted from this rank's first class; those of other ranks and the ignored ones become -100."""
-    first, classes = here.offset("c"), here.size("c")
-    own = (target >= first) & (target < first + classes) & (target != ignore_index)
-    return torch.where(own, target - first, -100)
+    own, _ = own_rows(here, "c", target, elsewhere=-100, beyond=here.size("c"))
+    return torch.where(target == ignore_index, -100, own)
 
 
-def _nll_loss(here, x, target, weight, reduction, ignore_index):
-    added = SUM if reduction == MEAN else reduction
-    total, count = aten.nll_loss_forward(x, _own_targets(here, target, ignore_index), None, added, -100)
-    count = here.all_reduce(here.all_reduce(count, "c", "sum"), "n", "sum")
-    return (total / count if reduction == MEAN else total), count
+def _nll_loss(loss) -> Callable:
+    def local(here, x, target, weight, reduction, ignore_index):
+        added = SUM if reduction == MEAN else reduction
+        total, count = loss(x, _own_targets(here, target, ignore_index), weight, added, -100)
+        for factor in ("c", "n", *(f"p{i}" for i in range(x.ndim - 2))):
+            count = here.all_reduce(count, factor, "sum")
+        return (total / count if reduction == MEAN else total), count
+
+    return local
 
 
-def _nll_loss_backward(here, grad, x, target, weight, reduction, ignore_index, total_weight):
-    own = _own_targets(here, target, ignore_index)
-    return aten.nll_loss_backward(grad, x, own, None, reduction, -100, total_weight)
+def _nll_loss_backward(gradient) -> Callable:
+    def local(here, grad, x, target, weight, reduction, ignore_index, total_weight):
+        own = _own_targets(here, target, ignore_index)
+        return gradient(grad, x, own, weight, reduction, -100, total_weight)
+
+    return local
 
 
-def _mse_loss_backward(here, grad, x, target, reduction):
-    """The mean is over the whole, of which this rank has a part."""
-    scale = 2 / prod(here.whole_shape(0)) if reduction == MEAN else 2
-    return (x - target) * (grad * scale)
+def _count_sends(cut: Cut) -> list[tuple[str, int]]:
+    return [("all_reduce", cut.outputs[1].bytes)]
 
 
-LOCAL |= {
-    aten.mse_loss_backward.default: _mse_loss_backward,
-    aten._softmax.default: _softmax,
-    aten._log_softmax.default: _log_softmax,
-    aten._softmax_backward_data.default: _softmax_backward,
-    aten._log_softmax_backward_data.default: _log_softmax_backward,
-    aten.nll_loss_forward.default: _nll_loss,
-    aten.nll_loss_backward.default: _nll_loss_backward,
-}
-
-
-def _row_sums(count: int):
-    """All-reduces of one number for each row."""
-
-    def sends(cut: Cut) -> list[tuple[str, int]]:
-        x = cut.inputs[0]
-        rows = x.numel // x.shape[cut.dim(0)]
-        return [("all_reduce", rows * x.dtype.itemsize)] * count
-
-    return sends
-
-
-SENDS |= {
-    aten._softmax.default: _row_sums(2),
-    aten._log_softmax.default: _row_sums(2),
-    aten._softmax_backward_data.default: _row_sums(1),
-    aten._log_softmax_backward_data.default: _row_sums(1),
-    aten.nll_loss_forward.default: lambda cut: [("all_reduce", 4)],
-}
+for _loss in (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default):
+    LOCAL[_loss], SENDS[_loss] = _nll_loss(_loss), _count_sends
+for _gradient in (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default):
+    LOCAL[_gradient] = _nll_loss_backward(_gradient)

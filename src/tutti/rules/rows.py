@@ -13,15 +13,19 @@ aten = torch.ops.aten
 
 def read_rows(here, factor: str, numbers: Tensor) -> tuple[Tensor, Tensor]:
     """The numbers counted from this rank's first row, 0 for rows of other ranks; and which rows are its own."""
-    return _counted(here, factor, numbers, elsewhere=0, beyond=here.size(factor))
+    return own_rows(here, factor, numbers, elsewhere=0, beyond=here.size(factor))
 
 
 def write_rows(here, factor: str, numbers: Tensor) -> tuple[Tensor, Tensor]:
     """The same where rows are written: those of other ranks go to a spare row behind the own ones."""
-    return _counted(here, factor, numbers, elsewhere=here.size(factor), beyond=here.size(factor) + 1)
+    return own_rows(here, factor, numbers, elsewhere=here.size(factor), beyond=here.size(factor) + 1)
 
 
-def _counted(here, factor: str, numbers: Tensor, elsewhere: int, beyond: int) -> tuple[Tensor, Tensor]:
+def own_rows(here, factor: str, numbers: Tensor, elsewhere: int, beyond: int) -> tuple[Tensor, Tensor]:
+    """The numbers counted from this rank's first row, and which are its own.
+
+    elsewhere, beyond: what stands for a row of another rank, and for one that no rank has.
+    """
     first, rows = here.offset(factor), here.size(factor)
     own = (numbers >= first) & (numbers < first + rows)
     exists = (numbers >= 0) & (numbers < rows * here.parts(factor))

@@ -15,30 +15,34 @@ def pair(d: Draw, count: int = 2, whole: tuple[int, ...] | None = None) -> list[
     return [whole, *shapes] if d.flag() else [*shapes, whole]
 
 
-ANY = """
+def overloads(names: str) -> list:
+    return [getattr(aten, name).default for name in names.split()]
+
+
+ANY = overloads("""
     abs acosh angle asinh atan ceil celu cos cosh deg2rad elu erf erfc exp exp2 expm1 floor frac gelu hardshrink
     hardsigmoid hardswish hardtanh i0 leaky_relu log_sigmoid_forward mish neg positive rad2deg relu round selu
     sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink square tan tanh trunc clone relu6
-""".split()
-POSITIVE = """
+""")
+POSITIVE = overloads("""
     digamma lgamma log log10 log1p log2 reciprocal rsqrt sqrt
-""".split()
-SMALL = """
+""")
+SMALL = overloads("""
     acos asin atanh erfinv logit
-""".split()
+""")
 
 
-@samples(*(getattr(aten, name).default for name in ANY))
+@samples(*ANY)
 def unary(d: Draw):
     return (d.floats(*d.shape(0, 3), dtype=F64) * 2,), {}
 
 
-@samples(*(getattr(aten, name).default for name in POSITIVE))
+@samples(*POSITIVE)
 def unary_of_positive(d: Draw):
     return (d.positive(*d.shape(0, 3)),), {}
 
 
-@samples(*(getattr(aten, name).default for name in SMALL))
+@samples(*SMALL)
 def unary_of_small(d: Draw):
     return (d.positive(*d.shape(0, 3)) / 1.2,), {}
 
