@@ -55,6 +55,11 @@ def ids(*shape, top=8):
 X = torch.linspace(-1, 1, 4 * 8 * 6).view(4, 8, 6)
 FUNCTIONS = {
     "mm": ((6, 4), lambda w, x: (x[0] @ w).tanh(), X),
+    "products": (
+        (6, 4),
+        lambda w, x: torch.baddbmm(w[:1], x, w.expand(4, 6, 4)).tanh() + torch.addmv(w[:, 0], w, x[0, :4, 0]).sum(),
+        X,
+    ),
     "bmm": ((4, 6, 2), lambda w, x: (x @ w).tanh(), X),
     "addmm": ((6, 4), lambda w, x: F.linear(x[0], w.t(), w[0]).tanh(), X),
     "mean and sum": ((8, 6), lambda w, x: (x * w).mean((0, 2)).pow(2) + (x * w).sum(1).pow(2).mean(), X),
@@ -65,6 +70,20 @@ FUNCTIONS = {
     "cross entropy": ((6, 8), lambda w, y: F.cross_entropy(X[0] @ w, y, ignore_index=3), ids(8)),
     "cross entropy, sum": ((6, 8), lambda w, y: F.cross_entropy(X[0] @ w, y, reduction="sum"), ids(8)),
     "cross entropy, rows": ((6, 8), lambda w, y: F.cross_entropy(X[0] @ w, y, reduction="none").pow(2), ids(8)),
+    "cross entropy of images": (
+        (6, 8),
+        lambda w, y: F.cross_entropy((X @ w).permute(0, 2, 1), y, weight=w[0].detach().abs(), label_smoothing=0.1),
+        ids(4, 8),
+    ),
+    "losses": (
+        (8, 6),
+        lambda w, x: F.smooth_l1_loss(x * w, x)
+        * F.huber_loss(x * w, x, reduction="sum")
+        * F.kl_div((x * w).log_softmax(1), x.softmax(1), reduction="batchmean")
+        * F.binary_cross_entropy((x * w).sigmoid(), x.abs())
+        * F.binary_cross_entropy_with_logits(x * w, x.abs()),
+        X,
+    ),
     "embedding": ((8, 6), lambda w, i: F.embedding(i, w).tanh(), ids(4, 6)),
     "embedding with padding": ((8, 6), lambda w, i: F.embedding(i, w, padding_idx=2).tanh(), ids(4, 6)),
     "embedding scaled": ((8, 6), lambda w, i: F.embedding(i, w, scale_grad_by_freq=True).tanh(), ids(4, 6)),
@@ -109,7 +128,7 @@ FUNCTIONS = {
     ),
     "activations": (
         (8, 12),
-        lambda w, x: F.glu(F.softplus(x @ w[:6]) + F.leaky_relu(x @ w[:6], 0.1) + F.elu(x @ w[:6]), 1) * F.hardtanh(w[:4]),
+        lambda w, x: F.glu(F.softplus(x @ w[:6]) + F.leaky_relu(x @ w[:6], 0.1) + F.elu(x @ w[:6])) * F.hardtanh(w[:4]),
         X,
     ),
     "stack, unbind, repeat, flip": (

@@ -9,15 +9,9 @@ import torch
 from tutti.graph.step_graph import Call
 from tutti.rules.registry import LOCAL, operands, rules
 from tutti.rules.rows import from_end, only, read_rows
-from tutti.rules.view import letters
+from tutti.rules.view import aligned, letters
 
 aten = torch.ops.aten
-
-
-def aligned(node: Call, whole: list[str]) -> str:
-    """The names of a tensor's dims where it is broadcast to dims of these names: 1 for a dim of size one."""
-    shape = node.meta["val"].shape
-    return " ".join("1" if n == 1 else name for n, name in zip(shape, whole[len(whole) - len(shape) :], strict=True))
 
 
 def along(shapes: list[tuple[int, ...]], dim: int, names: tuple[str, ...]) -> list[list[str]]:

@@ -1,25 +1,70 @@
-"""Matrix products."""
+"""Products of tensors: matrices, alone or added to something; distances; what is linear in each operand."""
+
+from string import ascii_lowercase
 
 import torch
 
 from tutti.graph.step_graph import Call
-from tutti.rules.registry import operands, rules
+from tutti.rules.pointwise import broadcast
+from tutti.rules.registry import named, operands, rules
+from tutti.rules.view import aligned, names
 
 aten = torch.ops.aten
 
 
-def _addmm(node: Call) -> str | None:
-    m, n = node.meta["val"].shape
-    added = {(n,): "n", (1, n): "1 n", (m, n): "m n"}.get(operands(node)[0].meta["val"].shape)
-    return added and f"+{added}, m k, k n -> m n | ~01 ~02"
+def _added(product: str, out: str):
+    """Something + a product: it is broadcast, and a partial sum where what is contracted is split."""
+
+    def notation(node: Call) -> str:
+        return f"+{aligned(operands(node)[0], out.split())}, {product} -> {out} | ~01 ~02"
+
+    return notation
+
+
+def _linear(node: Call) -> str:
+    rows = " ".join(names(node.args[0].meta["val"].shape)[:-1])
+    bias, marks = (", +n", "~02 ~12") if len(operands(node)) > 2 else ("", "~0 ~1")
+    return f"{rows} k, n k{bias} -> {rows} n | {marks}"
+
+
+def _trilinear(node: Call) -> str:
+    """Three tensors, each without the dims that it is broadcast over, multiplied and summed over some."""
+    rank = len(operands(node)[0].meta["val"].shape) + len(node.args[3])
+    lines = [
+        " ".join(c for i, c in enumerate(ascii_lowercase[:rank]) if i not in missing) for missing in node.args[3:7]
+    ]
+    return f"{', '.join(lines[:3])} -> {lines[3]} | ~0 ~1 ~2"
+
+
+def _cross(node: Call) -> str:
+    shape = node.meta["val"].shape
+    out = list(ascii_lowercase[: len(shape)])
+    out[named(node.target, node.args, node.kwargs)["dim"] % len(shape)] = "v!"
+    return f"{', '.join(aligned(n, out) for n in operands(node))} -> {' '.join(out)} | ~0 ~1"
+
+
+def _distances(node: Call) -> str:
+    """Of n points from m others; batches are broadcast."""
+    *batch, _, _ = node.meta["val"].shape
+    rows = [broadcast(x.meta["val"].shape[:-2], tuple(batch)) for x in operands(node)]
+    return f"{rows[0]} n k!, {rows[1]} m k! -> {' '.join(ascii_lowercase[: len(batch)])} n m"
 
 
 rules(
     {
         aten.mm.default: "m k, k n -> m n | ~0 ~1",
         aten.bmm.default: "b m k, b k n -> b m n | ~0 ~1",
-        aten.addmm.default: _addmm,
         aten.mv.default: "m k, k -> m | ~0 ~1",
         aten.dot.default: "k, k -> | ~0 ~1",
+        aten.vdot.default: "k, k -> | ~0 ~1",
+        aten.addmm.default: _added("m k, k n", "m n"),
+        aten.baddbmm.default: _added("b m k, b k n", "b m n"),
+        aten.addbmm.default: _added("b m k, b k n", "m n"),
+        aten.addmv.default: _added("m k, k", "m"),
+        aten.addr.default: _added("m, n", "m n"),
+        aten.linear.default: _linear,
+        aten._trilinear.default: _trilinear,
+        aten.linalg_cross.default: _cross,
+        aten._cdist_forward.default: _distances,
     }
 )

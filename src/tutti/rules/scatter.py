@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from tutti.graph.step_graph import Call
-from tutti.rules.index import aligned, along, indexed
+from tutti.rules.index import along, indexed
 from tutti.rules.registry import LOCAL, operands, rules
 from tutti.rules.rows import from_end, with_spare, without_spare, write_rows
-from tutti.rules.view import letters
+from tutti.rules.view import aligned, letters
 
 aten = torch.ops.aten
 

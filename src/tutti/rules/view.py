@@ -73,6 +73,12 @@ def letters(node: Call, operand: int = 0) -> list[str]:
     return names(operands(node)[operand].meta["val"].shape)
 
 
+def aligned(node: Call, whole: list[str]) -> str:
+    """The names of a tensor's dims where it is broadcast to dims of these names: 1 for a dim of size one."""
+    shape = node.meta["val"].shape
+    return " ".join("1" if n == 1 else name for n, name in zip(shape, whole[len(whole) - len(shape) :], strict=True))
+
+
 def _line(left: list[str], right: list[str]) -> str:
     return f"{' '.join(left)} -> {' '.join(right)} | ~0"
 

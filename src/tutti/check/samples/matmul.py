@@ -32,7 +32,65 @@ def mv(d: Draw):
     return (d.floats(m, k, dtype=torch.float64), d.floats(k, dtype=torch.float64)), {}
 
 
-@samples(aten.dot.default)
+@samples(aten.dot.default, aten.vdot.default)
 def dot(d: Draw):
     k = d.size()
     return (d.floats(k, dtype=torch.float64), d.floats(k, dtype=torch.float64)), {}
+
+
+def doubles(d: Draw, *shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+    return tuple(d.floats(*shape, dtype=torch.float64) for shape in shapes)
+
+
+@samples(aten.baddbmm.default, aten.addbmm.default)
+def baddbmm(d: Draw, target):
+    b, m, k, n = d.sizes(4, (1, 2, 4, 6))
+    whole = (b, m, n) if target is aten.baddbmm.default else (m, n)
+    added = tuple(1 if d.between(0, 3) == 3 else size for size in whole)
+    return doubles(d, added, (b, m, k), (b, k, n)), {"beta": 2} if d.flag() else {}
+
+
+@samples(aten.addmv.default)
+def addmv(d: Draw):
+    m, k = d.sizes(2)
+    return doubles(d, d.pick([(m,), (1,)]), (m, k), (k,)), {"alpha": 2} if d.flag() else {}
+
+
+@samples(aten.addr.default)
+def addr(d: Draw):
+    m, n = d.sizes(2)
+    return doubles(d, d.pick([(m, n), (n,), (m, 1)]), (m,), (n,)), {}
+
+
+@samples(aten.linear.default)
+def linear(d: Draw):
+    k, n = d.sizes(2)
+    return doubles(d, (*d.shape(0, 2), k), (n, k), *([(n,)] if d.flag() else [])), {}
+
+
+@samples(aten._trilinear.default)
+def trilinear(d: Draw):
+    """As `bilinear` calls it, and its two gradients."""
+    b, n, i, j = d.sizes(4, (1, 2, 4, 6))
+    calls = [
+        (((b, i), (n, i, j), (b, j)), [1, 3], [0], [1, 2], [2, 3]),
+        (((b, n), (n, i, j), (b, j)), [2, 3], [0], [1, 2], [1, 3]),
+        (((b, n), (b, i), (b, j)), [2, 3], [1, 3], [1, 2], [0]),
+    ]
+    shapes, *dims = d.pick(calls)
+    return (*doubles(d, *shapes), *dims), {}
+
+
+@samples(aten.linalg_cross.default)
+def cross(d: Draw):
+    shape = list(d.shape(1, 2))
+    at = d.between(0, len(shape))
+    shape.insert(at, 3)
+    other = [1 if i != at and d.between(0, 3) == 3 else n for i, n in enumerate(shape)]
+    return doubles(d, tuple(shape), tuple(other)), {"dim": at - len(shape) * d.flag()}
+
+
+@samples(aten._cdist_forward.default)
+def cdist(d: Draw):
+    batch, (n, m, k) = d.shape(0, 1), d.sizes(3, (1, 2, 4, 6))
+    return (*doubles(d, (*batch, n, k), (*batch, m, k)), d.pick([1.0, 2.0, 3.0]), None), {}
