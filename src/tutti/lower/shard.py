@@ -23,7 +23,7 @@ from tutti.plan.choice import Choices, check, layouts
 from tutti.plan.layout import Layout, coordinates_of
 from tutti.plan.plan import Plan
 from tutti.plan.reshard import Step, reshard
-from tutti.rules import ARGUMENTS, CONTIGUOUS, LOCAL, Rule, operands, replicated, rule_of, source, specs
+from tutti.rules import ARGUMENTS, CONTIGUOUS, DENSE, LOCAL, Rule, operands, replicated, rule_of, source, specs
 
 REPLICATED = Layout()
 TRACED: dict[tuple, fx.Graph] = {}  # the operators' own computations, by all that they may depend on
@@ -59,12 +59,17 @@ def shard(
     return Program(sharder.graph, plan.mesh, rank, inputs, wanted)
 
 
+def dense(x: torch.Tensor) -> torch.Tensor:
+    """The tensor itself where its last dim is a run of memory, else a copy that is."""
+    return x if x.shape[-1] == 1 or x.stride(-1) == 1 else x.contiguous()
+
+
 class _Sharder:
     def __init__(self, step: StepGraph, plan: Plan, rank: int, rules: Callable[[fx.Node], Rule | None]):
         self.step, self.plan, self.mesh, self.rules = step, plan, plan.mesh, rules
         self.where = coordinates_of(rank, plan.mesh)
         self.graph = fx.Graph()
-        self.dense: dict[fx.Node, fx.Node] = {}
+        self.copies: dict[tuple[fx.Node, Callable], fx.Node] = {}
         self.made: dict[tuple[fx.Node, int], dict[tuple[Layout, str], fx.Node]] = {}
 
     def place(self, name: str, node: fx.Node, layout: Layout) -> None:
@@ -83,8 +88,9 @@ class _Sharder:
         rule, choices = self.rule(node)
         ins, outs = layouts(rule, choices)
         held = [self.version(x, at, node.meta["phase"]) for x, at in zip(operands(node), ins, strict=True)]
-        for i in CONTIGUOUS.get(node.target, ()):
-            held[i] = self.contiguous(held[i])
+        for table, arrange in ((CONTIGUOUS, torch.ops.aten.contiguous.default), (DENSE, dense)):
+            for i in table.get(node.target, ()):
+                held[i] = self.arranged(held[i], arrange)
         parts = iter(held)
         args, kwargs = pytree.tree_map(
             lambda x: next(parts) if isinstance(x, fx.Node) else x, (tuple(node.args), dict(node.kwargs))
@@ -100,12 +106,12 @@ class _Sharder:
             result = self.graph.create_node("call_function", node.target, args, kwargs)
         self.record(node, result, outs, [Spec(s, w.dtype) for s, w in zip(shapes, wholes, strict=True)])
 
-    def contiguous(self, part: fx.Node) -> fx.Node:
-        """In memory without holes: a part may be a slice, and capture drops copies that only arrange memory."""
-        if part not in self.dense:
-            self.dense[part] = self.graph.call_function(torch.ops.aten.contiguous.default, (part,))
-            self.dense[part].meta["val"] = part.meta["val"]
-        return self.dense[part]
+    def arranged(self, part: fx.Node, arrange: Callable) -> fx.Node:
+        """In memory as a kernel wants it: a part may be a slice, and capture drops copies that only arrange memory."""
+        if (part, arrange) not in self.copies:
+            self.copies[part, arrange] = self.graph.call_function(arrange, (part,))
+            self.copies[part, arrange].meta["val"] = part.meta["val"]
+        return self.copies[part, arrange]
 
     def rule(self, node: fx.Node) -> tuple[Rule, Choices]:
         label, choices = node.meta["label"], self.plan.choices(node.meta["label"])

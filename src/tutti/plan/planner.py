@@ -15,7 +15,7 @@ from tutti.cluster import Cluster
 from tutti.graph.costs import FLOPS
 from tutti.graph.step_graph import UPDATE, StepGraph
 from tutti.plan.axis import Option, Prices, kind_of, solve
-from tutti.plan.choice import Choice, candidates, layouts, legal, nest
+from tutti.plan.choice import Choice, candidates, layouts, nest
 from tutti.plan.estimate import Estimator
 from tutti.plan.explain import seconds, size
 from tutti.plan.layout import Layout, Split
@@ -355,6 +355,6 @@ def _carried_over(planner: Planner, plan: Plan) -> Plan:
         layout, choices = plan.input_layout(label), plan.choices(label)
         if o.is_input and (o.kind != "batch" or layout.fits(o.outputs[0].shape, plan.mesh)):
             inputs[label] = layout
-        elif not o.is_input and legal(o.rule, choices, plan.mesh) and fits(o, choices, plan.mesh):
+        elif not o.is_input and fits(o, choices, plan.mesh):
             operators[label] = choices
     return plan.replace(inputs=inputs, operators=operators, graph=planner.step.fingerprint, prediction=None)

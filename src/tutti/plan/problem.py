@@ -14,7 +14,7 @@ from math import prod
 from string import ascii_lowercase
 
 from tutti.graph.step_graph import Call, Spec, StepGraph
-from tutti.plan.choice import Choices, layouts
+from tutti.plan.choice import Choices, layouts, legal
 from tutti.plan.layout import Mesh
 from tutti.rules import operands, replicated, rule_of, source, specs
 from tutti.rules.rule import Rule
@@ -177,7 +177,9 @@ def _divides(position: int, size: int) -> bool:
 
 
 def fits(o: Operator, choices: Choices, mesh: Mesh) -> bool:
-    """Whether all operands and outputs of an operator can lie as these choices ask."""
+    """Whether these choices are legal and all operands and outputs can lie as they ask."""
+    if not legal(o.rule, choices, mesh):
+        return False
     ins, outs = layouts(o.rule, choices)
     pairs = [(layout, o.input_shape(i)) for i, layout in enumerate(ins)]
     pairs += [(layout, spec.shape) for layout, spec in zip(outs, o.outputs, strict=True)]

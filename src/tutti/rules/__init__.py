@@ -6,6 +6,7 @@ from pkgutil import iter_modules
 from tutti.rules.registry import (
     ARGUMENTS,
     CONTIGUOUS,
+    DENSE,
     LOCAL,
     RULES,
     SENDS,
@@ -25,6 +26,7 @@ for _family in iter_modules(__path__):
 __all__ = [
     "ARGUMENTS",
     "CONTIGUOUS",
+    "DENSE",
     "LOCAL",
     "RULES",
     "SENDS",

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tutti.graph.step_graph import Call
 from tutti.rules.halo import pad
-from tutti.rules.registry import LOCAL, SENDS, WORK, Cut, operands, rules
+from tutti.rules.registry import CONTIGUOUS, DENSE, LOCAL, SENDS, WORK, Cut, operands, rules
 
 aten = torch.ops.aten
 FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -70,6 +70,8 @@ def _causal(args: tuple, position: int) -> bool:
 
 
 rules({FORWARD: _attention, BACKWARD: _attention_backward})
+DENSE |= {FORWARD: (0, 1, 2), BACKWARD: (0, 1, 2, 3, 4)}
+CONTIGUOUS[BACKWARD] = (5,)
 
 
 class Block(NamedTuple):

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from tutti.graph.step_graph import Call, Spec
-from tutti.rules.registry import rules, specs
+from tutti.rules.registry import DENSE, rules, specs
 
 aten = torch.ops.aten
 QUERY, KEY, VALUE, OUT = "b (g r) s! d!", "b g t! d!", "b g t! e!", "b (g r) s! e!"
@@ -64,6 +64,8 @@ BACKWARD = [
     aten._scaled_dot_product_efficient_attention_backward.default,
     aten._scaled_dot_product_cudnn_attention_backward.default,
 ]
+
+DENSE |= dict.fromkeys(FORWARD, (0, 1, 2)) | dict.fromkeys(BACKWARD, (0, 1, 2, 3))
 
 rules(
     dict.fromkeys(FORWARD, _attention(("out", "logsumexp")))

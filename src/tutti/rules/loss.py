@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tutti.graph.step_graph import Call
 from tutti.rules.pointwise import broadcast, pointwise
-from tutti.rules.registry import LOCAL, SENDS, Cut, named, operands, rules
+from tutti.rules.registry import CONTIGUOUS, LOCAL, SENDS, Cut, named, operands, rules
 from tutti.rules.rows import own_rows
 
 aten = torch.ops.aten
@@ -152,6 +152,9 @@ def _nll_loss_backward(gradient) -> Callable:
 def _count_sends(cut: Cut) -> list[tuple[str, int]]:
     return [("all_reduce", cut.outputs[1].bytes)]
 
+
+CONTIGUOUS[aten.nll_loss2d_forward.default] = (0, 1)
+CONTIGUOUS[aten.nll_loss2d_backward.default] = (0, 1, 2)
 
 for _loss in (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default):
     LOCAL[_loss], SENDS[_loss] = _nll_loss(_loss), _count_sends

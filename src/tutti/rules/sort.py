@@ -123,6 +123,7 @@ def _topk_of_parts(here, x, k, dim=-1, largest=True, sorted=True):
     return best, indices.gather(dim, at)
 
 
+CONTIGUOUS[aten.isin.Tensor_Tensor] = (0, 1)
 CONTIGUOUS |= dict.fromkeys((aten.searchsorted.Tensor, aten.bucketize.Tensor), (0, 1))  # they warn of copies they make
 
 LOCAL |= {target: _extreme(target, find) for target, find in EXTREMES.items()}
