@@ -87,6 +87,19 @@ FUNCTIONS = {
     "embedding": ((8, 6), lambda w, i: F.embedding(i, w).tanh(), ids(4, 6)),
     "embedding with padding": ((8, 6), lambda w, i: F.embedding(i, w, padding_idx=2).tanh(), ids(4, 6)),
     "embedding scaled": ((8, 6), lambda w, i: F.embedding(i, w, scale_grad_by_freq=True).tanh(), ids(4, 6)),
+    "embedding bags": ((8, 6), lambda w, i: F.embedding_bag(i, w, mode="sum").tanh(), ids(4, 6)),
+    "means of bags": ((8, 6), lambda w, i: F.embedding_bag(i, w, padding_idx=2).tanh(), ids(4, 6)),
+    "maxima of bags": ((8, 6), lambda w, i: F.embedding_bag(i, w, mode="max").tanh(), ids(4, 6)),
+    "weighted bags": (
+        (8, 6),
+        lambda w, i: F.embedding_bag(i, w, mode="sum", per_sample_weights=w[:4].sin()).tanh(),
+        ids(4, 6),
+    ),
+    "bags of any size": (
+        (8, 6),
+        lambda w, i: F.embedding_bag(i[:12], w, i[12:].sort()[0] * 0 + torch.tensor([0, 2, 2, 9]), mode="sum").tanh(),
+        ids(16),
+    ),
     "attention": ((8, 6), lambda w, x: F.scaled_dot_product_attention(*[(x * w).view(4, 4, 2, 6)] * 3).pow(2), X),
     "causal attention": (
         (8, 6),
