@@ -132,6 +132,7 @@ rules(
             aten.log_sigmoid_forward.default,
             aten.polar.default,
             aten._prelu_kernel.default,
+            aten.leaky_relu.default,  # which torch 2.11 does not tag
             torch.Tag.pointwise,  # every operator that torch tags so and that has no line of its own
         ],
         pointwise,
