@@ -141,7 +141,7 @@ FUNCTIONS = {
     ),
     "activations": (
         (8, 12),
-        lambda w, x: F.glu(F.softplus(x @ w[:6]) + F.leaky_relu(x @ w[:6], 0.1) + F.elu(x @ w[:6])) * F.hardtanh(w[:4]),
+        lambda w, x: F.glu(F.softplus(x @ w[:6]) + F.leaky_relu(x @ w[:6]) + F.elu(x @ w[:6])) * F.hardtanh(w[:, :6]),
         X,
     ),
     "stack, unbind, repeat, flip": (
