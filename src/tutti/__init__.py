@@ -6,8 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tutti.cluster import Cluster as Cluster
     from tutti.check.user import rule as rule
+    from tutti.cluster import Cluster as Cluster
     from tutti.graph.capture import capture as capture
     from tutti.graph.step_graph import StepGraph as StepGraph
     from tutti.plan.layout import Layout as Layout
