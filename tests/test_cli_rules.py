@@ -3,17 +3,20 @@
 import json
 import re
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+import tutti
 from tutti import cli
 from tutti.check import command
 from tutti.check.samples.sample import SAMPLES
 from tutti.rules import RULES
 
 aten = torch.ops.aten
+README = Path(__file__).parents[1] / "README.md"
 CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 96,
@@ -122,6 +125,12 @@ def test_an_operator_without_samples_is_told(capsys, monkeypatch):
     assert code == 0 and table(out)["aten.mv"] == ["none"] and "1 without samples, 0 wrong" in out
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has the device")
+def test_an_operator_of_another_device_is_told(capsys):
+    code, out, _ = run(capsys, "--check", "cudnn_attention_backward")
+    assert code == 0 and "only on cuda" in out and "1 operators, 0 split cases; 0 without samples, 0 wrong" in out
+
+
 def test_what_is_needlessly_forbidden_is_told(capsys, monkeypatch):
     monkeypatch.setitem(RULES, aten.mv.default, "m! k, k -> m")
     code, out, _ = run(capsys, "--check", "--examples", "10", "mv")
@@ -146,3 +155,17 @@ def test_the_machine_needs_hypothesis(capsys, monkeypatch):
     message = "checking rules needs the package hypothesis: pip install 'tutti[check]'"
     assert run(capsys, "--check", "mm") == (2, "", f"tutti rules: {message}\n")
     assert run(capsys, "mm")[0] == 0, "the table does not"
+
+
+def test_the_example_of_the_readme():
+    (example,) = re.findall(r"```python\n(@tutti\.rule.*?)```", README.read_text(), re.DOTALL)
+    before = set(RULES)
+    wrong = example.replace("| ~1", "| ~0").replace("silu_mm", "other_mm")
+    try:
+        exec(example, {"tutti": tutti, "torch": torch})
+        assert {str(t): RULES[t] for t in set(RULES) - before} == {"mylib.silu_mm.default": "b s d, d e -> b s e | ~1"}
+        with pytest.raises(AssertionError, match=r"\| ~0', split by a=2: ~0"):
+            exec(wrong, {"tutti": tutti, "torch": torch})
+    finally:
+        for target in set(RULES) - before:
+            del RULES[target]

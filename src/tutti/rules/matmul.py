@@ -50,6 +50,11 @@ def _distances(node: Call) -> str:
     return f"{rows[0]} n k!, {rows[1]} m k! -> {' '.join(ascii_lowercase[: len(batch)])} n m"
 
 
+def _distance_gradient(node: Call) -> str:
+    batch = " ".join(names(node.meta["val"].shape[:-2]))
+    return f"{batch} n m, {batch} n k, {batch} m k, {batch} n m -> {batch} n k | ~0"
+
+
 rules(
     {
         aten.mm.default: "m k, k n -> m n | ~0 ~1",
@@ -66,5 +71,6 @@ rules(
         aten._trilinear.default: _trilinear,
         aten.linalg_cross.default: _cross,
         aten._cdist_forward.default: _distances,
+        aten._cdist_backward.default: _distance_gradient,
     }
 )

@@ -44,6 +44,11 @@ def over_ranks(here, x: Tensor, dims: list[int], op: str) -> Tensor:
     return x
 
 
+def wide(x: Tensor) -> Tensor:
+    """Short floats are added up in float32, as torch does."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
 TRUTH = {aten.any: "max", aten.all: "min"}
 TRUTHS = {target: op for packet, op in TRUTH.items() for target in (packet.default, packet.dim, packet.dims)}
 PRODUCTS = (aten.prod.default, aten.prod.dim_int)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tutti.graph.step_graph import Call
+from tutti.rules.reduction import wide
 from tutti.rules.registry import LOCAL, SENDS, Cut, operands, rules
 from tutti.rules.view import letters
 
@@ -35,11 +36,6 @@ rules(
         aten._log_softmax_backward_data.default: _over_dim(2, " | ~0"),
     }
 )
-
-
-def wide(x: Tensor) -> Tensor:
-    """Short floats are added up in float32, as torch does."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _normalizer(here, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:

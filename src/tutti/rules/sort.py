@@ -28,8 +28,11 @@ def _one(mark: str, outputs: int):
 
     def notation(node: Call) -> str | None:
         dims, given = letters(node), named(node.target, node.args, node.kwargs)
-        if not dims or given["dim"] is None:  # the place in the flattened tensor
+        if not dims:
             return None
+        if given["dim"] is None:  # the place in the flattened tensor
+            keep = " ".join("1" for _ in dims) if given["keepdim"] else ""
+            return f"{' '.join(f'v{i}*' for i in range(len(dims)))} -> = {keep}"
         at = given["dim"] % len(dims)
         right = [*dims[:at], *(["1"] if given["keepdim"] else []), *dims[at + 1 :]]
         dims[at] = f"v{mark}"
@@ -72,8 +75,9 @@ def _among(node: Call) -> str:
 
 
 def _isin(node: Call) -> str:
+    """Among any part of the others is among them."""
     dims = " ".join(letters(node))
-    return f"{dims}, {' '.join(f's{i}!' for i in range(len(node.args[1].meta['val'].shape)))} -> {dims}"
+    return f"{dims}, {' '.join(f's{i}@' for i in range(len(node.args[1].meta['val'].shape)))} -> = {dims}"
 
 
 rules(
@@ -97,7 +101,9 @@ rules(
 
 
 def _extreme(target, find):
-    def local(here, x, dim, keepdim=False):
+    def local(here, x, dim=None, keepdim=False):
+        if dim is None:
+            return _extreme_of_all(here, x, target, keepdim)
         values, indices = find(x, dim, True)
         values = here.all_gather(values, "v")
         indices = here.all_gather(indices + here.offset("v"), "v")
@@ -107,6 +113,23 @@ def _extreme(target, find):
         return results if target is find else results[1]
 
     return local
+
+
+def _extreme_of_all(here, x: Tensor, target, keepdim: bool) -> Tensor:
+    """The place in the flattened tensor of its greatest entry, the first of equal ones."""
+    own = target(x.flatten(), 0)
+    value = x.flatten().gather(0, own.view(1)).view(())
+    place, stride, inside = torch.zeros_like(own), 1, own
+    for dim in reversed(range(x.ndim)):
+        factor, n = f"v{dim}", x.shape[dim]
+        place = place + (inside % n + here.offset(factor)) * stride
+        inside, stride = inside // n, stride * n * here.parts(factor)
+    for dim in range(x.ndim):
+        if here.axes(f"v{dim}"):
+            values, places = here.all_gather(value, f"v{dim}"), here.all_gather(place, f"v{dim}")
+            value = values.amax(0) if target is aten.argmax.default else values.amin(0)
+            place = torch.where((values == value) | values.isnan(), places, stride).amin(0)
+    return place.view([1] * x.ndim) if keepdim else place
 
 
 def _side_by_side(x: Tensor, dim: int) -> Tensor:
@@ -124,9 +147,19 @@ def _topk_of_parts(here, x, k, dim=-1, largest=True, sorted=True):
 
 
 CONTIGUOUS[aten.isin.Tensor_Tensor] = (0, 1)
+CONTIGUOUS |= dict.fromkeys((aten.argmax.default, aten.argmin.default), (0,))  # they are flattened
 CONTIGUOUS |= dict.fromkeys((aten.searchsorted.Tensor, aten.bucketize.Tensor), (0, 1))  # they warn of copies they make
 
+
+def _isin_parts(here, x, others, *, assume_unique=False, invert=False):
+    found = aten.isin.Tensor_Tensor(x, others, assume_unique=assume_unique, invert=invert).to(torch.uint8)
+    for dim in range(others.ndim):
+        found = here.all_reduce(found, f"s{dim}", "min" if invert else "max")
+    return found.bool()
+
+
 LOCAL |= {target: _extreme(target, find) for target, find in EXTREMES.items()}
+LOCAL[aten.isin.Tensor_Tensor] = _isin_parts
 LOCAL[aten.topk.default] = _topk_of_parts
 
 
@@ -135,7 +168,7 @@ def _sends(of_each):
 
     def sent(cut: Cut) -> list[tuple[str, int]]:
         x, n = cut.inputs[0], cut.inputs[0].shape[cut.dim(0)]
-        found = x.numel // n * min(n, of_each(cut.node))
+        found = 1 if cut.factor != "v" else x.numel // n * min(n, of_each(cut.node))
         return [("all_gather", found * x.dtype.itemsize), ("all_gather", found * 8)]
 
     return sent
@@ -143,3 +176,4 @@ def _sends(of_each):
 
 SENDS |= dict.fromkeys(EXTREMES, _sends(lambda node: 1))
 SENDS[aten.topk.default] = _sends(lambda node: node.args[1])
+SENDS[aten.isin.Tensor_Tensor] = lambda cut: [("all_reduce", cut.outputs[0].numel)]  # a byte each

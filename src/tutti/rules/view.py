@@ -231,6 +231,12 @@ def _diagonal_scatter(node: Call) -> str:
     return f"{' '.join(dims)}, {' '.join(diagonal)} -> {' '.join(dims)} | ~01"
 
 
+def _channel_shuffle(node: Call):
+    batch, _, *rest = letters(node)
+    lines = (" ".join([batch, channels, *rest]) for channels in ("(g@ s)", "(s g@)"))
+    return f"{' -> '.join(lines)} | ~0", {"g": node.args[1]}
+
+
 def _view_as_real(node: Call) -> str:
     dims = letters(node)
     return _line(dims, [*dims, "y!"])
@@ -265,6 +271,7 @@ rules(
         aten.diagonal_backward.default: _into_diagonal,
         aten.diagonal_scatter.default: _diagonal_scatter,
         aten.diag_embed.default: _into_diagonal,
+        aten.channel_shuffle.default: _channel_shuffle,
         aten.view_as_real.default: _view_as_real,
         aten.view_as_complex.default: _view_as_complex,
     }
@@ -317,4 +324,7 @@ def _pad_own(here, x, pads, value=0):
     return x
 
 
-LOCAL[aten.constant_pad_nd.default] = _pad_own
+LOCAL |= {
+    aten.constant_pad_nd.default: _pad_own,
+    aten.channel_shuffle.default: lambda here, x, groups: aten.channel_shuffle(x, here.size("g")),
+}

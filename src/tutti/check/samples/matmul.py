@@ -94,3 +94,11 @@ def cross(d: Draw):
 def cdist(d: Draw):
     batch, (n, m, k) = d.shape(0, 1), d.sizes(3, (1, 2, 4, 6))
     return (*doubles(d, (*batch, n, k), (*batch, m, k)), d.pick([1.0, 2.0, 3.0]), None), {}
+
+
+@samples(aten._cdist_backward.default)
+def cdist_backward(d: Draw):
+    """Of one batch; the gradient of broadcast ones is taken of their expansion."""
+    batch, (n, m, k), order = d.shape(0, 1), d.sizes(3, (1, 2, 4, 6)), d.pick([1.0, 2.0, 3.0])
+    x, y = doubles(d, (*batch, n, k), (*batch, m, k))
+    return (*doubles(d, (*batch, n, m)), x, y, order, aten._cdist_forward(x, y, order, None)), {}

@@ -7,11 +7,18 @@ from tutti.check.samples.sample import Draw, samples
 aten = torch.ops.aten
 
 
-@samples(aten.argmax.default, aten.argmin.default, aten.max.dim, aten.min.dim)
+@samples(aten.max.dim, aten.min.dim)
 def extreme(d: Draw):
     """With ties, of which the first counts."""
     x = d.floats(*d.shape(1, 3))
     return (x.round() if d.flag() else x, d.between(-x.ndim, x.ndim - 1), d.flag()), {}
+
+
+@samples(aten.argmax.default, aten.argmin.default)
+def extreme_of_all(d: Draw):
+    """With ties, of which the first counts; of a dim or of all."""
+    x = d.floats(*d.shape(1, 3))
+    return (x.round() if d.flag() else x, d.pick([None, 0, -1]), d.flag()), {}
 
 
 @samples(aten.median.dim, aten.nanmedian.dim, aten.mode.default)
@@ -60,4 +67,4 @@ def bucketize(d: Draw):
 
 @samples(aten.isin.Tensor_Tensor)
 def isin(d: Draw):
-    return (d.integers(*d.shape(0, 3), below=6), d.integers(*d.shape(1, 2, (1, 2)), below=6)), {}
+    return (d.integers(*d.shape(0, 3), below=6), d.integers(*d.shape(1, 2, (1, 2)), below=6)), {"invert": d.flag()}

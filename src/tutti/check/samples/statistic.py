@@ -44,3 +44,13 @@ def logsumexp(d: Draw):
 @samples(aten.histc.default)
 def histc(d: Draw):
     return (d.floats(*d.shape(1, 2)), d.pick([1, 4, 10]), -1, 1.5), {}
+
+
+@samples(aten._weight_norm_interface.default, aten._weight_norm_interface_backward.default)
+def weight_norm(d: Draw, target):
+    v = d.floats(*d.shape(2, 3), dtype=F64)
+    dim = d.pick([0, v.ndim - 1])
+    g = d.floats(*[n if i == dim else 1 for i, n in enumerate(v.shape)], dtype=F64)
+    if target is aten._weight_norm_interface.default:
+        return (v, g, dim), {}
+    return (d.floats(*v.shape, dtype=F64), v, g, aten._weight_norm_interface(v, g, dim)[1], dim), {}

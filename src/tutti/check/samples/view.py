@@ -156,3 +156,9 @@ def view_as_real(d: Draw):
 @samples(aten.view_as_complex.default)
 def view_as_complex(d: Draw):
     return (d.floats(*d.shape(0, 2), 2),), {}
+
+
+@samples(aten.channel_shuffle.default)
+def channel_shuffle(d: Draw):
+    groups = d.pick([1, 2, 4])
+    return (d.floats(d.size(), groups * d.pick([1, 2, 4]), *d.shape(1, 2)), groups), {}

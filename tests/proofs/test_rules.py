@@ -1,0 +1,208 @@
+"""Every rule is right: calls drawn at random, split in every way that their rule allows, give what the whole gives.
+
+And none is needlessly strict: what a rule forbids is tried too, and must fail or give other numbers. A few calls of
+each operator are drawn always, many by `make proofs`, which also writes what was proven into docs/rules.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import models
+import tutti
+from tutti.check.command import name, notation
+from tutti.check.machine import Report, prove
+from tutti.check.samples.sample import DEVICES, SAMPLES
+from tutti.rules import LOCAL, RULES
+
+PAGE = Path(__file__).parents[2] / "docs" / "rules.md"
+FEW, MANY = 2, 20  # calls of each operator
+aten, ops = torch.ops.aten, torch.ops.tutti
+
+CREATED = "its numbers are made from their positions"
+WHOLE: dict[Any, str] = {
+    aten.scalar_tensor.default: "one number",
+    aten.arange.default: CREATED,
+    aten.arange.start: CREATED,
+    aten.arange.start_step: CREATED,
+    aten.linspace.default: CREATED,
+    aten.eye.default: CREATED,
+    aten.eye.m: CREATED,
+    aten.tril_indices.default: CREATED,
+    aten.triu_indices.default: CREATED,
+    aten.masked_scatter.default: "what each position is given depends on all before it",
+}
+"""Operators that cannot be split, and why."""
+
+UNREAD = (
+    r"operand 0 as a partial sum|splitting \w0",
+    "of the operand only the dtype is read: nobody would move it for that",
+)
+NOTHING = r"operand [01] as a partial sum|splitting [xr]\d", "a slice of no rows is not worth splitting"
+NEEDLESS: dict[Any, tuple[str, str]] = {
+    aten.new_zeros.default: UNREAD,
+    aten.new_empty.default: UNREAD,
+    aten.new_empty_strided.default: UNREAD,
+    aten.slice.Tensor: NOTHING,
+    aten.slice_backward.default: NOTHING,
+    aten.slice_scatter.default: NOTHING,
+}
+"""What (a pattern) is forbidden though it would be right, and why."""
+
+
+def needless(target: Any, report: Report) -> list[str]:
+    """What a rule forbids without a reason that is known."""
+    known = NEEDLESS.get(target, ("", ""))[0]
+    return [what for what in report.needlessly_forbidden if not re.fullmatch(known, what)]
+
+
+def is_pointwise(target: Any) -> bool:
+    """Whether the line of torch's tag stands for this operator."""
+    return target not in RULES and torch.Tag.pointwise in getattr(target, "tags", ())
+
+
+def is_here(target: Any) -> bool:
+    """Whether this machine has the device that an operator runs on."""
+    return DEVICES.get(target, "cpu") == "cpu" or torch.cuda.is_available()
+
+
+def is_ours(target: Any) -> bool:
+    """Not an operator that another test has brought along."""
+    return getattr(target, "namespace", "") in ("aten", "tutti")
+
+
+TARGETS = sorted(filter(is_ours, {*RULES, *SAMPLES}), key=str)
+CASES = [
+    pytest.param(target, examples, id=f"{name(target)}-{examples}", marks=[pytest.mark.slow] if examples > FEW else [])
+    for examples in (FEW, MANY)
+    for target in TARGETS
+]
+
+
+@pytest.fixture(scope="module")
+def proven() -> dict[Any, Report]:
+    """What the longer proofs of this run have found, by operator."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def operators() -> Callable[[str], list]:
+    """The operators of a model's step (forward, backward and update with AdamW and clipping), one for each call."""
+    known: dict[str, list] = {}
+
+    def of(model_name: str) -> list:
+        if model_name not in known:
+            model, batch, loss = models.case(model_name)
+            update = torch.optim.AdamW(model.parameters())
+            graph = tutti.capture(model, batch, update, loss=loss, clip_norm=1.0)
+            known[model_name] = [n.target for n in graph.calls if isinstance(n.target, torch._ops.OpOverload)]
+        return known[model_name]
+
+    return of
+
+
+@pytest.mark.parametrize(("target", "examples"), CASES)
+def test_parts_give_the_whole(target, examples, proven):
+    assert target in RULES or is_pointwise(target), "there are samples of an operator without a rule"
+    assert target in SAMPLES, "there is a rule without samples: tutti.check.samples says how to draw calls"
+    if not is_here(target):
+        pytest.skip(f"it runs on {DEVICES[target]} only")
+    report = prove(target, SAMPLES[target], examples)
+    if examples < MANY and (not report.cases or needless(target, report)):
+        report = prove(target, SAMPLES[target], MANY)  # a few calls may have had nothing to split, or been lucky
+    assert (report.cases == 0) == (target in WHOLE), f"{report.cases} split cases"
+    assert needless(target, report) == []
+    assert report.unpriced == 0, "bytes are sent that the planner takes to be free: SENDS says nothing of them"
+    if examples == MANY:
+        assert target not in NEEDLESS or report.needlessly_forbidden != []
+        proven[target] = report
+
+
+@pytest.mark.parametrize("model_name", models.MODELS)
+def test_every_operator_of_every_model_is_proven(model_name, operators):
+    found = set(operators(model_name))
+    assert {name(t) for t in found if t not in RULES and not is_pointwise(t)} == set(), "there is no rule"
+    assert {name(t) for t in found if t not in SAMPLES} == set(), "there are no samples"
+
+
+def page(proven: dict[Any, Report], operators: Callable[[str], list]) -> str:
+    """What was proven, in Markdown."""
+    rows = [(f"`{name(t)}`", _line(t), "yes" if t in LOCAL else "", _cases(t, r)) for t, r in proven.items()]
+    counts = [(m, len(set(operators(m))), len(operators(m))) for m in models.MODELS]
+    samples, cases = (sum(getattr(r, what) for r in proven.values()) for what in ("samples", "cases"))
+    forbidden = sum(sum(r.strict.values()) for r in proven.values())
+    return "\n".join(
+        [
+            "# Operators that can be split\n",
+            "Written by `make proofs` (tests/proofs/test_rules.py), not by hand.\n",
+            f"{len(rows)} operators have a rule, {sum(t in LOCAL for t in proven)} of them with a computation of their "
+            f"own for what is split. {samples:,} calls were drawn at random and split in {cases:,} ways that the rules "
+            f"allow: the parts, put together, were the whole each time. {forbidden:,} times something was tried that "
+            f"they forbid: it failed or gave other numbers. {len(counts)} models use no operator without a proven "
+            "rule.\n",
+            "The notation is told in [rules/rule.py](../src/tutti/rules/rule.py); `tutti rules --check` proves rules "
+            "anew.\n",
+            *_table(("operator", "rule", "computation of its own", "split cases"), sorted(rows)),
+            "",
+            "A training step of each model (forward, backward, clipping and AdamW), tiny:\n",
+            *_table(("model", "operators", "calls"), counts),
+            "",
+        ]
+    )
+
+
+def _line(target: Any) -> str:
+    if target not in RULES:
+        return "elementwise, by torch's tag"
+    line = notation(RULES[target])
+    return f"`{line}`" if isinstance(RULES[target], str) else line
+
+
+def _cases(target: Any, report: Report) -> str:
+    if not is_here(target):
+        return f"on {DEVICES[target]} only"
+    return f"none: {WHOLE[target]}" if target in WHOLE else str(report.cases)
+
+
+def _table(head: tuple[str, ...], rows: list[tuple]) -> list[str]:
+    cells = [[str(cell).replace("|", "\\|") for cell in row] for row in (head, *rows)]
+    lines = [f"| {' | '.join(row)} |" for row in cells]
+    return [lines[0], f"|{'---|' * len(head)}", *lines[1:]]
+
+
+@pytest.mark.slow
+def test_the_page_is_written(proven, operators):
+    reports = {t: proven.get(t) or Report() for t in TARGETS if t in proven or not is_here(t)}
+    if missing := [name(t) for t in TARGETS if t not in reports]:
+        pytest.skip(f"{len(missing)} operators were not proven in this run: {', '.join(missing[:3])}, ...")
+    PAGE.write_text(page(reports, operators))
+
+
+def test_the_page_lists_the_operators_and_the_models_that_there_are():
+    rows = re.findall(r"^\| `?([\w.]+)`? \|", PAGE.read_text(), re.MULTILINE)
+    listed = [row for row in rows if row not in ("operator", "model")]
+    assert sorted(listed) == sorted([*map(name, TARGETS), *models.MODELS]), "`make proofs` writes it anew"
+
+
+def test_the_page_shows_what_was_proven():
+    reports = {
+        aten.mm.default: Report(samples=3, cases=41),
+        aten.exp.default: Report(samples=2, cases=1000),
+        aten._softmax.default: Report(strict=Counter(left=2)),
+        aten.scalar_tensor.default: Report(samples=1),
+    }
+    text = page(reports, lambda model_name: [aten.mm.default, aten.mm.default, aten.t.default])
+    assert "4 operators have a rule, 1 of them with a computation of their own for what is split" in text
+    assert "6 calls were drawn at random and split in 1,041 ways" in text and " 2 times something was tried" in text
+    assert "| `aten.mm` | `m k, k n -> m n \\| ~0 ~1` |  | 41 |" in text
+    assert "| `aten.exp` | elementwise, by torch's tag |  | 1000 |" in text
+    assert "| `aten._softmax` | by its arguments (tutti.rules.softmax) | yes | 0 |" in text
+    assert "| `aten.scalar_tensor` | `->` |  | none: one number |" in text
+    assert "| gpt2 | 2 | 3 |" in text and f"{len(models.MODELS)} models use no operator" in text
