@@ -56,7 +56,7 @@ def test_the_table(capsys):
     code, out, _ = run(capsys)
     names = {command.name(target) for target in RULES}
     assert code == 0 and len(names & set(table(out))) > 100 and "torch.pointwise (tag)" in out
-    code, out, _ = run(capsys, "bmm")
+    code, out, _ = run(capsys, "aten.bmm")
     assert code == 0 and table(out) == {"aten.bmm": ["b m k, b k n -> b m n | ~0 ~1"]}
     code, out, _ = run(capsys, "nll_loss_forward")
     assert table(out) == {"aten.nll_loss_forward": ["by its arguments (tutti.rules.loss)", "yes"]}
@@ -100,7 +100,7 @@ def test_what_a_rule_forbids_is_tried(capsys):
 
 def test_a_wrong_rule_is_shown_with_the_call_that_it_fails_for(capsys, monkeypatch):
     monkeypatch.setitem(RULES, aten.mv.default, "m k:max, k -> m")
-    code, out, _ = run(capsys, "--check", "--examples", "4", "mv")
+    code, out, _ = run(capsys, "--check", "--examples", "4", "aten.mv")
     assert code == 1 and table(out)["aten.mv"] == ["wrong"]
     assert "1 operators, 0 split cases; 0 without samples, 1 wrong" in out
     failure = out.splitlines()[-1]

@@ -51,3 +51,16 @@ def tokens(batch: int = 12, length: int = 16, seed: int = 1) -> dict[str, torch.
     for row in range(batch):
         labels[row, : row % 5] = -100
     return {"input_ids": ids, "labels": labels}
+
+
+@torch.library.custom_op("tutti_tests::ruleless", mutates_args=())
+def ruleless(x: torch.Tensor) -> torch.Tensor:
+    """An operator that nobody has said how to split: columns in descending order of their sums."""
+    return x[:, x.sum(0).argsort(descending=True)]
+
+
+ruleless.register_fake(torch.empty_like)
+ruleless.register_autograd(
+    lambda ctx, grad: torch.empty_like(grad).index_copy(1, ctx.saved_tensors[0], grad),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0].sum(0).argsort(descending=True)),
+)

@@ -6,6 +6,14 @@ import pytest
 from tutti.train.stop import StopSignal
 
 
+@pytest.fixture(autouse=True)
+def in_the_foreground():
+    """A job in the background ignores interrupts, and so would this."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def test_a_signal_is_noted_once_the_loop_runs():
     with StopSignal() as stop:
         assert stop.agreed() == 0
