@@ -23,7 +23,7 @@ from tutti.check.samples.sample import DEVICES, SAMPLES
 from tutti.rules import LOCAL, RULES
 
 PAGE = Path(__file__).parents[2] / "docs" / "rules.md"
-FEW, MANY = 2, 20  # calls of each operator
+FEW, MANY = 2, 10  # calls of each operator
 aten, ops = torch.ops.aten, torch.ops.tutti
 
 CREATED = "its numbers are made from their positions"
