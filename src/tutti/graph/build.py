@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from tutti.graph.anew import make_without_operands
 from tutti.graph.costs import FREE, annotate_costs
 from tutti.graph.labels import annotate_labels
 from tutti.graph.randomness import make_reproducible
@@ -28,6 +29,7 @@ def build(traced: fx.GraphModule, inputs: list[str], outputs: list[str], device:
     (output,) = (n for n in graph.nodes if n.op == "output")
     make_reproducible(graph, placeholders["seed"], placeholders["step"], device)
     without_workspaces(graph)
+    make_without_operands(graph, device)
     simplify(graph)
     _adopt(graph)
     results = dict(zip(outputs, output.args[0], strict=True))
