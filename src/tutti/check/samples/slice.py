@@ -22,7 +22,8 @@ def sliced(d: Draw):
         step = d.pick([m for m in (1, 2, 3) if n % m == 0])
         rows = (d.between(0, step - 1) - n * d.flag(), 2**63 - 1, step)
     else:
-        rows = (d.between(-n, n), d.between(-n, n + 2), d.between(1, 3))
+        start = d.between(0, n - 1)
+        rows = (start - n * d.flag(), d.between(start + 1, n + 2), d.between(1, 3))
     return d.floats(*shape, dtype=F64), dim - len(shape) * d.flag(), rows
 
 
