@@ -45,14 +45,10 @@ UNREAD = (
     r"operand 0 as a partial sum|splitting \w0",
     "of the operand only the dtype is read: nobody would move it for that",
 )
-NOTHING = r"operand [01] as a partial sum|splitting [xr]\d", "a slice of no rows is not worth splitting"
 NEEDLESS: dict[Any, tuple[str, str]] = {
     aten.new_zeros.default: UNREAD,
     aten.new_empty.default: UNREAD,
     aten.new_empty_strided.default: UNREAD,
-    aten.slice.Tensor: NOTHING,
-    aten.slice_backward.default: NOTHING,
-    aten.slice_scatter.default: NOTHING,
 }
 """What (a pattern) is forbidden though it would be right, and why."""
 
