@@ -106,3 +106,31 @@ def test_gloo_processes_too(name, whole, pool):
     plan = tutti.random_plan(step.graph, 4, 1)
     for found in pool.run(run_in_job, name, plan):
         assert_equal(f"{name} on {plan.mesh}", found, single)
+
+
+class Resized(torch.nn.Module):
+    """Up-sampling by a scale that is no whole number of times, an LSTM without biases, a pool that rounds up."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.lstm = torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.LSTM(8, 6, bias=False)
+
+    def forward(self, x):
+        x = torch.nn.functional.interpolate(self.conv(x), scale_factor=1.7, mode="nearest")
+        x = torch.nn.functional.max_pool2d(x, 3, 2, ceil_mode=True)
+        return self.lstm(x.flatten(2).mT[:, :, [0, 1, 2, 3, 3, 2, 1, 0]])[0].square().mean()
+
+
+def test_odd_scales_and_missing_biases():
+    x = models.images(5)
+    reference = Resized()
+    reference(x).backward()
+    model = Resized()
+    graph = tutti.capture(model, (x,), torch.optim.SGD(model.parameters(), lr=1.0))
+    for plan, devices in [("single", 1), *((tutti.random_plan(graph, 4, seed), 4) for seed in range(4))]:
+        model = Resized()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        step = tutti.parallelize(model, optimizer, (x,), cluster=f"cpu:{devices}", plan=plan, level="O0")
+        torch.testing.assert_close(step.gradients((x,)), {n: p.grad for n, p in reference.named_parameters()})
+        torch.testing.assert_close(step((x,)), reference(x).detach())

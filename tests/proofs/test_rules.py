@@ -178,6 +178,7 @@ def test_the_page_is_written(proven, operators):
     reports = {t: proven.get(t) or Report() for t in TARGETS if t in proven or not is_here(t)}
     if missing := [name(t) for t in TARGETS if t not in reports]:
         pytest.skip(f"{len(missing)} operators were not proven in this run: {', '.join(missing[:3])}, ...")
+    assert {t for m in models.MODELS for t in operators(m)} <= set(reports)
     PAGE.write_text(page(reports, operators))
 
 

@@ -48,6 +48,8 @@ def rule(
     read(notation)
     checked = os.environ.get("TUTTI_DEBUG", "0") not in ("", "0") if check is None else check
     needs_local = bool(read(notation).local)
+    if sends is not None and not needs_local:
+        raise ValueError(f"rule {notation!r} has no computation of its own (`@` or `*`), which sends=... would price")
     if not needs_local and _find(operator) is not None:
         _register(_find(operator), notation, None, None, samples, checked)
         return lambda function: function
@@ -81,17 +83,24 @@ def _register(target: Any, notation: str, local, sends, samples, checked: bool) 
         raise ValueError(f"{target} has the rule {RULES[target]!r} already")
     if any(a.alias_info is not None and a.alias_info.is_write for a in _all(target)):
         raise ValueError(f"{target} writes into its arguments; rules are for operators that return what they make")
-    RULES[target] = notation
-    for table, value in ((LOCAL, local), (SENDS, sends)):
-        if value is not None:
-            table[target] = value
+    tables: tuple[dict, ...] = (RULES, LOCAL, SENDS)
+    before = [table.get(target) for table in tables]
+    for table, value in zip(tables, (notation, local, sends), strict=True):
+        _set(table, target, value if value is not None else table.get(target))
     if checked:
         try:
             _prove(target, notation, samples)
-        except AssertionError:
-            for table in (RULES, LOCAL, SENDS):
-                table.pop(target, None)
+        except Exception:
+            for table, value in zip(tables, before, strict=True):
+                _set(table, target, value)
             raise
+
+
+def _set(table: dict, target: Any, value: Any) -> None:
+    if value is None:
+        table.pop(target, None)
+    else:
+        table[target] = value
 
 
 def _all(target: Any) -> list:

@@ -99,7 +99,7 @@ class _Sharder:
         shapes = [layout.local_shape(spec.shape, self.mesh) for layout, spec in zip(outs, wholes, strict=True)]
         if any(choice.factor in rule.local for choice in choices.values()):
             here = Here(rule, choices, outs, [s.shape for s in wholes], self.mesh, self.where)
-            result = self.compute(node.target, here, args, kwargs)
+            result = self.compute(node.target, here, args, kwargs, [s.dtype for s in wholes])
         else:
             if node.target in ARGUMENTS:
                 args = ARGUMENTS[node.target](args, shapes)
@@ -121,15 +121,23 @@ class _Sharder:
         check(rule, choices, self.mesh, label)
         return rule, choices
 
-    def compute(self, target, here: Here, args: tuple, kwargs: dict):
+    def compute(self, target, here: Here, args: tuple, kwargs: dict, dtypes: list[torch.dtype]):
         """Write an operator's own computation; traced once for all like calls whose place on the mesh it ignores."""
         given = pytree.tree_map(lambda x: x.meta["val"] if isinstance(x, fx.Node) else x, (args, kwargs))
         function = LOCAL[target]
-        everywhere = function, here.situation, repr(given), self.step.device
+        everywhere = function, here.situation, repr(given), repr(dtypes), self.step.device
         placed = *everywhere, tuple(self.where.items())
         traced = TRACED.get(everywhere) or TRACED.get(placed)
         if traced is None:
-            traced = trace(lambda *a, **k: function(here, *a, **k), args, kwargs, self.step.device)
+
+            def typed(*args, **kwargs):
+                """With the dtypes that the whole operator gives, whatever a computation uses inside."""
+                made = function(here, *args, **kwargs)
+                if isinstance(made, torch.Tensor):
+                    return made.to(dtypes[0])
+                return tuple(x if x is None else x.to(t) for x, t in zip(made, dtypes, strict=True))
+
+            traced = trace(typed, args, kwargs, self.step.device)
             if len(TRACED) >= MOST_TRACED:
                 TRACED.clear()
             TRACED[placed if here.asked_where else everywhere] = traced

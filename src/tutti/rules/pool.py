@@ -40,14 +40,21 @@ def _shape(x: Call) -> tuple[int, ...]:
 
 
 def _max(node: Call):
-    left, right, sizes = _lines(_shape(node.args[0]), node.meta["val"][0].shape, _max_windows(node.args), local=True)
+    left, right, sizes = _lines(
+        _shape(node.args[0]), node.meta["val"][0].shape, _max_windows(node.args), _ceils(node.args), local=True
+    )
     return f"{left} -> {right}, {right}", sizes
 
 
 def _max_backward(node: Call):
     grad, x, *rest = node.args
-    left, right, sizes = _lines(_shape(x), _shape(grad), _max_windows((x, *rest)), local=True)
+    left, right, sizes = _lines(_shape(x), _shape(grad), _max_windows((x, *rest)), _ceils((x, *rest)), local=True)
     return f"{right}, {left}, {right} -> {left} | ~0", sizes
+
+
+def _ceils(args: tuple) -> bool:
+    """Whether windows may reach over the end: then parts of other dims would be cut short."""
+    return len(args) > 5 and args[5] is True
 
 
 def _max_windows(args: tuple) -> list[Window]:

@@ -12,20 +12,26 @@ ops = torch.ops.tutti
 WEIGHTS = "u! i!, u! h!, u!, u!"
 
 
+def _weights(node: Call) -> str:
+    """Without biases torch puts zeros of the weights' shapes in their place."""
+    biases = ["u!" if len(b.meta["val"].shape) == 1 else f"u! {c}!" for b, c in zip(node.args[3:5], "ih", strict=True)]
+    return f"u! i!, u! h!, {', '.join(biases)}"
+
+
 def _state(layer: Call) -> str:
     return "b h!" if len(layer.meta["val"].shape) == 2 else "1 b h!"
 
 
 def _layer(node: Call) -> str:
     state = _state(node.args[5])
-    return f"t! b i!, {WEIGHTS}, {state}, {state} -> t! b h!, {state}, {state}"
+    return f"t! b i!, {_weights(node)}, {state}, {state} -> t! b h!, {state}, {state}"
 
 
 def _backward(node: Call) -> str:
     state = _state(node.args[5])
     gradients = [line for line, g in zip(("t! b h!", state, state), node.args[7:10], strict=True) if g is not None]
     linear = "".join(str(7 + i) for i in range(len(gradients)))
-    given = ", ".join([f"t! b i!, {WEIGHTS}, {state}, {state}", *gradients])
+    given = ", ".join([f"t! b i!, {_weights(node)}, {state}, {state}", *gradients])
     return f"{given} -> t! b i!, {WEIGHTS}, {state}, {state} | ~{linear}"
 
 

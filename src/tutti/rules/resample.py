@@ -23,9 +23,11 @@ def _blown_up(x: Shape, y: Shape, scales: tuple, mark: str = "") -> tuple[str, s
     """Each position of the last dims becomes a block of its own where the sizes divide, and no other scale is given."""
     left, right, sizes = ["n", "c"], ["n", "c"], {}
     for i, (axis, size, made) in enumerate(zip(AXES, x[2:], y[2:], strict=False)):
-        even = made % size == 0 and (scales[i : i + 1] or (None,))[0] in (None, made / size)
+        scale = (scales[i : i + 1] or (None,))[0]
+        even = made % size == 0 and scale in (None, made / size)
+        inner = "!" if mark or scale is not None else ""  # a part of a block has another scale than the whole
         left.append(f"{axis}{mark}" if even else f"{axis}0!")
-        right.append(f"({axis}{mark} {axis}s{mark and '!'})" if even else f"{axis}1!")
+        right.append(f"({axis}{mark} {axis}s{inner})" if even else f"{axis}1!")
         sizes |= {f"{axis}s": made // size} if even else {}
     return " ".join(left), " ".join(right), sizes
 
@@ -112,19 +114,15 @@ rules(
 
 
 def _sizes(args: tuple, shapes: list[Shape]) -> tuple:
-    """The scales follow from the local sizes."""
-    return args[0], list(shapes[0][2:])
+    return args[0], list(shapes[0][2:]), *args[2:]
 
 
 def _backward_sizes(args: tuple, shapes: list[Shape]) -> tuple:
-    return args[0], list(_shape(args[0])[2:]), list(shapes[0])
+    return args[0], list(_shape(args[0])[2:]), list(shapes[0]), *args[3:]
 
 
 ARGUMENTS |= {op.default: _sizes for op in NEAREST} | {op.default: _backward_sizes for op in NEAREST_BACKWARD}
-ARGUMENTS[aten.upsample_bilinear2d_backward.default] = lambda args, shapes: (
-    *_backward_sizes(args, shapes),
-    *args[3:],
-)
+ARGUMENTS[aten.upsample_bilinear2d_backward.default] = _backward_sizes
 
 
 def _local_bilinear(here, x: Tensor, size: list[int], align_corners: bool, *scales):

@@ -122,10 +122,15 @@ rules(
 )
 
 
+FROM_END = (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)  # take negative indices
+
+
 def _own_rows(target):
     """An operator (x, dim, index, ...) that writes rows of x."""
 
     def local(here, x, dim, index, *rest, **kwargs):
+        if target in FROM_END:
+            index = from_end(here, "v", index)
         rows, _ = write_rows(here, "v", index)
         return without_spare(target(with_spare(x, dim), dim, rows, *rest, **kwargs), dim)
 

@@ -19,14 +19,15 @@ def drawn(d: Draw):
 
 @samples(aten.max_pool2d_with_indices.default)
 def max_pool(d: Draw):
-    return drawn(d), {}
+    return (*drawn(d), [1, 1], d.flag()), {}
 
 
 @samples(aten.max_pool2d_with_indices_backward.default)
 def max_pool_backward(d: Draw):
     x, *options = drawn(d)
+    options += [[1, 1], d.flag()]
     y, indices = aten.max_pool2d_with_indices(x, *options)
-    return (d.floats(*y.shape, dtype=F64), x, *options, [1, 1], False, indices), {}
+    return (d.floats(*y.shape, dtype=F64), x, *options, indices), {}
 
 
 @samples(aten.avg_pool2d.default)

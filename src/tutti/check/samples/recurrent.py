@@ -10,10 +10,11 @@ ops = torch.ops.tutti
 def drawn(d: Draw):
     """Tensors and options of a layer."""
     time, batch, features, hidden = d.pick([1, 2, 4]), d.pick([1, 2, 4, 6]), d.pick([1, 2, 4]), d.pick([2, 4])
-    w = [(4 * hidden, features), (4 * hidden, hidden), (4 * hidden,), (4 * hidden,)]
+    w, biased = [(4 * hidden, features), (4 * hidden, hidden)], d.flag()
+    w += [(4 * hidden,)] * 2 if biased else w
     shapes = [(time, batch, features), *w, (batch, hidden), (batch, hidden)]
     tensors = [d.floats(*shape, dtype=torch.float32) / 2 for shape in shapes]
-    return tensors, (d.flag(), [], 2, hidden, 1, True, False, False)
+    return tensors, (d.flag(), [], 2, hidden, 1, biased, False, False)
 
 
 @samples(ops.lstm_layer.default)

@@ -22,6 +22,8 @@ def nearest(d: Draw, target):
     x = images(d, 1 if "1d" in str(target) else 2)
     if d.flag():
         return (x, [5] * (x.ndim - 2)), {}
+    if d.flag():
+        return (x, [int(n * 1.7) for n in x.shape[2:]], *[1.7] * (x.ndim - 2)), {}
     scales = [d.pick([1, 2, 3]) for _ in x.shape[2:]]
     return (x, [n * s for n, s in zip(x.shape[2:], scales, strict=True)], *map(float, scales)), {}
 
