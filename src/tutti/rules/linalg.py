@@ -7,7 +7,7 @@ from string import ascii_lowercase
 import torch
 
 from tutti.graph.step_graph import Call
-from tutti.rules.registry import operands, rules, specs
+from tutti.rules.registry import CONTIGUOUS, operands, rules, specs
 
 aten = torch.ops.aten
 
@@ -47,3 +47,5 @@ rules(
         _batches,
     )
 )
+
+CONTIGUOUS[aten.linalg_lu_solve.default] = (0,)  # a batch dim of one with an odd stride is misread

@@ -250,10 +250,10 @@ class Step:
             f"lr:{i}": torch.tensor(float(g["lr"]), dtype=torch.float64)
             for i, g in enumerate(self.optimizer.param_groups)
         }
-        data = {f"batch:{key}": x for key, x in batch_items(batch)}
+        data = {f"batch:{key}": x for key, x in batch_items(batch)} | executable.graph.constants
         inputs = []
         for i, (program, rank) in enumerate(zip(executable.programs, self.runtime.ranks, strict=True)):
-            values = {**self._state.parts[i], **scalars, **executable.graph.constants, **(more[i] if more else {})}
+            values = {**self._state.parts[i], **scalars, **(more[i] if more else {})}
             row = []
             for name, (layout, _) in program.inputs.items():
                 if name in data:
