@@ -1,6 +1,5 @@
 """`tutti plan` as a command, in this process."""
 
-import json
 import re
 from pathlib import Path
 
@@ -12,18 +11,6 @@ import tutti
 from tutti import cli
 from tutti.cluster.presets import PRESETS
 from tutti.graph.load import load
-
-CONFIG = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 96,
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    return folder
 
 
 def run(capsys, *arguments) -> tuple[int, str, str]:

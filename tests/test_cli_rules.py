@@ -1,6 +1,5 @@
 """`tutti rules` as a command, in this process: the table, a model's operators, and the proof by machine."""
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -17,17 +16,6 @@ from tutti.rules import RULES
 
 aten = torch.ops.aten
 README = Path(__file__).parents[1] / "README.md"
-CONFIG = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 96,
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    return folder
 
 
 def run(capsys, *arguments) -> tuple[int, str, str]:

@@ -43,6 +43,12 @@ def gpt2(layers: int = 2, seed: int = 0, dropout: float = 0.1) -> torch.nn.Modul
     return transformers.GPT2LMHeadModel(config).train()
 
 
+CONFIG = {  # as a config.json says it
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": VOCABULARY,
+}  # fmt: skip
+
+
 def tokens(batch: int = 12, length: int = 16, seed: int = 1) -> dict[str, torch.Tensor]:
     """A batch for a causal language model; some labels are ignored, more in some rows than in others."""
     generator = torch.Generator().manual_seed(seed)

@@ -58,7 +58,7 @@ def by_height(graph: StepGraph) -> Plan:
 
 def rows(o: Operator, cuts: dict[str, set[int]]) -> Choice | None:
     """The choice that splits the rows of an operator's images; None where it has none."""
-    shapes = [o.input_shape(i) for i in range(len(o.rule.inputs))] + [spec.shape for spec in o.outputs]
+    shapes = [o.rule.shape(dims) for dims in o.rule.inputs + o.rule.outputs]
     images = [i for i, shape in enumerate(shapes) if len(shape) == 4 and shape[0] == BATCH]
     for choice in candidates(o.rule, cuts, RANKS):
         ins, outs = layouts(o.rule, {"height": choice})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -122,19 +123,12 @@ def _by_notation(target: Any, notation: str) -> Callable:
         raise ValueError(
             f"{target} needs {', '.join(required)}: pass samples=..., a function that draws (args, kwargs) of a call"
         )
-    inputs = read(notation).inputs
+    rule = read(notation)
 
     def sample(d) -> tuple[tuple, dict]:
-        factors = sorted({f for dims in inputs for dim in dims for f in dim})
+        factors = sorted({f for dims in rule.inputs for dim in dims for f in dim})
         sizes = dict(zip(factors, d.sizes(len(factors), (1, 2, 3, 4, 6)), strict=True))
-        shapes = [[_product(sizes, dim) for dim in dims] for dims in inputs]
-        return tuple(d.floats(*shape, dtype=torch.float64) for shape in shapes), {}
+        drawn = replace(rule, sizes=sizes)
+        return tuple(d.floats(*drawn.shape(dims), dtype=torch.float64) for dims in rule.inputs), {}
 
     return sample
-
-
-def _product(sizes: dict[str, int], factors: tuple[str, ...]) -> int:
-    size = 1
-    for factor in factors:
-        size *= sizes[factor]
-    return size

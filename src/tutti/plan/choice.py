@@ -119,6 +119,15 @@ def legal(rule: Rule, choices: Choices, mesh: Mesh) -> bool:
     return True
 
 
+def fits(rule: Rule, choices: Choices, mesh: Mesh) -> bool:
+    """Whether these choices are legal and all operands and outputs can lie as they ask."""
+    if not legal(rule, choices, mesh):
+        return False
+    ins, outs = layouts(rule, choices)
+    operands = zip(ins + outs, rule.inputs + rule.outputs, strict=True)
+    return all(layout.fits(rule.shape(dims), mesh) for layout, dims in operands)
+
+
 def nest(choice: Choice, taken: Choices, mesh: Mesh) -> Choice:
     """The choice inside of those that already split the same factor at the same position."""
     outer, again = choice.outer, True

@@ -15,14 +15,14 @@ from tutti.cluster import Cluster
 from tutti.graph.costs import FLOPS
 from tutti.graph.step_graph import UPDATE, StepGraph
 from tutti.plan.axis import Option, Prices, kind_of, solve
-from tutti.plan.choice import Choice, candidates, layouts, nest
+from tutti.plan.choice import Choice, candidates, fits, layouts, nest
 from tutti.plan.estimate import Estimator
 from tutti.plan.explain import seconds, size
 from tutti.plan.layout import Layout, Split
 from tutti.plan.pin import Pin, resolve
 from tutti.plan.plan import Plan
 from tutti.plan.price import Pricer, with_choice
-from tutti.plan.problem import Operator, Tensor, fits, problem_of
+from tutti.plan.problem import Operator, Tensor, problem_of
 from tutti.plan.textbook import Textbook, parse_name
 from tutti.rules import source
 
@@ -218,7 +218,7 @@ class _Role:
         others = {a: c for a, c in self.taken[o.label].items() if a != self.axis}
         for choice in candidates(o.rule, self.planner.problem.cuts[o.label], self.mesh[self.axis]):
             nested = nest(choice, others, self.mesh)
-            if not (o.is_input and choice.linear) and fits(o, {**others, self.axis: nested}, self.mesh):
+            if not (o.is_input and choice.linear) and fits(o.rule, {**others, self.axis: nested}, self.mesh):
                 found.append(nested)
         return found
 
@@ -231,7 +231,7 @@ class _Role:
         if not isinstance(placement, Split):
             return [None]
         choice = Choice(o.rule.outputs[0][placement.dim][0], placement.outer)
-        if not fits(o, {**self.taken[o.label], self.axis: choice}, self.mesh):
+        if not fits(o.rule, {**self.taken[o.label], self.axis: choice}, self.mesh):
             raise ValueError(f"{o.label} of shape {o.outputs[0].shape} cannot be split at dim {placement.dim} over "
                              f"{self.mesh[self.axis]} devices of axis {self.axis!r}")  # fmt: skip
         return [choice]
@@ -307,7 +307,7 @@ class _Zero(_Role):
         for dim in o.rule.outputs[0]:
             for factor in dim:
                 choice = nest(Choice(factor), others, self.mesh)
-                if fits(o, {**others, self.axis: choice}, self.mesh):
+                if fits(o.rule, {**others, self.axis: choice}, self.mesh):
                     return [choice]
         return [None]
 
@@ -355,6 +355,6 @@ def _carried_over(planner: Planner, plan: Plan) -> Plan:
         layout, choices = plan.input_layout(label), plan.choices(label)
         if o.is_input and (o.kind != "batch" or layout.fits(o.outputs[0].shape, plan.mesh)):
             inputs[label] = layout
-        elif not o.is_input and fits(o, choices, plan.mesh):
+        elif not o.is_input and fits(o.rule, choices, plan.mesh):
             operators[label] = choices
     return plan.replace(inputs=inputs, operators=operators, graph=planner.step.fingerprint, prediction=None)

@@ -34,7 +34,7 @@ class Pricer:
             return 0.0
         parts = prod(self.mesh[axis] for axis, c in choices.items() if c.factor)
         moved = sum(
-            prod(o.input_shape(i)) * self.itemsize(o) // self.parts(input_placement, o, i, choices)
+            prod(o.rule.shape(o.rule.inputs[i])) * self.itemsize(o) // self.parts(input_placement, o, i, choices)
             for i in range(len(o.rule.inputs))
         ) + sum(self.made_bytes(o, i, choices) for i, s in enumerate(o.outputs) if s.dtype)
         parts /= prod(

@@ -10,12 +10,9 @@ import operator
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
 from string import ascii_lowercase
 
 from tutti.graph.step_graph import Call, Spec, StepGraph
-from tutti.plan.choice import Choices, layouts, legal
-from tutti.plan.layout import Mesh
 from tutti.rules import operands, replicated, rule_of, source, specs
 from tutti.rules.rule import Rule
 
@@ -47,9 +44,6 @@ class Operator:
     def kind(self) -> str:
         """Of an input: param, buffer, batch, ...; of another operator its phase."""
         return self.label.split(":")[0] if self.is_input else self.phase
-
-    def input_shape(self, operand: int) -> tuple[int, ...]:
-        return tuple(prod(self.rule.sizes[f] for f in dim) for dim in self.rule.inputs[operand])
 
 
 @dataclass(frozen=True)
@@ -174,13 +168,3 @@ def _cuts(problem: Problem) -> dict[str, dict[str, set[int]]]:
 
 def _divides(position: int, size: int) -> bool:
     return 1 <= position < size and size % position == 0
-
-
-def fits(o: Operator, choices: Choices, mesh: Mesh) -> bool:
-    """Whether these choices are legal and all operands and outputs can lie as they ask."""
-    if not legal(o.rule, choices, mesh):
-        return False
-    ins, outs = layouts(o.rule, choices)
-    pairs = [(layout, o.input_shape(i)) for i, layout in enumerate(ins)]
-    pairs += [(layout, spec.shape) for layout, spec in zip(outs, o.outputs, strict=True)]
-    return all(layout.fits(shape, mesh) for layout, shape in pairs)

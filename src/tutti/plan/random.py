@@ -6,10 +6,10 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from tutti.graph.step_graph import StepGraph
-from tutti.plan.choice import Choice, candidates, layouts, nest
+from tutti.plan.choice import Choice, candidates, fits, layouts, nest
 from tutti.plan.layout import Mesh
 from tutti.plan.plan import Plan
-from tutti.plan.problem import Operator, fits, problem_of
+from tutti.plan.problem import Operator, problem_of
 
 if TYPE_CHECKING:
     from tutti.cluster import Cluster
@@ -54,7 +54,7 @@ def _draw(o: Operator, cuts: dict[str, set[int]], mesh: Mesh, rng: Random) -> di
         rng.shuffle(options)
         for option in options[: rng.randint(0, 3) and len(options)]:  # a quarter of the operators is not split
             nested = nest(option, choices, mesh)
-            if fits(o, {**choices, axis: nested}, mesh):
+            if fits(o.rule, {**choices, axis: nested}, mesh):
                 choices[axis] = nested
                 break
     return choices

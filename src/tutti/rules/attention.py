@@ -156,7 +156,7 @@ def _local(here, q, k, v, dropout_p=0.0, is_causal=False, *, attn_mask=None, sca
         if step + 1 < parts:
             kv = here.shift(kv, "s", 1, edge=None)
     assert out is not None and lse is not None
-    return out.to(q.dtype), lse
+    return out, lse
 
 
 def _merge(out: Tensor, lse: Tensor, new: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,7 +174,7 @@ def _merged_over_keys(here, q, k, v, mask, scale):
     top = torch.where(top == -inf, 0.0, top)
     both = top + here.all_reduce((lse - top).exp(), "t", "sum").log()
     share = torch.where(lse == -inf, 0.0, (lse - both).exp())
-    return (out * share.unsqueeze(-1)).to(q.dtype), both
+    return out * share.unsqueeze(-1), both
 
 
 def _local_backward(here, grad, q, k, v, out, lse, dropout_p, is_causal, *, attn_mask=None, scale=None):
@@ -200,8 +200,7 @@ def _local_backward(here, grad, q, k, v, out, lse, dropout_p, is_causal, *, attn
         gkv = gkv + (here.shift(own.to(q.dtype), "s", -step, edge=None).to(wide) if step else own)
         if step + 1 < parts:
             kv = here.shift(kv, "s", 1, edge=None)
-    gk, gv = gkv.to(q.dtype).split(widths, -1)
-    return gq.to(q.dtype), gk, gv
+    return gq, *gkv.split(widths, -1)
 
 
 LOCAL |= {FORWARD: _local, BACKWARD: _local_backward}

@@ -94,25 +94,19 @@ def _weights_gradient(node: Call):
 rules(dict.fromkeys(FORWARD, _bag) | {GRADIENT: _bag_gradient, OF_WEIGHTS: _weights_gradient})
 
 
-def _own_offsets(here, offsets: Tensor, entries: int) -> Tensor:
-    """Where the bags of this rank begin among its own entries."""
-    if not here.axes("b"):
-        return offsets
-    return torch.arange(len(offsets), dtype=offsets.dtype, device=offsets.device) * (entries // len(offsets))
-
-
-def _bag_of(offsets: Tensor, entries: int, bags: int) -> Tensor:
-    """The bag of each entry: how many bags but the first begin at it or before."""
-    places = torch.arange(entries, dtype=offsets.dtype, device=offsets.device)
-    return torch.bucketize(places, offsets[1:bags].contiguous(), right=True).to(offsets.dtype)
+def _entries(here, indices: Tensor, offsets: Tensor, bags: int) -> tuple[Tensor, Tensor, Tensor]:
+    """This rank's indices; where its bags begin among them; the bag of each, counted from this rank's first."""
+    dtype = torch.promote_types(indices.dtype, offsets.dtype)
+    places = torch.arange(len(indices), dtype=dtype, device=indices.device)
+    begin = places[:: len(indices) // len(offsets)].contiguous() if here.axes("b") else offsets.to(dtype)
+    return indices.to(dtype), begin, torch.bucketize(places, begin[1:bags].contiguous(), right=True).to(dtype)
 
 
 def _bag_sums(
     here, weight, indices, offsets, scale=False, mode=SUM, sparse=False, weights=None, last=False, padding=-1
 ):
     n, bags = len(indices), len(offsets) - last
-    begin = _own_offsets(here, offsets, n)
-    bag = _bag_of(begin, n, bags)
+    indices, begin, bag = _entries(here, indices, offsets, bags)
     counted = torch.ones_like(indices) if padding < 0 else (indices != padding).to(indices.dtype)
     size = torch.zeros(bags, dtype=indices.dtype, device=indices.device).index_add(0, bag, counted)
     if here.axes("v"):
@@ -133,9 +127,7 @@ def _bag_sums(
 
 
 def _bag_rows(here, grad, indices, offsets, bag, size, largest, rows, scale, mode, sparse, weights, padding=-1):
-    n = len(indices)
-    begin = _own_offsets(here, offsets, n)
-    bag = _bag_of(begin, n, len(grad))
+    indices, begin, bag = _entries(here, indices, offsets, len(grad))
     if not here.axes("v"):
         return GRADIENT(grad, indices, begin, bag, size, largest, rows, scale, mode, False, weights, padding)
     spare = here.size("v")
@@ -146,9 +138,7 @@ def _bag_rows(here, grad, indices, offsets, bag, size, largest, rows, scale, mod
 
 
 def _bag_weights(here, grad, weight, indices, offsets, bag, mode, padding=-1):
-    n = len(indices)
-    begin = _own_offsets(here, offsets, n)
-    bag = _bag_of(begin, n, len(grad))
+    indices, begin, bag = _entries(here, indices, offsets, len(grad))
     if not here.axes("v"):
         return OF_WEIGHTS(grad, weight, indices, begin, bag, mode, padding)
     rows, own = read_rows(here, "v", indices)

@@ -116,29 +116,26 @@ def _backward_arguments(args: tuple, shapes: list[Shape]) -> tuple:
 ARGUMENTS |= {aten.convolution.default: _arguments, aten.convolution_backward.default: _backward_arguments}
 
 
-def _split(here, w: Tensor, args: tuple) -> list[tuple[str, int, Window]]:
-    """The split spatial dims: (factor, dim, window)."""
-    found = zip(AXES, windows(w.shape[2:], args), strict=False)
-    return [(axis, i + 2, window) for i, (axis, window) in enumerate(found) if here.axes(axis)]
+def split_dims(here, x: Tensor, found: list[Window]) -> list[tuple[str, int, Window]]:
+    """Which of the last dims of x are split: (factor, dim, window)."""
+    first = x.ndim - len(found)
+    return [(axis, first + i, w) for i, (axis, w) in enumerate(zip(AXES, found, strict=False)) if here.axes(axis)]
 
 
-def _padding(w: Tensor, args: tuple, split: list) -> list[int]:
+def paddings(here, found: list[Window]) -> list[int]:
     """Split dims are padded by their halos."""
-    padding = [window.padding for window in windows(w.shape[2:], args)]
-    for _, dim, _ in split:
-        padding[dim - 2] = 0
-    return padding
+    return [0 if here.axes(axis) else w.padding for axis, w in zip(AXES, found, strict=False)]
 
 
 def _local(here, x, w, bias, stride, padding, dilation, transposed, output_padding, groups):
-    args = (stride, padding, dilation, transposed)
-    split = _split(here, w, args)
+    found = windows(w.shape[2:], (stride, padding, dilation, transposed))
+    split = split_dims(here, x, found)
     own = {dim: x.shape[dim] for _, dim, _ in split}
     for axis, dim, window in split:
         x = halo(here, x, axis, dim, *window.borders)
     spread = _spread(w, output_padding, split)
     groups = _groups(x.shape, tuple(here.output_shape(0)), w.shape, transposed)
-    y = aten.convolution(x, w, bias, stride, _padding(w, args, split), dilation, transposed, spread, groups)
+    y = aten.convolution(x, w, bias, stride, paddings(here, found), dilation, transposed, spread, groups)
     if transposed:
         for _, dim, window in split:
             y = y.narrow(dim, _first(window), own[dim] * window.stride)
@@ -146,8 +143,8 @@ def _local(here, x, w, bias, stride, padding, dilation, transposed, output_paddi
 
 
 def _local_backward(here, grad, x, w, bias, stride, padding, dilation, transposed, output_padding, groups, mask):
-    args = (stride, padding, dilation, transposed)
-    split = _split(here, w, args)
+    found = windows(w.shape[2:], (stride, padding, dilation, transposed))
+    split = split_dims(here, x, found)
     for axis, dim, window in split:
         if transposed:  # zeros where the forward pass cut
             made = (x.shape[dim] + sum(window.borders) - 1) * window.stride + window.reach + 1
@@ -157,7 +154,7 @@ def _local_backward(here, grad, x, w, bias, stride, padding, dilation, transpose
     spread = _spread(w, output_padding, split)
     bias = bias and [grad.shape[1]]
     gx, gw, gb = aten.convolution_backward(
-        grad, x, w, bias, stride, _padding(w, args, split), dilation, transposed, spread, groups, mask
+        grad, x, w, bias, stride, paddings(here, found), dilation, transposed, spread, groups, mask
     )
     for axis, dim, window in reversed(split) if mask[0] else ():
         gx = unhalo(here, gx, axis, dim, *window.borders)

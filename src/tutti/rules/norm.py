@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tutti.graph.step_graph import Call
+from tutti.rules.reduction import wide, wide_bytes
 from tutti.rules.registry import ARGUMENTS, CONTIGUOUS, LOCAL, SENDS, operands, rules, specs
 
 aten = torch.ops.aten
@@ -133,30 +134,30 @@ def _mean(here, x: Tensor, factors: str, dims: list[int]) -> Tensor:
 
 def _local_batch_norm(here, x, weight, bias, running_mean, running_var, training, momentum, eps):
     dims, factors = [0, *range(2, x.ndim)], "nhwdt"[: x.ndim - 1]
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    mean = _mean(here, wide, factors, dims)
-    var = _mean(here, (wide - _per_channel(x, mean)).square(), factors, dims)
+    wider = wide(x)
+    mean = _mean(here, wider, factors, dims)
+    var = _mean(here, (wider - _per_channel(x, mean)).square(), factors, dims)
     deviation = (var + eps).rsqrt()
-    y = (wide - _per_channel(x, mean)) * _per_channel(x, deviation)
+    y = (wider - _per_channel(x, mean)) * _per_channel(x, deviation)
     y = y if weight is None else y * _per_channel(x, weight)
     y = y if bias is None else y + _per_channel(x, bias)
-    made = [y.to(x.dtype), mean, deviation]
+    made = [y, mean, deviation]
     if running_mean is None:
         return *made, mean.new_empty(0), mean.new_empty(0)
     count = prod(here.whole_shape(0)) // here.whole_shape(0)[1]
     unbiased = var * (count / max(1, count - 1))
     return (
         *made,
-        running_mean * (1 - momentum) + (momentum * mean).to(running_mean.dtype),
-        running_var * (1 - momentum) + (momentum * unbiased).to(running_var.dtype),
+        running_mean * (1 - momentum) + momentum * mean,
+        running_var * (1 - momentum) + momentum * unbiased,
     )
 
 
 def _local_batch_norm_backward(here, grad, x, weight, running_mean, running_var, mean, deviation, training, eps, mask):
     """With means over all elements of a channel: gx = w d (g - mean(g) - xhat mean(g xhat)), xhat = (x - m) d."""
     dims, factors = [0, *range(2, x.ndim)], "nhwdt"[: x.ndim - 1]
-    wide, g = (t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for t in (x, grad))
-    normal = (wide - _per_channel(x, mean)) * _per_channel(x, deviation)
+    wider, g = wide(x), wide(grad)
+    normal = (wider - _per_channel(x, mean)) * _per_channel(x, deviation)
     both = torch.stack([g.mean(dims), (g * normal).mean(dims)])
     for factor in factors:
         both = here.all_reduce(both, factor, "avg")
@@ -164,8 +165,7 @@ def _local_batch_norm_backward(here, grad, x, weight, running_mean, running_var,
     scale = deviation if weight is None else deviation * weight
     gx = (g - _per_channel(x, mean_g) - normal * _per_channel(x, mean_gx)) * _per_channel(x, scale)
     count = x.numel() // x.shape[1] * prod(here.parts(factor) for factor in factors)
-    gx = gx.to(x.dtype) if mask[0] else None
-    return gx, mean_gx * count if mask[1] else None, mean_g * count if mask[2] else None
+    return gx if mask[0] else None, mean_gx * count if mask[1] else None, mean_g * count if mask[2] else None
 
 
 def _groups(x: Tensor, groups: int) -> Tensor:
@@ -175,8 +175,7 @@ def _groups(x: Tensor, groups: int) -> Tensor:
 
 def _local_group_norm(here, x, weight, bias, n, c, size, groups, eps):
     groups = here.output_shape(1)[1]
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    parted, factors = _groups(wide, groups), "hwdt"[: x.ndim - 2]
+    parted, factors = _groups(wide(x), groups), "hwdt"[: x.ndim - 2]
     dims, statistics = list(range(2, parted.ndim)), (slice(None), slice(None), *[None] * (parted.ndim - 2))
     mean = _mean(here, parted, factors, dims)
     parted = parted - mean[statistics]
@@ -184,28 +183,28 @@ def _local_group_norm(here, x, weight, bias, n, c, size, groups, eps):
     y = (parted * deviation[statistics]).reshape(x.shape)
     y = y if weight is None else y * _per_channel(x, weight)
     y = y if bias is None else y + _per_channel(x, bias)
-    kept = x.dtype if weight is None else weight.dtype
-    return y.to(x.dtype), mean.to(kept), deviation.to(kept)
+    return y, mean, deviation
 
 
 def _local_group_norm_backward(here, grad, x, mean, deviation, weight, n, c, size, total, mask):
     """As for a batch norm, with means over a group, of the gradient times the weight."""
     groups, factors = mean.shape[1], "hwdt"[: x.ndim - 2]
-    g, wide = (t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for t in (grad, x))
-    parted = _groups(wide, groups)
+    g, parted = wide(grad), _groups(wide(x), groups)
     statistics = (slice(None), slice(None), *[None] * (parted.ndim - 2))
     normal = (parted - mean[statistics]) * deviation[statistics]
     weighted = _groups(g if weight is None else g * _per_channel(x, weight), groups)
-    dims = list(range(2, parted.ndim))
-    both = torch.stack([weighted.mean(dims), (weighted * normal).mean(dims)])
-    for factor in factors:
-        both = here.all_reduce(both, factor, "avg")
-    mean_g, mean_gx = both.unbind(0)
-    gx = (weighted - mean_g[statistics] - normal * mean_gx[statistics]) * deviation[statistics]
+    gx, dims = None, list(range(2, parted.ndim))
+    if mask[0]:
+        both = torch.stack([weighted.mean(dims), (weighted * normal).mean(dims)])
+        for factor in factors:
+            both = here.all_reduce(both, factor, "avg")
+        mean_g, mean_gx = both.unbind(0)
+        gx = (weighted - mean_g[statistics] - normal * mean_gx[statistics]) * deviation[statistics]
+        gx = gx.reshape(x.shape)
     over = [0, *range(2, x.ndim)]
-    gw = (g * normal.reshape(x.shape)).sum(over).to(x.dtype) if mask[1] else None
-    gb = g.sum(over).to(x.dtype) if mask[2] else None
-    return gx.reshape(x.shape).to(x.dtype) if mask[0] else None, gw, gb
+    gw = (g * normal.reshape(x.shape)).sum(over) if mask[1] else None
+    gb = g.sum(over) if mask[2] else None
+    return gx, gw, gb
 
 
 LOCAL |= {
@@ -217,10 +216,10 @@ LOCAL |= {
 
 
 SENDS |= {
-    aten._native_batch_norm_legit_functional.default: lambda cut: [("all_reduce", cut.outputs[1].bytes)] * 2,
-    aten.native_batch_norm_backward.default: lambda cut: [("all_reduce", 2 * cut.inputs[-1].bytes)],
-    aten.native_group_norm.default: lambda cut: [("all_reduce", cut.outputs[1].bytes)] * 2,
+    aten._native_batch_norm_legit_functional.default: lambda cut: [("all_reduce", wide_bytes(cut.outputs[1]))] * 2,
+    aten.native_batch_norm_backward.default: lambda cut: [("all_reduce", 2 * wide_bytes(cut.inputs[-1]))],
+    aten.native_group_norm.default: lambda cut: [("all_reduce", wide_bytes(cut.outputs[1]))] * 2,
     aten.native_group_norm_backward.default: lambda cut: (
-        [("all_reduce", 2 * cut.inputs[2].bytes)] if cut.node.args[9][0] else []
+        [("all_reduce", 2 * wide_bytes(cut.inputs[2]))] if cut.node.args[9][0] else []
     ),
 }

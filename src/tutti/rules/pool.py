@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tutti.graph.step_graph import Call
-from tutti.rules.convolution import AXES, Shape, Window
+from tutti.rules.convolution import AXES, Shape, Window, paddings, split_dims
 from tutti.rules.halo import halo, halo_rows, pad, unhalo
 from tutti.rules.registry import ARGUMENTS, LOCAL, SENDS, Cut, rules
 
@@ -116,17 +116,6 @@ rules(
 ARGUMENTS[aten._adaptive_avg_pool2d.default] = lambda args, shapes: (args[0], list(shapes[0][-2:]))
 
 
-def _split(here, x: Tensor, found: list[Window]) -> list[tuple[str, int, Window]]:
-    """The split pooled dims: (factor, dim, window)."""
-    first = x.ndim - len(found)
-    return [(axis, first + i, w) for i, (axis, w) in enumerate(zip(AXES, found, strict=False)) if here.axes(axis)]
-
-
-def _padding(found: list[Window], split: list) -> list[int]:
-    axes = [axis for axis, *_ in split]
-    return [0 if axis in axes else w.padding for axis, w in zip(AXES, found, strict=False)]
-
-
 def _plane(here, x: Tensor, split: list):
     """Positions in the whole plane and in this rank's with its halo: (columns, own columns, own first row and column).
 
@@ -145,25 +134,25 @@ def _plane(here, x: Tensor, split: list):
 
 def _local_max(here, x, *rest):
     found = _max_windows((x, *rest))
-    split = _split(here, x, found)
+    split = split_dims(here, x, found)
     wide, own, first = _plane(here, x, split)
     for axis, dim, w in split:
         x = halo(here, x, axis, dim, *w.borders, edge=-inf)
     kernel, stride, dilation = ([getattr(w, name) for w in found] for name in ("kernel", "stride", "dilation"))
-    y, at = aten.max_pool2d_with_indices(x, kernel, stride, _padding(found, split), dilation)
+    y, at = aten.max_pool2d_with_indices(x, kernel, stride, paddings(here, found), dilation)
     return y, (at // own + first[0]) * wide + at % own + first[1]
 
 
 def _local_max_backward(here, grad, x, *rest):
     *options, indices = rest
     found = _max_windows((x, *options))
-    split = _split(here, x, found)
+    split = split_dims(here, x, found)
     wide, own, first = _plane(here, x, split)
     at = (indices // wide - first[0]) * own + indices % wide - first[1]
     for _, dim, w in split:
         x = _room(x, dim, w)
     kernel, stride, dilation = ([getattr(w, name) for w in found] for name in ("kernel", "stride", "dilation"))
-    gx = aten.max_pool2d_with_indices_backward(grad, x, kernel, stride, _padding(found, split), dilation, False, at)
+    gx = aten.max_pool2d_with_indices_backward(grad, x, kernel, stride, paddings(here, found), dilation, False, at)
     for axis, dim, w in reversed(split):
         gx = unhalo(here, gx, axis, dim, *w.borders)
     return gx
@@ -178,26 +167,26 @@ def _room(x: Tensor, dim: int, w: Window) -> Tensor:
 
 def _local_avg(here, x, *rest):
     found, _ = _avg_windows((x, *rest))
-    split = _split(here, x, found)
+    split = split_dims(here, x, found)
     for axis, dim, w in split:
         x = halo(here, x, axis, dim, *w.borders)
-    return aten.avg_pool2d(x, *_avg_options(found, split, rest))
+    return aten.avg_pool2d(x, *_avg_options(here, found, rest))
 
 
 def _local_avg_backward(here, grad, x, *rest):
     found, _ = _avg_windows((x, *rest))
-    split = _split(here, x, found)
+    split = split_dims(here, x, found)
     for _, dim, w in split:
         x = _room(x, dim, w)
-    gx = aten.avg_pool2d_backward(grad, x, *_avg_options(found, split, rest))
+    gx = aten.avg_pool2d_backward(grad, x, *_avg_options(here, found, rest))
     for axis, dim, w in reversed(split):
         gx = unhalo(here, gx, axis, dim, *w.borders)
     return gx
 
 
-def _avg_options(found: list[Window], split: list, rest: tuple) -> tuple:
+def _avg_options(here, found: list[Window], rest: tuple) -> tuple:
     divisor = rest[5] if len(rest) > 5 else None
-    return [w.kernel for w in found], [w.stride for w in found], _padding(found, split), False, True, divisor
+    return [w.kernel for w in found], [w.stride for w in found], paddings(here, found), False, True, divisor
 
 
 LOCAL |= {

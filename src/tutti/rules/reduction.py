@@ -8,7 +8,7 @@ from string import ascii_lowercase
 import torch
 from torch import Tensor
 
-from tutti.graph.step_graph import Call
+from tutti.graph.step_graph import Call, Spec
 from tutti.rules.registry import LOCAL, SENDS, Cut, named, rules
 
 aten = torch.ops.aten
@@ -47,6 +47,11 @@ def over_ranks(here, x: Tensor, dims: list[int], op: str) -> Tensor:
 def wide(x: Tensor) -> Tensor:
     """Short floats are added up in float32, as torch does."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def wide_bytes(spec: Spec) -> int:
+    """Of a tensor made of `wide` numbers."""
+    return spec.numel * max(4, spec.dtype.itemsize)
 
 
 TRUTH = {aten.any: "max", aten.all: "min"}
@@ -103,11 +108,11 @@ LOCAL |= {target: _product(target) for target in PRODUCTS}
 LOCAL[aten.aminmax.default] = _extremes
 
 
-def sends(kind: str, times: int = 1):
-    """Collectives of the result, each `times`."""
+def sends(kind: str):
+    """A collective of each result."""
 
     def sent(cut: Cut) -> list[tuple[str, int]]:
-        return [(kind, out.bytes) for out in cut.outputs] * times
+        return [(kind, out.bytes) for out in cut.outputs]
 
     return sent
 

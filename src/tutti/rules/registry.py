@@ -19,7 +19,7 @@ Maker = Callable[[fx.Node], Notation | None]  # for operators whose rule depends
 
 RULES: dict[Any, str | Maker] = {}
 ARGUMENTS: dict[Any, Callable[[tuple, list[tuple[int, ...]]], tuple]] = {}  # (arguments, local output shapes) -> own
-LOCAL: dict[Any, Callable] = {}  # (Here, *arguments with local tensors) -> local outputs
+LOCAL: dict[Any, Callable] = {}  # (Here, *arguments with local tensors) -> local outputs, of any dtypes
 DENSE: dict[Any, tuple[int, ...]] = {}  # operands whose last dim torch's kernel reads as a run of memory, unchecked
 CONTIGUOUS: dict[Any, tuple[int, ...]] = {}  # operands whose strides torch's kernel overlooks or refuses
 SENDS: dict[Any, Callable[[Cut], Iterable[tuple[str, int]]]] = {}  # what the local computation exchanges

@@ -29,7 +29,8 @@ def own_rows(here, factor: str, numbers: Tensor, elsewhere: int, beyond: int) ->
     first, rows = here.offset(factor), here.size(factor)
     own = (numbers >= first) & (numbers < first + rows)
     exists = (numbers >= 0) & (numbers < rows * here.parts(factor))
-    return torch.where(own, numbers - first, torch.where(exists, elsewhere, beyond)), own
+    counted = torch.where(own, numbers - first, torch.where(exists, elsewhere, beyond))
+    return counted.to(numbers.dtype), own
 
 
 def only(x: Tensor, own: Tensor) -> Tensor:

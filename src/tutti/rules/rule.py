@@ -44,6 +44,10 @@ class Rule:
     added: frozenset[int] = frozenset()  # operands that are added to a sum over contracted factors
     linear: tuple[frozenset[int], ...] = ()  # sets of operands that may be partial sums together
 
+    def shape(self, dims: Dims) -> tuple[int, ...]:
+        """The shape of an operand of these dims."""
+        return tuple(prod(self.sizes[f] for f in factors) for factors in dims)
+
     def position(self, dims: Dims, factor: str) -> tuple[int, int] | None:
         """Where a factor stands in an operand: (dim, product of the sizes of the factors before it in the dim)."""
         for dim, factors in enumerate(dims):

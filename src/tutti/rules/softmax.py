@@ -45,34 +45,34 @@ def _normalizer(here, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 
 def _softmax(here, x, dim, half_to_float):
-    wider = wide(x)
-    top, total = _normalizer(here, wider, dim)
-    return ((wider - top).exp() / total).to(wider.dtype if half_to_float else x.dtype)
+    x = wide(x)
+    top, total = _normalizer(here, x, dim)
+    return (x - top).exp() / total
 
 
 def _log_softmax(here, x, dim, half_to_float):
-    wider = wide(x)
-    top, total = _normalizer(here, wider, dim)
-    return (wider - top - total.log()).to(wider.dtype if half_to_float else x.dtype)
+    x = wide(x)
+    top, total = _normalizer(here, x, dim)
+    return x - top - total.log()
 
 
 def _safe_softmax(here, x, dim, dtype=None):
     """Zeros for a row that is masked all over."""
-    wider = wide(x if dtype is None else x.to(dtype))
-    top = here.all_reduce(wider.amax(dim, keepdim=True), "v", "max")
-    powers = (wider - torch.where(top == -inf, 0, top)).exp()
+    x = wide(x if dtype is None else x.to(dtype))
+    top = here.all_reduce(x.amax(dim, keepdim=True), "v", "max")
+    powers = (x - torch.where(top == -inf, 0, top)).exp()
     total = here.all_reduce(powers.sum(dim, keepdim=True), "v", "sum")
-    return (powers / torch.where(total == 0, 1, total)).to(x.dtype if dtype is None else dtype)
+    return powers / torch.where(total == 0, 1, total)
 
 
 def _softmax_backward(here, grad, output, dim, dtype):
     product = wide(grad) * wide(output)
-    return (product - wide(output) * here.all_reduce(product.sum(dim, keepdim=True), "v", "sum")).to(dtype)
+    return product - wide(output) * here.all_reduce(product.sum(dim, keepdim=True), "v", "sum")
 
 
 def _log_softmax_backward(here, grad, output, dim, dtype):
     grad, output = wide(grad), wide(output)
-    return (grad - output.exp() * here.all_reduce(grad.sum(dim, keepdim=True), "v", "sum")).to(dtype)
+    return grad - output.exp() * here.all_reduce(grad.sum(dim, keepdim=True), "v", "sum")
 
 
 LOCAL |= {

@@ -8,9 +8,9 @@ from string import ascii_lowercase
 import torch
 from torch import Tensor
 
-from tutti.graph.step_graph import Call
-from tutti.rules.reduction import over_ranks, reduced_dims, reduction, sends, wide
-from tutti.rules.registry import CONTIGUOUS, LOCAL, SENDS, named, operands, rules
+from tutti.graph.step_graph import Call, Spec
+from tutti.rules.reduction import over_ranks, reduced_dims, reduction, wide, wide_bytes
+from tutti.rules.registry import CONTIGUOUS, LOCAL, SENDS, Cut, named, operands, rules
 
 aten = torch.ops.aten
 VARIANCES = (aten.var.correction, aten.std.correction)
@@ -52,14 +52,13 @@ def _moments(here, x: Tensor, given: dict) -> tuple[Tensor, Tensor]:
     dims = reduced_dims(given["dim"], x.ndim)
     count = prod(x.shape[d] * here.parts(ascii_lowercase[d]) for d in dims)
     mean = over_ranks(here, x.sum(dims, keepdim=True), dims, "sum") / count
-    squares = over_ranks(here, (x - mean).square().sum(dims, keepdim=True), dims, "sum")
+    squares = over_ranks(here, (x - mean).abs().square().sum(dims, keepdim=True), dims, "sum")
     correction = 1 if given["correction"] is None else given["correction"]
     return squares / max(0, count - correction), mean
 
 
-def _shaped(x: Tensor, given: dict, rank: int, dtype: torch.dtype) -> Tensor:
-    x = x if given["keepdim"] else x.squeeze(reduced_dims(given["dim"], rank))
-    return x.to(dtype)
+def _shaped(x: Tensor, given: dict, rank: int) -> Tensor:
+    return x if given["keepdim"] else x.squeeze(reduced_dims(given["dim"], rank))
 
 
 def _variance(target):
@@ -68,8 +67,8 @@ def _variance(target):
         variance, mean = _moments(here, wide(x), given)
         if target in (aten.std.correction, aten.std_mean.correction):
             variance = variance.sqrt()
-        variance = _shaped(variance, given, x.ndim, x.dtype)
-        return (variance, _shaped(mean, given, x.ndim, x.dtype)) if target in MOMENTS else variance
+        variance = _shaped(variance, given, x.ndim)
+        return (variance, _shaped(mean, given, x.ndim)) if target in MOMENTS else variance
 
     return local
 
@@ -80,22 +79,24 @@ def _norm(target):
         order = given["ord"] if "ord" in given else given["p"]
         order = 2 if order is None else order
         dims = reduced_dims(given.get("dim"), x.ndim)
-        own = target(wide(x), *args, **kwargs)
+        x = wide(x.to(given.get("dtype") or x.dtype))
+        own = torch.linalg.vector_norm(x, order, dims or None, given.get("keepdim", False))
         if abs(order) == inf:
-            return over_ranks(here, own, dims, "max" if order > 0 else "min").to(x.dtype)
+            return over_ranks(here, own, dims, "max" if order > 0 else "min")
         if order in (0, 1):
-            return over_ranks(here, own, dims, "sum").to(x.dtype)
-        return over_ranks(here, own**order, dims, "sum").pow(1 / order).to(x.dtype)
+            return over_ranks(here, own, dims, "sum")
+        return over_ranks(here, own**order, dims, "sum").pow(1 / order)
 
     return local
 
 
 def _logsumexp(here, x, dim, keepdim=False):
     dims = reduced_dims(dim, x.ndim)
-    top = over_ranks(here, wide(x).amax(dims, keepdim=True), dims, "max")
+    x = wide(x)
+    top = over_ranks(here, x.real.amax(dims, keepdim=True), dims, "max")
     top = torch.where(top.abs() == inf, 0, top)
     total = over_ranks(here, (x - top).exp().sum(dims, keepdim=True), dims, "sum").log() + top
-    return _shaped(total, {"dim": dim, "keepdim": keepdim}, x.ndim, x.dtype)
+    return _shaped(total, {"dim": dim, "keepdim": keepdim}, x.ndim)
 
 
 LOCAL |= {target: _variance(target) for target in (*VARIANCES, *MOMENTS)}
@@ -104,5 +105,12 @@ LOCAL[aten.logsumexp.default] = _logsumexp
 
 CONTIGUOUS |= {WEIGHT_NORM[0]: (0, 1), WEIGHT_NORM[1]: (0, 1, 2, 3)}
 
-SENDS |= dict.fromkeys((*VARIANCES, aten.logsumexp.default), sends("all_reduce", 2))
-SENDS |= dict.fromkeys((*MOMENTS, *NORMS), sends("all_reduce"))
+
+def _two_statistics(cut: Cut) -> list[tuple[str, int]]:
+    """A mean and a variance, or a sum and a maximum: of complex numbers one of them is real."""
+    rows, dtype = cut.outputs[0].shape, cut.inputs[0].dtype
+    return [("all_reduce", wide_bytes(Spec(rows, of))) for of in (dtype, dtype.to_real())]
+
+
+SENDS |= dict.fromkeys((*VARIANCES, *MOMENTS, aten.logsumexp.default), _two_statistics)
+SENDS |= dict.fromkeys(NORMS, lambda cut: [("all_reduce", wide_bytes(cut.outputs[0]))])

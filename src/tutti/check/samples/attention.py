@@ -6,7 +6,6 @@ from tutti.check.samples.sample import Draw, samples
 
 aten = torch.ops.aten
 FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
-F64 = torch.float64
 
 
 def drawn(d: Draw):
@@ -15,11 +14,12 @@ def drawn(d: Draw):
     queries = d.pick([4, 6, 8, 12])
     keys = d.pick([queries, queries, 4, 6])
     causal = keys == queries and d.flag()
-    q = d.floats(batch, groups * r, queries, width, dtype=F64)
-    k, v = (d.floats(batch, groups, keys, width, dtype=F64) for _ in range(2))
+    dtype = d.dtype()
+    q = d.floats(batch, groups * r, queries, width, dtype=dtype)
+    k, v = (d.floats(batch, groups, keys, width, dtype=dtype) for _ in range(2))
     mask = None
     if not causal and d.flag():
-        mask = d.floats(d.pick([1, batch]), d.pick([1, groups * r]), d.pick([1, queries]), keys, dtype=F64)
+        mask = d.floats(d.pick([1, batch]), d.pick([1, groups * r]), d.pick([1, queries]), keys, dtype=dtype)
     return q, k, v, causal, {"attn_mask": mask, "scale": d.pick([None, 0.5])}
 
 
@@ -33,4 +33,4 @@ def attention(d: Draw):
 def attention_backward(d: Draw):
     q, k, v, causal, more = drawn(d)
     out, lse = FORWARD(q, k, v, 0.0, causal, **more)
-    return (d.floats(*out.shape, dtype=F64), q, k, v, out, lse, 0.0, causal), more
+    return (d.floats(*out.shape, dtype=out.dtype), q, k, v, out, lse, 0.0, causal), more

@@ -7,6 +7,7 @@ from tutti.check.samples.sample import Draw, samples
 aten = torch.ops.aten
 F64 = torch.float64
 SUM, MEAN, MAX = 0, 1, 2
+INTEGERS = (torch.int64, torch.int32)
 
 
 def drawn(d: Draw):
@@ -19,8 +20,8 @@ def drawn(d: Draw):
         offsets = torch.cat([offsets, torch.tensor([entries])])
     weights = d.floats(entries, dtype=F64) if mode == SUM and d.flag() else None
     table = d.floats(rows, d.size((2, 4)), dtype=F64)
-    indices = d.integers(entries, below=rows)
-    return table, indices, offsets, False, mode, False, weights, last, d.pick([-1, 0])
+    indices = d.integers(entries, below=rows).to(d.pick(INTEGERS))
+    return table, indices, offsets.to(d.pick(INTEGERS)), False, mode, False, weights, last, d.pick([-1, 0])
 
 
 @samples(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)

@@ -10,7 +10,7 @@ aten = torch.ops.aten
 @samples(aten.embedding.default)
 def embedding(d: Draw):
     rows = d.size()
-    return (d.floats(rows, d.size()), d.integers(*d.shape(0, 3), below=rows)), {}
+    return (d.floats(rows, d.size()), d.integers(*d.shape(0, 3), below=rows).to(d.pick([torch.int64, torch.int32]))), {}
 
 
 @samples(aten.embedding_dense_backward.default)

@@ -5,51 +5,52 @@ import torch
 from tutti.check.samples.sample import Draw, samples
 
 aten = torch.ops.aten
-F64 = torch.float64
 
 
-def maybe(d: Draw, n: int):
-    return d.floats(n, dtype=F64) if d.flag() else None
+def maybe(d: Draw, n: int, dtype: torch.dtype):
+    return d.floats(n, dtype=dtype) if d.flag() else None
 
 
 @samples(aten.native_layer_norm.default)
 def layer_norm(d: Draw):
-    shape, over = d.shape(2, 3), d.between(1, 2)
-    weights = [d.floats(*shape[-over:], dtype=F64) if d.flag() else None for _ in range(2)]
-    return (d.floats(*shape, dtype=F64), list(shape[-over:]), *weights, 1e-5), {}
+    shape, over, dtype = d.shape(2, 3), d.between(1, 2), d.dtype()
+    weights = [d.floats(*shape[-over:], dtype=dtype) if d.flag() else None for _ in range(2)]
+    return (d.floats(*shape, dtype=dtype), list(shape[-over:]), *weights, 1e-5), {}
 
 
 @samples(aten.native_layer_norm_backward.default)
 def layer_norm_backward(d: Draw):
-    shape, over = d.shape(2, 3), 1
-    x, weights = d.floats(*shape, dtype=F64), [d.floats(*shape[-over:], dtype=F64) for _ in range(2)]
+    shape, over, dtype = d.shape(2, 3), 1, d.dtype()
+    x, weights = d.floats(*shape, dtype=dtype), [d.floats(*shape[-over:], dtype=dtype) for _ in range(2)]
     _, mean, deviation = aten.native_layer_norm(x, shape[-over:], *weights, 1e-5)
     mask = [d.flag(), d.flag(), True]
-    return (d.floats(*shape, dtype=F64), x, list(shape[-over:]), mean, deviation, *weights, mask), {}
+    return (d.floats(*shape, dtype=dtype), x, list(shape[-over:]), mean, deviation, *weights, mask), {}
 
 
 def images(d: Draw, channels: int):
     """(batch, channels, 0 to 2 further dims)"""
     more = [d.pick([2, 4, 6]) for _ in range(d.between(0, 2))]
-    return d.floats(d.pick([2, 4, 6]), channels, *more, dtype=F64) + 2
+    return d.floats(d.pick([2, 4, 6]), channels, *more, dtype=d.dtype()) + 2
 
 
 @samples(aten._native_batch_norm_legit_functional.default)
 def batch_norm(d: Draw):
     channels = d.pick([1, 2, 4])
-    running = d.floats(channels, dtype=F64), d.positive(channels)
-    return (images(d, channels), maybe(d, channels), maybe(d, channels), *running, d.flag(), 0.1, 1e-5), {}
+    x = images(d, channels)
+    running = d.floats(channels, dtype=x.dtype), d.positive(channels, dtype=x.dtype)
+    return (x, *(maybe(d, channels, x.dtype) for _ in range(2)), *running, d.flag(), 0.1, 1e-5), {}
 
 
 @samples(aten.native_batch_norm_backward.default)
 def batch_norm_backward(d: Draw):
     channels, training = d.pick([1, 2, 4]), d.flag()
-    x, weight = images(d, channels), maybe(d, channels)
-    running = d.floats(channels, dtype=F64), d.positive(channels)
+    x = images(d, channels)
+    weight = maybe(d, channels, x.dtype)
+    running = d.floats(channels, dtype=x.dtype), d.positive(channels, dtype=x.dtype)
     _, mean, deviation, _, _ = aten._native_batch_norm_legit_functional(x, weight, None, *running, training, 0.1, 1e-5)
     affine = weight is not None
     mask = [d.flag() or not affine, affine, affine]
-    return (d.floats(*x.shape, dtype=F64), x, weight, *running, mean, deviation, training, 1e-5, mask), {}
+    return (d.floats(*x.shape, dtype=x.dtype), x, weight, *running, mean, deviation, training, 1e-5, mask), {}
 
 
 def grouped(d: Draw):
@@ -57,7 +58,7 @@ def grouped(d: Draw):
     groups = d.pick([1, 2, 4])
     channels = groups * d.pick([1, 2, 3])
     x = images(d, channels)
-    return x, maybe(d, channels), (x.shape[0], channels, x[0, 0].numel(), groups)
+    return x, maybe(d, channels, x.dtype), (x.shape[0], channels, x[0, 0].numel(), groups)
 
 
 @samples(aten.native_group_norm.default)
@@ -72,4 +73,4 @@ def group_norm_backward(d: Draw):
     _, mean, deviation = aten.native_group_norm(x, weight, None, *sizes, 1e-5)
     affine = weight is not None
     mask = [d.flag() or not affine, affine, affine]
-    return (d.floats(*x.shape, dtype=F64), x, mean, deviation, weight, *sizes, mask), {}
+    return (d.floats(*x.shape, dtype=x.dtype), x, mean, deviation, weight, *sizes, mask), {}

@@ -49,6 +49,10 @@ class Draw:
         """A shape of `low` to `high` dims."""
         return tuple(self.sizes(self.between(low, high), options))
 
+    def dtype(self) -> torch.dtype:
+        """Of operands that share it, where sums may be made in a wider one."""
+        return self.pick([torch.float64, torch.float64, torch.bfloat16])
+
     def floats(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Standard normal numbers, float64 or float32."""
         dtype = dtype or self.pick([torch.float64, torch.float64, torch.float32])

@@ -13,19 +13,21 @@ F64 = torch.float64
 
 @samples(aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction)
 def variance(d: Draw):
-    x = d.floats(*d.shape(1, 3, (2, 3, 4, 6)), dtype=F64) + 3
+    x = d.floats(*d.shape(1, 3, (2, 3, 4, 6)), dtype=d.dtype()) + 3
+    x = torch.complex(x, x.flip(0)) if x.dtype == F64 and d.flag() else x
     return (x, d.pick([None, dims_of(d, x.ndim)])), {"correction": d.pick([None, 0, 1]), "keepdim": d.flag()}
 
 
 @samples(aten.linalg_vector_norm.default)
 def vector_norm(d: Draw):
-    x = d.floats(*d.shape(1, 3))
-    return (x, d.pick([2, 1, 0, 3, inf, -inf]), d.pick([None, dims_of(d, x.ndim)]), d.flag()), {}
+    x = d.floats(*d.shape(1, 3), dtype=d.dtype())
+    wider = {"dtype": F64} if d.flag() else {}
+    return (x, d.pick([2, 1, 0, 3, inf, -inf]), d.pick([None, dims_of(d, x.ndim)]), d.flag()), wider
 
 
 @samples(aten.norm.ScalarOpt_dim)
 def norm_of_dims(d: Draw):
-    x = d.floats(*d.shape(1, 3))
+    x = d.floats(*d.shape(1, 3), dtype=d.dtype())
     return (x, d.pick([None, 2, 1, 0, 3, inf]), dims_of(d, x.ndim), d.flag()), {}
 
 
