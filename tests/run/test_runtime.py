@@ -11,13 +11,19 @@ from tutti.run.runtime import Distributed, Virtual, join_job, own_slice, runtime
 from tutti.run.virtual import exchange
 
 MESH = {"a": 2, "b": 2}
+DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.int16, torch.uint8, torch.bool)
 REQUESTS = [
-    (kind, axis, op)
+    (kind, axis, op, torch.float32)
     for axis in MESH
     for kind, op in [("all_reduce", "sum"), ("all_reduce", "avg"), ("all_reduce", "max"), ("all_gather", ""),
                      ("reduce_scatter", "sum"), ("reduce_scatter", "avg"), ("all_to_all", ""),
                      ("shift", "1 0.0"), ("shift", "-1 -inf"), ("shift", "1 wrap")]
-] + [("shift", "a b", "3 wrap"), ("shift", "a b", "-2 1.5")]  # fmt: skip
+]  # fmt: skip
+REQUESTS += [("shift", "a b", "3 wrap", torch.float32), ("shift", "a b", "-2 1.5", torch.float32)]
+REQUESTS += [(kind, "a", op, dtype) for kind in ("all_reduce", "reduce_scatter") for op in ("sum", "max", "min")
+             for dtype in DTYPES]  # fmt: skip
+MOVES = [("all_gather", "a", ""), ("all_to_all", "b", ""), ("shift", "b", "1 0.0")]
+REQUESTS += [(*move, dtype) for move in MOVES for dtype in (torch.bool, torch.int16, torch.complex64)]
 LAYOUTS = [
     Layout(),
     Layout.of({"a": Split(0), "b": Split(1)}),
@@ -26,9 +32,12 @@ LAYOUTS = [
 ]
 
 
-def asked(rank, kind, axis, op):
+def asked(rank, kind, axis, op, dtype):
+    """The numbers of one rank hold a NaN where the operation must not lose it."""
     x = torch.arange(24.0).view(3, 4, 2).transpose(0, 2) * (rank + 1)  # (2, 4, 3), not contiguous
-    return Request(kind, axis, op, x)
+    if op in ("max", "min") and dtype.is_floating_point and rank == 1:
+        x[1, 2, 0] = torch.nan
+    return Request(kind, axis, op, x.to(dtype))
 
 
 def answer_all() -> list[torch.Tensor]:
@@ -50,7 +59,9 @@ def test_gloo_answers_as_the_virtual_runtime_does(pool):
     for rank, found in enumerate(pool.run(answer_all)):
         for request, ours in zip(REQUESTS, found, strict=False):
             expected = exchange([asked(r, *request) for r in range(4)], MESH)[rank]
-            torch.testing.assert_close(ours, expected, rtol=1e-6, atol=0, msg=lambda m, r=request: f"{r}: {m}")
+            torch.testing.assert_close(
+                ours, expected, rtol=1e-6, atol=0, equal_nan=True, msg=lambda m, r=request: f"{r}: {m}"
+            )
         wholes = found[len(REQUESTS) :]
         assert all(torch.equal(t, whole) for t in wholes[:-1])
         assert torch.equal(wholes[-1], torch.ones(4, 8)), "a whole tensor is a copy"

@@ -41,11 +41,11 @@ reduce_scatter = torch.ops.tutti.reduce_scatter.default
 all_to_all = torch.ops.tutti.all_to_all.default
 shift = torch.ops.tutti.shift.default
 
-# A rank may have no use for what it is handed, and still must hand it on.
-has_side_effect(shift)
-
 COLLECTIVES = {all_reduce: "all_reduce", all_gather: "all_gather", reduce_scatter: "reduce_scatter",
                all_to_all: "all_to_all", shift: "shift"}  # fmt: skip
+
+for _collective in COLLECTIVES:  # a rank may have no use for the result, and the others still need its part
+    has_side_effect(_collective)
 
 
 def peer(rank: int, axes: str, by: int, wrap: bool, mesh: Mesh) -> int | None:

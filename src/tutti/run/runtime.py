@@ -14,9 +14,10 @@ from tutti.graph.step_graph import Spec
 from tutti.lower.collectives import parse_shift, peer
 from tutti.plan.layout import Layout, Mesh, coordinates_of, devices, group_of
 from tutti.run.code import Request, Run
-from tutti.run.virtual import run_virtual
+from tutti.run.virtual import COMBINE, run_virtual
 
 OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+UNREDUCED = {"all_reduce": "all_gather", "reduce_scatter": "all_to_all"}  # the same ways, without the reduction
 
 
 def same_everywhere(tensor: torch.Tensor) -> torch.Tensor:
@@ -44,6 +45,18 @@ def check_same_everywhere(tensors: Mapping[str, torch.Tensor]) -> None:
 
 def _digest(tensor: torch.Tensor) -> str:
     return hashlib.sha1(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def _reduces(group: dist.ProcessGroup, x: torch.Tensor, op: str) -> bool:
+    """Whether the backend reduces such tensors. Gloo: no bools, no short integers; and its extremes overlook NaN."""
+    if dist.get_backend(group) != "gloo":
+        return True
+    return x.dtype not in (torch.bool, torch.int16) and (op not in ("max", "min") or not x.is_floating_point())
+
+
+def _raw(x: torch.Tensor) -> torch.Tensor:
+    """The bytes of a contiguous tensor: backends know them of any dtype."""
+    return x.view(-1).view(torch.uint8)
 
 
 class Virtual:
@@ -92,6 +105,8 @@ class Distributed:
         group, k = self.groups.get(request.axis), self.mesh[request.axis]
         x = request.tensor.contiguous()
         op, scale = OPS.get(request.op, dist.ReduceOp.SUM), 1 / k if request.op == "avg" else None
+        if request.kind in UNREDUCED and group is not None and not _reduces(group, x, request.op):
+            return COMBINE[request.op](self.carry_out(request._replace(kind=UNREDUCED[request.kind])))
         match request.kind:
             case _ if group is None:  # an axis of one rank
                 out = x.unsqueeze(0) if request.kind == "all_gather" else x
@@ -101,13 +116,13 @@ class Distributed:
                 dist.all_reduce(out, op, group)
             case "all_gather":
                 out = x.new_empty((k, *x.shape))
-                all_gather_single(out.view(-1), x.view(-1), group)
+                all_gather_single(_raw(out), _raw(x), group)
             case "reduce_scatter":
                 out = x.new_empty(x.shape[1:])
                 reduce_scatter_single(out.view(-1), x.view(-1), op, group)
             case "all_to_all":
                 out = torch.empty_like(x)
-                dist.all_to_all_single(out, x, group=group)
+                dist.all_to_all_single(_raw(out), _raw(x), group=group)
             case kind:
                 raise ValueError(f"unknown collective {kind!r}")
         return out if scale is None else out.mul_(scale)
@@ -120,8 +135,8 @@ class Distributed:
         out = torch.empty_like(x) if source is not None else torch.full_like(x, edge)  # pyright: ignore
         if source == self.rank:
             return out.copy_(x)
-        sends = [] if target is None else [dist.P2POp(dist.isend, x, target)]
-        receives = [] if source is None else [dist.P2POp(dist.irecv, out, source)]
+        sends = [] if target is None else [dist.P2POp(dist.isend, _raw(x), target)]
+        receives = [] if source is None else [dist.P2POp(dist.irecv, _raw(out), source)]
         for work in dist.batch_isend_irecv(sends + receives) if sends or receives else []:
             work.wait()
         return out
