@@ -8,7 +8,7 @@ demo: .venv/train.done
 	$(BIN)/tutti train runs/demo.toml
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist worksteal
 
 proofs: .venv/dev.done
 	$(BIN)/pytest -m "slow or not slow" tests/proofs
