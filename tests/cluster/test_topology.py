@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tutti.cluster import Cluster, Device, Link, topology
+from tutti.cluster.curve import Curve
 
 FAST, MIDDLE, SLOW = Link(100e9, 1e-6), Link(50e9, 5e-6), Link(10e9, 1e-5)
 DEVICE = Device("toy", {"float32": 10e12}, 16e9, 1e12)
@@ -77,26 +78,42 @@ def test_time_is_latency_plus_bytes_over_bandwidth(kind, messages):
 
 
 def test_time_of_an_unknown_collective():
-    with pytest.raises(ValueError, match="no collective 'gossip'; known are all_gather, reduce_scatter"):
+    with pytest.raises(
+        ValueError, match="no collective 'gossip'; known are all_gather, reduce_scatter, all_reduce, all_to_all, shift"
+    ):
         NODES.time("gossip", 1.0, 1, 2)
-
-
-@pytest.mark.parametrize("cluster", [NODES, Cluster.parse("h100:16x8"), Cluster.parse("cpu:3")], ids=str)
-def test_json_round_trip(cluster):
-    again = Cluster.from_json(cluster.to_json())
-    assert again == cluster and hash(again) == hash(cluster)
-
-
-def test_json_of_something_else():
-    with pytest.raises(ValueError, match="not a cluster: 'levels'"):
-        Cluster.from_json('{"device": {}}')
-    with pytest.raises(ValueError, match=r"not a cluster: .*colour"):
-        Cluster.from_json('{"device": {"colour": 1}, "levels": []}')
 
 
 def test_a_cluster_has_devices():
     with pytest.raises(ValueError, match=r"at least one member each, innermost first, not \[4, 0\]"):
         Cluster(DEVICE, ((4, FAST), (0, SLOW)))
+
+
+def test_how_a_group_lies_on_the_levels():
+    cluster = Cluster(DEVICE, ((4, FAST), (3, MIDDLE), (5, SLOW)))
+    lies = {
+        (1, 4): [(FAST, 4, 1, 1)],
+        (2, 2): [(FAST, 2, 1, 2)],
+        (1, 60): [(FAST, 4, 1, 1), (MIDDLE, 3, 4, 1), (SLOW, 5, 12, 1)],
+        (2, 30): [(FAST, 2, 1, 2), (MIDDLE, 3, 2, 1), (SLOW, 5, 6, 1)],
+        (4, 15): [(MIDDLE, 3, 1, 1), (SLOW, 5, 3, 1)],
+        (12, 5): [(SLOW, 5, 1, 1)],
+        (1, 1): [],
+    }
+    for group, expected in lies.items():
+        assert [(s.link, s.members, s.within, s.spacing) for s in cluster.stages(*group)] == expected
+
+
+def test_a_measured_collective_is_taken_as_it_was_measured():
+    curve = Curve(((0, 1e-3), (1e6, 2e-3)))
+    link = Link(1e9, 1e-4, measured=(("all_gather", 4, curve), ("all_gather", 2, Curve(((0, 1e-4), (1e6, 1e-3))))))
+    cluster = Cluster(DEVICE, ((8, link),))
+    assert cluster.time("all_gather", 5e5, 1, 4) == pytest.approx(1.5e-3)
+    assert cluster.time("all_gather", 5e5, 1, 8) == pytest.approx(1.5e-3 + (7 / 3 - 1) * 1e-3)  # more messages
+    assert cluster.time("all_gather", 1e6, 1, 2) == pytest.approx(1e-3)
+    assert cluster.time("all_reduce", 1e6, 1, 2) == Cluster(DEVICE, ((8, Link(1e9, 1e-4)),)).time(
+        "all_reduce", 1e6, 1, 2
+    )
 
 
 def test_examples():

@@ -21,9 +21,10 @@ from pathlib import Path
 import torch
 from torch import distributed
 
+from tutti.cluster.collectives import MESSAGES
 from tutti.cluster.device import Device, Link
 from tutti.cluster.presets import LOOPBACK, PRESETS
-from tutti.cluster.topology import MESSAGES, Cluster
+from tutti.cluster.topology import Cluster
 
 CACHE = Path.home() / ".cache" / "tutti" / "devices.json"
 PCIE = Link(32e9, 5.7e-6, 0.75, "assumed: PCI Express 4.0 x16")

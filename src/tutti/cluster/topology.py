@@ -10,27 +10,20 @@ to 7 share a node, and ranks 0, 8, 16, ... sit at the same place of different no
     True
     >>> cluster.link(stride=8, size=16) == cluster.levels[1][1]
     True
+    >>> [line.name for line in cluster.lines("all_to_all", stride=1, size=128)]
+    ['pairwise LL', 'pairwise LL128', 'pairwise Simple']
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from pathlib import Path
 
+from tutti.cluster.collectives import MESSAGES, Line, Stage, lines
+from tutti.cluster.curve import Curve
 from tutti.cluster.device import Device, Dtype, Link
-
-# Messages that each of n ranks sends, one after the other, in a ring (all_to_all: one to each other rank).
-# Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (2005).
-MESSAGES: dict[str, Callable[[int], int]] = {
-    "all_gather": lambda n: n - 1,
-    "reduce_scatter": lambda n: n - 1,
-    "all_reduce": lambda n: 2 * (n - 1),
-    "all_to_all": lambda n: n - 1,
-    "shift": lambda n: 1,
-}
 
 
 @dataclass(frozen=True)
@@ -39,6 +32,7 @@ class Cluster:
 
     device: Device
     levels: tuple[tuple[int, Link], ...]
+    _known: dict = field(default_factory=dict, init=False, repr=False, compare=False)  # answers of `time`
 
     def __post_init__(self) -> None:
         if not self.levels or any(size < 1 for size, _ in self.levels):
@@ -46,7 +40,10 @@ class Cluster:
             raise ValueError(f"a cluster needs levels of at least one member each, innermost first, not {sizes}")
 
     def __str__(self) -> str:
-        return f"{self.device.name}:" + "x".join(str(size) for size, _ in reversed(self.levels))
+        return f"{self.device.name}:" + "x".join(
+            str(size) + (f"/{link.oversubscription:g}" if link.oversubscription != 1 else "")
+            for size, link in reversed(self.levels)
+        )
 
     @property
     def size(self) -> int:
@@ -58,50 +55,111 @@ class Cluster:
         return self.size * self.device.peak_of(dtype)
 
     def link(self, stride: int, size: int) -> Link:
-        """The slowest link that a group crosses, of ``size`` ranks that are ``stride`` apart.
+        """The outermost link that a group crosses, of ``size`` ranks that are ``stride`` apart.
 
         The groups tile the cluster, as the ranks along one axis of a mesh do: ranks ``base + i * stride``,
         where ``base // stride`` is a multiple of ``size``. The answer holds for the worst placed of them.
         """
+        return self.levels[self._outermost(stride, size)][1]
+
+    def stages(self, stride: int, size: int) -> list[Stage]:
+        """How a group lies on the levels, those left out on which it has one member. Arguments as in ``link``.
+
+        A group that lies askew, so that units of a level hold different numbers of its ranks, counts as ``size``
+        members on the outermost level that it crosses: of the ``2 x stride`` groups that may leave a unit below,
+        each has its part of the unit's ports.
+        """
+        outermost, found, below = self._outermost(stride, size), [], 1
+        for i, (members, link) in enumerate(self.levels):
+            inside = below * members
+            if (below % stride and stride % below) or (inside % (stride * size) and (stride * size) % inside):
+                below = prod(m for m, _ in self.levels[:outermost])
+                members, link = self.levels[outermost]
+                within = max(1, min(size - 1, below // (2 * stride)))
+                return [Stage(link, size, within, max(size, members), 1, below, not outermost)]
+            within = max(1, below // stride)
+            here = min(size, max(1, inside // stride)) // within
+            if here > 1:
+                found.append(Stage(link, here, within, members, max(1, stride // below), below, i == 0))
+            below = inside
+        return found
+
+    def _outermost(self, stride: int, size: int) -> int:
         if stride < 1 or size < 1 or stride * size > self.size:
             raise ValueError(
                 f"no group of {size} ranks {stride} apart in {self} of {self.size} devices; "
                 f"stride x size must be at most {self.size}"
             )
         inside = 1
-        for members, link in self.levels:
+        for i, (members, _) in enumerate(self.levels):
             inside *= members
             if inside % (stride * size) == 0:
-                return link
-        return self.levels[-1][1]
+                return i
+        return max((i for i, (members, _) in enumerate(self.levels) if members > 1), default=0)
+
+    def lines(self, kind: str, stride: int, size: int) -> list[Line]:
+        """What the algorithms of a collective cost on a group; the cheapest is taken."""
+        _check(kind)
+        return lines(kind, self.stages(stride, size)) if size > 1 else [Line("nothing", 0.0, 0.0)]
 
     def time(self, kind: str, sent_bytes: float, stride: int, size: int) -> float:
-        """Seconds of a collective in which each rank sends ``sent_bytes`` in all.
+        """Seconds of a collective in which each rank sends ``sent_bytes`` in all, as it does in a ring.
 
-        ``kind`` is one of all_gather, all_reduce, reduce_scatter, all_to_all; stride and size as in ``link``.
-        Messages times latency plus bytes over bandwidth, of the slowest link, in ring algorithms.
+        ``kind`` is one of all_gather, all_reduce, reduce_scatter, all_to_all, shift; stride and size as in ``link``.
+        All groups of the cluster do the same at once. The cheapest algorithm is taken, or the measurement where the
+        group's link has one.
         """
-        if kind not in MESSAGES:
-            raise ValueError(f"no collective {kind!r}; known are {', '.join(MESSAGES)}")
-        link = self.link(stride, size)
-        return 0.0 if size == 1 else link.seconds(sent_bytes, MESSAGES[kind](size))
+        key = kind, stride, size
+        if key not in self._known:
+            self._known[key] = self._cost(kind, stride, size)
+        return self._known[key](sent_bytes)
+
+    def _cost(self, kind: str, stride: int, size: int) -> Callable[[float], float]:
+        _check(kind)
+        stages = self.stages(stride, size)
+        measured = {k: c for name, k, c in stages[0].link.measured if name == kind} if len(stages) == 1 else {}
+        if measured:
+            near = min(measured, key=lambda k: (abs(k - size), k))
+            return _scaled(measured[near], MESSAGES[kind](size) / MESSAGES[kind](near))
+        found = self.lines(kind, stride, size)
+        return lambda sent: min(line.fixed + line.per_byte * sent for line in found)
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=2)
+        from tutti.cluster.file import dump
+
+        return dump(self)
 
     @staticmethod
     def from_json(text: str) -> Cluster:
-        """The inverse of ``to_json``."""
-        data: dict[str, Any] = json.loads(text)
-        try:
-            levels = tuple((size, Link(**link)) for size, link in data["levels"])
-            return Cluster(Device(**data["device"]), levels)
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not a cluster: {error}") from error
+        """The inverse of ``to_json``. ``ValueError`` for what is not a cluster."""
+        from tutti.cluster.file import load
+
+        return load(text)
 
     @staticmethod
     def parse(text: str) -> Cluster:
-        """A cluster of a known device: "h100:8", "h100:16x8" (16 nodes of 8), "cpu:4", "h200" (one)."""
-        from tutti.cluster.presets import cluster
+        """A cluster of a known device, or the one in a JSON file (a path that ends in .json).
 
-        return cluster(text)
+        "h100:8", "h100:16x8" (16 nodes of 8), "h100:64/3x16x8" (64 pods of 16 nodes, three times more bytes into the
+        spine than it carries), "cpu:4", "h200" (one device), "mine.json".
+        """
+        from tutti.cluster.names import cluster
+
+        if not text.strip().endswith(".json"):
+            return cluster(text)
+        try:
+            return Cluster.from_json(Path(text.strip()).read_text())
+        except FileNotFoundError:
+            raise ValueError(f"no cluster {text!r}: there is no such file") from None
+        except ValueError as error:
+            raise ValueError(f"{text.strip()}: {error}") from None
+
+
+def _scaled(curve: Curve, messages: float) -> Callable[[float], float]:
+    """A measurement for a group of another size: as many more beginnings as messages."""
+    return lambda sent: curve.seconds(sent) + (messages - 1) * curve.start
+
+
+def _check(kind: str) -> None:
+    if kind not in MESSAGES:
+        raise ValueError(f"no collective {kind!r}; known are {', '.join(MESSAGES)}")

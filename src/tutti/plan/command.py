@@ -55,8 +55,8 @@ def make(
     Args:
         model: A folder with a config.json of transformers, such a file, or package.module:function that returns
             (model, batch).
-        cluster: A known device (cpu, a100-40, a100-80, h100, h200), how many nodes and how many in each: h100:16x8,
-            a100-80:8, cpu:4.
+        cluster: A known device (cpu, v100-32, v100-32-sxm3, a100-40, a100-80, h100, h200, b200, mi300x, ascend-910,
+            ascend-910b), how many nodes and how many in each: h100:16x8, a100-80:8, cpu:4; or a JSON file.
         batch: Sequences in the global batch of a model of transformers.
         seq: Tokens of each.
         plan: Explain this plan instead of the fastest: dp, tp4, zero3, dp2xtp4, tp8xzero1, ...
