@@ -39,7 +39,7 @@ def test_link_time():
 def test_links_that_cannot_be():
     with pytest.raises(ValueError, match="no kind of link 'star'; known are switch, ring, mesh"):
         Link(1e9, 1e-6, kind="star")
-    with pytest.raises(ValueError, match="oversubscribed 0.5 times, with 0 ports: .* oversubscription at least 1"):
+    with pytest.raises(ValueError, match=r"oversubscribed 0.5 times, with 0 ports: .* oversubscription at least 1"):
         Link(1e9, 1e-6, oversubscription=0.5)
 
 

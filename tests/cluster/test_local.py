@@ -1,10 +1,13 @@
 import json
+from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
 
-from tutti.cluster import Link, local
+from tutti.cluster import Cluster, Device, Link, local, machine
+from tutti.cluster.presets import RING_ONLY
 
 module = import_module("tutti.cluster.local")
 
@@ -22,8 +25,8 @@ def measured(monkeypatch):
     calls = []
     monkeypatch.setattr(module, "measure", lambda device, threads, cores: calls.append(threads) or FIGURES)
     monkeypatch.setattr(module, "measure_gloo", lambda: calls.append("gloo") or GLOO)
-    monkeypatch.setattr(module, "_cores", lambda: 8)
-    monkeypatch.setattr(module, "_memory", lambda: 64 * 2**30)
+    monkeypatch.setattr(machine, "cores", lambda: 8)
+    monkeypatch.setattr(machine, "memory", lambda device: 64 * 2**30)
     return calls
 
 
@@ -35,7 +38,7 @@ def test_cores_memory_and_bandwidth_are_shared(measured, n, threads):
     assert cluster.device.peak_of(torch.bfloat16) == 1e12
     assert cluster.device.memory == 64 * 2**30 / n
     assert cluster.device.bandwidth == 2e10 * threads / 8
-    assert cluster.link(1, n) == Link(1e9, 5e-5, source="measured: Gloo")
+    assert cluster.link(1, n) == Link(1e9, 5e-5, source="measured: Gloo", ways=RING_ONLY)
 
 
 def test_measured_once(measured, tmp_path):
@@ -91,5 +94,29 @@ def test_gloo_is_reached():
     assert figures["link_bandwidth"] > 1e6
 
 
-def test_memory_is_that_of_the_machine():
-    assert 2**28 < module._memory() < 2**50
+CALIBRATED = Cluster(Device("cpu", {"float32": 3e11}, 1e9, 1e10), ((4, Link(1e9, 1e-5)),))
+
+
+def keep(folder, key: str) -> Path:
+    file = machine.calibration("cpu", 4, 2, folder)
+    source = machine.CALIBRATED + key
+    machine.write(file, replace(CALIBRATED, device=replace(CALIBRATED.device, source=source)).to_json())
+    return file
+
+
+def test_a_calibration_of_this_machine_is_taken(measured, tmp_path):
+    keep(tmp_path, machine.key("cpu", 4, 2))
+    cluster = local(4, "cpu", tmp_path / "devices.json")
+    assert measured == [] and cluster.device.peak_of("float32") == 3e11
+    local(2, "cpu", tmp_path / "devices.json")  # was not calibrated
+    assert measured == [4, "gloo"]
+    assert local(4, "cpu", cache=None).device.peak_of("float32") == 2e11
+
+
+@pytest.mark.parametrize("key", ["another machine", None])
+def test_a_calibration_of_another_machine_or_release_is_not(measured, tmp_path, key):
+    file = keep(tmp_path, key or machine.key("cpu", 4, 2))
+    if key is None:
+        file.write_text(file.read_text().replace("bandwidth", "width"))
+    assert local(4, "cpu", tmp_path / "devices.json").device.peak_of("float32") == 2e11
+    assert measured == [2, "gloo"]

@@ -55,27 +55,29 @@ class Grid:
     """Seconds of a matrix product (m x k) @ (k x n): power laws between measured sizes.
 
     sizes: of each of m, k and n, rising. seconds: one for each (m, k, n), n the fastest. Beyond the largest size the
-    time grows with the size; below the smallest it stays.
+    time grows with the size; below the smallest it stays. call: of the seconds those that a batch of products in one
+    operator takes once.
     """
 
     sizes: tuple[int, ...]
     seconds: tuple[float, ...]
+    call: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.seconds) != len(self.sizes) ** 3 or list(self.sizes) != sorted(set(self.sizes)):
             raise ValueError(f"a grid over sizes {self.sizes} has {len(self.sizes)}^3 seconds, not {len(self.seconds)}")
 
     @staticmethod
-    def of(sizes: Sequence[int], measured: Mapping[tuple[int, int, int], float]) -> Grid:
-        """Shapes that were not measured run at the rate of the nearest that was; made to rise along every size."""
-        below = dict(zip(sizes, (0, *sizes), strict=False))
+    def of(sizes: Sequence[int], measured: Mapping[tuple[int, int, int], float], call: float = 0.0) -> Grid:
+        """Shapes that were not measured run at the rate of the nearest that was; none takes longer than a larger."""
+        above = dict(pairwise((*sizes, 0)))
         table: dict[tuple[int, int, int], float] = {}
-        for m, k, n in product(sizes, repeat=3):
+        for m, k, n in product(reversed(sizes), repeat=3):
             near = min(measured, key=lambda s: sum(abs(log(a / b)) for a, b in zip(s, (m, k, n), strict=True)))
             time = measured[near] * (m * k * n) / (near[0] * near[1] * near[2])
-            smaller = [(below[m], k, n), (m, below[k], n), (m, k, below[n])]
-            table[m, k, n] = max(time, *(table.get(s, 0.0) for s in smaller))
-        return Grid(tuple(sizes), tuple(table.values()))
+            larger = [(above[m], k, n), (m, above[k], n), (m, k, above[n])]
+            table[m, k, n] = min(time, *(table.get(s, time) for s in larger))
+        return Grid(tuple(sizes), tuple(reversed(table.values())), call)
 
     @cached_property
     def _logs(self) -> tuple[list[float], list[float]]:

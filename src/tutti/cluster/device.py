@@ -31,7 +31,8 @@ class Device:
 
     peak: FLOP/s of matrix products by dtype name ("float32", "bfloat16", ...), without sparsity.
     memory: bytes. bandwidth: bytes/s of memory, reads and writes together.
-    efficiency: share of the peak that large matrix products reach, by dtype name; 1 where it is not given.
+    efficiency: share of the peak that large matrix products reach, by dtype name; 1 where it is not given. Of other
+    work by "attention float32", ...; the matrix products' where it is not given.
     overhead: seconds to launch one operator. source: where the figures come from.
     units: multiprocessors that work on tiles of a matrix product (`TILES`); 0 where products are not cut so.
     products: measured seconds of matrix products by dtype name, without the overhead.
@@ -56,9 +57,12 @@ class Device:
             raise ValueError(f"device {self.name} has no peak for {name}; known are {', '.join(self.peak)}")
         return self.peak[name]
 
-    def rate(self, dtype: Dtype) -> float:
-        """FLOP/s that large matrix products reach in this dtype."""
-        return self.peak_of(dtype) * self.efficiency.get(dtype_name(dtype), 1.0)
+    def rate(self, dtype: Dtype, kind: str = "") -> float:
+        """FLOP/s that large matrix products reach in this dtype; or, of that kind ("attention", "convolution"), what
+        was measured."""
+        name = dtype_name(dtype)
+        share = self.efficiency.get(name, 1.0)
+        return self.peak_of(dtype) * self.efficiency.get(f"{kind} {name}", share)
 
     def matmul_seconds(self, batch: int, m: int, k: int, n: int, dtype: Dtype) -> float:
         """Seconds of `batch` products (m x k) @ (k x n) in one operator, without the overhead of launching it.
@@ -86,7 +90,9 @@ class Device:
 def _matmul_seconds(device: Device, batch: int, m: int, k: int, n: int, dtype: Dtype) -> float:
     name = dtype_name(dtype)
     if name in device.products:
-        return batch * device.products[name].at(m, k, n)
+        grid = device.products[name]
+        one = grid.at(m, k, n)
+        return one + (batch - 1) * max(one - grid.call, 2.0 * m * k * n / device.rate(name))
     itemsize = getattr(torch, name).itemsize if hasattr(torch, name) else 4  # tfloat32 is kept as float32
     moved = batch * (m * k + k * n + m * n) * itemsize / device.bandwidth
     return max(moved, quantized_flops(device.units, batch, m, k, n) / device.rate(dtype))

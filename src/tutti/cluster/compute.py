@@ -1,0 +1,111 @@
+"""What this process computes, measured: matrix products over shapes, memory and elementwise work over bytes.
+
+Each figure is a median over a window of time. In several processes that call the same functions at once, all are busy
+meanwhile, as they are when a plan runs: they share cores, caches and memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import product
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+DTYPES = ("float32", "bfloat16")
+REPEATS = 100
+Figure = Callable[[], object]
+
+
+def small(device: torch.device) -> Figure:
+    """`REPEATS` small operators, one after the other."""
+    a, b = (torch.ones(8, device=device) for _ in range(2))
+    return lambda: [torch.add(a, b) for _ in range(REPEATS)]
+
+
+def matmul(shape: tuple[int, int, int], dtype: str, device: torch.device) -> Figure:
+    """(m x k) @ (k x n), the second lying as the weight of a linear layer does."""
+    m, k, n = shape
+    a, w = (torch.ones(s, dtype=getattr(torch, dtype), device=device) for s in ((m, k), (n, k)))
+    return lambda: a @ w.t()
+
+
+BATCH, SMALL = 64, (64, 64, 64)  # products of one operator, from which the cost of calling it is told
+
+
+def batched(dtype: str, device: torch.device) -> Figure:
+    """As many small products in one operator."""
+    m, k, n = SMALL
+    a, w = (torch.ones(BATCH, *s, dtype=getattr(torch, dtype), device=device) for s in ((m, k), (n, k)))
+    return lambda: a @ w.mT
+
+
+def shapes(sizes: tuple[int, ...], most: float) -> list[tuple[int, int, int]]:
+    """All shapes of these sizes that take at most so many FLOPs."""
+    return [(m, k, n) for m, k, n in product(sizes, repeat=3) if 2 * m * k * n <= most]
+
+
+ROW = 512  # numbers in a row, of those families that work on rows
+
+
+def _rows(count: int, dtype: torch.dtype, device: torch.device, tensors: int) -> tuple[torch.Tensor, ...]:
+    """As many tensors as take `count` bytes in all, the result included."""
+    rows = max(1, count // (dtype.itemsize * ROW * (tensors + 1)))
+    return tuple(torch.rand(rows, ROW, device=device).to(dtype) for _ in range(tensors))
+
+
+def _unary(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Figure]:
+    def make(count: int, dtype: torch.dtype, device: torch.device) -> Figure:
+        (x,) = _rows(count, dtype, device, 1)
+        return lambda: function(x)
+
+    return make
+
+
+def _add(count: int, dtype: torch.dtype, device: torch.device) -> Figure:
+    a, b = _rows(count, dtype, device, 2)
+    return lambda: a + b
+
+
+def _index(count: int, dtype: torch.dtype, device: torch.device) -> Figure:
+    (x,) = _rows(count, dtype, device, 1)
+    order = torch.randperm(len(x), device=device)
+    return lambda: x.index_select(0, order)
+
+
+def _scatter(count: int, dtype: torch.dtype, device: torch.device) -> Figure:
+    x, into = _rows(count, dtype, device, 2)  # reads x and what it adds to, writes that
+    order = torch.randperm(len(x), device=device)
+    return lambda: into.index_add_(0, order, x)
+
+
+# How work of each family on `count` bytes, read and written, is made.
+FAMILIES: Mapping[str, Callable[[int, torch.dtype, torch.device], Figure]] = {
+    "add": _add,
+    "exp": _unary(torch.exp),
+    "tanh": _unary(torch.tanh),
+    "erf": _unary(torch.erf),
+    "gelu": _unary(F.gelu),
+    "silu": _unary(F.silu),
+    "softmax": _unary(lambda x: torch.softmax(x, -1)),
+    "norm": _unary(lambda x: F.layer_norm(x, (ROW,))),
+    "index": _index,
+    "scatter": _scatter,
+    "transpose": _unary(lambda x: x.t().contiguous()),
+}
+
+
+def attention(dtype: str, device: torch.device) -> tuple[Figure, float]:
+    """Attention of 8 heads of 64 over 512 positions, and its FLOPs."""
+    q = torch.rand(1, 8, 512, 64, device=device).to(getattr(torch, dtype))
+    return lambda: F.scaled_dot_product_attention(q, q, q), 4.0 * 8 * 512 * 512 * 64
+
+
+def convolution(dtype: str, device: torch.device) -> tuple[Figure, float]:
+    """A convolution of 64 channels, 3 x 3, over 8 images of 32 x 32, and its FLOPs."""
+    x, w = (torch.rand(s, device=device).to(getattr(torch, dtype)) for s in ((8, 64, 32, 32), (64, 64, 3, 3)))
+    return lambda: F.conv2d(x, w, padding=1), 2.0 * 8 * 64 * 32 * 32 * 64 * 9
+
+
+OTHERS: Mapping[str, Any] = {"attention": attention, "convolution": convolution}

@@ -1,0 +1,36 @@
+"""How long something takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+Clock = Callable[[], float]
+
+
+def times(
+    run: Callable[[], object],
+    device: torch.device,
+    window: float,
+    least: int = 1,
+    clock: Clock = time.perf_counter,
+) -> list[float]:
+    """Seconds by the clock of each run, as many as fit into the window (seconds) and at least as many as said.
+
+    The first run, which loads libraries and starts threads, is not among them.
+    """
+    once(run, device, clock)
+    end, found = time.perf_counter() + window, []
+    while len(found) < least or time.perf_counter() < end:
+        found.append(once(run, device, clock))
+    return found
+
+
+def once(run: Callable[[], object], device: torch.device, clock: Clock = time.perf_counter) -> float:
+    start = clock()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return clock() - start

@@ -1,0 +1,32 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from tutti.cluster import machine
+
+
+def test_memory_is_that_of_the_machine():
+    assert 2**28 < machine.memory(torch.device("cpu")) < 2**50
+
+
+def test_cores_are_divided(monkeypatch):
+    monkeypatch.setattr(machine, "cores", lambda: 8)
+    assert [machine.threads_of(n) for n in (1, 3, 8, 20)] == [8, 2, 1, 1]
+    assert machine.threads_of(3, 5) == 5 and machine.devices("cpu") == 8
+    with pytest.raises(ValueError, match="a process of 0 threads; at least 1 is needed"):
+        machine.threads_of(2, 0)
+
+
+def test_a_key_tells_machines_releases_and_jobs_apart(monkeypatch):
+    monkeypatch.setattr(machine, "processor", lambda: "Abacus 2")
+    monkeypatch.setattr(machine, "cores", lambda: 8)
+    assert machine.key("cpu", 4, 2) == f"Abacus 2 | 8 cores | torch {torch.__version__} | 4 processes | 2 threads"
+    assert machine.calibration("cpu", 4, 2, Path("here")) == Path("here/cpu-4x2.json")
+
+
+def test_files_are_written_whole(tmp_path):
+    file = tmp_path / "new" / "file.json"
+    machine.write(file, "one")
+    machine.write(file, "two")
+    assert file.read_text() == "two" and list(file.parent.iterdir()) == [file]
