@@ -38,8 +38,8 @@ class Effort:
     most: float = 2.0 * 1024 * 1024 * 4096
     dtypes: tuple[str, ...] = compute.DTYPES
     add: tuple[int, ...] = (*(1 << i for i in range(12, 28, 2)), 1 << 27)
-    families: tuple[int, ...] = (1 << 14, 1 << 17, 1 << 20, 1 << 23, 1 << 25, 1 << 27)
-    collective_window: float = 0.3
+    families: tuple[int, ...] = (1 << 14, 1 << 17, 1 << 20, 1 << 23, 1 << 25, 1 << 26)
+    collective_window: float = 0.24
     rounds: int = 3
     buffers: tuple[int, ...] = (1 << 10, *(1 << i for i in range(12, 27, 2)))
 
@@ -122,7 +122,7 @@ class _Bench:
         self.bar.advance(name)
         dist.barrier()
         everyone: list = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, median(times(run, self.device, self.window, 3, self.clock)))
+        dist.all_gather_object(everyone, median(times(run, self.device, self.window, 2, self.clock)))
         found = self.sharing * mean(everyone)
         return max(found - self.overhead, found / 10)
 
@@ -177,7 +177,8 @@ def _link(groups: list[dist.ProcessGroup], device: torch.device, effort: Effort,
     measured = []
     source = f"measured: {dist.get_backend()}"
     for group in groups:
-        points = exchange.points(group, device, effort.buffers, effort.collective_window, effort.rounds, bar.advance)
+        rounds = effort.rounds if group is groups[0] else 1
+        points = exchange.points(group, device, effort.buffers, effort.collective_window, rounds, bar.advance)
         measured += [(kind, group.size(), Curve.through(found)) for kind, found in points.items()]
     if not measured:
         return Link(1e12, 0.0, source="of one member: nothing is sent")
@@ -236,8 +237,8 @@ def _figures(effort: Effort, levels: list[int]) -> int:
     """How many figures will be measured."""
     families = len(effort.add) + (len(compute.FAMILIES) - 1) * len(effort.families)
     shapes = len(compute.shapes(effort.products, effort.most))
-    groups = sum((members > 1) + (members > 2 and members % 2 == 0) for members in levels)
-    exchanged = groups * effort.rounds * len(MESSAGES) * len(effort.buffers)
+    rounds = sum(effort.rounds * (members > 1) + (members > 2 and members % 2 == 0) for members in levels)
+    exchanged = rounds * len(MESSAGES) * len(effort.buffers)
     return 1 + len(effort.dtypes) * (shapes + 2 + families + len(compute.OTHERS)) + exchanged
 
 

@@ -52,7 +52,7 @@ ROW = 512  # numbers in a row, of those families that work on rows
 def _rows(count: int, dtype: torch.dtype, device: torch.device, tensors: int) -> tuple[torch.Tensor, ...]:
     """As many tensors as take `count` bytes in all, the result included."""
     rows = max(1, count // (dtype.itemsize * ROW * (tensors + 1)))
-    return tuple(torch.rand(rows, ROW, device=device).to(dtype) for _ in range(tensors))
+    return tuple(torch.full((rows, ROW), 0.5, dtype=dtype, device=device) for _ in range(tensors))
 
 
 def _unary(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Figure]:

@@ -59,7 +59,8 @@ def seconds(run: Callable[[], object], group: dist.ProcessGroup, device: torch.d
     timed(1)  # connects, allocates
     (about,) = slowest([timed(1)])
     runs = max(1, min(100, int(window / BATCHES / max(about, 1e-6))))
-    return slowest([timed(runs) for _ in range(BATCHES if about < window else 1)])
+    batches = max(1, min(BATCHES, int(window / max(about, 1e-6))))
+    return slowest([timed(runs) for _ in range(batches)])
 
 
 def points(
