@@ -48,3 +48,14 @@ def test_equal_subexpressions_are_computed_once_and_belong_to_what_holds_both():
 def test_a_conversion_stays():
     left = simplified(lambda x: (x.to(torch.float64),), torch.randn(4))
     assert [node.target for node in left] == [aten._to_copy.default]
+
+
+def test_what_returns_nothing_is_dropped():
+    """`torch.linalg.solve` asks whether the matrix is singular by an operator without outputs."""
+
+    def solved(x):
+        return (torch.linalg.solve(x @ x.T + torch.eye(4), x),)
+
+    left = simplified(solved, torch.randn(4, 6))
+    assert aten._linalg_solve_ex.default in [node.target for node in left]
+    assert aten._linalg_check_errors.default not in [node.target for node in left]

@@ -46,8 +46,9 @@ def capture(
     masters: keep and update float32 copies of low-precision parameters with the optimizer state.
     gradients: False records the forward pass only.
 
-    An enclosing `torch.autocast` is recorded with the graph. Raises ValueError where the loss is not a floating
-    0-d tensor, nothing requires a gradient, or the model branches on the values of a tensor.
+    An enclosing `torch.autocast` is recorded with the graph. Checks of values, as the one for singular matrices behind
+    `torch.linalg.solve`, are not: there the result is infinite or NaN. Raises ValueError where the loss is not a
+    floating 0-d tensor, nothing requires a gradient, or the model branches on the values of a tensor.
     """
     params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     device = device_of(model)

@@ -1,4 +1,4 @@
-"""Remove what a trace holds and nobody needs: identities, empty concatenations, repeated subexpressions."""
+"""Remove what a trace holds and nobody needs: identities, checks, empty concatenations, repeated subexpressions."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ RESHAPES = {aten.view.default, aten._unsafe_view.default, aten._reshape_alias.de
 
 def simplify(graph: fx.Graph) -> None:
     """Simplify in place."""
+    for node in [n for n in graph.nodes if _is_check(n)]:
+        graph.erase_node(node)
     for node in list(graph.nodes):
         replacement = _simpler(node)
         if replacement is not None:
@@ -31,12 +33,22 @@ def simplify(graph: fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
+def as_reshape(node: Call) -> None:
+    """Make a view a reshape, in place."""
+    if node.target in RESHAPES:
+        node.target, node.args = aten.reshape.default, (node.args[0], list(node.meta["val"].shape))
+
+
+def _is_check(node: Call) -> bool:
+    """An operator that returns nothing can only look at values and raise, as that behind `torch.linalg.solve` does."""
+    return isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns
+
+
 def _simpler(node: Call) -> fx.Node | None:
     """A node with the same value as this one, if there is one."""
     if node.target in IDENTITIES:
         return node.args[0]
-    if node.target in RESHAPES:
-        node.target, node.args = aten.reshape.default, (node.args[0], list(node.meta["val"].shape))
+    as_reshape(node)
     if node.target in (aten.reshape.default, aten.expand.default, aten.slice.Tensor):
         return node.args[0] if node.args[0].meta["val"].shape == node.meta["val"].shape else None
     if node.target is aten._to_copy.default:
