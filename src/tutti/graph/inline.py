@@ -9,6 +9,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from tutti import compat
+from tutti.graph.simplify import as_reshape
 from tutti.graph.step_graph import Spec
 
 
@@ -21,7 +22,10 @@ def inline(graph: fx.Graph, function: Callable, args: tuple, kwargs: dict, devic
 
 
 def trace(function: Callable, args: tuple, kwargs: dict, device: torch.device | str = "cpu") -> fx.Graph:
-    """The graph of `function(*args, **kwargs)`, with a placeholder for each node in the arguments."""
+    """The graph of `function(*args, **kwargs)`, with a placeholder for each node in the arguments.
+
+    It is traced for dense operands and holds for operands that lie otherwise in memory: its views are reshapes.
+    """
     leaves, spec = pytree.tree_flatten((args, kwargs))
 
     def flat(*tensors):
@@ -31,7 +35,10 @@ def trace(function: Callable, args: tuple, kwargs: dict, device: torch.device | 
 
     with compat.fake_mode():
         specs = [n.meta["val"] for n in leaves if isinstance(n, fx.Node)]
-        return compat.trace(flat, *(torch.empty(s.shape, dtype=s.dtype, device=device) for s in specs)).graph
+        graph = compat.trace(flat, *(torch.empty(s.shape, dtype=s.dtype, device=device) for s in specs)).graph
+    for node in graph.nodes:
+        as_reshape(node)
+    return graph
 
 
 def paste(graph: fx.Graph, traced: fx.Graph, args: tuple, kwargs: dict):
