@@ -77,6 +77,10 @@ def test_time_is_latency_plus_bytes_over_bandwidth(kind, messages):
     assert NODES.time(kind, 1e9, stride=1, size=1) == 0
 
 
+def test_many_collectives_take_as_many_times_one():
+    assert NODES.time("all_reduce", 1e9, 1, 4, messages=10) == pytest.approx(10 * NODES.time("all_reduce", 1e8, 1, 4))
+
+
 def test_time_of_an_unknown_collective():
     with pytest.raises(
         ValueError, match="no collective 'gossip'; known are all_gather, reduce_scatter, all_reduce, all_to_all, shift"

@@ -102,9 +102,10 @@ class Cluster:
         _check(kind)
         return lines(kind, self.stages(stride, size)) if size > 1 else [Line("nothing", 0.0, 0.0)]
 
-    def time(self, kind: str, sent_bytes: float, stride: int, size: int) -> float:
-        """Seconds of a collective in which each rank sends ``sent_bytes`` in all, as it does in a ring.
+    def time(self, kind: str, sent_bytes: float, stride: int, size: int, messages: int = 1) -> float:
+        """Seconds of equal collectives, one after the other, in which each rank sends ``sent_bytes`` in all.
 
+        Bytes as a rank sends them in a ring, whatever algorithm is taken; of all ``messages`` collectives together.
         ``kind`` is one of all_gather, all_reduce, reduce_scatter, all_to_all, shift; stride and size as in ``link``.
         All groups of the cluster do the same at once. The cheapest algorithm is taken, or the measurement where the
         group's link has one.
@@ -112,7 +113,7 @@ class Cluster:
         key = kind, stride, size
         if key not in self._known:
             self._known[key] = self._cost(kind, stride, size)
-        return self._known[key](sent_bytes)
+        return messages * self._known[key](sent_bytes / messages)
 
     def _cost(self, kind: str, stride: int, size: int) -> Callable[[float], float]:
         _check(kind)

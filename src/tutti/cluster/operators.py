@@ -1,0 +1,82 @@
+"""Which of a device's figures an ATen operator goes by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from tutti.cluster.device import Device, Dtype
+
+aten = torch.ops.aten
+Shape = tuple[int, ...]
+
+# Matrix products: (batch, m, k, n) of the shapes of their tensor operands.
+PRODUCTS: dict[Any, Callable[..., tuple[int, int, int, int]]] = {
+    aten.mm.default: lambda a, b: (1, *a, b[1]),
+    aten.addmm.default: lambda _, a, b: (1, *a, b[1]),
+    aten.bmm.default: lambda a, b: (*a, b[2]),
+    aten.baddbmm.default: lambda _, a, b: (*a, b[2]),
+}
+
+# Other work on matrices, by what a device's `efficiency` calls it.
+KINDS = {
+    "attention": ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+                  "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu"),
+    "convolution": ("convolution",),
+}  # fmt: skip
+
+# All the rest moves bytes: names of operators by family, their backward passes included. What is not here is "add".
+FAMILY = {
+    "exp": ("exp", "exp2", "expm1", "log", "log2", "log1p", "pow", "sigmoid", "softplus", "logsumexp", "cumsum"),
+    "tanh": ("tanh", "sin", "cos", "atan"),
+    "erf": ("erf", "erfc", "erfinv"),
+    "gelu": ("gelu",),
+    "silu": ("silu", "mish", "elu"),
+    "softmax": ("_softmax", "_log_softmax"),
+    "norm": ("native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit",
+             "_fused_rms_norm"),
+    "index": ("embedding", "index", "index_select", "gather", "take"),
+    "scatter": ("embedding_dense", "index_put", "index_add", "scatter", "scatter_add", "scatter_reduce"),
+    "transpose": ("clone",),
+}  # fmt: skip
+
+_KIND_OF = {name: kind for kind, names in KINDS.items() for name in names}
+_FAMILY_OF = {name: family for family, names in FAMILY.items() for name in names}
+
+
+def seconds(device: Device, target: Any, shapes: Sequence[Shape], dtype: Dtype, flops: float, moved: float) -> float:
+    """Seconds of one operator, without its overhead.
+
+    target: the operator. shapes: of its tensor operands, read for matrix products alone. dtype: of its result; where
+    the device has no figures for it, float32's are taken. flops: of work on matrices. moved: bytes read and written.
+    """
+    if target in PRODUCTS:
+        return device.matmul_seconds(*PRODUCTS[target](*shapes), _known(device, dtype))
+    name = _name(target)
+    if name in _KIND_OF:
+        return max(flops / device.rate(_known(device, dtype), _KIND_OF[name]), moved / device.bandwidth)
+    streamed = device.stream_seconds(moved, family_of(target), dtype)
+    return max(flops / device.rate(_known(device, dtype)), streamed)
+
+
+def family_of(target: Any) -> str:
+    """The family of operators by whose seconds this one moves bytes."""
+    return _FAMILY_OF.get(_name(target), "add")
+
+
+def _name(target: Any) -> str:
+    """Of an ATen operator: "silu" of aten.silu_backward.default."""
+    full = getattr(target, "_schema", None)
+    if full is None:
+        return ""
+    return full.name.removeprefix("aten::").removesuffix("_data").removesuffix("_backward").rstrip("_")
+
+
+def _known(device: Device, dtype: Dtype) -> Dtype:
+    try:
+        device.peak_of(dtype)
+    except ValueError:
+        return "float32"
+    return dtype

@@ -1,0 +1,69 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tutti.cluster import Cluster, Device
+from tutti.cluster.curve import Curve
+from tutti.cluster.device import FAMILIES
+from tutti.cluster.operators import FAMILY, KINDS, PRODUCTS, family_of, seconds
+
+aten = torch.ops.aten
+DEVICE = Device("toy", {"float32": 10e12}, 16e9, 1e12, efficiency={"attention float32": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("target", "shapes", "product"),
+    [
+        (aten.mm.default, [(8, 16), (16, 32)], (1, 8, 16, 32)),
+        (aten.addmm.default, [(32,), (8, 16), (16, 32)], (1, 8, 16, 32)),
+        (aten.bmm.default, [(4, 8, 16), (4, 16, 32)], (4, 8, 16, 32)),
+        (aten.baddbmm.default, [(4, 8, 32), (4, 8, 16), (4, 16, 32)], (4, 8, 16, 32)),
+    ],
+)
+def test_products_go_by_their_shapes(target, shapes, product):
+    assert PRODUCTS[target](*shapes) == product
+    h100 = Cluster.parse("h100").device
+    assert seconds(h100, target, shapes, torch.bfloat16, 0, 0) == h100.matmul_seconds(*product, "bfloat16")
+
+
+def test_attention_goes_by_its_own_rate():
+    flash = aten._scaled_dot_product_flash_attention_for_cpu
+    for target in (flash.default, aten._scaled_dot_product_flash_attention_for_cpu_backward.default):
+        assert seconds(DEVICE, target, [], torch.float32, 5e12, 1.0) == 1.0
+        assert seconds(DEVICE, target, [], torch.float32, 5e12, 2e12) == 2.0
+    assert seconds(DEVICE, aten.convolution.default, [], torch.float32, 5e12, 1.0) == 0.5
+
+
+def test_the_rest_goes_by_bytes():
+    device = replace(DEVICE, streams={"silu float32": Curve(((0, 0.0), (100.0, 3.0)))})
+    assert seconds(device, aten.silu.default, [], torch.float32, 10, 50) == 1.5
+    assert seconds(device, aten.silu_backward.default, [], torch.bool, 10, 50) == 1.5
+    assert seconds(device, aten.relu.default, [], torch.float32, 10, 1e12) == 1.0
+    assert seconds(device, aten.fft_fft.default, [], torch.complex64, 10e12, 1.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("target", "family"),
+    [
+        (aten.exp.default, "exp"),
+        (aten.gelu_backward.default, "gelu"),
+        (aten._softmax_backward_data.default, "softmax"),
+        (aten._log_softmax.default, "softmax"),
+        (aten.native_layer_norm_backward.default, "norm"),
+        (aten.embedding.default, "index"),
+        (aten.embedding_dense_backward.default, "scatter"),
+        (aten.index_put.default, "scatter"),
+        (aten.clone.default, "transpose"),
+        (aten.mul.Tensor, "add"),
+        (max, "add"),
+    ],
+)
+def test_families(target, family):
+    assert family_of(target) == family
+
+
+def test_every_name_is_an_operator_and_every_family_is_known():
+    assert set(FAMILY) | {"add"} == set(FAMILIES)
+    for name in (name for names in (*FAMILY.values(), *KINDS.values()) for name in names):
+        assert hasattr(aten, name) or hasattr(aten, f"{name}_backward"), name
