@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import prod
 
+import torch
+
 from tutti.cluster import Cluster
+from tutti.cluster.operators import PRODUCTS
+from tutti.cluster.operators import seconds as operator_seconds
 from tutti.graph.step_graph import Spec
 from tutti.plan.choice import Choice, Choices, input_placement, layouts, output_placement
 from tutti.plan.layout import Layout, Mesh, Placement, Split
@@ -23,7 +27,7 @@ def strides(mesh: Mesh) -> dict[str, int]:
 
 
 class Pricer:
-    """Prices on one cluster and mesh. Computation is a roofline: the slower of arithmetic and memory traffic."""
+    """Prices on one cluster and mesh. Computation goes by the shapes of matrix products and the bytes of the rest."""
 
     def __init__(self, cluster: Cluster, mesh: Mesh):
         self.cluster, self.mesh, self.strides = cluster, mesh, strides(mesh)
@@ -42,8 +46,12 @@ class Pricer:
             for axis, c in choices.items()
             if c.factor and o.target in WORK
         )
-        seconds = max(o.flops / parts / self.rate(o), moved / self.cluster.device.bandwidth)
-        return seconds + self.cluster.device.overhead + self.exchanged(o, choices)
+        ins, _ = layouts(o.rule, choices) if o.target in PRODUCTS else ((), ())
+        shapes = [at.local_shape(o.rule.shape(dims), self.mesh) for at, dims in zip(ins, o.rule.inputs, strict=False)]
+        device = self.cluster.device
+        dtype = next((s.dtype for s in o.outputs if s and s.dtype), torch.float32)
+        seconds = operator_seconds(device, o.target, shapes, dtype, o.flops / parts, moved)
+        return seconds + device.overhead + self.exchanged(o, choices)
 
     def exchanged(self, o: Operator, choices: Choices) -> float:
         """What the operator's own computation sends: sums of the rows of a split softmax, border rows, ..."""
@@ -70,13 +78,6 @@ class Pricer:
         """Over how many ranks an operand (`input_placement`) or output (`output_placement`) is split."""
         return prod(self.mesh[a] for a, c in choices.items() if isinstance(placement(o.rule, c, i), Split))
 
-    def rate(self, o: Operator) -> float:
-        """FLOP/s of this operator's dtype; of float32 where the device has no figure for it."""
-        try:
-            return self.cluster.device.rate(o.outputs[0].dtype)
-        except ValueError:
-            return self.cluster.device.rate("float32")
-
     def itemsize(self, o: Operator) -> int:
         return next((s.dtype.itemsize for s in o.outputs if s.dtype), 4)
 
@@ -87,8 +88,7 @@ class Pricer:
             return 0.0
         sent = sent_bytes(kind, local, k)
         copies = 2 * local * (k if kind == "all_gather" else 1) / self.cluster.device.bandwidth
-        start = self.cluster.time(kind, 0, self.strides[axis], k)
-        return (messages - 1) * start + self.cluster.time(kind, sent, self.strides[axis], k) + copies
+        return self.cluster.time(kind, sent, self.strides[axis], k, max(1, messages)) + copies
 
 
 def with_choice(choices: Mapping[str, Choice], axis: str, choice: Choice | None) -> dict[str, Choice]:
