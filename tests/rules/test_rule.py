@@ -52,6 +52,14 @@ def test_an_optional_output_that_is_not_made():
         ("m k, k n -> m n", [(2, 3), (4, 5)], [(2, 5)], "does not fit a dim of size 4"),
         ("(a b) -> a b", [(6,)], [(2, 4)], "does not fit a dim of size 6"),
         ("1 a -> a", [(2, 3)], [(3,)], "does not fit a dim of size 2"),
+        ("b (d, d e -> b e", [(2, 3), (3, 4)], [(2, 4)], r"'\(' without its other in 'b \(d'"),
+        ("b d) -> b d", [(2, 3)], [(2, 3)], r"'\)' without its other in 'b d\)'"),
+        ("b ((d e) f) -> b d", [(2, 3)], [(2, 3)], r"'\(' without its other"),
+        ("b d? -> b d", [(2, 3)], [(2, 3)], r"'d\?' is no factor; write name, name!, name@, name\* or name:max"),
+        ("b d:bogus -> b", [(2, 3)], [(2,)], "'d:bogus' is combined by none of sum, avg, max, min, same"),
+        ("b d, d -> b | ~7", [(2, 3), (3,)], [(2,)], "has 2 operands: there is no operand 7 to be linear in"),
+        ("b d -> b | foo", [(2, 3)], [(2,)], "'foo' is no mark of linear operands; write ~0, ~01"),
+        ("b d -> b | ~0 1", [(2, 3)], [(2,)], "'1' is no mark of linear operands"),
     ],
 )
 def test_errors_name_the_rule(notation, inputs, outputs, message):

@@ -86,7 +86,10 @@ def rule_of(node: fx.Node) -> Rule | None:
     if notation is None:
         return None
     line, sizes = notation if isinstance(notation, tuple) else (notation, {})
-    return parse(line, [n.meta["val"].shape for n in operands(node)], [s.shape for s in specs(node)], **sizes)
+    try:
+        return parse(line, [n.meta["val"].shape for n in operands(node)], [s.shape for s in specs(node)], **sizes)
+    except ValueError as error:
+        raise ValueError(f"{node.target}: {error}") from None
 
 
 def replicated(node: fx.Node) -> Rule:

@@ -23,7 +23,9 @@ import re
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
+from typing import NoReturn
 
+REDUCTIONS = ("sum", "avg", "max", "min")  # what partial results are combined by
 SAME = "same"  # as a combination: each rank has the result already
 Dims = tuple[tuple[str, ...], ...]  # per dim its factors, major to minor; () for a dim of size one
 
@@ -75,24 +77,32 @@ def parse(notation: str, inputs: list[tuple[int, ...]], outputs: list[tuple[int,
 @lru_cache(maxsize=10_000)
 def read(notation: str) -> Rule:
     """What a line of notation says by itself: a rule without sizes. Raises ValueError where it is malformed."""
+
+    def refuse(why: str) -> NoReturn:
+        raise ValueError(f"rule {notation!r}{why}")
+
     body, _, marks = notation.partition("|")
     left, arrow, right = body.partition("->")
     if not arrow:
-        raise ValueError(f"rule {notation!r} has no '->'")
+        refuse(" has no '->'")
     marked, combine = {"!": set(), "@": set(), "*": set()}, {}
 
     def operand(text: str) -> Dims:
         dims = []
-        for group in re.findall(r"\([^)]*\)|\S+", text):
+        for group in re.findall(r"\([^()]*\)|[^\s()]+|[()]", text):
+            if group in ("(", ")"):
+                refuse(f": {group!r} without its other in {text.strip()!r}")
             factors = []
             for token in group.strip("()").split():
                 match = re.fullmatch(r"(\w+)([!@*]?)(?::(\w+))?", token)
                 if not match:
-                    raise ValueError(f"rule {notation!r}: {token!r} is no factor; write name, name!, name@ or name:max")
+                    refuse(f": {token!r} is no factor; write name, name!, name@, name* or name:max")
                 name, mark, operation = match.groups()
                 if mark:
                     marked[mark].add(name)
                 if operation:
+                    if operation not in (*REDUCTIONS, SAME):
+                        refuse(f": {token!r} is combined by none of {', '.join((*REDUCTIONS, SAME))}")
                     combine[name] = operation
                 if name != "1":
                     factors.append(name)
@@ -103,6 +113,14 @@ def read(notation: str) -> Rule:
     rights = right.split(",")
     ins = tuple(operand(part.replace("+", " ")) for part in lefts)
     outs = tuple(operand(part.replace("=", " ")) for part in rights)
+    linear = []
+    for mark in marks.split():
+        if not re.fullmatch(r"~(\d+|\*)", mark):
+            refuse(f": {mark!r} is no mark of linear operands; write ~0, ~01 (together) or ~*")
+        numbers = range(len(ins)) if mark == "~*" else sorted(map(int, mark[1:]))
+        if beyond := [i for i in numbers if i >= max(1, len(ins))]:
+            refuse(f" has {len(ins)} operands: there is no operand {beyond[0]} to be linear in ({mark}, from 0)")
+        linear.append(frozenset(numbers))
     return Rule(
         notation, ins, outs, {},
         whole=frozenset(marked["!"]),
@@ -111,9 +129,7 @@ def read(notation: str) -> Rule:
         combine=combine,
         combined=frozenset(i for i, part in enumerate(rights) if part.strip().startswith("=")),
         added=frozenset(i for i, part in enumerate(lefts) if part.strip().startswith("+")),
-        linear=tuple(
-            frozenset(range(len(ins)) if mark == "*" else map(int, mark)) for mark in re.findall(r"~(\d+|\*)", marks)
-        ),
+        linear=tuple(linear),
     )  # fmt: skip
 
 
