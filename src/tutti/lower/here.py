@@ -10,7 +10,7 @@ import torch
 from tutti.lower.collectives import all_gather, all_reduce, shift
 from tutti.plan.choice import Choices
 from tutti.plan.layout import Layout, Mesh, Split
-from tutti.rules.rule import Rule
+from tutti.rules.rule import REDUCTIONS, Rule
 
 
 class Here:
@@ -34,14 +34,21 @@ class Here:
             repr(self._shapes),
         )
 
+    def _known(self, factor: str) -> str:
+        """The factor itself; ValueError where the rule has none of this name."""
+        if factor not in self._rule.sizes:
+            known = ", ".join(map(repr, self._rule.sizes))
+            raise ValueError(f"no factor {factor!r} in rule {self._rule.notation!r}; there are {known}")
+        return factor
+
     def axes(self, factor: str) -> list[str]:
-        """The axes that split a factor, outermost first."""
+        """The axes that split a factor, outermost first; none split what the rule does not name."""
         held = [(c.outer, axis) for axis, c in self._choices.items() if c.factor == factor]
         return [axis for _, axis in sorted(held)]
 
     def size(self, factor: str) -> int:
         """How much of the factor this rank has."""
-        size = self._rule.sizes[factor]
+        size = self._rule.sizes[self._known(factor)]
         for axis in self.axes(factor):
             size //= self._mesh[axis]
         return size
@@ -50,29 +57,31 @@ class Here:
         """Where this rank's part of the factor begins. The part is contiguous: the factor's splits are not strided."""
         self.asked_where = True
         offset, inside = 0, 1
-        for axis in self.axes(factor):
+        for axis in self.axes(self._known(factor)):
             assert self._choices[axis].outer == inside, f"strided split of {factor!r} in {self._rule.notation!r}"
             inside *= self._mesh[axis]
             offset += self._where[axis] * self._rule.sizes[factor] // inside
         return offset
 
     def all_reduce(self, x: torch.Tensor, factor: str, op: str) -> torch.Tensor:
-        """Combine over all ranks that hold parts of the factor."""
-        for axis in self.axes(factor):
+        """Combine over all ranks that hold parts of the factor, by "sum", "avg", "max" or "min"."""
+        if op not in REDUCTIONS:
+            raise ValueError(f"no operation {op!r} combines the parts of {factor!r}; there are {', '.join(REDUCTIONS)}")
+        for axis in self.axes(self._known(factor)):
             x = all_reduce(x, axis, op)
         return x
 
     def all_gather(self, x: torch.Tensor, factor: str) -> torch.Tensor:
         """What each rank that holds a part of the factor has, in the order of the parts: (parts, *x)."""
         x = x.unsqueeze(0)
-        for axis in reversed(self.axes(factor)):
+        for axis in reversed(self.axes(self._known(factor))):
             x = all_gather(x, axis, self._mesh[axis]).flatten(0, 1)
         return x
 
     def shift(self, x: torch.Tensor, factor: str, by: int, edge: float | None = 0.0) -> torch.Tensor:
         """What the holder of the part `by` places before holds; beyond the first and last part there is `edge`
         everywhere, or, where it is None, the other end."""
-        return shift(x, " ".join(self.axes(factor)), f"{by} {'wrap' if edge is None else edge}")
+        return shift(x, " ".join(self.axes(self._known(factor))), f"{by} {'wrap' if edge is None else edge}")
 
     def parts(self, factor: str) -> int:
         """Into how many parts the factor is split."""
@@ -81,7 +90,7 @@ class Here:
     def part(self, factor: str) -> int:
         """Which of them this rank holds."""
         self.asked_where, place = True, 0
-        for axis in self.axes(factor):
+        for axis in self.axes(self._known(factor)):
             place = place * self._mesh[axis] + self._where[axis]
         return place
 

@@ -134,7 +134,7 @@ def _nll_loss(loss) -> Callable:
     def local(here, x, target, weight, reduction, ignore_index):
         added = SUM if reduction == MEAN else reduction
         total, count = loss(x, _own_targets(here, target, ignore_index), weight, added, -100)
-        for factor in ("c", "n", *(f"p{i}" for i in range(x.ndim - 2))):
+        for factor in ("c", *(["n"] if x.ndim > 1 else []), *(f"p{i}" for i in range(x.ndim - 2))):
             count = here.all_reduce(count, factor, "sum")
         return (total / count if reduction == MEAN else total), count
 
