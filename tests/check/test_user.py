@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 import tutti
-from tutti.rules import LOCAL, RULES, SENDS
+from tutti.check.samples import Draw
+from tutti.plan.choice import Choice
+from tutti.rules import CONTIGUOUS, LOCAL, RULES, SENDS
 
 
 def define(name: str, function, fake=None):
@@ -17,7 +19,7 @@ def define(name: str, function, fake=None):
 
 @pytest.fixture(autouse=True)
 def forget():
-    tables = [(table, dict(table)) for table in (RULES, LOCAL, SENDS)]
+    tables = [(table, dict(table)) for table in (CONTIGUOUS, LOCAL, RULES, SENDS)]
     yield
     for table, before in tables:
         for target in [t for t in table if t not in before]:
@@ -112,6 +114,9 @@ def test_above_the_definition_of_the_operator():
 def test_errors_say_what_is_missing():
     with pytest.raises(ValueError, match=r"no operator 'tutti_tests::nothing'; define it by torch.library.custom_op"):
         tutti.rule("tutti_tests::nothing", "a -> a")(lambda x: x)
+    with pytest.warns(UserWarning, match=r"'a -> a' of tutti_tests::typo is not registered: there is no operator") as w:
+        tutti.rule("tutti_tests::typo", "a -> a", check=True)
+    assert w[0].filename == __file__
     with pytest.raises(ValueError, match="has no '->'"):
         tutti.rule("aten::mm", "m k")
     with pytest.raises(ValueError, match=r"has the rule 'm k, k n -> m n \| ~0 ~1' already"):
@@ -123,6 +128,93 @@ def test_errors_say_what_is_missing():
     define("two", fused)
     with pytest.raises(ValueError, match=r"has 1 inputs, .* has 2 tensors"):
         tutti.rule("tutti_tests::two", "a b c -> a b c")
+    with pytest.raises(ValueError, match=r"has 2 outputs, .* has 1 tensors"):
+        tutti.rule("tutti_tests::two", "a b c, c d -> a b d, a")
+    with pytest.raises(
+        ValueError, match=r"'f' stands in no operand, .*; keep it whole, f!, or write .* of its own, f@"
+    ):
+        tutti.rule("tutti_tests::two", "a b c, c d -> a b f")
+
+
+def test_a_computation_of_its_own_must_be_there_and_take_what_it_is_given():
+    op = define("taken", fused)
+    line = "b s d@, d@ e -> b s e"
+    with pytest.warns(
+        UserWarning, match=r"not registered: it marks d@, .* \(def taken_of_parts\(here, x, w\): \.\.\.\)"
+    ):
+        tutti.rule("tutti_tests::taken", line)
+    with pytest.raises(
+        ValueError, match=r"below it stands tutti_tests.taken.default itself.*def taken_of_parts\(here, x"
+    ):
+        tutti.rule("tutti_tests::taken", line)(op)
+
+    def without_here(x, w):
+        return x @ w
+
+    with pytest.raises(ValueError, match=r"without_here computes tutti_tests.taken.* \(here, x, w\): too many"):
+        tutti.rule("tutti_tests::taken", line)(without_here)
+    assert torch.ops.tutti_tests.taken.default not in RULES
+
+
+@pytest.mark.parametrize(
+    ("factor", "op", "message"),
+    [
+        ("q", "sum", "no factor 'q' in rule 'a b@ -> a b@'; there are 'a', 'b'"),
+        ("b", "summ", "no operation 'summ' combines the parts of 'b'; there are sum, avg, max, min"),
+    ],
+)
+def test_misspelt_words_with_peers_are_told(factor, op, message):
+    name = f"misspelt_{factor}_{op}"
+    define(name, normalized)
+    with pytest.raises(AssertionError, match=message):
+        tutti.rule(f"tutti_tests::{name}", "a b@ -> a b@", check=True)(
+            lambda here, x: x / here.all_reduce(x.sum(1, keepdim=True), factor, op)
+        )
+
+
+def test_operands_of_a_computation_of_its_own_are_contiguous():
+    """It is traced with such, so that a look at strides, or a `contiguous()`, holds when it runs."""
+    op = define("turned", fused)
+    op.register_autograd(
+        lambda ctx, g: (g @ ctx.saved_tensors[1].t(), ctx.saved_tensors[0].flatten(0, 1).t() @ g.flatten(0, 1)),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )
+
+    @tutti.rule("tutti_tests::turned", "b s d, d e@ -> b s e@ | ~0 ~1", check=True)
+    def some_columns(here, x, w):
+        rows = x.contiguous().as_strided((x.shape[0] * x.shape[1], x.shape[2]), (x.shape[2], 1))
+        return (rows @ w).view(*x.shape[:2], -1)
+
+    def loss(model, batch):
+        return op(batch[0].transpose(0, 1), model.weight).pow(2).mean()
+
+    model, batch = nn.Linear(4, 6, bias=False), (torch.randn(4, 3, 6),)
+    label = next(n.meta["label"] for n in tutti.capture(model, batch, loss=loss).calls if "turned" in str(n.target))
+    plan = tutti.Plan({"a": 2}, operators={label: {"a": Choice("e")}})
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    step = tutti.parallelize(model, optimizer, batch, loss=loss, cluster="cpu:2", plan=plan, level="O0")
+    torch.testing.assert_close(step.evaluate(batch), loss(model, batch).detach())
+
+
+def normalized(x: torch.Tensor) -> torch.Tensor:
+    return x / x.sum(1, keepdim=True)
+
+
+def looked_up(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    return table[index]
+
+
+def test_an_operator_that_wants_integers_asks_for_samples():
+    define("looked_up", looked_up)
+    with pytest.raises(
+        ValueError, match=r"looked_up.default refuses operands as rule .* float64.*indices must be.*pass samples="
+    ):
+        tutti.rule("tutti_tests::looked_up", "v! h, b s -> b s h | ~0", check=True)
+
+    def samples(d: Draw):
+        return (d.floats(5, d.size()), d.integers(*d.sizes(2), below=5)), {}
+
+    tutti.rule("tutti_tests::looked_up", "v! h, b s -> b s h | ~0", check=True, samples=samples)
 
 
 def scaled(x: torch.Tensor, by: float) -> torch.Tensor:

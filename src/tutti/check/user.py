@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 
-from tutti.rules import LOCAL, RULES, SENDS, Cut
+from tutti.rules import CONTIGUOUS, LOCAL, RULES, SENDS, Cut
 from tutti.rules.rule import read
 
 F = TypeVar("F", bound=Callable)
@@ -28,7 +31,7 @@ def rule(
         tutti.rule("mylib::fused_op", "b s d, d e -> b s e")
 
     A notation with factors marked `@` or `*` needs a computation of its own, which then stands below; it is given a
-    `Here` (see `tutti.lower.here`) and the operator's arguments with local tensors:
+    `Here` (see `tutti.lower.here`) and the operator's arguments with local tensors, which are contiguous:
 
         @tutti.rule("mylib::embed", "v* h, b -> b h")
         def embed_own_rows(here, table, ids): ...
@@ -39,30 +42,77 @@ def rule(
     operator: "namespace::name" or "namespace::name.overload", or the overload itself.
     sends: what the computation of its own exchanges, as (collective, local bytes); without it the planner takes that to
         be free.
-    samples: a function of a `Draw` (see `tutti.check.samples`) that returns (args, kwargs) of a call; by default
-        tensors of the shapes that the notation says, for operators whose other arguments have defaults.
+    samples: a function of a `tutti.check.samples.Draw` that returns (args, kwargs) of a call; by default floats of the
+        shapes that the notation says, for operators whose other arguments have defaults.
     check: hold the rule against samples now; by default where the environment sets TUTTI_DEBUG=1.
 
-    Raises ValueError where the notation is malformed or contradicts the operator, or the operator is unknown or has
-    another rule; AssertionError, with the smallest sample found, where a checked rule is wrong.
+    Raises ValueError where the notation is malformed or contradicts the operator, the computation of its own cannot be
+    called, or the operator is unknown or has another rule; AssertionError, with the smallest sample found, where a
+    checked rule is wrong. Warns of a rule that was not registered, as nothing stands below that it was waiting for.
     """
-    read(notation)
+    known = read(notation)
     checked = os.environ.get("TUTTI_DEBUG", "0") not in ("", "0") if check is None else check
-    needs_local = bool(read(notation).local)
-    if sends is not None and not needs_local:
+    if sends is not None and not known.local:
         raise ValueError(f"rule {notation!r} has no computation of its own (`@` or `*`), which sends=... would price")
-    if not needs_local and _find(operator) is not None:
+    if not known.local and _find(operator) is not None:
         _register(_find(operator), notation, None, None, samples, checked)
         return lambda function: function
+    return _Waiting(operator, notation, sends, samples, checked)
 
-    def register(function: F) -> F:
-        target = _find(operator)
+
+class _Waiting:
+    """A rule that waits for what stands below: a computation of its own, or the definition of the operator."""
+
+    def __init__(self, operator: str | Any, notation: str, sends, samples, checked: bool):
+        self.operator, self.notation, self.given = operator, notation, (sends, samples, checked)
+        self.waits = True
+
+    def __call__(self, function: F) -> F:
+        self.waits = False
+        target = _find(self.operator)
         if target is None:
-            raise ValueError(f"there is no operator {operator!r}; define it by torch.library.custom_op first")
-        _register(target, notation, function if needs_local else None, sends, samples, checked)
+            raise ValueError(f"there is no operator {self.operator!r}; define it by torch.library.custom_op first")
+        local = _computation(function, target, self.notation) if read(self.notation).local else None
+        _register(target, self.notation, local, *self.given)
         return function
 
-    return register
+    def __del__(self):
+        if not self.waits:
+            return
+        target = _find(self.operator)
+        why = (
+            f"there is no operator {self.operator!r}"
+            if target is None
+            else f"it marks {_marks(self.notation)}, and no computation of its own stands below ({_example(target)})"
+        )
+        warnings.warn(f"rule {self.notation!r} of {self.operator} is not registered: {why}", stacklevel=2)
+
+
+def _marks(notation: str) -> str:
+    return ", ".join(sorted(set(re.findall(r"\w+[@*]", notation.partition("|")[0]))))
+
+
+def _example(target: Any) -> str:
+    return f"def {target._schema.name.split('::')[1]}_of_parts(here, {', '.join(a.name for a in _all(target))}): ..."
+
+
+def _computation(function: Callable, target: Any, notation: str) -> Callable:
+    """The function itself, if it can be called as a computation of its own is."""
+    if type(function).__module__.startswith("torch."):
+        raise ValueError(
+            f"rule {notation!r} marks {_marks(notation)}: below it stands {target} itself, not its computation where "
+            f"that is split: {_example(target)}"
+        )
+    given = [a for a in _all(target) if not a.kwarg_only]
+    named = {a.name: None for a in _all(target) if a.kwarg_only}
+    for called in (given, [a for a in given if not a.has_default_value()]):
+        try:
+            inspect.signature(function).bind("here", *(a.name for a in called), **named)
+        except TypeError as error:
+            text = ", ".join(["here", *(a.name for a in called), *(f"{key}=..." for key in named)])
+            what = getattr(function, "__name__", repr(function))
+            raise ValueError(f"{what} computes {target} where it is split, by a call of ({text}): {error}") from None
+    return function
 
 
 def _find(operator: str | Any) -> Any | None:
@@ -76,17 +126,15 @@ def _find(operator: str | Any) -> Any | None:
 
 
 def _register(target: Any, notation: str, local, sends, samples, checked: bool) -> None:
-    tensors = [a for a in target._schema.arguments if isinstance(a.type, torch.TensorType)]
-    given = len(read(notation).inputs)
-    if len(tensors) != given and not any("Tensor?" in str(a.type) or "[]" in str(a.type) for a in _all(target)):
-        raise ValueError(f"rule {notation!r} has {given} inputs, {target} has {len(tensors)} tensors")
+    _agree(target, notation)
     if RULES.get(target, notation) != notation:
         raise ValueError(f"{target} has the rule {RULES[target]!r} already")
     if any(a.alias_info is not None and a.alias_info.is_write for a in _all(target)):
         raise ValueError(f"{target} writes into its arguments; rules are for operators that return what they make")
-    tables: tuple[dict, ...] = (RULES, LOCAL, SENDS)
+    dense = tuple(range(len(read(notation).inputs))) if local is not None else None  # it was traced with such
+    tables: tuple[dict, ...] = (RULES, LOCAL, SENDS, CONTIGUOUS)
     before = [table.get(target) for table in tables]
-    for table, value in zip(tables, (notation, local, sends), strict=True):
+    for table, value in zip(tables, (notation, local, sends, dense), strict=True):
         _set(table, target, value if value is not None else table.get(target))
     if checked:
         try:
@@ -95,6 +143,25 @@ def _register(target: Any, notation: str, local, sends, samples, checked: bool) 
             for table, value in zip(tables, before, strict=True):
                 _set(table, target, value)
             raise
+
+
+def _agree(target: Any, notation: str) -> None:
+    """ValueError where a notation cannot be a rule of this operator."""
+    known = read(notation)
+    ins, outs = _all(target), target._schema.returns
+    for what, found, given in (("inputs", ins, known.inputs), ("outputs", outs, known.outputs)):
+        tensors = [a for a in found if isinstance(a.type, torch.TensorType)]
+        many = any("Tensor?" in str(a.type) or "[]" in str(a.type) for a in found)
+        if len(tensors) != len(given) and not many:
+            raise ValueError(f"rule {notation!r} has {len(given)} {what}, {target} has {len(tensors)} tensors")
+    made = {f for dims in known.outputs for dim in dims for f in dim}
+    read_ = {f for dims in known.inputs for dim in dims for f in dim}
+    if unknown := sorted(made - read_ - known.whole - known.local):
+        name = unknown[0]
+        raise ValueError(
+            f"rule {notation!r}: {name!r} stands in no operand, so nothing tells {target} which part of it to make; "
+            f"keep it whole, {name}!, or write a computation of its own, {name}@"
+        )
 
 
 def _set(table: dict, target: Any, value: Any) -> None:
@@ -129,6 +196,15 @@ def _by_notation(target: Any, notation: str) -> Callable:
         factors = sorted({f for dims in rule.inputs for dim in dims for f in dim})
         sizes = dict(zip(factors, d.sizes(len(factors), (1, 2, 3, 4, 6)), strict=True))
         drawn = replace(rule, sizes=sizes)
-        return tuple(d.floats(*drawn.shape(dims), dtype=torch.float64) for dims in rule.inputs), {}
+        args = tuple(d.floats(*drawn.shape(dims), dtype=torch.float64) for dims in rule.inputs)
+        try:
+            target(*args)
+        except Exception as error:
+            shapes = ", ".join(f"float64{list(x.shape)}" for x in args)
+            raise ValueError(
+                f"{target} refuses operands as rule {notation!r} says, {shapes} ({error}); where it wants others, "
+                "integers or other sizes, pass samples=..., a function that draws (args, kwargs) of a call"
+            ) from error
+        return args, {}
 
     return sample

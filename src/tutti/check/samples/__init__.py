@@ -13,6 +13,9 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 import tutti.rules  # noqa: F401  (registers the project's operators)
+from tutti.check.samples.sample import Draw, samples
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["Draw", "samples"]
