@@ -12,7 +12,7 @@ import tutti
 from tutti import cli
 from tutti.check import command
 from tutti.check.samples.sample import SAMPLES
-from tutti.rules import RULES
+from tutti.rules import CONTIGUOUS, LOCAL, RULES, SENDS
 
 aten = torch.ops.aten
 README = Path(__file__).parents[1] / "README.md"
@@ -157,3 +157,18 @@ def test_the_example_of_the_readme():
     finally:
         for target in set(RULES) - before:
             del RULES[target]
+
+
+def test_the_example_of_a_local_computation_in_the_readme():
+    (example,) = re.findall(r"```python\n(@torch\.library.*?)```", README.read_text(), re.DOTALL)
+    tables = [(table, set(table)) for table in (CONTIGUOUS, LOCAL, RULES, SENDS)]
+    unshared = example.replace('here.all_reduce(x.square().mean(1, keepdim=True), "d", "avg")', "x.square().mean(1)")
+    try:
+        exec(example, {"tutti": tutti, "torch": torch})
+        assert RULES[torch.ops.mylib.rms.default] == "b d@ -> b d@" and torch.ops.mylib.rms.default in LOCAL
+        with pytest.raises(AssertionError, match="rule 'b d@ -> b d@', split by a=2"):
+            exec(unshared.replace("rms", "other_rms"), {"tutti": tutti, "torch": torch})
+    finally:
+        for table, before in tables:
+            for target in set(table) - before:
+                del table[target]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,8 @@ from torch import nn
 import tutti
 import zoo
 from tutti.graph.step_graph import Spec
+
+README = Path(__file__).parents[2] / "README.md"
 
 
 def make(
@@ -292,7 +296,7 @@ def losses_of_unseeded_ranks() -> list[float]:
     step = make("dp4", "auto", model=zoo.llama(seed=rank))
     losses = [step(zoo.tokens()).item() for _ in range(2)]
     other = make("dp4", "auto")
-    with pytest.raises(ValueError, match="rank 1 has another batch entry 'input_ids' than rank 0"):
+    with pytest.raises(ValueError, match=r"rank 1 has another batch entry 'input_ids' than rank 0.*Seed what draws it"):
         other(zoo.tokens(seed=rank))
     return losses
 
@@ -302,6 +306,20 @@ def test_ranks_train_one_model_on_one_batch(pool):
     expected = [alone(zoo.tokens()).item() for _ in range(2)]
     for found in pool.run(losses_of_unseeded_ranks):
         assert found == pytest.approx(expected, rel=1e-5)
+
+
+def losses_of_the_readme() -> list[float]:
+    """The script of the README without `cluster`, which is then made of the processes."""
+    (script,) = re.findall(r"```python\n(import torch, transformers.*?)```", README.read_text(), re.DOTALL)
+    names: dict = {}
+    exec(script.replace('cluster="cpu:4", ', ""), names)
+    return [names["step"](names["batch"]).item()]
+
+
+def test_the_script_of_the_readme_runs_in_processes(pool):
+    first, *others = pool.run(losses_of_the_readme)
+    assert 6 < first[0] < 8, "about log 1024"
+    assert others == [first] * 3
 
 
 def test_the_same_script_under_gloo(pool):

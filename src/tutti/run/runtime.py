@@ -39,7 +39,7 @@ def check_same_everywhere(tensors: Mapping[str, torch.Tensor]) -> None:
         if differing := [key for key in digests if theirs.get(key) != everywhere[0].get(key)]:
             raise ValueError(
                 f"rank {rank} has another batch entry {differing[0]!r} than rank 0: every rank is given the global "
-                "batch and takes its own part (no DistributedSampler)"
+                "batch and takes its own part. Seed what draws it alike, or load the same data (no DistributedSampler)"
             )
 
 
