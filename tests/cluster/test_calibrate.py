@@ -45,7 +45,8 @@ def test_every_figure_is_measured(cluster):
     device = cluster.device
     assert device.source == machine.CALIBRATED + machine.key("cpu", 4, 1)
     assert device.memory == machine.memory(torch.device("cpu")) / 4
-    assert set(device.products) == set(compute.DTYPES)
+    assert set(device.products) == set(device.transposed) == set(compute.DTYPES)
+    assert min(device.transposed.values()) >= 1
     assert set(device.streams) == {f"{family} {dtype}" for family, dtype in product(compute.FAMILIES, compute.DTYPES)}
     assert {len(device.streams[f"add {d}"].points) for d in compute.DTYPES} == {3}
     assert set(device.efficiency) == {f"{name} {dtype}" for name, dtype in product(compute.OTHERS, compute.DTYPES)}
@@ -106,10 +107,12 @@ def test_families_read_and_write_the_bytes_that_are_said(family, dtype):
 def test_flops_of_what_is_no_matrix_product(name):
     from torch.utils.flop_counter import FlopCounterMode
 
-    run, flops = compute.OTHERS[name]("float32", torch.device("meta"))
+    run, flops = compute.other(name, "float32", torch.device("meta"))
     with FlopCounterMode(display=False) as counter:
         run()
-    assert counter.get_total_flops() == flops
+    # the counter ignores the causal mask; without a fused kernel, as here, it does not compute the products anew
+    ignored = {"attention": 2, "attention_backward": 2 * 4 / 5}.get(name, 1)
+    assert counter.get_total_flops() == flops * ignored
 
 
 def test_shapes_up_to_a_size():

@@ -2,14 +2,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tutti.cluster import Cluster, Device
 from tutti.cluster.curve import Curve
 from tutti.cluster.device import FAMILIES
-from tutti.cluster.operators import FAMILY, KINDS, PRODUCTS, family_of, seconds
+from tutti.cluster.operators import FAMILY, KINDS, PRODUCTS, TRANSPOSING, family_of, lies_transposed, seconds
 
 aten = torch.ops.aten
-DEVICE = Device("toy", {"float32": 10e12}, 16e9, 1e12, efficiency={"attention float32": 0.5})
+DEVICE = Device("toy", {"float32": 10e12}, 16e9, 1e12)
 
 
 @pytest.mark.parametrize(
@@ -27,11 +28,26 @@ def test_products_go_by_their_shapes(target, shapes, product):
     assert seconds(h100, target, shapes, torch.bfloat16, 0, 0) == h100.matmul_seconds(*product, "bfloat16")
 
 
+def test_a_transposed_first_matrix_takes_longer():
+    device = replace(DEVICE, transposed={"float32": 2.5})
+    times = [seconds(device, aten.mm.default, [(64, 64)] * 2, torch.float32, 0, 0, way) for way in (False, True)]
+    assert times[1] == 2.5 * times[0]
+
+    def graph(x, w):
+        return torch.mm(x.t(), w), torch.mm(x, w.t()), torch.addmm(x, x.t(), x), x.t() + x
+
+    nodes = [n for n in make_fx(graph)(torch.ones(4, 4), torch.ones(4, 4)).graph.nodes if n.op == "call_function"]
+    assert [lies_transposed(n) for n in nodes if n.target not in TRANSPOSING] == [True, False, True, False]
+
+
 def test_attention_goes_by_its_own_rate():
+    device = replace(DEVICE, efficiency={"attention float32": 0.5, "attention_backward float32": 0.1})
     flash = aten._scaled_dot_product_flash_attention_for_cpu
-    for target in (flash.default, aten._scaled_dot_product_flash_attention_for_cpu_backward.default):
-        assert seconds(DEVICE, target, [], torch.float32, 5e12, 1.0) == 1.0
-        assert seconds(DEVICE, target, [], torch.float32, 5e12, 2e12) == 2.0
+    assert seconds(device, flash.default, [], torch.float32, 5e12, 2e12) == 2.0
+    assert seconds(device, flash.default, [], torch.float32, 5e12, 1.0) == 1.0
+    back = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    assert seconds(device, back, [], torch.float32, 4e12, 1.0) == 4.0
+    assert seconds(DEVICE, back, [], torch.float32, 5e12, 1.0) == 0.5
     assert seconds(DEVICE, aten.convolution.default, [], torch.float32, 5e12, 1.0) == 0.5
 
 

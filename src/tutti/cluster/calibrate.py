@@ -135,6 +135,13 @@ class _Bench:
         found = {s: self.seconds(name, compute.matmul(s, dtype, self.device)) for s in compute.shapes(sizes, most)}
         return Grid.of(sizes, found, call), max(2 * m * k * n / t for (m, k, n), t in found.items())
 
+    def transposed(self, dtype: str) -> float:
+        """How many times longer products take whose first operand lies transposed."""
+        name = f"{dtype} products"
+        ways = ([self.seconds(name, compute.matmul(s, dtype, self.device, way)) for s in compute.LAYERS]
+                for way in (False, True))  # fmt: skip
+        return max(1.0, median(b / a for a, b in zip(*ways, strict=True)))
+
     def stream(self, family: str, dtype: str, sizes: tuple[int, ...]) -> Curve:
         """Seconds of a family of operators."""
         make, kind = compute.FAMILIES[family], getattr(torch, dtype)
@@ -144,11 +151,12 @@ class _Bench:
 
 def _device(device: torch.device, threads: int, effort: Effort, bar: _Bar) -> Device:
     bench = _Bench(device, threads, effort.window, bar)
-    grids, efficiency, peak, streams = {}, {}, {}, {}
+    grids, transposed, efficiency, peak, streams = {}, {}, {}, {}, {}
     for dtype in effort.dtypes:
         grids[dtype], peak[dtype] = bench.products(dtype, effort.products, effort.most)
-        for name, make in compute.OTHERS.items():
-            run, flops = make(dtype, device)
+        transposed[dtype] = bench.transposed(dtype)
+        for name in compute.OTHERS:
+            run, flops = compute.other(name, dtype, device)
             efficiency[f"{name} {dtype}"] = flops / bench.seconds(f"{dtype} {name}", run) / peak[dtype]
         for family in compute.FAMILIES:
             sizes = effort.add if family == "add" else effort.families
@@ -158,7 +166,7 @@ def _device(device: torch.device, threads: int, effort: Effort, bar: _Bar) -> De
     source = machine.CALIBRATED + machine.key(device.type, dist.get_world_size(), threads)
     memory = machine.memory(device) / (_levels()[0] if device.type == "cpu" else 1)
     return Device(device.type, peak, memory, count / seconds, efficiency, bench.overhead, source,
-                  products=grids, streams=streams)  # fmt: skip
+                  products=grids, transposed=transposed, streams=streams)  # fmt: skip
 
 
 def _clock(device: torch.device, threads: int) -> tuple[Clock, float]:
@@ -239,7 +247,7 @@ def _figures(effort: Effort, levels: list[int]) -> int:
     shapes = len(compute.shapes(effort.products, effort.most))
     rounds = sum(effort.rounds * (members > 1) + (members > 2 and members % 2 == 0) for members in levels)
     exchanged = rounds * len(MESSAGES) * len(effort.buffers)
-    return 1 + len(effort.dtypes) * (shapes + 2 + families + len(compute.OTHERS)) + exchanged
+    return 1 + len(effort.dtypes) * (shapes + 2 + 2 * len(compute.LAYERS) + families + len(compute.OTHERS)) + exchanged
 
 
 class _Bar:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import product
-from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -24,11 +23,15 @@ def small(device: torch.device) -> Figure:
     return lambda: [torch.add(a, b) for _ in range(REPEATS)]
 
 
-def matmul(shape: tuple[int, int, int], dtype: str, device: torch.device) -> Figure:
-    """(m x k) @ (k x n), the second lying as the weight of a linear layer does."""
+def matmul(shape: tuple[int, int, int], dtype: str, device: torch.device, transposed: bool = False) -> Figure:
+    """(m x k) @ (k x n), the second lying as the weight of a linear layer does; or the first, as in its gradient."""
     m, k, n = shape
-    a, w = (torch.ones(s, dtype=getattr(torch, dtype), device=device) for s in ((m, k), (n, k)))
-    return lambda: a @ w.t()
+    sizes = ((k, m), (k, n)) if transposed else ((m, k), (n, k))
+    a, b = (torch.ones(s, dtype=getattr(torch, dtype), device=device) for s in sizes)
+    return (lambda: a.t() @ b) if transposed else (lambda: a @ b.t())
+
+
+LAYERS = ((512, 1024, 512), (512, 1024, 2048), (1024, 2048, 512))  # whose gradients tell what transposing costs
 
 
 BATCH, SMALL = 64, (64, 64, 64)  # products of one operator, from which the cost of calling it is told
@@ -96,16 +99,30 @@ FAMILIES: Mapping[str, Callable[[int, torch.dtype, torch.device], Figure]] = {
 }
 
 
-def attention(dtype: str, device: torch.device) -> tuple[Figure, float]:
-    """Attention of 8 heads of 64 over 512 positions, and its FLOPs."""
-    q = torch.rand(1, 8, 512, 64, device=device).to(getattr(torch, dtype))
-    return lambda: F.scaled_dot_product_attention(q, q, q), 4.0 * 8 * 512 * 512 * 64
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-def convolution(dtype: str, device: torch.device) -> tuple[Figure, float]:
-    """A convolution of 64 channels, 3 x 3, over 8 images of 32 x 32, and its FLOPs."""
-    x, w = (torch.rand(s, device=device).to(getattr(torch, dtype)) for s in ((8, 64, 32, 32), (64, 64, 3, 3)))
-    return lambda: F.conv2d(x, w, padding=1), 2.0 * 8 * 64 * 32 * 32 * 64 * 9
+def _convolution(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.conv2d(x, w, padding=1)
 
 
-OTHERS: Mapping[str, Any] = {"attention": attention, "convolution": convolution}
+# Other work on matrices: what is called, its operands, and its FLOPs, forward and backward. Causal attention of 8 heads
+# of 64 over 512 positions; a convolution of 64 channels, 3 x 3, over 8 images of 32 x 32.
+_HEADS, _IMAGES = (2, 8, 512, 64), (8, 64, 32, 32)
+_OTHERS: Mapping[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ...], float, float]] = {
+    "attention": (_attention, (_HEADS,) * 3, 2.0 * 2 * 8 * 512 * 512 * 64, 5.0 * 2 * 8 * 512 * 512 * 64),
+    "convolution": (_convolution, (_IMAGES, (64, 64, 3, 3)), 18.0 * 8 * 64 * 64 * 32**2, 36.0 * 8 * 64 * 64 * 32**2),
+}
+OTHERS = tuple(name + suffix for name in _OTHERS for suffix in ("", "_backward"))
+
+
+def other(name: str, dtype: str, device: torch.device) -> tuple[Figure, float]:
+    """A run of this other work, and its FLOPs (half of the matrix products where the mask is causal)."""
+    call, shapes, forward, backward = _OTHERS[name.removesuffix("_backward")]
+    tensors = [torch.rand(s, device=device).to(getattr(torch, dtype)) for s in shapes]
+    if not name.endswith("_backward"):
+        return lambda: call(*tensors), forward
+    made = call(*(t.requires_grad_() for t in tensors))
+    grad = torch.ones_like(made)
+    return lambda: torch.autograd.grad(made, tensors, grad, retain_graph=True), backward

@@ -36,6 +36,8 @@ class Device:
     overhead: seconds to launch one operator. source: where the figures come from.
     units: multiprocessors that work on tiles of a matrix product (`TILES`); 0 where products are not cut so.
     products: measured seconds of matrix products by dtype name, without the overhead.
+    transposed: how many times longer a product takes whose first operand lies transposed, as in the gradient of a
+      weight, by dtype name.
     streams: measured seconds over bytes (read and written), without the overhead, by "family dtype".
     """
 
@@ -48,6 +50,7 @@ class Device:
     source: str = ""
     units: int = 0
     products: Mapping[str, Grid] = field(default_factory=dict, hash=False, repr=False)
+    transposed: Mapping[str, float] = field(default_factory=dict, hash=False, repr=False)
     streams: Mapping[str, Curve] = field(default_factory=dict, hash=False, repr=False)
 
     def peak_of(self, dtype: Dtype) -> float:
@@ -64,13 +67,15 @@ class Device:
         share = self.efficiency.get(name, 1.0)
         return self.peak_of(dtype) * self.efficiency.get(f"{kind} {name}", share)
 
-    def matmul_seconds(self, batch: int, m: int, k: int, n: int, dtype: Dtype) -> float:
+    def matmul_seconds(self, batch: int, m: int, k: int, n: int, dtype: Dtype, transposed: bool = False) -> float:
         """Seconds of `batch` products (m x k) @ (k x n) in one operator, without the overhead of launching it.
 
         From measured products where there are some of this dtype. Else a roofline: the slower of memory traffic
         (each operand and the result once) and of arithmetic, which with `units` comes in whole tiles and waves.
+        transposed: whether the first operand lies so in memory.
         """
-        return _matmul_seconds(self, batch, m, k, n, dtype)
+        longer = self.transposed.get(dtype_name(dtype), 1.0) if transposed else 1.0
+        return longer * _matmul_seconds(self, batch, m, k, n, dtype)
 
     def stream_seconds(self, count: float, family: str = "add", dtype: Dtype = "float32") -> float:
         """Seconds of an operator that reads and writes `count` bytes in all, without its overhead.

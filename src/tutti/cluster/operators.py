@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
 from tutti.cluster.device import Device, Dtype
 
@@ -42,23 +43,44 @@ FAMILY = {
     "transpose": ("clone",),
 }  # fmt: skip
 
+# Views that make an operand lie transposed.
+TRANSPOSING = (aten.t.default, aten.transpose.int, aten.permute.default)
+
 _KIND_OF = {name: kind for kind, names in KINDS.items() for name in names}
 _FAMILY_OF = {name: family for family, names in FAMILY.items() for name in names}
 
 
-def seconds(device: Device, target: Any, shapes: Sequence[Shape], dtype: Dtype, flops: float, moved: float) -> float:
+def seconds(
+    device: Device,
+    target: Any,
+    shapes: Sequence[Shape],
+    dtype: Dtype,
+    flops: float,
+    moved: float,
+    transposed: bool = False,
+) -> float:
     """Seconds of one operator, without its overhead.
 
     target: the operator. shapes: of its tensor operands, read for matrix products alone. dtype: of its result; where
     the device has no figures for it, float32's are taken. flops: of work on matrices. moved: bytes read and written.
+    transposed: whether the first matrix of a product lies so (`lies_transposed`).
     """
     if target in PRODUCTS:
-        return device.matmul_seconds(*PRODUCTS[target](*shapes), _known(device, dtype))
+        return device.matmul_seconds(*PRODUCTS[target](*shapes), _known(device, dtype), transposed)
     name = _name(target)
     if name in _KIND_OF:
-        return max(flops / device.rate(_known(device, dtype), _KIND_OF[name]), moved / device.bandwidth)
+        kind = _KIND_OF[name] + ("_backward" if "_backward" in str(target) else "")
+        return max(flops / device.rate(_known(device, dtype), kind), moved / device.bandwidth)
     streamed = device.stream_seconds(moved, family_of(target), dtype)
     return max(flops / device.rate(_known(device, dtype)), streamed)
+
+
+def lies_transposed(node: fx.Node) -> bool:
+    """Whether the first matrix of a product is a transposed view, as in the gradient of a weight."""
+    if node.target not in PRODUCTS:
+        return False
+    first = node.args[-2]  # behind the bias of addmm and baddbmm
+    return isinstance(first, fx.Node) and first.target in TRANSPOSING
 
 
 def family_of(target: Any) -> str:
