@@ -8,7 +8,7 @@ from math import prod
 import torch
 
 from tutti.cluster import Cluster
-from tutti.cluster.operators import PRODUCTS
+from tutti.cluster.operators import PRODUCTS, lies_transposed
 from tutti.cluster.operators import seconds as operator_seconds
 from tutti.graph.step_graph import Spec
 from tutti.plan.choice import Choice, Choices, input_placement, layouts, output_placement
@@ -50,7 +50,7 @@ class Pricer:
         shapes = [at.local_shape(o.rule.shape(dims), self.mesh) for at, dims in zip(ins, o.rule.inputs, strict=False)]
         device = self.cluster.device
         dtype = next((s.dtype for s in o.outputs if s and s.dtype), torch.float32)
-        seconds = operator_seconds(device, o.target, shapes, dtype, o.flops / parts, moved)
+        seconds = operator_seconds(device, o.target, shapes, dtype, o.flops / parts, moved, lies_transposed(o.node))
         return seconds + device.overhead + self.exchanged(o, choices)
 
     def exchanged(self, o: Operator, choices: Choices) -> float:
