@@ -50,6 +50,22 @@ def test_the_table(capsys):
     assert table(out) == {"aten.nll_loss_forward": ["by its arguments (tutti.rules.loss)", "yes"]}
 
 
+def test_operators_are_named_in_several_ways(capsys):
+    for given in ("relu", "aten.relu"):
+        code, out, _ = run(capsys, given)
+        assert code == 0 and table(out) == {"aten.relu": ["a b -> a b, elementwise by torch's tag"]}
+    assert re.search(r"\d+ more operators have names that contain 'relu'", run(capsys, "relu")[1])
+    assert set(table(run(capsys, "mm", "bmm")[1])) == {"aten.mm", "aten.bmm"}
+    assert {"aten.sum", "aten.sum.dim_IntList"} == set(table(run(capsys, "aten.sum")[1]))
+    assert {"aten.cummax", "aten.cummin"} <= set(table(run(capsys, "cumm")[1])), "there is none of this name"
+    assert set(table(run(capsys, "--check", "--examples", "1", "mm", "relu")[1])) == {"aten.mm", "aten.relu"}
+
+
+def test_names_are_not_broken(capsys):
+    long = "aten._scaled_dot_product_flash_attention_for_cpu_backward"
+    assert long in table(run(capsys, "flash_attention_for_cpu_backward")[1])
+
+
 def test_a_model(model, capsys):
     code, out, err = run(capsys, "--model", model, "--batch", "2", "--seq", "16")
     assert code == 0, err

@@ -63,6 +63,18 @@ def in_backward_order(root) -> list:
     return list(seen)
 
 
+def operators(namespace: str) -> list:
+    """The overloads of all operators of a namespace that torch knows of."""
+    found = []
+    for qualified in torch._C._dispatch_get_all_op_names():
+        space, _, rest = qualified.partition("::")
+        name, _, overload = rest.partition(".")
+        packet = getattr(getattr(torch.ops, space), name, None) if space == namespace else None
+        if packet is not None and (overload or "default") in packet.overloads():
+            found.append(getattr(packet, overload or "default"))
+    return found
+
+
 def mark_stepped(optimizer: torch.optim.Optimizer) -> None:
     """Tell learning-rate schedulers that the optimizer has made its step, so that they do not warn."""
     optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]

@@ -16,18 +16,20 @@ from rich.progress import Progress
 from rich.table import Table
 from torch import fx
 
+from tutti import compat
 from tutti.graph.capture import capture
 from tutti.graph.load import load
 from tutti.graph.step_graph import StepGraph
 from tutti.rules import LOCAL, RULES, rule_of
 
+TAG = "a b -> a b, elementwise by torch's tag"
 NONE = "no rule: computed whole on every device"
 EXAMPLES = 20  # samples of each operator
 COUNTED = ("times", "samples", "split cases", "forbidden tried")
 
 
 def show_rules(
-    operator: Annotated[str, tyro.conf.Positional] = "",
+    operators: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
     model: str | None = None,
     batch: int = 8,
     seq: int = 128,
@@ -44,7 +46,7 @@ def show_rules(
     must be the whole; what the rule forbids is tried as well. The exit code is 1 where a rule is wrong.
 
     Args:
-        operator: Only operators whose name contains this.
+        operators: Only operators of these names, `mm` or `aten.mm`; where there is none, those that contain it.
         model: Only operators of this model, the rule of each for its shapes, and how often it occurs: a folder with a
             config.json of transformers, such a file, or package.module:function that returns (model, batch).
         batch: Sequences in the batch of a model of transformers.
@@ -59,21 +61,25 @@ def show_rules(
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     graph = capture(*load(model, batch, seq)) if model is not None else None
     if check:
-        return check_rules(operator, graph, examples or EXAMPLES, console)
+        return check_rules(operators, graph, examples or EXAMPLES, console)
     if graph is None:
-        rows = [(name(target), notation(rule), "yes" if target in LOCAL else "") for target, rule in RULES.items()]
-        console.print(_table(["operator", "rule", "computation of its own"], matching(rows, operator)))
+        targets = [*RULES, *(_by_tag() if operators else ())]
+        rows = [(name(t), notation(RULES.get(t, TAG)), "yes" if t in LOCAL else "") for t in targets]
+        console.print(_table(["operator", "rule", "computation of its own"], matching(rows, operators)))
+        for text in operators:
+            if more := len([row for row in rows if text in row[0]]) - len(matching(rows, (text,))):
+                console.print(f"{more} more operators have names that contain {text!r}")
         return 0
-    rows = matching(list(operators_of(graph)), operator)
+    rows = matching(list(operators_of(graph)), operators)
     console.print(_table(["operator", "rule for these shapes", "times"], rows))
     missing = sum(int(times) for _, line, times in rows if line == NONE)
     console.print(f"{len(rows)} rows; {missing} calls without a rule")
     return 0
 
 
-def check_rules(operator: str, graph: StepGraph | None, examples: int, console: Console) -> int:
-    """Prove the rules of the operators whose name contains this (of a graph's, where there is one), and print what was
-    tried; 1 where one is wrong, with the smallest sample found for which it is, else 0."""
+def check_rules(operators: tuple[str, ...], graph: StepGraph | None, examples: int, console: Console) -> int:
+    """Prove the rules of the operators of these names (of a graph's, where there is one), and print what was tried; 1
+    where one is wrong, with the smallest sample found for which it is, else 0."""
     try:
         from tutti.check.machine import prove
         from tutti.check.samples.sample import DEVICES, SAMPLES
@@ -82,7 +88,7 @@ def check_rules(operator: str, graph: StepGraph | None, examples: int, console: 
             raise
         raise ValueError("checking rules needs the package hypothesis: pip install 'tutti[check]'") from None
     targets = {name(t): t for t in (_targets(graph) if graph else [*RULES, *SAMPLES]) if t is not torch.Tag.pointwise}
-    chosen = [row[0] for row in matching([(text, "", "") for text in targets], operator)]
+    chosen = [row[0] for row in matching([(text, "", "") for text in targets], operators)]
     rows, wrong, remarks = [], [], []
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("checking", total=len(chosen))
@@ -119,14 +125,33 @@ def _targets(graph: StepGraph) -> Iterable[Any]:
     return (node.target for node in graph.calls if isinstance(node.target, torch._ops.OpOverload))
 
 
-def matching(rows: list[tuple[str, str, str]], part: str) -> list[tuple[str, str, str]]:
-    """The rows whose operator contains this text. ValueError with the nearest name where none does."""
-    found = sorted(row for row in rows if part in row[0])
-    if not found:
-        near = get_close_matches(part, [word for row in rows for word in (row[0], row[0].split(".")[1])], 1)
-        hint = f"; the nearest is {near[0]!r}" if near else ""
-        raise ValueError(f"no operator contains {part!r}{hint}")
-    return found
+def _by_tag() -> Iterable[Any]:
+    """The operators for which the line of torch's tag stands."""
+    for target in compat.operators("aten"):
+        if torch.Tag.pointwise in target.tags and target not in RULES and not target._schema.is_mutable:
+            yield target
+
+
+def matching(rows: list[tuple[str, str, str]], names: tuple[str, ...]) -> list[tuple[str, str, str]]:
+    """The rows of the operators of these names, else whose name contains one; all where there are no names.
+
+    ValueError with the nearest name where there is none.
+    """
+    found = set() if names else set(rows)
+    for part in names:
+        exact = {row for row in rows if part in _names(row[0])}
+        found |= exact or {row for row in rows if part in row[0]}
+        if not exact and not any(part in row[0] for row in rows):
+            near = get_close_matches(part, [word for row in rows for word in _names(row[0])], 1)
+            hint = f"; the nearest is {near[0]!r}" if near else ""
+            raise ValueError(f"no operator contains {part!r}{hint}")
+    return sorted(found)
+
+
+def _names(operator: str) -> set[str]:
+    """What one may call it: `aten.sum.dim_IntList` is also `sum.dim_IntList`, `aten.sum` and `sum`."""
+    namespace, *rest = operator.split(".")
+    return {operator, ".".join(rest), f"{namespace}.{rest[0]}", rest[0]}
 
 
 def operators_of(graph: StepGraph) -> list[tuple[str, str, str]]:
@@ -154,7 +179,8 @@ def notation(rule: str | Callable[[fx.Node], Any]) -> str:
 def _table(head: list[str], rows: Iterable[tuple[str, ...]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in head:
-        table.add_column(title, overflow="fold", justify="right" if title in COUNTED else "left")
+        whole = title in ("operator", *COUNTED)
+        table.add_column(title, overflow="fold", no_wrap=whole, justify="right" if title in COUNTED else "left")
     for row in rows:
         table.add_row(*row)
     return table
