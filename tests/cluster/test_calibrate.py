@@ -115,6 +115,24 @@ def test_flops_of_what_is_no_matrix_product(name):
     assert counter.get_total_flops() == flops * ignored
 
 
+def test_figures_in_turn_have_operands_of_their_own():
+    made, ran = [], []
+
+    def make():
+        made.append(mine := len(made) + 1)
+        return lambda: ran.append(mine)
+
+    run = compute.in_turn(make, compute.MOST / 3)
+    assert len(made) == 3 and ran == [1, 2, 3]  # each once, to warm up
+    for _ in range(4):
+        run()
+    assert ran[3:] == [1, 2, 3, 1]
+    compute.in_turn(make, 1)
+    assert len(made) == 3 + compute.TURNS
+    compute.in_turn(make, 2 * compute.MOST)
+    assert len(made) == 3 + compute.TURNS + 1
+
+
 def test_shapes_up_to_a_size():
     assert compute.shapes((1, 8), 2 * 64) == [s for s in product((1, 8), repeat=3) if s != (8, 8, 8)]
 

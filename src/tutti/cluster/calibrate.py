@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 
@@ -132,7 +133,11 @@ class _Bench:
         one = self.seconds(name, compute.matmul(compute.SMALL, dtype, self.device))
         many = self.seconds(name, compute.batched(dtype, self.device))
         call = min(one, max(0.0, (compute.BATCH * one - many) / (compute.BATCH - 1)))
-        found = {s: self.seconds(name, compute.matmul(s, dtype, self.device)) for s in compute.shapes(sizes, most)}
+        found = {}
+        for m, k, n in compute.shapes(sizes, most):
+            count = (m * k + k * n + m * n) * getattr(torch, dtype).itemsize
+            run = compute.in_turn(partial(compute.matmul, (m, k, n), dtype, self.device), count)
+            found[m, k, n] = self.seconds(name, run)
         return Grid.of(sizes, found, call), max(2 * m * k * n / t for (m, k, n), t in found.items())
 
     def transposed(self, dtype: str) -> float:
@@ -145,8 +150,9 @@ class _Bench:
     def stream(self, family: str, dtype: str, sizes: tuple[int, ...]) -> Curve:
         """Seconds of a family of operators."""
         make, kind = compute.FAMILIES[family], getattr(torch, dtype)
-        found = [(size, self.seconds(f"{dtype} {family}", make(size, kind, self.device))) for size in sizes]
-        return Curve.through(found, start=0.0)
+        name = f"{dtype} {family}"
+        runs = ((size, compute.in_turn(partial(make, size, kind, self.device), size)) for size in sizes)
+        return Curve.through([(size, self.seconds(name, run)) for size, run in runs], start=0.0)
 
 
 def _device(device: torch.device, threads: int, effort: Effort, bar: _Bar) -> Device:

@@ -7,7 +7,7 @@ meanwhile, as they are when a plan runs: they share cores, caches and memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import product
+from itertools import cycle, product
 
 import torch
 from torch.nn import functional as F
@@ -15,6 +15,26 @@ from torch.nn import functional as F
 DTYPES = ("float32", "bfloat16")
 REPEATS = 100
 Figure = Callable[[], object]
+
+
+def in_turn(make: Callable[[], Figure], count: float) -> Figure:
+    """Several of one figure in turn, on operands of their own, their results kept for a round.
+
+    An operator of a step seldom finds its operands where the one before it left them: one figure over and over would
+    find them in the nearest cache. count: bytes that one touches.
+    """
+    figures = [make() for _ in range(max(1, min(TURNS, int(MOST / count))))]
+    kept = [figure() for figure in figures]
+    turns = cycle(range(len(figures)))
+
+    def run() -> None:
+        i = next(turns)
+        kept[i] = figures[i]()
+
+    return run
+
+
+TURNS, MOST = 8, 1 << 27  # figures in turn, bytes in all
 
 
 def small(device: torch.device) -> Figure:
