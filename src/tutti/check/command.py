@@ -18,7 +18,7 @@ from torch import fx
 
 from tutti import compat
 from tutti.graph.capture import capture
-from tutti.graph.load import load
+from tutti.graph.load import load, suiting
 from tutti.graph.step_graph import StepGraph
 from tutti.rules import LOCAL, RULES, rule_of
 
@@ -49,8 +49,8 @@ def show_rules(
         operators: Only operators of these names, `mm` or `aten.mm`; where there is none, those that contain it.
         model: Only operators of this model, the rule of each for its shapes, and how often it occurs: a folder with a
             config.json of transformers, such a file, or package.module:function that returns (model, batch).
-        batch: Sequences in the batch of a model of transformers.
-        seq: Tokens of each.
+        batch: Sequences or images in the batch of a model of transformers.
+        seq: Tokens of each sequence.
         check: Prove the rules.
         examples: With --check, how many calls of each operator are drawn; 20 by default.
     """
@@ -59,7 +59,7 @@ def show_rules(
     if examples is not None and examples < 1:
         raise ValueError(f"--examples is {examples}; it must be at least 1")
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    graph = capture(*load(model, batch, seq)) if model is not None else None
+    graph = _captured(model, batch, seq) if model is not None else None
     if check:
         return check_rules(operators, graph, examples or EXAMPLES, console)
     if graph is None:
@@ -75,6 +75,12 @@ def show_rules(
     missing = sum(int(times) for _, line, times in rows if line == NONE)
     console.print(f"{len(rows)} rows; {missing} calls without a rule")
     return 0
+
+
+def _captured(source: str, batch: int, seq: int) -> StepGraph:
+    model, example = load(source, batch, seq)
+    with suiting(model):
+        return capture(model, example)
 
 
 def check_rules(operators: tuple[str, ...], graph: StepGraph | None, examples: int, console: Console) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 from torch import nn
 
 from tutti.graph.capture import Batch
+from tutti.graph.example import INSTEAD, example
 
 EXPECTED = "give a folder with a config.json of transformers, such a file, or package.module:function"
 
@@ -24,7 +27,8 @@ def load(source: str, batch: int, seq: int, dtype: torch.dtype = torch.bfloat16)
     source: a folder with a `config.json` of transformers, such a file, or `package.module:function`, where the
         function takes no arguments and returns `(model, batch)`. It is called under `torch.device("meta")`, and
         its batch and dtype are taken as they are.
-    batch, seq: size of the batch of tokens that a language model of transformers is given, with labels.
+    batch, seq: size of the batch that a model of transformers is given, with labels: of tokens, images or
+        spectrograms, see `tutti.graph.example`.
 
     Raises ValueError for what is none of these.
     """
@@ -41,8 +45,7 @@ def load(source: str, batch: int, seq: int, dtype: torch.dtype = torch.bfloat16)
     if batch < 1 or seq < 2:
         raise ValueError(f"a batch of {batch} sequences of {seq} tokens; at least 1 of 2 is needed")
     model = _from_config(path).to(dtype).train()
-    ids = torch.empty(batch, seq, dtype=torch.long, device="meta")
-    return model, {"input_ids": ids, "labels": ids}
+    return model, example(model, batch, seq)
 
 
 def _from_config(path: Path) -> nn.Module:
@@ -54,6 +57,8 @@ def _from_config(path: Path) -> nn.Module:
         config = transformers.AutoConfig.from_pretrained(path)
     except (ValueError, OSError, KeyError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is not a config of transformers: {error}") from error
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = config.pad_token_id or 0  # labels are shifted behind it
     named = (config.architectures or [""])[0]
     make: Callable[[Any], nn.Module] = getattr(getattr(transformers, named, None), "_from_config", None) or (
         transformers.AutoModelForCausalLM.from_config
@@ -63,6 +68,20 @@ def _from_config(path: Path) -> nn.Module:
             return make(config)
     except ValueError as error:
         raise ValueError(f"{path}: transformers makes no model of it ({error})") from error
+
+
+@contextmanager
+def suiting(model: nn.Module) -> Iterator[None]:
+    """While a model of transformers is captured: what it cannot do with the batch made for it is one ValueError."""
+    try:
+        yield
+    except Exception as error:
+        raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+        ours = isinstance(error, ValueError) and Path(__file__).parents[1] in raised_in.parents
+        if ours or type(model).__module__.partition(".")[0] != "transformers":
+            raise
+        told = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        raise ValueError(f"{type(model).__name__} does not take the batch made for it ({told}): {INSTEAD}") from error
 
 
 def _from_function(module: str, function: str) -> tuple[nn.Module, Batch]:
