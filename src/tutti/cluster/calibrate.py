@@ -29,12 +29,14 @@ from tutti.cluster.device import Device, Link, Way
 from tutti.cluster.timing import Clock, times
 from tutti.cluster.topology import Cluster
 
+FLOPS = 128  # for each byte of operands in turn: a product of many does not wait for memory
+
 
 @dataclass(frozen=True)
 class Effort:
     """How much is measured. Windows in seconds for a figure, sizes in bytes, `most` in FLOPs of a product."""
 
-    window: float = 0.015
+    window: float = 0.01
     products: tuple[int, ...] = (1, 8, 64, 256, 1024, 4096)
     most: float = 2.0 * 1024 * 1024 * 4096
     dtypes: tuple[str, ...] = compute.DTYPES
@@ -135,7 +137,7 @@ class _Bench:
         call = min(one, max(0.0, (compute.BATCH * one - many) / (compute.BATCH - 1)))
         found = {}
         for m, k, n in compute.shapes(sizes, most):
-            count = (m * k + k * n + m * n) * getattr(torch, dtype).itemsize
+            count = max(2 * m * k * n / FLOPS, (m * k + k * n + m * n) * getattr(torch, dtype).itemsize)
             run = compute.in_turn(partial(compute.matmul, (m, k, n), dtype, self.device), count)
             found[m, k, n] = self.seconds(name, run)
         return Grid.of(sizes, found, call), max(2 * m * k * n / t for (m, k, n), t in found.items())

@@ -22,7 +22,7 @@ BYTES = (1 << 16, 1 << 22, 1 << 26)
 def command(
     devices: int | None = None, threads: int | None = None, save: Path | None = None, kind: str | None = None
 ) -> None:
-    """Measure this machine, so that plans for it are priced by what it does. Takes about a minute.
+    """Measure this machine, so that plans for it are priced by what it does. Takes a minute, or two where processes share cores.
 
     Matrix products over shapes, memory and elementwise work over bytes, and collectives over bytes are measured in
     as many processes as will run, all at once. `tutti.parallelize(..., cluster="auto")` then uses the figures of as

@@ -34,7 +34,7 @@ def in_turn(make: Callable[[], Figure], count: float) -> Figure:
     return run
 
 
-TURNS, MOST = 8, 1 << 27  # figures in turn, bytes in all
+TURNS, MOST = 4, 1 << 26  # figures in turn, bytes in all
 
 
 def small(device: torch.device) -> Figure:
