@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tutti.graph.step_graph import Call
 from tutti.rules.reduction import wide, wide_bytes
-from tutti.rules.registry import ARGUMENTS, CONTIGUOUS, LOCAL, SENDS, operands, rules, specs
+from tutti.rules.registry import ARGUMENTS, CONTIGUOUS, LOCAL, SENDS, Cut, operands, rules, specs
 
 aten = torch.ops.aten
 
@@ -52,6 +52,10 @@ CONTIGUOUS |= {
 }
 
 
+FUNCTIONAL = aten._native_batch_norm_legit_functional.default
+OF_THE_BATCH = {aten._native_batch_norm_legit.no_stats}  # statistics are those of the batch, and no others are kept
+
+
 def _spatial(x: Call, mark: str) -> str:
     return " ".join(c + mark for c in "hwdt"[: len(x.meta["val"].shape) - 2])
 
@@ -59,9 +63,10 @@ def _spatial(x: Call, mark: str) -> str:
 def _batch_norm(node: Call) -> str:
     """In training every part of the batch and of the image adds to the statistics of a channel."""
     x, *channels = operands(node)
-    mark = "@" if node.args[5] else ""
+    training = node.target in OF_THE_BATCH or (node.target is FUNCTIONAL and node.args[5])
+    mark = "@" if training else ""
     line = f"n{mark} c {_spatial(x, mark)}"
-    saved = "=c, =c" if node.args[5] else "=1, =1"
+    saved = "=c, =c" if training else "=1, =1"
     running = ", =c, =c" if len(specs(node)) == 5 else ""
     return f"{line}{', c' * len(channels)} -> {line}, {saved}{running}"
 
@@ -94,7 +99,9 @@ def _group_norm_backward(node: Call):
 
 rules(
     {
-        aten._native_batch_norm_legit_functional.default: _batch_norm,
+        FUNCTIONAL: _batch_norm,
+        aten._native_batch_norm_legit_no_training.default: _batch_norm,
+        **dict.fromkeys(OF_THE_BATCH, _batch_norm),
         aten.native_batch_norm_backward.default: _batch_norm_backward,
         aten.native_group_norm.default: _group_norm,
         aten.native_group_norm_backward.default: _group_norm_backward,
@@ -207,18 +214,27 @@ def _local_group_norm_backward(here, grad, x, mean, deviation, weight, n, c, siz
     return gx, gw, gb
 
 
+def _local_batch_norm_alone(here, x, weight, bias, training, momentum, eps):
+    return _local_batch_norm(here, x, weight, bias, None, None, training, momentum, eps)[:3]
+
+
 LOCAL |= {
-    aten._native_batch_norm_legit_functional.default: _local_batch_norm,
+    FUNCTIONAL: _local_batch_norm,
+    **dict.fromkeys(OF_THE_BATCH, _local_batch_norm_alone),
     aten.native_batch_norm_backward.default: _local_batch_norm_backward,
     aten.native_group_norm.default: _local_group_norm,
     aten.native_group_norm_backward.default: _local_group_norm_backward,
 }
 
 
+def _mean_and_variance(cut: Cut) -> list[tuple[str, int]]:
+    return [("all_reduce", wide_bytes(cut.outputs[1]))] * 2
+
+
 SENDS |= {
-    aten._native_batch_norm_legit_functional.default: lambda cut: [("all_reduce", wide_bytes(cut.outputs[1]))] * 2,
+    **dict.fromkeys((FUNCTIONAL, *OF_THE_BATCH), _mean_and_variance),
     aten.native_batch_norm_backward.default: lambda cut: [("all_reduce", 2 * wide_bytes(cut.inputs[-1]))],
-    aten.native_group_norm.default: lambda cut: [("all_reduce", wide_bytes(cut.outputs[1]))] * 2,
+    aten.native_group_norm.default: _mean_and_variance,
     aten.native_group_norm_backward.default: lambda cut: (
         [("all_reduce", 2 * wide_bytes(cut.inputs[2]))] if cut.node.args[9][0] else []
     ),

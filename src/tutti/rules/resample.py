@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from string import ascii_lowercase
 
 import torch
 from torch import Tensor
 
-from tutti.graph.step_graph import Call
+from tutti.graph.step_graph import Call, Spec
 from tutti.rules.convolution import AXES, Shape
 from tutti.rules.halo import halo, pad, unhalo
 from tutti.rules.registry import ARGUMENTS, LOCAL, SENDS, Cut, rules
@@ -42,12 +43,12 @@ def _nearest_backward(node: Call):
     return f"{right} -> {left} | ~0", sizes
 
 
-def _bilinear(node: Call):
+def _smooth(node: Call):
     left, right, sizes = _blown_up(_shape(node.args[0]), _shape(node), node.args[3:], _mark(node.args[2]))
     return f"{left} -> {right} | ~0", sizes
 
 
-def _bilinear_backward(node: Call):
+def _smooth_backward(node: Call):
     left, right, sizes = _blown_up(_shape(node), _shape(node.args[0]), node.args[4:], _mark(node.args[3]))
     return f"{right} -> {left} | ~0", sizes
 
@@ -94,13 +95,16 @@ NEAREST_BACKWARD = [
     aten.upsample_nearest2d_backward,
     aten._upsample_nearest_exact2d_backward,
 ]
+# How many rows around its own a part reads; windows of kernels that reach over the end read its last row again.
+SMOOTH = {aten.upsample_bilinear2d: 1, aten.upsample_bicubic2d: 2}
+SMOOTH_BACKWARD = {aten.upsample_bilinear2d_backward: 1, aten.upsample_bicubic2d_backward: 2}
 
 rules(
     {
         **{op.default: _nearest for op in NEAREST},
         **{op.default: _nearest_backward for op in NEAREST_BACKWARD},
-        aten.upsample_bilinear2d.default: _bilinear,
-        aten.upsample_bilinear2d_backward.default: _bilinear_backward,
+        **{op.default: _smooth for op in SMOOTH},
+        **{op.default: _smooth_backward for op in SMOOTH_BACKWARD},
         aten.pixel_shuffle.default: _pixel_shuffle,
         aten.pixel_unshuffle.default: _pixel_unshuffle,
         aten.reflection_pad1d.default: _border,
@@ -122,66 +126,87 @@ def _backward_sizes(args: tuple, shapes: list[Shape]) -> tuple:
 
 
 ARGUMENTS |= {op.default: _sizes for op in NEAREST} | {op.default: _backward_sizes for op in NEAREST_BACKWARD}
-ARGUMENTS[aten.upsample_bilinear2d_backward.default] = _backward_sizes
+ARGUMENTS |= {op.default: _backward_sizes for op in SMOOTH_BACKWARD}
 
 
-def _local_bilinear(here, x: Tensor, size: list[int], align_corners: bool, *scales):
-    """With a border of one position on either side; at the ends of the whole it repeats the last one."""
-    out, cut = list(here.output_shape(0)[2:]), []
-    for i, axis in enumerate(AXES[:2]):
-        if here.axes(axis):
-            scale = out[i] // x.shape[i + 2]
-            x = _ends(here, halo(here, x, axis, i + 2, 1, 1), x, axis, i + 2)
-            cut.append((i + 2, scale, out[i]))
-            out[i] += 2 * scale
-    y = aten.upsample_bilinear2d(x, out, align_corners, *scales)
-    for dim, scale, length in cut:
-        y = y.narrow(dim, scale, length)
-    return y
+def _beyond(here, axis: str, rows: int, border: int) -> tuple[int, int]:
+    """How many of the border rows of a part of so many rows lie beyond the first and the last row of the whole."""
+    before = here.part(axis) * rows
+    behind = (here.parts(axis) - 1 - here.part(axis)) * rows
+    return max(0, border - before), max(0, border - behind)
 
 
-def _ends(here, x: Tensor, own: Tensor, axis: str, dim: int) -> Tensor:
-    """Beyond the first and the last part the halo is zero: their own border is added there."""
-    if here.part(axis) == 0:
-        x = x + pad(own.narrow(dim, 0, 1), dim, 0, x.shape[dim] - 1)
-    if here.part(axis) == here.parts(axis) - 1:
-        x = x + pad(own.narrow(dim, own.shape[dim] - 1, 1), dim, x.shape[dim] - 1, 0)
-    return x
+def _with_ends(x: Tensor, dim: int, front: int, back: int) -> Tensor:
+    """Rows beyond the ends are those at the ends."""
+    n = x.shape[dim] - front - back
+    rows = [x.narrow(dim, front, 1)] * front + [x.narrow(dim, front, n)] + [x.narrow(dim, front + n - 1, 1)] * back
+    return torch.cat(rows, dim) if len(rows) > 1 else x
 
 
-def _local_bilinear_backward(here, grad: Tensor, size: list[int], shape: list[int], align_corners: bool, *scales):
-    own, split = list(here.output_shape(0)), []
-    out = list(grad.shape[2:])
-    for i, axis in enumerate(AXES[:2]):
-        if here.axes(axis):
-            scale = grad.shape[i + 2] // own[i + 2]
-            grad = pad(grad, i + 2, scale, scale)
-            own[i + 2] += 2
-            out[i] += 2 * scale
-            split.append((axis, i + 2))
-    gx = aten.upsample_bilinear2d_backward(grad, out, own, align_corners, *scales)
-    for axis, dim in reversed(split):
-        n = gx.shape[dim]
-        ends = torch.zeros_like(gx.narrow(dim, 1, n - 2))
-        if here.part(axis) == 0:
-            ends = ends + pad(gx.narrow(dim, 0, 1), dim, 0, n - 3)
-        if here.part(axis) == here.parts(axis) - 1:
-            ends = ends + pad(gx.narrow(dim, n - 1, 1), dim, n - 3, 0)
-        gx = unhalo(here, gx, axis, dim, 1, 1) + ends
-    return gx
+def _ends_added(x: Tensor, dim: int, front: int, back: int) -> Tensor:
+    """The adjoint of `_with_ends`, with zeros beyond the ends."""
+    n = x.shape[dim] - front - back
+    own = x.narrow(dim, front, n)
+    if front:
+        own = own + pad(x.narrow(dim, 0, front).sum(dim, keepdim=True), dim, 0, n - 1)
+    if back:
+        own = own + pad(x.narrow(dim, front + n, back).sum(dim, keepdim=True), dim, n - 1, 0)
+    return pad(own, dim, front, back)
 
 
-LOCAL |= {
-    aten.upsample_bilinear2d.default: _local_bilinear,
-    aten.upsample_bilinear2d_backward.default: _local_bilinear_backward,
-}
+def _local_smooth(upsample, border: int):
+    def local(here, x: Tensor, size: list[int], align_corners: bool, *scales) -> Tensor:
+        out, cut = list(here.output_shape(0)[2:]), []
+        for i, axis in enumerate(AXES[:2]):
+            if here.axes(axis):
+                rows = x.shape[i + 2]
+                scale = out[i] // rows
+                x = halo(here, x, axis, i + 2, border, border)
+                x = _with_ends(x, i + 2, *_beyond(here, axis, rows, border))
+                cut.append((i + 2, border * scale, out[i]))
+                out[i] += 2 * border * scale
+        y = upsample(x, out, align_corners, *scales)
+        for dim, start, length in cut:
+            y = y.narrow(dim, start, length)
+        return y
+
+    return local
 
 
-def _two_rows(cut: Cut, small) -> list[tuple[str, int]]:
-    return [("shift", 2 * small.bytes // small.shape[2 + AXES.index(cut.factor)])]
+def _local_smooth_backward(gradient, border: int):
+    def local(here, grad: Tensor, size: list[int], shape: list[int], align_corners: bool, *scales) -> Tensor:
+        own, split = list(here.output_shape(0)), []
+        out = list(grad.shape[2:])
+        for i, axis in enumerate(AXES[:2]):
+            if here.axes(axis):
+                rows = own[i + 2]
+                scale = grad.shape[i + 2] // rows
+                grad = pad(grad, i + 2, border * scale, border * scale)
+                own[i + 2] += 2 * border
+                out[i] += 2 * border * scale
+                split.append((axis, i + 2, rows))
+        gx = gradient(grad, out, own, align_corners, *scales)
+        for axis, dim, rows in reversed(split):
+            gx = _ends_added(gx, dim, *_beyond(here, axis, rows, border))
+            gx = unhalo(here, gx, axis, dim, border, border)
+        return gx
+
+    return local
 
 
-SENDS |= {
-    aten.upsample_bilinear2d.default: lambda cut: _two_rows(cut, cut.inputs[0]),
-    aten.upsample_bilinear2d_backward.default: lambda cut: _two_rows(cut, cut.outputs[0]),
-}
+LOCAL |= {op.default: _local_smooth(op.default, border) for op, border in SMOOTH.items()}
+LOCAL |= {op.default: _local_smooth_backward(op.default, border) for op, border in SMOOTH_BACKWARD.items()}
+
+
+def _border_rows(border: int, small: Callable[[Cut], Spec]) -> Callable[[Cut], list[tuple[str, int]]]:
+    """Of the image that is not blown up: so many rows are sent either way."""
+
+    def sends(cut: Cut) -> list[tuple[str, int]]:
+        x = small(cut)
+        return [("shift", 2 * border * x.bytes // x.shape[2 + AXES.index(cut.factor)])]
+
+    return sends
+
+
+SENDS |= {op.default: _border_rows(border, lambda cut: cut.inputs[0]) for op, border in SMOOTH.items()}
+SENDS |= {op.default: _border_rows(border, lambda cut: cut.outputs[0]) for op, border in SMOOTH_BACKWARD.items()}

@@ -13,6 +13,12 @@ from tutti.rules.registry import ARGUMENTS, CONTIGUOUS, LOCAL, named, operands, 
 
 aten = torch.ops.aten
 Shape = tuple[int, ...]
+SPLITS = (
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
+    aten.unsafe_split.Tensor,  # what `chunk` of a GRU's gates becomes
+    aten.unsafe_split_with_sizes.default,
+)
 
 
 def factorize(source: Shape, target: Shape) -> tuple[list[str], list[str], dict[str, int]]:
@@ -258,8 +264,7 @@ rules(
         aten.squeeze.dim: _squeeze,
         aten.squeeze.dims: _squeeze,
         aten.expand.default: _expand,
-        aten.split.Tensor: _split,
-        aten.split_with_sizes.default: _split,
+        **dict.fromkeys(SPLITS, _split),
         aten.cat.default: _cat,
         aten.stack.default: _stack,
         aten.unbind.int: _unbind,
@@ -303,8 +308,7 @@ ARGUMENTS |= {
     aten.repeat.default: _repeat_arguments,
     aten.diagonal_backward.default: output_shape(1),
     aten.expand.default: output_shape(1),
-    aten.split.Tensor: _split_arguments,
-    aten.split_with_sizes.default: _split_arguments,
+    **dict.fromkeys(SPLITS, _split_arguments),
 }
 
 CONTIGUOUS[aten.view_as_complex.default] = (0,)  # pairs must lie side by side

@@ -41,6 +41,21 @@ def batch_norm(d: Draw):
     return (x, *(maybe(d, channels, x.dtype) for _ in range(2)), *running, d.flag(), 0.1, 1e-5), {}
 
 
+@samples(aten._native_batch_norm_legit_no_training.default)
+def frozen_batch_norm(d: Draw):
+    channels = d.pick([1, 2, 4])
+    x = images(d, channels)
+    running = d.floats(channels, dtype=x.dtype), d.positive(channels, dtype=x.dtype)
+    return (x, *(maybe(d, channels, x.dtype) for _ in range(2)), *running, 0.1, 1e-5), {}
+
+
+@samples(aten._native_batch_norm_legit.no_stats)
+def batch_norm_alone(d: Draw):
+    channels = d.pick([1, 2, 4])
+    x = images(d, channels)
+    return (x, *(maybe(d, channels, x.dtype) for _ in range(2)), True, 0.1, 1e-5), {}
+
+
 @samples(aten.native_batch_norm_backward.default)
 def batch_norm_backward(d: Draw):
     channels, training = d.pick([1, 2, 4]), d.flag()

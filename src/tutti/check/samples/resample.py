@@ -35,14 +35,14 @@ def nearest_backward(d: Draw, target):
     return (d.floats(*x.shape[:2], *size, dtype=F64), size, list(x.shape)), {}
 
 
-@samples(aten.upsample_bilinear2d.default)
-def bilinear(d: Draw):
+@samples(aten.upsample_bilinear2d.default, aten.upsample_bicubic2d.default)
+def smooth(d: Draw):
     x = images(d)
     return (x, [n * d.pick([1, 2, 3]) for n in x.shape[2:]], d.flag()), {}
 
 
-@samples(aten.upsample_bilinear2d_backward.default)
-def bilinear_backward(d: Draw):
+@samples(aten.upsample_bilinear2d_backward.default, aten.upsample_bicubic2d_backward.default)
+def smooth_backward(d: Draw):
     x = images(d)
     size = [n * d.pick([1, 2, 3]) for n in x.shape[2:]]
     return (d.floats(*x.shape[:2], *size, dtype=F64), size, list(x.shape), d.flag()), {}

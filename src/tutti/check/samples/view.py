@@ -71,14 +71,14 @@ def repeat(d: Draw):
     return (x, [d.pick([1, 2, 4]) for _ in range(x.ndim + d.between(0, 1))]), {}
 
 
-@samples(aten.split.Tensor)
+@samples(aten.split.Tensor, aten.unsafe_split.Tensor)
 def split(d: Draw):
     shape = d.shape(1, 3)
     dim = d.between(-len(shape), len(shape) - 1)
     return (d.floats(*shape), d.pick([n for n in (1, 2, 3, 4, 6) if n <= shape[dim]]), dim), {}
 
 
-@samples(aten.split_with_sizes.default)
+@samples(aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default)
 def split_with_sizes(d: Draw):
     sizes = [d.size((2, 4, 6))] * d.between(1, 3) + ([d.size()] if d.flag() else [])
     shape = [d.size(), d.size()]
