@@ -22,10 +22,10 @@ BYTES = (1 << 16, 1 << 22, 1 << 26)
 def command(
     devices: int | None = None, threads: int | None = None, save: Path | None = None, kind: str | None = None
 ) -> None:
-    """Measure this machine, so that plans for it are priced by what it does. Takes a minute, or two where processes share cores.
+    """Measure this machine, so that plans for it are priced by what it does.
 
-    Matrix products over shapes, memory and elementwise work over bytes, and collectives over bytes are measured in
-    as many processes as will run, all at once. `tutti.parallelize(..., cluster="auto")` then uses the figures of as
+    Takes a minute, or two where processes share cores. Matrix products over shapes, memory and elementwise work over
+    bytes, and collectives over bytes are measured in as many processes as will run, all at once. `tutti.parallelize(..., cluster="auto")` then uses the figures of as
     many processes; another file is used with `cluster="FILE.json"`, `tutti plan --cluster FILE.json`.
     Started by torchrun, it measures the job.
 
