@@ -25,9 +25,9 @@ def command(
     """Measure this machine, so that plans for it are priced by what it does.
 
     Takes a minute, or two where processes share cores. Matrix products over shapes, memory and elementwise work over
-    bytes, and collectives over bytes are measured in as many processes as will run, all at once. `tutti.parallelize(..., cluster="auto")` then uses the figures of as
-    many processes; another file is used with `cluster="FILE.json"`, `tutti plan --cluster FILE.json`.
-    Started by torchrun, it measures the job.
+    bytes, and collectives over bytes are measured in as many processes as will run, all at once.
+    `tutti.parallelize(..., cluster="auto")` then uses the figures of as many processes; another file is used with
+    `cluster="FILE.json"`, `tutti plan --cluster FILE.json`. Started by torchrun, it measures the job.
 
     Args:
         devices: Processes; by default the GPUs, or one for each core.
