@@ -43,13 +43,14 @@ ROUNDING = {  # of the least precise tensor that takes part
     torch.float64: 1e-10, torch.complex128: 1e-10, torch.float32: 2e-5, torch.complex64: 2e-5,
     torch.float16: 1e-2, torch.bfloat16: 5e-2,
 }  # fmt: skip
-UNCHECKED = {  # kernels that write past the end of what has the wrong size, instead of refusing it
+UNCHECKED = {  # kernels that write past the end of what has the wrong size (or index), instead of refusing it
     torch.ops.tutti.lstm_layer.default,
     torch.ops.tutti.lstm_layer_backward.default,
     aten._embedding_bag.default,
     aten._embedding_bag_forward_only.default,
     aten._embedding_bag_backward.default,
     aten._embedding_bag_per_sample_weights_backward.default,
+    aten.adaptive_max_pool2d_backward.default,
 }
 
 
