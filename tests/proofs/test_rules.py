@@ -37,6 +37,9 @@ WHOLE: dict[Any, str] = {
     aten.eye.m: CREATED,
     aten.tril_indices.default: CREATED,
     aten.triu_indices.default: CREATED,
+    aten.median.default: "one number of all",
+    aten.nanmedian.default: "one number of all",
+    aten._pdist_forward.default: "each pair of points has a distance",
     aten.masked_scatter.default: "what each position is given depends on all before it",
 }
 """Operators that cannot be split, and why."""

@@ -6,7 +6,7 @@ import torch
 
 from tutti.graph.step_graph import Call
 from tutti.rules.pointwise import broadcast
-from tutti.rules.registry import named, operands, rules
+from tutti.rules.registry import CONTIGUOUS, named, operands, rules
 from tutti.rules.view import aligned, names
 
 aten = torch.ops.aten
@@ -72,5 +72,9 @@ rules(
         aten.linalg_cross.default: _cross,
         aten._cdist_forward.default: _distances,
         aten._cdist_backward.default: _distance_gradient,
+        aten._pdist_forward.default: "n! k! -> p!",  # of each pair of points
+        aten._pdist_backward.default: "p!, n! k, p! -> n! k | ~0",
     }
 )
+
+CONTIGUOUS[aten._pdist_backward.default] = (0, 1, 2)

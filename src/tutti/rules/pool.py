@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.graph.step_graph import Call
+from tutti.graph.step_graph import Call, Spec
 from tutti.rules.convolution import AXES, Shape, Window, paddings, split_dims
 from tutti.rules.halo import halo, halo_rows, pad, unhalo
 from tutti.rules.registry import ARGUMENTS, LOCAL, SENDS, Cut, rules
@@ -17,9 +17,11 @@ from tutti.rules.registry import ARGUMENTS, LOCAL, SENDS, Cut, rules
 aten = torch.ops.aten
 
 
-def windows(kernel: list[int], stride: list[int], padding: list[int], dilation: list[int]) -> list[Window]:
+def windows(
+    kernel: list[int], stride: list[int], padding: list[int], dilation: list[int], dims: int = 2
+) -> list[Window]:
     """One window per pooled dim; no stride means that of the kernel."""
-    spread = [list(v) * 2 if len(v) == 1 else list(v) for v in (kernel, stride or kernel, padding, dilation)]
+    spread = [list(v) * dims if len(v) == 1 else list(v) for v in (kernel, stride or kernel, padding, dilation)]
     return [Window(k, s, p, d, transposed=False) for k, s, p, d in zip(*spread, strict=True)]
 
 
@@ -67,21 +69,27 @@ def _given(args: tuple, defaults: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*args, *defaults[len(args) :])
 
 
-def _avg(node: Call):
-    left, right, sizes = _lines(_shape(node.args[0]), _shape(node), *_avg_windows(node.args))
-    return f"{left} -> {right} | ~0", sizes
+def _avg(dims: int):
+    def notation(node: Call):
+        left, right, sizes = _lines(_shape(node.args[0]), _shape(node), *_avg_windows(node.args, dims))
+        return f"{left} -> {right} | ~0", sizes
+
+    return notation
 
 
-def _avg_backward(node: Call):
-    grad, x, *rest = node.args
-    left, right, sizes = _lines(_shape(x), _shape(grad), *_avg_windows((x, *rest)))
-    return f"{right}, {left} -> {left} | ~0", sizes
+def _avg_backward(dims: int):
+    def notation(node: Call):
+        grad, x, *rest = node.args
+        left, right, sizes = _lines(_shape(x), _shape(grad), *_avg_windows((x, *rest), dims))
+        return f"{right}, {left} -> {left} | ~0", sizes
+
+    return notation
 
 
-def _avg_windows(args: tuple) -> tuple[list[Window], bool]:
+def _avg_windows(args: tuple, dims: int) -> tuple[list[Window], bool]:
     """Windows, and whether windows at the border count other numbers of elements: then a part cannot know."""
     kernel, stride, padding, ceil, padded = _given(args[1:6], ([], [], [0], False, True))
-    found = windows(kernel, stride, padding, [1])
+    found = windows(kernel, stride, padding, [1], dims)
     return found, bool(ceil) or (not padded and any(w.padding for w in found))
 
 
@@ -95,21 +103,40 @@ def _adaptive_backward(node: Call):
     return f"{right}, {left} -> {left} | ~0", sizes
 
 
-def _blocks(x: tuple, y: tuple) -> tuple[str, str, dict[str, int]]:
-    """Where the input divides evenly into outputs, each output is the mean of a block of its own."""
-    even = all(n % m == 0 for n, m in zip(x[-2:], y[-2:], strict=True))
-    found = [Window(n // m, n // m, 0, 1, transposed=False) for n, m in zip(x[-2:], y[-2:], strict=True)]
-    return _lines(x, y, found, whole=not even)
+def _adaptive_max(node: Call):
+    left, right, sizes = _blocks(_shape(node.args[0]), node.meta["val"][0].shape, local=True)
+    return f"{left} -> {right}, {right}", sizes
 
+
+def _adaptive_max_backward(node: Call):
+    grad, x, _ = node.args
+    left, right, sizes = _blocks(_shape(x), _shape(grad), local=True)
+    return f"{right}, {left}, {right} -> {left} | ~0", sizes
+
+
+def _blocks(x: tuple, y: tuple, local: bool = False) -> tuple[str, str, dict[str, int]]:
+    """Where the input divides evenly into outputs, each output comes from a block of its own."""
+    even = all(n % m == 0 for n, m in zip(x[-2:], y[-2:], strict=True))
+    return _lines(x, y, _block_windows(x, y), whole=not even, local=local)
+
+
+def _block_windows(x: Shape, y: Shape) -> list[Window]:
+    return [Window(n // m, n // m, 0, 1, transposed=False) for n, m in zip(x[-2:], y[-2:], strict=True)]
+
+
+AVG = {aten.avg_pool2d.default: 2, aten.avg_pool3d.default: 3}  # how many dims are pooled
+AVG_BACKWARD = {aten.avg_pool2d_backward.default: 2, aten.avg_pool3d_backward.default: 3}
 
 rules(
     {
         aten.max_pool2d_with_indices.default: _max,
         aten.max_pool2d_with_indices_backward.default: _max_backward,
-        aten.avg_pool2d.default: _avg,
-        aten.avg_pool2d_backward.default: _avg_backward,
+        **{op: _avg(dims) for op, dims in AVG.items()},
+        **{op: _avg_backward(dims) for op, dims in AVG_BACKWARD.items()},
         aten._adaptive_avg_pool2d.default: _adaptive,
         aten._adaptive_avg_pool2d_backward.default: _adaptive_backward,
+        aten.adaptive_max_pool2d.default: _adaptive_max,
+        aten.adaptive_max_pool2d_backward.default: _adaptive_max_backward,
     }
 )
 
@@ -165,23 +192,41 @@ def _room(x: Tensor, dim: int, w: Window) -> Tensor:
     return x.narrow(dim, 0, x.shape[dim] + min(0, before) + min(0, after))
 
 
-def _local_avg(here, x, *rest):
-    found, _ = _avg_windows((x, *rest))
-    split = split_dims(here, x, found)
-    for axis, dim, w in split:
-        x = halo(here, x, axis, dim, *w.borders)
-    return aten.avg_pool2d(x, *_avg_options(here, found, rest))
+def _local_adaptive_max(here, x, size):
+    out = list(here.output_shape(0)[-2:])
+    wide, own, first = _plane(here, x, split_dims(here, x, _block_windows(x.shape, tuple(out))))
+    y, at = aten.adaptive_max_pool2d(x, out)
+    return y, (at // own + first[0]) * wide + at % own + first[1]
 
 
-def _local_avg_backward(here, grad, x, *rest):
-    found, _ = _avg_windows((x, *rest))
-    split = split_dims(here, x, found)
-    for _, dim, w in split:
-        x = _room(x, dim, w)
-    gx = aten.avg_pool2d_backward(grad, x, *_avg_options(here, found, rest))
-    for axis, dim, w in reversed(split):
-        gx = unhalo(here, gx, axis, dim, *w.borders)
-    return gx
+def _local_adaptive_max_backward(here, grad, x, indices):
+    wide, own, first = _plane(here, x, split_dims(here, x, _block_windows(x.shape, grad.shape)))
+    at = (indices // wide - first[0]) * own + indices % wide - first[1]
+    return aten.adaptive_max_pool2d_backward(grad, x, at)
+
+
+def _local_avg(pool, dims: int):
+    def local(here, x, *rest):
+        found, _ = _avg_windows((x, *rest), dims)
+        for axis, dim, w in split_dims(here, x, found):
+            x = halo(here, x, axis, dim, *w.borders)
+        return pool(x, *_avg_options(here, found, rest))
+
+    return local
+
+
+def _local_avg_backward(gradient, dims: int):
+    def local(here, grad, x, *rest):
+        found, _ = _avg_windows((x, *rest), dims)
+        split = split_dims(here, x, found)
+        for _, dim, w in split:
+            x = _room(x, dim, w)
+        gx = gradient(grad, x, *_avg_options(here, found, rest))
+        for axis, dim, w in reversed(split):
+            gx = unhalo(here, gx, axis, dim, *w.borders)
+        return gx
+
+    return local
 
 
 def _avg_options(here, found: list[Window], rest: tuple) -> tuple:
@@ -192,16 +237,26 @@ def _avg_options(here, found: list[Window], rest: tuple) -> tuple:
 LOCAL |= {
     aten.max_pool2d_with_indices.default: _local_max,
     aten.max_pool2d_with_indices_backward.default: _local_max_backward,
-    aten.avg_pool2d.default: _local_avg,
-    aten.avg_pool2d_backward.default: _local_avg_backward,
+    **{op: _local_avg(op, dims) for op, dims in AVG.items()},
+    **{op: _local_avg_backward(op, dims) for op, dims in AVG_BACKWARD.items()},
+    aten.adaptive_max_pool2d.default: _local_adaptive_max,
+    aten.adaptive_max_pool2d_backward.default: _local_adaptive_max_backward,
     aten._adaptive_avg_pool2d.default: lambda here, x, size: aten._adaptive_avg_pool2d(x, here.output_shape(0)[-2:]),
     aten._adaptive_avg_pool2d_backward.default: lambda here, grad, x: aten._adaptive_avg_pool2d_backward(grad, x),
 }
 
 
-def _sends(found: list[Window], cut: Cut, x) -> Iterator[tuple[str, int]]:
+def _sends(found: list[Window], cut: Cut, x: Spec) -> Iterator[tuple[str, int]]:
     i = AXES.index(cut.factor)
-    yield "shift", halo_rows(*found[i].borders) * (x.bytes // x.shape[len(x.shape) - 2 + i])
+    yield "shift", halo_rows(*found[i].borders) * (x.bytes // x.shape[len(x.shape) - len(found) + i])
+
+
+def _avg_sends(dims: int):
+    return lambda cut: _sends(_avg_windows(cut.node.args, dims)[0], cut, cut.inputs[0])
+
+
+def _avg_backward_sends(dims: int):
+    return lambda cut: _sends(_avg_windows(cut.node.args[1:], dims)[0], cut, cut.inputs[1])
 
 
 SENDS |= {
@@ -209,6 +264,6 @@ SENDS |= {
     aten.max_pool2d_with_indices_backward.default: lambda cut: _sends(
         _max_windows(cut.node.args[1:]), cut, cut.inputs[1]
     ),
-    aten.avg_pool2d.default: lambda cut: _sends(_avg_windows(cut.node.args)[0], cut, cut.inputs[0]),
-    aten.avg_pool2d_backward.default: lambda cut: _sends(_avg_windows(cut.node.args[1:])[0], cut, cut.inputs[1]),
+    **{op: _avg_sends(dims) for op, dims in AVG.items()},
+    **{op: _avg_backward_sends(dims) for op, dims in AVG_BACKWARD.items()},
 }

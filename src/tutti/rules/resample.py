@@ -1,4 +1,4 @@
-"""Up-sampling, pixel shuffle and reflected borders."""
+"""Up-sampling, sampling at given positions, pixel shuffle and reflected borders."""
 
 from __future__ import annotations
 
@@ -89,6 +89,12 @@ def _border_backward(node: Call) -> str:
     return f"{after}, {before} -> {before} | ~0"
 
 
+def _sampled_gradient(node: Call) -> str:
+    """(grad, image, grid, mode, padding, align, mask): of the image by all positions, of the grid by all channels."""
+    image = "n c h! w!" if node.args[6][0] else "1"
+    return f"n c p q, n c h! w!, n p q y! -> {image}, n p q y! | ~0"
+
+
 NEAREST = [aten.upsample_nearest1d, aten.upsample_nearest2d, aten._upsample_nearest_exact2d]
 NEAREST_BACKWARD = [
     aten.upsample_nearest1d_backward,
@@ -105,6 +111,8 @@ rules(
         **{op.default: _nearest_backward for op in NEAREST_BACKWARD},
         **{op.default: _smooth for op in SMOOTH},
         **{op.default: _smooth_backward for op in SMOOTH_BACKWARD},
+        aten.grid_sampler_2d.default: "n c h! w!, n p q y! -> n c p q | ~0",
+        aten.grid_sampler_2d_backward.default: _sampled_gradient,
         aten.pixel_shuffle.default: _pixel_shuffle,
         aten.pixel_unshuffle.default: _pixel_unshuffle,
         aten.reflection_pad1d.default: _border,

@@ -41,6 +41,11 @@ def _one(mark: str, outputs: int):
     return notation
 
 
+def _middle(node: Call) -> str:
+    """The one in the middle of all."""
+    return f"{' '.join(f'v{i}!' for i in range(len(node.args[0].meta['val'].shape)))} -> "
+
+
 def _order(node: Call) -> str | None:
     """All entries in order: the dim stays whole."""
     dims = letters(node)
@@ -86,6 +91,8 @@ rules(
         aten.argmin.default: _one("*", 1),
         aten.max.dim: _one("*", 2),
         aten.min.dim: _one("*", 2),
+        aten.median.default: _middle,
+        aten.nanmedian.default: _middle,
         aten.median.dim: _one("!", 2),
         aten.nanmedian.dim: _one("!", 2),
         aten.kthvalue.default: _one("!", 2),

@@ -102,3 +102,15 @@ def cdist_backward(d: Draw):
     batch, (n, m, k), order = d.shape(0, 1), d.sizes(3, (1, 2, 4, 6)), d.pick([1.0, 2.0, 3.0])
     x, y = doubles(d, (*batch, n, k), (*batch, m, k))
     return (*doubles(d, (*batch, n, m)), x, y, order, aten._cdist_forward(x, y, order, None)), {}
+
+
+@samples(aten._pdist_forward.default)
+def pdist(d: Draw):
+    return (*doubles(d, (d.pick([2, 3, 4]), d.size())), d.pick([1.0, 2.0, 3.0])), {}
+
+
+@samples(aten._pdist_backward.default)
+def pdist_backward(d: Draw):
+    (x,), order = doubles(d, (d.pick([2, 3, 4]), d.size())), d.pick([1.0, 2.0, 3.0])
+    distances = aten._pdist_forward(x, order)
+    return (*doubles(d, tuple(distances.shape)), x, order, distances), {}

@@ -30,16 +30,42 @@ def max_pool_backward(d: Draw):
     return (d.floats(*y.shape, dtype=F64), x, *options, indices), {}
 
 
-@samples(aten.avg_pool2d.default)
-def avg_pool(d: Draw):
-    return (*drawn(d), False, d.flag(), d.pick([None, 5])), {}
+AVG = {
+    aten.avg_pool2d.default: aten.avg_pool2d_backward.default,
+    aten.avg_pool3d.default: aten.avg_pool3d_backward.default,
+}
 
 
-@samples(aten.avg_pool2d_backward.default)
-def avg_pool_backward(d: Draw):
-    x, *options = drawn(d)
-    more = (False, d.flag(), d.pick([None, 5]))
-    return (d.floats(*aten.avg_pool2d(x, *options, *more).shape, dtype=F64), x, *options, *more), {}
+def averaged(d: Draw, dims: int):
+    """Arguments of a mean over windows."""
+    x, kernel, stride, padding = drawn(d)
+    if dims == 3:
+        x, kernel, stride, padding = x.unsqueeze(-1).repeat(1, 1, 1, 1, 4) + 1, kernel[:1] * 3, stride[:1], padding[:1]
+    return x, kernel, stride, padding, False, d.flag(), d.pick([None, 5])
+
+
+@samples(*AVG)
+def avg_pool(d: Draw, target):
+    return averaged(d, 3 if "3d" in str(target) else 2), {}
+
+
+@samples(*AVG.values())
+def avg_pool_backward(d: Draw, target):
+    args = averaged(d, 3 if "3d" in str(target) else 2)
+    forward = next(f for f, b in AVG.items() if b == target)
+    return (d.floats(*forward(*args).shape, dtype=F64), *args), {}
+
+
+@samples(aten.adaptive_max_pool2d.default)
+def adaptive_max(d: Draw):
+    return (drawn(d)[0], [d.pick([1, 2, 3, 4]), d.pick([2, 3])]), {}
+
+
+@samples(aten.adaptive_max_pool2d_backward.default)
+def adaptive_max_backward(d: Draw):
+    x, *_ = drawn(d)
+    y, indices = aten.adaptive_max_pool2d(x, [d.pick([1, 2, 4]), d.pick([2, 3])])
+    return (d.floats(*y.shape, dtype=F64), x, indices), {}
 
 
 @samples(aten._adaptive_avg_pool2d.default)

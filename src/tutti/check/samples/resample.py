@@ -1,4 +1,4 @@
-"""Up-sampling, pixel shuffle and reflected borders, forward and backward."""
+"""Up-sampling, sampling, pixel shuffle and reflected borders, forward and backward."""
 
 import torch
 
@@ -46,6 +46,24 @@ def smooth_backward(d: Draw):
     x = images(d)
     size = [n * d.pick([1, 2, 3]) for n in x.shape[2:]]
     return (d.floats(*x.shape[:2], *size, dtype=F64), size, list(x.shape), d.flag()), {}
+
+
+def sampled(d: Draw):
+    """Image, positions a little beyond its border too, how to sample it."""
+    x = images(d)
+    grid = d.floats(x.shape[0], d.pick([1, 2, 4]), d.pick([1, 2, 3]), 2, dtype=F64).clamp(-1.5, 1.5)
+    return x, grid, d.pick([0, 1, 2]), d.pick([0, 1, 2]), d.flag()
+
+
+@samples(aten.grid_sampler_2d.default)
+def grid_sampler(d: Draw):
+    return sampled(d), {}
+
+
+@samples(aten.grid_sampler_2d_backward.default)
+def grid_sampler_backward(d: Draw):
+    args = sampled(d)
+    return (d.floats(*aten.grid_sampler_2d(*args).shape, dtype=F64), *args, [d.flag(), True]), {}
 
 
 @samples(aten.pixel_shuffle.default)

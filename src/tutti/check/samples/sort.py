@@ -21,6 +21,11 @@ def extreme_of_all(d: Draw):
     return (x.round() if d.flag() else x, d.pick([None, 0, -1]), d.flag()), {}
 
 
+@samples(aten.median.default, aten.nanmedian.default)
+def median_of_all(d: Draw):
+    return (d.floats(*d.shape(1, 3)),), {}
+
+
 @samples(aten.median.dim, aten.nanmedian.dim, aten.mode.default)
 def median(d: Draw):
     x = d.floats(*d.shape(1, 3))
