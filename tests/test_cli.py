@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -38,3 +39,21 @@ def test_bad_input_is_one_line_and_exit_code_2(capsys):
 def test_help_imports_nothing_heavy(module):
     code = f"import sys; from tutti import cli; cli.main(['--help']); sys.exit({module!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_output_that_nobody_reads_is_no_error():
+    code = "from tutti import cli; import sys; sys.exit(cli.main(['--help']))"
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = subprocess.run([sys.executable, "-c", code], stdout=writes, stderr=subprocess.PIPE, text=True)
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (128 + 13, "")
+
+
+def test_another_pipe_that_breaks_is_an_error(monkeypatch, capfd):
+    def broken(rest):
+        raise BrokenPipeError("a peer")
+
+    monkeypatch.setattr(cli.Verb, "load", lambda verb: broken)
+    with pytest.raises(BrokenPipeError, match="a peer"):
+        cli.main(["run"])

@@ -1,6 +1,9 @@
 """The command `tutti`: one table of verbs. A verb's module is imported only when it is called."""
 
 import importlib
+import os
+import select
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,6 +44,27 @@ VERBS = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run one verb; returns the exit code: 0, 1 (a rank failed), 2 (bad input), 128 + signal."""
+    try:
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError as error:
+        return _unread(error)
+
+
+def _unread(error: BrokenPipeError) -> int:
+    """The exit code where whoever read the output has gone, as in `tutti train --help | head`. Raises the error where
+    it was another pipe that broke."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    if not any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
+        raise error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+    return 128 + signal.SIGPIPE
+
+
+def _run(argv: list[str] | None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0] in ("-h", "--help"):
         print(usage())
@@ -67,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{'' if e.plain else e.trace}tutti {name}: {e}", file=sys.stderr)
         return e.exit_code
     except (ValueError, OSError) as e:
-        if not is_plain(e):
+        if isinstance(e, BrokenPipeError) or not is_plain(e):
             raise
         print(f"tutti {name}: {e}", file=sys.stderr)
         return 2
