@@ -206,6 +206,19 @@ def test_a_model_that_branches_on_values_is_told_where_and_what_to_do(how, line)
     assert "experts" not in str(error.value)
 
 
+def test_an_operator_that_looks_at_values_is_told_from_a_model_that_does():
+    def loss(model, batch):
+        lengths = torch.full((4,), 4), torch.full((4,), 2)
+        return F.ctc_loss(model(batch[0]).log_softmax(-1), batch[1], *lengths)
+
+    batch = (torch.zeros(4, 4, 3), torch.ones(4, 2, dtype=torch.long))
+    with pytest.raises(
+        ValueError, match=r"test_capture\.py:\d+, `.*ctc_loss.*`: the operator aten\._ctc_loss"
+    ) as error:
+        tutti.capture(nn.Linear(3, 5), batch, loss=loss)
+    assert "the model branches" not in str(error.value) and "torch.library.custom_op with register_fake" in str(error)
+
+
 def test_experts_that_are_chosen_by_value_are_told_of_those_that_are_not():
     import transformers
 

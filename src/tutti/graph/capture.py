@@ -24,6 +24,8 @@ from tutti.graph.step_graph import BACKWARD, FORWARD, UPDATE, StepGraph
 
 Batch = Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...]
 Loss = Callable[[nn.Module, Batch], torch.Tensor]
+# What a model calls that asks for values itself: `if`, `.item()`, `.tolist()`; x[mask].
+ASKED = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
 
 
 def capture(
@@ -163,6 +165,13 @@ def _branching(error: Exception) -> ValueError:
     frames = traceback.extract_tb(error.__traceback__)
     asked = [f for f in frames if not any(folder in Path(f.filename).parents for folder in ours)]
     where = f"{asked[-1].filename}:{asked[-1].lineno}, `{asked[-1].line}`: " if asked else ""
+    operator = getattr(error, "func", None)
+    if operator not in ASKED:
+        return ValueError(
+            f"{where}the operator {operator} looks at the values of a tensor, for a shape or a number that it needs. A "
+            "step is captured once for all values: compute it before the batch is made, or write an operator around it "
+            "that knows its shapes without (torch.library.custom_op with register_fake)"
+        )
     experts = "expert" in where
     return ValueError(
         f"{where}the model branches on the values of a tensor, or makes a shape of them ({error}). A step is captured "
