@@ -142,6 +142,8 @@ def test_a_wrong_batch(change, message):
         ({"plan": tutti.Plan({"dp": 1}, operators={"model.leyers.*.mlp": {}})}, "the plan names 'model.leyers"),
         ({"plan": None}, "plan is None; it may be auto, dp, tp, .*, the path of a saved plan, or a tutti.Plan"),
         ({"plan": "zreo3"}, "no plan 'zreo3': did you mean 'zero3'?"),
+        ({"plan": "nofile.json"}, "there is no plan 'nofile.json': `step.plan.save"),
+        ({"cluster": 4}, "cluster is 4; it may be 'auto', a name such as 'cpu:4', or a tutti.Cluster"),
         ({"accumulate": 0}, "accumulate is 0"),
         ({"accumulate": 5}, "does not divide into 5 microbatches"),
         (
@@ -284,6 +286,10 @@ def test_operators_without_a_rule_run_whole_and_say_so():
 
     with pytest.warns(UserWarning, match=r"no rule says how to split .*ruleless.*: computed whole"):
         assert first("dp", "cpu:4") == pytest.approx(first("single", "cpu:1"), rel=1e-6)
+
+
+def test_no_pins_may_be_said_by_none():
+    assert make(pins=None).pins == ()
 
 
 def losses_under_gloo(plan: str) -> list[float]:

@@ -43,7 +43,7 @@ def parallelize(
     clip_norm: float | None = None,
     accumulate: int = 1,
     masters: bool = False,
-    pins: Iterable[Pin] = (),
+    pins: Iterable[Pin] | None = (),
     seed: int = 0,
 ) -> Step:
     """Lift a model written for one device to a cluster. The model is read, never changed.
@@ -87,7 +87,7 @@ class Step:
             raise ValueError(f"no level {level!r}; there are {', '.join(LEVELS)}")
         self.model, self.optimizer, self.loss_function = model, optimizer, loss
         self.level, self.clip_norm, self.accumulate, self.masters = level, clip_norm, accumulate, masters
-        self.seed, self.pins = seed, tuple(pins)
+        self.seed, self.pins = seed, tuple(pins or ())
         self.device = device_of(model)
         self.cluster = _cluster(cluster, self.device)
         self.autocast = _autocast_state(self.device)
@@ -194,6 +194,8 @@ class Step:
 
     def _choose(self, plan: Plan | str | Path) -> Plan:
         if not isinstance(plan, Plan) and (isinstance(plan, Path) or plan.endswith(".json")):
+            if not Path(plan).is_file():
+                raise ValueError(f"there is no plan {str(plan)!r}: `step.plan.save(path)` keeps one")
             plan = Plan.load(plan)
         if isinstance(plan, Plan):
             if self.pins:
@@ -332,6 +334,8 @@ def _cluster(cluster: Cluster | str, device: torch.device) -> Cluster:
             return Cluster.from_json(box[0])  # pyright: ignore[reportArgumentType]
     if isinstance(cluster, Cluster):
         return cluster
+    if not isinstance(cluster, str):
+        raise ValueError(f"cluster is {cluster!r}; it may be 'auto', a name such as 'cpu:4', or a tutti.Cluster")
     return local(1, device.type) if cluster == "auto" else Cluster.parse(cluster)
 
 
