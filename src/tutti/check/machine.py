@@ -61,6 +61,7 @@ class Report:
     samples: int = 0
     cases: int = 0  # choices under which the parts gave the whole
     without: int = 0  # samples to which the rule does not apply
+    lines: Counter[str] = field(default_factory=Counter)  # the rule as it was for the samples' arguments
     unpriced: int = 0  # bytes that the local computation sends and SENDS does not mention
     strict: Counter[str] = field(default_factory=Counter)  # what is forbidden -> how often it was wrong or refused
     needless: Counter[str] = field(default_factory=Counter)  # how often it would have been right
@@ -98,6 +99,7 @@ def check(sample: Sample, report: Report) -> None:
     if rule is None:
         report.without += 1
         return
+    report.lines[rule.notation] += 1
     for mesh, choices in _legal(rule, Random(report.samples)):
         try:
             call.compare(rule, mesh, choices, turned=report.cases % 2 == 1)
