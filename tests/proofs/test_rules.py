@@ -133,7 +133,7 @@ def test_every_operator_of_every_model_is_proven(model_name, operators):
 
 def page(proven: dict[Any, Report], operators: Callable[[str], list]) -> str:
     """What was proven, in Markdown."""
-    rows = [(f"`{name(t)}`", _line(t), "yes" if t in LOCAL else "", _cases(t, r)) for t, r in proven.items()]
+    rows = [(f"`{name(t)}`", _line(t, r), "yes" if t in LOCAL else "", _cases(t, r)) for t, r in proven.items()]
     counts = [(m, len(set(operators(m))), len(operators(m))) for m in models.MODELS]
     samples, cases = (sum(getattr(r, what) for r in proven.values()) for what in ("samples", "cases"))
     forbidden = sum(sum(r.strict.values()) for r in proven.values())
@@ -157,11 +157,16 @@ def page(proven: dict[Any, Report], operators: Callable[[str], list]) -> str:
     )
 
 
-def _line(target: Any) -> str:
+def _line(target: Any, report: Report) -> str:
+    """The line itself; of lines that are written for the arguments of a call, one that is not too long."""
     if target not in RULES:
         return "elementwise, by torch's tag"
-    line = notation(RULES[target])
-    return f"`{line}`" if isinstance(RULES[target], str) else line
+    if isinstance(RULES[target], str):
+        return f"`{notation(RULES[target])}`"
+    if not report.lines:
+        return notation(RULES[target])
+    short = [line for line in report.lines if len(line) <= 80] or [min(report.lines, key=len)]
+    return f"by its arguments, as `{max(short, key=lambda line: (len(line), line))}`"
 
 
 def _cases(target: Any, report: Report) -> str:
@@ -196,10 +201,12 @@ def test_the_page_shows_what_was_proven():
         aten.mm.default: Report(samples=3, cases=41),
         aten.exp.default: Report(samples=2, cases=1000),
         aten._softmax.default: Report(strict=Counter(left=2)),
+        aten.sum.default: Report(lines=Counter({"a:sum -> | ~0": 3, "a:sum b:sum -> | ~0": 1, f"{'a ' * 50}->": 9})),
         aten.scalar_tensor.default: Report(samples=1),
     }
     text = page(reports, lambda model_name: [aten.mm.default, aten.mm.default, aten.t.default])
-    assert "4 operators have a rule, 1 of them with a computation of their own for what is split" in text
+    assert "| `aten.sum` | by its arguments, as `a:sum b:sum -> \\| ~0` |  | 0 |" in text
+    assert "5 operators have a rule, 1 of them with a computation of their own for what is split" in text
     assert "6 calls were drawn at random and split in 1,041 ways" in text and " 2 times something was tried" in text
     assert "| `aten.mm` | `m k, k n -> m n \\| ~0 ~1` |  | 41 |" in text
     assert "| `aten.exp` | elementwise, by torch's tag |  | 1000 |" in text
