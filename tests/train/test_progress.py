@@ -12,8 +12,8 @@ def plain():
 
 
 def test_the_line_of_a_step():
-    text = line(done=120, steps=600, loss=3.21, seconds=0.4, tokens=4096, peak_seconds=0.1)
-    assert text == "step 120 of 600  loss 3.2100  10,240 tokens/s  25 % of peak  3:12 left"
+    text = line(done=120, steps=600, loss=3.21, seconds=0.4, tokens=4096, peak_seconds=0.1, dtype="float32")
+    assert text == "step 120 of 600  loss 3.2100  10,240 tokens/s  25 % of float32 peak  3:12 left"
 
 
 def test_times_are_written_as_on_a_clock():
@@ -30,19 +30,19 @@ def test_off_a_terminal_a_stage_is_one_line():
 
 def test_off_a_terminal_training_is_a_line_now_and_then_and_at_the_end():
     display, out = plain()
-    with display.training(steps=50, first=0, compiles=True) as bar:
+    with display.training(steps=50, first=0, compiles=True, dtype="float32") as bar:
         for done in range(1, 51):
             bar.step(done, 2.0, 0.1, 100, 0.05)
     lines = out.getvalue().splitlines()
     assert lines[0].startswith("compiling the step: about a minute") and "--parallel.level O0" in lines[0]
     assert lines[1].startswith("compile     and first step (")
-    assert lines[2] == "step 2 of 50  loss 2.0000  1,000 tokens/s  50 % of peak  0:05 left"
-    assert lines[-1] == "step 50 of 50  loss 2.0000  1,000 tokens/s  50 % of peak  0:00 left"
+    assert lines[2] == "step 2 of 50  loss 2.0000  1,000 tokens/s  50 % of float32 peak  0:05 left"
+    assert lines[-1] == "step 50 of 50  loss 2.0000  1,000 tokens/s  50 % of float32 peak  0:00 left"
 
 
 def test_what_is_not_compiled_is_not_said_to_be():
     display, out = plain()
-    with display.training(steps=1, first=0, compiles=False) as bar:
+    with display.training(steps=1, first=0, compiles=False, dtype="float32") as bar:
         bar.step(1, 2.0, 0.1, 100, 0.05)
     assert "compil" not in out.getvalue() and out.getvalue().startswith("first step\nfirst step  (")
 
@@ -50,7 +50,7 @@ def test_what_is_not_compiled_is_not_said_to_be():
 def test_on_a_terminal_the_line_moves():
     out = io.StringIO()
     display = Display(Console(file=out, force_terminal=True, width=120, highlight=False))
-    with display.training(steps=3, first=0, compiles=True) as bar:
+    with display.training(steps=3, first=0, compiles=True, dtype="float32") as bar:
         for done in range(1, 4):
             bar.step(done, 2.0, 0.1, 100, 0.05)
         display.say("step 3  saved")
@@ -79,7 +79,7 @@ def test_a_silent_display_shows_nothing():
     display = Display(Console(file=out), silent=True)
     with display.stage("read") as stage:
         stage.result("2 files")
-    with display.training(2, 0, compiles=False) as bar:
+    with display.training(2, 0, compiles=False, dtype="float32") as bar:
         bar.step(1, 2.0, 0.1, 100, 0.05)
     display.say("hello")
     assert out.getvalue() == ""

@@ -42,9 +42,9 @@ def test_the_page_has_everything_and_needs_nothing(folder):
     for text in (
         "llama, 10.2 M parameters",
         "stdlib; 12,288 tokens seen in 3 steps",
-        "6,827 tokens/s, 50% of peak",
+        "6,827 tokens/s, 50% of bfloat16 peak",
         "8.000 at the first step, 5.000 at the last",
-        "<td>held-out loss</td><td>5.250</td>",
+        "<td>held-out loss</td><td>5.250 on 8 batches; `tutti eval` takes all the text</td>",
         "<td>time of a step</td><td>500 ms</td><td>600 ms</td><td>1.20</td>",
         "<td>peak memory of rank 0, in tensors</td><td>4 MB</td><td>5 MB</td><td>1.25</td>",
         "dp because a &lt; b",

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import signal
 from dataclasses import replace
 
@@ -80,6 +81,7 @@ def test_a_finished_run_says_so_and_trains_no_more(tiny, capsys, monkeypatch):
     command.run(tiny)
     out = capsys.readouterr().out
     assert "all 8 steps are done; more need a larger schedule.steps" in out and "report.html" in out
+    assert re.search(r"held-out loss \d\.\d+ after 8 steps, on \d+ batches; on all held-out text: tutti eval ", out)
     assert losses(tiny) == before
 
 

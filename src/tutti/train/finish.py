@@ -22,7 +22,8 @@ def finish(config: Config, display: Display) -> None:
         report = write_report(folder, sample.read_text())
     held_out = history.series(history.read(folder), "held_out_loss")[1]
     display.say(f"\n{sample.read_text()}\n")
-    display.say(f"held-out loss {held_out[-1]:.4f} after {config.schedule.steps} steps")
+    part = f"on {config.eval.batches} batches; on all held-out text: tutti eval {folder}"
+    display.say(f"held-out loss {held_out[-1]:.4f} after {config.schedule.steps} steps, {part}")
     for name, path in {
         "report": report,
         "model": newest,

@@ -60,12 +60,12 @@ class Display:
         self.say(f"{name:{_NAME}} {stage.text}{' ' if stage.text else ''}({seconds:.1f} s)")
 
     @contextmanager
-    def training(self, steps: int, first: int, compiles: bool) -> Iterator["Training"]:
-        """The loop itself, from step `first` of `steps`; whether what comes before it is compilation."""
+    def training(self, steps: int, first: int, compiles: bool, dtype: str) -> Iterator["Training"]:
+        """The loop itself, from step `first` of `steps`, in a dtype; whether what comes before it is compilation."""
         columns = (BarColumn(24), TextColumn("{task.description}", markup=False))
         bar = Progress(*columns, console=self.console, disable=not self.live, refresh_per_second=4)
         with bar:
-            yield Training(self, bar, steps, first, compiles)
+            yield Training(self, bar, steps, first, compiles, dtype)
 
 
 class Stage:
@@ -90,8 +90,9 @@ class Stage:
 class Training:
     """The line that follows the training loop. The first step is told apart: it also makes the programs."""
 
-    def __init__(self, display: Display, bar: Progress, steps: int, first: int, compiles: bool):
+    def __init__(self, display: Display, bar: Progress, steps: int, first: int, compiles: bool, dtype: str):
         self._display, self._bar, self._steps, self._compiles = display, bar, steps, compiles
+        self._dtype = dtype
         begin = _COMPILING if compiles else "first step"
         self._task = bar.add_task(begin, total=steps, completed=first)
         self._start: float | None = time.perf_counter()
@@ -107,16 +108,16 @@ class Training:
             self._start = None
             self._bar.update(self._task, completed=done, description=f"step {done} of {self._steps}  loss {loss:.4f}")
             return
-        text = line(done, self._steps, loss, seconds, tokens, peak_seconds)
+        text = line(done, self._steps, loss, seconds, tokens, peak_seconds, self._dtype)
         self._bar.update(self._task, completed=done, description=text)
         if not self._display.live and (time.perf_counter() - self._spoke > _PLAIN_SECONDS or done == self._steps):
             self._spoke = time.perf_counter()
             self._display.say(text)
 
 
-def line(done: int, steps: int, loss: float, seconds: float, tokens: int, peak_seconds: float) -> str:
-    """`step 120 of 600  loss 3.2100  5,400 tokens/s  31 % of peak  3:12 left`."""
-    speed = f"{tokens / seconds:,.0f} tokens/s  {100 * peak_seconds / seconds:.0f} % of peak"
+def line(done: int, steps: int, loss: float, seconds: float, tokens: int, peak_seconds: float, dtype: str) -> str:
+    """`step 120 of 600  loss 3.2100  5,400 tokens/s  31 % of bfloat16 peak  3:12 left`."""
+    speed = f"{tokens / seconds:,.0f} tokens/s  {100 * peak_seconds / seconds:.0f} % of {dtype} peak"
     return f"step {done} of {steps}  loss {loss:.4f}  {speed}  {clock((steps - done) * seconds)} left"
 
 

@@ -75,10 +75,12 @@ def summary(lines: list[dict[str, Any]], facts: dict[str, Any], config: dict[str
         ("text", f"{config['data']['source']}; {len(losses) * tokens:,} tokens seen in {len(losses)} steps"),
         ("devices", f"{facts['cluster']}, {facts['dtype']}"),
         ("time", f"{clock(sum(seconds))} in training steps"),
-        ("speed", f"{tokens / typical:,.0f} tokens/s, {facts['peak_seconds'] / typical:.0%} of peak"),
+        ("speed", f"{tokens / typical:,.0f} tokens/s, {facts['peak_seconds'] / typical:.0%} of {facts['dtype']} peak"),
         ("training loss", f"{losses[0]:.3f} at the first step, {losses[-1]:.3f} at the last"),
     ]
-    return [*rows, ("held-out loss", f"{held_out[-1]:.3f}")] if held_out else rows
+    batches = config["eval"]["batches"]
+    told = f"{held_out[-1]:.3f} on {batches} batches; `tutti eval` takes all the text" if held_out else ""
+    return [*rows, ("held-out loss", told)] if held_out else rows
 
 
 def costs(lines: Lines, plan: Plan) -> Rows:

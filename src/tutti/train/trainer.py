@@ -81,17 +81,18 @@ class Trainer:
             masters=dtype is not torch.float32,
             seed=config.seed,
         )
+        self.dtype = str(dtype).removeprefix("torch.")
         self.peak_seconds = self.step.flops / self.step.cluster.peak(dtype)  # of a step, at the full peak
         if self.first_rank:
             self.step.plan.save(self.folder / "plan.json")
-            (self.folder / "step.json").write_text(json.dumps(self._facts(dtype)))
+            (self.folder / "step.json").write_text(json.dumps(self._facts()))
 
-    def _facts(self, dtype: torch.dtype) -> dict[str, Any]:
+    def _facts(self) -> dict[str, Any]:
         """What the report tells of the step besides its plan."""
         shapes = {name: tuple(p.shape) for name, p in self.model.named_parameters()}
         return {
             "cluster": str(self.step.cluster),
-            "dtype": str(dtype).removeprefix("torch."),
+            "dtype": self.dtype,
             "plan": describe(self.step),
             "explain": self.step.plan.explain(),
             "parameters": sum(math.prod(shape) for shape in shapes.values()),
@@ -115,7 +116,7 @@ class Trainer:
         recent: deque[float] = deque(maxlen=20)
         with (
             History(self.folder, self.done, write=self.first_rank) as history,
-            self.display.training(steps, self.done, compiles=config.parallel.level != "O0") as bar,
+            self.display.training(steps, self.done, config.parallel.level != "O0", self.dtype) as bar,
             StopSignal() as stop,
         ):
             report = (lambda peak: history.add(self.done, peak_bytes=peak)) if self.first_rank else None
