@@ -67,7 +67,7 @@ def named(target: Any, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]
 def specs(node: fx.Node) -> list[Spec]:
     """The outputs of a node; an optional output that is not made counts as a tensor of no elements."""
     value = node.meta["val"]
-    return [v or Spec((0,), None) for v in value] if isinstance(value, tuple) else [value]  # pyright: ignore
+    return [v or Spec((0,), None) for v in (value if isinstance(value, tuple) else (value,))]  # pyright: ignore
 
 
 def source(node: fx.Node) -> tuple[fx.Node, int]:
