@@ -42,6 +42,18 @@ def generate(graph: fx.Graph) -> Run:
     return namespace["run"]
 
 
+def last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    """For each call the values that nobody reads after it, and that are dropped there."""
+    seen: set[fx.Node] = set()
+    dies: dict[fx.Node, list[fx.Node]] = {}
+    for node in reversed(graph.nodes):
+        last = [n for n in node.all_input_nodes if n not in seen]
+        seen.update(last)
+        if node.op == "call_function":
+            dies[node] = last + ([] if node in seen else [node])
+    return dies
+
+
 class _Writer:
     def __init__(self, graph: fx.Graph):
         self.graph = graph
@@ -50,7 +62,7 @@ class _Writer:
         self.known: dict[int, str] = {}
 
     def source(self) -> str:
-        dies = self._last_uses()
+        dies = last_uses(self.graph)
         arguments = [self.names[n] for n in self.graph.nodes if n.op == "placeholder"]
         lines = [f"def run({', '.join(arguments)}):", "    if False: yield"]
         for node in self.graph.nodes:
@@ -60,17 +72,6 @@ class _Writer:
                 drop = "".join(f"; {self.names[d]} = None" for d in dies.get(node, ()))
                 lines.append(f"    {self.names[node]} = {self._call(node)}{drop}")
         return "\n".join(lines)
-
-    def _last_uses(self) -> dict[fx.Node, list[fx.Node]]:
-        """For each node the values that nobody reads after it."""
-        seen: set[fx.Node] = set()
-        dies: dict[fx.Node, list[fx.Node]] = {}
-        for node in reversed(self.graph.nodes):
-            last = [n for n in node.all_input_nodes if n not in seen]
-            seen.update(last)
-            if node.op == "call_function":
-                dies[node] = last + ([] if node in seen else [node])
-        return dies
 
     def _call(self, node: Call) -> str:
         if node.target in COLLECTIVES:

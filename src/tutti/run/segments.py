@@ -39,7 +39,7 @@ def inline_random(graph: fx.Graph) -> None:
 def compile_segments(graph: fx.Graph) -> None:
     """Replace each segment by a call of its compiled function, in place."""
     users = {n: set(n.users) for n in graph.nodes}
-    for segment in list(_segments(graph)):
+    for segment in list(segments(graph)):
         if len(segment) < SMALLEST:
             continue
         inside = set(segment)
@@ -52,7 +52,8 @@ def compile_segments(graph: fx.Graph) -> None:
         _replace(graph, segment, COMPILED[key], inputs, outputs)
 
 
-def _segments(graph: fx.Graph) -> Iterator[list[fx.Node]]:
+def segments(graph: fx.Graph) -> Iterator[list[fx.Node]]:
+    """The calls between two that break a compiled function, in order."""
     segment: list[fx.Node] = []
     for node in graph.nodes:
         if node.op == "placeholder":

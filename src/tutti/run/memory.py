@@ -1,0 +1,169 @@
+"""The memory of one rank while it runs a Program: what is alive at each call, in the order in which it runs.
+
+    peak = max over calls of (inputs + values not yet dropped + what the call makes + its workspace)
+
+Inputs (parameters, optimizer state, batch) are held by the caller all along; updates in place need no second copy;
+values that share memory count once. A collective needs its operand in one piece, and memory of its own for the
+result, which whoever drives the Program holds on to until the next collective has answered (`tutti.run.runtime`).
+What else libraries allocate inside of an operator or a collective does not count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from tutti.cluster.device import Device
+from tutti.graph.step_graph import BACKWARD, FORWARD, UPDATE
+from tutti.run.simulated.replay import Event, Replay, Storage
+
+INPUTS = {"param": "parameters", "buffer": "buffers", "batch": "batch", "grad": "accumulated gradients"}
+NUMBERS = ("lr", "step", "seed", "constant")
+BLOCK = 512  # bytes that blocks of CUDA's caching allocator are multiples of: c10/cuda/CUDACachingAllocator.cpp
+
+Round = Callable[[int], int]
+
+
+@dataclass(frozen=True)
+class Alive:
+    """Tensors of one label that are alive at the peak. bytes: of all of them."""
+
+    label: str
+    kind: str
+    bytes: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """peak: bytes. kinds: of them by kind, and `alive` by label, largest first. at: label of the call."""
+
+    peak: int
+    kinds: Mapping[str, int]
+    alive: tuple[Alive, ...]
+    at: str
+
+
+def exactly(count: int) -> int:
+    """A CPU's allocator gives what it is asked for, as far as tensors can tell."""
+    return count
+
+
+def in_blocks(count: int) -> int:
+    """CUDA's caching allocator gives multiples of 512 bytes."""
+    return -(-count // BLOCK) * BLOCK
+
+
+def rounding(device: Device) -> Round:
+    """How the allocator of a device rounds."""
+    return exactly if device.name.startswith("cpu") else in_blocks
+
+
+def memory(replay: Replay, rounded: Round = exactly, held: Mapping[str, int] | None = None) -> Memory:
+    """The peak of a Program's run, and what is alive then.
+
+    rounded: as the allocator does. held: bytes by kind that are kept beside the Program's own all along.
+    """
+    most, worst = 0, -1
+    for i, (total, *_) in enumerate(_walk(replay, rounded)):
+        if total > most:
+            most, worst = total, i
+    kinds = _kinds(replay)
+    sizes: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for i, (_, event, live, workspace) in enumerate(_walk(replay, rounded)):  # again: what is alive at the worst
+        if i == worst:
+            for storage in live:
+                _add(sizes, storage.node.meta.get("label", storage.node.name), kinds[storage], rounded(storage.bytes))
+            _add(sizes, event.label, "workspace", workspace)
+            break
+    else:
+        event = None
+    for kind, count in (held or {}).items():
+        _add(sizes, kind, kind, count)
+    alive = [Alive(label, kind, size, count) for (label, kind), (size, count) in sizes.items() if size]
+    by_kind: Counter[str] = Counter()
+    for a in alive:
+        by_kind[a.kind] += a.bytes
+    return Memory(
+        sum(by_kind.values()),
+        dict(by_kind.most_common()),
+        tuple(sorted(alive, key=lambda a: (-a.bytes, a.label))),
+        event.label if event else "",
+    )
+
+
+def _add(sizes: dict[tuple[str, str], list[int]], label: str, kind: str, count: int) -> None:
+    entry = sizes[label, kind]
+    entry[:] = entry[0] + count, entry[1] + 1
+
+
+def _walk(replay: Replay, rounded: Round) -> Iterator[tuple[int, Event, Mapping[Storage, int], int]]:
+    """At each call: bytes alive while it runs, the call, how often each storage is held, its workspace."""
+    held: Counter[Storage] = Counter(replay.inputs.values())
+    total = sum(rounded(s.bytes) for s in held)
+    values: dict[fx.Node, list[Storage]] = {node: [s] for node, s in replay.inputs.items()}
+    for node in replay.inputs:  # once by the Program, once by the caller
+        held[replay.inputs[node]] += 1
+    answer: list[Storage] = []  # of the last collective, held by the driver
+
+    def release(storages: list[Storage]) -> int:
+        freed = 0
+        for storage in storages:
+            held[storage] -= 1
+            if not held[storage]:
+                del held[storage]
+                freed += rounded(storage.bytes)
+        return freed
+
+    for event in replay.events:
+        for node, storages in event.holds.items():
+            values[node] = storages
+            for storage in storages:
+                if storage not in held:
+                    total += rounded(storage.bytes)
+                held[storage] += 1
+        workspace = sum(rounded(count) for count in workspaces(event))
+        yield total + workspace, event, held, workspace
+        if event.collective:
+            total -= release(answer)
+            answer = event.holds[event.node]
+            held.update(answer)
+        for node in event.dies:
+            total -= release(values.pop(node))
+
+
+def workspaces(event: Event) -> list[int]:
+    """Bytes of what an operator needs only while it runs, as far as it is ours: a collective's operand in one piece."""
+    if event.collective and event.collective != "all_reduce" and not event.reads[0].contiguous:
+        return [event.reads[0].spec.bytes]
+    return []
+
+
+def _kinds(replay: Replay) -> dict[Storage, str]:
+    """What each storage is for: by who made it, and by who reads it."""
+    readers: dict[Storage, set[str]] = defaultdict(set)
+    made: dict[Storage, Event] = {}
+    for event in replay.events:
+        for operand in event.reads:
+            readers[operand.storage].add("collective" if event.collective else event.phase)
+        made.update(dict.fromkeys(event.made, event))
+    kinds = {s: _input_kind(node) for node, s in replay.inputs.items()}
+    for storage, event in made.items():
+        if event.collective or "collective" in readers[storage]:
+            kinds[storage] = "communication"
+        elif event.phase == FORWARD and BACKWARD in readers[storage]:
+            kinds[storage] = "activations"
+        elif event.phase == BACKWARD and UPDATE in readers[storage]:
+            kinds[storage] = "gradients"
+        else:
+            kinds[storage] = "temporaries"
+    return kinds
+
+
+def _input_kind(node: fx.Node) -> str:
+    kind = node.meta["input"].split(":")[0]
+    return "numbers" if kind in NUMBERS else INPUTS.get(kind, "optimizer state")
