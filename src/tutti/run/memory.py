@@ -14,7 +14,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import fx
 
 from tutti.cluster.device import Device
@@ -24,8 +23,6 @@ from tutti.run.simulated.replay import Event, Replay, Storage
 INPUTS = {"param": "parameters", "buffer": "buffers", "batch": "batch", "grad": "accumulated gradients"}
 NUMBERS = ("lr", "step", "seed", "constant")
 BLOCK = 512  # bytes that blocks of CUDA's caching allocator are multiples of: c10/cuda/CUDACachingAllocator.cpp
-
-Round = Callable[[int], int]
 
 
 @dataclass(frozen=True)
@@ -58,23 +55,35 @@ def in_blocks(count: int) -> int:
     return -(-count // BLOCK) * BLOCK
 
 
-def rounding(device: Device) -> Round:
-    """How the allocator of a device rounds."""
-    return exactly if device.name.startswith("cpu") else in_blocks
+@dataclass(frozen=True)
+class Platform:
+    """How an allocator rounds, and of which collectives the backend copies the operand."""
+
+    rounded: Callable[[int], int]
+    copied: tuple[str, ...] = ()
 
 
-def memory(replay: Replay, rounded: Round = exactly, held: Mapping[str, int] | None = None) -> Memory:
+CPU = Platform(exactly, ("reduce_scatter",))  # Gloo reduces a copy of the whole: ProcessGroupGloo.cpp
+CUDA = Platform(in_blocks)  # what NCCL allocates is not the allocator's
+
+
+def platform(device: Device) -> Platform:
+    """Gloo on a CPU; NCCL, and what takes after it, on all else."""
+    return CPU if device.name.startswith("cpu") else CUDA
+
+
+def memory(replay: Replay, on: Platform = CPU, held: Mapping[str, int] | None = None) -> Memory:
     """The peak of a Program's run, and what is alive then.
 
-    rounded: as the allocator does. held: bytes by kind that are kept beside the Program's own all along.
+    held: bytes by kind that are kept beside the Program's own all along.
     """
-    most, worst = 0, -1
-    for i, (total, *_) in enumerate(_walk(replay, rounded)):
+    most, worst, rounded = 0, -1, on.rounded
+    for i, (total, *_) in enumerate(walk(replay, on)):
         if total > most:
             most, worst = total, i
     kinds = _kinds(replay)
     sizes: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
-    for i, (_, event, live, workspace) in enumerate(_walk(replay, rounded)):  # again: what is alive at the worst
+    for i, (_, event, live, workspace) in enumerate(walk(replay, on)):  # again: what is alive at the worst
         if i == worst:
             for storage in live:
                 _add(sizes, storage.node.meta.get("label", storage.node.name), kinds[storage], rounded(storage.bytes))
@@ -101,8 +110,9 @@ def _add(sizes: dict[tuple[str, str], list[int]], label: str, kind: str, count: 
     entry[:] = entry[0] + count, entry[1] + 1
 
 
-def _walk(replay: Replay, rounded: Round) -> Iterator[tuple[int, Event, Mapping[Storage, int], int]]:
+def walk(replay: Replay, on: Platform) -> Iterator[tuple[int, Event, Mapping[Storage, int], int]]:
     """At each call: bytes alive while it runs, the call, how often each storage is held, its workspace."""
+    rounded = on.rounded
     held: Counter[Storage] = Counter(replay.inputs.values())
     total = sum(rounded(s.bytes) for s in held)
     values: dict[fx.Node, list[Storage]] = {node: [s] for node, s in replay.inputs.items()}
@@ -126,7 +136,7 @@ def _walk(replay: Replay, rounded: Round) -> Iterator[tuple[int, Event, Mapping[
                 if storage not in held:
                     total += rounded(storage.bytes)
                 held[storage] += 1
-        workspace = sum(rounded(count) for count in workspaces(event))
+        workspace = sum(rounded(count) for count in workspaces(event, on))
         yield total + workspace, event, held, workspace
         if event.collective:
             total -= release(answer)
@@ -136,11 +146,14 @@ def _walk(replay: Replay, rounded: Round) -> Iterator[tuple[int, Event, Mapping[
             total -= release(values.pop(node))
 
 
-def workspaces(event: Event) -> list[int]:
-    """Bytes of what an operator needs only while it runs, as far as it is ours: a collective's operand in one piece."""
-    if event.collective and event.collective != "all_reduce" and not event.reads[0].contiguous:
-        return [event.reads[0].spec.bytes]
-    return []
+def workspaces(event: Event, on: Platform) -> list[int]:
+    """Bytes of what a collective needs only while it runs: its operand in one piece, and the backend's copy of it."""
+    kind = event.collective
+    if not kind:
+        return []
+    operand = event.reads[0]
+    arranged = kind != "all_reduce" and not operand.contiguous  # an all-reduce works in its result
+    return [operand.spec.bytes] * (arranged + (kind in on.copied))
 
 
 def _kinds(replay: Replay) -> dict[Storage, str]:
