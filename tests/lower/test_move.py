@@ -42,7 +42,7 @@ def moved(kind, axis, source, target):
         ("all_reduce", {"b": Partial()}, {}, ["tutti.all_reduce.default"]),
         ("all_gather", {"b": Split(0)}, {}, ["tutti.all_gather.default"]),
         ("reduce_scatter", {"b": Partial()}, {"b": Split(0)}, ["tutti.reduce_scatter.default"]),
-        ("mask", {}, {"b": Partial()}, ["aten.alias.default"]),
+        ("mask", {}, {"b": Partial()}, ["aten.clamp.default"]),
     ],
 )
 def test_leading_dims_need_no_copies(kind, source, target, operators):

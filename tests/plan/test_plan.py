@@ -1,6 +1,7 @@
 """Plans are saved, read, compared, checked and explained."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -113,7 +114,7 @@ def test_explain(plan):
     assert all(kind in memory for kind in ("parameters", "optimizer state", "activations and gradients", "batch"))
     assert any(line.split()[:3] == ["all_gather", "over", "dp"] for line in lines)
     row = next(line for line in lines if line.startswith("model.layers.*.mlp.up_proj.weight"))
-    assert row.split() == ["model.layers.*.mlp.up_proj.weight", "dp:S0/2", "tp:S0", "dp:S0/2", "tp:S0"]
+    assert re.fullmatch(r"model.layers.\*.mlp.up_proj.weight +(dp:S(1|0/2) tp:S0 *){2}", row)
     assert any(line.split() == ["batch", "input_ids", "dp:S0"] for line in lines)
     assert lines[-2:] == ["why", "  because it fits"]
     assert max(map(len, lines)) <= 160 and len(lines) < 40

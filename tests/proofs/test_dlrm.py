@@ -65,7 +65,7 @@ def largest(step: tutti.Step) -> int:
 
 def test_one_device_has_too_little_memory():
     with pytest.raises(
-        ValueError, match=r"no plan fits into 1.1 MiB per device on h100:1: the smallest, single, needs"
+        ValueError, match=r"no plan fits into 1.1 MiB per device on h100:1: the smallest, auto-single, needs"
     ):
         parallelize(cluster(1))
 
@@ -73,9 +73,9 @@ def test_one_device_has_too_little_memory():
 def test_the_planner_splits_the_table_by_rows(one):
     step, batch = parallelize(cluster(DEVICES))
     assert step.plan.prediction.peak_bytes <= MEMORY
-    assert step.plan.inputs[f"param:{LARGE}"] == Layout.of({"tp": Split(0)}), step.plan.explain()
+    assert Split(0) in dict(step.plan.inputs[f"param:{LARGE}"].placements).values(), step.plan.explain()
     assert f"rejected dp{DEVICES}: " in step.plan.explain()
-    assert largest(step) < 1.01 * TABLE / DEVICES, "neither the table nor its gradient is ever whole"
+    assert largest(step) < 0.51 * TABLE, "neither the table nor its gradient is ever whole"
     same_numbers(step, batch, one)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import tutti
 import zoo
-from tutti.plan.choice import candidates, fits
+from tutti.plan.choice import candidates, legal
 from tutti.plan.plan import Plan
 from tutti.plan.problem import problem_of
 from tutti.rules import RULES, replicated, rule_of
@@ -185,7 +185,7 @@ def splits(model, graph) -> Iterator[tuple[str, Plan]]:
     """Plans for two devices that between them split every operator in every way that it allows."""
     problem, mesh = problem_of(graph), {"axis": 2}
     options = {
-        label: [c for c in candidates(o.rule, problem.cuts[label], 2) if fits(o.rule, {"axis": c}, mesh)]
+        label: [c for c in candidates(o.rule, problem.cuts[label], 2) if legal(o.rule, {"axis": c}, mesh)]
         for label, o in problem.operators.items()
         if not o.is_input
     }

@@ -26,7 +26,7 @@ from tutti.graph.anew import UNDEFINED
 from tutti.graph.step_graph import FORWARD, Spec, StepGraph
 from tutti.lower.program import Program
 from tutti.lower.shard import shard
-from tutti.plan.choice import Choice, Choices, candidates, fits, layouts, nest
+from tutti.plan.choice import Choice, Choices, candidates, layouts, legal, nest
 from tutti.plan.layout import Layout, Mesh, coordinates_of, devices
 from tutti.plan.plan import Plan
 from tutti.plan.reshard import sent_bytes
@@ -122,7 +122,7 @@ def _legal(rule: Rule, rng: Random) -> Iterator[tuple[Mesh, Choices]]:
     cuts = {factor: _divisors(size) for factor, size in rule.sizes.items()}
     for mesh in MESHES:
         for choice in candidates(rule, cuts, mesh["a"]):
-            if fits(rule, {"a": choice}, mesh):
+            if legal(rule, {"a": choice}, mesh):
                 yield mesh, {"a": choice}
     for mesh in PAIRS:
         yield from islice(_pairs(rule, cuts, mesh, rng), 4)
@@ -134,7 +134,7 @@ def _pairs(rule: Rule, cuts: dict[str, set[int]], mesh: Mesh, rng: Random) -> It
         choices: dict[str, Choice] = {}
         for axis in rng.sample(list(mesh), len(mesh)):
             choices[axis] = nest(rng.choice(options[axis]), choices, mesh)
-        if fits(rule, choices, mesh):
+        if legal(rule, choices, mesh):
             yield mesh, choices
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 
 import torch
 from torch import fx
@@ -21,8 +22,10 @@ def move(graph: fx.Graph, node: fx.Node, step: Step, shape: Shape, mesh: Mesh, w
     k, old, new = mesh[step.axis], step.source[step.axis], step.target[step.axis]
     x = node
     if step.kind == "mask":
-        keep = aten.alias.default if where[step.axis] == 0 else aten.zeros_like.default
-        return emit(keep, (x,), x.meta["val"].shape)
+        first, spec = where[step.axis] == 0, x.meta["val"]
+        if spec.dtype.is_floating_point:  # in a way in which ranks differ only in numbers, to be compiled once
+            return emit(aten.clamp.default, (x, -inf, inf) if first else (x, 0.0, 0.0), spec.shape)
+        return emit(aten.alias.default if first else aten.zeros_like.default, (x,), spec.shape)
     if step.kind == "all_reduce":
         assert isinstance(old, Partial)
         return emit(all_reduce, (x, step.axis, old.op), x.meta["val"].shape)

@@ -102,6 +102,21 @@ def check(rule: Rule, choices: Choices, mesh: Mesh, where: str) -> None:
             raise ValueError(
                 f"{where}: the parts of factor {choice.factor!r} must be contiguous (rule: {rule.notation})"
             )
+        elif other := _overlapping(axis, choices, mesh):
+            raise ValueError(
+                f"{where}: axes {axis!r} and {other!r} split factor {choice.factor!r} at overlapping places, "
+                f"{choice} and {choices[other]}"
+            )
+
+
+def _overlapping(axis: str, choices: Choices, mesh: Mesh) -> str | None:
+    """Another axis whose parts of the same factor are not nested in this one's, nor this one's in them."""
+    own = choices[axis]
+    for other, choice in choices.items():
+        inside = choice.factor == own.factor and own.outer <= choice.outer and other != axis
+        if inside and choice.outer % (own.outer * mesh[axis]):
+            return other
+    return None
 
 
 def _outside(axis: str, choices: Choices, mesh: Mesh) -> int:
@@ -117,15 +132,6 @@ def legal(rule: Rule, choices: Choices, mesh: Mesh) -> bool:
     except ValueError:
         return False
     return True
-
-
-def fits(rule: Rule, choices: Choices, mesh: Mesh) -> bool:
-    """Whether these choices are legal and all operands and outputs can lie as they ask."""
-    if not legal(rule, choices, mesh):
-        return False
-    ins, outs = layouts(rule, choices)
-    operands = zip(ins + outs, rule.inputs + rule.outputs, strict=True)
-    return all(layout.fits(rule.shape(dims), mesh) for layout, dims in operands)
 
 
 def nest(choice: Choice, taken: Choices, mesh: Mesh) -> Choice:

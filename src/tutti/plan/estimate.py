@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from math import ceil, prod
 
 from tutti.cluster import Cluster
-from tutti.graph.step_graph import UPDATE, StepGraph
+from tutti.graph.step_graph import UPDATE, Spec, StepGraph
 from tutti.plan.choice import layouts
-from tutti.plan.layout import Layout
+from tutti.plan.layout import Layout, Mesh
 from tutti.plan.plan import Plan, Prediction
 from tutti.plan.price import BUCKET, Pricer
 from tutti.plan.problem import Problem, Tensor
@@ -81,16 +81,23 @@ class Estimator:
         return made, read
 
     def _moves(self, plan: Plan, made, read) -> Iterator[tuple[Tensor, list[Step], str, int]]:
-        """Reshards that happen. A gathered value is gathered anew in each phase, any other is moved once."""
-        seen = set()
+        """Reshards that happen, as lowering decides (`lower.shard`): from whichever version at hand is cheapest.
+
+        What was gathered is at hand in the same phase only, any other version in all.
+        """
+        versions: dict[Tensor, set[tuple[Layout, str]]] = defaultdict(set)
         for (tensor, target, phase), count in read.items():
-            spec = self.problem.operators[tensor[0]].outputs[tensor[1]]
-            steps = reshard(made[tensor], target, spec.shape, plan.mesh, spec.dtype.itemsize)
-            gathers = any(step.kind == "all_gather" for step in steps)
-            key = (tensor, target, phase if gathers else "")
-            if key not in seen:
-                seen.add(key)
-                yield tensor, steps, phase, count
+            spec, at_hand = self.problem.operators[tensor[0]].outputs[tensor[1]], versions[tensor]
+            at_hand.add((made[tensor], ""))
+            if {(target, ""), (target, phase)} & at_hand:
+                continue
+            sources = sorted((v for v in at_hand if v[1] in ("", phase)), key=str)
+            paths = [(reshard(at, target, spec.shape, plan.mesh, spec.dtype.itemsize), tag) for at, tag in sources]
+            steps, tag = min(paths, key=lambda path: _cost(path[0], spec, plan.mesh))
+            for step in steps:
+                tag = phase if step.kind == "all_gather" else tag
+                at_hand.add((step.target, tag))
+            yield tensor, steps, phase, count
 
     def _memory(self, plan: Plan, made: dict[Tensor, Layout]) -> tuple[int, dict[str, int]]:
         """Peak bytes of one rank in the traced order: what is kept, and what lives at the worst moment.
@@ -126,6 +133,10 @@ class Estimator:
                 live -= alive.pop(dead, 0)
         kinds["activations and gradients"] = peak
         return sum(kinds.values()), dict(kinds)
+
+
+def _cost(steps: list[Step], spec: Spec, mesh: Mesh) -> tuple[int, int]:
+    return sum(step.sent(spec.shape, spec.dtype.itemsize, mesh) for step in steps), len(steps)
 
 
 def _last_readers(step: StepGraph) -> dict:

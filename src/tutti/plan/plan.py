@@ -54,6 +54,12 @@ class Plan:
     def choices(self, label: str) -> Choices:
         return self.operators.get(label, {})
 
+    @property
+    def predicted(self) -> Prediction:
+        """The prediction of a plan that was searched."""
+        assert self.prediction is not None
+        return self.prediction
+
     def replace(self, **changes) -> Plan:
         return replace(self, **changes)
 
@@ -133,6 +139,19 @@ class Plan:
                         f"{sign} {key}: {value}" for sign, value in (("-", mine), ("+", its)) if value is not None
                     ]
         return lines
+
+
+def renamed(plan: Plan, names: Mapping[str, str]) -> Plan:
+    """The plan with other names of its axes."""
+
+    def rename(by_axis: Mapping) -> dict:
+        return {names.get(axis, axis): value for axis, value in by_axis.items()}
+
+    return plan.replace(
+        mesh=rename(plan.mesh),
+        inputs={label: Layout.of(rename(dict(layout.placements))) for label, layout in plan.inputs.items()},
+        operators={label: rename(choices) for label, choices in plan.operators.items()},
+    )
 
 
 def _stranger(unknown: list[str], labels: set[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import prod
 
 import torch
@@ -11,7 +11,7 @@ from tutti.cluster import Cluster
 from tutti.cluster.operators import PRODUCTS, lies_transposed
 from tutti.cluster.operators import seconds as operator_seconds
 from tutti.graph.step_graph import Spec
-from tutti.plan.choice import Choice, Choices, input_placement, layouts, output_placement
+from tutti.plan.choice import Choices, input_placement, layouts, output_placement
 from tutti.plan.layout import Layout, Mesh, Placement, Split
 from tutti.plan.problem import Operator
 from tutti.plan.reshard import sent_bytes
@@ -79,18 +79,17 @@ class Pricer:
         return prod(self.mesh[a] for a, c in choices.items() if isinstance(placement(o.rule, c, i), Split))
 
     def itemsize(self, o: Operator) -> int:
-        return next((s.dtype.itemsize for s in o.outputs if s.dtype), 4)
+        return next((s.dtype.itemsize for s in o.outputs if s and s.dtype), 4)
 
     def collective(self, kind: str, axis: str, local: int, messages: int = 1) -> float:
         """Collectives in which each rank begins with `local` bytes in all, with the copies around them."""
         k = self.mesh[axis]
-        if kind in ("", "slice", "mask"):
-            return 0.0
+        if kind in ("slice", "mask"):
+            return local / self.cluster.device.bandwidth if kind == "mask" else 0.0
         sent = sent_bytes(kind, local, k)
         copies = 2 * local * (k if kind == "all_gather" else 1) / self.cluster.device.bandwidth
-        return self.cluster.time(kind, sent, self.strides[axis], k, max(1, messages)) + copies
+        return self.cluster.time(kind, sent, self.strides[axis], k, messages) + copies
 
-
-def with_choice(choices: Mapping[str, Choice], axis: str, choice: Choice | None) -> dict[str, Choice]:
-    """The choices with one axis added, or left as they are where it computes the whole."""
-    return {**choices, axis: choice} if choice else dict(choices)
+    def bucketed(self, kind: str, axis: str, local: int) -> float:
+        """The part of a collective's price that falls to it where many are merged into buckets."""
+        return self.collective(kind, axis, BUCKET) * local / BUCKET

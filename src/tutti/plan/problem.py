@@ -10,9 +10,10 @@ import operator
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from string import ascii_lowercase
 
-from tutti.graph.step_graph import Call, Spec, StepGraph
+from tutti.graph.step_graph import BACKWARD, UPDATE, Call, Spec, StepGraph
 from tutti.rules import operands, replicated, rule_of, source, specs
 from tutti.rules.rule import Rule
 
@@ -64,6 +65,40 @@ class Problem:
     outputs: Mapping[Tensor, int]  # what leaves the step replicated: the loss
     without_rule: list[str] = field(default_factory=list)  # operators that nobody has said how to split
     cuts: dict[str, dict[str, set[int]]] = field(default_factory=dict)
+
+    @cached_property
+    def weights(self) -> set[str]:
+        """Parameters, and views and casts of them."""
+        params = {label for label, o in self.operators.items() if o.kind == "param"}
+        views = self.reached_from("param") - self.reached_from("batch")
+        return params | {v for v in views if self.operators[v].phase != UPDATE}
+
+    @cached_property
+    def weight_operand(self) -> dict[str, int]:
+        """The operand as which an operator reads a weight."""
+        return {e.reader: e.operand for e in self.edges if e.tensor[0] in self.weights and e.operand >= 0}
+
+    @cached_property
+    def gradients(self) -> set[str]:
+        """What the backward pass hands to the update, and what this is a view of."""
+        found: set[str] = set()
+        todo = [label for label, o in self.operators.items() if o.phase == UPDATE]
+        makers = defaultdict(list)
+        for edge in self.edges:
+            makers[edge.reader].append(edge.tensor[0])
+        while todo:
+            for maker in makers[todo.pop()]:
+                o = self.operators[maker]
+                if o.phase == BACKWARD and maker not in found:
+                    found.add(maker)
+                    todo += [maker] if not o.bytes else []
+        return found
+
+    def weight_factors(self, o: Operator) -> set[str]:
+        """The factors of an operator that its weight has, where it reads one."""
+        if o.label not in self.weight_operand:
+            return set()
+        return {factor for dim in o.rule.inputs[self.weight_operand[o.label]] for factor in dim}
 
     def reached_from(self, kind: str) -> set[str]:
         """The operators whose value depends on an input of this kind."""

@@ -6,7 +6,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from tutti.graph.step_graph import StepGraph
-from tutti.plan.choice import Choice, candidates, fits, layouts, nest
+from tutti.plan.choice import Choice, candidates, layouts, legal, nest
 from tutti.plan.layout import Mesh
 from tutti.plan.plan import Plan
 from tutti.plan.problem import Operator, problem_of
@@ -54,7 +54,7 @@ def _draw(o: Operator, cuts: dict[str, set[int]], mesh: Mesh, rng: Random) -> di
         rng.shuffle(options)
         for option in options[: rng.randint(0, 3) and len(options)]:  # a quarter of the operators is not split
             nested = nest(option, choices, mesh)
-            if fits(o.rule, {**choices, axis: nested}, mesh):
+            if legal(o.rule, {**choices, axis: nested}, mesh):
                 choices[axis] = nested
                 break
     return choices

@@ -12,8 +12,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from math import prod
 
 NAMES = "auto, dp, tp, zero1, zero2, zero3, dp2xtp2, tp2xzero3, ..."
 STEMS = {"auto": "auto", "dp": "dp", "tp": "tp", "zero": "zero", "single": "single", "fsdp": "zero3"}
@@ -37,6 +39,15 @@ class Textbook:
     def mesh(self) -> dict[str, int]:
         """Data parallelism outside, so that tensor parallelism has the fast links."""
         return {a: n for a, n in (("dp", self.dp), ("tp", self.tp)) if n > 1} or {"dp": 1}
+
+
+def textbook_of(name: str, mesh: Mapping[str, int]) -> Textbook | None:
+    """The textbook plan of this name, where it has this mesh."""
+    try:
+        book = parse_name(name, prod(mesh.values()))
+    except ValueError:
+        return None
+    return book if list(book.mesh.items()) == list(mesh.items()) else None
 
 
 def parse_name(name: str, devices: int) -> Textbook:

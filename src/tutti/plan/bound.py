@@ -1,0 +1,103 @@
+"""A lower bound of a cost network, and a good assignment, by block-coordinate ascent of the dual of its relaxation.
+
+Costs are moved between variables and pairs without changing any assignment's cost; then
+
+    bound = sum_v min unary[v] + sum_(u,v) min pair[u,v]
+
+and every state s of v costs at least bound + unary[v][s] - min unary[v]. The moves are the handshakes of MPLP++
+(Tourani, Shekhovtsov, Rother and Savchynskyy 2018): a pair takes the costs of its two variables, and hands each back
+all that it can do without. The bound never falls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tutti.plan.network import Network, Table
+
+
+@dataclass
+class Dual:
+    """The moved costs of a network."""
+
+    unary: dict[str, Table]
+    pairs: dict[tuple[str, str], Table]
+
+    @staticmethod
+    def of(network: Network) -> Dual:
+        unary = {name: costs.copy() for name, costs in network.unary.items()}
+        return Dual(unary, {(u, v): network.pairs[u][v].copy() for u, v in network.edges()})
+
+    @property
+    def bound(self) -> float:
+        return float(sum(t.min() for t in self.unary.values()) + sum(t.min() for t in self.pairs.values()))
+
+    def sweep(self, backwards: bool) -> None:
+        """One handshake of every pair."""
+        for u, v in reversed(self.pairs) if backwards else self.pairs:
+            both = self.pairs[u, v]
+            both += self.unary[u][:, None]
+            both += self.unary[v][None, :]
+            first, second = (u, v) if backwards else (v, u)
+            half = both.min(self._axis(v, first)) / 2
+            both -= self._along(v, first, half)
+            whole = both.min(self._axis(v, second))
+            both -= self._along(v, second, whole)
+            rest = both.min(self._axis(v, first))
+            both -= self._along(v, first, rest)
+            self.unary[first], self.unary[second] = half + rest, whole
+
+    @staticmethod
+    def _axis(v: str, kept: str) -> int:
+        """The axis over which a pair (u, v) is minimized for one number for each state of `kept`."""
+        return 0 if kept == v else 1
+
+    @staticmethod
+    def _along(v: str, name: str, costs: Table) -> Table:
+        return costs[None, :] if name == v else costs[:, None]
+
+    def least(self) -> dict[str, Table]:
+        """For each state of each variable a lower bound of what all assignments with it cost."""
+        least = {name: costs - costs.min() for name, costs in self.unary.items()}
+        for (u, v), both in self.pairs.items():
+            low = both.min()
+            least[u] += both.min(1) - low
+            least[v] += both.min(0) - low
+        bound = self.bound
+        return {name: bound + more for name, more in least.items()}
+
+    def decode(self, network: Network) -> dict[str, int]:
+        """An assignment: state by state the cheapest by the moved costs, given those before; then improved."""
+        x: dict[str, int] = {}
+        for name in network.unary:
+            costs = self.unary[name].copy()
+            for other in network.pairs[name]:
+                pair = self.pairs.get((name, other))
+                both = self.pairs[other, name].T if pair is None else pair
+                costs += both[:, x[other]] if other in x else (both + self.unary[other]).min(1)
+            x[name] = int(np.argmin(costs))
+        return improve(network, x)
+
+
+def improve(network: Network, x: dict[str, int]) -> dict[str, int]:
+    """Change one variable, or two neighbours together, as long as that makes it cheaper."""
+    x, better = dict(x), True
+    while better:
+        better = False
+        for u, v in network.edges():
+            costs = network.pairs[u][v] + _given(network, u, x, v)[:, None] + _given(network, v, x, u)[None, :]
+            i, j = np.unravel_index(int(np.argmin(costs)), costs.shape)
+            if costs[i, j] < costs[x[u], x[v]] - 1e-12:
+                x[u], x[v], better = int(i), int(j), True
+    return x
+
+
+def _given(network: Network, name: str, x: dict[str, int], without: str) -> Table:
+    """The costs of a variable's states beside all neighbours but one."""
+    costs = network.unary[name].copy()
+    for other, both in network.pairs[name].items():
+        if other != without:
+            costs += both[:, x[other]]
+    return costs

@@ -1,0 +1,167 @@
+"""The choices of all mesh axes for all operators at once, as a cost network.
+
+Variables are operators and inputs, one for each label; their states are `Options`, so no axis is decided before
+another. A pair joins the maker of a tensor to a reader and costs the move between how the one makes it and the other
+reads it. Costs are seconds of a step:
+
+    unary[o][s]     = runs(o) * price of the local part of o under s           `Joint.operator`
+    pair[o,r][s,t]  = runs of the move * price of the move                     `Joint.edge`
+
+A tensor with several readers has *hubs* between, with a layout as state: one where it is settled for all phases, and
+one for each phase in which several read it. What readers share is so paid once, and what is gathered is gathered anew
+in each phase, as lowering does (`lower.shard`).
+
+    bytes[v][s]     = of inputs, and of what the forward pass keeps for the backward     `Joint.keep`
+
+are constrained by what a rank has: a price on them is added to the costs (`Joint.choose`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tutti.graph.step_graph import BACKWARD, FORWARD, UPDATE
+from tutti.plan.choice import Choice
+from tutti.plan.minimize import minimize
+from tutti.plan.moves import Moves
+from tutti.plan.network import NEVER, Network
+from tutti.plan.options import Allowed, OptionTable
+from tutti.plan.price import Pricer
+from tutti.plan.problem import Edge, Operator, Problem, Tensor
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The choices of every operator by axis, their modelled cost in seconds, and a lower bound of any's."""
+
+    choices: dict[str, dict[str, Choice]]
+    cost: float
+    bound: float
+    gap: float
+
+
+class Joint:
+    """The choices for a problem on the pricer's mesh.
+
+    runs: how often each phase runs in a step (microbatches); 1 where it is not named. allowed: see `OptionTable`.
+    """
+
+    def __init__(self, problem: Problem, pricer: Pricer, runs: Mapping[str, int] | None = None,
+                 allowed: Allowed | None = None):  # fmt: skip
+        self.problem, self.pricer, self.runs = problem, pricer, runs or {}
+        self.network = Network()
+        self.bytes: dict[str, np.ndarray] = {}  # by variable what its states keep in memory
+        self.moves = {
+            FORWARD: Moves(pricer.mesh, pricer.collective),
+            UPDATE: Moves(pricer.mesh, pricer.bucketed),
+        }
+        table = OptionTable(pricer.mesh, problem.cuts, allowed)
+        self.options = {label: table[o] for label, o in problem.operators.items()}
+        for o in problem.operators.values():
+            self.operator(o)
+        readers: dict[Tensor, list[Edge]] = defaultdict(list)
+        for edge in problem.edges:
+            readers[edge.tensor].append(edge)
+        for tensor, edges in readers.items():
+            self.tensor(tensor, edges)
+        for tensor in problem.outputs:
+            made = self.options[tensor[0]].outputs[tensor[1]]
+            self.network.add(tensor[0], self.move(tensor, made, np.zeros((1, made.shape[1]), dtype=int), FORWARD)[:, 0])
+
+    def choose(self, memory_price: float = 0.0, seconds: float = 60.0) -> Chosen:
+        """The cheapest choices. memory_price: seconds a byte, the multiplier of the constraint that memory sets.
+
+        Raises ValueError where no combination is possible.
+        """
+        network = self.network.copy()
+        for name, held in self.bytes.items() if memory_price else ():
+            network.add(name, memory_price * held)
+        solution = minimize(network, seconds)
+        choices = {label: dict(options.choices[solution.states[label]]) for label, options in self.options.items()}
+        return Chosen(choices, solution.cost, solution.bound, solution.gap)
+
+    def operator(self, o: Operator) -> None:
+        options = self.options[o.label]
+        costs = np.array([self.pricer.compute(o, choices) for choices in options.choices])
+        costs *= o.count * self.runs.get(o.phase, 1)
+        self.network.add(o.label, costs)
+        if o.is_input:
+            self.keep(o.label, o.count * o.outputs[0].bytes, options.outputs[0])
+
+    def tensor(self, tensor: Tensor, edges: list[Edge]) -> None:
+        """Join the maker of a tensor to all readers."""
+        phases: dict[str, list[Edge]] = defaultdict(list)
+        for edge in edges:
+            phases[self.phase(edge)].append(edge)
+        source, made = tensor[0], self.options[tensor[0]].outputs[tensor[1]]
+        weight = min(self.problem.operators[source].count, sum(self.problem.edges[e] for e in edges))
+        maker = self.problem.operators[source]
+        # What the backward pass reads stays until then; a view has no memory of its own.
+        kept = BACKWARD in phases and maker.phase == FORWARD and not maker.is_input and maker.bytes
+        held = weight * maker.outputs[tensor[1]].bytes
+        if len(edges) > 1:
+            layouts = _unique([made, *(self.read(edge) for edge in edges)])
+            several = len(phases) > 1
+            source, made = self.hub(tensor, "", (source, made), layouts, weight, _first(phases), gathers=not several)
+            if kept:
+                self.keep(source, held, made)
+            for phase, group in phases.items():
+                if several and len(group) > 1:
+                    hub = self.hub(tensor, phase, (source, made), layouts, weight, phase)
+                    for edge in group:
+                        self.edge(edge, *hub)
+                else:
+                    for edge in group:
+                        self.edge(edge, source, made)
+        else:
+            if kept:
+                self.keep(source, held, made)
+            self.edge(edges[0], source, made)
+
+    def hub(self, tensor: Tensor, name: str, source, layouts, weight: int, phase: str, gathers: bool = True):
+        """A variable for how a tensor lies: its name and states."""
+        hub = f"{tensor[0]} [{tensor[1]}] {name}"
+        costs = weight * self.runs.get(phase, 1) * self.move(tensor, source[1], layouts, phase)
+        if not gathers:
+            costs = np.where(self.moves[FORWARD].gathers(source[1], layouts), NEVER, costs)
+        self.network.add(hub, np.zeros(len(layouts)))
+        self.network.join(source[0], hub, np.minimum(costs, NEVER))
+        return hub, layouts
+
+    def keep(self, name: str, size: int, layouts: np.ndarray) -> None:
+        """A variable's states are layouts of so many bytes that stay in memory."""
+        self.bytes[name] = self.bytes.get(name, 0) + size / self.moves[FORWARD].parts(layouts)
+
+    def edge(self, edge: Edge, source: str, made: np.ndarray) -> None:
+        maker, phase = self.problem.operators[edge.tensor[0]], self.phase(edge)
+        weight = min(maker.count, self.problem.edges[edge]) * self.runs.get(phase, 1)
+        costs = weight * self.move(edge.tensor, made, self.read(edge), phase)
+        self.network.join(source, edge.reader, np.minimum(costs, NEVER))
+
+    def read(self, edge: Edge) -> np.ndarray:
+        """The layouts in which the reader asks for the tensor; the successor of an input lies as the input does."""
+        options = self.options[edge.reader]
+        return options.outputs[0] if edge.operand < 0 else options.inputs[edge.operand]
+
+    def phase(self, edge: Edge) -> str:
+        return UPDATE if edge.operand < 0 else self.problem.operators[edge.reader].phase
+
+    def move(self, tensor: Tensor, source: np.ndarray, target: np.ndarray, phase: str) -> np.ndarray:
+        """Prices for each state of one and the other, found once for each layout."""
+        size = self.problem.operators[tensor[0]].outputs[tensor[1]].bytes
+        sources, which = np.unique(source, axis=0, return_inverse=True)
+        targets, whither = np.unique(target, axis=0, return_inverse=True)
+        moves = self.moves[UPDATE if phase == UPDATE else FORWARD]
+        return moves.table(sources, targets, size)[which.ravel()[:, None], whither.ravel()[None, :]]
+
+
+def _unique(layouts: list[np.ndarray]) -> np.ndarray:
+    return np.unique(np.concatenate(layouts), axis=0)
+
+
+def _first(phases: Mapping[str, list[Edge]]) -> str:
+    return next(phase for phase in (FORWARD, BACKWARD, UPDATE) if phase in phases)

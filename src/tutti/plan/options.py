@@ -1,0 +1,99 @@
+"""What an operator may do along all axes at once, and how its operands and outputs lie then, as numbers.
+
+An option is a `Choice` for each axis that splits the operator. Where axes split the same factor they nest, in every
+order. Options under which everything lies alike are one: the first of them. Operators with the same rule and sizes
+share their options.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations, product
+
+import numpy as np
+
+from tutti.plan.choice import Choice, Choices, candidates, input_placement, legal, nest, output_placement
+from tutti.plan.layout import Mesh, Placement, R
+from tutti.plan.problem import Operator
+from tutti.rules.rule import Rule
+
+CODES: dict[Placement, int] = {R: 0}  # every placement that was met, numbered
+PLACEMENTS: list[Placement] = [R]
+
+Allowed = Callable[[Operator, str, Sequence[Choice | None]], Sequence[Choice | None]]
+
+
+def code(placement: Placement) -> int:
+    if placement not in CODES:
+        CODES[placement] = len(PLACEMENTS)
+        PLACEMENTS.append(placement)
+    return CODES[placement]
+
+
+@dataclass(frozen=True)
+class Options:
+    """choices: by option. inputs, outputs: for each operand an array (options, axes) of codes of placements."""
+
+    choices: list[dict[str, Choice]]
+    inputs: tuple[np.ndarray, ...]
+    outputs: tuple[np.ndarray, ...]
+
+    def __len__(self) -> int:
+        return len(self.choices)
+
+
+class OptionTable:
+    """Options of operators on one mesh.
+
+    allowed: of an operator, an axis and all legal choices of it (None: the whole is computed), those that may be taken.
+    """
+
+    def __init__(self, mesh: Mesh, cuts: Mapping[str, Mapping[str, set[int]]], allowed: Allowed | None = None):
+        self.mesh, self.cuts, self.allowed = mesh, cuts, allowed
+        self.known: dict[tuple, Options] = {}
+
+    def __getitem__(self, o: Operator) -> Options:
+        per_axis = []
+        for axis, k in self.mesh.items():
+            choices = [None, *candidates(o.rule, self.cuts[o.label], k)] if k > 1 else [None]
+            choices = [c for c in choices if not (c and c.linear and o.is_input)]
+            per_axis.append(tuple(self.allowed(o, axis, choices) if self.allowed and k > 1 else choices))
+        key = (o.rule.notation, o.rule.inputs, tuple(sorted(o.rule.sizes.items())), tuple(per_axis))
+        if key not in self.known:
+            made = self._make(o.rule, per_axis)  # what is allowed along each axis may not be legal together
+            self.known[key] = made if len(made) else self._make(o.rule, [(*legal, None) for legal in per_axis])
+        return self.known[key]
+
+    def _make(self, rule: Rule, per_axis: list[tuple[Choice | None, ...]]) -> Options:
+        unique: dict[tuple, dict[str, Choice]] = {}
+        for taken in product(*per_axis):
+            for choices in self._nested(dict(zip(self.mesh, taken, strict=True))):
+                if legal(rule, choices, self.mesh):
+                    unique.setdefault(tuple(_codes(rule, choices, self.mesh)), choices)
+        axes, ins = len(self.mesh), len(rule.inputs)
+        codes = np.array(list(unique), dtype=np.int32).reshape(len(unique), axes * (ins + len(rule.outputs)))
+        parts = [codes[:, i * axes : (i + 1) * axes] for i in range(ins + len(rule.outputs))]
+        return Options(list(unique.values()), tuple(parts[:ins]), tuple(parts[ins:]))
+
+    def _nested(self, taken: dict[str, Choice | None]) -> list[dict[str, Choice]]:
+        """These choices with the axes that split one factor at one place nested in every order."""
+        given = {axis: choice for axis, choice in taken.items() if choice}
+        places = Counter((c.factor, c.outer) for c in given.values() if c.factor)
+        together = [axis for axis, c in given.items() if places[c.factor, c.outer] > 1]
+        found = []
+        for order in permutations(together):
+            choices: dict[str, Choice] = {}
+            for axis in (*(axis for axis in given if axis not in together), *order):
+                choices[axis] = nest(given[axis], choices, self.mesh)
+            found.append({axis: choices[axis] for axis in given})
+        return found
+
+
+def _codes(rule: Rule, choices: Choices, mesh: Mesh) -> list[int]:
+    found = []
+    for placement, operands in ((input_placement, rule.inputs), (output_placement, rule.outputs)):
+        for i in range(len(operands)):
+            found += [code(placement(rule, choices[axis], i)) if axis in choices else 0 for axis in mesh]
+    return found

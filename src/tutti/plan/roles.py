@@ -1,0 +1,97 @@
+"""What a mesh axis may do to an operator: anything, or what the textbook says that `dp` and `tp` do.
+
+Whoever searches asks for the choices of an operator along an axis that may be taken, given all legal ones. Inputs that
+a person has pinned, or that lie somewhere already, may only lie so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tutti.graph.costs import FLOPS
+from tutti.graph.step_graph import UPDATE
+from tutti.plan.choice import Choice, legal, output_placement
+from tutti.plan.layout import Layout, Mesh, Placement, Split
+from tutti.plan.problem import Operator, Problem
+from tutti.plan.textbook import Textbook
+
+Given = Mapping[str, Mapping[str, Placement]]  # label of an input -> axis -> how it must lie
+STATELESS = ("param", "buffer", "batch", "lr", "step", "seed", "constant", "grad")
+
+
+class Free:
+    """Anything, but for inputs that are given."""
+
+    def __init__(
+        self, problem: Problem, mesh: Mesh, pins: Mapping[str, Mapping[str, Split]], stored: Mapping[str, Layout]
+    ):
+        self.problem, self.mesh = problem, mesh
+        known = {label: {axis: layout[axis] for axis in mesh} for label, layout in stored.items()}
+        self.given: Given = {**pins, **known}
+
+    def __call__(self, o: Operator, axis: str, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
+        placement = self.given.get(o.label, {}).get(axis)
+        if placement is None:
+            return self.free(o, axis, choices)
+        if not isinstance(placement, Split):
+            return [None]
+        choice = Choice(o.rule.outputs[0][placement.dim][0], placement.outer)
+        if not legal(o.rule, {axis: choice}, self.mesh):
+            raise ValueError(f"{o.label} of shape {o.outputs[0].shape} cannot be split at dim {placement.dim} over "
+                             f"{self.mesh[axis]} devices of axis {axis!r}")  # fmt: skip
+        return [choice]
+
+    def free(self, o: Operator, axis: str, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
+        return choices
+
+
+class Roles(Free):
+    """`dp` splits the batch and what is computed from it, `tp` matrices, which are used where they lie; then the ZeRO
+    stage says what is kept split over `dp`. See `plan.textbook`."""
+
+    def __init__(self, problem: Problem, book: Textbook, pins, stored):
+        super().__init__(problem, book.mesh, pins, stored)
+        self.zero = book.zero
+        self.from_batch = problem.reached_from("batch")
+
+    def free(self, o: Operator, axis: str, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
+        return self._data(o, choices) if axis == "dp" else self._tensor(o, choices)
+
+    def _data(self, o: Operator, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
+        if o.kind == "batch" and o.outputs[0].shape:
+            first = [c for c in choices if c and c == Choice(o.rule.outputs[0][0][0])]
+            if not first:
+                size, k = o.outputs[0].shape[0], self.mesh["dp"]
+                raise ValueError(f"{o.label}: a batch of {size} does not divide over {k} data-parallel devices")
+            return first
+        if o.kind == "param":
+            return _split(choices) if self.zero == 3 else [None]
+        if o.is_input:
+            return _split(choices) if self.zero and o.kind not in STATELESS else [None]
+        if o.phase == UPDATE:
+            return choices if self.zero else [None]
+        if o.label in self.problem.weights:  # a view lies as the weight does, so that it is gathered for each use anew
+            return _split(choices) if self.zero == 3 else [None]
+        used = self.problem.weight_factors(o)  # which is whole
+        allowed = [c for c in choices if c is None or c.factor not in used]
+        return _split(allowed) if o.label in self.from_batch else allowed
+
+    def _tensor(self, o: Operator, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
+        if o.is_input:
+            if o.kind in ("batch", "lr", "step", "seed", "constant", "buffer"):
+                return [None]
+            return _split(choices) if o.kind == "param" and len(o.outputs[0].shape) > 1 else choices
+        if o.label in self.problem.weight_operand and o.phase != UPDATE:
+            dims = o.rule.inputs[self.problem.weight_operand[o.label]]
+            used = [c for c in choices if c and c.factor in self.problem.weight_factors(o)]
+            if len(dims) > 1 and used:
+                return used
+        if o.label in self.problem.gradients and len(o.outputs[0].shape) > 1:  # is made where the matrix lies
+            made = [c for c in choices if c and c.factor and isinstance(output_placement(o.rule, c, 0), Split)]
+            return made or choices
+        return _split(choices) if o.target in FLOPS else choices
+
+
+def _split(choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
+    """Not whole, where it can be split."""
+    return [c for c in choices if c] or choices

@@ -1,0 +1,45 @@
+"""Elimination keeps the optimum."""
+
+import numpy as np
+import pytest
+
+from networks import cheapest, random_network
+from tutti.plan.eliminate import eliminate, min_plus
+from tutti.plan.network import Network
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_optimum_of_the_core_is_that_of_the_whole(seed):
+    network = random_network(seed, density=0.3 + 0.05 * seed)
+    smaller = eliminate(network)
+    names = list(smaller.core.unary)
+    assert all(len(smaller.core.pairs[name]) > 2 for name in names)
+    if names:
+        best = cheapest(smaller.core)
+        states = [np.arange(len(smaller.core.unary[name])) for name in names]
+        grid = np.stack([g.ravel() for g in np.meshgrid(*states, indexing="ij")], 1)
+        x = min(({n: int(s) for n, s in zip(names, row, strict=True)} for row in grid), key=smaller.core.cost)
+        assert smaller.core.cost(x) == best
+    else:
+        x = {}
+    whole = smaller.extend(x)
+    assert set(whole) == set(network.unary)
+    assert network.cost(whole) == pytest.approx(cheapest(network))
+
+
+def test_a_chain_is_eliminated_whatever_its_length():
+    network, rng = Network(), np.random.default_rng(0)
+    for i in range(50):
+        network.add(f"v{i}", rng.uniform(size=3))
+        if i:
+            network.join(f"v{i - 1}", f"v{i}", rng.uniform(size=(3, 3)))
+    smaller = eliminate(network)
+    total = network.unary["v0"]
+    for i in range(1, 50):  # Viterbi
+        total = (total[:, None] + network.pairs[f"v{i - 1}"][f"v{i}"]).min(0) + network.unary[f"v{i}"]
+    assert not smaller.core.unary and network.cost(smaller.extend({})) == pytest.approx(total.min())
+
+
+def test_min_plus_is_what_it_says():
+    a, b = np.random.default_rng(1).uniform(size=(4, 5)), np.random.default_rng(2).uniform(size=(5, 3))
+    assert np.array_equal(min_plus(a, b), (a[:, :, None] + b[None]).min(1))
