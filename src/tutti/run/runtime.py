@@ -62,6 +62,8 @@ def _raw(x: torch.Tensor) -> torch.Tensor:
 class Virtual:
     """All ranks of the mesh in this process, in lockstep."""
 
+    overlaps = False  # whether a rank computes on while a collective is under way
+
     def __init__(self, mesh: Mesh):
         self.mesh, self.rank, self.ranks = mesh, 0, list(range(devices(mesh)))
 
@@ -76,6 +78,8 @@ class Virtual:
 
 class Distributed:
     """One rank of a `torch.distributed` job."""
+
+    overlaps = False
 
     def __init__(self, mesh: Mesh):
         self.mesh, self.rank = mesh, dist.get_rank()

@@ -1,0 +1,177 @@
+"""Level O2: which calls of a Program become one kernel, and what then is never written to memory.
+
+Between two collectives the compiler fuses. The model of it: calls that work element by element, reductions of rows,
+softmaxes, norms and look-ups join where one reads what another makes, or where they read the same memory at the same
+size, unless something that does not fuse lies on a way between them. To tell, each call has a depth: the number of
+calls that end a kernel on the longest way to it. A kernel is a connected set of calls of one depth. It reads once what
+comes from outside, and writes what others read.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from heapq import heapify, heappop, heappush
+
+import torch
+from torch import fx
+
+from tutti.run.segments import SMALLEST, segments
+from tutti.run.simulated.replay import Event, Operand, Replay, Storage
+
+aten = torch.ops.aten
+
+# What fuses beside all that torch tags as pointwise or as a reduction.
+FUSED = {
+    aten._to_copy.default, aten.contiguous.default, aten.reshape.default, aten.native_layer_norm.default,
+    aten.native_layer_norm_backward.default, aten._softmax.default, aten._softmax_backward_data.default,
+    aten._log_softmax.default, aten._log_softmax_backward_data.default, aten.native_dropout.default,
+    aten.slice_backward.default, aten.select_backward.default, aten.constant_pad_nd.default, aten.full.default,
+    aten.full_like.default, aten.zeros_like.default, aten.ones_like.default, aten.zeros.default, aten.ones.default,
+    aten.scalar_tensor.default, aten.arange.default, aten.arange.start, aten.embedding.default, aten.gather.default,
+    aten.index.Tensor, aten.expand.default, aten.repeat.default, aten.nll_loss_forward.default,
+    aten.nll_loss_backward.default,
+}  # fmt: skip
+
+
+def fuse(replay: Replay) -> Replay:
+    """The replay of the same Program with a kernel as one event, in an order in which they could run."""
+    at = {event.node: event for event in replay.events}
+    parts = [part for part in segments(replay.program.graph) if len(part) >= SMALLEST]
+    first, inside = {part[0]: part for part in parts}, {node for part in parts for node in part}
+    readers, events = _readers(replay), []
+    for event in replay.events:
+        if event.node in first:
+            events += _Segment([at[node] for node in first[event.node]], readers).kernels()
+        elif event.node not in inside:
+            events.append(event)
+    return Replay(replay.program, replay.inputs, events, replay.outputs)
+
+
+def fuses(event: Event) -> bool:
+    target = event.node.target
+    tags = getattr(target, "tags", ())
+    return target in FUSED or torch.Tag.pointwise in tags or torch.Tag.reduction in tags
+
+
+def ends(event: Event) -> bool:
+    """Whether what reads this call's result begins another kernel: it does not fuse, or is no reduction of rows."""
+    if not fuses(event):
+        return True
+    if torch.Tag.reduction not in getattr(event.node.target, "tags", ()) or not event.reads:
+        return False
+    whole, made = event.reads[0].spec.shape, event.outputs[0].shape
+    while made and made[-1] == 1:
+        made = made[:-1]
+    return not made or whole[: len(made)] != made
+
+
+def _readers(replay: Replay) -> dict[Storage, set[fx.Node]]:
+    """Who reads each storage; the Program's outputs count as read by themselves."""
+    readers: dict[Storage, set[fx.Node]] = defaultdict(set)
+    returned = set(replay.outputs)
+    for event in replay.events:
+        if event.computes or event.collective:
+            for operand in event.reads:
+                readers[operand.storage].add(event.node)
+        for node, storages in event.holds.items():
+            if node in returned:
+                for storage in storages:
+                    readers[storage].add(node.graph.output_node())
+    return readers
+
+
+class _Segment:
+    """The events between two collectives."""
+
+    def __init__(self, events: list[Event], readers: dict[Storage, set[fx.Node]]):
+        self.events, self.readers = events, readers
+        self.root = list(range(len(events)))  # union-find over events
+        self.unwritten: set[Storage] = set()  # what stays inside of a kernel
+
+    def find(self, i: int) -> int:
+        while self.root[i] != i:
+            self.root[i] = self.root[self.root[i]]
+            i = self.root[i]
+        return i
+
+    def kernels(self) -> list[Event]:
+        maker: dict[Storage, int] = {}
+        depth: list[int] = []
+        beside: dict[tuple, int] = {}
+        for i, event in enumerate(self.events):
+            before = {maker[o.storage] for o in event.reads if o.storage in maker}
+            depth.append(max((depth[j] + ends(self.events[j]) for j in before), default=0))
+            if event.computes and fuses(event):
+                for j in before:
+                    if depth[j] == depth[i] and fuses(self.events[j]) and not ends(self.events[j]):
+                        self.root[self.find(i)] = self.find(j)
+                for operand in event.reads:
+                    key = operand.storage, event.outputs[0].numel, depth[i]
+                    self.root[self.find(i)] = self.find(beside.setdefault(key, i))
+            maker.update(dict.fromkeys(event.made, i))
+        groups: dict[int, list[int]] = defaultdict(list)
+        for i in range(len(self.events)):
+            groups[self.find(i)].append(i)
+        return self.dropped_at_the_end([self.kernel(members) for members in self.ordered(groups, maker)])
+
+    def ordered(self, groups: dict[int, list[int]], maker: dict[Storage, int]) -> Iterable[list[int]]:
+        """Kernels behind those that make what they read, the ones that are complete first before others."""
+        position = {i: g for g, members in groups.items() for i in members}
+        waits: dict[int, set[int]] = {}
+        for g, members in groups.items():
+            read = {o.storage for i in members for o in self.events[i].reads if o.storage in maker}
+            waits[g] = {position[maker[storage]] for storage in read} - {g}
+        followers: dict[int, list[int]] = defaultdict(list)
+        for g, needs in waits.items():
+            for need in needs:
+                followers[need].append(g)
+        ready = [(members[-1], g) for g, members in groups.items() if not waits[g]]
+        heapify(ready)
+        done = 0
+        while ready:
+            _, g = heappop(ready)
+            done += 1
+            yield groups[g]
+            for follower in followers[g]:
+                waits[follower].discard(g)
+                if not waits[follower]:
+                    heappush(ready, (groups[follower][-1], follower))
+        assert done == len(groups), "kernels wait for each other"
+
+    def kernel(self, members: list[int]) -> Event:
+        if len(members) == 1:
+            return self.events[members[0]]
+        parts = [self.events[i] for i in members]
+        nodes = {event.node for event in parts}
+        inner = {s for event in parts for s in event.made}
+        written = {s for s in inner if self.readers[s] - nodes}
+        reads: dict[Storage, Operand] = {}
+        for operand in (o for event in parts for o in event.reads if o.storage not in inner):
+            if operand.storage not in reads or reads[operand.storage].bytes < operand.bytes:
+                reads[operand.storage] = operand
+        self.unwritten |= inner - written
+        holds = {node: storages for e in parts for node, storages in e.holds.items()}
+        outputs = [spec for e in parts for spec in e.outputs if any(s in written for s in e.made)]
+        made = [s for e in parts for s in e.made if s in written]
+        return Event([e.node for e in parts], list(reads.values()), made, holds, outputs, 0, [])
+
+    def dropped_at_the_end(self, kernels: list[Event]) -> list[Event]:
+        """A compiled function's caller holds its arguments until it returns; what it makes inside goes with its use."""
+        own = {event.node for event in self.events}
+        dead = [node for event in self.events for node in event.dies]
+        last: dict[fx.Node, int] = {}
+        for i, kernel in enumerate(kernels):
+            for node in kernel.nodes:
+                last[node] = max(i, last.get(node, 0))
+                for read in node.all_input_nodes:
+                    last[read] = max(i, last.get(read, 0))
+        dies: list[list[fx.Node]] = [[] for _ in kernels]
+        for node in dead:
+            dies[last[node] if node in own else -1].append(node)
+        found = []
+        for kernel, drops in zip(kernels, dies, strict=True):
+            holds = {n: [s for s in held if s not in self.unwritten] for n, held in kernel.holds.items()}
+            found.append(replace(kernel, holds=holds, dies=drops))
+        return found

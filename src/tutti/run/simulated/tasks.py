@@ -1,0 +1,67 @@
+"""A replayed Program as tasks for a clock: what runs on which stream, for how long, and what it waits for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tutti.run.simulated.prices import Prices, flops, moved
+from tutti.run.simulated.replay import Event, Replay, Storage
+
+COMPUTE = "compute"
+
+
+@dataclass(frozen=True)
+class Task:
+    """stream: "compute", or the mesh axis that a collective runs over. name: label of the operator.
+
+    kind: of the collective, else empty. levels: of the cluster, whose links it uses. waits: the tasks whose result it
+    reads where those run on another stream. bytes: read and written; of a collective sent. event: the number of the
+    call in its replay.
+    """
+
+    stream: str
+    name: str
+    phase: str
+    seconds: float
+    kind: str = ""
+    levels: frozenset[int] = frozenset()
+    waits: tuple[int, ...] = ()
+    flops: int = 0
+    bytes: int = 0
+    event: int = -1
+
+
+def tasks_of(replay: Replay, prices: Prices) -> list[Task]:
+    """In the order in which a rank issues them."""
+    tasks: list[Task] = []
+    made_by: dict[Storage, int] = {}  # collectives
+    for i, event in enumerate(replay.events):
+        waits = tuple(sorted({made_by[o.storage] for o in event.reads if o.storage in made_by}))
+        if event.collective:
+            copies = prices.copies(event)
+            if copies:
+                name, moves = f"copy for {event.label}", 2 * event.reads[0].spec.bytes
+                tasks.append(Task(COMPUTE, name, event.phase, copies, waits=waits, bytes=moves, event=i))
+                waits = ()
+            tasks.append(_collective(event, prices, waits, i))
+            made_by.update(dict.fromkeys(event.made, len(tasks) - 1))
+        elif event.computes:
+            took = prices.compute(event)
+            task = Task(COMPUTE, event.label, event.phase, took, "", frozenset(), waits, flops(event), moved(event), i)
+            tasks.append(task)
+    return tasks
+
+
+def _collective(event: Event, prices: Prices, waits: tuple[int, ...], i: int) -> Task:
+    axis = str(event.node.args[1])
+    return Task(
+        axis,
+        event.label,
+        event.phase,
+        prices.communicate(event),
+        event.collective,
+        prices.levels(event),
+        waits,
+        bytes=prices.sent(event),
+        event=i,
+    )
