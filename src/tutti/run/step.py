@@ -227,18 +227,21 @@ class Step:
         """Gradients of all microbatches, then one update."""
         total: list[dict[str, torch.Tensor]] = [{} for _ in self.runtime.ranks]
         for i, part in enumerate(microbatches(batch, self.accumulate)):
-            outputs = self._run("accumulate", part, draw=i)
-            self._state.keep(outputs)
-            for sums, new in zip(total, outputs, strict=True):
-                for name, value in new.items():
-                    if name not in self._state.parts[0]:  # a copy: two gradients may be one tensor, or a broadcast one
-                        whole = torch.contiguous_format
-                        sums[name] = sums[name].add_(value) if name in sums else value.clone(memory_format=whole)
+            self._add(total, self._run("accumulate", part, draw=i))
         for sums in total:
             for value in sums.values():
                 value.div_(self.accumulate)
         updated = self._run("update", microbatches(batch, self.accumulate)[0], total)
         return [{**new, "loss": sums["loss"]} for new, sums in zip(updated, total, strict=True)]
+
+    def _add(self, total: list[dict[str, torch.Tensor]], outputs: list[dict[str, torch.Tensor]]) -> None:
+        """Add what a microbatch gave; by itself, so that nothing of it is held while the next one runs."""
+        self._state.keep(outputs)
+        for sums, new in zip(total, outputs, strict=True):
+            for name, value in new.items():
+                if name not in self._state.parts[0]:  # a copy: two gradients may be one tensor, or a broadcast one
+                    whole = torch.contiguous_format
+                    sums[name] = sums[name].add_(value) if name in sums else value.clone(memory_format=whole)
 
     def _run(
         self, what: str, batch: Batch, more: list[dict[str, torch.Tensor]] | None = None, draw: int = 0
