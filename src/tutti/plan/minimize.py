@@ -8,7 +8,7 @@ eliminated, and so on until the two meet or little enough is left for an integer
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,11 +19,10 @@ from tutti.plan.exact import solve
 from tutti.plan.network import NEVER, Network, Table
 
 SWEEPS = 20  # between two looks at what can be dropped
-COLUMNS = 200_000  # what the integer program may have
+SMALL, LARGE = 20_000, 200_000  # entries of all tables: what the integer program gets at once, or after all else
 CLOSE = 1e-9  # relative: no gap
 STALLED = 1e-5  # relative: a rise of the bound that is not worth waiting for
-NEAR = (1 / 8, 1 / 64, 1 / 512)  # shares of the gap within which states are tried alone
-TRIED = 20_000  # entries of tables that such a trial may have
+NEAR = (1 / 2, 1 / 8, 1 / 64, 1 / 512)  # shares of the gap within which states are tried alone
 
 
 @dataclass(frozen=True)
@@ -56,46 +55,45 @@ def _minimize(network: Network, deadline: float) -> Solution:
         states = smaller.extend({})
         cost = network.cost(states)
         return Solution(states, cost, cost)
-    dual, bound = Dual.of(core), -np.inf
+    dual, bound, late = Dual.of(core), -np.inf, False
     best = dual.decode(core)
     cost = core.cost(best)
-    while True:
+    while cost - bound > CLOSE * abs(cost):
         for i in range(SWEEPS):
             dual.sweep(backwards=i % 2 == 1)
         before, bound = bound, max(bound, dual.bound)
-        least = dual.least()
-        for found in _candidates(core, dual, least, best, bound, cost, deadline):
-            if core.cost(found) < cost:
-                best, cost = found, core.cost(found)
-        if cost - bound <= CLOSE * abs(cost):
-            break
+        best, cost = _cheaper(core, best, dual.decode(core))
+        least, late = dual.least(), time.monotonic() > deadline
+        stalled = bound - before < STALLED * abs(bound)
+        if stalled and not late:  # perhaps the assignment is what is far off: try what is near the bound
+            for share in NEAR:
+                near = _kept(least, bound + share * (cost - bound), best)
+                if _entries(core, near) <= SMALL:
+                    best, cost = _cheaper(core, best, _among(core, near, deadline).states)
+                    break
         kept = _kept(least, cost, best)
-        late = time.monotonic() > deadline
-        if _entries(core, kept) < _entries(core, {}) / 4 and not late:
-            rest = _minimize(core.restricted(kept), deadline)
-            best, cost = _cheaper(core, best, {name: int(kept[name][s]) for name, s in rest.states.items()})
+        entries, whole = _entries(core, kept), _entries(core, {})
+        if late or (stalled and entries > LARGE and 4 * entries > whole):
+            break
+        if entries <= SMALL or stalled or 4 * entries < whole:
+            rest = _among(core, kept, deadline)
+            best, cost = _cheaper(core, best, rest.states)
             bound = min(cost, max(bound, rest.bound))
             break
-        if late or bound - before < STALLED * abs(bound):
-            if _entries(core, kept) <= COLUMNS and not late:
-                states, proven = solve(core.restricted(kept), deadline - time.monotonic())
-                if states is not None:
-                    best, cost = _cheaper(core, best, {name: int(kept[name][s]) for name, s in states.items()})
-                bound = min(cost, max(bound, proven))
-            break
     states = smaller.extend(best)
-    return Solution(states, network.cost(states), bound)
+    return Solution(states, network.cost(states), min(bound, cost))
 
 
-def _candidates(core, dual, least, best, bound, cost, deadline) -> Iterator[dict[str, int]]:
-    """Assignments that may be cheaper: by the dual; the best of the states that are nearest to its bound."""
-    yield dual.decode(core)
-    for share in NEAR:
-        kept = _kept(least, bound + share * (cost - bound), best)
-        if _entries(core, kept) < min(TRIED, _entries(core, {}) / 4) and time.monotonic() < deadline:
-            rest = _minimize(core.restricted(kept), deadline)
-            yield {name: int(kept[name][state]) for name, state in rest.states.items()}
-            return
+def _among(core: Network, kept: Mapping[str, Table], deadline: float) -> Solution:
+    """The best of the assignments with these states."""
+    network = core.restricted(kept)
+    if _entries(network, {}) > SMALL and 4 * _entries(network, {}) < _entries(core, {}):
+        rest = _minimize(network, deadline)
+    else:
+        states, bound = solve(network, deadline - time.monotonic())
+        states = states or dict.fromkeys(network.unary, 0)
+        rest = Solution(states, network.cost(states), bound)
+    return Solution({name: int(kept[name][s]) for name, s in rest.states.items()}, rest.cost, rest.bound)
 
 
 def _kept(least: Mapping[str, Table], below: float, best: Mapping[str, int]) -> dict[str, Table]:
