@@ -36,6 +36,7 @@ VERBS = {
     "plan": Verb(
         "tutti.plan.command:plan", "plan a model for any cluster; explain and compare plans", raw=True, extra="train"
     ),
+    "dryrun": Verb("tutti.run.dryrun:dryrun", "time and memory of a plan's step, before it is run", extra="train"),
     "calibrate": Verb("tutti.cluster.command:command", "measure this machine, for plans that run on it"),
     "rules": Verb("tutti.check.command:show_rules", "how each operator can be split", extra="train"),
     "run": Verb("tutti.run.launch:run", "start a script in several processes", raw=True),

@@ -1,4 +1,4 @@
-"""A Program replayed on fake tensors: what each call reads and makes, which values share memory, and what is dropped when.
+"""A Program replayed on fake tensors: what each call reads and makes, what shares memory, and what is dropped when.
 
 Fake tensors have strides, so whether a reshape copies or looks at what is there is found out, not assumed. Calls are
 replayed in the order of the Program and values dropped where its code drops them (`tutti.run.code`).
@@ -23,6 +23,8 @@ from tutti.lower.program import Program
 from tutti.run.code import last_uses
 
 aten, ops = torch.ops.aten, torch.ops.tutti
+
+_COLLECTIVES: dict[Any, str] = dict(COLLECTIVES)
 
 
 @dataclass(eq=False)
@@ -79,7 +81,7 @@ class Event:
     @property
     def collective(self) -> str:
         """The kind of collective; empty for all other calls."""
-        return COLLECTIVES.get(self.node.target, "")
+        return _COLLECTIVES.get(self.node.target, "")
 
     @property
     def computes(self) -> bool:
@@ -159,7 +161,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     return (x for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor))
 
 
-_WRITING = {in_place: positions for in_place, _, positions in IN_PLACE.values()}
+_WRITING: dict[Any, tuple[int, ...]] = {in_place: positions for in_place, _, positions in IN_PLACE.values()}
 
 
 def _written(node: fx.Node, values: dict[fx.Node, Any]) -> Iterator[torch.Tensor]:

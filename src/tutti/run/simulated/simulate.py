@@ -1,8 +1,8 @@
 """Simulate Programs: the step's time, what of it is communication, and the memory, before anything is run.
 
-    >>> from tutti.cluster import Cluster
-    >>> made = simulate([program], Cluster.parse("h100:8"))    # doctest: +SKIP
-    >>> made.seconds, made.exposed, made.memory[0].peak        # doctest: +SKIP
+>>> from tutti.cluster import Cluster
+>>> made = simulate([program], Cluster.parse("h100:8"))    # doctest: +SKIP
+>>> made.seconds, made.exposed, made.memory[0].peak        # doctest: +SKIP
 """
 
 from __future__ import annotations

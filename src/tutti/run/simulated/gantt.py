@@ -1,0 +1,92 @@
+"""A simulated step as a picture: a row for what each rank computes, and one for each axis that it communicates over."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from tutti.run.simulated.simulate import Simulation
+from tutti.run.simulated.step import DryRun, Part
+from tutti.run.simulated.tasks import COMPUTE
+
+COLORS = {
+    "forward": "#3b6ea5", "backward": "#7aa6d1", "update": "#9a7bb0", "all_reduce": "#c8553d", "all_gather": "#e0934a",
+    "reduce_scatter": "#d9b44a", "all_to_all": "#6a9a58", "shift": "#4f8f8b",
+}  # fmt: skip
+SUFFIXES = (".svg", ".png", ".pdf")
+RESOLUTION = 4000  # what is shorter than the picture's length over this, and closer, is drawn as one
+_STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "tutti", "font.family": "sans-serif", "font.size": 9}
+
+
+def save_gantt(made: DryRun, path: Path) -> None:
+    """Write the picture: an .svg, .png or .pdf. One panel for each Program of the step."""
+    check_suffix(path)
+    rows = [_rows(part.simulation) for part in made.parts]
+    height = 1.2 + 0.6 * len(rows) + 0.35 * sum(map(len, rows))
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(10, height), layout="constrained")
+        panels = figure.subplots(len(rows), 1, squeeze=False, height_ratios=[len(r) for r in rows])
+        used: dict[str, None] = {}
+        for axes, part, held in zip(panels[:, 0], made.parts, rows, strict=True):
+            for y, (name, blocks) in enumerate(held.items()):
+                for kind, pieces in blocks.items():
+                    bars = [(1e3 * begin, 1e3 * (end - begin)) for begin, end in pieces]
+                    axes.broken_barh(bars, (y - 0.4, 0.8), color=COLORS.get(kind, "#888888"), linewidth=0)
+                    used[kind] = None
+                axes.text(0, y, f"{name}  ", ha="right", va="center", transform=axes.get_yaxis_transform())
+            axes.set_xlim(0, 1e3 * part.simulation.seconds)
+            axes.set_ylim(len(held) - 0.5, -0.5)
+            axes.set_yticks([])
+            axes.set_title(_title(part), loc="left", fontsize=9)
+            axes.set_xlabel("ms")
+            for side in ("top", "right", "left"):
+                axes.spines[side].set_visible(False)
+        kinds = [kind for kind in COLORS if kind in used]
+        figure.legend(
+            handles=[Patch(color=COLORS[kind], label=kind) for kind in kinds],
+            loc="outside lower left",
+            ncols=max(1, len(kinds)),
+            frameon=False,
+        )
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    if path.suffix == ".svg":
+        path.write_text(re.sub(r"[ \t]+\n", "\n", path.read_text()))
+
+
+def check_suffix(path: Path) -> None:
+    """ValueError where the name does not say which picture is meant."""
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"no picture can be written to {path}: its name must end in {', '.join(SUFFIXES)}")
+
+
+def _title(part: Part) -> str:
+    return part.name + (f", {part.runs} times" if part.runs > 1 else "")
+
+
+def _rows(made: Simulation) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """By rank and stream: by kind or phase the times, those drawn as one that are hardly apart."""
+    rows: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    near = made.seconds / RESOLUTION
+    for rank in made.ranks:
+        streams = list(dict.fromkeys([COMPUTE, *(task.stream for task in made.tasks[rank])]))
+        for stream in streams:
+            name = f"rank {rank} {'computes' if stream == COMPUTE else stream}"
+            blocks: dict[str, list[tuple[float, float]]] = defaultdict(list)
+            spans = [s for s in made.spans if s.rank == rank and made.task(s).stream == stream]
+            last = ""
+            for span in sorted(spans, key=lambda s: s.begin):
+                kind = made.task(span).kind or made.task(span).phase or "other"
+                held = blocks[kind]
+                if held and kind == last and span.begin - held[-1][1] <= near:
+                    held[-1] = held[-1][0], span.end
+                else:
+                    held.append((span.begin, span.end))
+                last = kind
+            rows[name] = dict(blocks)
+    return rows

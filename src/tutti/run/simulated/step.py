@@ -1,0 +1,135 @@
+"""A whole training step as a plan has it: one Program, or one for each microbatch and one for the update."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+from tutti.cluster import Cluster
+from tutti.graph.step_graph import StepGraph
+from tutti.lower.program import Program
+from tutti.lower.shard import shard
+from tutti.plan.layout import Layout
+from tutti.plan.plan import Plan
+from tutti.run.memory import Memory
+from tutti.run.runtime import Distributed
+from tutti.run.simulated.simulate import Simulation, dtype_of, improve, simulate
+
+RANK = 0  # ranks of a plan differ only in numbers: one stands for all
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A Program that runs `runs` times in a step. extra: seconds that the runtime computes after each run, on sums."""
+
+    name: str
+    program: Program
+    simulation: Simulation
+    runs: int = 1
+    extra: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.runs * (self.simulation.seconds + self.extra)
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a step is predicted to take. flops: of the whole model's step, all devices together. peak: FLOP/s of all."""
+
+    parts: tuple[Part, ...]
+    flops: float
+    peak: float
+    cluster: Cluster
+
+    @property
+    def seconds(self) -> float:
+        return sum(part.seconds for part in self.parts)
+
+    @property
+    def fraction_of_peak(self) -> float:
+        return self.flops / (self.peak * self.seconds)
+
+    @property
+    def compute(self) -> float:
+        """Seconds in which a rank computes."""
+        return sum(p.runs * (p.simulation.busy(RANK).get("compute", 0.0) + p.extra) for p in self.parts)
+
+    @property
+    def memory(self) -> Memory:
+        """Of the Program that needs most."""
+        return max((p.simulation.memory[RANK] for p in self.parts), key=lambda m: m.peak)
+
+    def communication(self) -> dict[tuple[str, str], tuple[int, int, float, float]]:
+        """By (kind, axis): how many, bytes that a rank sends, seconds under way, and seconds of them exposed."""
+        found: dict[tuple[str, str], tuple[int, int, float, float]] = {}
+        for part in self.parts:
+            exposed = part.simulation.exposed(RANK)
+            for key, (count, sent, took) in part.simulation.communication(RANK).items():
+                new = (count, sent, took, exposed.get(key, 0.0))
+                old = found.get(key, (0, 0, 0.0, 0.0))
+                found[key] = tuple(a + part.runs * b for a, b in zip(old, new, strict=True))  # pyright: ignore
+        return found
+
+    def slowest(self) -> list[tuple[str, str, int, float]]:
+        """(label, phase, how many, seconds), the most seconds first."""
+        found: dict[tuple[str, str], list] = defaultdict(lambda: [0, 0.0])
+        for part in self.parts:
+            for name, phase, count, took in part.simulation.slowest(RANK):
+                entry = found[name, phase]
+                entry[:] = entry[0] + part.runs * count, entry[1] + part.runs * took
+        return sorted(((n, p, count, took) for (n, p), (count, took) in found.items()), key=lambda row: -row[3])
+
+
+def dry_run(
+    graph: StepGraph,
+    plan: Plan,
+    cluster: Cluster,
+    level: str = "O0",
+    *,
+    overlaps: bool = Distributed.overlaps,
+    progress: Progress = lambda what: None,
+) -> DryRun:
+    """Lower a plan for one rank and simulate it, as `tutti.parallelize` would run it.
+
+    graph: of one microbatch. progress: told what is being done. Raises ValueError where plan, graph and cluster do not
+    fit together.
+    """
+    plan.check(graph)
+    parts = []
+    for name, part, outputs, runs in _parts(graph, plan):
+        progress(f"lowering {name}")
+        program = improve(shard(part, plan, RANK, outputs), level)
+        progress(f"simulating {name}")
+        sums = _gradient_bytes(part, graph, plan) if runs > 1 else 0  # read twice and written once
+        made = simulate([program], cluster, level, overlaps=overlaps, held={"accumulated gradients": sums})
+        parts.append(Part(name, program, made, runs, cluster.device.stream_seconds(3 * sums) if sums else 0.0))
+    dtype = dtype_of(parts[0].program)
+    try:
+        peak = cluster.peak(dtype)
+    except ValueError:
+        peak = cluster.peak("float32")
+    return DryRun(tuple(parts), graph.flops * plan.accumulate, peak, cluster)
+
+
+def _parts(graph: StepGraph, plan: Plan) -> list[tuple[str, StepGraph, dict[str, Layout], int]]:
+    """(name, graph, layouts of outputs that are asked for, runs): as `tutti.run.step` divides a step."""
+    if plan.accumulate == 1:
+        return [("a step", graph.keep([n for n in graph.outputs if n not in graph.gradient_names]), {}, 1)]
+    before, after = graph.at_gradients()
+    labels = {name: graph.gradient_label(name.removeprefix("grad:")) for name in graph.gradient_names}
+    layouts = {name: plan.input_layout(label) for name, label in labels.items()}
+    return [("a microbatch", before, layouts, plan.accumulate), ("the update", after, {}, 1)]
+
+
+def _gradient_bytes(part: StepGraph, graph: StepGraph, plan: Plan) -> int:
+    """Of one rank's sums of the gradients that a part returns."""
+    total = 0
+    for name in part.gradient_names:
+        spec = graph.outputs[name].meta["val"]
+        layout = plan.input_layout(graph.gradient_label(name.removeprefix("grad:")))
+        total += prod(layout.local_shape(spec.shape, plan.mesh)) * spec.dtype.itemsize
+    return total
