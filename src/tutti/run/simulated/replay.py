@@ -177,10 +177,10 @@ def _exchanged(shape: Callable[..., tuple[int, ...]]) -> Callable[..., torch.Ten
 
 
 def _lstm_training(x, w_ih, w_hh, b_ih, b_hh, h, c, *options):
-    """With oneDNN's workspace, whose layout is its own: gates and states of every step. Within 5 % of its sizes for
+    """With oneDNN's workspace, whose layout is its own: gates and states of every step. Within 6 % of its sizes for
     float32 at widths of 16 to 32; a row of states is padded to 64 bytes."""
-    time, batch, width = *x.shape[:2], h.shape[-1]
-    gates, states = 16 * time * batch * width, 4 * (time + 1) * batch * -(-width // 16) * 16
+    time, batch, features, width = *x.shape, h.shape[-1]
+    gates, states = 16 * time * batch * width, 4 * (time + 1) * batch * -(-max(features, width) // 16) * 16
     workspace = 2 * gates + 6.6 * states + 5 * 4096
     made = ops.lstm_layer(x, w_ih, w_hh, b_ih, b_hh, h, c, *options)
     return *made, x.new_empty(int(workspace), dtype=torch.uint8)
