@@ -195,7 +195,7 @@ class Step:
     def _choose(self, plan: Plan | str | Path) -> Plan:
         if not isinstance(plan, Plan) and (isinstance(plan, Path) or plan.endswith(".json")):
             if not Path(plan).is_file():
-                raise ValueError(f"there is no plan {str(plan)!r}: `step.plan.save(path)` keeps one")
+                raise FileNotFoundError(f"there is no plan {str(plan)!r}: `step.plan.save(path)` keeps one")
             plan = Plan.load(plan)
         if isinstance(plan, Plan):
             if self.pins:
