@@ -1,0 +1,111 @@
+"""`tutti dryrun` as a command, in this process."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import tutti
+from tutti import cli
+from tutti.cluster import Cluster
+from tutti.graph.load import load
+from tutti.plan.explain import seconds, size
+from tutti.plan.planner import Planner
+from tutti.run.simulated.step import dry_run
+
+OPTIONS = ("--batch", "8", "--seq", "32")
+
+
+def run(capsys, *arguments) -> tuple[int, str, str]:
+    code = cli.main([str(a) for a in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture(scope="module")
+def graph(model):
+    network, batch = load(str(model), 8, 32)
+    return tutti.capture(network, batch, torch.optim.AdamW(network.parameters(), lr=1e-3), masters=True)
+
+
+@pytest.fixture(scope="module")
+def plan(graph, tmp_path_factory):
+    file = tmp_path_factory.mktemp("plan") / "plan.json"
+    Planner(graph, Cluster.parse("h100:4")).named("dp2xtp2").save(file)
+    return file
+
+
+def test_prints_what_the_simulation_found_and_writes_both_files(model, graph, plan, tmp_path, capsys):
+    trace, picture = tmp_path / "trace.json", tmp_path / "step.svg"
+    code, out, err = run(capsys, "dryrun", plan, "--model", model, *OPTIONS, "--timeline", trace, "--gantt", picture)
+    assert code == 0, err
+    made = dry_run(graph, tutti.Plan.load(plan), Cluster.parse("h100:4"))
+    exposed = sum(row[3] for row in made.communication().values())
+    assert out.startswith("plan dp2xtp2 at O0 on h100:4: dp 2 x tp 2\n")
+    assert f"{seconds(made.seconds)}: {seconds(made.compute)} computing, {seconds(exposed)} waiting" in out
+    assert f"{100 * made.fraction_of_peak:.1f} %" in out
+    assert f"{size(made.memory.peak)} per device at the peak\n" in out
+    for (kind, axis), (count, sent, *_) in made.communication().items():
+        row = next(line for line in out.splitlines() if f"{kind} over {axis}" in line)
+        assert row.split()[3] == str(count) and size(sent) in row
+    assert made.slowest()[0][0] in out and made.memory.alive[0].label in out
+    assert out.splitlines()[-2:] == [f"saved {trace}", f"saved {picture}"]
+    assert len(json.loads(trace.read_text())["traceEvents"]) > 100 and "<svg" in picture.read_text()
+
+
+def test_level_overlap_and_another_cluster(model, plan, capsys):
+    def step(*more):
+        code, out, err = run(capsys, "dryrun", plan, "--model", model, *OPTIONS, *more)
+        assert code == 0, err
+        line = next(line for line in out.splitlines() if line.startswith("step"))
+        number, unit = line.split(":")[0].split()[1:]
+        return float(number) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[unit]
+
+    plain = step()
+    assert step("--level", "O2") < plain
+    assert step("--overlap") <= plain
+    assert step("--cluster", "v100-32:4") > plain
+
+
+def test_a_plan_for_another_batch_is_told(model, plan, capsys):
+    code, out, _ = run(capsys, "dryrun", plan, "--model", model, "--batch", "4", "--seq", "16")
+    assert code == 0 and out.startswith("the plan was made for another step of this model")
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["--cluster", "h100:8"], "the plan is for 4 devices, h100:8 has 8"),
+        (["--level", "O3"], "no level 'O3'; there are O0, O2"),
+        (["--gantt", "step.gif"], "must end in .svg, .png, .pdf"),
+        (["--optimizer", "sgd"], "the plan was made for an optimizer that keeps"),
+        (["--dtype", "float16"], "no dtype 'float16'; there are float32, bfloat16"),
+    ],
+)
+def test_errors_are_one_line(model, plan, capsys, more, told):
+    code, _, err = run(capsys, "dryrun", plan, "--model", model, *OPTIONS, *more)
+    assert code == 2 and told in err and len(err.splitlines()) == 1
+
+
+def test_a_file_that_is_no_plan(model, tmp_path, capsys):
+    file = tmp_path / "plan.json"
+    file.write_text("[]")
+    code, _, err = run(capsys, "dryrun", file, "--model", model)
+    assert code == 2 and err.startswith(f"tutti dryrun: {file}: not a plan")
+    assert run(capsys, "dryrun", tmp_path / "none.json", "--model", model)[0] == 2
+
+
+def test_a_plan_without_a_cluster(model, plan, tmp_path, capsys):
+    file = tmp_path / "plan.json"
+    tutti.Plan.load(plan).replace(cluster="").save(file)
+    code, _, err = run(capsys, "dryrun", file, "--model", model)
+    assert code == 2 and err == f"tutti dryrun: {file} does not say which cluster it is for: give --cluster\n"
+
+
+def test_the_help_says_what_each_option_does(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["dryrun", "--help"])
+    out = capsys.readouterr().out
+    assert "ui.perfetto.dev" in out and "--overlap" in out
