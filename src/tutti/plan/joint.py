@@ -29,7 +29,7 @@ from tutti.plan.choice import Choice
 from tutti.plan.minimize import minimize
 from tutti.plan.moves import Moves
 from tutti.plan.network import NEVER, Network
-from tutti.plan.options import Allowed, OptionTable
+from tutti.plan.options import Allowed, Given, OptionTable
 from tutti.plan.price import Pricer
 from tutti.plan.problem import Edge, Operator, Problem, Tensor
 
@@ -47,11 +47,12 @@ class Chosen:
 class Joint:
     """The choices for a problem on the pricer's mesh.
 
-    runs: how often each phase runs in a step (microbatches); 1 where it is not named. allowed: see `OptionTable`.
+    runs: how often each phase runs in a step (microbatches); 1 where it is not named.
+    allowed, given: see `OptionTable`.
     """
 
     def __init__(self, problem: Problem, pricer: Pricer, runs: Mapping[str, int] | None = None,
-                 allowed: Allowed | None = None):  # fmt: skip
+                 allowed: Allowed | None = None, given: Given | None = None):  # fmt: skip
         self.problem, self.pricer, self.runs = problem, pricer, runs or {}
         self.network = Network()
         self.bytes: dict[str, np.ndarray] = {}  # by variable what its states keep in memory
@@ -59,7 +60,7 @@ class Joint:
             FORWARD: Moves(pricer.mesh, pricer.collective),
             UPDATE: Moves(pricer.mesh, pricer.bucketed),
         }
-        table = OptionTable(pricer.mesh, problem.cuts, allowed)
+        table = OptionTable(pricer.mesh, problem.cuts, allowed, given)
         self.options = {label: table[o] for label, o in problem.operators.items()}
         for o in problem.operators.values():
             self.operator(o)

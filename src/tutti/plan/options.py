@@ -22,6 +22,7 @@ from tutti.rules.rule import Rule
 CODES: dict[Placement, int] = {R: 0}  # every placement that was met, numbered
 PLACEMENTS: list[Placement] = [R]
 
+Given = Mapping[str, Mapping[str, Placement]]
 Allowed = Callable[[Operator, str, Sequence[Choice | None]], Sequence[Choice | None]]
 
 
@@ -48,10 +49,14 @@ class OptionTable:
     """Options of operators on one mesh.
 
     allowed: of an operator, an axis and all legal choices of it (None: the whole is computed), those that may be taken.
+    given: how inputs must lie, by label and axis.
     """
 
-    def __init__(self, mesh: Mesh, cuts: Mapping[str, Mapping[str, set[int]]], allowed: Allowed | None = None):
-        self.mesh, self.cuts, self.allowed = mesh, cuts, allowed
+    def __init__(
+        self, mesh: Mesh, cuts: Mapping[str, Mapping[str, set[int]]], allowed: Allowed | None = None,
+        given: Given | None = None,
+    ):  # fmt: skip
+        self.mesh, self.cuts, self.allowed, self.given = mesh, cuts, allowed, given or {}
         self.known: dict[tuple, Options] = {}
 
     def __getitem__(self, o: Operator) -> Options:
@@ -64,7 +69,21 @@ class OptionTable:
         if key not in self.known:
             made = self._make(o.rule, per_axis)  # what is allowed along each axis may not be legal together
             self.known[key] = made if len(made) else self._make(o.rule, [(*legal, None) for legal in per_axis])
-        return self.known[key]
+        return self._as_given(self.known[key], o)
+
+    def _as_given(self, options: Options, o: Operator) -> Options:
+        """Those under which an input lies as it must: axes that nest could have moved it."""
+        if o.label not in self.given:
+            return options
+        axes = list(self.mesh)
+        wanted = [(axes.index(axis), code(p)) for axis, p in self.given[o.label].items() if self.mesh[axis] > 1]
+        kept = [i for i, codes in enumerate(options.outputs[0]) if all(codes[a] == c for a, c in wanted)]
+        if not kept:
+            shown = ", ".join(f"{axis}: {placement}" for axis, placement in self.given[o.label].items())
+            raise ValueError(
+                f"{o.label} of shape {o.outputs[0].shape} cannot lie as {shown} on a mesh {dict(self.mesh)}"
+            )
+        return Options([options.choices[i] for i in kept], (), (options.outputs[0][kept],))
 
     def _make(self, rule: Rule, per_axis: list[tuple[Choice | None, ...]]) -> Options:
         unique: dict[tuple, dict[str, Choice]] = {}

@@ -189,7 +189,7 @@ class Planner:
 
     def _joint(self, mesh: Mesh, allowed: Free) -> Joint:
         runs = {FORWARD: self.accumulate, BACKWARD: self.accumulate}
-        return Joint(self.problem, Pricer(self.cluster, mesh), runs, allowed)
+        return Joint(self.problem, Pricer(self.cluster, mesh), runs, allowed, allowed.given)
 
     def _plan(self, mesh: Mesh, chosen: Chosen, name: str = "", gathered: bool = False) -> Plan:
         """gathered: whether microbatches' gradients are accumulated as the update reads them."""

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from tutti.graph.costs import FLOPS
 from tutti.graph.step_graph import UPDATE
 from tutti.plan.choice import Choice, legal, output_placement
-from tutti.plan.layout import Layout, Mesh, Placement, Split
+from tutti.plan.layout import Layout, Mesh, Split
+from tutti.plan.options import Given
 from tutti.plan.problem import Operator, Problem
 from tutti.plan.textbook import Textbook
 
-Given = Mapping[str, Mapping[str, Placement]]  # label of an input -> axis -> how it must lie
 STATELESS = ("param", "buffer", "batch", "lr", "step", "seed", "constant", "grad")
 
 
