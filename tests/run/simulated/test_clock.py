@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -74,7 +75,8 @@ def test_collectives_of_one_axis_come_one_after_the_other():
 
 def test_a_shift_over_several_axes_joins_all_their_ranks():
     shift = Task("dp tp", "shift", "forward", 1.0, "shift", ON_NODE)
-    clock = Clock(dict.fromkeys(range(4), [compute(1.0), shift]), {"dp": 2, "tp": 2}, False, slower={2: 2.0})
+    tasks = (compute(1.0), shift)
+    clock = Clock(dict.fromkeys(range(4), tasks), {"dp": 2, "tp": 2}, False, slower={2: 2.0})
     assert clock.run() == 3.0
     assert {s.begin for s in clock.spans if s.number == 1} == {2.0}
 
@@ -111,7 +113,7 @@ def test_busy_and_idle_make_up_the_time_of_every_stream(drawn, overlaps, slower)
             assert span.begin >= done - 1e-9
     for (rank, stream), times in streams.items():
         times.sort()
-        assert all(a[1] <= b[0] + 1e-9 for a, b in zip(times, times[1:], strict=False))  # one thing at a time
+        assert all(a[1] <= b[0] + 1e-9 for a, b in pairwise(times))  # one thing at a time
         busy = sum(end - begin for begin, end in times)
         if stream == COMPUTE:  # what is not busy is a stall, up to the rank's own end
             stalled = sum(s.end - s.begin for s in clock.stalls if s.rank == rank)

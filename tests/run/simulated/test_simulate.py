@@ -42,7 +42,7 @@ def test_a_chain_of_products_on_one_device_takes_the_sum_of_their_prices():
     assert made.seconds == pytest.approx(sum(device.matmul_seconds(1, *s, BF16) + device.overhead for s in PRODUCTS))
     assert made.flops == sum(2 * m * k * n for m, k, n in PRODUCTS)
     assert made.busy(0) == {"compute": pytest.approx(made.seconds)} and not made.exposed(0)
-    assert [row[0] for row in made.slowest(0)][0] == "layer 0"
+    assert made.slowest(0)[0][0] == "layer 0"
     assert dtype_of(program(chain, CHAIN, {"dp": 1}, dtype=BF16)) == BF16
 
 

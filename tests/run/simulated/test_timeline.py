@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 import torch
@@ -52,7 +53,7 @@ def test_spans_are_microseconds_on_named_threads(made):
     assert [e["name"] for e in folded] == ["2 more of a microbatch"]
     for thread in threads:
         times = sorted((e["ts"], e["ts"] + e["dur"]) for e in spans if e["tid"] == thread)
-        assert all(a[1] <= b[0] + 1e-6 for a, b in zip(times, times[1:], strict=False))
+        assert all(a[1] <= b[0] + 1e-6 for a, b in pairwise(times))
     computing = sum(e["dur"] for e in spans if e["tid"] == 0 and e["cat"] != "folded")
     assert computing == pytest.approx(1e6 * sum(p.simulation.busy(0)["compute"] for p in made.parts))
     assert any(e["name"].startswith("all_reduce model.layers.*") for e in spans)  # layers share their names
