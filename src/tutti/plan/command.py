@@ -16,7 +16,7 @@ from rich.table import Table
 
 from tutti.cluster import Cluster
 from tutti.graph.capture import capture
-from tutti.graph.load import load
+from tutti.graph.load import load, suiting
 from tutti.graph.optimizers import TABLE
 from tutti.plan.explain import seconds, size
 from tutti.plan.plan import Plan
@@ -75,7 +75,7 @@ def make(
     with progress.status("reading the model"):
         network, example = load(model, batch, seq, DTYPES[dtype])
         update = makers[optimizer](network.parameters(), lr=1e-3)
-    with progress.status("capturing the step"):
+    with progress.status("capturing the step"), suiting(network):
         graph = capture(network, example, update, clip_norm=clip_norm, masters=True)
     parameters = sum(p.numel() for p in network.parameters())
     progress.print(f"captured {len(graph.nodes):,} nodes: {parameters / 1e9:.3g}e9 parameters, "

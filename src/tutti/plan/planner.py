@@ -207,7 +207,7 @@ class Planner:
             found = title(plan, self.problem)
             alone = found.startswith("tp") and list(mesh) == ["dp"] and not self.pins
             plan = (renamed(plan, {"dp": "tp"}) if alone else plan).replace(name=f"auto-{found}")
-        return plan.replace(prediction=self.estimator.predict(plan), reasons=self._without_rule() + _proof(chosen))
+        return plan.replace(prediction=self.estimator.predict(plan), reasons=(*self._without_rule(), _proof(chosen)))
 
     def _without_rule(self) -> tuple[str, ...]:
         """Which operators run whole on every device because no rule says how to split them."""
@@ -231,11 +231,11 @@ class Planner:
         return {label: layout for label, layout in found.items() if layout != Layout()}
 
 
-def _proof(chosen: Chosen) -> tuple[str, ...]:
-    """What is known about choices that were not taken, where the search was cut short."""
+def _proof(chosen: Chosen) -> str:
+    """What is known about the choices that were not taken."""
     if chosen.gap < 1e-6:
-        return ()
-    return (f"the search was ended early: other choices on this mesh could be {100 * chosen.gap:.2g} % faster",)
+        return "proven: no other choices on this mesh cost less"
+    return f"the search was ended early: other choices on this mesh could cost {100 * chosen.gap:.2g} % less"
 
 
 def _reasons(ranked: list[Plan], plans: list[Plan], memory: float) -> tuple[str, ...]:
