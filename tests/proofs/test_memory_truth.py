@@ -1,4 +1,4 @@
-"""What a rank's memory is predicted to reach is what its tensors hold when it runs, for models of every kind: within 5 %.
+"""What a rank's memory is predicted to reach is what its tensors hold when it runs: within 5 %, for all kinds of models.
 
 Measured on Gloo ranks, operator by operator: every memory that an operator returned and something still refers to.
 """
