@@ -1,4 +1,4 @@
-"""What a rank's memory is predicted to reach is what its tensors hold when it runs: within 5 %, for all kinds of models.
+"""A rank holds as much memory as was predicted, within 5 %, for models of every kind.
 
 Measured on Gloo ranks, operator by operator: every memory that an operator returned and something still refers to.
 """
