@@ -1,9 +1,12 @@
 """A rank holds as much memory as was predicted, within 5 %, for models of every kind.
 
 Measured on Gloo ranks, operator by operator: every memory that an operator returned and something still refers to.
+What operators allocate for themselves is in neither number; `benchmarks/memory_truth.py` looks at that as well.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ import torch
 import models
 import tutti
 from liveness import most_alive
-from tutti.run.memory import memory
+from tutti.run.memory import CPU, memory
 from tutti.run.simulated.replay import replay
 
 PLANS = ("dp", "zero3", "dp2xtp2")
@@ -24,7 +27,7 @@ def predicted_and_measured(name: str, plan: str) -> tuple[int, int]:
     model, batch, loss = models.case(name)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     step = tutti.parallelize(model, optimizer, batch, loss=loss, cluster="cpu:4", plan=plan, level="O0")
-    expected = memory(replay(step.program)).peak
+    expected = memory(replay(step.program), replace(CPU, inside=False)).peak
     run, found = step.runtime.run, []
 
     def measured(runs, inputs):

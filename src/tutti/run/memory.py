@@ -5,7 +5,7 @@
 Inputs (parameters, optimizer state, batch) are held by the caller all along; updates in place need no second copy;
 values that share memory count once. A collective needs its operand in one piece, and memory of its own for the
 result, which whoever drives the Program holds on to until the next collective has answered (`tutti.run.runtime`).
-What else libraries allocate inside of an operator or a collective does not count.
+Of what libraries allocate inside of an operator only what `memory_inside` knows counts.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import fx
 
 from tutti.cluster.device import Device
 from tutti.graph.step_graph import BACKWARD, FORWARD, UPDATE
+from tutti.run.memory_inside import INSIDE
 from tutti.run.simulated.replay import Event, Replay, Storage
 
 INPUTS = {"param": "parameters", "buffer": "buffers", "batch": "batch", "grad": "accumulated gradients"}
@@ -57,13 +58,15 @@ def in_blocks(count: int) -> int:
 
 @dataclass(frozen=True)
 class Platform:
-    """How an allocator rounds, and of which collectives the backend copies the operand."""
+    """How an allocator rounds, of which collectives the backend copies the operand, and whether what operators
+    allocate inside is known (`memory_inside`)."""
 
     rounded: Callable[[int], int]
     copied: tuple[str, ...] = ()
+    inside: bool = False
 
 
-CPU = Platform(exactly, ("reduce_scatter",))  # Gloo reduces a copy of the whole: ProcessGroupGloo.cpp
+CPU = Platform(exactly, ("reduce_scatter",), True)  # Gloo reduces a copy of the whole: ProcessGroupGloo.cpp
 CUDA = Platform(in_blocks)  # what NCCL allocates is not the allocator's
 
 
@@ -136,7 +139,7 @@ def walk(replay: Replay, on: Platform) -> Iterator[tuple[int, Event, Mapping[Sto
                 if storage not in held:
                     total += rounded(storage.bytes)
                 held[storage] += 1
-        workspace = sum(rounded(count) for count in workspaces(event, on))
+        workspace = sum(rounded(count) for count in workspaces(event, on)) - event.reuses
         yield total + workspace, event, held, workspace
         if event.collective:
             total -= release(answer)
@@ -147,10 +150,10 @@ def walk(replay: Replay, on: Platform) -> Iterator[tuple[int, Event, Mapping[Sto
 
 
 def workspaces(event: Event, on: Platform) -> list[int]:
-    """Bytes of what a collective needs only while it runs: its operand in one piece, and the backend's copy of it."""
+    """Bytes of what is needed only while a call runs: a collective's operand in one piece, and the backend's copies."""
     kind = event.collective
     if not kind:
-        return []
+        return [INSIDE[node.target](event) for node in event.nodes if on.inside and node.target in INSIDE]
     operand = event.reads[0]
     arranged = kind != "all_reduce" and not operand.contiguous  # an all-reduce works in its result
     return [operand.spec.bytes] * (arranged + (kind in on.copied))

@@ -54,4 +54,4 @@ def test_the_workspace_of_an_lstm(time, batch, width):
     (event,) = replay(program(build, {f"param:{i}": shape for i, shape in enumerate(shapes)}, {})).events
     real = ops.lstm_layer_training(*(torch.zeros(shape) for shape in shapes), *options)
     assert [s.bytes for s in event.made[:3]] == [x.nbytes for x in real[:3]]
-    assert event.made[3].bytes == pytest.approx(real[3].nbytes, rel=0.05)
+    assert event.made[3].bytes == pytest.approx(real[3].nbytes, rel=0.06)

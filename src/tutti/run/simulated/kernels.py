@@ -4,12 +4,12 @@ Between two collectives the compiler fuses. The model of it: calls that work ele
 softmaxes, norms and look-ups join where one reads what another makes, or where they read the same memory at the same
 size, unless something that does not fuse lies on a way between them. To tell, each call has a depth: the number of
 calls that end a kernel on the longest way to it. A kernel is a connected set of calls of one depth. It reads once what
-comes from outside, and writes what others read.
+comes from outside, and writes what others read; in the place of what it is the last to read, where that has the size.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
@@ -89,6 +89,7 @@ class _Segment:
         self.events, self.readers = events, readers
         self.root = list(range(len(events)))  # union-find over events
         self.unwritten: set[Storage] = set()  # what stays inside of a kernel
+        self.last_reader: dict[Storage, Event] = {}
 
     def find(self, i: int) -> int:
         while self.root[i] != i:
@@ -173,5 +174,23 @@ class _Segment:
         found = []
         for kernel, drops in zip(kernels, dies, strict=True):
             holds = {n: [s for s in held if s not in self.unwritten] for n, held in kernel.holds.items()}
-            found.append(replace(kernel, holds=holds, dies=drops))
+            found.append(replace(kernel, holds=holds, dies=drops, reuses=self.reused(kernel, kernels)))
         return found
+
+    def reused(self, kernel: Event, kernels: list[Event]) -> int:
+        """Bytes that a kernel writes over what it reads: made in this segment, of the same size, and read by no other
+        from then on."""
+        if not kernel.computes or not fuses(kernel):
+            return 0
+        if not self.last_reader:
+            for other in kernels:
+                for operand in other.reads:
+                    if other.computes:
+                        self.last_reader[operand.storage] = other
+        inside = {event.node for event in self.events}
+        free = Counter(
+            s.bytes
+            for s in {operand.storage for operand in kernel.reads}
+            if s.node in inside and self.last_reader[s] is kernel and self.readers[s] <= inside
+        )
+        return sum((free & Counter(s.bytes for s in kernel.made)).elements())

@@ -21,6 +21,7 @@ from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.inplace import IN_PLACE
 from tutti.lower.program import Program
 from tutti.run.code import last_uses
+from tutti.run.memory_inside import lstm_workspace
 
 aten, ops = torch.ops.aten, torch.ops.tutti
 
@@ -55,7 +56,7 @@ class Event:
 
     nodes: in order; the last gives its name. reads: tensor operands in order. made: the memory that is new with it.
     holds: what each of its values keeps alive. outputs: specs of what it returns. writes: bytes written in place.
-    dies: values that are dropped behind it.
+    dies: values that are dropped behind it. reuses: bytes of what it makes that take the place of what it reads.
     """
 
     nodes: list[fx.Node]
@@ -65,6 +66,7 @@ class Event:
     outputs: list[Spec]
     writes: int
     dies: list[fx.Node]
+    reuses: int = 0
 
     @property
     def node(self) -> fx.Node:
@@ -177,13 +179,8 @@ def _exchanged(shape: Callable[..., tuple[int, ...]]) -> Callable[..., torch.Ten
 
 
 def _lstm_training(x, w_ih, w_hh, b_ih, b_hh, h, c, *options):
-    """With oneDNN's workspace, whose layout is its own: gates and states of every step. Within 6 % of its sizes for
-    float32 at widths of 16 to 32; a row of states is padded to 64 bytes."""
-    time, batch, features, width = *x.shape, h.shape[-1]
-    gates, states = 16 * time * batch * width, 4 * (time + 1) * batch * -(-max(features, width) // 16) * 16
-    workspace = 2 * gates + 6.6 * states + 5 * 4096
     made = ops.lstm_layer(x, w_ih, w_hh, b_ih, b_hh, h, c, *options)
-    return *made, x.new_empty(int(workspace), dtype=torch.uint8)
+    return *made, x.new_empty(lstm_workspace(x.shape, h.shape[-1]), dtype=torch.uint8)
 
 
 def _lstm_backward_kept(*args):
