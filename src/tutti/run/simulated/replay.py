@@ -6,9 +6,11 @@ replayed in the order of the Program and values dropped where its code drops the
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -106,12 +108,60 @@ def replay(program: Program) -> Replay:
     return _Replayer(program).run()
 
 
+class _View(NamedTuple):
+    """How a tensor lies in its memory, in elements."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A tensor in replay."""
+
+    view: _View
+    storage: Storage
+
+    @cached_property
+    def spec(self) -> Spec:
+        return Spec(self.view.shape, self.view.dtype)
+
+    @cached_property
+    def contiguous(self) -> bool:
+        run = 1
+        for n, stride in zip(reversed(self.view.shape), reversed(self.view.stride), strict=True):
+            if n != 1 and stride != run:
+                return not self.spec.numel
+            run *= n
+        return True
+
+    @cached_property
+    def key(self) -> tuple:
+        """All that decides what a call makes of it."""
+        return self.view, self.storage.bytes
+
+    def fake(self) -> torch.Tensor:
+        """A tensor that lies like this, in memory of the same size."""
+        shape, stride, offset, dtype = self.view
+        return torch.empty(self.storage.bytes // dtype.itemsize, dtype=dtype).as_strided(shape, stride, offset)
+
+
+class _Made(NamedTuple):
+    """A tensor that a call returns: in the memory of its n-th operand, or behind those in its n-th new one."""
+
+    view: _View
+    place: int
+
+
 class _Replayer:
+    """Calls that differ in nothing that matters, like those of equal layers, are tried once."""
+
     def __init__(self, program: Program):
         self.program = program
         self.values: dict[fx.Node, Any] = {}
-        self.storages: dict[int, tuple[torch.UntypedStorage, Storage]] = {}
-        self.fresh: list[Storage] = []
+        self.tried: dict[tuple, tuple[Any, list[int]]] = {}  # what a call returns, and bytes of its new memory
 
     def run(self) -> Replay:
         inputs, events, outputs = {}, [], []
@@ -119,58 +169,104 @@ class _Replayer:
         with compat.fake_mode(), torch.no_grad():
             for node in self.program.graph.nodes:
                 if node.op == "placeholder":
-                    spec: Spec = node.meta["val"]
-                    self.values[node] = torch.empty(spec.shape, dtype=spec.dtype)
-                    inputs[node] = self.storage(self.values[node], node)
+                    inputs[node] = self.input(node)
                 elif node.op == "output":
                     outputs = [n for n in pytree.tree_leaves(node.args[0]) if isinstance(n, fx.Node)]
                 else:
                     events.append(self.call(node, dies[node]))
         return Replay(self.program, inputs, events, outputs)
 
+    def input(self, node: fx.Node) -> Storage:
+        spec: Spec = node.meta["val"]
+        view = _view(torch.empty(spec.shape, dtype=spec.dtype))
+        self.values[node] = _Value(view, Storage(spec.bytes, node))
+        return self.values[node].storage
+
     def call(self, node: fx.Node, dies: list[fx.Node]) -> Event:
-        reads = [
-            Operand(Spec.of(x), self.storage(x, node), x.is_contiguous())
-            for n in pytree.tree_leaves((node.args, node.kwargs))
-            if isinstance(n, fx.Node)
-            for x in _tensors(self.values[n])
-        ]
-        value = self.values[node] = self.result(node)
-        self.fresh = []
-        holds = list(dict.fromkeys(self.storage(x, node) for x in _tensors(value)))
-        writes = sum(x.nbytes for x in _written(node, self.values))
-        outputs = [Spec.of(x) for x in _tensors(value)]
+        operands = list(self.operands((node.args, node.kwargs)))
+        made = []
+        if node.target is operator.getitem:
+            value = self.values[node.args[0]][node.args[1]]  # pyright: ignore
+        elif node.target in _WRITING:
+            value = None
+        else:
+            key = node.target, self.key(node.args), self.key(node.kwargs)
+            if key not in self.tried:
+                self.tried[key] = self.attempt(node, operands)
+            returned, new = self.tried[key]
+            made = [Storage(count, node) for count in new]
+            places = [x.storage for x in operands] + made
+            value = _mapped(returned, lambda x: _Value(x.view, places[x.place]))
+        self.values[node] = value
+        returned = list(_flat(value))
+        reads = [Operand(x.spec, x.storage, x.contiguous) for x in operands]
+        writes = sum(x.spec.bytes for at in _WRITING.get(node.target, ()) for x in self.operands(node.args[at]))
         for dead in dies:
             self.values.pop(dead)
-        return Event([node], reads, self.fresh, {node: holds}, outputs, writes, dies)
+        holds = list(dict.fromkeys(x.storage for x in returned))
+        return Event([node], reads, made, {node: holds}, [x.spec for x in returned], writes, dies)
 
-    def result(self, node: fx.Node) -> Any:
-        if node.target in _WRITING:
-            return None
-        args, kwargs = fx.map_arg((node.args, node.kwargs), self.values.__getitem__)  # pyright: ignore
+    def operands(self, argument: Any) -> Iterator[_Value]:
+        """The tensors in an argument of a call, in order."""
+        if isinstance(argument, fx.Node):
+            yield from _flat(self.values[argument])
+        elif isinstance(argument, (tuple, list, dict)):
+            for part in argument.values() if isinstance(argument, dict) else argument:
+                yield from self.operands(part)
+
+    def key(self, argument: Any) -> Any:
+        """What there is to know of an argument, hashable."""
+        if isinstance(argument, fx.Node):
+            return _mapped(self.values[argument], lambda x: x.key)
+        if isinstance(argument, (tuple, list)):
+            return tuple(map(self.key, argument))
+        if isinstance(argument, dict):
+            return tuple((name, self.key(part)) for name, part in argument.items())
+        return type(argument), argument  # 1, 1.0 and True are equal
+
+    def attempt(self, node: fx.Node, operands: list[_Value]) -> tuple[Any, list[int]]:
+        """Call on fake tensors."""
+        fakes = [x.fake() for x in operands]
+        left = iter(fakes)
+        args, kwargs = fx.map_arg(
+            (node.args, node.kwargs),
+            lambda n: _mapped(self.values[n], lambda _: next(left)),  # pyright: ignore
+        )
         function: Callable[..., Any] = FAKES.get(node.target, node.target)  # pyright: ignore
-        return function(*args, **kwargs)
+        result = function(*args, **kwargs)  # pyright: ignore
+        held = [x.untyped_storage() for x in fakes]  # kept while they are compared
 
-    def storage(self, x: torch.Tensor, node: fx.Node) -> Storage:
-        held = x.untyped_storage()
-        if id(held) not in self.storages:  # kept from now on, so that no other gets its id
-            self.storages[id(held)] = held, Storage(held.nbytes(), node)
-            self.fresh.append(self.storages[id(held)][1])
-        return self.storages[id(held)][1]
+        def place(x: torch.Tensor) -> _Made:
+            storage = x.untyped_storage()
+            known = next((i for i, other in enumerate(held) if other is storage), len(held))
+            if known == len(held):
+                held.append(storage)
+            return _Made(_view(x), known)
+
+        returned = _mapped(result, place, torch.Tensor)
+        return returned, [storage.nbytes() for storage in held[len(fakes) :]]
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    return (x for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor))
+def _view(x: torch.Tensor) -> _View:
+    return _View(tuple(x.shape), x.stride(), int(x.storage_offset()), x.dtype)
+
+
+def _mapped(value: Any, function: Callable[[Any], Any], kind: type | tuple[type, ...] = (_Value, _Made)) -> Any:
+    """The value with its tensors replaced: one of them, or a tuple or list with some; all else becomes None."""
+    if isinstance(value, kind):
+        return function(value)
+    return tuple(_mapped(x, function, kind) for x in value) if isinstance(value, (tuple, list)) else None
+
+
+def _flat(value: Any) -> Iterator[_Value]:
+    if isinstance(value, _Value):
+        yield value
+    elif isinstance(value, tuple):
+        for x in value:
+            yield from _flat(x)
 
 
 _WRITING: dict[Any, tuple[int, ...]] = {in_place: positions for in_place, _, positions in IN_PLACE.values()}
-
-
-def _written(node: fx.Node, values: dict[fx.Node, Any]) -> Iterator[torch.Tensor]:
-    """The tensors that an in-place update of lists writes."""
-    for position in _WRITING.get(node.target, ()):
-        for n in pytree.tree_leaves(node.args[position]):
-            yield values[n]
 
 
 def _exchanged(shape: Callable[..., tuple[int, ...]]) -> Callable[..., torch.Tensor]:
