@@ -69,6 +69,7 @@ class _Sharder:
         self.step, self.plan, self.mesh, self.rules = step, plan, plan.mesh, rules
         self.where = coordinates_of(rank, plan.mesh)
         self.graph = fx.Graph()
+        self.situations: dict[str, tuple] = {}
         self.copies: dict[tuple[fx.Node, Callable], fx.Node] = {}
         self.made: dict[tuple[fx.Node, int], dict[tuple[Layout, str], fx.Node]] = {}
 
@@ -85,18 +86,14 @@ class _Sharder:
 
     def call(self, node: fx.Node) -> None:
         """The local part of one operator."""
-        rule, choices = self.rule(node)
-        ins, outs = layouts(rule, choices)
+        rule, choices, ins, outs, shapes = self.situation(node)
         held = [self.version(x, at, node.meta["phase"]) for x, at in zip(operands(node), ins, strict=True)]
         for table, arrange in ((CONTIGUOUS, torch.ops.aten.contiguous.default), (DENSE, dense)):
             for i in table.get(node.target, ()):
                 held[i] = self.arranged(held[i], arrange)
         parts = iter(held)
-        args, kwargs = pytree.tree_map(
-            lambda x: next(parts) if isinstance(x, fx.Node) else x, (tuple(node.args), dict(node.kwargs))
-        )
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda _: next(parts))  # pyright: ignore
         wholes = specs(node)
-        shapes = [layout.local_shape(spec.shape, self.mesh) for layout, spec in zip(outs, wholes, strict=True)]
         if any(choice.factor in rule.local for choice in choices.values()):
             here = Here(rule, choices, outs, [s.shape for s in wholes], self.mesh, self.where)
             result = self.compute(node.target, here, args, kwargs, [s.dtype for s in wholes])
@@ -112,6 +109,16 @@ class _Sharder:
             self.copies[part, arrange] = self.graph.call_function(arrange, (part,))
             self.copies[part, arrange].meta["val"] = part.meta["val"]
         return self.copies[part, arrange]
+
+    def situation(self, node: fx.Node) -> tuple[Rule, Choices, list[Layout], list[Layout], list[tuple[int, ...]]]:
+        """Rule, choices, layouts of operands and outputs, and local shapes of outputs: the same for all of a label."""
+        label = node.meta["label"]
+        if label not in self.situations:
+            rule, choices = self.rule(node)
+            ins, outs = layouts(rule, choices)
+            shapes = [layout.local_shape(s.shape, self.mesh) for layout, s in zip(outs, specs(node), strict=True)]
+            self.situations[label] = rule, choices, ins, outs, shapes
+        return self.situations[label]
 
     def rule(self, node: fx.Node) -> tuple[Rule, Choices]:
         label, choices = node.meta["label"], self.plan.choices(node.meta["label"])

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from tutti.graph.step_graph import Call, Spec
 from tutti.rules.rule import Rule, parse
@@ -54,7 +53,9 @@ def rules(table: Mapping[Any, str | Maker]) -> None:
 
 def operands(node: fx.Node) -> list[fx.Node]:
     """The tensor arguments of a node in order, one for each occurrence."""
-    return [x for x in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(x, fx.Node)]
+    found: list[fx.Node] = []
+    fx.map_arg((node.args, node.kwargs), found.append)
+    return found
 
 
 def named(target: Any, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
