@@ -16,17 +16,17 @@ SECONDS = 240  # no task takes longer; a pool that hangs is ended
 
 
 class Pool:
-    """Four processes of one Gloo job that run module-level functions, all together."""
+    """Some processes of one Gloo job, four if not said, that run module-level functions, all together."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int = RANKS) -> None:
         context = multiprocessing.get_context("spawn")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.pipes, self.processes = [], []
-        for rank in range(RANKS):
+        for rank in range(ranks):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(rank, port, theirs), daemon=True)
+            process = context.Process(target=_work, args=(rank, ranks, port, theirs), daemon=True)
             process.start()
             self.pipes.append(ours)
             self.processes.append(process)
@@ -51,8 +51,8 @@ class Pool:
             process.join()
 
 
-def _work(rank: int, port: int, pipe) -> None:
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_RANK": str(rank)}
+def _work(rank: int, ranks: int, port: int, pipe) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     while True:

@@ -125,3 +125,12 @@ def test_fusing_only_saves():
 def test_another_number_of_devices():
     with pytest.raises(ValueError, match="the plan is for 8 devices, h100:1 has 1"):
         simulate([program(reduced, {"grad:w": (1 << 22,)}, {"dp": 8})], ONE)
+
+
+def test_the_dtype_of_work_whose_first_result_is_not_made():
+    """As of a convolution's gradient where the image needs none."""
+    layer = torch.nn.Conv2d(3, 4, 3)
+    batch = {"input": torch.zeros(2, 3, 8, 8)}
+    step = tutti.capture(layer, batch, torch.optim.SGD(layer.parameters()), lambda model, b: model(**b).sum())
+    made = dry_run(step, Planner(step, ONE).named("single"), ONE)
+    assert dtype_of(made.parts[0].program) == torch.float32

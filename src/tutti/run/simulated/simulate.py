@@ -147,5 +147,6 @@ def dtype_of(program: Program) -> torch.dtype:
     for node in program.graph.nodes:
         if node.target in FLOPS:
             made = node.meta["val"]
-            work[(made[0] if isinstance(made, tuple) else made).dtype] += FLOPS[node.target](node)
+            spec = next(s for s in made if s) if isinstance(made, tuple) else made
+            work[spec.dtype] += FLOPS[node.target](node)
     return max(work, key=lambda dtype: work[dtype], default=torch.float32)
