@@ -12,6 +12,11 @@ from tutti.cluster.device import Device, Link, Way
 
 MATMUL = "share of the peak: S. Bekman, Machine Learning Engineering, maximum achievable matmul FLOPS"
 ASSUMED = "assumed: share of the peak as an A100's"
+INFINIBAND = 0.96  # share of a port's bandwidth that collectives reach
+REACHED = (
+    "share: 24 of 25 GB/s on a port of HDR (NVIDIA/nccl issue 1048), 48 of 50 on four of EDR, 46 to 48 of 50 on one of "
+    "NDR (NVIDIA/nccl-tests issues 29 and 290)"
+)
 NCCL = "NCCL 2.19 src/graph/tuning.cc (latencies, shares of protocols) and topo.h (bandwidth reached)"
 
 
@@ -56,8 +61,8 @@ def _nvlink(bandwidth: float, share: float, ll: float, source: str) -> Link:
 
 def _net(bandwidth: float, ports: int, ll: float, source: str, shared: bool = False) -> Link:
     """The network ports of a node, one for each device or shared."""
-    ways = _nccl(bandwidth * ports, ll, (2.7e-6, 4.0e-6, 14.0e-6), (5.0e-6, 8.5e-6, 28e-6))
-    return Link(bandwidth, 14e-6, source=f"{source}; {NCCL}", ports=ports if shared else 0, ways=ways)
+    ways = _nccl(bandwidth * INFINIBAND * ports, ll, (2.7e-6, 4.0e-6, 14.0e-6), (5.0e-6, 8.5e-6, 28e-6))
+    return Link(bandwidth, 14e-6, INFINIBAND, f"{source}; {REACHED}; {NCCL}", ports=ports if shared else 0, ways=ways)
 
 
 RING_ONLY = (Way("ring", "", 0.0, 1e-4, 1.0),)  # Gloo
