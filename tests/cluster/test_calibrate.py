@@ -1,5 +1,6 @@
 """Calibration, with as little effort as possible, on the shared pool of processes."""
 
+from inspect import getclosurevars
 from itertools import product
 
 import pytest
@@ -97,10 +98,13 @@ def test_bytes_that_are_sent(pool):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_families_read_and_write_the_bytes_that_are_said(family, dtype):
     count = 1 << 16
-    out = compute.FAMILIES[family](count, dtype, torch.device("cpu"))()
-    tensors = 3 if family in ("add", "scatter") else 2
-    assert out.nbytes * tensors == pytest.approx(count, rel=0.1)
-    assert out.dtype == dtype and out.isfinite().all()
+    run = compute.FAMILIES[family](count, dtype, torch.device("cpu"))
+    out, size = run(), dtype.itemsize
+    times = {"compare": size + 1, "where": (3 * size + 1) / size, "pool": 9.0}  # of the bytes of the result
+    times |= dict.fromkeys(("add", "update", "scatter", "table"), 3)
+    touched = getclosurevars(run).nonlocals["x"].nbytes if family == "sum" else out.nbytes * times.get(family, 2)
+    assert touched == pytest.approx(count, rel=0.2 if family == "pool" else 0.1)
+    assert out.dtype == (torch.bool if family == "compare" else dtype) and out.isfinite().all()
 
 
 @pytest.mark.parametrize("name", compute.OTHERS)
@@ -131,6 +135,8 @@ def test_figures_in_turn_have_operands_of_their_own():
     assert len(made) == 3 + compute.TURNS
     compute.in_turn(make, 2 * compute.MOST)
     assert len(made) == 3 + compute.TURNS + 1
+    compute.in_turn(make, 1, compute.COLD)
+    assert len(made) == 3 + compute.TURNS + 1 + compute.COLD
 
 
 def test_shapes_up_to_a_size():
@@ -147,6 +153,27 @@ def test_times_leave_the_first_run_out():
     ticks, runs = iter(range(100)), []
     found = times(lambda: runs.append(0), torch.device("cpu"), 0.0, 3, lambda: next(ticks) ** 2)
     assert found == [5 + 4 * i for i in (0, 1, 2)] and len(runs) == 4  # 3^2 - 2^2, 5^2 - 4^2, ...
+
+
+def test_what_comes_before_a_run_is_not_counted():
+    ticks, clock = [0], lambda: ticks[0]
+
+    def passes(seconds):
+        ticks[0] += seconds
+
+    found = times(lambda: passes(1), torch.device("cpu"), 0.0, 3, clock, lambda: passes(10))
+    assert found == [1] * 3 and ticks[0] == 44
+
+
+def together(window: float) -> list[float]:
+    _join()
+    group = dist.group.WORLD
+    return exchange.seconds(lambda: dist.barrier(group), group, torch.device("cpu"), window)
+
+
+def test_ranks_agree_what_a_collective_takes(pool):
+    first, *others = pool.run(together, 0.01)
+    assert 1 <= len(first) <= exchange.MOST and min(first) > 0 and all(o == first for o in others)
 
 
 def test_more_processes_than_cores_share_them(pool, monkeypatch):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -118,15 +118,16 @@ class _Bench:
         self.device, self.window, self.bar = device, window, bar
         self.clock, self.sharing = _clock(device, threads)
         self.overhead = 0.0
-        self.overhead = self.seconds("an operator", compute.small(device)) / compute.REPEATS
+        run, operators = compute.small(device)
+        self.overhead = self.seconds("an operator", run, compute.sweep(device)) / operators
 
-    def seconds(self, name: str, run: compute.Figure) -> float:
+    def seconds(self, name: str, run: compute.Figure, before: compute.Figure | None = None) -> float:
         """Of a run, without the overhead of an operator, which is at most nine tenths of it."""
         self.bar.advance(name)
-        dist.barrier()
-        everyone: list = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, median(times(run, self.device, self.window, 2, self.clock)))
-        found = self.sharing * mean(everyone)
+        own = median(times(run, self.device, self.window, 2, self.clock, before))
+        everyone = torch.tensor(own, dtype=torch.float64, device=self.device)
+        dist.all_reduce(everyone)  # which is where ranks wait for each other as well
+        found = self.sharing * everyone.item() / dist.get_world_size()
         return max(found - self.overhead, found / 10)
 
     def products(self, dtype: str, sizes: tuple[int, ...], most: float) -> tuple[Grid, float]:
@@ -153,7 +154,7 @@ class _Bench:
         """Seconds of a family of operators."""
         make, kind = compute.FAMILIES[family], getattr(torch, dtype)
         name = f"{dtype} {family}"
-        runs = ((size, compute.in_turn(partial(make, size, kind, self.device), size)) for size in sizes)
+        runs = ((size, compute.in_turn(partial(make, size, kind, self.device), size, compute.COLD)) for size in sizes)
         return Curve.through([(size, self.seconds(name, run)) for size, run in runs], start=0.0)
 
 

@@ -12,18 +12,19 @@ from itertools import cycle, product
 import torch
 from torch.nn import functional as F
 
+aten = torch.ops.aten
 DTYPES = ("float32", "bfloat16")
-REPEATS = 100
 Figure = Callable[[], object]
+TURNS, COLD, MOST = 4, 16, 1 << 26  # figures in turn, of those that wait for memory, and bytes in all
 
 
-def in_turn(make: Callable[[], Figure], count: float) -> Figure:
+def in_turn(make: Callable[[], Figure], count: float, turns: int = TURNS) -> Figure:
     """Several of one figure in turn, on operands of their own, their results kept for a round.
 
     An operator of a step seldom finds its operands where the one before it left them: one figure over and over would
     find them in the nearest cache. count: bytes that one touches.
     """
-    figures = [make() for _ in range(max(1, min(TURNS, int(MOST / count))))]
+    figures = [make() for _ in range(max(1, min(turns, int(MOST / count))))]
     kept = [figure() for figure in figures]
     turns = cycle(range(len(figures)))
 
@@ -34,13 +35,30 @@ def in_turn(make: Callable[[], Figure], count: float) -> Figure:
     return run
 
 
-TURNS, MOST = 4, 1 << 26  # figures in turn, bytes in all
-
-
-def small(device: torch.device) -> Figure:
-    """`REPEATS` small operators, one after the other."""
+def small(device: torch.device) -> tuple[Figure, int]:
+    """Some small operators, called as Programs call them, one after the other; and how many."""
     a, b = (torch.ones(8, device=device) for _ in range(2))
-    return lambda: [torch.add(a, b) for _ in range(REPEATS)]
+
+    calls = (
+        lambda: aten.add.Tensor(a, b),
+        lambda: aten.mul.Scalar(a, 2.0),
+        lambda: aten.sum.dim_IntList(a, [0]),
+        lambda: aten.neg.default(a),
+        lambda: aten.cat.default([a, b]),
+        lambda: aten.mul.Tensor(a, b),
+        lambda: aten.rsqrt.default(a),
+        lambda: aten.relu.default(a),
+    )
+    return lambda: [call() for call in calls], len(calls)
+
+
+def sweep(device: torch.device) -> Figure:
+    """What leaves the caches full of other things, as the work of a step does before an operator."""
+    x = torch.ones(SWEPT // 8, device=device)
+    return lambda: x + 1.0
+
+
+SWEPT = 1 << 23  # bytes, read and written
 
 
 def matmul(shape: tuple[int, int, int], dtype: str, device: torch.device, transposed: bool = False) -> Figure:
@@ -69,7 +87,7 @@ def shapes(sizes: tuple[int, ...], most: float) -> list[tuple[int, int, int]]:
     return [(m, k, n) for m, k, n in product(sizes, repeat=3) if 2 * m * k * n <= most]
 
 
-ROW = 512  # numbers in a row, of those families that work on rows
+ROW, NARROW = 512, 64  # numbers in a row, of those families that work on rows; of an embedding
 
 
 def _rows(count: int, dtype: torch.dtype, device: torch.device, tensors: int) -> tuple[torch.Tensor, ...]:
@@ -84,6 +102,42 @@ def _unary(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Fi
         return lambda: function(x)
 
     return make
+
+
+def _update(count: int, dtype: torch.dtype, device: torch.device) -> Figure:
+    x, y = _rows(count, dtype, device, 2)
+    return lambda: x.add_(y)
+
+
+def _sum(count: int, dtype: torch.dtype, device: torch.device) -> Figure:
+    (x,) = _rows(2 * count, dtype, device, 1)  # next to nothing is written
+    return lambda: x.sum(0)
+
+
+def _compare(count: int, dtype: torch.dtype, device: torch.device) -> Figure:
+    rows = max(1, count // ((dtype.itemsize + 1) * ROW))  # written as bools
+    x = torch.ones(rows, ROW, dtype=dtype, device=device)
+    return lambda: x < 0.5
+
+
+def _where(count: int, dtype: torch.dtype, device: torch.device) -> Figure:
+    rows = max(1, count // ((3 * dtype.itemsize + 1) * ROW))
+    x, y = (torch.full((rows, ROW), value, dtype=dtype, device=device) for value in (0.5, 0.0))
+    mask = torch.rand(rows, ROW, device=device) < 0.5
+    return lambda: torch.where(mask, x, y)
+
+
+def _pool(count: int, dtype: torch.dtype, device: torch.device) -> Figure:
+    images = max(1, count // (9 * dtype.itemsize * ROW // 2))  # bytes looked at: of 16 x 16 windows of 3 x 3
+    x = torch.rand(images, 1, 32, 32, device=device).to(dtype)
+    return lambda: aten.max_pool2d_with_indices.default(x, [3, 3], [2, 2], [1, 1])[0]
+
+
+def _table(count: int, dtype: torch.dtype, device: torch.device) -> Figure:
+    rows = max(1, count // (dtype.itemsize * NARROW * 3))  # reads the gradient and what it adds to, writes that
+    grad = torch.full((rows, NARROW), 0.5, dtype=dtype, device=device)
+    order = torch.randperm(rows, device=device)
+    return lambda: aten.embedding_dense_backward.default(grad, order, rows, -1, False)
 
 
 def _add(count: int, dtype: torch.dtype, device: torch.device) -> Figure:
@@ -106,6 +160,10 @@ def _scatter(count: int, dtype: torch.dtype, device: torch.device) -> Figure:
 # How work of each family on `count` bytes, read and written, is made.
 FAMILIES: Mapping[str, Callable[[int, torch.dtype, torch.device], Figure]] = {
     "add": _add,
+    "update": _update,
+    "sum": _sum,
+    "compare": _compare,
+    "where": _where,
     "exp": _unary(torch.exp),
     "tanh": _unary(torch.tanh),
     "erf": _unary(torch.erf),
@@ -115,6 +173,8 @@ FAMILIES: Mapping[str, Callable[[int, torch.dtype, torch.device], Figure]] = {
     "norm": _unary(lambda x: F.layer_norm(x, (ROW,))),
     "index": _index,
     "scatter": _scatter,
+    "table": _table,
+    "pool": _pool,
     "transpose": _unary(lambda x: x.t().contiguous()),
 }
 

@@ -14,8 +14,9 @@ from tutti.cluster.curve import Curve, Grid
 Dtype = torch.dtype | str
 
 # Elementwise work and the like, by what a byte costs where that was measured. `add` stands for all that is as fast
-# as memory.
-FAMILIES = ("add", "exp", "tanh", "erf", "gelu", "silu", "softmax", "norm", "index", "scatter", "transpose")
+# as memory, `update` for what writes where it has read. Of `pool` bytes count as often as a window covers them.
+FAMILIES = ("add", "update", "sum", "compare", "where", "exp", "tanh", "erf", "gelu", "silu", "softmax", "norm",
+            "index", "scatter", "table", "transpose", "pool")  # fmt: skip
 
 # (rows, columns, share of the rate that the largest reaches) of the tiles that a GPU's library has kernels for.
 # Sizes: NVIDIA, "Matrix Multiplication Background User's Guide" (sections on tile and wave quantization); the guide

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 from tutti.cluster.collectives import MESSAGES
+from tutti.cluster.compute import sweep
+from tutti.cluster.timing import once
 from tutti.compat import all_gather_single, reduce_scatter_single
-
-BATCHES = 8  # of runs, back to back, as ranks of a plan go from one collective into the next
 
 
 def sent(kind: str, count: int, k: int) -> float:
@@ -41,26 +41,24 @@ def collective(kind: str, count: int, group: dist.ProcessGroup, device: torch.de
 
 
 def seconds(run: Callable[[], object], group: dist.ProcessGroup, device: torch.device, window: float) -> list[float]:
-    """Of a run, by batches, the slowest rank's. All ranks make as many runs, about a window's."""
+    """Of each run, from when the last rank comes to it until that rank goes on, about a window's in all.
 
-    def timed(runs: int) -> float:
-        start = perf_counter()
-        for _ in range(runs):
-            run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return (perf_counter() - start) / runs
+    Ahead of each run ranks compute something, as they do in a plan: what is sent lies in no cache, and who waits for
+    the others sleeps.
+    """
+    before = sweep(device)
+    once(run, device)  # connects, allocates
+    start = perf_counter()
+    once(run, device, before=before)
+    about = torch.tensor(perf_counter() - start, device=device)
+    dist.all_reduce(about, dist.ReduceOp.MAX, group)
+    runs = max(1, min(MOST, int(window / max(about.item(), 1e-6))))
+    found = torch.tensor([once(run, device, before=before) for _ in range(runs)], device=device)
+    dist.all_reduce(found, dist.ReduceOp.MIN, group)
+    return found.tolist()
 
-    def slowest(values: list[float]) -> list[float]:
-        found = torch.tensor(values, device=device)
-        dist.all_reduce(found, dist.ReduceOp.MAX, group)
-        return found.tolist()
 
-    timed(1)  # connects, allocates
-    (about,) = slowest([timed(1)])
-    runs = max(1, min(100, int(window / BATCHES / max(about, 1e-6))))
-    batches = max(1, min(BATCHES, int(window / max(about, 1e-6))))
-    return slowest([timed(runs) for _ in range(batches)])
+MOST = 100  # runs
 
 
 def points(

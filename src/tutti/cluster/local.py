@@ -87,7 +87,8 @@ def measure(device: torch.device, threads: int, all_threads: int | None = None) 
     try:
         torch.set_num_threads(threads)
         peak = {dtype: flops / _best(compute.matmul(shape, dtype, device), device) for dtype in compute.DTYPES}
-        overhead = _best(compute.small(device), device) / compute.REPEATS
+        run, operators = compute.small(device)
+        overhead = _best(run, device) / operators
         torch.set_num_threads(all_threads or threads)
         source, target = (torch.zeros(_COPY // 4, device=device) for _ in range(2))
         bandwidth = 2 * _COPY / _best(lambda: target.copy_(source), device)

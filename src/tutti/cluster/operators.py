@@ -30,17 +30,23 @@ KINDS = {
 
 # All the rest moves bytes: names of operators by family, their backward passes included. What is not here is "add".
 FAMILY = {
+    "update": ("tutti::adam", "tutti::adam_amsgrad"),
+    "sum": ("sum", "mean", "amax", "amin", "any", "all", "prod", "argmax", "argmin"),
+    "compare": ("lt", "le", "gt", "ge", "eq", "ne", "logical_and", "logical_or", "logical_not", "isnan", "isinf"),
+    "where": ("where", "masked_fill"),
     "exp": ("exp", "exp2", "expm1", "log", "log2", "log1p", "pow", "sigmoid", "softplus", "logsumexp", "cumsum"),
     "tanh": ("tanh", "sin", "cos", "atan"),
     "erf": ("erf", "erfc", "erfinv"),
     "gelu": ("gelu",),
     "silu": ("silu", "mish", "elu"),
-    "softmax": ("_softmax", "_log_softmax"),
+    "softmax": ("_softmax", "_log_softmax", "_safe_softmax"),
     "norm": ("native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit",
              "_fused_rms_norm"),
     "index": ("embedding", "index", "index_select", "gather", "take"),
-    "scatter": ("embedding_dense", "index_put", "index_add", "scatter", "scatter_add", "scatter_reduce"),
-    "transpose": ("clone",),
+    "scatter": ("index_put", "index_add", "scatter", "scatter_add", "scatter_reduce"),
+    "table": ("embedding_dense", "_embedding_bag_backward"),
+    "transpose": ("clone", "pixel_shuffle", "pixel_unshuffle"),
+    "pool": ("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d"),
 }  # fmt: skip
 
 # Views that make an operand lie transposed.
@@ -58,12 +64,14 @@ def seconds(
     flops: float,
     moved: float,
     transposed: bool = False,
+    family: str = "",
 ) -> float:
     """Seconds of one operator, without its overhead.
 
     target: the operator. shapes: of its tensor operands, read for matrix products alone. dtype: of its result; where
     the device has no figures for it, float32's are taken. flops: of work on matrices. moved: bytes read and written.
-    transposed: whether the first matrix of a product lies so (`lies_transposed`).
+    transposed: whether the first matrix of a product lies so (`lies_transposed`). family: by which bytes are moved,
+    where more is known of the operator than its name says.
     """
     if target in PRODUCTS:
         return device.matmul_seconds(*PRODUCTS[target](*shapes), _known(device, dtype), transposed)
@@ -71,7 +79,7 @@ def seconds(
     if name in _KIND_OF:
         kind = _KIND_OF[name] + ("_backward" if "_backward" in str(target) else "")
         return max(flops / device.rate(_known(device, dtype), kind), moved / device.bandwidth)
-    streamed = device.stream_seconds(moved, family_of(target), dtype)
+    streamed = device.stream_seconds(moved, family or family_of(target), dtype)
     return max(flops / device.rate(_known(device, dtype)), streamed)
 
 
@@ -85,15 +93,17 @@ def lies_transposed(node: fx.Node) -> bool:
 
 def family_of(target: Any) -> str:
     """The family of operators by whose seconds this one moves bytes."""
-    return _FAMILY_OF.get(_name(target), "add")
+    return _FAMILY_OF.get(_full_name(target)) or _FAMILY_OF.get(_name(target), "add")
+
+
+def _full_name(target: Any) -> str:
+    schema = getattr(target, "_schema", None)
+    return schema.name.removeprefix("aten::") if schema else ""
 
 
 def _name(target: Any) -> str:
     """Of an ATen operator: "silu" of aten.silu_backward.default."""
-    full = getattr(target, "_schema", None)
-    if full is None:
-        return ""
-    return full.name.removeprefix("aten::").removesuffix("_data").removesuffix("_backward").rstrip("_")
+    return _full_name(target).removesuffix("_data").removesuffix("_backward").rstrip("_")
 
 
 def _known(device: Device, dtype: Dtype) -> Dtype:

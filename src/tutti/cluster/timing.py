@@ -16,19 +16,30 @@ def times(
     window: float,
     least: int = 1,
     clock: Clock = time.perf_counter,
+    before: Callable[[], object] | None = None,
 ) -> list[float]:
     """Seconds by the clock of each run, as many as fit into the window (seconds) and at least as many as said.
 
-    The first run, which loads libraries and starts threads, is not among them.
+    The first run, which loads libraries and starts threads, is not among them. before: is called ahead of each run,
+    and not counted.
     """
-    once(run, device, clock)
+    once(run, device, clock, before)
     end, found = time.perf_counter() + window, []
     while len(found) < least or time.perf_counter() < end:
-        found.append(once(run, device, clock))
+        found.append(once(run, device, clock, before))
     return found
 
 
-def once(run: Callable[[], object], device: torch.device, clock: Clock = time.perf_counter) -> float:
+def once(
+    run: Callable[[], object],
+    device: torch.device,
+    clock: Clock = time.perf_counter,
+    before: Callable[[], object] | None = None,
+) -> float:
+    if before:
+        before()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
     start = clock()
     run()
     if device.type == "cuda":

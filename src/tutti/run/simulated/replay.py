@@ -40,11 +40,12 @@ class Storage:
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor that a call reads."""
+    """A tensor that a call reads. in_rows: whether neighbours in its last dim are neighbours in memory."""
 
     spec: Spec
     storage: Storage
     contiguous: bool
+    in_rows: bool = True
 
     @property
     def bytes(self) -> int:
@@ -137,6 +138,11 @@ class _Value:
             run *= n
         return True
 
+    @property
+    def in_rows(self) -> bool:
+        sizes = [(n, stride) for n, stride in zip(self.view.shape, self.view.stride, strict=True) if n != 1]
+        return not sizes or sizes[-1][1] in (0, 1)
+
     @cached_property
     def key(self) -> tuple:
         """All that decides what a call makes of it."""
@@ -199,7 +205,7 @@ class _Replayer:
             value = _mapped(returned, lambda x: _Value(x.view, places[x.place]))
         self.values[node] = value
         returned = list(_flat(value))
-        reads = [Operand(x.spec, x.storage, x.contiguous) for x in operands]
+        reads = [Operand(x.spec, x.storage, x.contiguous, x.in_rows) for x in operands]
         writes = sum(x.spec.bytes for at in _WRITING.get(node.target, ()) for x in self.operands(node.args[at]))
         for dead in dies:
             self.values.pop(dead)
