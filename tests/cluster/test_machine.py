@@ -18,6 +18,24 @@ def test_cores_are_divided(monkeypatch):
         machine.threads_of(2, 0)
 
 
+@pytest.mark.parametrize(
+    ("processes", "cores", "parts"),
+    [(2, 2, [[0], [1]]), (3, 8, [[0, 1], [2, 3], [4, 5]]), (4, 2, [[0], [0], [1], [1]]), (1, 2, [[0, 1]])],
+)
+def test_parts_of_the_cores(processes, cores, parts):
+    assert [sorted(machine.cores_of(i, processes, range(cores))) for i in range(processes)] == parts
+
+
+def test_processes_keep_to_their_own_cores(monkeypatch):
+    kept = []
+    monkeypatch.setattr(machine, "_allowed", lambda: (4, 5, 6, 7))
+    monkeypatch.setattr(machine.os, "sched_setaffinity", lambda process, cores: kept.append(cores), raising=False)
+    assert machine.keep_to_own_cores(1, 2, 2) and kept == [{6, 7}]
+    assert not machine.keep_to_own_cores(0, 1, 4), "has all of them"
+    assert not machine.keep_to_own_cores(1, 2, 4), "its threads would share them"
+    assert machine.cores() == 4 and len(kept) == 1
+
+
 def test_a_key_tells_machines_releases_and_jobs_apart(monkeypatch):
     monkeypatch.setattr(machine, "processor", lambda: "Abacus 2")
     monkeypatch.setattr(machine, "cores", lambda: 8)

@@ -74,7 +74,7 @@ def test_the_rest_goes_by_bytes():
         (aten._embedding_bag.default, "add"),
         (torch.ops.tutti.adam_.default, "update"),
         (aten.lt.Scalar, "compare"),
-        (aten._safe_softmax.default, "softmax"),
+        (aten._safe_softmax.default, "where"),
         (aten.index_put.default, "scatter"),
         (aten.clone.default, "transpose"),
         (aten.mul.Tensor, "add"),

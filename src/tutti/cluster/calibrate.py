@@ -40,8 +40,8 @@ class Effort:
     products: tuple[int, ...] = (1, 8, 64, 256, 1024, 4096)
     most: float = 2.0 * 1024 * 1024 * 4096
     dtypes: tuple[str, ...] = compute.DTYPES
-    add: tuple[int, ...] = (*(1 << i for i in range(12, 28, 2)), 1 << 27)
-    families: tuple[int, ...] = (1 << 14, 1 << 17, 1 << 20, 1 << 23, 1 << 25, 1 << 26)
+    add: tuple[int, ...] = tuple(1 << i for i in range(12, 28, 2))
+    families: tuple[int, ...] = (1 << 14, 1 << 17, 1 << 20, 1 << 22, 1 << 24)
     collective_window: float = 0.24
     rounds: int = 3
     buffers: tuple[int, ...] = (1 << 10, *(1 << i for i in range(12, 27, 2)))
@@ -84,6 +84,8 @@ def _process(rank: int, processes: int, folder: str, threads: int, kind: str, ef
         prepare()
     if kind == "cuda":
         torch.cuda.set_device(rank)
+    else:
+        machine.keep_to_own_cores(rank, processes, threads)
     store = dist.FileStore(str(Path(folder, "store")), processes)  # pyright: ignore[reportPrivateImportUsage]
     backend = "nccl" if kind == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=processes, timeout=timedelta(minutes=5))
@@ -105,7 +107,7 @@ def calibrate_here(threads: int, kind: str, effort: Effort | None = None) -> Clu
     try:
         with _Bar(_figures(effort, levels)) as bar:
             made = _device(device, threads, effort, bar)
-            links = [_link(group, device, effort, bar) for group in _groups(levels)]
+            links = [_link(group, device, threads, effort, bar) for group in _groups(levels)]
     finally:
         torch.set_num_threads(before)
     return Cluster(made, tuple(zip(levels, links, strict=True)))
@@ -117,9 +119,10 @@ class _Bench:
     def __init__(self, device: torch.device, threads: int, window: float, bar: _Bar):
         self.device, self.window, self.bar = device, window, bar
         self.clock, self.sharing = _clock(device, threads)
-        self.overhead = 0.0
-        run, operators = compute.small(device)
+        self.again = 0.0  # overhead of an operator that is called over and over
+        operators, run = compute.small(device)
         self.overhead = self.seconds("an operator", run, compute.sweep(device)) / operators
+        self.again = self.seconds("an operator", compute.again(device)) / compute.REPEATS
 
     def seconds(self, name: str, run: compute.Figure, before: compute.Figure | None = None) -> float:
         """Of a run, without the overhead of an operator, which is at most nine tenths of it."""
@@ -128,7 +131,7 @@ class _Bench:
         everyone = torch.tensor(own, dtype=torch.float64, device=self.device)
         dist.all_reduce(everyone)  # which is where ranks wait for each other as well
         found = self.sharing * everyone.item() / dist.get_world_size()
-        return max(found - self.overhead, found / 10)
+        return max(found - self.again, found / 10)
 
     def products(self, dtype: str, sizes: tuple[int, ...], most: float) -> tuple[Grid, float]:
         """Seconds of matrix products, and the most FLOP/s of them."""
@@ -189,13 +192,14 @@ def _clock(device: torch.device, threads: int) -> tuple[Clock, float]:
     return time.perf_counter, 1.0
 
 
-def _link(groups: list[dist.ProcessGroup], device: torch.device, effort: Effort, bar: _Bar) -> Link:
+def _link(groups: list[dist.ProcessGroup], device: torch.device, threads: int, effort: Effort, bar: _Bar) -> Link:
     """What joins the members of a level: the largest group over all of them, the others over two."""
-    measured = []
+    measured, (clock, sharing) = [], _clock(device, threads)
     source = f"measured: {dist.get_backend()}"
     for group in groups:
         rounds = effort.rounds if group is groups[0] else 1
-        points = exchange.points(group, device, effort.buffers, effort.collective_window, rounds, bar.advance)
+        window, advance = effort.collective_window, bar.advance
+        points = exchange.points(group, device, effort.buffers, window, rounds, advance, clock, sharing)
         measured += [(kind, group.size(), Curve.through(found)) for kind, found in points.items()]
     if not measured:
         return Link(1e12, 0.0, source="of one member: nothing is sent")
@@ -256,7 +260,7 @@ def _figures(effort: Effort, levels: list[int]) -> int:
     shapes = len(compute.shapes(effort.products, effort.most))
     rounds = sum(effort.rounds * (members > 1) + (members > 2 and members % 2 == 0) for members in levels)
     exchanged = rounds * len(MESSAGES) * len(effort.buffers)
-    return 1 + len(effort.dtypes) * (shapes + 2 + 2 * len(compute.LAYERS) + families + len(compute.OTHERS)) + exchanged
+    return 2 + len(effort.dtypes) * (shapes + 2 + 2 * len(compute.LAYERS) + families + len(compute.OTHERS)) + exchanged
 
 
 class _Bar:

@@ -12,10 +12,13 @@ from itertools import cycle, product
 import torch
 from torch.nn import functional as F
 
+import tutti.nn.adam  # noqa: F401  (registers the operators)
+
 aten = torch.ops.aten
 DTYPES = ("float32", "bfloat16")
 Figure = Callable[[], object]
-TURNS, COLD, MOST = 4, 16, 1 << 26  # figures in turn, of those that wait for memory, and bytes in all
+REPEATS = 20
+TURNS, COLD, MOST = 4, 16, 1 << 25  # figures in turn, of those that wait for memory, and bytes in all
 
 
 def in_turn(make: Callable[[], Figure], count: float, turns: int = TURNS) -> Figure:
@@ -26,17 +29,23 @@ def in_turn(make: Callable[[], Figure], count: float, turns: int = TURNS) -> Fig
     """
     figures = [make() for _ in range(max(1, min(turns, int(MOST / count))))]
     kept = [figure() for figure in figures]
-    turns = cycle(range(len(figures)))
+    order = cycle(range(len(figures)))
 
     def run() -> None:
-        i = next(turns)
+        i = next(order)
         kept[i] = figures[i]()
 
     return run
 
 
-def small(device: torch.device) -> tuple[Figure, int]:
-    """Some small operators, called as Programs call them, one after the other; and how many."""
+def again(device: torch.device) -> Figure:
+    """A small operator, `REPEATS` times."""
+    a, b = (torch.ones(8, device=device) for _ in range(2))
+    return lambda: [torch.add(a, b) for _ in range(REPEATS)]
+
+
+def small(device: torch.device) -> tuple[int, Figure]:
+    """How many small operators, and a run of them, as Programs call them."""
     a, b = (torch.ones(8, device=device) for _ in range(2))
 
     calls = (
@@ -49,7 +58,7 @@ def small(device: torch.device) -> tuple[Figure, int]:
         lambda: aten.rsqrt.default(a),
         lambda: aten.relu.default(a),
     )
-    return lambda: [call() for call in calls], len(calls)
+    return len(calls), lambda: [call() for call in calls]
 
 
 def sweep(device: torch.device) -> Figure:
@@ -105,8 +114,17 @@ def _unary(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Fi
 
 
 def _update(count: int, dtype: torch.dtype, device: torch.device) -> Figure:
-    x, y = _rows(count, dtype, device, 2)
-    return lambda: x.add_(y)
+    """Of Adam: reads a parameter, its gradient and two moments, and writes all but the gradient."""
+    numbers = max(1, count // (7 * dtype.itemsize))
+    x, grad, first, second = (torch.full((numbers,), 0.5, dtype=dtype, device=device) for _ in range(4))
+    step, rate = torch.ones((), device=device), torch.tensor(1e-3, device=device)
+    options = dict(beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0, decoupled=True, maximize=False)
+
+    def run() -> torch.Tensor:
+        torch.ops.tutti.adam_.default([x], [grad], [first], [second], step, rate, **options)
+        return x
+
+    return run
 
 
 def _sum(count: int, dtype: torch.dtype, device: torch.device) -> Figure:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from tutti.cluster.collectives import MESSAGES
 from tutti.cluster.compute import sweep
-from tutti.cluster.timing import once
+from tutti.cluster.timing import Clock, once
 from tutti.compat import all_gather_single, reduce_scatter_single
 
 
@@ -40,24 +40,40 @@ def collective(kind: str, count: int, group: dist.ProcessGroup, device: torch.de
     }[kind]
 
 
-def seconds(run: Callable[[], object], group: dist.ProcessGroup, device: torch.device, window: float) -> list[float]:
-    """Of each run, from when the last rank comes to it until that rank goes on, about a window's in all.
+def seconds(
+    run: Callable[[], object],
+    group: dist.ProcessGroup,
+    device: torch.device,
+    window: float,
+    clock: Clock = perf_counter,
+    sharing: float = 1.0,
+) -> list[float]:
+    """What each of some runs adds to the time of ranks that compute something in between, about a window's in all.
 
-    Ahead of each run ranks compute something, as they do in a plan: what is sent lies in no cache, and who waits for
-    the others sleeps.
+    As in a plan, what is sent lies in no cache, who waits for the others sleeps, and none comes at the same moment.
+    clock: of computation, which takes `sharing` times as long as that says. The mean over ranks.
     """
     before = sweep(device)
-    once(run, device)  # connects, allocates
-    start = perf_counter()
-    once(run, device, before=before)
-    about = torch.tensor(perf_counter() - start, device=device)
+    run()  # connects, allocates
+
+    def added() -> tuple[float, float]:
+        """Seconds, and those of the run with what is computed before it."""
+        start = perf_counter()
+        computed = once(before, device, clock)
+        once(run, device)
+        took = perf_counter() - start
+        return took - sharing * computed, took
+
+    added()
+    about = torch.tensor(added()[1], device=device)
     dist.all_reduce(about, dist.ReduceOp.MAX, group)
-    runs = max(1, min(MOST, int(window / max(about.item(), 1e-6))))
-    found = torch.tensor([once(run, device, before=before) for _ in range(runs)], device=device)
-    dist.all_reduce(found, dist.ReduceOp.MIN, group)
-    return found.tolist()
+    runs = max(1, min(MOST, int(window / about.item())))
+    found = torch.tensor([added()[0] for _ in range(runs)], dtype=torch.float64, device=device)
+    dist.all_reduce(found, dist.ReduceOp.SUM, group)
+    return (found / group.size()).clamp(min=LEAST).tolist()
 
 
+LEAST = 1e-6  # seconds: nothing is for nothing
 MOST = 100  # runs
 
 
@@ -68,6 +84,8 @@ def points(
     window: float,
     rounds: int,
     advance: Callable[[str], None],
+    clock: Clock = perf_counter,
+    sharing: float = 1.0,
 ) -> dict[str, list[tuple[float, float]]]:
     """(bytes sent, seconds) of every collective: the lower quartile over rounds that are some time apart.
 
@@ -79,7 +97,7 @@ def points(
             for count in sizes:
                 advance(kind)
                 run = collective(kind, count, group, device)
-                found.setdefault((kind, count), []).extend(seconds(run, group, device, window / rounds))
+                found.setdefault((kind, count), []).extend(seconds(run, group, device, window / rounds, clock, sharing))
     k = group.size()
     return {kind: [(sent(kind, c, k), _lower_quartile(found[kind, c])) for c in sizes] for kind in MESSAGES}
 

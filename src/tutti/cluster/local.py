@@ -87,7 +87,7 @@ def measure(device: torch.device, threads: int, all_threads: int | None = None) 
     try:
         torch.set_num_threads(threads)
         peak = {dtype: flops / _best(compute.matmul(shape, dtype, device), device) for dtype in compute.DTYPES}
-        run, operators = compute.small(device)
+        operators, run = compute.small(device)
         overhead = _best(run, device) / operators
         torch.set_num_threads(all_threads or threads)
         source, target = (torch.zeros(_COPY // 4, device=device) for _ in range(2))

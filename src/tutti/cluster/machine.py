@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import tempfile
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -52,8 +54,39 @@ def processor() -> str:
     return (models or [platform.processor() or platform.machine()])[0]
 
 
+@cache
+def _allowed() -> tuple[int, ...]:
+    """The cores that this process was given when it began."""
+    return tuple(sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+
+
 def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(_allowed())
+
+
+def keep_to_own_cores(place: int, processes: int, threads: int) -> bool:
+    """Keep this process, one of several that share the machine, to its part of the cores; False where that cannot be.
+
+    Else the scheduler gathers threads that wake each other, as those of collectives do, on one core, where one process
+    waits until the other has computed: on two cores steps with many collectives took 1.4 to 2 times as long. To be
+    called before they start. Nothing is done where one process has all cores, or has more threads than its part.
+    """
+    own = cores_of(place, processes, _allowed())
+    if processes == 1 or threads > len(own) or not hasattr(os, "sched_setaffinity"):
+        return False
+    os.sched_setaffinity(0, own)
+    return True
+
+
+def cores_of(place: int, processes: int, all_cores: Sequence[int]) -> set[int]:
+    """Neighbouring cores, as many for each; with more processes than cores, neighbours share one.
+
+    >>> [sorted(cores_of(i, 2, range(5))) for i in range(2)], [sorted(cores_of(i, 4, (0, 3))) for i in range(4)]
+    ([[0, 1], [2, 3]], [[0], [0], [3], [3]])
+    """
+    each = max(1, len(all_cores) // processes)
+    first = place * each if processes <= len(all_cores) else place * len(all_cores) // processes
+    return set(all_cores[first : first + each])
 
 
 def memory(device: torch.device) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.distributed as dist
 
+from tutti.cluster import machine
 from tutti.compat import all_gather_single, reduce_scatter_single
 from tutti.graph.step_graph import Spec
 from tutti.lower.collectives import parse_shift, peer
@@ -164,8 +165,11 @@ def in_job() -> bool:
 def join_job(device: torch.device) -> int:
     """Initialise torch.distributed from the environment, once; the number of processes."""
     if not dist.is_initialized():
+        place, beside = (int(os.environ.get(name, "0")) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
         if device.type == "cuda":
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+            torch.cuda.set_device(place)
+        elif beside:
+            machine.keep_to_own_cores(place, beside, torch.get_num_threads())
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     return dist.get_world_size()
 
