@@ -2,8 +2,10 @@
 
 For models of several kinds on two and on four Gloo processes of this machine, all plans of a case (see
 `plan_regret_cases.py`) are run in turns, round by round, and predicted on the calibrated cluster: `simulated` by
-`tutti.run.simulated.step.dry_run`, `estimated` by what the search goes by. A step takes as long as its slowest rank;
-of the rounds the lower quartile counts, since other programs only ever add. By case:
+`tutti.run.simulated.step.dry_run`, `estimated` by what the search goes by. A step takes as long as its slowest rank.
+Other programs add, and more to some plans than to others: before a turn the machine is given time to fall quiet, turns
+in which others took much of a core are repeated, both as long as patience lasts, and of the quietest turns the lower
+quartile counts. `foreign`: the cores that others took in those, on average. By case:
 
 - `regret`: measured time of the chosen plan over that of the fastest. `regret of simulated`, `... of estimated`: of
   the plan that these would choose from the same ones.
@@ -18,11 +20,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
@@ -44,10 +47,12 @@ from tutti.plan.problem import problem_of
 from tutti.run.simulated.step import dry_run
 
 KEPT = machine.FOLDER / "plan_regret"
-ROUNDS, QUICK_ROUNDS = 12, 4
-SECONDS = 0.3  # of steps in a turn, at least one
+ROUNDS, QUICK_ROUNDS = 4, 2
+MOST = 2  # times as many rounds, where others keep the machine busy
+QUIET = 0.15  # cores that others take
+PATIENCE = 240.0  # seconds that a case waits for quiet in all
+SECONDS = 0.25  # of steps in a turn, at least one
 BY = ("simulated", "estimated")
-PREDICTED, MEASURED = "predicted", "measured, seconds a step"
 
 
 # -- in each process ---------------------------------------------------------------------------------------------------
@@ -81,43 +86,81 @@ def timed(step: Any, batch: Any, runs: int) -> float:
     return (time.perf_counter() - start) / runs
 
 
-def turns(order: list[tuple[int, int]]) -> list[float]:
-    """Of each (plan, runs): seconds of a step."""
-    return [timed(*STEPS[i], runs) for i, runs in order]
+class Turn(NamedTuple):
+    """seconds: of a step, the slowest rank's. foreign: cores that other programs took meanwhile."""
+
+    seconds: float
+    foreign: float
+
+
+def turn(i: int, runs: int) -> tuple[float, float, float, float]:
+    """Of runs of a plan: seconds of a step, this process's on a core, cores that were busy, and seconds in all."""
+    begin, busy, own = time.perf_counter(), _busy(), time.process_time()
+    seconds = timed(*STEPS[i], runs)
+    took = time.perf_counter() - begin
+    return seconds, time.process_time() - own, (_busy() - busy) / took, took
+
+
+def _wait(most: float) -> float:
+    """Until the machine is quiet, at most so many seconds; how many it took."""
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < most:
+        busy = _busy()
+        time.sleep(LOOK)
+        if _busy() - busy < QUIET * LOOK:
+            break
+    return time.perf_counter() - begin
+
+
+LOOK = 0.2  # seconds
+
+
+def _busy() -> float:
+    """Seconds that the machine's cores have worked, or that other machines on the same processor have taken."""
+    user, nice, system, _, _, irq, softirq, steal, *_ = map(int, Path("/proc/stat").read_text().split()[1:11])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
-def measured(case: Case, plans: dict[str, Plan], rounds: int) -> dict[str, list[float]]:
-    """Seconds of a step by plan and round, the slowest rank's; kept for the next time."""
+def measured(case: Case, plans: dict[str, Plan], rounds: int) -> dict[str, list[Turn]]:
+    """The quietest turns of each plan; kept for the next time."""
     keys = {name: hashlib.sha1(content(plan).encode()).hexdigest()[:16] for name, plan in plans.items()}
     file = KEPT / f"{case} {torch.__version__}.json".replace(" ", "-")
     known = json.loads(file.read_text()) if file.exists() else {}
     if not set(keys.values()) <= set(known) or any(len(known[k]) < rounds for k in keys.values()):
         known = dict(zip(keys.values(), _in_turns(case, plans, rounds), strict=True))
         machine.write(file, json.dumps(known))
-    return {name: known[key] for name, key in keys.items()}
+    return {name: [Turn(*turn) for turn in known[key]] for name, key in keys.items()}
 
 
-def _in_turns(case: Case, plans: dict[str, Plan], rounds: int) -> list[list[float]]:
-    pool = Pool(case.processes)
+def _in_turns(case: Case, plans: dict[str, Plan], rounds: int) -> list[list[Turn]]:
+    pool, names = Pool(case.processes), list(plans)
     try:
         about = []
         for name, plan in plans.items():
             about.append(max(pool.run(prepare, case.model, plan.to_json(), case.level)))
             harness.say(f"{case}: {name}, about {1e3 * about[-1]:.0f} ms")
-        found: list[list[float]] = [[] for _ in plans]
-        for i in range(rounds):
-            order = [(j % len(about), max(1, round(SECONDS / about[j % len(about)]))) for j in range(i, i + len(about))]
-            by_rank = pool.run(turns, order)
-            for (j, _), *times in zip(order, *by_rank, strict=True):
-                found[j].append(max(times))
-            best = min(range(len(found)), key=lambda j: found[j][-1])
-            harness.say(f"{case}: round {i + 1} of {rounds}, fastest {list(plans)[best]}")
+        found: list[list[Turn]] = [[] for _ in plans]
+        patience = PATIENCE
+        for i in range(MOST * rounds):
+            left = [j for j, turns in enumerate(found) if sum(t.foreign < QUIET for t in turns) < rounds]
+            if not left:
+                break
+            first = i % len(left)
+            for j in [*left[first:], *left[:first]]:
+                patience -= _wait(patience)
+                ranks = pool.run(turn, j, max(1, round(SECONDS / about[j])))
+                foreign = ranks[0][2] - sum(cpu for _, cpu, _, _ in ranks) / ranks[0][3]
+                found[j].append(Turn(max(seconds for seconds, *_ in ranks), max(0.0, foreign)))
+            best = min(range(len(found)), key=lambda j: min(found[j]))
+            quiet = statistics.mean(sum(t.foreign < QUIET for t in turns) for turns in found)
+            said = f"of {rounds} quiet turns {quiet:.1f}, patience {patience:.0f} s, fastest {names[best]}"
+            harness.say(f"{case}: round {i + 1}, {said}")
     finally:
         pool.close()
-    return found
+    return [sorted(turns, key=lambda t: t.foreign)[:rounds] for turns in found]
 
 
 def lower_quartile(values: list[float]) -> float:
@@ -155,13 +198,16 @@ def judged(case: Case, rounds: int) -> dict[str, Any]:
     times = measured(case, plans, rounds)
     rows = []
     for name, plan in plans.items():
-        row = {"plan": name, "mesh": dict(plan.mesh), "measured": lower_quartile(times[name]), "rounds": times[name]}
+        seconds = [turn.seconds for turn in times[name]]
+        foreign = statistics.mean(turn.foreign for turn in times[name])
+        row = {"plan": name, "mesh": dict(plan.mesh), "measured": lower_quartile(seconds), "foreign": foreign}
         rows.append(row | predicted(case, graph, plan, cluster))
     rows.sort(key=lambda row: row["measured"])
     best = rows[0]["measured"]
     result: dict[str, Any] = {
         "model": case.model, "processes": case.processes, "level": case.level, "parameters": _size(graph),
-        "regret": next(r["measured"] for r in rows if r["plan"].startswith("auto")) / best,
+        "regret": next(row["measured"] for row in rows if chosen(row)) / best,
+        "foreign": statistics.mean(row["foreign"] for row in rows),
     }  # fmt: skip
     for by in BY:
         pairs = [(row[by], row["measured"]) for row in rows]
@@ -171,13 +217,18 @@ def judged(case: Case, rounds: int) -> dict[str, Any]:
             "ratio": statistics.median(p / m for p, m in pairs),
         }
     harness.say(
-        f"{case}: regret {result['regret']:.3f}; "
+        f"{case}: regret {result['regret']:.3f}, foreign {result['foreign']:.2f}; "
         + "; ".join(f"{by} {', '.join(f'{k} {v:.3f}' for k, v in result[by].items())}" for by in BY)
     )
     for row in rows:
         said = ", ".join(f"{by} {row[by] / row['measured']:.2f} of it" for by in BY)
         harness.say(f"    {1e3 * row['measured']:8.1f} ms, {said}: {row['plan']}")
     return result | {"plans": rows}
+
+
+def chosen(row: dict[str, Any]) -> bool:
+    """Whether this is the plan that the planner chose for this cluster."""
+    return "auto" in row["plan"].split(" = ")
 
 
 def _size(graph: StepGraph) -> int:
@@ -217,8 +268,8 @@ def draw(cases: list[dict[str, Any]], path: Path) -> None:
         at.plot(ends, ends, color="0.8")
         for by, color in zip(BY, ("C0", "C1"), strict=True):
             at.plot(xs, [row[by] for row in case["plans"]], "o", mfc="none", color=color, label=by)
-            chosen = next(row for row in case["plans"] if row["plan"].startswith("auto"))
-            at.plot(chosen["measured"], chosen[by], "o", color=color)
+            choice = next(row for row in case["plans"] if chosen(row))
+            at.plot(choice["measured"], choice[by], "o", color=color)
         title = f"{case['model']}, {case['processes']} processes, {case['level']}"
         at.set(xscale="log", yscale="log", title=f"{title}\nregret {case['regret']:.2f}")
     axes[-1, 0].set(xlabel="measured, seconds", ylabel="predicted")

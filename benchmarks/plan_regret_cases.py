@@ -30,7 +30,7 @@ IMAGES, PIXELS = 16, 32
 RECORDS = 2048
 SPEEDS = {"slow links": 0.1, "fast links": 10.0}  # of clusters that this one is not
 MEMORY = 0.6  # of what the chosen plan needs, on another
-CHANGED, RANDOM = 3, 2  # plans of these kinds
+CHANGED, RANDOM = 3, 1  # plans of these kinds
 
 
 def _tokens(**more: torch.Tensor) -> dict[str, torch.Tensor]:
