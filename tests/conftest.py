@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from gloo import Pool
 from zoo import CONFIG
 
 torch.set_num_threads(1)
+os.environ["TUTTI_PLANS"] = "off"  # each search anew
 
 
 @pytest.fixture(scope="session")

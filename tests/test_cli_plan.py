@@ -11,6 +11,7 @@ import tutti
 from tutti import cli
 from tutti.cluster.presets import PRESETS
 from tutti.graph.load import load
+from tutti.plan.search import difference
 
 
 def run(capsys, *arguments) -> tuple[int, str, str]:
@@ -41,7 +42,7 @@ def test_plans_are_ranked_and_the_best_is_explained_and_saved(model, tmp_path, c
     assert re.search(r"captured [\d,]+ nodes: .* parameters, .* FLOP a step", err)
     plan = tutti.Plan.load(file)
     rows = [line.split()[0] for line in out.splitlines() if line.rstrip().endswith(" yes")]
-    assert rows[0] == plan.name and rows[0].startswith("auto-") and {"dp4", "tp4", "dp4xzero3"} <= set(rows)
+    assert rows[0] == plan.name and rows[0].startswith("auto-") and len(rows) == 5
     assert plan.explain() in out and out.rstrip().endswith(f"saved {file}")
     assert plan.cluster == "h100:4"
 
@@ -86,7 +87,19 @@ def test_show_and_compare(model, tmp_path, capsys):
     assert code == 0 and out.rstrip() == tutti.Plan.load(files["tp2"]).explain()
     code, out, _ = run(capsys, "plan", "--compare", files["dp2"], files["tp2"])
     assert code == 0 and "- dp: 2\n" in out and "+ tp: 2\n" in out
-    assert run(capsys, "plan", "--compare", files["dp2"], files["dp2"])[1] == "the plans say the same\n"
+    dp, tp = (tutti.Plan.load(files[name]) for name in ("dp2", "tp2"))
+    assert out.rstrip().endswith(f"the second takes {difference(dp, tp)}")
+    assert run(capsys, "plan", "--compare", files["dp2"], files["dp2"])[1].startswith("the plans say the same\n")
+
+
+def test_parts_that_are_given_and_why_a_parameter_lies_so(model, capsys):
+    up = "model.layers.*.mlp.up_proj.weight"
+    options = ["--batch", "8", "--seq", "32", "--mesh", "tp=2,dp=2", "--pin", f"{up}=tp:S1", "--accumulate", "2"]
+    code, out, err = run(capsys, "plan", "--model", model, "--cluster", "h100:4", *options, "--why", up)
+    assert code == 0, err
+    assert "2 microbatches per update" in out and ": mesh tp 2 x dp 2 on h100:4" in out
+    assert re.search(rf"^{re.escape(up)} +(dp:\S+ )?tp:S1", out, re.MULTILINE)
+    assert re.search(rf"^were param:{re.escape(up)} (dp:\S+ )?tp:S0: [+-][\d.]+ \w+ a step \(", out, re.MULTILINE)
 
 
 def test_an_import_path(capsys):
@@ -108,6 +121,12 @@ def test_an_import_path(capsys):
         ({"--model": "tutti.cli:usage"}, "tutti.cli:usage returned a str; it must return (model, batch)"),
         ({"--model": "test_cli_plan:linear"}, "the loss must be a 0-d floating tensor"),
         ({"--plan": "pp2"}, "no plan 'pp2': write auto, dp, tp"),
+        ({"--mesh": "dp:2"}, "no mesh 'dp:2': write its axes, outermost first, as in dp=4,tp=2"),
+        ({"--mesh": "dp=3", "--plan": "auto"}, "the mesh dp 3 has 3 devices, cpu:2 has 2"),
+        ({"--pin": "x"}, "no pin 'x': write PATTERN=AXIS:S<dim>"),
+        ({"--why": "nothing"}, "'nothing' matches no parameter"),
+        ({"--level": "O7"}, "no level 'O7'; there are O0, O2"),
+        ({"--accumulate": "3", "--plan": "auto"}, "does not divide into 3 microbatches"),
         ({"--plan": "dp3"}, "plan 'dp3' needs 3 devices, not 2"),
         ({"--optimizer": "lion"}, "no optimizer 'lion'; there are sgd, adam, adamw"),
         ({"--dtype": "int4"}, "no dtype 'int4'; there are float32, bfloat16"),

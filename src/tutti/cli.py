@@ -34,9 +34,12 @@ VERBS = {
     "eval": Verb("tutti.train.evaluate:evaluate", "loss of a checkpoint on held-out text", extra="train"),
     "generate": Verb("tutti.train.generate:generate", "continue a text with a trained model", extra="train"),
     "plan": Verb(
-        "tutti.plan.command:plan", "plan a model for any cluster; explain and compare plans", raw=True, extra="train"
+        "tutti.run.commands.plan:plan",
+        "plan for any cluster; explain and compare plans",
+        raw=True,
+        extra="train",
     ),
-    "dryrun": Verb("tutti.run.dryrun:dryrun", "time and memory of a plan's step, before it is run", extra="train"),
+    "dryrun": Verb("tutti.run.commands.dryrun:dryrun", "a step's time and memory, before it is run", extra="train"),
     "calibrate": Verb("tutti.cluster.command:command", "measure this machine, for plans that run on it"),
     "rules": Verb("tutti.check.command:show_rules", "how each operator can be split", extra="train"),
     "run": Verb("tutti.run.launch:run", "start a script in several processes", raw=True),

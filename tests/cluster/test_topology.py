@@ -1,4 +1,5 @@
 import doctest
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -122,3 +123,18 @@ def test_a_measured_collective_is_taken_as_it_was_measured():
 
 def test_examples():
     assert doctest.testmod(topology).failed == 0
+
+
+def test_more_of_the_same_devices():
+    assert str(Cluster.parse("h100:8").of(16)) == "h100:2x8" and str(Cluster.parse("h100:4").of(2)) == "h100:2"
+    small = Cluster.parse("h100:8")
+    small = replace(small, device=replace(small.device, memory=1e9))
+    assert small.of(24).device.memory == 1e9 and str(small.of(24)) == "h100:3x8"
+    own = replace(small, device=replace(small.device, name="mine"))
+    assert [n for n, _ in own.of(32).levels] == [32]
+    two = Cluster(own.device, (*own.levels, *Cluster.parse("h100:2x8").levels[1:]))
+    assert [n for n, _ in two.of(32).levels] == [8, 4]
+    with pytest.raises(ValueError, match="12 devices do not fill groups of 8"):
+        two.of(12)
+    with pytest.raises(ValueError, match="12 devices do not fill nodes of 8"):
+        small.of(12)

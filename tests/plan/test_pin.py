@@ -5,8 +5,9 @@ import torch
 
 import tutti
 import zoo
+from searches import search
 from tutti.plan.layout import Split
-from tutti.plan.pin import resolve
+from tutti.plan.pin import parse_pin, resolve
 from tutti.plan.planner import Planner
 
 UP = "model.layers.*.mlp.up_proj.weight"
@@ -25,7 +26,7 @@ def test_a_pattern_holds_for_all_layers(graph):
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_the_rest_is_searched_around_a_pin(graph, dim):
-    plan = Planner(graph, CLUSTER, [tutti.pin(UP, dim=dim, axis="tp")]).best()
+    plan = search(graph, CLUSTER, pins=[tutti.pin(UP, dim=dim, axis="tp")]).best()
     assert plan.inputs[f"param:{UP}"]["tp"] == Split(dim)
 
 
@@ -38,7 +39,7 @@ def test_the_rest_is_searched_around_a_pin(graph, dim):
          r"matches 'model.layers.0.*' but not 'model.layers.1.*', which is planned with it; write"),
         ([tutti.pin(UP, dim=2, axis="tp")], "names dim 2 of .* which has 2 dims"),
         ([tutti.pin(UP, dim=0, axis="tp"), tutti.pin("*.up_proj.weight", dim=1, axis="tp")],
-         "two pins contradict each other on .* along 'tp': S0 and S1"),
+         r"two pins contradict each other on .*: \S+up_proj.weight=tp:S0 and \*.up_proj.weight=tp:S1"),
     ],
 )  # fmt: skip
 def test_pins_that_cannot_be(graph, pins, message):
@@ -55,11 +56,27 @@ def test_layers_of_a_kind_are_pinned_by_the_name_that_plans_have_for_them():
 
 
 def test_a_pin_on_an_axis_that_no_mesh_has(graph):
-    planner = Planner(graph, CLUSTER, [tutti.pin(UP, dim=0, axis="ep")])
+    pins = [tutti.pin(UP, dim=0, axis="ep")]
     with pytest.raises(ValueError, match=r"axes that pins name, \['ep'\]; there are 'dp' and 'tp'"):
-        planner.best()
+        search(graph, CLUSTER, pins=pins).best()
     with pytest.raises(ValueError, match=r"names axis 'ep'; the mesh has \['tp'\]"):
-        planner.named("tp")
+        Planner(graph, CLUSTER, pins).named("tp")
+    plan = search(graph, CLUSTER, pins=pins, mesh={"dp": CLUSTER.size // 2, "ep": 2}).best()
+    assert plan.inputs[f"param:{UP}"]["ep"] == Split(0)
+
+
+def test_a_pin_that_keeps_whole(graph):
+    plan = search(graph, CLUSTER, pins=[tutti.pin(UP, dim=None, axis="tp")], mesh={"tp": CLUSTER.size}).best()
+    assert f"param:{UP}" not in plan.inputs
+
+
+def test_pins_are_written_as_plans_are_read():
+    assert parse_pin(f"{UP}=tp:S0") == tutti.pin(UP, dim=0, axis="tp")
+    assert parse_pin("h.*.qkv.weight=tp:S0/3") == tutti.pin("h.*.qkv.weight", dim=0, axis="tp", outer=3)
+    assert parse_pin("a=dp:R") == tutti.pin("a", dim=None, axis="dp") and str(parse_pin("a=dp:R")) == "a=dp:R"
+    for text in ("a", "a=tp", "a=tp:X", "a=tp:P", "=tp:S0", "a=:S0"):
+        with pytest.raises(ValueError, match=r"no pin .*: write PATTERN=AXIS:S<dim> or PATTERN=AXIS:R"):
+            parse_pin(text)
 
 
 def test_a_pin_that_does_not_divide(graph):

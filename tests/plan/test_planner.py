@@ -1,16 +1,17 @@
 """The planner: every device count, every textbook plan, and errors that say what would work."""
 
-from dataclasses import replace
+import time
 
 import pytest
 import torch
 
 import tutti
 import zoo
-from tutti.plan.estimate import Estimator
+from searches import predicted
 from tutti.plan.layout import Layout, Split, devices
 from tutti.plan.planner import Planner, replan
 from tutti.plan.textbook import Textbook
+from tutti.run.planning import judge
 
 
 def capture(make=zoo.llama, batch=12, **options):
@@ -32,27 +33,12 @@ def test_any_number_of_devices_is_planned_and_runs(count):
     assert step(batch).item() == pytest.approx(model(**batch).loss.item(), rel=1e-5)
 
 
-def test_ranked_plans_are_one_for_each_mesh_and_the_textbook_with_the_fitting_ones_by_time(graph):
-    seen = []
-    planner = Planner(graph, tutti.Cluster.parse("cpu:4"))
-    plans = planner.ranked(lambda done, total: seen.append((done, total)))
-    assert {p.name for p in plans if not p.name.startswith("auto-")} == {"dp4", "dp4xzero1", "dp4xzero3", "tp4"}
-    meshes = [tuple(p.mesh.values()) for p in plans if p.name.startswith("auto-")]
-    assert sorted(meshes) == [(2, 2), (4,)] and plans[0].name.startswith("auto-")
-    assert seen == [(i, 2) for i in range(3)]
-    seconds = [p.prediction.step_seconds for p in plans]
-    assert seconds == sorted(seconds)
-    best = planner.best(plans)
-    assert best.name == plans[0].name and best.reasons[0].startswith(f"chosen {best.name}: ")
-    assert best.graph == graph.fingerprint and best.cluster == "cpu:4"
-
-
 @pytest.mark.parametrize(
     ("zero", "parameters", "state"), [("dp4", 1, 1), ("zero1", 1, 4), ("zero2", 1, 4), ("zero3", 4, 4)]
 )
 def test_memory_by_zero_stage(graph, zero, parameters, state):
     """Rajbhandari et al., "ZeRO" (2020): a stage divides what it shards by the number of devices."""
-    made = Planner(graph, tutti.Cluster.parse("cpu:4")).named(zero).prediction.bytes_by_kind
+    made = predicted(graph, "cpu:4", zero).predicted.bytes_by_kind
     whole = sum(graph.spec(f"param:{name}").bytes for name in graph.names("param"))
     assert made["parameters"] == whole / parameters
     assert made["optimizer state"] == pytest.approx(2 * whole / state, rel=1e-3)
@@ -61,20 +47,37 @@ def test_memory_by_zero_stage(graph, zero, parameters, state):
 def test_a_batch_that_does_not_divide(graph):
     with pytest.raises(ValueError, match="a batch of 12 does not divide over 5 data-parallel devices"):
         Planner(graph, tutti.Cluster.parse("cpu:5")).named("dp")
-    best = Planner(graph, tutti.Cluster.parse("cpu:5")).best()
-    assert "left out dp 5: a batch of 12 does not divide over so many devices, one of 15 would" in best.reasons
 
 
-def test_what_a_batch_leaves_out_is_said(graph):
-    link = tutti.Cluster.parse("cpu:8").levels[0][1]
-    cpu = tutti.Cluster.parse("cpu").device
-    plans = Planner(graph, tutti.Cluster(cpu, ((8, link),)))
-    left_out = "left out dp 8: a batch of 12 does not divide over so many devices, one of 16 would"
-    assert left_out in plans.best().reasons
-    with pytest.raises(ValueError, match=f"use more devices or a smaller batch; {left_out}"):
-        Planner(graph, tutti.Cluster(replace(cpu, memory=1e3), ((8, link),))).best()
-    assert not any("left out" in reason for reason in Planner(graph, tutti.Cluster.parse("cpu:6")).best().reasons)
-    assert any("a microbatch of 12" in r for r in Planner(graph, tutti.Cluster.parse("cpu:8"), (), 2).best().reasons)
+def test_what_a_batch_leaves_out(graph):
+    left_out = Planner(graph, tutti.Cluster.parse("cpu:8")).left_out()
+    assert left_out == ("left out dp 8: a batch of 12 does not divide over so many devices, one of 16 would",)
+    assert not Planner(graph, tutti.Cluster.parse("cpu:6")).left_out()
+    assert "a microbatch of 12" in Planner(graph, tutti.Cluster.parse("cpu:8"), (), 2).left_out()[0]
+
+
+def test_a_price_on_memory_makes_a_candidate_smaller_and_slower(graph):
+    candidate = Planner(graph, tutti.Cluster.parse("h100:4")).on({"dp": 2, "tp": 2})
+    fastest, smallest = candidate.chosen, candidate.smallest()
+    assert fastest.price == 0 and fastest.seconds == fastest.cost
+    between = candidate.within((fastest.kept + smallest.kept) / 2, time.monotonic() + 60)
+    assert smallest.kept <= between.kept <= (fastest.kept + smallest.kept) / 2
+    assert fastest.seconds < between.seconds <= 1.001 * smallest.seconds
+    assert candidate.within(0, time.monotonic() + 60).kept == pytest.approx(smallest.kept, rel=0.01)
+    assert "where a GiB of memory costs" in candidate.plan(between).reasons[-1]
+    assert candidate.plan().reasons[-1] == "proven: no other choices on this mesh cost less"
+
+
+def test_what_is_kept_is_what_changes_the_peak(graph):
+    """The bytes that a price makes fewer are those of which a rank's peak is made."""
+    cluster = tutti.Cluster.parse("h100:4")
+    candidate = Planner(graph, cluster).on({"dp": 4})
+    beside = []
+    for chosen in (candidate.chosen, candidate.smallest()):
+        made = judge("O0")(graph, candidate.plan(chosen), cluster)
+        beside.append(made.peak_bytes - chosen.kept)
+    assert candidate.smallest().kept < 0.7 * candidate.chosen.kept
+    assert abs(beside[0] - beside[1]) < 0.1 * candidate.chosen.kept
 
 
 @pytest.mark.parametrize(
@@ -114,11 +117,8 @@ def test_a_mesh_of_other_axes_is_kept(graph, mesh):
 
 
 def test_prediction_adds_up(graph):
-    planner = Planner(graph, tutti.Cluster.parse("cpu:4"))
-    plan = planner.named("tp2xzero3")
-    made = Estimator(graph, planner.problem, planner.cluster).predict(plan)
-    assert made == plan.prediction
-    assert made.step_seconds == made.compute_seconds + made.communication_seconds
+    made = predicted(graph, "cpu:4", "tp2xzero3").predicted
+    assert made.step_seconds == pytest.approx(made.compute_seconds + made.communication_seconds)
     assert made.peak_bytes == sum(made.bytes_by_kind.values())
     assert made.communication_bytes == sum(sent for _, sent in made.collectives.values())
 
@@ -127,6 +127,6 @@ def test_what_is_stored_once_is_not_remembered(graph):
     cluster, label = tutti.Cluster.parse("cpu:2"), "param:model.layers.*.mlp.up_proj.weight"
     planner, fresh = Planner(graph, cluster), Planner(graph, cluster).named("tp2")
     assert fresh.inputs[label] == Layout.of({"tp": Split(0)})
-    held = planner.textbook(Textbook(tp=2), {label: Layout.of({"tp": Split(1)})})
+    held = planner.textbook(Textbook(tp=2), {label: Layout.of({"tp": Split(1)})}).plan()
     assert held.inputs[label] == Layout.of({"tp": Split(1)})
     assert planner.named("tp2") == fresh

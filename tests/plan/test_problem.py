@@ -6,6 +6,7 @@ from torch import nn
 
 import tutti
 import zoo
+from searches import search
 from tutti.plan.problem import Edge, problem_of
 
 
@@ -62,5 +63,5 @@ def test_operators_without_a_rule_are_known():
     ):
         model = Ruleless()
         graph = tutti.capture(model, (torch.eye(4),), torch.optim.SGD(model.parameters(), lr=0.1))
-        plan = tutti.plan.planner.Planner(graph, tutti.Cluster.parse("cpu:2")).best()
+        plan = search(graph, "cpu:2").best()
     assert "tutti_tests.ruleless.default" in plan.explain()

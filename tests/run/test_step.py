@@ -391,7 +391,7 @@ def test_random_numbers_that_the_backward_pass_draws_are_refused():
 
 def test_a_given_plan_says_all():
     plan = make("tp2", "cpu:2").plan
-    with pytest.raises(ValueError, match="pins have no effect"):
+    with pytest.raises(ValueError, match="pins and mesh have no effect"):
         make(plan, "cpu:2", pins=[tutti.pin("*norm*", dim=0, axis="tp")])
     with pytest.raises(ValueError, match="the plan accumulates 1 microbatches, not 2"):
         make(plan, "cpu:2", accumulate=2)

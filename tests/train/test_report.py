@@ -8,7 +8,7 @@ from tutti.train.config import Config
 from tutti.train.history import History
 from tutti.train.report import costs, write_report
 
-PLAN = Plan({"dp": 2}, prediction=Prediction(0.5, 0.4, 0.1, 1000, 4_000_000))
+PLAN = Plan({"dp": 2}, prediction=Prediction(0.5, 0.4, 0.1, 1000, 0.4, 4_000_000))
 
 
 @pytest.fixture

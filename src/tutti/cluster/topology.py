@@ -17,7 +17,7 @@ to 7 share a node, and ranks 0, 8, 16, ... sit at the same place of different no
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 
@@ -49,6 +49,23 @@ class Cluster:
     def size(self) -> int:
         """Number of devices."""
         return prod(size for size, _ in self.levels)
+
+    def of(self, count: int) -> Cluster:
+        """So many of the same devices: as one buys those that are known, else more or fewer on the outermost level.
+
+        Raises ValueError where they do not fill nodes.
+        """
+        from tutti.cluster.names import cluster
+        from tutti.cluster.presets import PRESETS
+
+        known = PRESETS.get(self.device.name)
+        if known and known.device == replace(self.device, memory=known.device.memory):
+            return replace(cluster(f"{self.device.name}:{count}"), device=self.device)
+        *inner, (members, link) = self.levels
+        inside = self.size // members
+        if count % inside:
+            raise ValueError(f"{count} devices do not fill groups of {inside}")
+        return Cluster(self.device, (*inner, (count // inside, link)))
 
     def peak(self, dtype: Dtype) -> float:
         """Peak FLOP/s of all devices together."""

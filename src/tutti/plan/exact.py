@@ -19,8 +19,11 @@ from tutti.plan.network import NEVER, Network
 UNIT = 1e6  # the solver works in microseconds
 
 
-def solve(network: Network, seconds: float) -> tuple[dict[str, int] | None, float]:
-    """The cheapest assignment found in that time, if any, and a lower bound of what any costs."""
+def solve(network: Network, seconds: float, close: float = 1e-9) -> tuple[dict[str, int] | None, float]:
+    """The cheapest assignment found in that time, if any, and a lower bound of what any costs.
+
+    close: a gap, relative, that need not be closed.
+    """
     program = _Program(network)
     for name in network.unary:
         program.variable(name)
@@ -34,7 +37,7 @@ def solve(network: Network, seconds: float) -> tuple[dict[str, int] | None, floa
         integrality=np.array(program.integral),
         bounds=Bounds(0, np.inf),
         constraints=LinearConstraint(csr_array((values, (rows, columns)), shape=shape), right, right),  # pyright: ignore
-        options={"time_limit": max(seconds, 0.1), "mip_rel_gap": 1e-9},
+        options={"time_limit": max(seconds, 0.1), "mip_rel_gap": close},
     )
     bound = -np.inf if result.mip_dual_bound is None else result.mip_dual_bound / UNIT
     if result.x is None:

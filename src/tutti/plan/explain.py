@@ -10,6 +10,7 @@ from tutti.plan.layout import R
 if TYPE_CHECKING:
     from tutti.plan.plan import Plan, Prediction
 
+LARGEST = 5  # kinds of memory that are told of by name
 NOT_STATE = ("param", "buffer", "batch", "grad", "lr", "step", "seed", "constant")
 
 
@@ -30,7 +31,8 @@ def explain(plan: Plan) -> str:
 def _predicted(made: Prediction) -> list[str]:
     lines = [
         f"predicted step   {seconds(made.step_seconds)}: {seconds(made.compute_seconds)} computing, "
-        f"{seconds(made.communication_seconds)} communicating",
+        f"{seconds(made.communication_seconds)} waiting for communication; "
+        f"{100 * made.fraction_of_peak:.3g} % of peak",
         f"predicted memory {size(made.peak_bytes)} per device"
         + "".join(f"{',' if i else ':'} {kind} {size(n)}" for i, (kind, n) in enumerate(_largest(made.bytes_by_kind))),
         f"sent per step    {size(made.communication_bytes)} by each device",
@@ -40,7 +42,9 @@ def _predicted(made: Prediction) -> list[str]:
 
 
 def _largest(kinds) -> list[tuple[str, int]]:
-    return sorted(((kind, n) for kind, n in kinds.items() if n), key=lambda item: -item[1])
+    told = sorted(((kind, n) for kind, n in kinds.items() if n), key=lambda item: -item[1])
+    rest = sum(n for _, n in told[LARGEST:])
+    return told[:LARGEST] + ([("other", rest)] if rest else [])
 
 
 def _layouts(plan: Plan) -> list[str]:

@@ -12,6 +12,7 @@ one for each phase in which several read it. What readers share is so paid once,
 in each phase, as lowering does (`lower.shard`).
 
     bytes[v][s]     = of inputs, and of what the forward pass keeps for the backward     `Joint.keep`
+    bytes[u,v][s,t] = of what a move makes that a view keeps                            `Joint.hold`
 
 are constrained by what a rank has: a price on them is added to the costs (`Joint.choose`).
 """
@@ -26,7 +27,7 @@ import numpy as np
 
 from tutti.graph.step_graph import BACKWARD, FORWARD, UPDATE
 from tutti.plan.choice import Choice
-from tutti.plan.minimize import minimize
+from tutti.plan.minimize import CLOSE, minimize
 from tutti.plan.moves import Moves
 from tutti.plan.network import NEVER, Network
 from tutti.plan.options import Allowed, Given, OptionTable
@@ -36,12 +37,23 @@ from tutti.plan.problem import Edge, Operator, Problem, Tensor
 
 @dataclass(frozen=True)
 class Chosen:
-    """The choices of every operator by axis, their modelled cost in seconds, and a lower bound of any's."""
+    """The choices of every operator by axis, their modelled cost in seconds, and a lower bound of any's.
+
+    kept: bytes of a rank's inputs and of what its forward pass keeps for the backward. price: seconds for each of them,
+    which cost and bound include.
+    """
 
     choices: dict[str, dict[str, Choice]]
     cost: float
     bound: float
     gap: float
+    kept: float
+    price: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Without what memory costs."""
+        return self.cost - self.price * self.kept
 
 
 class Joint:
@@ -56,6 +68,8 @@ class Joint:
         self.problem, self.pricer, self.runs = problem, pricer, runs or {}
         self.network = Network()
         self.bytes: dict[str, np.ndarray] = {}  # by variable what its states keep in memory
+        self.versions: list[tuple[str, str, np.ndarray]] = []  # by pair what a move between them makes and a view keeps
+        self.holding = _holding(problem)
         self.moves = {
             FORWARD: Moves(pricer.mesh, pricer.collective),
             UPDATE: Moves(pricer.mesh, pricer.bucketed),
@@ -73,17 +87,31 @@ class Joint:
             made = self.options[tensor[0]].outputs[tensor[1]]
             self.network.add(tensor[0], self.move(tensor, made, np.zeros((1, made.shape[1]), dtype=int), FORWARD)[:, 0])
 
-    def choose(self, memory_price: float = 0.0, seconds: float = 60.0) -> Chosen:
+    def choose(
+        self,
+        memory_price: float = 0.0,
+        seconds: float = 60.0,
+        only: Mapping[str, int] | None = None,
+        close: float = CLOSE,
+    ) -> Chosen:
         """The cheapest choices. memory_price: seconds a byte, the multiplier of the constraint that memory sets.
+        only: options that are taken for granted, by label. close: a gap, relative, that need not be closed.
 
         Raises ValueError where no combination is possible.
         """
         network = self.network.copy()
         for name, held in self.bytes.items() if memory_price else ():
             network.add(name, memory_price * held)
-        solution = minimize(network, seconds)
+        for u, v, held in self.versions if memory_price else ():
+            network.join(u, v, memory_price * held)
+        for label, option in (only or {}).items():
+            network.add(label, np.where(np.arange(len(self.options[label])) == option, 0.0, NEVER))
+        solution = minimize(network, seconds, close)
         choices = {label: dict(options.choices[solution.states[label]]) for label, options in self.options.items()}
-        return Chosen(choices, solution.cost, solution.bound, solution.gap)
+        states = solution.states
+        kept = sum(held[states[name]] for name, held in self.bytes.items())
+        kept += sum(held[states[u], states[v]] for u, v, held in self.versions)
+        return Chosen(choices, solution.cost, solution.bound, solution.gap, float(kept), memory_price)
 
     def operator(self, o: Operator) -> None:
         options = self.options[o.label]
@@ -101,18 +129,22 @@ class Joint:
         source, made = tensor[0], self.options[tensor[0]].outputs[tensor[1]]
         weight = min(self.problem.operators[source].count, sum(self.problem.edges[e] for e in edges))
         maker = self.problem.operators[source]
-        # What the backward pass reads stays until then; a view has no memory of its own.
-        kept = BACKWARD in phases and maker.phase == FORWARD and not maker.is_input and maker.bytes
+        # What the backward pass reads stays until then, itself or as a view of it, which has no memory of its own.
+        kept = any(self.holds(e) or self.phase(e) == BACKWARD for e in edges)
+        kept = kept and maker.phase == FORWARD and not maker.is_input and maker.bytes
         held = weight * maker.outputs[tensor[1]].bytes
         if len(edges) > 1:
             layouts = _unique([made, *(self.read(edge) for edge in edges)])
             several = len(phases) > 1
-            source, made = self.hub(tensor, "", (source, made), layouts, weight, _first(phases), gathers=not several)
+            held_as_moved = held if maker.is_input and any(map(self.holds, edges)) else 0
+            source, made = self.hub(tensor, "", (source, made), layouts, weight, _first(phases), held_as_moved,
+                                    gathers=not several)  # fmt: skip
             if kept:
                 self.keep(source, held, made)
             for phase, group in phases.items():
                 if several and len(group) > 1:
-                    hub = self.hub(tensor, phase, (source, made), layouts, weight, phase)
+                    held_as_moved = held if any(map(self.holds, group)) else 0
+                    hub = self.hub(tensor, phase, (source, made), layouts, weight, phase, held_as_moved)
                     for edge in group:
                         self.edge(edge, *hub)
                 else:
@@ -123,25 +155,39 @@ class Joint:
                 self.keep(source, held, made)
             self.edge(edges[0], source, made)
 
-    def hub(self, tensor: Tensor, name: str, source, layouts, weight: int, phase: str, gathers: bool = True):
-        """A variable for how a tensor lies: its name and states."""
+    def hub(
+        self, tensor: Tensor, name: str, source, layouts, weight: int, phase: str, held: int = 0, gathers: bool = True
+    ):
+        """A variable for how a tensor lies: its name and states. held: bytes that a view keeps of what is moved."""
         hub = f"{tensor[0]} [{tensor[1]}] {name}"
         costs = weight * self.runs.get(phase, 1) * self.move(tensor, source[1], layouts, phase)
         if not gathers:
             costs = np.where(self.moves[FORWARD].gathers(source[1], layouts), NEVER, costs)
         self.network.add(hub, np.zeros(len(layouts)))
         self.network.join(source[0], hub, np.minimum(costs, NEVER))
+        if held:
+            self.hold(source[0], hub, held, source[1], layouts)
         return hub, layouts
 
     def keep(self, name: str, size: int, layouts: np.ndarray) -> None:
         """A variable's states are layouts of so many bytes that stay in memory."""
         self.bytes[name] = self.bytes.get(name, 0) + size / self.moves[FORWARD].parts(layouts)
 
+    def hold(self, source: str, reader: str, size: int, made: np.ndarray, read: np.ndarray) -> None:
+        """What is made by a move between the two stays in memory."""
+        moved = (made[:, None, :] != read[None, :, :]).any(-1)
+        self.versions.append((source, reader, moved * (size / self.moves[FORWARD].parts(read))))
+
+    def holds(self, edge: Edge) -> bool:
+        return edge.operand >= 0 and edge.reader in self.holding
+
     def edge(self, edge: Edge, source: str, made: np.ndarray) -> None:
         maker, phase = self.problem.operators[edge.tensor[0]], self.phase(edge)
-        weight = min(maker.count, self.problem.edges[edge]) * self.runs.get(phase, 1)
-        costs = weight * self.move(edge.tensor, made, self.read(edge), phase)
+        weight = min(maker.count, self.problem.edges[edge])
+        costs = weight * self.runs.get(phase, 1) * self.move(edge.tensor, made, self.read(edge), phase)
         self.network.join(source, edge.reader, np.minimum(costs, NEVER))
+        if self.holds(edge):
+            self.hold(source, edge.reader, weight * maker.outputs[edge.tensor[1]].bytes, made, self.read(edge))
 
     def read(self, edge: Edge) -> np.ndarray:
         """The layouts in which the reader asks for the tensor; the successor of an input lies as the input does."""
@@ -158,6 +204,22 @@ class Joint:
         targets, whither = np.unique(target, axis=0, return_inverse=True)
         moves = self.moves[UPDATE if phase == UPDATE else FORWARD]
         return moves.table(sources, targets, size)[which.ravel()[:, None], whither.ravel()[None, :]]
+
+
+def _holding(problem: Problem) -> set[str]:
+    """Views of the forward pass that the backward pass reads: what they look at stays until then."""
+    found: set[str] = set()
+    views = {label for label, o in problem.operators.items() if o.phase == FORWARD and not (o.is_input or o.bytes)}
+    todo = [e.tensor[0] for e in problem.edges if problem.operators[e.reader].phase != FORWARD]
+    makers = defaultdict(list)
+    for edge in problem.edges:
+        makers[edge.reader].append(edge.tensor[0])
+    while todo:
+        label = todo.pop()
+        if label in views and label not in found:
+            found.add(label)
+            todo += makers[label]
+    return found
 
 
 def _unique(layouts: list[np.ndarray]) -> np.ndarray:

@@ -19,7 +19,7 @@ from tutti.plan.exact import solve
 from tutti.plan.network import NEVER, Network, Table
 
 SWEEPS = 20  # between two looks at what can be dropped
-SMALL, LARGE = 20_000, 200_000  # entries of all tables: what the integer program gets at once, or after all else
+SMALL, LARGE = 20_000, 500_000  # entries of all tables: what the integer program gets at once, or after all else
 CLOSE = 1e-9  # relative: no gap
 STALLED = 1e-5  # relative: a rise of the bound that is not worth waiting for
 NEAR = (1 / 2, 1 / 8, 1 / 64, 1 / 512)  # shares of the gap within which states are tried alone
@@ -39,16 +39,16 @@ class Solution:
         return max(0.0, (self.cost - self.bound) / self.cost) if self.cost else 0.0
 
 
-def minimize(network: Network, seconds: float = 60.0) -> Solution:
-    """Raises ValueError where every assignment is impossible."""
+def minimize(network: Network, seconds: float = 60.0, close: float = CLOSE) -> Solution:
+    """close: a gap, relative, that need not be closed. Raises ValueError where every assignment is impossible."""
     deadline = time.monotonic() + seconds
-    found = _minimize(network, deadline)
+    found = _minimize(network, deadline, close)
     if found.cost >= NEVER / 2:
         raise ValueError("no combination of choices is possible")
     return found
 
 
-def _minimize(network: Network, deadline: float) -> Solution:
+def _minimize(network: Network, deadline: float, close: float) -> Solution:
     smaller = eliminate(network)
     core = smaller.core
     if not core.unary:
@@ -58,7 +58,7 @@ def _minimize(network: Network, deadline: float) -> Solution:
     dual, bound, late = Dual.of(core), -np.inf, False
     best = dual.decode(core)
     cost = core.cost(best)
-    while cost - bound > CLOSE * abs(cost):
+    while cost - bound > close * abs(cost):
         for i in range(SWEEPS):
             dual.sweep(backwards=i % 2 == 1)
         before, bound = bound, max(bound, dual.bound)
@@ -69,14 +69,14 @@ def _minimize(network: Network, deadline: float) -> Solution:
             for share in NEAR:
                 near = _kept(least, bound + share * (cost - bound), best)
                 if _entries(core, near) <= SMALL:
-                    best, cost = _cheaper(core, best, _among(core, near, deadline).states)
+                    best, cost = _cheaper(core, best, _among(core, near, deadline, close).states)
                     break
         kept = _kept(least, cost, best)
         entries, whole = _entries(core, kept), _entries(core, {})
         if late or (stalled and entries > LARGE and 4 * entries > whole):
             break
         if entries <= SMALL or stalled or 4 * entries < whole:
-            rest = _among(core, kept, deadline)
+            rest = _among(core, kept, deadline, close)
             best, cost = _cheaper(core, best, rest.states)
             bound = min(cost, max(bound, rest.bound))
             break
@@ -84,13 +84,13 @@ def _minimize(network: Network, deadline: float) -> Solution:
     return Solution(states, network.cost(states), min(bound, cost))
 
 
-def _among(core: Network, kept: Mapping[str, Table], deadline: float) -> Solution:
+def _among(core: Network, kept: Mapping[str, Table], deadline: float, close: float) -> Solution:
     """The best of the assignments with these states."""
     network = core.restricted(kept)
     if _entries(network, {}) > SMALL and 4 * _entries(network, {}) < _entries(core, {}):
-        rest = _minimize(network, deadline)
+        rest = _minimize(network, deadline, close)
     else:
-        states, bound = solve(network, deadline - time.monotonic())
+        states, bound = solve(network, deadline - time.monotonic(), close)
         states = states or dict.fromkeys(network.unary, 0)
         rest = Solution(states, network.cost(states), bound)
     return Solution({name: int(kept[name][s]) for name, s in rest.states.items()}, rest.cost, rest.bound)

@@ -9,59 +9,80 @@ from fnmatch import fnmatchcase
 
 from tutti.graph.labels import covers
 from tutti.graph.step_graph import StepGraph
-from tutti.plan.layout import Split
+from tutti.plan.layout import R, Replicate, Split, parse_placement
 
 
 @dataclass(frozen=True)
 class Pin:
-    """Parameters whose names match `pattern` are split at `dim` over the mesh axis `axis`."""
+    """Parameters whose names match `pattern` lie so along the mesh axis `axis`."""
 
     pattern: str
-    dim: int
     axis: str
-    outer: int = 1
+    placement: Split | Replicate
+
+    def __str__(self) -> str:
+        return f"{self.pattern}={self.axis}:{self.placement}"
 
 
-def pin(pattern: str, *, dim: int, axis: str, outer: int = 1) -> Pin:
+def pin(pattern: str, *, dim: int | None, axis: str, outer: int = 1) -> Pin:
     """Fix how parameters are stored: `pins=[tutti.pin("model.layers.*.mlp.up_proj.weight", dim=0, axis="tp")]`.
 
     pattern: of parameter names, with `*` and `?`, or as plans call layers of a kind (`h.1-11.weight`).
-    outer: blocks outside a strided split (3 for a fused qkv).
+    dim: that the axis splits; None for none. outer: blocks outside a strided split (3 for a fused qkv).
     """
-    return Pin(pattern, dim, axis, outer)
+    return Pin(pattern, axis, R if dim is None else Split(dim, outer))
 
 
-def resolve(pins: Iterable[Pin], step: StepGraph) -> dict[str, dict[str, Split]]:
-    """Label of a parameter -> axis -> split.
+def parse_pin(text: str) -> Pin:
+    """The pin of "model.layers.*.mlp.up_proj.weight=tp:S0"; R in the place of S0 for whole."""
+    pattern, _, place = text.partition("=")
+    axis, _, placement = place.partition(":")
+    try:
+        where = parse_placement(placement)
+    except ValueError:
+        where = None
+    if not pattern or not axis or not isinstance(where, Split | Replicate):
+        raise ValueError(f"no pin {text!r}: write PATTERN=AXIS:S<dim> or PATTERN=AXIS:R, as in "
+                         "model.layers.*.mlp.up_proj.weight=tp:S0")  # fmt: skip
+    return Pin(pattern, axis, where)
+
+
+def covering(pattern: str, step: StepGraph) -> dict[str, str]:
+    """The labels of the parameters that a pattern matches, and the name of one with each.
 
     Raises ValueError for a pattern that matches nothing, or only some of the layers that share a label.
     """
-    names = step.names("param")
     sharing: dict[str, list[str]] = {}
-    for name in names:
+    for name in step.names("param"):
         sharing.setdefault(step.inputs[f"param:{name}"].meta["label"], []).append(name)
-    resolved: dict[str, dict[str, Split]] = {}
+    found = {}
+    for label, same in sharing.items():
+        hit = [name for name in same if fnmatchcase(name, pattern) or covers(pattern, name)]
+        if hit and len(hit) < len(same):
+            missing = min(set(same) - set(hit))
+            raise ValueError(f"{pattern!r} matches {min(hit)!r} but not {missing!r}, which is planned with it; "
+                             f"write {label.removeprefix('param:')!r}")  # fmt: skip
+        if hit:
+            found[label] = same[0]
+    if not found:
+        near = get_close_matches(pattern, [label.removeprefix("param:") for label in sharing], 1, 0.3)
+        hint = f"; the nearest is {near[0]!r}" if near else ""
+        raise ValueError(f"{pattern!r} matches no parameter{hint}")
+    return found
+
+
+def resolve(pins: Iterable[Pin], step: StepGraph) -> dict[str, dict[str, Split | Replicate]]:
+    """Label of a parameter -> axis -> placement.
+
+    Raises ValueError for what `covering` raises it for, for a dim that is not there, and where two contradict.
+    """
+    resolved: dict[str, dict[str, Pin]] = {}
     for p in pins:
-        matched = {name for name in names if fnmatchcase(name, p.pattern) or covers(p.pattern, name)}
-        if not matched:
-            near = get_close_matches(p.pattern, [label.removeprefix("param:") for label in sharing], 1, 0.3)
-            hint = f"; the nearest is {near[0]!r}" if near else ""
-            raise ValueError(f"the pin {p.pattern!r} matches no parameter{hint}")
-        for label, same in sharing.items():
-            hit = matched & set(same)
-            if not hit:
-                continue
-            if len(hit) < len(same):
-                missing = sorted(set(same) - hit)[0]
-                raise ValueError(
-                    f"the pin {p.pattern!r} matches {sorted(hit)[0]!r} but not {missing!r}, which is planned with it; "
-                    f"write {label.removeprefix('param:')!r}"
-                )
-            rank = len(step.spec(f"param:{same[0]}").shape)
-            if not 0 <= p.dim < rank:
-                raise ValueError(f"the pin {p.pattern!r} names dim {p.dim} of {same[0]!r}, which has {rank} dims")
-            other = resolved.setdefault(label, {}).setdefault(p.axis, Split(p.dim, p.outer))
-            if other != Split(p.dim, p.outer):
-                raise ValueError(f"two pins contradict each other on {same[0]!r} along {p.axis!r}: {other} and "
-                                 f"{Split(p.dim, p.outer)}")  # fmt: skip
-    return resolved
+        for label, name in covering(p.pattern, step).items():
+            rank = len(step.spec(f"param:{name}").shape)
+            if isinstance(p.placement, Split) and not 0 <= p.placement.dim < rank:
+                raise ValueError(f"the pin {p} names dim {p.placement.dim} of {name!r}, which has {rank} dims")
+            other = resolved.setdefault(label, {}).setdefault(p.axis, p)
+            if other.placement != p.placement:
+                raise ValueError(f"two pins contradict each other on {name!r}: {other} and {p}")
+    return {label: {axis: p.placement for axis, p in axes.items()} for label, axes in resolved.items()}

@@ -16,15 +16,21 @@ from tutti.plan.layout import Layout, Mesh, parse_placement
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a plan is expected to cost, per step and rank."""
+    """What a plan is expected to cost, per step and rank: what became of its Programs on a clock.
+
+    compute_seconds: in which a rank computes. communication_seconds: in which it waits for others.
+    communication_bytes: sent by one rank. fraction_of_peak: of the devices' FLOP/s, with the work of the whole model.
+    peak_bytes: of memory, and bytes_by_kind of what. collectives: "all_reduce over dp" -> [number, bytes sent].
+    """
 
     step_seconds: float
     compute_seconds: float
     communication_seconds: float
-    communication_bytes: int  # sent by one rank
+    communication_bytes: int
+    fraction_of_peak: float
     peak_bytes: int
-    bytes_by_kind: Mapping[str, int] = field(default_factory=dict)  # parameters, optimizer state, ...
-    collectives: Mapping[str, list[int]] = field(default_factory=dict)  # "all_reduce over dp" -> [number, bytes sent]
+    bytes_by_kind: Mapping[str, int] = field(default_factory=dict)
+    collectives: Mapping[str, list[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,7 @@ STATELESS = ("param", "buffer", "batch", "lr", "step", "seed", "constant", "grad
 class Free:
     """Anything, but for inputs that are given."""
 
-    def __init__(
-        self, problem: Problem, mesh: Mesh, pins: Mapping[str, Mapping[str, Split]], stored: Mapping[str, Layout]
-    ):
+    def __init__(self, problem: Problem, mesh: Mesh, pins: Given, stored: Mapping[str, Layout]):
         self.problem, self.mesh = problem, mesh
         known = {label: {axis: layout[axis] for axis in mesh} for label, layout in stored.items()}
         self.given: Given = {**pins, **known}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import gcd
 
 import torch
 
@@ -29,6 +30,11 @@ def microbatches(batch: Batch, count: int) -> list[Batch]:
     if isinstance(batch, Mapping):
         return [{key: parts[key][i] for key in parts} for i in range(count)]
     return [tuple(parts[key][i] for key in parts) for i in range(count)]
+
+
+def batch_size(batch: Batch) -> int:
+    """What the first dims of all entries are multiples of: microbatches divide it."""
+    return gcd(*(x.shape[0] for _, x in batch_items(batch) if x.ndim))
 
 
 def check_like(batch: Batch, dtypes: Mapping[str, torch.dtype]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -18,15 +19,17 @@ from tutti.graph.capture import Batch, Loss, batch_items, capture, device_of
 from tutti.graph.step_graph import StepGraph
 from tutti.lower.program import Collective, Program
 from tutti.lower.shard import shard
-from tutti.plan.layout import Layout, coordinates_of, devices
+from tutti.plan.layout import Layout, Mesh, coordinates_of, devices
 from tutti.plan.pin import Pin
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner, replan
+from tutti.plan.search import BUDGET
 from tutti.plan.textbook import NAMES
 from tutti.run.allocator import keep_freed_memory
-from tutti.run.batches import Signature, check_like, microbatches, signature_of
+from tutti.run.batches import Signature, batch_size, check_like, microbatches, signature_of
 from tutti.run.code import Run
 from tutti.run.levels import LEVELS, prepare
+from tutti.run.planning import best_plan, judge
 from tutti.run.runtime import check_same_everywhere, in_job, join_job, runtime_for
 from tutti.run.state import State
 
@@ -41,9 +44,11 @@ def parallelize(
     plan: Plan | str | Path = "auto",
     level: str = "O2",
     clip_norm: float | None = None,
-    accumulate: int = 1,
+    accumulate: int | Literal["auto"] = 1,
     masters: bool = False,
     pins: Iterable[Pin] | None = (),
+    mesh: Mesh | None = None,
+    budget: float = BUDGET,
     seed: int = 0,
 ) -> Step:
     """Lift a model written for one device to a cluster. The model is read, never changed.
@@ -56,14 +61,18 @@ def parallelize(
         More devices than this job has processes are run virtually, in this process.
     plan: "auto", a `Plan`, the path of one, or a textbook name ("dp", "tp", "zero3", "dp2xtp2").
     level: "O0" runs operator by operator, "O2" compiles.
-    clip_norm: clips the global gradient norm. accumulate: microbatches (equal parts of the batch) per update.
+    clip_norm: clips the global gradient norm. accumulate: microbatches (equal parts of the batch) per update; with
+        "auto" as few as fit into memory.
     masters: float32 copies of low-precision parameters are updated in their stead.
-    pins: parts of the plan that are fixed by hand (`tutti.pin`). seed: of all random numbers.
+    pins, mesh: parts of the plan that are fixed by hand: how parameters lie (`tutti.pin`), and the axes, outermost
+        first, as in `{"dp": 2, "tp": 4}`.
+    budget: seconds after which the search takes the best plan so far. seed: of all random numbers.
 
     Raises ValueError for what does not fit together: a batch that does not divide, a plan for another model or
     another number of devices, an optimizer that is not in the table.
     """
-    return Step(model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, seed)
+    return Step(model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, mesh,
+                budget, seed)  # fmt: skip
 
 
 @dataclass
@@ -78,37 +87,38 @@ class _Executable:
 class Step:
     """A training step on a cluster: `loss = step(batch)`."""
 
-    def __init__(self, model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, seed):
-        if accumulate < 1:
-            raise ValueError(f"accumulate is {accumulate}; it must be at least 1")
+    def __init__(self, model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, mesh,
+                 budget, seed):  # fmt: skip
+        if accumulate != "auto" and accumulate < 1:
+            raise ValueError(f"accumulate is {accumulate}; it must be at least 1, or 'auto'")
         if not isinstance(plan, Plan | str | Path):
             raise ValueError(f"plan is {plan!r}; it may be {NAMES}, the path of a saved plan, or a tutti.Plan")
         if level not in LEVELS:
             raise ValueError(f"no level {level!r}; there are {', '.join(LEVELS)}")
         self.model, self.optimizer, self.loss_function = model, optimizer, loss
-        self.level, self.clip_norm, self.accumulate, self.masters = level, clip_norm, accumulate, masters
-        self.seed, self.pins = seed, tuple(pins or ())
+        self.level, self.clip_norm, self.masters = level, clip_norm, masters
+        self.seed, self.pins, self.mesh, self.budget = seed, tuple(pins or ()), mesh, budget
         self.device = device_of(model)
         self.cluster = _cluster(cluster, self.device)
         self.autocast = _autocast_state(self.device)
-        first = microbatches(batch, accumulate)[0]
-        self.graph = self._capture(first)
-        self.plan = self._share(lambda: self._choose(plan))
-        if devices(self.plan.mesh) != self.cluster.size:
-            raise ValueError(
-                f"the plan is for {devices(self.plan.mesh)} devices, {self.cluster} has {self.cluster.size}"
-            )
-        self.plan.check(self.graph)
-        self.runtime = runtime_for(self.plan.mesh)
-        self.rank, self.world_size = self.runtime.rank, devices(self.plan.mesh)
+        graph_of = cache(lambda count: self._capture(microbatches(batch, count)[0]))
+        graph_of(1 if accumulate == "auto" else accumulate)  # by all ranks at once
+        chosen = self._share(lambda: self._choose(plan, accumulate, graph_of, batch_size(batch)))
+        if devices(chosen.mesh) != self.cluster.size:
+            raise ValueError(f"the plan is for {devices(chosen.mesh)} devices, {self.cluster} has {self.cluster.size}")
+        self._plan, self.accumulate = chosen, chosen.accumulate
+        self.graph, first = graph_of(self.accumulate), microbatches(batch, self.accumulate)[0]
+        chosen.check(self.graph)
+        self.runtime = runtime_for(chosen.mesh)
+        self.rank, self.world_size = self.runtime.rank, devices(chosen.mesh)
         if self.device.type == "cpu":
             keep_freed_memory()
         self.steps, self._compared = optimizers.step_count(optimizer), False
-        self._plans: dict[Signature, tuple[StepGraph, Plan]] = {signature_of(first): (self.graph, self.plan)}
+        self._plans: dict[Signature, tuple[StepGraph, Plan]] = {signature_of(first): (self.graph, chosen)}
         self._ready: dict[tuple[str, Signature], _Executable] = {}
         self._dtypes = {key: x.dtype for key, x in batch_items(batch)}
         self._constants = _constants(optimizer)
-        self._state = State(self.graph, self.plan, self.runtime).begin(model, optimizer, masters)
+        self._state = State(self.graph, chosen, self.runtime).begin(model, optimizer, masters)
 
     # -- what a training loop calls -----------------------------------------------------------------------------
 
@@ -157,6 +167,14 @@ class Step:
     # -- what one can ask ------------------------------------------------------------------------------------------
 
     @property
+    def plan(self) -> Plan:
+        """What runs, with its prediction: a plan that was not searched is simulated when it is first asked for."""
+        if self._plan.prediction is None:
+            made = judge(self.level)(self.graph, self._plan, self.cluster)
+            self._plan = self._plan.replace(prediction=made)
+        return self._plan
+
+    @property
     def program(self) -> Program:
         """The Program of this rank for a training step (with accumulation: of one microbatch)."""
         return self._executable("train" if self.accumulate == 1 else "accumulate", next(iter(self._plans))).programs[0]
@@ -192,21 +210,32 @@ class Step:
             for module, training in modes.items():
                 module.training = training
 
-    def _choose(self, plan: Plan | str | Path) -> Plan:
+    def _choose(
+        self,
+        plan: Plan | str | Path,
+        accumulate: int | Literal["auto"],
+        graph_of: Callable[[int], StepGraph],
+        batch: int,
+    ) -> Plan:
         if not isinstance(plan, Plan) and (isinstance(plan, Path) or plan.endswith(".json")):
             if not Path(plan).is_file():
                 raise FileNotFoundError(f"there is no plan {str(plan)!r}: `step.plan.save(path)` keeps one")
             plan = Plan.load(plan)
         if isinstance(plan, Plan):
-            if self.pins:
-                raise ValueError("a plan that is given says all: pins have no effect on it; edit the plan")
-            if plan.accumulate != self.accumulate:
-                raise ValueError(f"the plan accumulates {plan.accumulate} microbatches, not {self.accumulate}")
+            if self.pins or self.mesh:
+                raise ValueError("a plan that is given says all: pins and mesh have no effect on it; edit the plan")
+            if accumulate not in ("auto", plan.accumulate):
+                raise ValueError(f"the plan accumulates {plan.accumulate} microbatches, not {accumulate}")
             return plan
-        planner = Planner(self.graph, self.cluster, self.pins, self.accumulate)
         if plan == "auto":
-            return planner.best()
-        return planner.named(plan)
+            return best_plan(
+                graph_of, batch, self.cluster, self.level, pins=self.pins, mesh=self.mesh, budget=self.budget,
+                accumulate=None if accumulate == "auto" else accumulate,
+            )  # fmt: skip
+        if self.mesh:
+            raise ValueError(f"plan {plan!r} says what the mesh is: leave mesh out, or take plan='auto'")
+        count = 1 if accumulate == "auto" else accumulate
+        return Planner(graph_of(count), self.cluster, self.pins, count).named(plan)
 
     def _share(self, make) -> Any:
         """Rank 0 does it, the others receive it, an error included."""
@@ -249,7 +278,7 @@ class Step:
         """Run one of the Programs on all held ranks; named outputs by rank. Each `draw` has its own random numbers."""
         check_like(batch, self._dtypes)
         executable = self._executable(what, signature_of(batch), batch)
-        mesh = self.plan.mesh
+        mesh = self._plan.mesh
         scalars = {"step": torch.tensor(self.steps + 1), "seed": torch.tensor(self.seed + (draw << 32))}
         scalars |= {
             f"lr:{i}": torch.tensor(float(g["lr"]), dtype=torch.float64)
@@ -296,12 +325,12 @@ class Step:
             assert batch is not None
             graph = self._capture(batch, evaluate=True)
             graph.name_inputs_as(self.graph)
-            return graph, self._share(lambda: replan(graph, self.plan, self.cluster))
+            return graph, self._share(lambda: replan(graph, self._plan, self.cluster))
         if signature not in self._plans:
             assert batch is not None
             graph = self._capture(batch)
             graph.name_inputs_as(self.graph)
-            self._plans[signature] = graph, self._share(lambda: replan(graph, self.plan, self.cluster))
+            self._plans[signature] = graph, self._share(lambda: replan(graph, self._plan, self.cluster))
         graph, plan = self._plans[signature]
         return _part(graph, what), plan
 

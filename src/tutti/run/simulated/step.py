@@ -12,7 +12,7 @@ from tutti.graph.step_graph import StepGraph
 from tutti.lower.program import Program
 from tutti.lower.shard import shard
 from tutti.plan.layout import Layout
-from tutti.plan.plan import Plan
+from tutti.plan.plan import Plan, Prediction
 from tutti.run.memory import Memory
 from tutti.run.runtime import Distributed
 from tutti.run.simulated.simulate import Simulation, dtype_of, improve, simulate
@@ -73,6 +73,20 @@ class DryRun:
                 old = found.get(key, (0, 0, 0.0, 0.0))
                 found[key] = tuple(a + part.runs * b for a, b in zip(old, new, strict=True))  # pyright: ignore
         return found
+
+    def prediction(self) -> Prediction:
+        """What a plan keeps of it."""
+        communication, memory = self.communication(), self.memory
+        return Prediction(
+            self.seconds,
+            self.compute,
+            sum(exposed for *_, exposed in communication.values()),
+            sum(sent for _, sent, *_ in communication.values()),
+            self.fraction_of_peak,
+            memory.peak,
+            dict(memory.kinds),
+            {f"{kind} over {axis}": [count, sent] for (kind, axis), (count, sent, *_) in communication.items()},
+        )
 
     def slowest(self) -> list[tuple[str, str, int, float]]:
         """(label, phase, how many, seconds), the most seconds first."""

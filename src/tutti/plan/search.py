@@ -1,0 +1,343 @@
+"""The search: over meshes and microbatches for the fastest plan that fits into memory.
+
+What a mesh offers is known by what its choices cost (`plan.planner.Candidate`); what a plan really takes is for a
+*judge* to say, who runs its Programs on a clock (`run.simulated`). Candidates are judged by their bound: the least that
+any plan on the mesh costs with memory for nothing. The first whose bound is no better than what was found ends the
+search, and so does the time. A plan that is too large is made smaller by a price on memory, to what the judge says.
+
+Microbatches never make a step faster, but smaller: more of them are tried while what fits is slower than what does not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import prod
+
+from tutti.cluster import Cluster
+from tutti.graph.step_graph import StepGraph
+from tutti.plan.explain import seconds, size
+from tutti.plan.layout import Mesh, devices
+from tutti.plan.pin import Pin
+from tutti.plan.plan import Plan, Prediction
+from tutti.plan.planner import Candidate, Planner
+from tutti.plan.textbook import Textbook
+
+BUDGET = 60.0  # seconds that a search may take
+NEAR = 1.02  # costs and judgements agree within this
+TRIES = 4  # to make a plan fit
+LARGEST = 4096  # times the devices, when it is asked how many would do
+REJECTED = 2  # plans that are told of though they do not fit
+DEEPER = 30  # times as long as with two axes it may take to look at a mesh of three
+SHRINKING = ("activations", "temporaries", "communication")  # kinds of memory that microbatches make less
+
+Judge = Callable[[StepGraph, Plan, Cluster], Prediction]
+Progress = Callable[[str], None]
+
+
+class Search:
+    """The search of a plan for a model on a cluster.
+
+    graph_of: the step's graph for a number of microbatches per update: of one of them.
+    batch: sequences, images, ... of a global batch, which microbatches have to divide.
+    accumulate, mesh, pins: what is given; None is searched.
+    """
+
+    def __init__(
+        self,
+        graph_of: Callable[[int], StepGraph],
+        batch: int,
+        cluster: Cluster,
+        judge: Judge,
+        *,
+        pins: Iterable[Pin] = (),
+        accumulate: int | None = 1,
+        mesh: Mesh | None = None,
+        budget: float = BUDGET,
+        progress: Progress = lambda what: None,
+    ):
+        if mesh and devices(mesh) != cluster.size:
+            raise ValueError(f"the mesh {mesh_name(mesh)} has {devices(mesh)} devices, {cluster} has {cluster.size}")
+        self.graph_of, self.batch, self.cluster, self.judge = graph_of, batch, cluster, judge
+        self.pins, self.accumulate, self.mesh, self.progress = tuple(pins), accumulate, mesh, progress
+        self.deadline = time.monotonic() + budget
+        self.memory = cluster.device.memory
+        self.planners: dict[int, Planner] = {}
+        self.candidates: list[Candidate] = []
+        self.plans: list[Plan] = []  # judged
+        self.judged: set[int] = set()  # ids of candidates
+        self.took: list[float] = []  # seconds by candidate
+        self.fused = 1.0  # what judged plans take of what their operators and collectives cost one by one
+        self.beside = 0.0  # bytes at the peak of the last judged plan beside what its choices keep
+        self.left: int = 0  # meshes that were not looked at for want of time
+
+    def best(self, top: int = 1) -> Plan:
+        """The fastest plan that fits in memory, with the reasons. top: see `ranked`."""
+        plans = self.ranked(top)
+        if not self.fits(plans[0]):
+            raise ValueError(self.too_large(plans[0]))
+        return plans[0].replace(reasons=self.reasons(plans))
+
+    def ranked(self, top: int = 1) -> list[Plan]:
+        """The plans that were judged, at least `top` of them where there are: those that fit by time, then the others
+        by memory."""
+        count = self.accumulate or 1
+        while count:
+            found = list(self.look(self.planner(count)))
+            self.candidates += found
+            self.consider(found)
+            count = self.more(count, found)
+        if self.fastest is not None:
+            self.deeper()
+        self.fill(top)
+        return sorted(self.plans, key=self.rank)
+
+    def planner(self, count: int) -> Planner:
+        """For so many microbatches."""
+        if count not in self.planners:
+            self.planners[count] = Planner(self.graph_of(count), self.cluster, self.pins, count)
+        return self.planners[count]
+
+    def look(self, planner: Planner) -> Iterator[Candidate]:
+        """The candidates of all meshes of one or two axes, or of the one that is given."""
+        many = f" with {planner.accumulate} microbatches" if planner.accumulate > 1 else ""
+        meshes = self.meshes(planner)
+        for i, mesh in enumerate(meshes):
+            if self.late and (i or self.plans):
+                self.left += len(meshes) - i
+                return
+            self.progress(f"mesh {mesh_name(mesh)}{many} ({i + 1} of {len(meshes)})")
+            yield self.candidate(planner, mesh)
+
+    def deeper(self) -> None:
+        """Look at meshes of three axes, the whole nodes or two halves as one, while there is time."""
+        n, node = self.cluster.size, self.cluster.levels[0][0]
+        planner = self.planners[self.best_of_all.accumulate]
+        outer = n // node if node < n else 2
+        for k in range(2, n // outer):
+            needed = DEEPER * max(self.took)
+            if n % outer or (n // outer) % k or planner.pins or self.mesh or time.monotonic() + needed > self.deadline:
+                continue
+            mesh = {"dp": outer, "cp": n // outer // k, "tp": k}
+            self.progress(f"mesh {mesh_name(mesh)}")
+            candidate = self.candidate(planner, mesh)
+            self.candidates.append(candidate)
+            self.consider([candidate])
+
+    def candidate(self, planner: Planner, mesh: Mesh) -> Candidate:
+        begin = time.monotonic()
+        found = planner.on(mesh, max(1.0, self.deadline - begin))
+        self.took.append(time.monotonic() - begin)
+        return found
+
+    def meshes(self, planner: Planner) -> list[Mesh]:
+        """Every mesh of one or two axes, the outer one first, with the pinned axes; or the one that is given."""
+        if self.mesh:
+            return [self.mesh]
+        n = self.cluster.size
+        found: list[Mesh] = [Textbook(n // k, k).mesh for k in range(1, n + 1) if n % k == 0]
+        if n > 1 and not planner.pins:
+            found.pop()  # a single axis by another name
+        pinned = {axis for axes in planner.pins.values() for axis in axes}
+        kept = [mesh for mesh in found if pinned <= set(mesh)]
+        if not kept:
+            raise ValueError(
+                f"no mesh of {n} devices has all the axes that pins name, {sorted(pinned)}; there are 'dp' and 'tp', "
+                "or those of the mesh that you give"
+            )
+        return kept
+
+    def consider(self, candidates: list[Candidate]) -> None:
+        """Judge those that may be better than the best that fits."""
+        self.beside = 0.0
+        for candidate in sorted(candidates, key=lambda c: c.bound):
+            if self.fastest is not None and (self.late or self.slower(candidate.bound)):
+                break
+            self.fit(candidate)
+
+    def fit(self, candidate: Candidate, slow: bool = False) -> Plan | None:
+        """Judge the fastest plan of a candidate, and smaller ones until one fits: the last. Nothing where it would be
+        slower than the best that fits, unless `slow` ones are wanted."""
+        self.judged.add(id(candidate))
+        chosen, plan = candidate.chosen, None
+        if self.beside and chosen.kept + self.beside > self.memory:
+            chosen = candidate.within(self.memory - self.beside, self.deadline)
+            if chosen.kept + self.beside > self.memory and not slow:
+                return None  # as small as it gets
+        for _ in range(TRIES):
+            if not slow and self.slower(chosen.seconds):
+                break
+            plan = self.judgement(candidate.plan(chosen))
+            self.fused = min(self.fused, plan.predicted.step_seconds / chosen.seconds)
+            if not self.fits(plan) and plan.accumulate > 1:
+                plan = self.judgement(candidate.plan(chosen, gathered=True))
+            self.beside = plan.predicted.peak_bytes - chosen.kept
+            if self.fits(plan) or (self.late and self.fastest is not None):
+                break
+            smaller = candidate.within(self.memory - self.beside, self.deadline)
+            if smaller.kept >= chosen.kept:
+                break
+            chosen = smaller
+        return plan
+
+    def slower(self, cost: float) -> bool:
+        """Whether what costs so many seconds, operator by operator, is slower than the best that fits."""
+        return self.fastest is not None and self.fused * cost > NEAR * self.fastest
+
+    def judgement(self, plan: Plan) -> Plan:
+        """The plan with its prediction, kept. One that says the same as another is not judged again."""
+        for known in self.plans:
+            if (known.mesh, known.inputs, known.operators, known.accumulate) == (
+                plan.mesh, plan.inputs, plan.operators, plan.accumulate,
+            ):  # fmt: skip
+                return known
+        self.progress(f"simulating {plan.name}")
+        made = self.judge(self.planners[plan.accumulate].step, plan, self.cluster)
+        self.plans.append(plan.replace(prediction=made))
+        return self.plans[-1]
+
+    def more(self, count: int, candidates: list[Candidate]) -> int:
+        """The next number of microbatches to try; 0 to end."""
+        least, fastest = min((c.bound for c in candidates), default=0.0), self.fastest
+        if self.accumulate is not None or (self.late and fastest is not None):
+            return 0
+        smallest = min((p for p in self.plans if p.accumulate == count), key=self.rank, default=None)
+        if smallest is None or (fastest and fastest <= NEAR * self.fused * least):
+            return 0
+        over = smallest.predicted.peak_bytes - self.memory
+        shrinks = sum(smallest.predicted.bytes_by_kind.get(kind, 0) for kind in SHRINKING)
+        if over >= shrinks:
+            return 0
+        wanted = max(2.0, shrinks / (shrinks - over)) * count
+        return next((n for n in range(count + 1, self.batch + 1) if self.batch % n == 0 and n >= wanted), 0)
+
+    def fill(self, top: int) -> None:
+        """Judge more candidates, and what the textbook says, until there are so many plans."""
+        if len(self.plans) >= top:
+            return
+        planner = self.planners[next(iter(self.planners))]
+        others = [c for c in self.candidates if id(c) not in self.judged]
+        others += [] if self.mesh else planner.references()
+        for candidate in sorted(others, key=lambda c: c.bound):
+            if len(self.plans) >= top or self.late:
+                return
+            self.judgement(candidate.plan())
+
+    @property
+    def late(self) -> bool:
+        return time.monotonic() > self.deadline
+
+    @property
+    def fastest(self) -> float | None:
+        """Seconds of the best that fits."""
+        return min((p.predicted.step_seconds for p in self.plans if self.fits(p)), default=None)
+
+    def fits(self, plan: Plan) -> bool:
+        return plan.predicted.peak_bytes <= self.memory
+
+    @property
+    def best_of_all(self) -> Plan:
+        return min(self.plans, key=self.rank)
+
+    def rank(self, plan: Plan) -> tuple[bool, float]:
+        made, fits = plan.predicted, self.fits(plan)
+        return not fits, made.step_seconds if fits else made.peak_bytes
+
+    def reasons(self, plans: list[Plan]) -> tuple[str, ...]:
+        """Why the first of the ranked plans, in words."""
+        best, *others = plans
+        fitting = sum(map(self.fits, plans))
+        of = f": the fastest of {fitting} that fit, of {len(plans)} plans that were simulated" if others else ""
+        reasons = [f"chosen {_line(best)}{of}"]
+        if not best.operators and prod(best.mesh.values()) > 1:
+            reasons.append("every device computes everything: to split it would cost more communication than it saves")
+        slower = [p for p in others if self.fits(p)]
+        if slower:
+            reasons.append(f"runner-up {_line(slower[0])}: {difference(best, slower[0])}")
+        for p in sorted((p for p in others if not self.fits(p)), key=lambda p: p.predicted.step_seconds)[:REJECTED]:
+            reasons.append(f"rejected {_line(p)}: more than the {size(self.memory)} of a device")
+        skipped = [c for c in self.candidates if id(c) not in self.judged]
+        if skipped:
+            nearest = min(skipped, key=lambda c: c.bound)
+            least = seconds(self.fused * nearest.bound)
+            reasons.append(f"not simulated: {len(skipped)} other meshes, whose steps take at least {least} by what "
+                           f"their operators and collectives cost (mesh {mesh_name(nearest.mesh)})")  # fmt: skip
+        if self.left:
+            reasons.append(f"{self.left} meshes were not looked at for want of time: a larger budget has more")
+        return (*reasons, *self.planners[best.accumulate].left_out(), *best.reasons)
+
+    def too_large(self, smallest: Plan) -> str:
+        """That nothing fits, and what would."""
+        made = smallest.predicted
+        kinds = sorted(made.bytes_by_kind.items(), key=lambda item: -item[1])[:3]
+        said = (
+            f"no plan fits into {size(self.memory)} per device on {self.cluster}: the smallest, {smallest.name}, needs "
+            f"{size(made.peak_bytes)} ({', '.join(f'{kind} {size(n)}' for kind, n in kinds)})"
+        )
+        enough = self.enough()
+        if enough:
+            said += (
+                f"; it needs at least {enough.cluster}: there {enough.name} needs {size(enough.predicted.peak_bytes)}"
+            )
+        else:
+            said += "; more devices of this kind alone do not help"
+        if self.accumulate is not None and self.accumulate < self.batch:
+            said += f"; or more microbatches than {self.accumulate} per update, or a smaller batch"
+        return "; ".join((said, *self.planners[smallest.accumulate].left_out()))
+
+    def enough(self) -> Plan | None:
+        """The smallest plan on the fewest devices of this kind that hold it: a power of two, or 3/4 of one."""
+        planner, n = self.planners[max(self.planners)], 1 << self.cluster.size.bit_length()
+        while n <= LARGEST * self.cluster.size:
+            found = self.on(planner, n)
+            if found:
+                fewer = 3 * n // 4
+                return (self.on(planner, fewer) if fewer > self.cluster.size else None) or found
+            n *= 2
+        return None
+
+    def on(self, planner: Planner, count: int) -> Plan | None:
+        """A plan that fits on so many devices, where there can be so many."""
+        try:
+            cluster = self.cluster.of(count)
+            self.progress(f"whether {cluster} would do")
+            inner = cluster.levels[0][0]
+            mesh = {"dp": cluster.size // inner, "tp": inner} if inner < cluster.size else {"dp": cluster.size}
+            candidate = Planner(planner.step, cluster, (), planner.accumulate).on(mesh)
+        except ValueError:
+            return None
+        plan = candidate.plan(candidate.smallest())
+        made = self.judge(planner.step, plan, cluster)
+        return plan.replace(prediction=made) if made.peak_bytes <= self.memory else None
+
+
+def difference(ours: Plan, other: Plan) -> str:
+    """What the other takes more, or less: the difference of the two simulations."""
+    a, b = ours.predicted, other.predicted
+    parts: Mapping[str, float] = {
+        "computing": b.compute_seconds - a.compute_seconds,
+        "communicating": b.communication_seconds - a.communication_seconds,
+    }
+    said = ", ".join(f"{_signed(value)} {what}" for what, value in parts.items())
+    memory = b.peak_bytes - a.peak_bytes
+    return (
+        f"{_signed(b.step_seconds - a.step_seconds)} a step ({said}), "
+        f"{'-' if memory < 0 else '+'}{size(abs(memory))} of memory"
+    )
+
+
+def _signed(value: float) -> str:
+    return f"{'-' if value < 0 else '+'}{seconds(abs(value))}"
+
+
+def _line(p: Plan) -> str:
+    made = p.predicted
+    many = f" of {p.accumulate} microbatches" if p.accumulate > 1 else ""
+    return (
+        f"{p.name}: {seconds(made.step_seconds)} a step{many} ({seconds(made.communication_seconds)} waiting for "
+        f"communication), peak {size(made.peak_bytes)} per device"
+    )
+
+
+def mesh_name(mesh: Mesh) -> str:
+    return " x ".join(f"{axis} {n}" for axis, n in mesh.items())

@@ -1,0 +1,1 @@
+"""The verbs `tutti plan` and `tutti dryrun`."""

@@ -1,0 +1,79 @@
+"""Plans as they are judged: by the simulation of the Programs that would run. What was found is kept.
+
+A search is made once for a graph, a cluster and what else was asked; the plan is kept in a file under the user's cache
+folder (`TUTTI_PLANS=off` keeps none), by a hash of all that and of this package's source code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+
+import tutti
+from tutti.cluster import Cluster, machine
+from tutti.graph.step_graph import StepGraph
+from tutti.plan.layout import Mesh
+from tutti.plan.pin import Pin
+from tutti.plan.plan import Plan, Prediction
+from tutti.plan.search import BUDGET, Judge, Search
+from tutti.run.simulated.step import dry_run
+
+SAID = "taken from the plans that were found before: the same graph, cluster and options"
+
+
+def judge(level: str) -> Judge:
+    """What a plan takes at a level, by simulation."""
+
+    def predict(graph: StepGraph, plan: Plan, cluster: Cluster) -> Prediction:
+        return dry_run(graph, plan, cluster, level).prediction()
+
+    return predict
+
+
+def best_plan(
+    graph_of: Callable[[int], StepGraph],
+    batch: int,
+    cluster: Cluster,
+    level: str,
+    *,
+    pins: Iterable[Pin] = (),
+    accumulate: int | None = 1,
+    mesh: Mesh | None = None,
+    budget: float = BUDGET,
+) -> Plan:
+    """The fastest plan that fits, searched or as it was found before. Arguments as of `plan.search.Search`."""
+    graph = graph_of(accumulate or 1)
+    asked = (graph.fingerprint, cluster.to_json(), level, *pins, accumulate, mesh, budget)
+    file = _file(asked)
+    if file and file.is_file():
+        known = Plan.load(file)
+        return known.replace(reasons=(*known.reasons, SAID))
+    search = Search(graph_of, batch, cluster, judge(level), pins=pins, accumulate=accumulate, mesh=mesh, budget=budget)
+    found = search.best()
+    if file and not search.late:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        whole = file.with_suffix(f".{os.getpid()}")
+        found.save(whole)
+        whole.replace(file)
+    return found
+
+
+def _file(asked: tuple) -> Path | None:
+    """Where the plan is kept that answers what was asked."""
+    if os.environ.get("TUTTI_PLANS") == "off":
+        return None
+    digest = hashlib.sha256(repr((_sources(), asked)).encode()).hexdigest()
+    return machine.FOLDER / "plans" / f"{digest[:24]}.json"
+
+
+@cache
+def _sources() -> str:
+    """A hash of this package's code: with other rules or prices another plan may be best."""
+    digest = hashlib.sha256()
+    root = Path(tutti.__file__).parent
+    for file in sorted(root.rglob("*.py")):
+        digest.update(f"{file.relative_to(root)} {file.stat().st_mtime_ns}".encode())
+    return digest.hexdigest()

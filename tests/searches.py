@@ -1,0 +1,37 @@
+"""A search for one captured graph, with plans judged operator by operator."""
+
+from __future__ import annotations
+
+import torch
+import transformers
+
+import tutti
+from tutti.graph.step_graph import StepGraph
+from tutti.plan.plan import Plan
+from tutti.plan.planner import Planner
+from tutti.plan.search import Search
+from tutti.run.planning import judge
+
+
+def wide(batch: int = 16, layers: int = 2) -> StepGraph:
+    """A Llama whose operators are worth more than their launch."""
+    config = transformers.LlamaConfig(
+        hidden_size=2048, num_hidden_layers=layers, num_attention_heads=16, intermediate_size=5632, vocab_size=8192
+    )
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config).train()
+        ids = torch.empty(batch, 1024, dtype=torch.long)
+    return tutti.capture(model, {"input_ids": ids, "labels": ids}, torch.optim.AdamW(model.parameters()))
+
+
+def search(graph: StepGraph, cluster: tutti.Cluster | str, **options) -> Search:
+    known = tutti.Cluster.parse(cluster) if isinstance(cluster, str) else cluster
+    batch = next((graph.spec(f"batch:{name}").shape[0] for name in graph.names("batch")), 1)
+    return Search(lambda count: graph, batch, known, judge("O0"), **options)
+
+
+def predicted(graph: StepGraph, cluster: tutti.Cluster | str, name: str, accumulate: int = 1) -> Plan:
+    """A textbook plan with its prediction."""
+    known = tutti.Cluster.parse(cluster) if isinstance(cluster, str) else cluster
+    plan = Planner(graph, known, accumulate=accumulate).named(name)
+    return plan.replace(prediction=judge("O0")(graph, plan, known))
