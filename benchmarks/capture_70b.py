@@ -17,7 +17,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import harness
 import tutti
-from tutti.plan.planner import Planner
+from tutti.plan.search import Search
+from tutti.run.planning import judge
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,9 @@ def run(quick: bool) -> dict[str, Any]:
     with part("capture"):
         graph = tutti.capture(model, {"input_ids": ids, "labels": ids}, optimizer, clip_norm=1.0, masters=True)
     with part("plan"):
-        plan = Planner(graph, tutti.Cluster.parse(case.cluster)).best()
-    prediction = plan.prediction
-    assert prediction is not None
+        search = Search(lambda count: graph, case.batch, tutti.Cluster.parse(case.cluster), judge("O2"))
+        plan = search.best()
+    prediction = plan.predicted
     return {
         "case": vars(case),
         "parameters": sum(p.numel() for p in model.parameters()),

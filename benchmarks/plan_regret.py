@@ -32,6 +32,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 import torch
 import torch.distributed as dist
 from scipy.stats import spearmanr
+from tutti.plan.estimate import Estimator
 
 import harness
 import tutti
@@ -41,7 +42,6 @@ from tutti.cluster import Cluster, machine
 from tutti.cluster.command import command as calibrate
 from tutti.cluster.local import calibrated
 from tutti.graph.step_graph import StepGraph
-from tutti.plan.estimate import Estimator
 from tutti.plan.plan import Plan
 from tutti.plan.problem import problem_of
 from tutti.run.simulated.step import dry_run

@@ -24,6 +24,8 @@ from tutti.graph.step_graph import StepGraph
 from tutti.plan.plan import Plan, renamed
 from tutti.plan.planner import Planner
 from tutti.plan.random import random_plan
+from tutti.plan.search import Search
+from tutti.run.planning import judge
 
 TEXT, LENGTH, VOCABULARY = 16, 128, 4096  # sequences, tokens of each
 IMAGES, PIXELS = 16, 32
@@ -158,7 +160,7 @@ def plans_of(graph: StepGraph, cluster: Cluster) -> dict[str, Plan]:
 
 def _proposed(graph: StepGraph, cluster: Cluster) -> Iterator[tuple[str, Plan]]:
     planner = Planner(graph, cluster)
-    chosen = planner.best()
+    chosen = _searched(graph, cluster)
     yield "auto", chosen
     others = []
     for name in textbook(cluster.size):
@@ -166,13 +168,18 @@ def _proposed(graph: StepGraph, cluster: Cluster) -> Iterator[tuple[str, Plan]]:
             others.append(planner.named(name))
             yield name, others[-1]
     for name, speed in SPEEDS.items():
-        yield f"auto for {name}", Planner(graph, _with_links(cluster, speed)).best()
+        yield f"auto for {name}", _searched(graph, _with_links(cluster, speed))
     memory = MEMORY * chosen.predicted.peak_bytes
     small = replace(cluster, device=replace(cluster.device, memory=memory))
-    yield "auto for less memory", Planner(graph, small).ranked()[0]
+    yield "auto for less memory", _searched(graph, small)
     yield from _changed(graph, chosen, others)
     for seed in range(RANDOM):
         yield f"random {seed}", random_plan(graph, cluster, seed)
+
+
+def _searched(graph: StepGraph, cluster: Cluster) -> Plan:
+    """The fastest plan that fits, else the smallest."""
+    return Search(lambda count: graph, 1, cluster, judge("O0")).ranked()[0]
 
 
 def _changed(graph: StepGraph, chosen: Plan, others: list[Plan]) -> Iterator[tuple[str, Plan]]:

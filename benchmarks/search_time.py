@@ -25,9 +25,10 @@ import harness
 import tutti
 from tutti.graph.step_graph import StepGraph
 from tutti.plan.joint import Joint
-from tutti.plan.planner import Planner
 from tutti.plan.price import Pricer
 from tutti.plan.problem import problem_of
+from tutti.plan.search import Search
+from tutti.run.planning import judge
 
 SEQUENCE = 8192
 MESHES = {"h100:8": {"dp": 8}, "h100:4": {"dp": 2, "tp": 2}, "h100:32x8": {"dp": 32, "tp": 8},
@@ -91,7 +92,7 @@ def by_mesh(graph: StepGraph) -> dict[str, Any]:
 
 def timed_search(graph: StepGraph, cluster: str) -> dict[str, Any]:
     start, on = time.perf_counter(), tutti.Cluster.parse(cluster)
-    plan = Planner(graph, on).ranked()[0]
+    plan = Search(lambda count: graph, 1, on, judge("O2"), accumulate=1).ranked()[0]
     seconds, made = time.perf_counter() - start, plan.predicted
     return {
         "seconds": seconds, "plan": plan.name, "mesh": dict(plan.mesh), "step_seconds": made.step_seconds,
