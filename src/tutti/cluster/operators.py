@@ -91,6 +91,16 @@ def lies_transposed(node: fx.Node) -> bool:
     return isinstance(first, fx.Node) and first.target in TRANSPOSING
 
 
+def keeps_rows(node: fx.Node) -> bool:
+    """Whether what a call returns has its last dim in a run of memory, as far as a transposing view tells."""
+    if node.target not in TRANSPOSING:
+        return True
+    rank = len(node.meta["val"].shape)
+    if node.target is aten.permute.default:
+        return node.args[1][-1] % rank == rank - 1  # pyright: ignore
+    return node.target is aten.transpose.int and all(d % rank != rank - 1 for d in node.args[1:])  # pyright: ignore
+
+
 def family_of(target: Any) -> str:
     """The family of operators by whose seconds this one moves bytes."""
     return _FAMILY_OF.get(_full_name(target)) or _FAMILY_OF.get(_name(target), "add")

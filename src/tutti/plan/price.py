@@ -8,10 +8,10 @@ from math import prod
 import torch
 
 from tutti.cluster import Cluster
-from tutti.cluster.operators import PRODUCTS, lies_transposed
-from tutti.cluster.operators import seconds as operator_seconds
 from tutti.graph.step_graph import Spec
+from tutti.plan import compute
 from tutti.plan.choice import Choices, input_placement, layouts, output_placement
+from tutti.plan.compute import LocalCall
 from tutti.plan.layout import Layout, Mesh, Placement, Split
 from tutti.plan.problem import Operator
 from tutti.plan.reshard import sent_bytes
@@ -37,21 +37,28 @@ class Pricer:
         if o.is_input or not o.bytes:
             return 0.0
         parts = prod(self.mesh[axis] for axis, c in choices.items() if c.factor)
-        moved = sum(
-            prod(o.rule.shape(o.rule.inputs[i])) * self.itemsize(o) // self.parts(input_placement, o, i, choices)
-            for i in range(len(o.rule.inputs))
-        ) + sum(self.made_bytes(o, i, choices) for i, s in enumerate(o.outputs) if s.dtype)
         parts /= prod(
             WORK[o.target](o.node, c.factor, c.outer, self.mesh[axis])
             for axis, c in choices.items()
             if c.factor and o.target in WORK
         )
-        ins, _ = layouts(o.rule, choices) if o.target in PRODUCTS else ((), ())
-        shapes = [at.local_shape(o.rule.shape(dims), self.mesh) for at, dims in zip(ins, o.rule.inputs, strict=False)]
-        device = self.cluster.device
-        dtype = next((s.dtype for s in o.outputs if s and s.dtype), torch.float32)
-        seconds = operator_seconds(device, o.target, shapes, dtype, o.flops / parts, moved, lies_transposed(o.node))
-        return seconds + device.overhead + self.exchanged(o, choices)
+        call = LocalCall(
+            o.node,
+            [spec.bytes // self.parts(input_placement, o, i, choices) for i, spec in enumerate(o.operands)],
+            [self.made_bytes(o, i, choices) for i, s in enumerate(o.outputs) if s.dtype],
+            next((s.dtype for s in o.outputs if s.dtype), torch.float32),
+            o.operands[0].dtype if o.operands else None,
+            o.flops / parts,
+            lambda: self.shapes(o, choices),
+            o.in_rows,
+            o.transposed,
+        )
+        return compute.seconds(self.cluster.device, call) + self.cluster.device.overhead + self.exchanged(o, choices)
+
+    def shapes(self, o: Operator, choices: Choices) -> list[tuple[int, ...]]:
+        """Local shapes of the operands."""
+        ins, _ = layouts(o.rule, choices)
+        return [at.local_shape(spec.shape, self.mesh) for at, spec in zip(ins, o.operands, strict=True)]
 
     def exchanged(self, o: Operator, choices: Choices) -> float:
         """What the operator's own computation sends: sums of the rows of a split softmax, border rows, ..."""
@@ -78,17 +85,14 @@ class Pricer:
         """Over how many ranks an operand (`input_placement`) or output (`output_placement`) is split."""
         return prod(self.mesh[a] for a, c in choices.items() if isinstance(placement(o.rule, c, i), Split))
 
-    def itemsize(self, o: Operator) -> int:
-        return next((s.dtype.itemsize for s in o.outputs if s and s.dtype), 4)
-
     def collective(self, kind: str, axis: str, local: int, messages: int = 1) -> float:
         """Collectives in which each rank begins with `local` bytes in all, with the copies around them."""
         k = self.mesh[axis]
         if kind in ("slice", "mask"):
             return local / self.cluster.device.bandwidth if kind == "mask" else 0.0
         sent = sent_bytes(kind, local, k)
-        copies = 2 * local * (k if kind == "all_gather" else 1) / self.cluster.device.bandwidth
-        return self.cluster.time(kind, sent, self.strides[axis], k, messages) + copies
+        arranged = 2 * local * (k if kind == "all_gather" else 1) / self.cluster.device.bandwidth
+        return self.cluster.time(kind, sent, self.strides[axis], k, messages) + arranged
 
     def bucketed(self, kind: str, axis: str, local: int) -> float:
         """The part of a collective's price that falls to it where many are merged into buckets."""

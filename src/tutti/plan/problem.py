@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from string import ascii_lowercase
 
+from tutti.cluster.operators import keeps_rows, lies_transposed
 from tutti.graph.step_graph import BACKWARD, UPDATE, Call, Spec, StepGraph
 from tutti.rules import operands, replicated, rule_of, source, specs
 from tutti.rules.rule import Rule
@@ -32,6 +33,22 @@ class Operator:
     bytes: int
     node: Call = None  # one of them; None of an input
     count: int = 0
+
+    @cached_property
+    def operands(self) -> list[Spec]:
+        """What it reads, in order."""
+        return [] if self.node is None else [x.meta["val"] for x in operands(self.node)]
+
+    @cached_property
+    def transposed(self) -> bool:
+        """Whether the first matrix of a product is a transposed view."""
+        return self.node is not None and lies_transposed(self.node)
+
+    @cached_property
+    def in_rows(self) -> bool:
+        """Whether neighbours in the last dim of its first operand are neighbours in memory, as its maker tells."""
+        first = next(iter(operands(self.node)), None) if self.node is not None else None
+        return first is None or keeps_rows(first)
 
     @property
     def is_input(self) -> bool:

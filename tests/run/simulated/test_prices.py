@@ -11,7 +11,8 @@ from programs import program
 from tutti.cluster import Cluster, Device
 from tutti.cluster.curve import Curve
 from tutti.cluster.device import FAMILIES, Link
-from tutti.run.simulated.prices import PASSES, Prices, moved
+from tutti.plan.compute import PASSES
+from tutti.run.simulated.prices import Prices
 from tutti.run.simulated.replay import Event, replay
 
 aten = torch.ops.aten
@@ -67,8 +68,8 @@ def test_a_pool_looks_at_what_its_windows_cover():
         return (calls(aten.max_pool2d_with_indices.default, (x, [3, 3], [2, 2], [1, 1]), (1, 2, 4, 4)),)
 
     event, taken, _ = last(build, {"batch:x": (1, 2, 8, 8)})
-    assert moved(event) == 4 * 2 * 4 * 4 * 9
-    assert taken == pytest.approx(moved(event) * RATES["pool"])
+    assert event.outputs[0].bytes == 4 * 2 * 4 * 4
+    assert taken == pytest.approx(event.outputs[0].bytes * 9 * RATES["pool"])
 
 
 def test_the_gradient_of_a_table_is_zeros_and_the_rows_that_are_added():

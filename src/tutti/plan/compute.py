@@ -1,0 +1,108 @@
+"""What one call computes in, on one device and its local parts: by the search's options, and by the simulator's calls.
+
+Matrix products go by their shapes, all else by the bytes that it moves (`tutti.cluster.operators`). What its operator
+moves is told here: look-ups read as much of a table as they return, poolings what their windows cover, and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import fx
+
+import tutti.nn.random  # noqa: F401  (registers the operators)
+from tutti.cluster.device import Device
+from tutti.cluster.operators import PRODUCTS, Shape, family_of
+from tutti.cluster.operators import seconds as operator_seconds
+
+# Passes over its numbers that a draw of random numbers makes (`tutti.nn.random`): by their count, and as measured on a
+# CPU, where 17 to 36 of them take as long as writing four bytes each does, since the pieces stay in the cache.
+DRAWS, PASSES, PASS = torch.ops.tutti.uniform.default, 22, 16  # bytes that a pass reads and writes in memory
+LOOKUPS = ("embedding", "index", "index_select", "gather", "nll_loss_forward")  # read as much of a table as they return
+COPIES = ("clone", "reshape", "contiguous", "_to_copy", "copy")  # whose speed is that of how their operand lies
+CONVOLUTIONS = ("convolution", "convolution_backward")
+LANES = 16  # channels that a CPU's kernels of convolutions work on at once (oneDNN's blocked layouts)
+
+
+@dataclass(slots=True)
+class LocalCall:
+    """A call on one rank's parts.
+
+    node: the call, of the whole graph or of a Program: its operator and arguments. read, made: bytes by operand and
+    output; written: in place. dtype: of its first output; read_dtype: of its first operand. flops: of work on matrices.
+    shapes: of its operands, asked for where they matter. in_rows: whether neighbours in the last dim of its first
+    operand are neighbours in memory. transposed: whether the first matrix of a product is a transposed view.
+    """
+
+    node: fx.Node
+    read: Sequence[int]
+    made: Sequence[int]
+    dtype: torch.dtype
+    read_dtype: torch.dtype | None
+    flops: float
+    shapes: Callable[[], Sequence[Shape]]
+    in_rows: bool
+    transposed: bool
+    written: int = 0
+
+
+def seconds(device: Device, call: LocalCall) -> float:
+    """Seconds of a call, without its overhead."""
+    target, family = call.node.target, _family(call)
+    if family == "table" and call.read:  # of zeros, to which the rows of the gradient are added
+        rows = device.stream_seconds(3 * call.read[0], family, call.dtype)
+        return device.stream_seconds(call.made[0], "add", call.dtype) + rows
+    shapes = call.shapes() if target in PRODUCTS else ()
+    work = call.flops * _filled(call) if device.name.startswith("cpu") else call.flops
+    bytes_ = _drawn(device, call) if target is DRAWS else _moved(call, family)
+    return operator_seconds(device, target, shapes, call.dtype, work, bytes_, call.transposed, family)
+
+
+def _moved(call: LocalCall, family: str) -> int:
+    """Bytes that a call reads and writes."""
+    if call.read and call.made:
+        name = name_of(call.node)
+        if name in LOOKUPS:
+            return sum(call.read[1:]) + 2 * sum(call.made)
+        if family == "pool" and not name.endswith("_backward"):  # what its windows cover
+            return call.made[0] * prod(call.node.args[1])  # pyright: ignore
+    return sum(call.read) + sum(call.made) + call.written
+
+
+def _drawn(device: Device, call: LocalCall) -> int:
+    """Bytes whose moving takes as long as a draw of random numbers does."""
+    each = call.dtype.itemsize if device.name.startswith("cpu") else PASS
+    return PASSES * each * (call.made[0] // call.dtype.itemsize)
+
+
+def _family(call: LocalCall) -> str:
+    """By which a call moves its bytes: copies by how their operand lies, conversions of bools as comparisons."""
+    if call.read and name_of(call.node) in COPIES:
+        if call.read_dtype == torch.bool != call.dtype:
+            return "compare"
+        return "add" if call.in_rows else "transpose"
+    return family_of(call.node.target)
+
+
+def _filled(call: LocalCall) -> float:
+    """How much more work a CPU does for channels that do not fill its lanes: of what a convolution makes."""
+    name = name_of(call.node)
+    if name not in CONVOLUTIONS:
+        return 1.0
+    backward = name == "convolution_backward"
+    if call.node.args[9 if backward else 8] != 1:  # groups have kernels of their own
+        return 1.0
+    made, taken, *_ = call.shapes()[1 + backward]
+    return _lanes(made) * (_lanes(taken) if backward else 1.0)
+
+
+def _lanes(channels: int) -> float:
+    return -(-channels // LANES) * LANES / channels
+
+
+def name_of(node: fx.Node) -> str:
+    schema = getattr(node.target, "_schema", None)
+    return schema.name.rpartition("::")[2] if schema else ""
