@@ -11,7 +11,7 @@ import tutti
 from tutti import cli
 from tutti.cluster.presets import PRESETS
 from tutti.graph.load import load
-from tutti.plan.search import difference
+from tutti.plan.reasons import difference
 
 
 def run(capsys, *arguments) -> tuple[int, str, str]:

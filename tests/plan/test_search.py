@@ -11,7 +11,8 @@ from searches import predicted, search, wide
 from tutti.plan.explain import seconds
 from tutti.plan.layout import devices
 from tutti.plan.plan import Plan
-from tutti.plan.search import NEAR, Search, difference
+from tutti.plan.reasons import difference
+from tutti.plan.search import NEAR, Search
 from tutti.run.planning import judge
 
 CLUSTER = tutti.Cluster.parse("h100:4")
@@ -31,7 +32,8 @@ def test_what_fits_comes_by_time_and_every_other_mesh_is_slower(graph):
     found = search(graph, CLUSTER, progress=told.append)
     plans = found.ranked(6)
     times = [p.predicted.step_seconds for p in plans]
-    assert len(plans) >= 6 and times == sorted(times) and plans[0].name.startswith("auto-")
+    assert len(plans) >= 6 and times == sorted(times)
+    assert any(p.name.startswith("auto-") for p in plans[:2])
     assert {"dp4", "tp4"} & {p.name for p in plans}, "the textbook, to compare with"
     assert all(found.fused * c.bound > times[0] / NEAR for c in found.candidates if id(c) not in found.judged)
     assert "mesh dp 2 x tp 2 (2 of 2)" in told and f"simulating {plans[0].name}" in told

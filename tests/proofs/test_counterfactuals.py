@@ -11,8 +11,8 @@ import tutti
 import zoo
 from searches import search
 from tutti.plan.explain import seconds, size
-from tutti.plan.search import difference
-from tutti.plan.why import otherwise
+from tutti.plan.otherwise import otherwise
+from tutti.plan.reasons import difference
 from tutti.run.simulated.step import dry_run
 
 UP = "model.layers.*.mlp.up_proj.weight"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from tutti.plan.layout import R
+from tutti.plan.layout import Mesh, R
 
 if TYPE_CHECKING:
     from tutti.plan.plan import Plan, Prediction
@@ -16,8 +16,10 @@ NOT_STATE = ("param", "buffer", "batch", "grad", "lr", "step", "seed", "constant
 
 def explain(plan: Plan) -> str:
     """A readable text of a page or less, whatever the depth of the model: layers that share a label share a line."""
-    mesh = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items())
-    lines = [f"plan {plan.name or '(without a name)'}: mesh {mesh}" + (f" on {plan.cluster}" if plan.cluster else "")]
+    lines = [
+        f"plan {plan.name or '(without a name)'}: mesh {mesh_name(plan.mesh)}"
+        + (f" on {plan.cluster}" if plan.cluster else "")
+    ]
     if plan.accumulate > 1:
         lines.append(f"{plan.accumulate} microbatches per update")
     if plan.prediction:
@@ -72,6 +74,11 @@ def _layouts(plan: Plan) -> list[str]:
 def _table(rows: list[tuple[str, ...]], indent: str) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [indent + "  ".join(f"{c:{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def mesh_name(mesh: Mesh) -> str:
+    """`dp 2 x tp 4`."""
+    return " x ".join(f"{axis} {n}" for axis, n in mesh.items())
 
 
 def seconds(value: float) -> str:

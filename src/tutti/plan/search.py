@@ -11,12 +11,12 @@ Microbatches never make a step faster, but smaller: more of them are tried while
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from math import prod
+from collections.abc import Callable, Iterable, Iterator
 
 from tutti.cluster import Cluster
 from tutti.graph.step_graph import StepGraph
-from tutti.plan.explain import seconds, size
+from tutti.plan import reasons
+from tutti.plan.explain import mesh_name
 from tutti.plan.layout import Mesh, devices
 from tutti.plan.pin import Pin
 from tutti.plan.plan import Plan, Prediction
@@ -26,8 +26,6 @@ from tutti.plan.textbook import Textbook
 BUDGET = 60.0  # seconds that a search may take
 NEAR = 1.02  # costs and judgements agree within this
 TRIES = 4  # to make a plan fit
-LARGEST = 4096  # times the devices, when it is asked how many would do
-REJECTED = 2  # plans that are told of though they do not fit
 DEEPER = 30  # times as long as with two axes it may take to look at a mesh of three
 SHRINKING = ("activations", "temporaries", "communication")  # kinds of memory that microbatches make less
 
@@ -75,8 +73,8 @@ class Search:
         """The fastest plan that fits in memory, with the reasons. top: see `ranked`."""
         plans = self.ranked(top)
         if not self.fits(plans[0]):
-            raise ValueError(self.too_large(plans[0]))
-        return plans[0].replace(reasons=self.reasons(plans))
+            raise ValueError(reasons.too_large(self, plans[0]))
+        return plans[0].replace(reasons=reasons.why(self, plans))
 
     def ranked(self, top: int = 1) -> list[Plan]:
         """The plans that were judged, at least `top` of them where there are: those that fit by time, then the others
@@ -99,15 +97,21 @@ class Search:
         return self.planners[count]
 
     def look(self, planner: Planner) -> Iterator[Candidate]:
-        """The candidates of all meshes of one or two axes, or of the one that is given."""
+        """The candidates of all meshes of one or two axes, or of the one that is given; and what the textbook says, which
+        may be faster than costs tell."""
         many = f" with {planner.accumulate} microbatches" if planner.accumulate > 1 else ""
         meshes = self.meshes(planner)
+        if self.plans:  # first what was best with fewer microbatches
+            meshes.sort(key=lambda mesh: list(mesh.items()) != list(self.best_of_all.mesh.items()))
         for i, mesh in enumerate(meshes):
-            if self.late and (i or self.plans):
+            if self.late and (i or self.fastest is not None):
                 self.left += len(meshes) - i
                 return
             self.progress(f"mesh {mesh_name(mesh)}{many} ({i + 1} of {len(meshes)})")
             yield self.candidate(planner, mesh)
+        if not self.mesh and not self.late:
+            self.progress("what the textbook says")
+            yield from planner.references()
 
     def deeper(self) -> None:
         """Look at meshes of three axes, the whole nodes or two halves as one, while there is time."""
@@ -212,12 +216,8 @@ class Search:
         return next((n for n in range(count + 1, self.batch + 1) if self.batch % n == 0 and n >= wanted), 0)
 
     def fill(self, top: int) -> None:
-        """Judge more candidates, and what the textbook says, until there are so many plans."""
-        if len(self.plans) >= top:
-            return
-        planner = self.planners[next(iter(self.planners))]
+        """Judge more candidates until there are so many plans."""
         others = [c for c in self.candidates if id(c) not in self.judged]
-        others += [] if self.mesh else planner.references()
         for candidate in sorted(others, key=lambda c: c.bound):
             if len(self.plans) >= top or self.late:
                 return
@@ -242,102 +242,3 @@ class Search:
     def rank(self, plan: Plan) -> tuple[bool, float]:
         made, fits = plan.predicted, self.fits(plan)
         return not fits, made.step_seconds if fits else made.peak_bytes
-
-    def reasons(self, plans: list[Plan]) -> tuple[str, ...]:
-        """Why the first of the ranked plans, in words."""
-        best, *others = plans
-        fitting = sum(map(self.fits, plans))
-        of = f": the fastest of {fitting} that fit, of {len(plans)} plans that were simulated" if others else ""
-        reasons = [f"chosen {_line(best)}{of}"]
-        if not best.operators and prod(best.mesh.values()) > 1:
-            reasons.append("every device computes everything: to split it would cost more communication than it saves")
-        slower = [p for p in others if self.fits(p)]
-        if slower:
-            reasons.append(f"runner-up {_line(slower[0])}: {difference(best, slower[0])}")
-        for p in sorted((p for p in others if not self.fits(p)), key=lambda p: p.predicted.step_seconds)[:REJECTED]:
-            reasons.append(f"rejected {_line(p)}: more than the {size(self.memory)} of a device")
-        skipped = [c for c in self.candidates if id(c) not in self.judged]
-        if skipped:
-            nearest = min(skipped, key=lambda c: c.bound)
-            least = seconds(self.fused * nearest.bound)
-            reasons.append(f"not simulated: {len(skipped)} other meshes, whose steps take at least {least} by what "
-                           f"their operators and collectives cost (mesh {mesh_name(nearest.mesh)})")  # fmt: skip
-        if self.left:
-            reasons.append(f"{self.left} meshes were not looked at for want of time: a larger budget has more")
-        return (*reasons, *self.planners[best.accumulate].left_out(), *best.reasons)
-
-    def too_large(self, smallest: Plan) -> str:
-        """That nothing fits, and what would."""
-        made = smallest.predicted
-        kinds = sorted(made.bytes_by_kind.items(), key=lambda item: -item[1])[:3]
-        said = (
-            f"no plan fits into {size(self.memory)} per device on {self.cluster}: the smallest, {smallest.name}, needs "
-            f"{size(made.peak_bytes)} ({', '.join(f'{kind} {size(n)}' for kind, n in kinds)})"
-        )
-        enough = self.enough()
-        if enough:
-            said += (
-                f"; it needs at least {enough.cluster}: there {enough.name} needs {size(enough.predicted.peak_bytes)}"
-            )
-        else:
-            said += "; more devices of this kind alone do not help"
-        if self.accumulate is not None and self.accumulate < self.batch:
-            said += f"; or more microbatches than {self.accumulate} per update, or a smaller batch"
-        return "; ".join((said, *self.planners[smallest.accumulate].left_out()))
-
-    def enough(self) -> Plan | None:
-        """The smallest plan on the fewest devices of this kind that hold it: a power of two, or 3/4 of one."""
-        planner, n = self.planners[max(self.planners)], 1 << self.cluster.size.bit_length()
-        while n <= LARGEST * self.cluster.size:
-            found = self.on(planner, n)
-            if found:
-                fewer = 3 * n // 4
-                return (self.on(planner, fewer) if fewer > self.cluster.size else None) or found
-            n *= 2
-        return None
-
-    def on(self, planner: Planner, count: int) -> Plan | None:
-        """A plan that fits on so many devices, where there can be so many."""
-        try:
-            cluster = self.cluster.of(count)
-            self.progress(f"whether {cluster} would do")
-            inner = cluster.levels[0][0]
-            mesh = {"dp": cluster.size // inner, "tp": inner} if inner < cluster.size else {"dp": cluster.size}
-            candidate = Planner(planner.step, cluster, (), planner.accumulate).on(mesh)
-        except ValueError:
-            return None
-        plan = candidate.plan(candidate.smallest())
-        made = self.judge(planner.step, plan, cluster)
-        return plan.replace(prediction=made) if made.peak_bytes <= self.memory else None
-
-
-def difference(ours: Plan, other: Plan) -> str:
-    """What the other takes more, or less: the difference of the two simulations."""
-    a, b = ours.predicted, other.predicted
-    parts: Mapping[str, float] = {
-        "computing": b.compute_seconds - a.compute_seconds,
-        "communicating": b.communication_seconds - a.communication_seconds,
-    }
-    said = ", ".join(f"{_signed(value)} {what}" for what, value in parts.items())
-    memory = b.peak_bytes - a.peak_bytes
-    return (
-        f"{_signed(b.step_seconds - a.step_seconds)} a step ({said}), "
-        f"{'-' if memory < 0 else '+'}{size(abs(memory))} of memory"
-    )
-
-
-def _signed(value: float) -> str:
-    return f"{'-' if value < 0 else '+'}{seconds(abs(value))}"
-
-
-def _line(p: Plan) -> str:
-    made = p.predicted
-    many = f" of {p.accumulate} microbatches" if p.accumulate > 1 else ""
-    return (
-        f"{p.name}: {seconds(made.step_seconds)} a step{many} ({seconds(made.communication_seconds)} waiting for "
-        f"communication), peak {size(made.peak_bytes)} per device"
-    )
-
-
-def mesh_name(mesh: Mesh) -> str:
-    return " x ".join(f"{axis} {n}" for axis, n in mesh.items())

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
+from rich.console import Console
+
 import tutti
 from tutti.cluster import Cluster, machine
 from tutti.graph.step_graph import StepGraph
@@ -51,8 +53,12 @@ def best_plan(
     if file and file.is_file():
         known = Plan.load(file)
         return known.replace(reasons=(*known.reasons, SAID))
-    search = Search(graph_of, batch, cluster, judge(level), pins=pins, accumulate=accumulate, mesh=mesh, budget=budget)
-    found = search.best()
+    with Console(stderr=True).status("planning") as status:  # seen on a terminal alone
+        search = Search(
+            graph_of, batch, cluster, judge(level), pins=pins, accumulate=accumulate, mesh=mesh, budget=budget,
+            progress=lambda what: status.update(f"planning: {what}"),
+        )  # fmt: skip
+        found = search.best()
     if file and not search.late:
         file.parent.mkdir(parents=True, exist_ok=True)
         whole = file.with_suffix(f".{os.getpid()}")

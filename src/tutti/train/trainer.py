@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 import tutti
 from tutti.data.loader import Loader, batch_at, held_out_batches
 from tutti.data.tokenizer import load_tokenizer
+from tutti.plan.explain import mesh_name
 from tutti.run.launch import Interrupted, local_rank, rank, world_size
 from tutti.train import checkpoint
 from tutti.train.config import Config
@@ -186,10 +187,10 @@ class Trainer:
 
 def describe(step: "tutti.Step") -> str:
     """A plan in a line: `dp 2 on cpu:2; expected 0.31 s a step, 0.42 GB a rank`."""
-    mesh = " x ".join(f"{axis} {size}" for axis, size in step.plan.mesh.items()) or "one device"
-    expected = step.plan.prediction
-    costs = f"; expected {expected.step_seconds:.3f} s a step, {expected.peak_bytes / 1e9:.2f} GB a rank"
-    return f"{step.plan.name} ({mesh}) on {step.cluster}{costs if expected else ''}"
+    mesh = mesh_name(step.plan.mesh)
+    expected = step.plan.predicted
+    costs = f"expected {expected.step_seconds:.3f} s a step, {expected.peak_bytes / 1e9:.2f} GB a rank"
+    return f"{step.plan.name} ({mesh}) on {step.cluster}; {costs}"
 
 
 @contextmanager

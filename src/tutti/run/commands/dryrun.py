@@ -9,8 +9,7 @@ import tyro
 from rich.console import Console
 
 from tutti.cluster import Cluster
-from tutti.plan.explain import seconds, size
-from tutti.plan.plan import Plan
+from tutti.plan.explain import mesh_name, seconds, size
 from tutti.run.commands.tables import consoles, read, table
 from tutti.run.commands.workload import Captured, Workload
 from tutti.run.levels import LEVELS
@@ -65,7 +64,7 @@ def dryrun(
             save_gantt(made, gantt)
     if chosen.graph and chosen.graph != graph.fingerprint:
         console.print("the plan was made for another step of this model: another batch, seq, dtype or optimizer")
-    console.print(f"plan {chosen.name or plan} at {level} on {target}: {' x '.join(_axes(chosen))}")
+    console.print(f"plan {chosen.name or plan} at {level} on {target}: {mesh_name(chosen.mesh)}")
     _show(made, console)
     for file in (timeline, gantt):
         if file:
@@ -102,7 +101,3 @@ def _show(made: DryRun, console: Console) -> None:
     for label, _, count, took in made.slowest()[:SHOWN]:
         shown.add_row(label, f"{count:,}", seconds(took), f"{100 * took / made.seconds:.1f} %")
     console.print(shown)
-
-
-def _axes(plan: Plan) -> list[str]:
-    return [f"{axis} {n}" for axis, n in plan.mesh.items()]

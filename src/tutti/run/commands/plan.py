@@ -8,11 +8,12 @@ from typing import Annotated, Literal
 import tyro
 
 from tutti.cluster import Cluster
-from tutti.plan.explain import seconds, size
+from tutti.plan.explain import mesh_name, seconds, size
+from tutti.plan.otherwise import otherwise
 from tutti.plan.pin import parse_pin
 from tutti.plan.plan import Plan
-from tutti.plan.search import BUDGET, Search, difference, mesh_name
-from tutti.plan.why import otherwise
+from tutti.plan.reasons import difference
+from tutti.plan.search import BUDGET, Search
 from tutti.run.commands.tables import consoles, read, table
 from tutti.run.commands.workload import Captured, Workload
 from tutti.run.levels import LEVELS

@@ -1,0 +1,113 @@
+"""In words: why a plan was chosen, what another would take, and what would do where nothing fits."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+from tutti.plan.explain import mesh_name, seconds, size
+from tutti.plan.plan import Plan
+from tutti.plan.planner import Planner
+
+if TYPE_CHECKING:
+    from tutti.plan.search import Search
+
+LARGEST = 4096  # times the devices, when it is asked how many would do
+REJECTED = 2  # plans that are told of though they do not fit
+
+
+def why(search: Search, plans: list[Plan]) -> tuple[str, ...]:
+    """Why the first of the ranked plans, in words."""
+    best, *others = plans
+    fitting = sum(map(search.fits, plans))
+    of = f": the fastest of {fitting} that fit, of {len(plans)} plans that were simulated" if others else ""
+    told = [f"chosen {_line(best)}{of}"]
+    if not best.operators and prod(best.mesh.values()) > 1:
+        told.append("every device computes everything: to split it would cost more communication than it saves")
+    slower = [p for p in others if search.fits(p)]
+    if slower:
+        told.append(f"runner-up {_line(slower[0])}: {difference(best, slower[0])}")
+    for p in sorted((p for p in others if not search.fits(p)), key=lambda p: p.predicted.step_seconds)[:REJECTED]:
+        told.append(f"rejected {_line(p)}: more than the {size(search.memory)} of a device")
+    skipped = [c for c in search.candidates if id(c) not in search.judged]
+    if skipped:
+        nearest = min(skipped, key=lambda c: c.bound)
+        least = seconds(search.fused * nearest.bound)
+        told.append(f"not simulated: {len(skipped)} other candidates, whose steps take at least {least} by what "
+                       f"their operators and collectives cost (mesh {mesh_name(nearest.mesh)})")  # fmt: skip
+    if search.left:
+        told.append(f"{search.left} meshes were not looked at for want of time: a larger budget has more")
+    return (*told, *search.planners[best.accumulate].left_out(), *best.reasons)
+
+
+def too_large(search: Search, smallest: Plan) -> str:
+    """That nothing fits, and what would."""
+    made = smallest.predicted
+    kinds = sorted(made.bytes_by_kind.items(), key=lambda item: -item[1])[:3]
+    said = (
+        f"no plan fits into {size(search.memory)} per device on {search.cluster}: the smallest, {smallest.name}, needs "
+        f"{size(made.peak_bytes)} ({', '.join(f'{kind} {size(n)}' for kind, n in kinds)})"
+    )
+    larger = enough(search)
+    if larger:
+        said += f"; it needs at least {larger.cluster}: there {larger.name} needs {size(larger.predicted.peak_bytes)}"
+    else:
+        said += "; more devices of this kind alone do not help"
+    if search.accumulate is not None and search.accumulate < search.batch:
+        said += f"; or more microbatches than {search.accumulate} per update, or a smaller batch"
+    return "; ".join((said, *search.planners[smallest.accumulate].left_out()))
+
+
+def enough(search: Search) -> Plan | None:
+    """The smallest plan on the fewest devices of this kind that hold it: a power of two, or 3/4 of one."""
+    planner, n = search.planners[max(search.planners)], 1 << search.cluster.size.bit_length()
+    while n <= LARGEST * search.cluster.size:
+        found = on(search, planner, n)
+        if found:
+            fewer = 3 * n // 4
+            return (on(search, planner, fewer) if fewer > search.cluster.size else None) or found
+        n *= 2
+    return None
+
+
+def on(search: Search, planner: Planner, count: int) -> Plan | None:
+    """A plan that fits on so many devices, where there can be so many."""
+    try:
+        cluster = search.cluster.of(count)
+        search.progress(f"whether {cluster} would do")
+        inner = cluster.levels[0][0]
+        mesh = {"dp": cluster.size // inner, "tp": inner} if inner < cluster.size else {"dp": cluster.size}
+        candidate = Planner(planner.step, cluster, (), planner.accumulate).on(mesh)
+    except ValueError:
+        return None
+    plan = candidate.plan(candidate.smallest())
+    made = search.judge(planner.step, plan, cluster)
+    return plan.replace(prediction=made) if made.peak_bytes <= search.memory else None
+
+
+def difference(ours: Plan, other: Plan) -> str:
+    """What the other takes more, or less: the difference of the two simulations."""
+    a, b = ours.predicted, other.predicted
+    parts = {
+        "computing": b.compute_seconds - a.compute_seconds,
+        "communicating": b.communication_seconds - a.communication_seconds,
+    }
+    said = ", ".join(f"{_signed(value)} {what}" for what, value in parts.items())
+    memory = b.peak_bytes - a.peak_bytes
+    return (
+        f"{_signed(b.step_seconds - a.step_seconds)} a step ({said}), "
+        f"{'-' if memory < 0 else '+'}{size(abs(memory))} of memory"
+    )
+
+
+def _signed(value: float) -> str:
+    return f"{'-' if value < 0 else '+'}{seconds(abs(value))}"
+
+
+def _line(p: Plan) -> str:
+    made = p.predicted
+    many = f" of {p.accumulate} microbatches" if p.accumulate > 1 else ""
+    return (
+        f"{p.name}: {seconds(made.step_seconds)} a step{many} ({seconds(made.communication_seconds)} waiting for "
+        f"communication), peak {size(made.peak_bytes)} per device"
+    )
