@@ -16,10 +16,8 @@ NOT_STATE = ("param", "buffer", "batch", "grad", "lr", "step", "seed", "constant
 
 def explain(plan: Plan) -> str:
     """A readable text of a page or less, whatever the depth of the model: layers that share a label share a line."""
-    lines = [
-        f"plan {plan.name or '(without a name)'}: mesh {mesh_name(plan.mesh)}"
-        + (f" on {plan.cluster}" if plan.cluster else "")
-    ]
+    on = f" on {plan.cluster}" if plan.cluster else ""
+    lines = [f"plan {plan.name or '(without a name)'}: mesh {mesh_name(plan.mesh)}{on}"]
     if plan.accumulate > 1:
         lines.append(f"{plan.accumulate} microbatches per update")
     if plan.prediction:

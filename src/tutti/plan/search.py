@@ -97,8 +97,7 @@ class Search:
         return self.planners[count]
 
     def look(self, planner: Planner) -> Iterator[Candidate]:
-        """The candidates of all meshes of one or two axes, or of the one that is given; and what the textbook says, which
-        may be faster than costs tell."""
+        """The candidates of all meshes of one or two axes, or of the one that is given, and what the textbook says."""
         many = f" with {planner.accumulate} microbatches" if planner.accumulate > 1 else ""
         meshes = self.meshes(planner)
         if self.plans:  # first what was best with fewer microbatches
