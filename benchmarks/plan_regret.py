@@ -1,14 +1,14 @@
 """Whether the planner's choice is the fastest plan, and whether predictions rank plans as measurements do.
 
 For models of several kinds on two and on four Gloo processes of this machine, all plans of a case (see
-`plan_regret_cases.py`) are run in turns, round by round, and predicted on the calibrated cluster: `simulated` by
-`tutti.run.simulated.step.dry_run`, `estimated` by what the search goes by. A step takes as long as its slowest rank.
+`plan_regret_cases.py`) are run in turns, round by round, and predicted on the calibrated cluster by the simulator
+(`tutti.run.simulated.step.dry_run`), which is what the search goes by. A step takes as long as its slowest rank.
 Other programs add, and more to some plans than to others: before a turn the machine is given time to fall quiet, turns
 in which others took much of a core are repeated, both as long as patience lasts, and of the quietest turns the lower
 quartile counts. `foreign`: the cores that others took in those, on average. By case:
 
-- `regret`: measured time of the chosen plan over that of the fastest. `regret of simulated`, `... of estimated`: of
-  the plan that these would choose from the same ones.
+- `regret`: measured time of the chosen plan over that of the fastest; `regret of all` of the one that is predicted to
+  be the fastest of all that are compared.
 - `correlation`: Spearman's, of predicted and measured times.
 - `ratio`: median of predicted over measured.
 
@@ -32,7 +32,6 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 import torch
 import torch.distributed as dist
 from scipy.stats import spearmanr
-from tutti.plan.estimate import Estimator
 
 import harness
 import tutti
@@ -43,7 +42,6 @@ from tutti.cluster.command import command as calibrate
 from tutti.cluster.local import calibrated
 from tutti.graph.step_graph import StepGraph
 from tutti.plan.plan import Plan
-from tutti.plan.problem import problem_of
 from tutti.run.simulated.step import dry_run
 
 KEPT = machine.FOLDER / "plan_regret"
@@ -52,7 +50,7 @@ MOST = 2  # times as many rounds, where others keep the machine busy
 QUIET = 0.15  # cores that others take
 PATIENCE = 240.0  # seconds that a case waits for quiet in all
 SECONDS = 0.25  # of steps in a turn, at least one
-BY = ("simulated", "estimated")
+TOLD = ("regret", "regret of all", "correlation", "ratio", "foreign")
 
 
 # -- in each process ---------------------------------------------------------------------------------------------------
@@ -170,15 +168,6 @@ def lower_quartile(values: list[float]) -> float:
 # -- predicting --------------------------------------------------------------------------------------------------------
 
 
-def predicted(case: Case, graph: StepGraph, plan: Plan, cluster: Cluster) -> dict[str, float]:
-    """Seconds of a step, by who says so."""
-    estimate = Estimator(graph, problem_of(graph), cluster).predict(plan)
-    return {
-        "simulated": dry_run(graph, plan, cluster, case.level).seconds,
-        "estimated": estimate.step_seconds,
-    }
-
-
 def cluster_of(processes: int) -> Cluster:
     threads = machine.threads_of(processes, 1)
     found = calibrated(processes, threads, "cpu")
@@ -201,7 +190,7 @@ def judged(case: Case, rounds: int) -> dict[str, Any]:
         seconds = [turn.seconds for turn in times[name]]
         foreign = statistics.mean(turn.foreign for turn in times[name])
         row = {"plan": name, "mesh": dict(plan.mesh), "measured": lower_quartile(seconds), "foreign": foreign}
-        rows.append(row | predicted(case, graph, plan, cluster))
+        rows.append(row | {"predicted": dry_run(graph, plan, cluster, case.level).seconds})
     rows.sort(key=lambda row: row["measured"])
     best = rows[0]["measured"]
     result: dict[str, Any] = {
@@ -209,20 +198,16 @@ def judged(case: Case, rounds: int) -> dict[str, Any]:
         "regret": next(row["measured"] for row in rows if chosen(row)) / best,
         "foreign": statistics.mean(row["foreign"] for row in rows),
     }  # fmt: skip
-    for by in BY:
-        pairs = [(row[by], row["measured"]) for row in rows]
-        result[by] = {
-            "regret": min(rows, key=lambda row: row[by])["measured"] / best,
-            "correlation": float(spearmanr(*zip(*pairs, strict=True)).statistic),
-            "ratio": statistics.median(p / m for p, m in pairs),
-        }
-    harness.say(
-        f"{case}: regret {result['regret']:.3f}, foreign {result['foreign']:.2f}; "
-        + "; ".join(f"{by} {', '.join(f'{k} {v:.3f}' for k, v in result[by].items())}" for by in BY)
-    )
+    pairs = [(row["predicted"], row["measured"]) for row in rows]
+    result |= {
+        "regret of all": min(rows, key=lambda row: row["predicted"])["measured"] / best,
+        "correlation": float(spearmanr(*zip(*pairs, strict=True)).statistic),
+        "ratio": statistics.median(p / m for p, m in pairs),
+    }
+    harness.say(f"{case}: {', '.join(f'{key} {result[key]:.3f}' for key in TOLD)}")
     for row in rows:
-        said = ", ".join(f"{by} {row[by] / row['measured']:.2f} of it" for by in BY)
-        harness.say(f"    {1e3 * row['measured']:8.1f} ms, {said}: {row['plan']}")
+        share = row["predicted"] / row["measured"]
+        harness.say(f"    {1e3 * row['measured']:8.1f} ms, predicted {share:.2f} of it: {row['plan']}")
     return result | {"plans": rows}
 
 
@@ -243,11 +228,8 @@ def run(quick: bool) -> dict[str, Any]:
     return {"median": _medians(cases), "cases": cases}
 
 
-def _medians(cases: list[dict[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {"regret": statistics.median(case["regret"] for case in cases)}
-    for by in BY:
-        found[by] = {key: statistics.median(case[by][key] for case in cases) for key in cases[0][by]}
-    return found
+def _medians(cases: list[dict[str, Any]]) -> dict[str, float]:
+    return {key: statistics.median(case[key] for case in cases) for key in TOLD}
 
 
 def draw(cases: list[dict[str, Any]], path: Path) -> None:
@@ -266,10 +248,9 @@ def draw(cases: list[dict[str, Any]], path: Path) -> None:
         xs = [row["measured"] for row in case["plans"]]
         ends = min(xs) / 1.5, max(xs) * 1.5
         at.plot(ends, ends, color="0.8")
-        for by, color in zip(BY, ("C0", "C1"), strict=True):
-            at.plot(xs, [row[by] for row in case["plans"]], "o", mfc="none", color=color, label=by)
-            choice = next(row for row in case["plans"] if chosen(row))
-            at.plot(choice["measured"], choice[by], "o", color=color)
+        at.plot(xs, [row["predicted"] for row in case["plans"]], "o", mfc="none", color="C0")
+        choice = next(row for row in case["plans"] if chosen(row))
+        at.plot(choice["measured"], choice["predicted"], "o", color="C0", label="chosen")
         title = f"{case['model']}, {case['processes']} processes, {case['level']}"
         at.set(xscale="log", yscale="log", title=f"{title}\nregret {case['regret']:.2f}")
     axes[-1, 0].set(xlabel="measured, seconds", ylabel="predicted")
