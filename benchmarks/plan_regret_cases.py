@@ -147,20 +147,20 @@ def textbook(processes: int) -> tuple[str, ...]:
     return ("dp", "tp", "zero1", "zero3", *both)
 
 
-def plans_of(graph: StepGraph, cluster: Cluster) -> dict[str, Plan]:
+def plans_of(graph: StepGraph, cluster: Cluster, level: str = "O0") -> dict[str, Plan]:
     """Plans by name, all different. The planner's choice has the name "auto" among others that it goes by."""
     found: dict[str, Plan] = {}
     named: dict[str, list[str]] = defaultdict(list)
-    for name, plan in _proposed(graph, cluster):
+    for name, plan in _proposed(graph, cluster, level):
         key = content(plan)
         found.setdefault(key, plan)
         named[key].append(name)
     return {" = ".join(names): found[key] for key, names in named.items()}
 
 
-def _proposed(graph: StepGraph, cluster: Cluster) -> Iterator[tuple[str, Plan]]:
+def _proposed(graph: StepGraph, cluster: Cluster, level: str) -> Iterator[tuple[str, Plan]]:
     planner = Planner(graph, cluster)
-    chosen = _searched(graph, cluster)
+    chosen = _searched(graph, cluster, level)
     yield "auto", chosen
     others = []
     for name in textbook(cluster.size):
@@ -168,18 +168,18 @@ def _proposed(graph: StepGraph, cluster: Cluster) -> Iterator[tuple[str, Plan]]:
             others.append(planner.named(name))
             yield name, others[-1]
     for name, speed in SPEEDS.items():
-        yield f"auto for {name}", _searched(graph, _with_links(cluster, speed))
+        yield f"auto for {name}", _searched(graph, _with_links(cluster, speed), level)
     memory = MEMORY * chosen.predicted.peak_bytes
     small = replace(cluster, device=replace(cluster.device, memory=memory))
-    yield "auto for less memory", _searched(graph, small)
+    yield "auto for less memory", _searched(graph, small, level)
     yield from _changed(graph, chosen, others)
     for seed in range(RANDOM):
         yield f"random {seed}", random_plan(graph, cluster, seed)
 
 
-def _searched(graph: StepGraph, cluster: Cluster) -> Plan:
+def _searched(graph: StepGraph, cluster: Cluster, level: str) -> Plan:
     """The fastest plan that fits, else the smallest."""
-    return Search(lambda count: graph, 1, cluster, judge("O0")).ranked()[0]
+    return Search(lambda count: graph, 1, cluster, judge(level)).ranked()[0]
 
 
 def _changed(graph: StepGraph, chosen: Plan, others: list[Plan]) -> Iterator[tuple[str, Plan]]:

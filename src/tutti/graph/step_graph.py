@@ -141,7 +141,7 @@ class StepGraph:
         digest = hashlib.sha256()
         for node in self.graph.nodes:
             parts = (node.op, str(node.target), node.meta.get("label"), str(node.meta.get("val")))
-            digest.update(repr((parts, [a.name for a in node.all_input_nodes])).encode())
+            digest.update(repr((parts, node.args, node.kwargs)).encode())
         return digest.hexdigest()[:16]
 
 

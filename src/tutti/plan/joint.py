@@ -11,8 +11,9 @@ A tensor with several readers has *hubs* between, with a layout as state: one wh
 one for each phase in which several read it. What readers share is so paid once, and what is gathered is gathered anew
 in each phase, as lowering does (`lower.shard`).
 
-    bytes[v][s]     = of inputs, and of what the forward pass keeps for the backward     `Joint.keep`
-    bytes[u,v][s,t] = of what a move makes that a view keeps                            `Joint.hold`
+    bytes[v][s]     = of inputs, of what the forward pass keeps for the backward, and
+                      of gradients, which the backward keeps for the update         `Joint.keep`
+    bytes[u,v][s,t] = of what a move makes: of all that a view keeps, and of one that passes   `Joint.version`
 
 are constrained by what a rank has: a price on them is added to the costs (`Joint.choose`).
 """
@@ -39,8 +40,9 @@ from tutti.plan.problem import Edge, Operator, Problem, Tensor
 class Chosen:
     """The choices of every operator by axis, their modelled cost in seconds, and a lower bound of any's.
 
-    kept: bytes of a rank's inputs and of what its forward pass keeps for the backward. price: seconds for each of them,
-    which cost and bound include.
+    kept: bytes of a rank's inputs and of what its forward pass keeps for the backward, or the backward for the update
+    where that is more. seconds: the cost without memory's; price: of a byte of these, and of what passes, which cost
+    and bound include.
     """
 
     choices: dict[str, dict[str, Choice]]
@@ -48,12 +50,26 @@ class Chosen:
     bound: float
     gap: float
     kept: float
+    seconds: float
     price: float = 0.0
 
-    @property
-    def seconds(self) -> float:
-        """Without what memory costs."""
-        return self.cost - self.price * self.kept
+
+@dataclass(frozen=True)
+class _Version:
+    """Bytes of what a move between two variables makes: held by a view until the backward pass, or there in passing."""
+
+    source: str
+    reader: str
+    held: int
+    passing: int
+    made: np.ndarray
+    read: np.ndarray
+    parts: np.ndarray
+
+    def bytes(self, source, reader, size: int | None = None) -> np.ndarray:
+        """For these states of the two. size: by default what is held and what passes."""
+        moved = (self.made[source][:, None, :] != self.read[reader][None, :, :]).any(-1)
+        return moved * ((self.held + self.passing if size is None else size) / self.parts[reader])
 
 
 class Joint:
@@ -67,8 +83,10 @@ class Joint:
                  allowed: Allowed | None = None, given: Given | None = None):  # fmt: skip
         self.problem, self.pricer, self.runs = problem, pricer, runs or {}
         self.network = Network()
-        self.bytes: dict[str, np.ndarray] = {}  # by variable what its states keep in memory
-        self.versions: list[tuple[str, str, np.ndarray]] = []  # by pair what a move between them makes and a view keeps
+        self.bytes: dict[str, np.ndarray] = {}  # by variable what its states keep in memory: of inputs,
+        self.activations: dict[str, np.ndarray] = {}  # what the forward pass keeps for the backward,
+        self.gradients: dict[str, np.ndarray] = {}  # and the backward for the update
+        self.versions: list[_Version] = []  # what moves make
         self.holding = _holding(problem)
         self.moves = {
             FORWARD: Moves(pricer.mesh, pricer.collective),
@@ -100,18 +118,26 @@ class Joint:
         Raises ValueError where no combination is possible.
         """
         network = self.network.copy()
-        for name, held in self.bytes.items() if memory_price else ():
-            network.add(name, memory_price * held)
-        for u, v, held in self.versions if memory_price else ():
-            network.join(u, v, memory_price * held)
+        for table in (self.bytes, self.activations, self.gradients) if memory_price else ():
+            for name, held in table.items():
+                network.add(name, memory_price * held)
+        for move in self.versions if memory_price else ():
+            network.join(move.source, move.reader, memory_price * move.bytes(slice(None), slice(None)))
         for label, option in (only or {}).items():
             network.add(label, np.where(np.arange(len(self.options[label])) == option, 0.0, NEVER))
         solution = minimize(network, seconds, close)
         choices = {label: dict(options.choices[solution.states[label]]) for label, options in self.options.items()}
         states = solution.states
-        kept = sum(held[states[name]] for name, held in self.bytes.items())
-        kept += sum(held[states[u], states[v]] for u, v, held in self.versions)
-        return Chosen(choices, solution.cost, solution.bound, solution.gap, float(kept), memory_price)
+        inputs, activations, gradients = (
+            sum(held[states[name]] for name, held in table.items())
+            for table in (self.bytes, self.activations, self.gradients)
+        )
+        moved = [(move, *(np.atleast_1d(states[x]) for x in (move.source, move.reader))) for move in self.versions]
+        versions = sum(move.bytes(s, t).item() for move, s, t in moved)
+        passing = sum(move.bytes(s, t, move.passing).item() for move, s, t in moved)
+        kept = inputs + max(activations + versions - passing, gradients)
+        seconds = solution.cost - memory_price * (inputs + activations + gradients + versions)
+        return Chosen(choices, solution.cost, solution.bound, solution.gap, float(kept), seconds, memory_price)
 
     def operator(self, o: Operator) -> None:
         options = self.options[o.label]
@@ -119,7 +145,7 @@ class Joint:
         costs *= o.count * self.runs.get(o.phase, 1)
         self.network.add(o.label, costs)
         if o.is_input:
-            self.keep(o.label, o.count * o.outputs[0].bytes, options.outputs[0])
+            self.keep(self.bytes, o.label, o.count * o.outputs[0].bytes, options.outputs[0])
 
     def tensor(self, tensor: Tensor, edges: list[Edge]) -> None:
         """Join the maker of a tensor to all readers."""
@@ -133,17 +159,19 @@ class Joint:
         kept = any(self.holds(e) or self.phase(e) == BACKWARD for e in edges)
         kept = kept and maker.phase == FORWARD and not maker.is_input and maker.bytes
         held = weight * maker.outputs[tensor[1]].bytes
+        if UPDATE in phases and maker.phase == BACKWARD and maker.bytes:
+            self.keep(self.gradients, source, held, made)
         if len(edges) > 1:
             layouts = _unique([made, *(self.read(edge) for edge in edges)])
             several = len(phases) > 1
-            held_as_moved = held if maker.is_input and any(map(self.holds, edges)) else 0
+            held_as_moved = held * (bool(maker.is_input) and any(map(self.holds, edges)))
             source, made = self.hub(tensor, "", (source, made), layouts, weight, _first(phases), held_as_moved,
                                     gathers=not several)  # fmt: skip
             if kept:
-                self.keep(source, held, made)
+                self.keep(self.activations, source, held, made)
             for phase, group in phases.items():
                 if several and len(group) > 1:
-                    held_as_moved = held if any(map(self.holds, group)) else 0
+                    held_as_moved = held * any(map(self.holds, group))
                     hub = self.hub(tensor, phase, (source, made), layouts, weight, phase, held_as_moved)
                     for edge in group:
                         self.edge(edge, *hub)
@@ -152,7 +180,7 @@ class Joint:
                         self.edge(edge, source, made)
         else:
             if kept:
-                self.keep(source, held, made)
+                self.keep(self.activations, source, held, made)
             self.edge(edges[0], source, made)
 
     def hub(
@@ -165,18 +193,17 @@ class Joint:
             costs = np.where(self.moves[FORWARD].gathers(source[1], layouts), NEVER, costs)
         self.network.add(hub, np.zeros(len(layouts)))
         self.network.join(source[0], hub, np.minimum(costs, NEVER))
-        if held:
-            self.hold(source[0], hub, held, source[1], layouts)
+        self.version(tensor, source[0], hub, held, source[1], layouts)
         return hub, layouts
 
-    def keep(self, name: str, size: int, layouts: np.ndarray) -> None:
+    def keep(self, table: dict[str, np.ndarray], name: str, size: int, layouts: np.ndarray) -> None:
         """A variable's states are layouts of so many bytes that stay in memory."""
-        self.bytes[name] = self.bytes.get(name, 0) + size / self.moves[FORWARD].parts(layouts)
+        table[name] = table.get(name, 0) + size / self.moves[FORWARD].parts(layouts)
 
-    def hold(self, source: str, reader: str, size: int, made: np.ndarray, read: np.ndarray) -> None:
-        """What is made by a move between the two stays in memory."""
-        moved = (made[:, None, :] != read[None, :, :]).any(-1)
-        self.versions.append((source, reader, moved * (size / self.moves[FORWARD].parts(read))))
+    def version(self, tensor: Tensor, source: str, reader: str, held: int, made: np.ndarray, read: np.ndarray) -> None:
+        """What is made by a move between the two: one at a time is there in passing, and `held` bytes stay."""
+        one = self.problem.operators[tensor[0]].outputs[tensor[1]].bytes
+        self.versions.append(_Version(source, reader, held, one, made, read, self.moves[FORWARD].parts(read)))
 
     def holds(self, edge: Edge) -> bool:
         return edge.operand >= 0 and edge.reader in self.holding
@@ -186,8 +213,8 @@ class Joint:
         weight = min(maker.count, self.problem.edges[edge])
         costs = weight * self.runs.get(phase, 1) * self.move(edge.tensor, made, self.read(edge), phase)
         self.network.join(source, edge.reader, np.minimum(costs, NEVER))
-        if self.holds(edge):
-            self.hold(source, edge.reader, weight * maker.outputs[edge.tensor[1]].bytes, made, self.read(edge))
+        held = weight * maker.outputs[edge.tensor[1]].bytes * self.holds(edge)
+        self.version(edge.tensor, source, edge.reader, held, made, self.read(edge))
 
     def read(self, edge: Edge) -> np.ndarray:
         """The layouts in which the reader asks for the tensor; the successor of an input lies as the input does."""

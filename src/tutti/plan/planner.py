@@ -63,7 +63,8 @@ class Planner:
 
     def held(self, mesh: Mesh, stored: Mapping[str, Layout]) -> Plan:
         """The cheapest plan whose inputs lie as they are stored."""
-        return Candidate(self, mesh, Free(self.problem, mesh, {}, stored)).plan()
+        plan = Candidate(self, mesh, Free(self.problem, mesh, {}, stored)).plan()
+        return renamed(plan, dict(zip(plan.mesh, mesh, strict=True)))
 
     def on(self, mesh: Mesh, seconds: float = 60.0, without: str = "") -> Candidate:
         """The cheapest choices on a mesh. without: a label whose pin does not hold."""
@@ -185,12 +186,25 @@ class Candidate:
         if planner.accumulate > 1:
             inputs |= self._accumulators(chosen.choices, gathered)
         plan = Plan(self.mesh, inputs, operators, planner.accumulate, self.name, planner.step.fingerprint,
-                    str(planner.cluster), reasons=(*planner.without_rule(), _proof(chosen)))  # fmt: skip
+                    str(planner.cluster), reasons=(*planner.without_rule(), self._proof(chosen)))  # fmt: skip
         if not self.name:
             found = title(plan, planner.problem)
             alone = found.startswith("tp") and list(self.mesh) == ["dp"] and not planner.pins
             plan = (renamed(plan, {"dp": "tp"}) if alone else plan).replace(name=f"auto-{found}")
         return plan
+
+    def _proof(self, chosen: Chosen) -> str:
+        """What is known about the choices that were not taken."""
+        if chosen.price:
+            return (
+                f"made smaller: the cheapest on this mesh where a GiB of memory costs {seconds(2**30 * chosen.price)}"
+            )
+        what = "choices of the textbook" if self.name else "choices on this mesh"
+        if chosen.gap < 1e-6:
+            return f"proven: no other {what} cost less"
+        if chosen.gap <= CLOSE:
+            return f"proven: no other {what} cost {100 * CLOSE:g} % less"
+        return f"the search was ended early: other {what} could cost {100 * chosen.gap:.2g} % less"
 
     def _accumulators(self, taken: Mapping[str, Mapping[str, Choice]], gathered: bool) -> dict[str, Layout]:
         """How gradients lie between microbatches: as they are made, or as the update reads them."""
@@ -206,15 +220,6 @@ class Candidate:
                 layout = max(read, key=lambda at: len(at.splits), default=layout)
             found[step.gradient_label(name.removeprefix("grad:"))] = layout
         return {label: layout for label, layout in found.items() if layout != Layout()}
-
-
-def _proof(chosen: Chosen) -> str:
-    """What is known about the choices that were not taken."""
-    if chosen.price:
-        return f"made smaller: the cheapest on this mesh where a GiB of memory costs {seconds(2**30 * chosen.price)}"
-    if chosen.gap < 1e-6:
-        return "proven: no other choices on this mesh cost less"
-    return f"the search was ended early: other choices on this mesh could cost {100 * chosen.gap:.2g} % less"
 
 
 def replan(step: StepGraph, plan: Plan, cluster: Cluster) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,8 @@ from tutti.plan.planner import Planner
 if TYPE_CHECKING:
     from tutti.plan.search import Search
 
-LARGEST = 4096  # times the devices, when it is asked how many would do
+DOUBLINGS = 13  # of the devices, when it is asked how many would do
+TRYING = 30.0  # seconds for that
 REJECTED = 2  # plans that are told of though they do not fit
 
 
@@ -33,7 +35,7 @@ def why(search: Search, plans: list[Plan]) -> tuple[str, ...]:
     if skipped:
         nearest = min(skipped, key=lambda c: c.bound)
         least = seconds(search.fused * nearest.bound)
-        told.append(f"not simulated: {len(skipped)} other candidates, whose steps take at least {least} by what "
+        told.append(f"not simulated: {len(skipped)} other candidates, whose steps take about {least} or more by what "
                        f"their operators and collectives cost (mesh {mesh_name(nearest.mesh)})")  # fmt: skip
     if search.left:
         told.append(f"{search.left} meshes were not looked at for want of time: a larger budget has more")
@@ -50,23 +52,24 @@ def too_large(search: Search, smallest: Plan) -> str:
     )
     larger = enough(search)
     if larger:
-        said += f"; it needs at least {larger.cluster}: there {larger.name} needs {size(larger.predicted.peak_bytes)}"
+        said += f"; it needs about {larger.cluster}: there {larger.name} needs {size(larger.predicted.peak_bytes)}"
     else:
-        said += "; more devices of this kind alone do not help"
+        said += "; more devices of this kind, as far as they were tried, do not help alone"
     if search.accumulate is not None and search.accumulate < search.batch:
         said += f"; or more microbatches than {search.accumulate} per update, or a smaller batch"
     return "; ".join((said, *search.planners[smallest.accumulate].left_out()))
 
 
 def enough(search: Search) -> Plan | None:
-    """The smallest plan on the fewest devices of this kind that hold it: a power of two, or 3/4 of one."""
-    planner, n = search.planners[max(search.planners)], 1 << search.cluster.size.bit_length()
-    while n <= LARGEST * search.cluster.size:
-        found = on(search, planner, n)
+    """The smallest plan on few devices of this kind that hold it: twice as many again and again, or 3/4 of that."""
+    planner, size = search.planners[max(search.planners)], search.cluster.size
+    deadline = time.monotonic() + TRYING
+    counts = {size << i for i in range(1, DOUBLINGS)} | {1 << i for i in range(DOUBLINGS) if 1 << i > size}
+    for n in sorted(counts):
+        found = on(search, planner, n) if time.monotonic() < deadline else None
         if found:
             fewer = 3 * n // 4
-            return (on(search, planner, fewer) if fewer > search.cluster.size else None) or found
-        n *= 2
+            return (on(search, planner, fewer) if fewer > size else None) or found
     return None
 
 

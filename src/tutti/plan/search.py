@@ -67,6 +67,7 @@ class Search:
         self.took: list[float] = []  # seconds by candidate
         self.fused = 1.0  # what judged plans take of what their operators and collectives cost one by one
         self.beside = 0.0  # bytes at the peak of the last judged plan beside what its choices keep
+        self.impossible: ValueError | None = None  # why the last mesh offers nothing that did not
         self.left: int = 0  # meshes that were not looked at for want of time
 
     def best(self, top: int = 1) -> Plan:
@@ -74,7 +75,8 @@ class Search:
         plans = self.ranked(top)
         if not self.fits(plans[0]):
             raise ValueError(reasons.too_large(self, plans[0]))
-        return plans[0].replace(reasons=reasons.why(self, plans))
+        best = plans[0].replace(reasons=reasons.why(self, plans))
+        return best if best.name.startswith("auto-") else best.replace(name=f"auto-{best.name}")  # was not asked for
 
     def ranked(self, top: int = 1) -> list[Plan]:
         """The plans that were judged, at least `top` of them where there are: those that fit by time, then the others
@@ -83,6 +85,8 @@ class Search:
         while count:
             found = list(self.look(self.planner(count)))
             self.candidates += found
+            if not self.candidates and self.impossible:
+                raise self.impossible
             self.consider(found)
             count = self.more(count, found)
         if self.fastest is not None:
@@ -107,7 +111,10 @@ class Search:
                 self.left += len(meshes) - i
                 return
             self.progress(f"mesh {mesh_name(mesh)}{many} ({i + 1} of {len(meshes)})")
-            yield self.candidate(planner, mesh)
+            try:
+                yield self.candidate(planner, mesh)
+            except ValueError as error:  # a pin that this mesh cannot hold
+                self.impossible = error
         if not self.mesh and not self.late:
             self.progress("what the textbook says")
             yield from planner.references()
@@ -117,9 +124,10 @@ class Search:
         n, node = self.cluster.size, self.cluster.levels[0][0]
         planner = self.planners[self.best_of_all.accumulate]
         outer = n // node if node < n else 2
+        if n % outer or planner.pins or self.mesh:
+            return
         for k in range(2, n // outer):
-            needed = DEEPER * max(self.took)
-            if n % outer or (n // outer) % k or planner.pins or self.mesh or time.monotonic() + needed > self.deadline:
+            if (n // outer) % k or time.monotonic() + DEEPER * max(self.took) > self.deadline:
                 continue
             mesh = {"dp": outer, "cp": n // outer // k, "tp": k}
             self.progress(f"mesh {mesh_name(mesh)}")
@@ -161,15 +169,15 @@ class Search:
     def fit(self, candidate: Candidate, slow: bool = False) -> Plan | None:
         """Judge the fastest plan of a candidate, and smaller ones until one fits: the last. Nothing where it would be
         slower than the best that fits, unless `slow` ones are wanted."""
-        self.judged.add(id(candidate))
         chosen, plan = candidate.chosen, None
         if self.beside and chosen.kept + self.beside > self.memory:
             chosen = candidate.within(self.memory - self.beside, self.deadline)
-            if chosen.kept + self.beside > self.memory and not slow:
+            if chosen.kept + self.beside > self.memory and not slow and self.fastest is not None:
                 return None  # as small as it gets
         for _ in range(TRIES):
             if not slow and self.slower(chosen.seconds):
                 break
+            self.judged.add(id(candidate))
             plan = self.judgement(candidate.plan(chosen))
             self.fused = min(self.fused, plan.predicted.step_seconds / chosen.seconds)
             if not self.fits(plan) and plan.accumulate > 1:
@@ -181,6 +189,8 @@ class Search:
             if smaller.kept >= chosen.kept:
                 break
             chosen = smaller
+        if plan and not self.fits(plan) and self.fastest is None:
+            plan = self.judgement(candidate.plan(candidate.smallest()))
         return plan
 
     def slower(self, cost: float) -> bool:
@@ -220,6 +230,7 @@ class Search:
         for candidate in sorted(others, key=lambda c: c.bound):
             if len(self.plans) >= top or self.late:
                 return
+            self.judged.add(id(candidate))
             self.judgement(candidate.plan())
 
     @property

@@ -34,7 +34,7 @@ def microbatches(batch: Batch, count: int) -> list[Batch]:
 
 def batch_size(batch: Batch) -> int:
     """What the first dims of all entries are multiples of: microbatches divide it."""
-    return gcd(*(x.shape[0] for _, x in batch_items(batch) if x.ndim))
+    return gcd(*(x.shape[0] if x.ndim else 1 for _, x in batch_items(batch))) or 1
 
 
 def check_like(batch: Batch, dtypes: Mapping[str, torch.dtype]) -> None:

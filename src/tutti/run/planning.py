@@ -1,13 +1,15 @@
 """Plans as they are judged: by the simulation of the Programs that would run. What was found is kept.
 
-A search is made once for a graph, a cluster and what else was asked; the plan is kept in a file under the user's cache
-folder (`TUTTI_PLANS=off` keeps none), by a hash of all that and of this package's source code.
+A search that came to its end is made once for a graph, a cluster and what else was asked; the plan is kept in a file
+under the user's cache folder (`TUTTI_PLANS=off` keeps none), by a hash of all that, of the rules of operators and
+of this package's source code.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
@@ -21,6 +23,7 @@ from tutti.plan.layout import Mesh
 from tutti.plan.pin import Pin
 from tutti.plan.plan import Plan, Prediction
 from tutti.plan.search import BUDGET, Judge, Search
+from tutti.rules import LOCAL, RULES
 from tutti.run.simulated.step import dry_run
 
 SAID = "taken from the plans that were found before: the same graph, cluster and options"
@@ -50,8 +53,8 @@ def best_plan(
     graph = graph_of(accumulate or 1)
     asked = (graph.fingerprint, cluster.to_json(), level, *pins, accumulate, mesh, budget)
     file = _file(asked)
-    if file and file.is_file():
-        known = Plan.load(file)
+    known = _known(file)
+    if known:
         return known.replace(reasons=(*known.reasons, SAID))
     with Console(stderr=True).status("planning") as status:  # seen on a terminal alone
         search = Search(
@@ -60,18 +63,27 @@ def best_plan(
         )  # fmt: skip
         found = search.best()
     if file and not search.late:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        whole = file.with_suffix(f".{os.getpid()}")
-        found.save(whole)
-        whole.replace(file)
+        try:
+            machine.write(file, found.to_json() + "\n")
+        except OSError as error:
+            warnings.warn(f"the plan that was found is not kept: {error}", stacklevel=2)
     return found
+
+
+def _known(file: Path | None) -> Plan | None:
+    """The plan in a file, where there is one that can be read."""
+    try:
+        return Plan.load(file) if file and file.is_file() else None
+    except (OSError, ValueError):
+        return None
 
 
 def _file(asked: tuple) -> Path | None:
     """Where the plan is kept that answers what was asked."""
     if os.environ.get("TUTTI_PLANS") == "off":
         return None
-    digest = hashlib.sha256(repr((_sources(), asked)).encode()).hexdigest()
+    rules = sorted((str(target), rule if isinstance(rule, str) else "") for target, rule in RULES.items())
+    digest = hashlib.sha256(repr((_sources(), rules, sorted(map(str, LOCAL)), asked)).encode()).hexdigest()
     return machine.FOLDER / "plans" / f"{digest[:24]}.json"
 
 
@@ -81,5 +93,5 @@ def _sources() -> str:
     digest = hashlib.sha256()
     root = Path(tutti.__file__).parent
     for file in sorted(root.rglob("*.py")):
-        digest.update(f"{file.relative_to(root)} {file.stat().st_mtime_ns}".encode())
+        digest.update(file.read_bytes())
     return digest.hexdigest()

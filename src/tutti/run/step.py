@@ -89,7 +89,7 @@ class Step:
 
     def __init__(self, model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, mesh,
                  budget, seed):  # fmt: skip
-        if accumulate != "auto" and accumulate < 1:
+        if accumulate != "auto" and not (isinstance(accumulate, int) and accumulate >= 1):
             raise ValueError(f"accumulate is {accumulate}; it must be at least 1, or 'auto'")
         if not isinstance(plan, Plan | str | Path):
             raise ValueError(f"plan is {plan!r}; it may be {NAMES}, the path of a saved plan, or a tutti.Plan")
@@ -168,10 +168,10 @@ class Step:
 
     @property
     def plan(self) -> Plan:
-        """What runs, with its prediction: a plan that was not searched is simulated when it is first asked for."""
-        if self._plan.prediction is None:
+        """What runs, with its prediction: simulated now, where the plan was not searched for this cluster."""
+        if self._plan.prediction is None or self._plan.cluster != str(self.cluster):
             made = judge(self.level)(self.graph, self._plan, self.cluster)
-            self._plan = self._plan.replace(prediction=made)
+            self._plan = self._plan.replace(prediction=made, cluster=str(self.cluster))
         return self._plan
 
     @property
@@ -225,7 +225,10 @@ class Step:
             if self.pins or self.mesh:
                 raise ValueError("a plan that is given says all: pins and mesh have no effect on it; edit the plan")
             if accumulate not in ("auto", plan.accumulate):
-                raise ValueError(f"the plan accumulates {plan.accumulate} microbatches, not {accumulate}")
+                raise ValueError(
+                    f"the plan accumulates {plan.accumulate} microbatches, not {accumulate}: give "
+                    f"accumulate={plan.accumulate}, or 'auto' for what the plan says"
+                )
             return plan
         if plan == "auto":
             return best_plan(
@@ -234,8 +237,9 @@ class Step:
             )  # fmt: skip
         if self.mesh:
             raise ValueError(f"plan {plan!r} says what the mesh is: leave mesh out, or take plan='auto'")
-        count = 1 if accumulate == "auto" else accumulate
-        return Planner(graph_of(count), self.cluster, self.pins, count).named(plan)
+        if accumulate == "auto":
+            raise ValueError(f"plan {plan!r} does not say how many microbatches: give accumulate, or take plan='auto'")
+        return Planner(graph_of(accumulate), self.cluster, self.pins, accumulate).named(plan)
 
     def _share(self, make) -> Any:
         """Rank 0 does it, the others receive it, an error included."""

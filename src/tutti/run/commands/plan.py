@@ -68,6 +68,8 @@ def make(
         raise ValueError(f"no level {level!r}; there are {', '.join(LEVELS)}")
     if top < 1 or (accumulate != "auto" and accumulate < 1):
         raise ValueError("top and accumulate are at least 1")
+    if plan != "auto" and mesh:
+        raise ValueError(f"plan {plan!r} says what the mesh is: leave --mesh out, or --plan")
     target, pins, axes = Cluster.parse(cluster), [parse_pin(text) for text in pin], _mesh(mesh)
     console, progress = consoles()
     with progress.status("reading the model") as status:

@@ -82,7 +82,7 @@ class Prices:
         size = prod(mesh[a] for a in axes)
         if size == 1:
             return 0.0
-        return self.cluster.time(kind, self.sent(event), self.strides[axes[-1]], size)
+        return self.cluster.time(kind, self.sent(event), min(self.strides[a] for a in axes), size)
 
     def sent(self, event: Event) -> int:
         """Bytes that this rank sends; of a shift those that others send, where it has nobody to send to."""
@@ -105,5 +105,5 @@ class Prices:
         size = prod(self.program.mesh[a] for a in axes)
         if size == 1:
             return frozenset()
-        used = [stage.link for stage in self.cluster.stages(self.strides[axes[-1]], size)]
+        used = [stage.link for stage in self.cluster.stages(min(self.strides[a] for a in axes), size)]
         return frozenset(i for i, (_, link) in enumerate(self.cluster.levels) if any(link is u for u in used))
