@@ -46,7 +46,9 @@ class _Recorder(ErrorHandler):
             "frame": _user_frame(e),
             "plain": is_plain(e),
         }
-        Path(path).write_text(json.dumps({"message": {"message": f"{type(e).__name__}: {e}", "extraInfo": extra}}))
+        whole = Path(path).with_suffix(".part")  # the launcher may read meanwhile, and end this process
+        whole.write_text(json.dumps({"message": {"message": f"{type(e).__name__}: {e}", "extraInfo": extra}}))
+        whole.replace(path)
 
 
 def _without_launcher(tb: TracebackType | None) -> TracebackType | None:
