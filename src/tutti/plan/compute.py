@@ -57,17 +57,17 @@ def seconds(device: Device, call: LocalCall) -> float:
         return device.stream_seconds(call.made[0], "add", call.dtype) + rows
     shapes = call.shapes() if target in PRODUCTS else ()
     work = call.flops * _filled(call) if device.name.startswith("cpu") else call.flops
-    bytes_ = _drawn(device, call) if target is DRAWS else _moved(call, family)
+    bytes_ = _drawn(device, call) if target is DRAWS else moved(call)
     return operator_seconds(device, target, shapes, call.dtype, work, bytes_, call.transposed, family)
 
 
-def _moved(call: LocalCall, family: str) -> int:
+def moved(call: LocalCall) -> int:
     """Bytes that a call reads and writes."""
     if call.read and call.made:
-        name = name_of(call.node)
+        name = _name(call.node)
         if name in LOOKUPS:
             return sum(call.read[1:]) + 2 * sum(call.made)
-        if family == "pool" and not name.endswith("_backward"):  # what its windows cover
+        if family_of(call.node.target) == "pool" and not name.endswith("_backward"):  # what its windows cover
             return call.made[0] * prod(call.node.args[1])  # pyright: ignore
     return sum(call.read) + sum(call.made) + call.written
 
@@ -80,7 +80,7 @@ def _drawn(device: Device, call: LocalCall) -> int:
 
 def _family(call: LocalCall) -> str:
     """By which a call moves its bytes: copies by how their operand lies, conversions of bools as comparisons."""
-    if call.read and name_of(call.node) in COPIES:
+    if call.read and _name(call.node) in COPIES:
         if call.read_dtype == torch.bool != call.dtype:
             return "compare"
         return "add" if call.in_rows else "transpose"
@@ -89,7 +89,7 @@ def _family(call: LocalCall) -> str:
 
 def _filled(call: LocalCall) -> float:
     """How much more work a CPU does for channels that do not fill its lanes: of what a convolution makes."""
-    name = name_of(call.node)
+    name = _name(call.node)
     if name not in CONVOLUTIONS:
         return 1.0
     backward = name == "convolution_backward"
@@ -103,6 +103,6 @@ def _lanes(channels: int) -> float:
     return -(-channels // LANES) * LANES / channels
 
 
-def name_of(node: fx.Node) -> str:
+def _name(node: fx.Node) -> str:
     schema = getattr(node.target, "_schema", None)
     return schema.name.rpartition("::")[2] if schema else ""

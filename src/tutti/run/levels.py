@@ -25,6 +25,12 @@ LEVELS: dict[str, tuple[Callable[[fx.Graph], None], ...]] = {
 }
 
 
+def check_level(level: str) -> None:
+    """ValueError where there is no such level."""
+    if level not in LEVELS:
+        raise ValueError(f"no level {level!r}; there are {', '.join(LEVELS)}")
+
+
 def prepare(program: Program, level: str) -> Run:
     """The generator function of a Program at a level. Its graph is changed into what runs.
 

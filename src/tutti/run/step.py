@@ -28,7 +28,7 @@ from tutti.plan.textbook import NAMES
 from tutti.run.allocator import keep_freed_memory
 from tutti.run.batches import Signature, batch_size, check_like, microbatches, signature_of
 from tutti.run.code import Run
-from tutti.run.levels import LEVELS, prepare
+from tutti.run.levels import check_level, prepare
 from tutti.run.planning import best_plan, judge
 from tutti.run.runtime import check_same_everywhere, in_job, join_job, runtime_for
 from tutti.run.state import State
@@ -93,8 +93,7 @@ class Step:
             raise ValueError(f"accumulate is {accumulate}; it must be at least 1, or 'auto'")
         if not isinstance(plan, Plan | str | Path):
             raise ValueError(f"plan is {plan!r}; it may be {NAMES}, the path of a saved plan, or a tutti.Plan")
-        if level not in LEVELS:
-            raise ValueError(f"no level {level!r}; there are {', '.join(LEVELS)}")
+        check_level(level)
         self.model, self.optimizer, self.loss_function = model, optimizer, loss
         self.level, self.clip_norm, self.masters = level, clip_norm, masters
         self.seed, self.pins, self.mesh, self.budget = seed, tuple(pins or ()), mesh, budget

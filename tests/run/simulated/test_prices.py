@@ -12,7 +12,7 @@ from tutti.cluster import Cluster, Device
 from tutti.cluster.curve import Curve
 from tutti.cluster.device import FAMILIES, Link
 from tutti.plan.compute import PASSES
-from tutti.run.simulated.prices import Prices
+from tutti.run.simulated.prices import Prices, moved
 from tutti.run.simulated.replay import Event, replay
 
 aten = torch.ops.aten
@@ -70,6 +70,17 @@ def test_a_pool_looks_at_what_its_windows_cover():
     event, taken, _ = last(build, {"batch:x": (1, 2, 8, 8)})
     assert event.outputs[0].bytes == 4 * 2 * 4 * 4
     assert taken == pytest.approx(event.outputs[0].bytes * 9 * RATES["pool"])
+
+
+def test_a_look_up_reads_as_much_of_a_table_as_it_returns():
+    def build(calls, table, indices):
+        return (calls(aten.embedding.default, (table, indices), (6, 8)),)
+
+    made = program(build, {"param:table": (100, 8), "batch:i": (6,)}, {"dp": 1})
+    node = next(n for n in made.graph.nodes if n.name.startswith("batch_i"))
+    node.meta["val"] = replace(node.meta["val"], dtype=torch.int64)
+    (event,) = replay(made).events
+    assert moved(event) == 6 * 8 + 2 * 6 * 8 * 4  # indices; rows that are read and written
 
 
 def test_the_gradient_of_a_table_is_zeros_and_the_rows_that_are_added():

@@ -12,7 +12,7 @@ from tutti.cluster import Cluster
 from tutti.plan.explain import mesh_name, seconds, size
 from tutti.run.commands.tables import consoles, read, table
 from tutti.run.commands.workload import Captured, Workload
-from tutti.run.levels import LEVELS
+from tutti.run.levels import check_level
 from tutti.run.simulated.gantt import check_suffix, save_gantt
 from tutti.run.simulated.step import DryRun, dry_run
 from tutti.run.simulated.timeline import save_timeline
@@ -45,8 +45,7 @@ def dryrun(
         timeline: Write a trace to this JSON file, for https://ui.perfetto.dev.
         gantt: Draw the step to this .svg, .png or .pdf.
     """
-    if level not in LEVELS:
-        raise ValueError(f"no level {level!r}; there are {', '.join(LEVELS)}")
+    check_level(level)
     if gantt:
         check_suffix(gantt)
     chosen = read(plan)

@@ -16,7 +16,7 @@ from tutti.plan.reasons import difference
 from tutti.plan.search import BUDGET, Search
 from tutti.run.commands.tables import consoles, read, table
 from tutti.run.commands.workload import Captured, Workload
-from tutti.run.levels import LEVELS
+from tutti.run.levels import check_level
 from tutti.run.planning import judge
 
 
@@ -64,8 +64,7 @@ def make(
         save: Write the plan to this file, for `tutti.parallelize(..., plan=FILE)` with the same optimizer, clip_norm
             and dtype (masters=True with bfloat16).
     """
-    if level not in LEVELS:
-        raise ValueError(f"no level {level!r}; there are {', '.join(LEVELS)}")
+    check_level(level)
     if top < 1 or (accumulate != "auto" and accumulate < 1):
         raise ValueError("top and accumulate are at least 1")
     if plan != "auto" and mesh:

@@ -12,10 +12,10 @@ from tutti.graph.capture import capture
 from tutti.graph.load import load, suiting
 from tutti.graph.optimizers import TABLE
 from tutti.graph.step_graph import StepGraph
+from tutti.plan.search import Progress
 from tutti.run.batches import batch_size, microbatches
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)

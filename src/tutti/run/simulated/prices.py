@@ -28,8 +28,27 @@ def flops(event: Event) -> int:
 
 
 def moved(event: Event) -> int:
-    """Bytes that a kernel of several calls reads and writes: what crosses its border."""
+    """Bytes that a call reads and writes; of a kernel of several calls what crosses its border."""
+    if len(event.nodes) == 1:
+        return compute.moved(call_of(event))
     return sum(o.bytes for o in event.reads) + sum(s.bytes for s in event.outputs) + event.writes
+
+
+def call_of(event: Event) -> LocalCall:
+    """A single call, as it is priced."""
+    first = event.reads[0] if event.reads else None
+    return LocalCall(
+        event.node,
+        [o.bytes for o in event.reads],
+        [s.bytes for s in event.outputs] if event.made else [],
+        event.dtype,
+        first.spec.dtype if first else None,
+        flops(event),
+        lambda: [o.spec.shape for o in event.reads],
+        first.in_rows if first else True,
+        lies_transposed(event.node),
+        event.writes,
+    )
 
 
 class Prices:
@@ -43,26 +62,10 @@ class Prices:
         """Of a call or kernel that computes, launching it included."""
         if not event.computes:
             return 0.0
-        dtype = event.outputs[0].dtype if event.outputs else event.reads[0].spec.dtype
-        if len(event.nodes) > 1:
-            taken = self.device.stream_seconds(moved(event), "add", dtype) + sum(map(self.slower, event.nodes))
+        if len(event.nodes) == 1:
+            taken = compute.seconds(self.device, call_of(event))
         else:
-            first = event.reads[0] if event.reads else None
-            taken = compute.seconds(
-                self.device,
-                LocalCall(
-                    event.node,
-                    [o.bytes for o in event.reads],
-                    [s.bytes for s in event.outputs] if event.made else [],
-                    dtype,
-                    first.spec.dtype if first else None,
-                    flops(event),
-                    lambda: [o.spec.shape for o in event.reads],
-                    first.in_rows if first else True,
-                    lies_transposed(event.node),
-                    event.writes,
-                ),
-            )
+            taken = self.device.stream_seconds(moved(event), "add", event.dtype) + sum(map(self.slower, event.nodes))
         return taken + self.device.overhead
 
     def slower(self, node: fx.Node) -> float:
@@ -77,12 +80,13 @@ class Prices:
 
     def communicate(self, event: Event) -> float:
         """Of a collective by itself, on links that nobody else uses."""
-        kind, axis = event.collective, str(event.node.args[1])
-        axes, mesh = axis.split(), self.program.mesh
-        size = prod(mesh[a] for a in axes)
-        if size == 1:
-            return 0.0
-        return self.cluster.time(kind, self.sent(event), min(self.strides[a] for a in axes), size)
+        stride, size = self.group(event)
+        return self.cluster.time(event.collective, self.sent(event), stride, size) if size > 1 else 0.0
+
+    def group(self, event: Event) -> tuple[int, int]:
+        """Stride and size of the groups of a collective, over one axis or several neighbouring ones."""
+        axes = str(event.node.args[1]).split()
+        return min(self.strides[a] for a in axes), prod(self.program.mesh[a] for a in axes)
 
     def sent(self, event: Event) -> int:
         """Bytes that this rank sends; of a shift those that others send, where it has nobody to send to."""
@@ -101,9 +105,8 @@ class Prices:
 
     def levels(self, event: Event) -> frozenset[int]:
         """The levels of the cluster whose links a collective uses, by their number, innermost 0."""
-        axes = str(event.node.args[1]).split()
-        size = prod(self.program.mesh[a] for a in axes)
+        stride, size = self.group(event)
         if size == 1:
             return frozenset()
-        used = [stage.link for stage in self.cluster.stages(min(self.strides[a] for a in axes), size)]
+        used = [stage.link for stage in self.cluster.stages(stride, size)]
         return frozenset(i for i, (_, link) in enumerate(self.cluster.levels) if any(link is u for u in used))

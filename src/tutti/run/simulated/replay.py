@@ -89,6 +89,11 @@ class Event:
         return _COLLECTIVES.get(self.node.target, "")
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of its first output; of its first operand where it returns none."""
+        return self.outputs[0].dtype if self.outputs else self.reads[0].spec.dtype
+
+    @property
     def computes(self) -> bool:
         """False for views and renamings, which move no bytes."""
         return not self.collective and bool(self.made or self.writes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
@@ -13,12 +12,12 @@ from tutti.lower.program import Program
 from tutti.lower.shard import shard
 from tutti.plan.layout import Layout
 from tutti.plan.plan import Plan, Prediction
+from tutti.plan.search import Progress
 from tutti.run.memory import Memory
 from tutti.run.runtime import Distributed
 from tutti.run.simulated.simulate import Simulation, dtype_of, improve, simulate
 
 RANK = 0  # ranks of a plan differ only in numbers: one stands for all
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
