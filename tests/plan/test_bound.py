@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from networks import cheapest, random_network
-from tutti.plan.bound import Dual, improve
+from tutti.plan.bound import Dual
 
 
 def swept(network, times):
@@ -45,12 +45,3 @@ def test_no_assignment_with_a_state_costs_less_than_is_said(seed):
         for state, low in enumerate(least):
             fixed = network.restricted({name: [state]})  # pyright: ignore[reportArgumentType]
             assert low <= cheapest(fixed) + 1e-9
-
-
-def test_improving_ends_where_no_change_of_a_pair_is_cheaper():
-    network = random_network(3)
-    x = improve(network, dict.fromkeys(network.unary, 0))
-    for u, v in network.edges():
-        for i in range(len(network.unary[u])):
-            for j in range(len(network.unary[v])):
-                assert network.cost({**x, u: i, v: j}) >= network.cost(x) - 1e-12

@@ -50,10 +50,12 @@ def test_a_batch_that_does_not_divide(graph):
 
 
 def test_what_a_batch_leaves_out(graph):
-    left_out = Planner(graph, tutti.Cluster.parse("cpu:8")).left_out()
-    assert left_out == ("left out dp 8: a batch of 12 does not divide over so many devices, one of 16 would",)
-    assert not Planner(graph, tutti.Cluster.parse("cpu:6")).left_out()
-    assert "a microbatch of 12" in Planner(graph, tutti.Cluster.parse("cpu:8"), (), 2).left_out()[0]
+    undivided = Planner(graph, tutti.Cluster.parse("cpu:8")).undivided()
+    assert undivided == (
+        "a batch of 12 does not divide over 8 devices: axes of so many split something else (one of 16 would)",
+    )
+    assert not Planner(graph, tutti.Cluster.parse("cpu:6")).undivided()
+    assert "a microbatch of 12" in Planner(graph, tutti.Cluster.parse("cpu:8"), (), 2).undivided()[0]
 
 
 def test_a_price_on_memory_makes_a_candidate_smaller_and_slower(graph):

@@ -69,7 +69,7 @@ class Dual:
         return {name: bound + more for name, more in least.items()}
 
     def decode(self, network: Network) -> dict[str, int]:
-        """An assignment: state by state the cheapest by the moved costs, given those before; then improved."""
+        """An assignment: state by state the cheapest by the moved costs, given those before."""
         x: dict[str, int] = {}
         for name in network.unary:
             costs = self.unary[name].copy()
@@ -78,26 +78,4 @@ class Dual:
                 both = self.pairs[other, name].T if pair is None else pair
                 costs += both[:, x[other]] if other in x else (both + self.unary[other]).min(1)
             x[name] = int(np.argmin(costs))
-        return improve(network, x)
-
-
-def improve(network: Network, x: dict[str, int]) -> dict[str, int]:
-    """Change one variable, or two neighbours together, as long as that makes it cheaper."""
-    x, better = dict(x), True
-    while better:
-        better = False
-        for u, v in network.edges():
-            costs = network.pairs[u][v] + _given(network, u, x, v)[:, None] + _given(network, v, x, u)[None, :]
-            i, j = np.unravel_index(int(np.argmin(costs)), costs.shape)
-            if costs[i, j] < costs[x[u], x[v]] - 1e-12:
-                x[u], x[v], better = int(i), int(j), True
-    return x
-
-
-def _given(network: Network, name: str, x: dict[str, int], without: str) -> Table:
-    """The costs of a variable's states beside all neighbours but one."""
-    costs = network.unary[name].copy()
-    for other, both in network.pairs[name].items():
-        if other != without:
-            costs += both[:, x[other]]
-    return costs
+        return x

@@ -1,59 +1,100 @@
 """Exact elimination of variables with at most two neighbours from a cost network.
 
+    none:               constant     += min_s unary[v][s]
     one neighbour u:    unary[u][i]  += min_s (unary[v][s] + pair[v,u][s,i])
     two, u and w:       pair[u,w][i,j] += min_s (unary[v][s] + pair[v,u][s,i] + pair[v,w][s,j])
 
 The optimum does not change (rules R1 and R2 of Scholz and Eckstein 2002). Followers (views, casts, pointwise
 operators between two others) vanish in this way: what is left does not grow with them.
+
+A variable with more neighbours can be fixed to a state instead, which leaves each neighbour one less. So an assignment
+is improved: the variables between those that are fixed take their best states all together (`improve`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
 import numpy as np
 
 from tutti.plan.network import NEVER, Network, Table
 
-MOST = 1 << 29  # additions that the elimination of one variable may take
+MOST, FEW = 1 << 29, 1 << 24  # additions that the elimination of one variable may take, to solve and to improve
 
 
-@dataclass
 class Eliminated:
-    """A network without the variables that could be eliminated, and how to find their states again."""
+    """A network without the variables that were eliminated, and how to find their states again."""
 
-    core: Network
-    steps: list[tuple[str, Table, dict[str, Table]]] = field(default_factory=list)
+    def __init__(self, network: Network):
+        self.core = network.copy()
+        self.constant = 0.0  # what the variables cost at least that were left without neighbours
+        self.steps: list[tuple[str, Table, dict[str, Table]]] = []
+        self.fixed: dict[str, int] = {}
+        self.additions = {name: _additions(self.core, name) for name in self.core.unary}
 
-    def extend(self, x: dict[str, int]) -> dict[str, int]:
+    def cheapest(self, most: float) -> str | None:
+        """The variable whose elimination takes the fewest additions, where these are no more than that."""
+        name = min(self.additions, key=self.additions.__getitem__)
+        return name if self.additions[name] <= most else None
+
+    def eliminate(self, name: str) -> None:
+        core = self.core
+        unary, others = core.unary[name], dict(core.pairs[name])
+        self.steps.append((name, unary, others))
+        self._remove(name)
+        if len(others) == 1:
+            ((u, both),) = others.items()
+            core.add(u, (unary[:, None] + both).min(0))
+        elif others:
+            u, w = others
+            core.join(u, w, np.minimum(min_plus(others[u].T + unary, others[w]), NEVER))
+        else:
+            self.constant += float(unary.min())
+        self._count(others)
+
+    def fix(self, name: str, state: int) -> None:
+        others = dict(self.core.pairs[name])
+        self.fixed[name] = state
+        self.constant += float(self.core.unary[name][state])
+        self._remove(name)
+        for other, both in others.items():
+            self.core.add(other, both[state])
+        self._count(others)
+
+    def extend(self, x: Mapping[str, int]) -> dict[str, int]:
         """The best states of the eliminated variables, given those of the core."""
-        found = dict(x)
+        found = {**x, **self.fixed}
         for name, unary, pairs in reversed(self.steps):
             found[name] = int(np.argmin(unary + sum((table[:, found[other]] for other, table in pairs.items()), 0.0)))
         return found
 
+    def _remove(self, name: str) -> None:
+        self.core.remove(name)
+        del self.additions[name]
+
+    def _count(self, names: Mapping[str, Table]) -> None:
+        self.additions |= {name: _additions(self.core, name) for name in names}
+
 
 def eliminate(network: Network) -> Eliminated:
     """Eliminate the cheapest variable first, until each that is left has three neighbours or too large tables."""
-    made = Eliminated(network.copy())
-    core = made.core
-    costs = {name: _additions(core, name) for name in core.unary}
-    while costs:
-        name = min(costs, key=costs.__getitem__)
-        if costs[name] > MOST:
-            return made
-        unary, others = core.unary[name], core.pairs[name]
-        made.steps.append((name, unary, dict(others)))
-        core.remove(name)
-        touched = list(others)
-        if len(others) == 1:
-            core.add(touched[0], (unary[:, None] + others[touched[0]]).min(0))
-        elif others:
-            u, w = touched
-            core.join(u, w, np.minimum(min_plus(others[u].T + unary, others[w]), NEVER))
-        del costs[name]
-        costs |= {other: _additions(core, other) for other in touched}
+    made = Eliminated(network)
+    while made.additions and (name := made.cheapest(MOST)):
+        made.eliminate(name)
     return made
+
+
+def improve(network: Network, x: Mapping[str, int], random: np.random.Generator) -> dict[str, int]:
+    """An assignment that costs no more: a few variables, drawn among those with many neighbours, stay as they are."""
+    made = Eliminated(network)
+    luck = {name: random.random() for name in network.unary}
+    while made.additions:
+        if name := made.cheapest(FEW):
+            made.eliminate(name)
+        else:
+            name = max(made.additions, key=lambda name: luck[name] * len(made.core.pairs[name]) ** 2)
+            made.fix(name, x[name])
+    return made.extend({})
 
 
 def min_plus(a: Table, b: Table) -> Table:

@@ -29,8 +29,9 @@ def explain(plan: Plan) -> str:
 
 
 def _predicted(made: Prediction) -> list[str]:
+    level = f" at {made.level}" if made.level else ""
     lines = [
-        f"predicted step   {seconds(made.step_seconds)}: {seconds(made.compute_seconds)} computing, "
+        f"predicted step   {seconds(made.step_seconds)}{level}: {seconds(made.compute_seconds)} computing, "
         f"{seconds(made.communication_seconds)} waiting for communication; "
         f"{100 * made.fraction_of_peak:.3g} % of peak",
         f"predicted memory {size(made.peak_bytes)} per device"

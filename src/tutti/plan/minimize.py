@@ -13,15 +13,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tutti.plan.bound import Dual, improve
-from tutti.plan.eliminate import eliminate
+from tutti.plan.bound import Dual
+from tutti.plan.eliminate import eliminate, improve
 from tutti.plan.exact import solve
 from tutti.plan.network import NEVER, Network, Table
 
 SWEEPS = 20  # between two looks at what can be dropped
 SMALL, LARGE = 20_000, 500_000  # entries of all tables: what the integer program gets at once, or after all else
 CLOSE = 1e-9  # relative: no gap
-STALLED = 1e-5  # relative: a rise of the bound that is not worth waiting for
+PATIENT = 32  # times that the gap may have to shrink as it did to be closed
+STALLS = 4  # times that it may not, of what is too large for an integer program
+IMPROVED = 2  # times that an assignment is improved between those
 NEAR = (1 / 2, 1 / 8, 1 / 64, 1 / 512)  # shares of the gap within which states are tried alone
 
 
@@ -55,33 +57,34 @@ def _minimize(network: Network, deadline: float, close: float) -> Solution:
         states = smaller.extend({})
         cost = network.cost(states)
         return Solution(states, cost, cost)
-    dual, bound, late = Dual.of(core), -np.inf, False
-    best = dual.decode(core)
+    dual, bound, late, draw = Dual.of(core), -np.inf, False, np.random.default_rng(0)
+    best, stalls = dual.decode(core), 0
     cost = core.cost(best)
     while cost - bound > close * abs(cost):
         for i in range(SWEEPS):
             dual.sweep(backwards=i % 2 == 1)
-        before, bound = bound, max(bound, dual.bound)
-        best, cost = _cheaper(core, best, dual.decode(core))
+        before, bound = cost - bound, max(bound, dual.bound)
+        best, cost = _cheaper(core, best, dual.decode(core), draw)
         least, late = dual.least(), time.monotonic() > deadline
-        stalled = bound - before < STALLED * abs(bound)
+        stalled = before - (cost - bound) < (cost - bound) / PATIENT
         if stalled and not late:  # perhaps the assignment is what is far off: try what is near the bound
             for share in NEAR:
                 near = _kept(least, bound + share * (cost - bound), best)
                 if _entries(core, near) <= SMALL:
-                    best, cost = _cheaper(core, best, _among(core, near, deadline, close).states)
+                    best, cost = _cheaper(core, best, _among(core, near, deadline, close).states, draw)
                     break
         kept = _kept(least, cost, best)
         entries, whole = _entries(core, kept), _entries(core, {})
-        if late or (stalled and entries > LARGE and 4 * entries > whole):
+        stalls += stalled
+        if late or (stalls >= STALLS and entries > LARGE and 4 * entries > whole):
             break
-        if entries <= SMALL or stalled or 4 * entries < whole:
+        if entries <= SMALL or (stalled and entries <= LARGE) or 4 * entries < whole:
             rest = _among(core, kept, deadline, close)
-            best, cost = _cheaper(core, best, rest.states)
+            best, cost = _cheaper(core, best, rest.states, draw)
             bound = min(cost, max(bound, rest.bound))
             break
     states = smaller.extend(best)
-    return Solution(states, network.cost(states), min(bound, cost))
+    return Solution(states, network.cost(states), min(bound, cost) + smaller.constant)
 
 
 def _among(core: Network, kept: Mapping[str, Table], deadline: float, close: float) -> Solution:
@@ -108,6 +111,12 @@ def _entries(core: Network, kept: Mapping[str, Table]) -> int:
     return sum(states[u] * states[v] for u, v in core.edges())
 
 
-def _cheaper(core: Network, best: dict[str, int], other: dict[str, int]) -> tuple[dict[str, int], float]:
-    other = improve(core, other)
-    return min(((x, core.cost(x)) for x in (best, other)), key=lambda pair: pair[1])
+def _cheaper(
+    core: Network, best: dict[str, int], other: dict[str, int], draw: np.random.Generator
+) -> tuple[dict[str, int], float]:
+    """The cheaper of two assignments, improved."""
+    x, cost = min(((x, core.cost(x)) for x in (best, improve(core, other, draw))), key=lambda pair: pair[1])
+    for _ in range(IMPROVED):
+        other = improve(core, x, draw)
+        x, cost = min((x, cost), (other, core.cost(other)), key=lambda pair: pair[1])
+    return x, cost

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from tutti.plan.layout import Layout
 from tutti.plan.pin import covering
 from tutti.plan.plan import Plan
@@ -13,8 +15,10 @@ SHOWN = 8  # other layouts that are simulated, the cheapest by what their operat
 def otherwise(search: Search, plan: Plan, pattern: str) -> list[tuple[str, Layout, Plan]]:
     """(label, layout, plan) for the other layouts of the parameters that a pattern matches, the fastest first.
 
-    search: that the plan came from. Raises ValueError for a pattern that matches nothing.
+    search: that the plan came from, which is given its budget once more. Raises ValueError for a pattern that matches
+    nothing.
     """
+    search.deadline = time.monotonic() + search.budget
     found, planner = [], search.planner(plan.accumulate)
     for label in covering(pattern, planner.step):
         free = planner.on(plan.mesh, without=label)
@@ -22,7 +26,7 @@ def otherwise(search: Search, plan: Plan, pattern: str) -> list[tuple[str, Layou
         for layout in free.layouts(label):
             if layout != plan.input_layout(label):
                 search.progress(f"were {label} {layout}")
-                others.append((layout, free.where(label, layout)))
+                others.append((layout, free.where(label, layout, search.deadline)))
         others.sort(key=lambda item: item[1].bound)
         made = [(label, layout, search.fit(candidate, slow=True)) for layout, candidate in others[:SHOWN]]
         found += [(label, layout, other) for label, layout, other in made if other]

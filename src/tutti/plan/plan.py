@@ -21,6 +21,7 @@ class Prediction:
     compute_seconds: in which a rank computes. communication_seconds: in which it waits for others.
     communication_bytes: sent by one rank. fraction_of_peak: of the devices' FLOP/s, with the work of the whole model.
     peak_bytes: of memory, and bytes_by_kind of what. collectives: "all_reduce over dp" -> [number, bytes sent].
+    level: at which it runs.
     """
 
     step_seconds: float
@@ -31,6 +32,7 @@ class Prediction:
     peak_bytes: int
     bytes_by_kind: Mapping[str, int] = field(default_factory=dict)
     collectives: Mapping[str, list[int]] = field(default_factory=dict)
+    level: str = ""
 
 
 @dataclass(frozen=True)

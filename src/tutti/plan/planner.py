@@ -80,7 +80,7 @@ class Planner:
             with suppress(ValueError):  # where the batch does not divide, or a pin names another axis
                 yield self.textbook(book)
 
-    def left_out(self) -> tuple[str, ...]:
+    def undivided(self) -> tuple[str, ...]:
         """Which numbers of data-parallel devices the batch does not divide over."""
         specs = [node.meta["val"] for name, node in self.step.inputs.items() if name.startswith("batch:")]
         n, batch = self.cluster.size, gcd(*(spec.shape[0] for spec in specs if spec.shape))
@@ -89,8 +89,8 @@ class Planner:
             return ()
         what = "microbatch" if self.accumulate > 1 else "batch"
         return (
-            f"left out dp {', '.join(sizes)}: a {what} of {batch} does not divide over so many devices, "
-            f"one of {-(-batch // n) * n} would",
+            f"a {what} of {batch} does not divide over {', '.join(sizes)} devices: axes of so many split "
+            f"something else (one of {-(-batch // n) * n} would)",
         )
 
     def without_rule(self) -> tuple[str, ...]:
@@ -164,11 +164,11 @@ class Candidate:
         o = self.planner.problem.operators[label]
         return [layouts(o.rule, choices)[1][0] for choices in self.joint.options[label].choices]
 
-    def where(self, label: str, layout: Layout) -> Candidate:
+    def where(self, label: str, layout: Layout, deadline: float) -> Candidate:
         """The plans in which an input lies so."""
         other = copy(self)
         other.only = {**self.only, label: self.layouts(label).index(layout)}
-        other.chosen = other.choose(0.0, time.monotonic() + 60.0)
+        other.chosen = other.choose(0.0, deadline)
         return other
 
     def plan(self, chosen: Chosen | None = None, gathered: bool = False) -> Plan:

@@ -39,7 +39,7 @@ def why(search: Search, plans: list[Plan]) -> tuple[str, ...]:
                        f"their operators and collectives cost (mesh {mesh_name(nearest.mesh)})")  # fmt: skip
     if search.left:
         told.append(f"{search.left} meshes were not looked at for want of time: a larger budget has more")
-    return (*told, *search.planners[best.accumulate].left_out(), *best.reasons)
+    return (*told, *search.planners[best.accumulate].undivided(), *best.reasons)
 
 
 def too_large(search: Search, smallest: Plan) -> str:
@@ -57,7 +57,7 @@ def too_large(search: Search, smallest: Plan) -> str:
         said += "; more devices of this kind, as far as they were tried, do not help alone"
     if search.accumulate is not None and search.accumulate < search.batch:
         said += f"; or more microbatches than {search.accumulate} per update, or a smaller batch"
-    return "; ".join((said, *search.planners[smallest.accumulate].left_out()))
+    return "; ".join((said, *search.planners[smallest.accumulate].undivided()))
 
 
 def enough(search: Search) -> Plan | None:

@@ -1,8 +1,8 @@
 """Plans as they are judged: by the simulation of the Programs that would run. What was found is kept.
 
-A search that came to its end is made once for a graph, a cluster and what else was asked; the plan is kept in a file
-under the user's cache folder (`TUTTI_PLANS=off` keeps none), by a hash of all that, of the rules of operators and
-of this package's source code.
+A search is made once for a graph, a cluster and what else was asked, its budget too; the plan is kept in a file under
+the user's cache folder (`TUTTI_PLANS=off` keeps none), by a hash of all that, of the rules of operators and of this
+package's source code.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def best_plan(
             progress=lambda what: status.update(f"planning: {what}"),
         )  # fmt: skip
         found = search.best()
-    if file and not search.late:
+    if file:
         try:
             machine.write(file, found.to_json() + "\n")
         except OSError as error:

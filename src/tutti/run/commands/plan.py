@@ -91,7 +91,7 @@ def make(
         others = otherwise(search, best, why) if why else []
     print(best.explain())
     for label, layout, other in others:
-        print(f"were {label} {layout}: {difference(best, other)}")
+        print(f"were {label} {layout}: {difference(best, other)}{'' if search.fits(other) else ', which does not fit'}")
     if save:
         best.save(save)
         print(f"saved {save}")

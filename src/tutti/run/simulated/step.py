@@ -43,6 +43,7 @@ class DryRun:
     flops: float
     peak: float
     cluster: Cluster
+    level: str
 
     @property
     def seconds(self) -> float:
@@ -85,6 +86,7 @@ class DryRun:
             memory.peak,
             dict(memory.kinds),
             {f"{kind} over {axis}": [count, sent] for (kind, axis), (count, sent, *_) in communication.items()},
+            self.level,
         )
 
     def slowest(self) -> list[tuple[str, str, int, float]]:
@@ -125,7 +127,7 @@ def dry_run(
         peak = cluster.peak(dtype)
     except ValueError:
         peak = cluster.peak("float32")
-    return DryRun(tuple(parts), graph.flops * plan.accumulate, peak, cluster)
+    return DryRun(tuple(parts), graph.flops * plan.accumulate, peak, cluster, level)
 
 
 def _parts(graph: StepGraph, plan: Plan) -> list[tuple[str, StepGraph, dict[str, Layout], int]]:
