@@ -4,8 +4,9 @@ import torch
 
 import tutti
 import zoo
-from tutti.lower.inplace import IN_PLACE, update_in_place
+from tutti.lower.inplace import update_in_place
 from tutti.lower.shard import shard
+from tutti.nn.adam import IN_PLACE
 from tutti.plan.plan import Plan
 from tutti.run.code import generate
 

@@ -1,5 +1,8 @@
 """Orders are topological and move no more than needed."""
 
+import operator
+
+import torch
 from torch import fx
 
 from tutti.graph.step_graph import UPDATE
@@ -41,7 +44,8 @@ def test_collectives_wait_for_those_before_them():
     graph.output(tuple(made))
     for node in made:
         node.meta["phase"] = UPDATE
-    assert collectives_together(graph) == {made[0]: 0, made[3]: 0, made[2]: 1, made[5]: 1}
+    first, second = (False, 0), (False, 1)
+    assert collectives_together(graph) == {made[0]: first, made[3]: first, made[2]: second, made[5]: second}
     graph.lint()
     assert [n for n in graph.nodes if n.target is all_reduce] == [made[0], made[3], made[2], made[5]]
 
@@ -49,3 +53,15 @@ def test_collectives_wait_for_those_before_them():
 def test_without_an_update_nothing_moves():
     graph, nodes = chain()
     assert collectives_together(graph) == {} and tuple(graph.nodes)[:-1] == nodes
+
+
+def test_what_waits_for_updated_parameters_stands_apart():
+    graph = fx.Graph()
+    p, g, h, m, v, step, lr = map(graph.placeholder, ("p", "g", "h", "m", "v", "step", "lr"))
+    new = graph.call_function(torch.ops.tutti.adam.default, (p, g, m, v, step, lr))
+    gathered = graph.call_function(all_reduce, (graph.call_function(operator.getitem, (new, 0)), "dp", "sum"))
+    gradient = graph.call_function(all_reduce, (h, "dp", "sum"))
+    graph.output((gathered, gradient))
+    for node in graph.nodes:
+        node.meta["phase"] = UPDATE
+    assert collectives_together(graph) == {gradient: (False, 0), gathered: (True, 0)}

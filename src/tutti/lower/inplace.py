@@ -7,16 +7,8 @@ from collections import defaultdict
 import torch
 from torch import fx
 
-import tutti.nn.adam  # noqa: F401  (registers the operators)
 from tutti.lower.order import sort
-
-ops = torch.ops.tutti
-
-# functional operator -> in-place operator on lists, how many operands become lists, which of them are written
-IN_PLACE = {
-    ops.adam.default: (ops.adam_.default, 4, (0, 2, 3)),
-    ops.adam_amsgrad.default: (ops.adam_amsgrad_.default, 5, (0, 2, 3, 4)),
-}
+from tutti.nn.adam import IN_PLACE
 
 
 def written(call: None, tensor: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from torch import fx
 
 from tutti.graph.step_graph import UPDATE
 from tutti.lower.collectives import COLLECTIVES
+from tutti.nn.adam import IN_PLACE
 
 
 def arrange(nodes: Iterable[fx.Node]) -> None:
@@ -41,20 +42,24 @@ def sort(graph: fx.Graph) -> None:
     arrange(order)
 
 
-def collectives_together(graph: fx.Graph) -> dict[fx.Node, int]:
-    """Let collectives of the update that could start together stand together; for how many others each waits.
+def collectives_together(graph: fx.Graph) -> dict[fx.Node, tuple[bool, int]]:
+    """Let collectives of the update that could start together stand together; for what each waits: whether for
+    updated parameters, and for how many other collectives.
 
-    Nodes from the first of the update on are sorted by how many collectives they have to wait for: gradients are
-    reduced when the backward pass is over, new parameters gathered when all are computed.
+    Nodes from the first of the update on are sorted by that: gradients are reduced when the backward pass is over, new
+    parameters gathered when all are computed. As parameters are updated in one call (`lower.inplace`), nothing that an
+    update reads may wait for another.
     """
     nodes = list(graph.nodes)
     first = next((i for i, n in enumerate(nodes) if n.meta.get("phase") == UPDATE and n.op == "call_function"), None)
     if first is None:
         return {}
     tail = [n for n in nodes[first:] if n.op == "call_function"]
-    depth: dict[fx.Node, int] = {}
+    waits: dict[fx.Node, tuple[bool, int]] = {}
     for node in tail:
-        depth[node] = max((depth[x] + (x.target in COLLECTIVES) for x in node.all_input_nodes if x in depth), default=0)
-    tail.sort(key=lambda n: (depth[n], n.target in COLLECTIVES))
+        reads = [x for x in node.all_input_nodes if x in waits]
+        updated = any(waits[x][0] or x.target in IN_PLACE for x in reads)
+        waits[node] = updated, max((waits[x][1] + (x.target in COLLECTIVES) for x in reads), default=0)
+    tail.sort(key=lambda n: (waits[n], n.target in COLLECTIVES))
     arrange([*nodes[:first], *tail, nodes[-1]])
-    return {n: d for n, d in depth.items() if n.target in COLLECTIVES}
+    return {n: w for n, w in waits.items() if n.target in COLLECTIVES}

@@ -155,3 +155,10 @@ for _name, _run, _fake in (
     for _device in ("CPU", "CUDA"):
         _library.impl(_name, _run, _device)
     torch.library.register_fake(f"tutti::{_name}", _fake)
+
+_ops = torch.ops.tutti
+# functional operator -> in-place operator on lists, how many operands become lists, which of them are written
+IN_PLACE = {
+    _ops.adam.default: (_ops.adam_.default, 4, (0, 2, 3)),
+    _ops.adam_amsgrad.default: (_ops.adam_amsgrad_.default, 5, (0, 2, 3, 4)),
+}

@@ -19,7 +19,7 @@ from tutti.plan.exact import solve
 from tutti.plan.network import NEVER, Network, Table
 
 SWEEPS = 20  # between two looks at what can be dropped
-SMALL, LARGE = 20_000, 500_000  # entries of all tables: what the integer program gets at once, or after all else
+SMALL, LARGE = 20_000, 100_000  # entries of all tables: what the integer program gets at once, or after all else
 CLOSE = 1e-9  # relative: no gap
 PATIENT = 32  # times that the gap may have to shrink as it did to be closed
 STALLS = 4  # times that it may not, of what is too large for an integer program

@@ -46,8 +46,9 @@ def too_large(search: Search, smallest: Plan) -> str:
     """That nothing fits, and what would."""
     made = smallest.predicted
     kinds = sorted(made.bytes_by_kind.items(), key=lambda item: -item[1])[:3]
+    which = "no plan that was found in time" if search.late else "no plan"
     said = (
-        f"no plan fits into {size(search.memory)} per device on {search.cluster}: the smallest, {smallest.name}, needs "
+        f"{which} fits into {size(search.memory)} per device on {search.cluster}: the smallest, {smallest.name}, needs "
         f"{size(made.peak_bytes)} ({', '.join(f'{kind} {size(n)}' for kind, n in kinds)})"
     )
     larger = enough(search)

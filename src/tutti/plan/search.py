@@ -163,7 +163,7 @@ class Search:
         """Judge those that may be better than the best that fits."""
         self.beside = 0.0
         for candidate in sorted(candidates, key=lambda c: c.bound):
-            if self.fastest is not None and (self.late or self.slower(candidate.bound)):
+            if (self.late and self.plans) or self.slower(candidate.bound):
                 break
             self.fit(candidate)
 
@@ -184,7 +184,7 @@ class Search:
             if not self.fits(plan) and plan.accumulate > 1:
                 plan = self.judgement(candidate.plan(chosen, gathered=True))
             self.beside = plan.predicted.peak_bytes - chosen.kept
-            if self.fits(plan) or (self.late and self.fastest is not None):
+            if self.fits(plan) or self.late:
                 break
             smaller = candidate.within(self.memory - self.beside, self.deadline)
             if smaller.kept >= chosen.kept:

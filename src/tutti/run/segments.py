@@ -10,8 +10,9 @@ from torch import fx
 from tutti.graph.inline import inline
 from tutti.graph.step_graph import Spec
 from tutti.lower.collectives import COLLECTIVES
-from tutti.lower.inplace import IN_PLACE, written
+from tutti.lower.inplace import written
 from tutti.nn import random
+from tutti.nn.adam import IN_PLACE
 
 SMALLEST = 3  # operators: what is smaller costs less to run than to call
 

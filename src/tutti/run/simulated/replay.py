@@ -20,8 +20,8 @@ import tutti.nn.lstm  # noqa: F401  (registers the operators)
 from tutti import compat
 from tutti.graph.step_graph import Spec
 from tutti.lower.collectives import COLLECTIVES
-from tutti.lower.inplace import IN_PLACE
 from tutti.lower.program import Program
+from tutti.nn.adam import IN_PLACE
 from tutti.run.code import last_uses
 from tutti.run.memory_inside import lstm_workspace
 
@@ -150,13 +150,17 @@ class _Value:
 
     @cached_property
     def key(self) -> tuple:
-        """All that decides what a call makes of it."""
-        return self.view, self.storage.bytes
+        """All that decides what a call makes of it. Where in its memory it begins does not."""
+        return self.view.shape, self.view.stride, self.view.dtype
 
     def fake(self) -> torch.Tensor:
-        """A tensor that lies like this, in memory of the same size."""
-        shape, stride, offset, dtype = self.view
-        return torch.empty(self.storage.bytes // dtype.itemsize, dtype=dtype).as_strided(shape, stride, offset)
+        """A tensor that lies like this, at the beginning of its memory."""
+        return torch.empty_strided(self.view.shape, self.view.stride, dtype=self.view.dtype)
+
+    def viewed(self, made: _View) -> _View:
+        """Where that lies which a call makes in the memory of its `fake`."""
+        begin = self.view.offset * self.view.dtype.itemsize // made.dtype.itemsize
+        return made._replace(offset=begin + made.offset)
 
 
 class _Made(NamedTuple):
@@ -207,7 +211,7 @@ class _Replayer:
             returned, new = self.tried[key]
             made = [Storage(count, node) for count in new]
             places = [x.storage for x in operands] + made
-            value = _mapped(returned, lambda x: _Value(x.view, places[x.place]))
+            value = _mapped(returned, lambda x: _Value(self.view(x, operands), places[x.place]))
         self.values[node] = value
         returned = list(_flat(value))
         reads = [Operand(x.spec, x.storage, x.contiguous, x.in_rows) for x in operands]
@@ -216,6 +220,9 @@ class _Replayer:
             self.values.pop(dead)
         holds = list(dict.fromkeys(x.storage for x in returned))
         return Event([node], reads, made, {node: holds}, [x.spec for x in returned], writes, dies)
+
+    def view(self, made: _Made, operands: list[_Value]) -> _View:
+        return operands[made.place].viewed(made.view) if made.place < len(operands) else made.view
 
     def operands(self, argument: Any) -> Iterator[_Value]:
         """The tensors in an argument of a call, in order."""
