@@ -19,7 +19,7 @@ from tutti.graph.step_graph import StepGraph
 
 
 def annotate_labels(step: StepGraph) -> None:
-    """Write meta["label"] of every node."""
+    """Write meta["label"] of every node, and meta["name"] of every call: the same without layers told by `*`."""
     rename = _layer_names(step.graph)
     for name, node in step.inputs.items():
         kind, _, path = name.partition(":")
@@ -33,8 +33,9 @@ def annotate_labels(step: StepGraph) -> None:
         operation = f"{node.meta['phase']}/{_operator(node)}"
         ordinal = ordinals[layer, rest, operation]
         ordinals[layer, rest, operation] += 1
-        path = _join(rename.get(layer, layer), rest)
-        node.meta["label"] = f"{path}/{operation}" + (f".{ordinal}" if ordinal else "")
+        operation += f".{ordinal}" if ordinal else ""
+        node.meta["label"] = f"{_join(rename.get(layer, layer), rest)}/{operation}"
+        node.meta["name"] = f"{_join(layer, rest)}/{operation}"
 
 
 def _split(path: str) -> tuple[str, str]:

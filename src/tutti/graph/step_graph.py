@@ -14,7 +14,7 @@ Inputs and outputs have names of the form `kind:name`:
 
 Every node carries in `meta`: `val` (a `Spec`, or a tuple of them), `path` (of the module that made it), `phase`
 (forward, backward or update), `flops` and `bytes` (of the whole, unsplit operator), and `label`, a name that
-is the same for corresponding nodes of repeated layers.
+is the same for corresponding nodes of repeated layers; every call also `name`, which is its own.
 """
 
 from __future__ import annotations

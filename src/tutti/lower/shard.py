@@ -59,6 +59,14 @@ def shard(
     return Program(sharder.graph, plan.mesh, rank, inputs, wanted)
 
 
+def made_in(node: fx.Node, plan: Plan) -> Layout:
+    """How what a node makes lies, before anyone moves it."""
+    maker, index = source(node)
+    choices = plan.choices(maker.meta["label"])
+    rule = rule_of(maker) if choices else replicated(maker)
+    return REPLICATED if rule is None else layouts(rule, choices)[1][index]
+
+
 def dense(x: torch.Tensor) -> torch.Tensor:
     """The tensor itself where its last dim is a run of memory, else a copy that is."""
     return x if x.shape[-1] == 1 or x.stride(-1) == 1 else x.contiguous()

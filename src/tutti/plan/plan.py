@@ -13,6 +13,8 @@ from tutti.plan.choice import Choices, parse_choice
 from tutti.plan.explain import explain
 from tutti.plan.layout import Layout, Mesh, parse_placement
 
+PIPELINE = "pp"  # the mesh axis of a pipeline, the outermost
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -43,6 +45,8 @@ class Plan:
     inputs: label of an input -> its layout. Inputs that are not named are replicated.
     operators: label of an operator -> axis -> choice. Operators that are not named are computed whole everywhere.
     accumulate: microbatches whose gradients are summed before one update.
+    stages: path of a module, or name of a forward node, -> its stage of a pipeline (`plan.stages`) over the axis `pp`.
+    schedule: of the pipeline, by name (`plan.schedule`).
     reasons: in words, why this plan and not another.
     """
 
@@ -50,6 +54,8 @@ class Plan:
     inputs: Mapping[str, Layout] = field(default_factory=dict)
     operators: Mapping[str, Choices] = field(default_factory=dict)
     accumulate: int = 1
+    stages: Mapping[str, int] = field(default_factory=dict)
+    schedule: str = ""
     name: str = ""
     graph: str = ""  # fingerprint of the graph that it was made for
     cluster: str = ""
@@ -61,6 +67,11 @@ class Plan:
 
     def choices(self, label: str) -> Choices:
         return self.operators.get(label, {})
+
+    @property
+    def inner(self) -> Mesh:
+        """The mesh of each device of the pipeline: all axes but that one."""
+        return {axis: n for axis, n in self.mesh.items() if axis != PIPELINE}
 
     @property
     def predicted(self) -> Prediction:
@@ -93,6 +104,8 @@ class Plan:
                 "name": self.name,
                 "mesh": dict(self.mesh),
                 "accumulate": self.accumulate,
+                "stages": dict(self.stages),
+                "schedule": self.schedule,
                 "graph": self.graph,
                 "cluster": self.cluster,
                 "prediction": asdict(self.prediction) if self.prediction else None,
@@ -136,10 +149,10 @@ class Plan:
     def diff(self, other: Plan) -> list[str]:
         """What differs, a line each: `-` in this plan, `+` in the other."""
         lines = []
-        for what in ("mesh", "accumulate", "inputs", "operators"):
+        for what in ("mesh", "accumulate", "schedule", "stages", "inputs", "operators"):
             ours, theirs = getattr(self, what), getattr(other, what)
             if not isinstance(ours, Mapping):
-                ours, theirs = {what: ours}, {what: theirs}
+                ours, theirs = {what: ours or None}, {what: theirs or None}
             for key in dict.fromkeys([*ours, *theirs]):
                 mine, its = _show(ours.get(key)), _show(theirs.get(key))
                 if mine != its:

@@ -185,8 +185,8 @@ class Candidate:
                 operators[label] = dict(choices)
         if planner.accumulate > 1:
             inputs |= self._accumulators(chosen.choices, gathered)
-        plan = Plan(self.mesh, inputs, operators, planner.accumulate, self.name, planner.step.fingerprint,
-                    str(planner.cluster), reasons=(*planner.without_rule(), self._proof(chosen)))  # fmt: skip
+        plan = Plan(self.mesh, inputs, operators, planner.accumulate, name=self.name, graph=planner.step.fingerprint,
+                    cluster=str(planner.cluster), reasons=(*planner.without_rule(), self._proof(chosen)))  # fmt: skip
         if not self.name:
             found = title(plan, planner.problem)
             alone = found.startswith("tp") and list(self.mesh) == ["dp"] and not planner.pins

@@ -14,6 +14,7 @@ from tutti.compat import all_gather_single, reduce_scatter_single
 from tutti.graph.step_graph import Spec
 from tutti.lower.collectives import parse_shift, peer
 from tutti.plan.layout import Layout, Mesh, coordinates_of, devices, group_of
+from tutti.plan.stages import NUMBERS
 from tutti.run.code import Request, Run
 from tutti.run.virtual import COMBINE, run_virtual
 
@@ -55,7 +56,7 @@ def _reduces(group: dist.ProcessGroup, x: torch.Tensor, op: str) -> bool:
     return x.dtype not in (torch.bool, torch.int16) and (op not in ("max", "min") or not x.is_floating_point())
 
 
-def _raw(x: torch.Tensor) -> torch.Tensor:
+def raw(x: torch.Tensor) -> torch.Tensor:
     """The bytes of a contiguous tensor: backends know them of any dtype."""
     return x.view(-1).view(torch.uint8)
 
@@ -76,6 +77,11 @@ class Virtual:
         """The whole tensor from what the held ranks have of it, on the CPU."""
         return layout.assemble([p.cpu() for p in parts], spec.shape, self.mesh)
 
+    def of_rank(self, rank: int, part: torch.Tensor | None, spec: Spec) -> torch.Tensor:
+        """A rank's part of a tensor, on the CPU; `part` where it is held here, `spec` of it."""
+        assert part is not None
+        return part.cpu()
+
 
 class Distributed:
     """One rank of a `torch.distributed` job."""
@@ -85,6 +91,8 @@ class Distributed:
     def __init__(self, mesh: Mesh):
         self.mesh, self.rank = mesh, dist.get_rank()
         self.ranks = [self.rank]
+        nccl = dist.get_backend() == "nccl"
+        self.device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
         self.groups = {axis: self._group(axis) for axis, size in mesh.items() if size > 1}
 
     def _group(self, axis: str) -> dist.ProcessGroup:
@@ -121,13 +129,13 @@ class Distributed:
                 dist.all_reduce(out, op, group)
             case "all_gather":
                 out = x.new_empty((k, *x.shape))
-                all_gather_single(_raw(out), _raw(x), group)
+                all_gather_single(raw(out), raw(x), group)
             case "reduce_scatter":
                 out = x.new_empty(x.shape[1:])
                 reduce_scatter_single(out.view(-1), x.view(-1), op, group)
             case "all_to_all":
                 out = torch.empty_like(x)
-                dist.all_to_all_single(_raw(out), _raw(x), group=group)
+                dist.all_to_all_single(raw(out), raw(x), group=group)
             case kind:
                 raise ValueError(f"unknown collective {kind!r}")
         return out if scale is None else out.mul_(scale)
@@ -140,8 +148,8 @@ class Distributed:
         out = torch.empty_like(x) if source is not None else torch.full_like(x, edge)  # pyright: ignore
         if source == self.rank:
             return out.copy_(x)
-        sends = [] if target is None else [dist.P2POp(dist.isend, _raw(x), target)]
-        receives = [] if source is None else [dist.P2POp(dist.irecv, _raw(out), source)]
+        sends = [] if target is None else [dist.P2POp(dist.isend, raw(x), target)]
+        receives = [] if source is None else [dist.P2POp(dist.irecv, raw(out), source)]
         for work in dist.batch_isend_irecv(sends + receives) if sends or receives else []:
             work.wait()
         return out
@@ -152,6 +160,11 @@ class Distributed:
         world = [torch.empty_like(parts[0]) for _ in range(devices(self.mesh))]
         dist.all_gather(world, parts[0].contiguous())
         return layout.assemble([p.cpu() for p in world], spec.shape, self.mesh)
+
+    def of_rank(self, rank: int, part: torch.Tensor | None, spec: Spec) -> torch.Tensor:
+        x = torch.empty(spec.shape, dtype=spec.dtype, device=self.device) if part is None else part.contiguous().clone()
+        dist.broadcast(raw(x), rank)
+        return x.cpu()
 
 
 Runtime = Virtual | Distributed
@@ -177,6 +190,15 @@ def join_job(device: torch.device) -> int:
 def runtime_for(mesh: Mesh) -> Runtime:
     """Distributed where this process is one rank of as many as the mesh has; else virtual."""
     return Distributed(mesh) if dist.is_initialized() and dist.get_world_size() == devices(mesh) > 1 else Virtual(mesh)
+
+
+def own_part(
+    name: str, whole: torch.Tensor, layout: Layout, mesh: Mesh, rank: int, device: torch.device
+) -> torch.Tensor:
+    """What a rank takes of an input that every rank is given whole; single numbers stay where they are."""
+    if name.partition(":")[0] in NUMBERS:
+        return whole
+    return layout.local_slice(whole, mesh, coordinates_of(rank, mesh)).to(device, non_blocking=True)
 
 
 def own_slice(whole: torch.Tensor, layout: Layout, mesh: Mesh, rank: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ from torch import nn
 
 from tutti.graph import optimizers
 from tutti.graph.step_graph import Spec, StepGraph
+from tutti.plan.layout import Layout, devices
 from tutti.plan.plan import Plan
 from tutti.run.runtime import Runtime, own_slice, same_everywhere
 
@@ -16,10 +17,14 @@ NOT_KEPT = ("batch", "lr", "step", "seed", "constant")  # kinds of inputs that e
 
 
 class State:
-    """The kept inputs of a graph, by name. `parts` holds, for each rank of this process, what is that rank's."""
+    """The kept inputs of a graph, by name. `parts` holds, for each rank of this process, what is that rank's.
 
-    def __init__(self, graph: StepGraph, plan: Plan, runtime: Runtime):
-        self.graph, self.plan, self.runtime = graph, plan, runtime
+    homes: device of a pipeline on which an input is kept; on all where it is not named.
+    """
+
+    def __init__(self, graph: StepGraph, plan: Plan, runtime: Runtime, homes: Mapping[str, int] | None = None):
+        self.graph, self.plan, self.runtime, self.homes = graph, plan, runtime, homes or {}
+        self.width = devices(plan.inner)
         self.names = [name for name in graph.inputs if name.partition(":")[0] not in NOT_KEPT]
         self.parts: list[dict[str, torch.Tensor]] = [{} for _ in runtime.ranks]
 
@@ -38,7 +43,8 @@ class State:
         """Give each rank its part of a whole tensor."""
         layout = self.plan.input_layout(self.graph.inputs[name].meta["label"])
         for held, rank in zip(self.parts, self.runtime.ranks, strict=True):
-            held[name] = own_slice(whole.to(self.graph.device), layout, self.plan.mesh, rank)
+            if rank // self.width == self.homes.get(name, rank // self.width):
+                held[name] = own_slice(whole.to(self.graph.device), layout, self.plan.mesh, rank)
 
     def keep(self, outputs: list[dict[str, torch.Tensor]]) -> None:
         """Take from the outputs of each rank what succeeds a kept tensor."""
@@ -49,7 +55,17 @@ class State:
         """A full CPU tensor. Every rank of a job has to ask for it."""
         node = self.graph.inputs[name]
         layout = self.plan.input_layout(node.meta["label"])
-        return self.runtime.whole([held[name] for held in self.parts], layout, node.meta["val"])
+        return self.assemble({rank: held[name] for rank, held in zip(self.runtime.ranks, self.parts, strict=True)
+                              if name in held}, self.homes.get(name), layout, node.meta["val"])  # fmt: skip
+
+    def assemble(self, parts: Mapping[int, torch.Tensor], home: int | None, layout: Layout, spec: Spec) -> torch.Tensor:
+        """A full CPU tensor from what held ranks have of it: those of one device of a pipeline, or all."""
+        if home is None:
+            return self.runtime.whole(list(parts.values()), layout, spec)
+        ranks = range(home * self.width, (home + 1) * self.width)
+        mesh = self.plan.inner
+        own = Spec(layout.local_shape(spec.shape, mesh), spec.dtype)
+        return layout.assemble([self.runtime.of_rank(r, parts.get(r), own) for r in ranks], spec.shape, mesh)
 
     def of_model(self, model: nn.Module, sharded: bool) -> dict[str, torch.Tensor]:
         """Parameters and buffers under the model's names: full CPU tensors, or with `sharded` this rank's parts."""

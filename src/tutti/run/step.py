@@ -19,7 +19,7 @@ from tutti.graph.capture import Batch, Loss, batch_items, capture, device_of
 from tutti.graph.step_graph import StepGraph
 from tutti.lower.program import Collective, Program
 from tutti.lower.shard import shard
-from tutti.plan.layout import Layout, Mesh, coordinates_of, devices
+from tutti.plan.layout import Layout, Mesh, devices
 from tutti.plan.pin import Pin
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner, replan
@@ -29,8 +29,9 @@ from tutti.run.allocator import keep_freed_memory
 from tutti.run.batches import Signature, batch_size, check_like, microbatches, signature_of
 from tutti.run.code import Run
 from tutti.run.levels import check_level, prepare
+from tutti.run.pipeline import Pipeline, pipeline_of
 from tutti.run.planning import best_plan, judge
-from tutti.run.runtime import check_same_everywhere, in_job, join_job, runtime_for
+from tutti.run.runtime import check_same_everywhere, in_job, join_job, own_part, runtime_for
 from tutti.run.state import State
 
 
@@ -117,7 +118,14 @@ class Step:
         self._ready: dict[tuple[str, Signature], _Executable] = {}
         self._dtypes = {key: x.dtype for key, x in batch_items(batch)}
         self._constants = _constants(optimizer)
-        self._state = State(self.graph, chosen, self.runtime).begin(model, optimizer, masters)
+        self._pipelines: dict[tuple[str, Signature], Pipeline] = {}
+        self._homes: dict[str, int] = {}  # stages of a pipeline that keep the inputs
+        devices_of: dict[str, int] = {}
+        if chosen.stages:
+            made, schedule = pipeline_of(self.graph, chosen, self.accumulate)
+            self._homes = made.homes
+            devices_of = {name: schedule.place[stage] for name, stage in made.homes.items()}
+        self._state = State(self.graph, chosen, self.runtime, devices_of).begin(model, optimizer, masters)
 
     # -- what a training loop calls -----------------------------------------------------------------------------
 
@@ -127,18 +135,26 @@ class Step:
         if not self._compared:  # once: a data loader that differs between ranks shows at once
             check_same_everywhere(dict(batch_items(batch)))
             self._compared = True
-        outputs = self._run("train", batch) if self.accumulate == 1 else self._accumulated(batch)
-        self._state.keep(outputs)
+        if self._plan.stages:
+            loss = self._piped("train", batch).loss()
+        else:
+            outputs = self._run("train", batch) if self.accumulate == 1 else self._accumulated(batch)
+            self._state.keep(outputs)
+            loss = outputs[0]["loss"]
         self.steps += 1
         compat.mark_stepped(self.optimizer)
-        return outputs[0]["loss"]
+        return loss
 
     def evaluate(self, batch: Batch) -> torch.Tensor:
         """The loss in evaluation mode, without an update; a 0-d tensor."""
+        if self._plan.stages:
+            return self._piped("evaluate", batch).loss()
         return self._run("evaluate", batch)[0]["loss"]
 
     def gradients(self, batch: Batch) -> dict[str, torch.Tensor]:
         """The gradients that the next step would compute, before clipping: full tensors under the model's names."""
+        if self._plan.stages:
+            return self._piped("gradients", batch).gradients()
         totals: dict[str, torch.Tensor] = {}
         for i, part in enumerate(microbatches(batch, self.accumulate)):
             for name, g in self._run("gradients", part, draw=i)[0].items():
@@ -281,21 +297,14 @@ class Step:
         """Run one of the Programs on all held ranks; named outputs by rank. Each `draw` has its own random numbers."""
         check_like(batch, self._dtypes)
         executable = self._executable(what, signature_of(batch), batch)
-        mesh = self._plan.mesh
-        scalars = {"step": torch.tensor(self.steps + 1), "seed": torch.tensor(self.seed + (draw << 32))}
-        scalars |= {
-            f"lr:{i}": torch.tensor(float(g["lr"]), dtype=torch.float64)
-            for i, g in enumerate(self.optimizer.param_groups)
-        }
-        data = {f"batch:{key}": x for key, x in batch_items(batch)} | executable.graph.constants
+        mesh, given = self._plan.mesh, self._given(batch, draw) | executable.graph.constants
         inputs = []
         for i, (program, rank) in enumerate(zip(executable.programs, self.runtime.ranks, strict=True)):
-            values = {**self._state.parts[i], **scalars, **(more[i] if more else {})}
+            values = {**self._state.parts[i], **(more[i] if more else {})}
             row = []
             for name, (layout, _) in program.inputs.items():
-                if name in data:
-                    part = layout.local_slice(data[name], mesh, coordinates_of(rank, mesh))
-                    row.append(part.to(self.device, non_blocking=True))
+                if name in given:
+                    row.append(own_part(name, given[name], layout, mesh, rank, self.device))
                 else:
                     row.append(values[name])
             inputs.append(row)
@@ -303,6 +312,28 @@ class Step:
             results = self.runtime.run(executable.runs, inputs)
         names = list(executable.programs[0].outputs)
         return [dict(zip(names, values, strict=True)) for values in results]
+
+    def _given(self, batch: Batch, draw: int) -> dict[str, torch.Tensor]:
+        """Inputs that every rank is given anew, whole. Each `draw` has its own random numbers."""
+        numbers = {"step": torch.tensor(self.steps + 1), "seed": torch.tensor(self.seed + (draw << 32))}
+        numbers |= {
+            f"lr:{i}": torch.tensor(float(g["lr"]), dtype=torch.float64)
+            for i, g in enumerate(self.optimizer.param_groups)
+        }
+        return numbers | {f"batch:{key}": x for key, x in batch_items(batch)}
+
+    def _piped(self, what: str, batch: Batch) -> Pipeline:
+        """Run a pipeline on all microbatches of a batch; it knows loss and gradients then."""
+        check_like(batch, self._dtypes)
+        count = 1 if what == "evaluate" else self.accumulate
+        parts = microbatches(batch, count)
+        key = what, signature_of(parts[0])
+        if key not in self._pipelines:
+            graph, plan = self._planned(what, key[1], parts[0])
+            self._pipelines[key] = Pipeline(graph, plan, count, self.level, self._state, self._homes)
+        pipeline = self._pipelines[key]
+        pipeline.run(lambda i: self._given(parts[i], i) | pipeline.cut.step.constants)
+        return pipeline
 
     def _check_constants(self) -> None:
         """Only learning rates are read at every step: another change must not go unnoticed."""
@@ -328,14 +359,24 @@ class Step:
             assert batch is not None
             graph = self._capture(batch, evaluate=True)
             graph.name_inputs_as(self.graph)
-            return graph, self._share(lambda: replan(graph, self._plan, self.cluster))
+            return graph, self._share(lambda: self._replanned(graph))
         if signature not in self._plans:
             assert batch is not None
             graph = self._capture(batch)
             graph.name_inputs_as(self.graph)
-            self._plans[signature] = graph, self._share(lambda: replan(graph, self._plan, self.cluster))
+            self._plans[signature] = graph, self._share(lambda: self._replanned(graph))
         graph, plan = self._plans[signature]
-        return _part(graph, what), plan
+        return _part(graph, what, bool(plan.stages)), plan
+
+    def _replanned(self, graph: StepGraph) -> Plan:
+        """The plan for another graph of the model."""
+        plan = self._plan
+        if not plan.stages:
+            return replan(graph, plan, self.cluster)
+        made = replan(graph, plan.replace(mesh=plan.inner), self.cluster.of(devices(plan.inner)))
+        known = {node.meta.get("name") for node in graph.calls} | {node.meta["path"] for node in graph.calls}
+        stages = {name: stage for name, stage in plan.stages.items() if name in known or "/" not in name}
+        return made.replace(mesh=plan.mesh, stages=stages, schedule=plan.schedule)
 
     def _asked(self, what: str, graph: StepGraph, plan: Plan) -> dict[str, Layout]:
         """While gradients accumulate they lie as the plan says."""
@@ -345,7 +386,9 @@ class Step:
         return {name: plan.input_layout(label) for name, label in labels.items()}
 
 
-def _part(graph: StepGraph, what: str) -> StepGraph:
+def _part(graph: StepGraph, what: str, piped: bool) -> StepGraph:
+    if what == "train" and piped:
+        return graph
     if what == "train":
         return graph.keep([name for name in graph.outputs if name not in graph.gradient_names])
     if what == "gradients":

@@ -1,0 +1,114 @@
+"""What each device of a pipeline does in a step, in order: parts that it runs, with what it receives before, sends
+after, and drops.
+
+    lend     parameters that other stages read as well
+    slots    of the schedule
+    hand on  sums of gradients whose parameter is at home elsewhere
+    update   parts `U0`, `U1`, ...
+
+Every value is sent once to each device that reads it, and kept there until its last reader has run. Messages from one
+device to another have one order, that in which the sender acts; the receiver takes them in the same (`orders`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tutti.lower.cut import Cut, Place
+from tutti.plan.schedule import Schedule
+
+ONCE = -1  # in the place of a microbatch: of what is there once in a step
+
+
+class Message(NamedTuple):
+    """A value of a microbatch, or an input or a sum of gradients once in a step."""
+
+    name: str
+    microbatch: int
+
+
+@dataclass
+class Action:
+    """place: the part that runs, if any. receives, sends: with the other device. drops: what is not read any more."""
+
+    place: Place | None
+    microbatch: int
+    receives: list[tuple[Message, int]] = field(default_factory=list)
+    sends: list[tuple[Message, int]] = field(default_factory=list)
+    drops: list[Message] = field(default_factory=list)
+
+
+def actions_of(cut: Cut, schedule: Schedule) -> list[list[Action]]:
+    """The actions of every device. A schedule without backward slots makes a forward pass alone."""
+    return [_Device(cut, schedule, d).actions() for d in range(len(schedule.devices))]
+
+
+def orders(actions: Iterable[list[Action]]) -> dict[tuple[int, int], list[Message]]:
+    """By (sender, receiver) all messages in order."""
+    found: dict[tuple[int, int], list[Message]] = {}
+    for sender, todo in enumerate(actions):
+        for action in todo:
+            for message, receiver in action.sends:
+                found.setdefault((sender, receiver), []).append(message)
+    return found
+
+
+class _Device:
+    def __init__(self, cut: Cut, schedule: Schedule, number: int):
+        self.cut, self.schedule, self.number = cut, schedule, number
+        self.here: dict[Message, Action] = {}  # what has been made or received, and the last action that reads it
+
+    def at(self, stage: int) -> int:
+        return self.schedule.place[stage]
+
+    def actions(self) -> list[Action]:
+        cut, mine = self.cut, [self.lend()]
+        for slot in self.schedule.devices[self.number]:
+            place = Place(slot.stage, slot.kind)
+            if place in cut.parts:
+                mine.append(self.part(place, slot.microbatch))
+        if any(slot.kind != "F" for slot in self.schedule.devices[self.number]):
+            mine.append(self.hand_on())
+            updates = [p for p in cut.parts if p.kind.startswith("U") and self.at(p.stage) == self.number]
+            mine += [self.part(place, ONCE) for place in updates]
+        for message, action in self.here.items():
+            action.drops.append(message)
+        return [a for a in mine if a.place or a.sends]
+
+    def lend(self) -> Action:
+        action = Action(None, ONCE)
+        for name, stages in self.cut.borrowers.items():
+            if self.at(self.cut.homes[name]) == self.number:
+                action.sends += self.to(Message(name, ONCE), stages)
+        return action
+
+    def hand_on(self) -> Action:
+        action = Action(None, ONCE)
+        for name, maker in self.cut.makers.items():
+            if name.startswith("grad:") and self.at(maker.stage) == self.number:
+                action.sends += self.to(Message(name, ONCE), [r.stage for r in self.cut.readers.get(name, ())])
+        return action
+
+    def part(self, place: Place, microbatch: int) -> Action:
+        action, part = Action(place, microbatch), self.cut.parts[place]
+        for name in part.inputs:
+            home = self.cut.homes.get(name)
+            maker = self.cut.makers[name].stage if home is None and name in self.cut.makers else home
+            if maker is None or (name not in self.cut.makers and self.at(maker) == self.number):
+                continue  # given, or kept here
+            message = Message(name, ONCE if home is not None else microbatch)
+            if self.at(maker) != self.number and message not in self.here:
+                action.receives.append((message, self.at(maker)))
+            if self.at(maker) != self.number or name.startswith("value:"):
+                self.here[message] = action
+        for name in part.outputs:
+            if name.startswith("value:"):
+                message = Message(name, microbatch)
+                self.here[message] = action
+                action.sends += self.to(message, [r.stage for r in self.cut.readers[name]])
+        return action
+
+    def to(self, message: Message, stages: Iterable[int]) -> list[tuple[Message, int]]:
+        return [(message, d) for d in sorted({self.at(s) for s in stages} - {self.number})]

@@ -1,0 +1,205 @@
+"""Cutting a step into the parts of a pipeline: one graph for each stage and kind of work.
+
+| kind | runs | what it computes |
+|---|---|---|
+| `F` | for every microbatch | the forward pass of a stage |
+| `B` | for every microbatch | its backward pass: all, or what other stages or several gradients wait for |
+| `W` | for every microbatch | the rest of that, where it is split: gradients of single parameters |
+| `U0`, `U1`, ... | once a step | the update; values cross stages only between one number and the next |
+
+What a part reads of another it takes as an input `value:<node>`, and the other has that as an output. Views, and what
+depends on nothing but the batch and constants, are made anew by each part that reads them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import fx
+
+from tutti.graph.step_graph import BACKWARD, FORWARD, UPDATE, StepGraph
+from tutti.plan.stages import Reads, stages_of
+
+
+class Place(NamedTuple):
+    """Which part: of a stage, and of which kind."""
+
+    stage: int
+    kind: str
+
+
+@dataclass
+class Cut:
+    """The parts of a step, and what goes between them.
+
+    parts: in an order in which they can run. homes: of every input that one stage keeps. makers, readers: of values
+    and gradients. borrowers: by input the stages that read it and are not its home.
+    """
+
+    step: StepGraph
+    count: int
+    parts: dict[Place, StepGraph]
+    homes: dict[str, int]
+    makers: dict[str, Place] = field(default_factory=dict)
+    readers: dict[str, list[Place]] = field(default_factory=dict)
+    borrowers: dict[str, list[int]] = field(default_factory=dict)
+
+    def sent(self, place: Place) -> list[tuple[str, int]]:
+        """(name, stage) of what other stages need of a part, in order."""
+        return [
+            (name, stage)
+            for name in self.parts[place].outputs
+            for stage in sorted({r.stage for r in self.readers.get(name, ())} - {place.stage})
+        ]
+
+
+def cut(step: StepGraph, named: Mapping[str, int], split: bool = False, kept: Mapping[str, int] | None = None) -> Cut:
+    """Cut a step. named, kept: see `plan.stages.stages_of`. split: whether gradients of one parameter stand apart."""
+    reads = Reads(step)
+    return _Cutter(reads, stages_of(reads, named, kept), split).cut()
+
+
+class _Cutter:
+    def __init__(self, reads: Reads, stages: Mapping[fx.Node, int], split: bool):
+        self.reads, self.stages = reads, stages
+        self.step = step = reads.step
+        self.names = {node: name for name, node in step.inputs.items()}
+        self.gradients: dict[fx.Node, str] = {}
+        for name in step.gradient_names:
+            self.gradients.setdefault(step.outputs[name], name)
+        self.alone = _alone(reads, stages) if split else set()
+        self.levels: dict[fx.Node, int] = {}
+        self.places = {n: self.place(n) for n in reads.calls}
+        self.wanted: dict[Place, dict[str, fx.Node]] = defaultdict(dict)  # outputs by part
+        self.readers: dict[str, list[Place]] = defaultdict(list)
+
+    def place(self, node: fx.Node) -> Place:
+        if node.target is operator.getitem:
+            return self.place(node.args[0])  # pyright: ignore[reportArgumentType]
+        stage, phase = self.stages[node], node.meta["phase"]
+        if phase == FORWARD:
+            return Place(stage, "F")
+        if phase == BACKWARD:
+            return Place(stage, "W" if node in self.alone else "B")
+        return Place(stage, f"U{self.level(node)}")
+
+    def level(self, node: fx.Node) -> int:
+        """Of an update node: how often what it reads has crossed stages since the gradients were there."""
+        if node not in self.levels:
+            read = [x for x in self.reads.of(node) if x.op == "call_function" and x.meta["phase"] == UPDATE]
+            self.levels[node] = max((self.level(x) + (self.stages[x] != self.stages[node]) for x in read), default=0)
+        return self.levels[node]
+
+    def is_gradient(self, reader: fx.Node, x: fx.Node) -> bool:
+        """Whether the update takes this as an accumulated gradient."""
+        return reader.meta["phase"] == UPDATE and x in self.gradients
+
+    def cut(self) -> Cut:
+        members: dict[Place, list[fx.Node]] = defaultdict(list)
+        for node, place in self.places.items():
+            members[place].append(node)
+        for name, node in self.step.outputs.items():
+            self.wanted[self.owner(node)][name] = node
+        drafts = {place: _Draft(self, place, members[place]) for place in sorted(members, key=_order)}
+        count = 1 + max(self.stages.values())
+        made = Cut(self.step, count, {}, {self.names[n]: s for n, s in self.stages.items() if n in self.names})
+        for place, draft in drafts.items():
+            made.parts[place] = draft.finish(self.wanted[place])
+            made.makers |= {name: place for name in self.wanted[place]}
+        made.readers = dict(self.readers)
+        for place, part in made.parts.items():
+            for name in part.inputs:
+                if name in made.homes and made.homes[name] != place.stage:
+                    borrowers = made.borrowers.setdefault(name, [])
+                    if place.stage not in borrowers:
+                        borrowers.append(place.stage)
+        return made
+
+    def owner(self, node: fx.Node) -> Place:
+        """The part that makes a value, or the view of one."""
+        behind = self.reads.behind[node]
+        return self.places[behind[0]] if behind else Place(0, "F")
+
+
+class _Draft:
+    """A part that is being written."""
+
+    def __init__(self, cutter: _Cutter, place: Place, members: list[fx.Node]):
+        self.cutter, self.place, self.members = cutter, place, members
+        self.graph, self.made, self.inputs = fx.Graph(), {}, {}
+        for node in members:  # inputs first
+            self.take(node)
+
+    def take(self, node: fx.Node) -> None:
+        """Make placeholders for what a node reads from elsewhere."""
+        cutter, todo = self.cutter, [node]
+        while todo:
+            reader = todo.pop()
+            for x in reader.all_input_nodes:
+                if cutter.is_gradient(node, x):
+                    self.input(x, cutter.gradients[x])
+                elif x in cutter.names:
+                    self.input(x, cutter.names[x])
+                elif x in cutter.reads.copied:
+                    todo.append(x)
+                elif cutter.places[x] != self.place:
+                    self.input(x, f"value:{x.name}")
+                    cutter.wanted[cutter.places[x]][f"value:{x.name}"] = x
+
+    def input(self, x: fx.Node, name: str) -> None:
+        if name in self.inputs:
+            return
+        copy = self.graph.placeholder(x.name)
+        copy.meta = {**x.meta}
+        kind = name.partition(":")[0]
+        if kind == "grad":
+            label = self.cutter.step.gradient_label(name.removeprefix("grad:"))
+            copy.meta |= {"label": label, "phase": UPDATE, "flops": 0, "bytes": 0}
+        elif kind == "value":
+            copy.meta |= {"label": name, "flops": 0, "bytes": 0}
+        self.inputs[name] = self.made[x] = copy
+        if kind in ("grad", "value"):
+            self.cutter.readers[name].append(self.place)
+
+    def finish(self, wanted: Mapping[str, fx.Node]) -> StepGraph:
+        for node in self.members:
+            self.copy(node)
+        outputs = {name: self.copy(node) for name, node in wanted.items()}
+        self.graph.output(tuple(outputs.values()))
+        return StepGraph(self.graph, self.inputs, outputs, self.cutter.step.constants, self.cutter.step.device)
+
+    def copy(self, node: fx.Node) -> fx.Node:
+        """The node in this part, with all copied nodes that it reads."""
+        todo = [node]
+        while todo:
+            missing = [x for x in todo[-1].all_input_nodes if x not in self.made]
+            if missing:
+                todo += missing
+                continue
+            n = todo.pop()
+            if n not in self.made:
+                self.made[n] = self.graph.node_copy(n, self.made.__getitem__)
+        return self.made[node]
+
+
+def _order(place: Place) -> tuple:
+    """Forward parts by stage, backward ones against it, then the updates."""
+    kind = place.kind
+    return (0, place.stage, "") if kind == "F" else (1, -place.stage, kind) if kind in "BW" else (2, int(kind[1:]), "")
+
+
+def _alone(reads: Reads, stages: Mapping[fx.Node, int]) -> set[fx.Node]:
+    """Backward nodes that only the gradient of one parameter needs, and no other stage."""
+    reaches: dict[fx.Node, set[str]] = defaultdict(set)
+    for name in reads.step.gradient_names:
+        for x in reads.behind[reads.step.outputs[name]]:
+            reaches[x].add(name)
+    for node in reversed(reads.calls):
+        if node.meta["phase"] == BACKWARD:
+            for x in reads.of(node):
+                reaches[x] |= reaches[node] if stages[x] == stages[node] else {"here", "elsewhere"}
+    return {node for node, names in reaches.items() if len(names) == 1}

@@ -1,0 +1,148 @@
+"""Stages: which part of a pipeline each node of a step belongs to.
+
+A plan names the stage of modules, by the longest path that covers a node, or of single forward nodes. All else follows:
+
+- A forward node that is not named belongs to the last stage that it reads from; what reads no activation (positions,
+  masks) to the first that reads it.
+- A parameter, and all that its update reads and writes, is at home in the first stage that reads it.
+- A backward node works where its gradients come from, as long as what it reads of the forward pass is there, else in
+  the earlier stage that has it. What sums gradients of several stages belongs to the first of them.
+- An update node works where its parameter is at home, or else its gradient is made; what reads several in the first
+  of their stages.
+- Views, and what depends on nothing but the batch and constants, belong to no stage (`Reads`).
+
+So forward values only ever go to later stages, and gradients to earlier ones, over any number of stages in between:
+skip connections, an encoder's output and tied embeddings need nothing of their own.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from functools import cached_property
+
+from torch import fx
+
+from tutti.graph.costs import FREE
+from tutti.graph.step_graph import BACKWARD, FORWARD, UPDATE, StepGraph
+
+NUMBERS = ("seed", "step", "lr")
+GIVEN = ("batch", "seed", "step", "lr", "constant")  # kinds of inputs that every stage is given anew
+
+
+class Reads:
+    """What each node of a step reads, when one looks through what is copied: views, and what depends on nothing but
+    the batch and constants, which whoever reads it makes anew."""
+
+    def __init__(self, step: StepGraph):
+        self.step = step
+        self.given = {name for name in step.inputs if _is_given(step, name)}
+        constant = {step.inputs[name] for name in self.given if name.partition(":")[0] not in NUMBERS}
+        self.copied: set[fx.Node] = set()
+        self.behind: dict[fx.Node, list[fx.Node]] = {}  # what is looked at in the place of each node
+        for name, node in step.inputs.items():
+            self.behind[node] = [] if name in self.given else [node]
+        for node in step.calls:
+            reads = node.all_input_nodes
+            if all(x in constant for x in reads):
+                constant.add(node)
+            part = node.target is operator.getitem
+            if node in constant or (reads[0] in self.copied if part else node.target in FREE):
+                self.copied.add(node)
+            self.behind[node] = self.of(node) if node in self.copied else [node]
+
+    def of(self, node: fx.Node) -> list[fx.Node]:
+        """The calls and inputs that a node reads, without those that every stage is given."""
+        return list(dict.fromkeys(x for read in node.all_input_nodes for x in self.behind[read]))
+
+    @cached_property
+    def calls(self) -> list[fx.Node]:
+        """All that is not copied, in order."""
+        return [node for node in self.step.calls if node not in self.copied]
+
+
+def stages_of(reads: Reads, named: Mapping[str, int], kept: Mapping[str, int] | None = None) -> dict[fx.Node, int]:
+    """The stage of every call that is not copied, and of every input that is at home somewhere.
+
+    named: path of a module, or name of a forward node (`meta["name"]`), -> stage. kept: stages of inputs, by name, that
+    lie somewhere already. Raises ValueError where a forward node would read what a later stage makes, or a name covers
+    nothing.
+    """
+    step, found = reads.step, _forward(reads, named)
+    homes: dict[fx.Node, int] = {}
+    present: dict[fx.Node, set[int]] = {node: {stage} for node, stage in found.items()}
+    for node, stage in found.items():
+        for x in reads.of(node):
+            present.setdefault(x, set()).add(stage)
+            if x.op == "placeholder":
+                homes[x] = min(stage, homes.get(x, stage))
+    for name, node in step.inputs.items():
+        if name not in reads.given:  # what is kept for a parameter lies where the parameter does
+            parameter = step.inputs.get(f"param:{name.partition(':')[2]}", node)
+            found[node] = (kept or {}).get(name, homes.get(parameter, homes.get(node, 0)))
+            present.setdefault(node, set()).add(found[node])
+    for node in reads.calls:
+        if node.meta["phase"] == BACKWARD:
+            found[node] = _backward(node, reads, found, present)
+        elif node.meta["phase"] == UPDATE:
+            read = reads.of(node)
+            state = [x for x in read if x.op == "placeholder"]
+            gradients = [x for x in read if x.meta["phase"] == BACKWARD]
+            found[node] = min((found[x] for x in state or gradients or read), default=0)
+    return found
+
+
+def _is_given(step: StepGraph, name: str) -> bool:
+    """Whether every stage has an input: what each call is given, and buffers that never change."""
+    kind = name.partition(":")[0]
+    return kind in GIVEN or (kind == "buffer" and name not in step.outputs)
+
+
+def _forward(reads: Reads, named: Mapping[str, int]) -> dict[fx.Node, int]:
+    """The stages of the forward pass."""
+    found: dict[fx.Node, int] = {}
+    forward = [n for n in reads.calls if n.meta["phase"] == FORWARD]
+    used = {node: key for node in forward if (key := _covering(node, named)) is not None}
+    if unknown := [key for key in named if key not in used.values()]:
+        raise ValueError(f"the plan names a stage of {unknown[0]!r}, which computes nothing in the forward pass")
+    for node in forward:
+        if node.target is operator.getitem:  # a part of what its maker makes
+            found[node] = found.get(node.args[0], -1)  # pyright: ignore
+        elif node in used:
+            found[node] = named[used[node]]
+        elif stages := [found[x] for x in reads.of(node) if x in found]:
+            found[node] = max(stages)
+    readers: dict[fx.Node, list[fx.Node]] = {}
+    for node in forward:
+        for x in reads.of(node):
+            readers.setdefault(x, []).append(node)
+    for node in reversed(forward):
+        if found.get(node, -1) < 0:
+            found[node] = min((found[n] for n in readers.get(node, ())), default=0)
+    for node in forward:
+        for x in reads.of(node):
+            if found.get(x, 0) > found[node]:
+                raise ValueError(f"{node.meta['name']} of stage {found[node]} reads {x.meta['name']} of stage "
+                                 f"{found[x]}: values of the forward pass go to later stages")  # fmt: skip
+    return found
+
+
+def _covering(node: fx.Node, named: Mapping[str, int]) -> str | None:
+    """The longest name that covers a node."""
+    if node.meta["name"] in named:
+        return node.meta["name"]
+    path = node.meta["path"]
+    while path and path not in named:
+        path = path.rpartition(".")[0]
+    return path if path in named else None
+
+
+def _backward(node: fx.Node, reads: Reads, found: Mapping[fx.Node, int], present: Mapping[fx.Node, set[int]]) -> int:
+    read = reads.of(node)
+    gradients = [x for x in read if x.op == "call_function" and x.meta["phase"] == BACKWARD]
+    forward = [x for x in read if x not in gradients]
+    if not gradients:
+        return max((found[x] for x in forward), default=0)
+    first = min(found[x] for x in gradients)
+    there = (stage for stage in range(first, -1, -1) if all(stage in present[x] for x in forward))
+    return next(there, min([first, *(found[x] for x in forward)]))

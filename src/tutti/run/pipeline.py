@@ -1,0 +1,288 @@
+"""Running a pipeline: each device goes through its actions (`lower.actions`), and sends on what others wait for.
+
+Devices of a pipeline lie along the mesh axis `pp`, the outermost; each is a mesh of the other axes, on which the parts
+of its stages run like any Program. What crosses stages goes from each rank to the one with the same coordinates on the
+other device, as it lies.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tutti.graph.step_graph import Spec, StepGraph
+from tutti.lower.actions import ONCE, Action, Message, actions_of, orders
+from tutti.lower.cut import Cut, Place, cut
+from tutti.lower.program import Program
+from tutti.lower.shard import made_in, shard
+from tutti.plan.layout import devices
+from tutti.plan.plan import PIPELINE, Plan
+from tutti.plan.schedule import Schedule, forward, schedule_of
+from tutti.run.code import Run
+from tutti.run.levels import prepare
+from tutti.run.runtime import Distributed, Virtual, own_part, raw
+from tutti.run.state import State
+
+Row = list[torch.Tensor]  # a tensor for each held rank of a device
+Given = Callable[[int], Mapping[str, torch.Tensor]]  # the whole inputs that every stage is given for a microbatch
+
+
+def pipeline_of(
+    graph: StepGraph, plan: Plan, count: int, kept: Mapping[str, int] | None = None
+) -> tuple[Cut, Schedule]:
+    """The parts of a graph, and the order in which devices compute them; without gradients forward passes alone.
+
+    count: of microbatches. kept: stages of inputs that lie somewhere already.
+    """
+    wide, stages = plan.mesh[PIPELINE], 1 + max(plan.stages.values())
+    schedule = schedule_of(plan.schedule, wide, stages, plan.accumulate)
+    if not graph.gradient_names:
+        schedule = forward(schedule.place, count)
+    return cut(graph, plan.stages, schedule.split, kept), schedule
+
+
+class Pipeline:
+    """A step, or a part of one, on the devices that this process holds.
+
+    count: of microbatches. state: what is kept between steps; replaced where a step makes successors. homes: the stage
+    that keeps each input.
+    """
+
+    def __init__(self, graph: StepGraph, plan: Plan, count: int, level: str, state: State, homes: Mapping[str, int]):
+        self.count, self.mesh, self.width, self.state = count, plan.inner, devices(plan.inner), state
+        self.cut, self.schedule = pipeline_of(graph, plan, count, homes)
+        self.plan = _with_values(plan.replace(mesh=self.mesh), self.cut)
+        self.actions = actions_of(self.cut, self.schedule)
+        kept: dict[int, list[dict[str, torch.Tensor]]] = {}  # by device
+        for rank, tensors in zip(state.runtime.ranks, state.parts, strict=True):
+            kept.setdefault(rank // self.width, []).append(tensors)
+        if isinstance(state.runtime, Virtual):
+            self.ranks, self.driver, self.mail = list(range(self.width)), Virtual(self.mesh), _Mail()
+        else:
+            self.ranks, self.driver = [state.runtime.rank % self.width], state.runtime
+            self.mail = _Posted(self, state.runtime)
+        self.held = {d: _Device(self, d, tensors) for d, tensors in kept.items()}
+        held = [place for place in self.cut.parts if self.schedule.place[place.stage] in self.held]
+        self.parts = {place: _Part(self, place, level) for place in held}
+
+    def run(self, given: Given) -> None:
+        """Let all held devices act until all is done."""
+        for device in self.held.values():
+            device.begin()
+        while going := [device for device in self.held.values() if device.todo]:
+            acted = [device.act(given) for device in going]
+            assert any(acted), "devices of the pipeline wait for one another"
+        self.mail.over()
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Those of the last run, by the names of parameters: full CPU tensors."""
+        found, step = {}, self.cut.step
+        for name in step.gradient_names:
+            home = self.schedule.place[self.cut.makers[name].stage]
+            parts = {home * self.width + rank: x for device in self.held.values() if device.number == home
+                     for rank, x in zip(self.ranks, device.sums[name], strict=True)}  # fmt: skip
+            layout = self.plan.input_layout(_label(self.cut, name))
+            total = self.state.assemble(parts, home, layout, step.outputs[name].meta["val"])
+            found[name.removeprefix("grad:")] = total / self.count
+        return found
+
+    def loss(self) -> torch.Tensor:
+        """The mean loss of the last run, everywhere."""
+        step, home = self.cut.step, self.schedule.place[self.cut.makers["loss"].stage]
+        total = self.held[home].loss if home in self.held else torch.zeros((), device=step.device)
+        return self.mail.shared((total / self.count).to(step.outputs["loss"].meta["val"].dtype), home * self.width)
+
+    def spec(self, name: str) -> Spec:
+        """The local part of what a held part reads."""
+        return next(part.local[name] for part in self.parts.values() if name in part.local)
+
+
+class _Part:
+    """The Programs of one part, for the held ranks of its device."""
+
+    def __init__(self, pipeline: Pipeline, place: Place, level: str):
+        graph, plan = pipeline.cut.parts[place], pipeline.plan
+        asked = {name: plan.input_layout(_label(pipeline.cut, name)) for name in graph.outputs if _passed(name)}
+        self.programs: list[Program] = [shard(graph, plan, rank, asked) for rank in pipeline.ranks]
+        self.local = {n.meta["input"]: n.meta["val"] for n in self.programs[0].graph.nodes if n.op == "placeholder"}
+        self.outputs = list(graph.outputs)
+        self.runs: list[Run] = [prepare(program, level) for program in self.programs]
+
+
+class _Device:
+    """One device: what its held ranks keep, and what is there of the microbatches under way."""
+
+    def __init__(self, pipeline: Pipeline, number: int, kept: list[dict[str, torch.Tensor]]):
+        self.pipeline, self.number, self.kept = pipeline, number, kept
+        self.todo: deque[Action] = deque()
+        self.values: dict[Message, Row] = {}
+        self.sums: dict[str, Row] = {}
+        self.loss = torch.zeros(())
+        self.divided = False
+
+    def begin(self) -> None:
+        self.todo.extend(self.pipeline.actions[self.number])
+        self.loss = torch.zeros((), device=self.pipeline.cut.step.device)
+        self.values, self.sums, self.divided = {}, {}, False
+
+    def act(self, given: Given) -> bool:
+        """Take the next action, if what it needs is there."""
+        action, mail = self.todo[0], self.pipeline.mail
+        if not all(mail.there(message, source, self.number) for message, source in action.receives):
+            return False
+        self.todo.popleft()
+        if action.microbatch == ONCE and self.sums and not self.divided:
+            self.divided = True
+            for total in (x for row in self.sums.values() for x in row):
+                total.div_(self.pipeline.count)
+        for message, source in action.receives:
+            self.values[message] = mail.receive(message, source, self.number)
+        if action.place:
+            self.run(action, given(max(action.microbatch, 0)))
+        for message, target in action.sends:
+            mail.send(message, self.row(message), self.number, target)
+        for message in action.drops:
+            del self.values[message]
+        return True
+
+    def row(self, message: Message) -> Row:
+        """What is here under a name, of each held rank."""
+        name = message.name
+        if message in self.values:
+            return self.values[message]
+        if name in self.sums:
+            return self.sums[name]
+        return [kept[name] for kept in self.kept]
+
+    def run(self, action: Action, given: Mapping[str, torch.Tensor]) -> None:
+        """Run a part, and keep what it makes."""
+        pipeline, part, rows = self.pipeline, self.pipeline.parts[action.place], []  # pyright: ignore[reportArgumentType]
+        for i, (program, rank) in enumerate(zip(part.programs, pipeline.ranks, strict=True)):
+            row = []
+            for name, (layout, _) in program.inputs.items():
+                if name in given:
+                    row.append(own_part(name, given[name], layout, pipeline.mesh, rank, pipeline.cut.step.device))
+                else:
+                    row.append(self.row(_message(name, action, self.values))[i])
+            rows.append(row)
+        with torch.no_grad():
+            results = pipeline.driver.run(part.runs, rows)
+        for name, row in zip(part.outputs, zip(*results, strict=True), strict=True):
+            self.keep(name, list(row), action.microbatch)
+
+    def keep(self, name: str, row: Row, microbatch: int) -> None:
+        if name.startswith("value:"):
+            self.values[Message(name, microbatch)] = row
+        elif name == "loss":
+            self.loss = self.loss + row[0]
+        elif name.startswith("grad:"):
+            known = self.sums.get(name)
+            if known is None:  # a copy: two gradients may be one tensor, or a broadcast one
+                self.sums[name] = [x.clone(memory_format=torch.contiguous_format) for x in row]
+            else:
+                self.sums[name] = [total.add_(x) for total, x in zip(known, row, strict=True)]
+        else:
+            for kept, x in zip(self.kept, row, strict=True):
+                kept[name] = x
+
+
+class _Mail:
+    """Messages between devices of one process."""
+
+    def __init__(self):
+        self.posted: dict[tuple[Message, int], Row] = {}
+
+    def send(self, message: Message, row: Row, source: int, target: int) -> None:
+        self.posted[message, target] = [x.clone() for x in row]
+
+    def there(self, message: Message, source: int, target: int) -> bool:
+        return (message, target) in self.posted
+
+    def receive(self, message: Message, source: int, target: int) -> Row:
+        return self.posted.pop((message, target))
+
+    def over(self) -> None:
+        assert not self.posted, f"nobody has received {list(self.posted)}"
+
+    def shared(self, value: torch.Tensor, source: int) -> torch.Tensor:
+        """A tensor of one rank, everywhere."""
+        return value
+
+
+class _Posted:
+    """Messages between processes: point to point, one group for each direction, each pair in one order."""
+
+    def __init__(self, pipeline: Pipeline, runtime: Distributed):
+        self.pipeline, self.rank = pipeline, runtime.rank
+        self.groups: dict[bool, Any] = {up: dist.new_group() for up in (True, False)}
+        self.orders = orders(pipeline.actions)
+        self.coming: dict[int, deque[Message]] = {}
+        self.under_way: dict[Message, tuple[dist.Work, torch.Tensor]] = {}
+        self.sent: list[tuple[dist.Work, torch.Tensor]] = []
+
+    def peer(self, device: int) -> int:
+        return device * self.pipeline.width + self.rank % self.pipeline.width
+
+    def send(self, message: Message, row: Row, source: int, target: int) -> None:
+        x = row[0].contiguous()
+        work = dist.isend(raw(x), self.peer(target), self.groups[source < target])
+        self.sent = [(w, held) for w, held in self.sent if not w.is_completed()]
+        self.sent.append((work, x))  # pyright: ignore[reportArgumentType]
+
+    def there(self, message: Message, source: int, target: int) -> bool:
+        return True  # one waits for it
+
+    def receive(self, message: Message, source: int, target: int) -> Row:
+        coming = self.coming.setdefault(source, deque())
+        while message not in self.under_way:
+            if not coming:  # of the next step
+                coming.extend(self.orders[source, target])
+            self.post(coming.popleft(), source, target)
+        work, x = self.under_way.pop(message)
+        work.wait()
+        return [x]
+
+    def post(self, message: Message, source: int, target: int) -> None:
+        spec = self.pipeline.spec(message.name)
+        x = torch.empty(spec.shape, dtype=spec.dtype, device=self.pipeline.cut.step.device)
+        work = dist.irecv(raw(x), self.peer(source), self.groups[source < target])
+        self.under_way[message] = work, x  # pyright: ignore[reportArgumentType]
+
+    def over(self) -> None:
+        for work, _ in self.sent:
+            work.wait()
+        self.sent = []
+
+    def shared(self, value: torch.Tensor, source: int) -> torch.Tensor:
+        dist.broadcast(value, source)
+        return value
+
+
+def _message(name: str, action: Action, values: Mapping[Message, Row]) -> Message:
+    """As what a part's input is here: of this microbatch, or once in the step."""
+    own = Message(name, action.microbatch)
+    return own if own in values else Message(name, ONCE)
+
+
+def _passed(name: str) -> bool:
+    return name.startswith(("value:", "grad:"))
+
+
+def _label(cut: Cut, name: str) -> str:
+    """The label under which a plan says how a value that is passed on lies."""
+    return cut.step.gradient_label(name.removeprefix("grad:")) if name.startswith("grad:") else name
+
+
+def _with_values(plan: Plan, cut: Cut) -> Plan:
+    """The plan with how what passes between parts lies: as it is made; sums of gradients as the plan says."""
+    layouts = {
+        _label(cut, name): made_in(node, plan)
+        for part in cut.parts.values()
+        for name, node in part.outputs.items()
+        if name.startswith("value:") or (name.startswith("grad:") and plan.accumulate == 1)
+    }
+    return plan.replace(inputs={**layouts, **plan.inputs})
