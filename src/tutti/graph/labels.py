@@ -47,6 +47,12 @@ def _split(path: str) -> tuple[str, str]:
     return "", path
 
 
+def layer_of(path: str) -> str:
+    """The layer that a module belongs to, or the module itself outside of any."""
+    layer, rest = _split(path)
+    return layer or rest
+
+
 def _join(layer: str, rest: str) -> str:
     return f"{layer}.{rest}" if layer and rest else layer or rest
 

@@ -71,7 +71,7 @@ class Plan:
     @property
     def inner(self) -> Mesh:
         """The mesh of each device of the pipeline: all axes but that one."""
-        return {axis: n for axis, n in self.mesh.items() if axis != PIPELINE}
+        return {axis: n for axis, n in self.mesh.items() if axis != PIPELINE} or {"dp": 1}
 
     @property
     def predicted(self) -> Prediction:

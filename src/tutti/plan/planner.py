@@ -14,14 +14,17 @@ from contextlib import suppress
 from copy import copy
 from math import gcd
 
+from torch import fx
+
 from tutti.cluster import Cluster
 from tutti.graph.step_graph import BACKWARD, FORWARD, UPDATE, StepGraph
 from tutti.plan.choice import Choice, layouts
+from tutti.plan.cuts import balanced
 from tutti.plan.explain import seconds
 from tutti.plan.joint import Chosen, Joint
 from tutti.plan.layout import Layout, Mesh
 from tutti.plan.pin import Pin, resolve
-from tutti.plan.plan import Plan, renamed
+from tutti.plan.plan import PIPELINE, Plan, renamed
 from tutti.plan.price import Pricer
 from tutti.plan.problem import problem_of
 from tutti.plan.roles import Free, Roles
@@ -49,7 +52,7 @@ class Planner:
         """A textbook plan by its name, which it keeps (`zero3`, not `dp8xzero3`). See `plan.textbook`."""
         book = parse_name(name, self.cluster.size)
         without_effect = "zero" in name and not book.zero  # on a single data-parallel device
-        plan = self.textbook(book).plan(gathered=book.zero >= 2)
+        plan = self.piped(book) if book.pp > 1 else self.textbook(book).plan(gathered=book.zero >= 2)
         return plan.replace(name=str(book) if without_effect else name)
 
     def textbook(self, book: Textbook, stored: Mapping[str, Layout] | None = None) -> Candidate:
@@ -60,6 +63,21 @@ class Planner:
         self._check_pins(book.mesh)
         allowed = Roles(self.problem, book, self.pins, stored or {})
         return Candidate(self, book.mesh, allowed, name=str(book))
+
+    def piped(self, book: Textbook) -> Plan:
+        """A pipeline of what the textbook says for each of its devices, cut so that its stages take as long."""
+        inner = copy(self)
+        inner.cluster = self.cluster.of(self.cluster.size // book.pp)
+        candidate = inner.textbook(book)
+        plan = candidate.plan(gathered=book.zero >= 2)
+
+        def taking(node: fx.Node) -> float:
+            o = self.problem.operators.get(node.meta["label"])  # parts of tuples have none
+            return candidate.joint.pricer.compute(o, plan.choices(o.label)) if o else 0.0
+
+        stages = balanced(self.step, taking, book.pp * book.chunks)
+        mesh = {PIPELINE: book.pp, **{axis: n for axis, n in plan.mesh.items() if n > 1}}
+        return plan.replace(mesh=mesh, stages=stages, schedule=book.schedule, cluster=str(self.cluster))
 
     def held(self, mesh: Mesh, stored: Mapping[str, Layout]) -> Plan:
         """The cheapest plan whose inputs lie as they are stored."""

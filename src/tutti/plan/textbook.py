@@ -1,4 +1,4 @@
-"""The textbook plans by name: `dp`, `tp4`, `zero3`, `dp2xtp2`, `tp2xzero3`, ...
+"""The textbook plans by name: `dp`, `tp4`, `zero3`, `dp2xtp2`, `tp2xzero3`, `pp4`, `pp2-zb-vxdp2`, ...
 
 | name | axis `dp` | axis `tp` |
 |---|---|---|
@@ -7,6 +7,9 @@
 | zero1 | as dp; optimizer state is split | |
 | zero2 | as zero1; gradients are accumulated split | |
 | zero3 | as zero2; parameters are split and gathered for use | |
+
+`pp4` puts a pipeline of 4 around that; a schedule may follow, by default `1f1b`: `pp4-gpipe`, `pp4-interleaved2` (two
+stages on each device), see `plan.schedule`.
 """
 
 from __future__ import annotations
@@ -17,27 +20,35 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from math import prod
 
-NAMES = "auto, dp, tp, zero1, zero2, zero3, dp2xtp2, tp2xzero3, ..."
-STEMS = {"auto": "auto", "dp": "dp", "tp": "tp", "zero": "zero", "single": "single", "fsdp": "zero3"}
+from tutti.plan.schedule import NAMES as SCHEDULES
+
+NAMES = "auto, dp, tp, zero1, zero2, zero3, dp2xtp2, tp2xzero3, pp4, pp2-zb-vxdp2, ..."
+STEMS = {"auto": "auto", "dp": "dp", "tp": "tp", "pp": "pp", "zero": "zero", "single": "single", "fsdp": "zero3"}
 
 
 @dataclass(frozen=True)
 class Textbook:
-    """Sizes of the two axes, and the ZeRO stage (0 to 3) of the data-parallel one."""
+    """Sizes of the two axes, and the ZeRO stage (0 to 3) of the data-parallel one. pp: devices of a pipeline, with a
+    schedule and so many stages on each."""
 
     dp: int = 1
     tp: int = 1
     zero: int = 0
+    pp: int = 1
+    schedule: str = "1f1b"
+    chunks: int = 1
 
     def __str__(self) -> str:
-        parts = [f"dp{self.dp}"] if self.dp > 1 else []
+        schedule = "" if self.schedule == "1f1b" else f"-{self.schedule}"
+        parts = [f"pp{self.pp}{schedule}{self.chunks if self.schedule == 'interleaved' else ''}"] if self.pp > 1 else []
+        parts += [f"dp{self.dp}"] if self.dp > 1 else []
         parts += [f"tp{self.tp}"] if self.tp > 1 else []
         parts += [f"zero{self.zero}"] if self.zero else []
         return "x".join(parts) or "single"
 
     @property
     def mesh(self) -> dict[str, int]:
-        """Data parallelism outside, so that tensor parallelism has the fast links."""
+        """Of a device of the pipeline: data parallelism outside, so that tensor parallelism has the fast links."""
         return {a: n for a, n in (("dp", self.dp), ("tp", self.tp)) if n > 1} or {"dp": 1}
 
 
@@ -56,19 +67,21 @@ def parse_name(name: str, devices: int) -> Textbook:
     Raises ValueError for a name that is none, or sizes that do not multiply to the number of devices.
     """
     sizes: dict[str, int] = {}
-    zero = 0
+    zero, schedule, chunks = 0, "1f1b", 1
     for part in name.split("x"):
-        match = re.fullmatch(r"(dp|tp)(\d*)|zero([123])|single", part)
+        match = re.fullmatch(r"(dp|tp|pp)(\d*)(?:-([a-z][a-z0-9-]*?)(\d*))?|zero([123])|single", part)
         if not match:
             near = _nearest(name)
             hint = f"did you mean {near!r}? W" if near else "w"
             raise ValueError(f"no plan {name!r}: {hint}rite {NAMES}, or the path of a saved plan, *.json")
-        if match[3]:
-            zero = int(match[3])
+        if match[5]:
+            zero = int(match[5])
         elif match[1]:
             if match[1] in sizes:
                 raise ValueError(f"plan {name!r} names {match[1]} twice")
             sizes[match[1]] = int(match[2] or 0)
+            if match[3]:
+                schedule, chunks = _schedule(name, match[1], part.partition("-")[2])
     if zero:
         sizes.setdefault("dp", 0)
     open_axes = [axis for axis, size in sizes.items() if size == 0]
@@ -81,7 +94,17 @@ def parse_name(name: str, devices: int) -> Textbook:
         raise ValueError(f"plan {name!r} needs {'a multiple of ' if open_axes else ''}{given} devices, not {devices}")
     if open_axes:
         sizes[open_axes[0]] = devices // given
-    return Textbook(sizes.get("dp", 1), sizes.get("tp", 1), zero if sizes.get("dp", 1) > 1 else 0)
+    dp, tp, pp = (sizes.get(axis, 1) for axis in ("dp", "tp", "pp"))
+    return Textbook(dp, tp, zero if dp > 1 else 0, pp, schedule, chunks)
+
+
+def _schedule(name: str, axis: str, said: str) -> tuple[str, int]:
+    """The schedule of a pipeline, and stages on each device."""
+    found = re.fullmatch(rf"({'|'.join(SCHEDULES)})(?:(?<=interleaved)(\d+))?", said) if axis == "pp" else None
+    if not found or (found[1] == "interleaved") != bool(found[2]):
+        raise ValueError(f"plan {name!r}: no schedule {said!r} of {axis}; pp has {', '.join(SCHEDULES)} (interleaved "
+                         "with a number of stages on each device: pp4-interleaved2)")  # fmt: skip
+    return found[1], 2 if found[1] == "zb-v" else int(found[2] or 1)
 
 
 def _nearest(name: str) -> str | None:

@@ -21,7 +21,7 @@ from tutti.lower.program import Collective, Program
 from tutti.lower.shard import shard
 from tutti.plan.layout import Layout, Mesh, devices
 from tutti.plan.pin import Pin
-from tutti.plan.plan import Plan
+from tutti.plan.plan import PIPELINE, Plan
 from tutti.plan.planner import Planner, replan
 from tutti.plan.search import BUDGET
 from tutti.plan.textbook import NAMES
@@ -373,7 +373,8 @@ class Step:
         plan = self._plan
         if not plan.stages:
             return replan(graph, plan, self.cluster)
-        made = replan(graph, plan.replace(mesh=plan.inner), self.cluster.of(devices(plan.inner)))
+        name = "x".join(part for part in plan.name.split("x") if not part.startswith(PIPELINE)) or "single"
+        made = replan(graph, plan.replace(mesh=plan.inner, name=name), self.cluster.of(devices(plan.inner)))
         known = {node.meta.get("name") for node in graph.calls} | {node.meta["path"] for node in graph.calls}
         stages = {name: stage for name, stage in plan.stages.items() if name in known or "/" not in name}
         return made.replace(mesh=plan.mesh, stages=stages, schedule=plan.schedule)
