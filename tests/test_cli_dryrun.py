@@ -13,7 +13,7 @@ from tutti.cluster import Cluster
 from tutti.graph.load import load
 from tutti.plan.explain import seconds, size
 from tutti.plan.planner import Planner
-from tutti.run.simulated.step import dry_run
+from tutti.run.simulated.dryrun import dry_run
 
 OPTIONS = ("--batch", "8", "--seq", "32")
 

@@ -11,8 +11,8 @@ from programs import program
 from tutti.cluster import Cluster
 from tutti.lower.collectives import all_gather, reduce_scatter
 from tutti.run.memory import CUDA, memory, platform
+from tutti.run.simulated.dryrun import dry_run
 from tutti.run.simulated.replay import replay
-from tutti.run.simulated.step import dry_run
 
 aten = torch.ops.aten
 WEIGHT, BATCH = 4 * 8 * 4, 8 * 4 * 4  # bytes

@@ -18,6 +18,8 @@ def explain(plan: Plan) -> str:
     """A readable text of a page or less, whatever the depth of the model: layers that share a label share a line."""
     on = f" on {plan.cluster}" if plan.cluster else ""
     lines = [f"plan {plan.name or '(without a name)'}: mesh {mesh_name(plan.mesh)}{on}"]
+    if plan.stages:
+        lines.append(f"a pipeline of {1 + max(plan.stages.values())} stages, {plan.schedule}")
     if plan.accumulate > 1:
         lines.append(f"{plan.accumulate} microbatches per update")
     if plan.prediction:
@@ -29,10 +31,11 @@ def explain(plan: Plan) -> str:
 
 
 def _predicted(made: Prediction) -> list[str]:
+    bubble = f", {seconds(made.bubble_seconds)} for the pipeline" if made.bubble_seconds else ""
     level = f" at {made.level}" if made.level else ""
     lines = [
         f"predicted step   {seconds(made.step_seconds)}{level}: {seconds(made.compute_seconds)} computing, "
-        f"{seconds(made.communication_seconds)} waiting for communication; "
+        f"{seconds(made.communication_seconds)} waiting for communication{bubble}; "
         f"{100 * made.fraction_of_peak:.3g} % of peak",
         f"predicted memory {size(made.peak_bytes)} per device"
         + "".join(f"{',' if i else ':'} {kind} {size(n)}" for i, (kind, n) in enumerate(_largest(made.bytes_by_kind))),

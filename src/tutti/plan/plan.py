@@ -23,7 +23,7 @@ class Prediction:
     compute_seconds: in which a rank computes. communication_seconds: in which it waits for others.
     communication_bytes: sent by one rank. fraction_of_peak: of the devices' FLOP/s, with the work of the whole model.
     peak_bytes: of memory, and bytes_by_kind of what. collectives: "all_reduce over dp" -> [number, bytes sent].
-    level: at which it runs.
+    level: at which it runs. bubble_seconds: in which a rank waits for the other devices of a pipeline.
     """
 
     step_seconds: float
@@ -35,6 +35,7 @@ class Prediction:
     bytes_by_kind: Mapping[str, int] = field(default_factory=dict)
     collectives: Mapping[str, list[int]] = field(default_factory=dict)
     level: str = ""
+    bubble_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,10 @@ class Plan:
         axes = {label: layout.splits | layout.partials for label, layout in self.inputs.items()}
         if unknown := [label for label in (*self.inputs, *self.operators) if label not in labels]:
             raise ValueError(_stranger(unknown, labels))
+        if bool(self.stages) != (PIPELINE in self.mesh) or (self.stages and next(iter(self.mesh)) != PIPELINE):
+            raise ValueError(
+                f"a pipeline needs stages and {PIPELINE!r} as the outermost axis; the mesh is {dict(self.mesh)}"
+            )
         for label, held in [*axes.items(), *self.operators.items()]:
             for axis in held:
                 if axis not in self.mesh:

@@ -81,10 +81,9 @@ def stages_of(reads: Reads, named: Mapping[str, int], kept: Mapping[str, int] | 
             parameter = step.inputs.get(f"param:{name.partition(':')[2]}", node)
             found[node] = (kept or {}).get(name, homes.get(parameter, homes.get(node, 0)))
             present.setdefault(node, set()).add(found[node])
+    _backward(reads, found, present)
     for node in reads.calls:
-        if node.meta["phase"] == BACKWARD:
-            found[node] = _backward(node, reads, found, present)
-        elif node.meta["phase"] == UPDATE:
+        if node.meta["phase"] == UPDATE:
             read = reads.of(node)
             state = [x for x in read if x.op == "placeholder"]
             gradients = [x for x in read if x.meta["phase"] == BACKWARD]
@@ -137,12 +136,37 @@ def _covering(node: fx.Node, named: Mapping[str, int]) -> str | None:
     return path if path in named else None
 
 
-def _backward(node: fx.Node, reads: Reads, found: Mapping[fx.Node, int], present: Mapping[fx.Node, set[int]]) -> int:
-    read = reads.of(node)
-    gradients = [x for x in read if x.op == "call_function" and x.meta["phase"] == BACKWARD]
-    forward = [x for x in read if x not in gradients]
-    if not gradients:
-        return max((found[x] for x in forward), default=0)
-    first = min(found[x] for x in gradients)
-    there = (stage for stage in range(first, -1, -1) if all(stage in present[x] for x in forward))
-    return next(there, min([first, *(found[x] for x in forward)]))
+def _backward(reads: Reads, found: dict[fx.Node, int], present: dict[fx.Node, set[int]]) -> None:
+    """Add the stages of the backward pass. present: the stages in which each value is."""
+    waiting: set[fx.Node] = set()  # what reads the forward pass alone, and can be made wherever that is
+
+    def settle(node: fx.Node, stage: int) -> None:
+        if node in waiting:
+            waiting.discard(node)
+            found[node] = stage if stage in present[node] else max(present[node])
+            for x in reads.of(node):
+                settle(x, found[node])
+
+    backward = [node for node in reads.calls if node.meta["phase"] == BACKWARD]
+    for node in backward:
+        read = reads.of(node)
+        gradients = [x for x in read if x in found and x.op == "call_function" and x.meta["phase"] == BACKWARD]
+        others = [x for x in read if x not in gradients]
+        everywhere = set.intersection(*(present[x] for x in others)) if others else set()
+        if not gradients and len(everywhere) > 1:
+            present[node] = everywhere
+            waiting.add(node)
+            continue
+        made = [found.get(x, max(present[x])) for x in others]
+        if gradients:
+            first = min(found[x] for x in gradients)
+            there = [stage for stage in (everywhere if others else {first}) if stage <= first]
+            found[node] = max(there, default=min([first, *made]))
+        else:
+            found[node] = max(everywhere or made, default=0)
+        present.setdefault(node, set()).add(found[node])
+        for x in others:
+            settle(x, found[node])
+    for node in backward:
+        if node in waiting:
+            settle(node, max(present[node]))

@@ -21,7 +21,8 @@ from tutti.graph.step_graph import BACKWARD, FORWARD, UPDATE
 from tutti.run.memory_inside import INSIDE
 from tutti.run.simulated.replay import Event, Replay, Storage
 
-INPUTS = {"param": "parameters", "buffer": "buffers", "batch": "batch", "grad": "accumulated gradients"}
+INPUTS = {"param": "parameters", "buffer": "buffers", "batch": "batch", "grad": "accumulated gradients",
+          "value": "activations"}  # fmt: skip
 NUMBERS = ("lr", "step", "seed", "constant")
 BLOCK = 512  # bytes that blocks of CUDA's caching allocator are multiples of: c10/cuda/CUDACachingAllocator.cpp
 
@@ -167,7 +168,7 @@ def _kinds(replay: Replay) -> dict[Storage, str]:
         for operand in event.reads:
             readers[operand.storage].add("collective" if event.collective else event.phase)
         made.update(dict.fromkeys(event.made, event))
-    kinds = {s: _input_kind(node) for node, s in replay.inputs.items()}
+    kinds = {s: input_kind(node.meta["input"]) for node, s in replay.inputs.items()}
     for storage, event in made.items():
         if event.collective or "collective" in readers[storage]:
             kinds[storage] = "communication"
@@ -180,6 +181,7 @@ def _kinds(replay: Replay) -> dict[Storage, str]:
     return kinds
 
 
-def _input_kind(node: fx.Node) -> str:
-    kind = node.meta["input"].split(":")[0]
+def input_kind(name: str) -> str:
+    """What an input of a Program is for."""
+    kind = name.partition(":")[0]
     return "numbers" if kind in NUMBERS else INPUTS.get(kind, "optimizer state")

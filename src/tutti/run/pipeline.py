@@ -19,7 +19,7 @@ from tutti.lower.actions import ONCE, Action, Message, actions_of, orders
 from tutti.lower.cut import Cut, Place, cut
 from tutti.lower.program import Program
 from tutti.lower.shard import made_in, shard
-from tutti.plan.layout import devices
+from tutti.plan.layout import Layout, devices
 from tutti.plan.plan import PIPELINE, Plan
 from tutti.plan.schedule import Schedule, forward, schedule_of
 from tutti.run.code import Run
@@ -55,7 +55,7 @@ class Pipeline:
     def __init__(self, graph: StepGraph, plan: Plan, count: int, level: str, state: State, homes: Mapping[str, int]):
         self.count, self.mesh, self.width, self.state = count, plan.inner, devices(plan.inner), state
         self.cut, self.schedule = pipeline_of(graph, plan, count, homes)
-        self.plan = _with_values(plan.replace(mesh=self.mesh), self.cut)
+        self.plan = with_values(plan.replace(mesh=self.mesh), self.cut)
         self.actions = actions_of(self.cut, self.schedule)
         kept: dict[int, list[dict[str, torch.Tensor]]] = {}  # by device
         for rank, tensors in zip(state.runtime.ranks, state.parts, strict=True):
@@ -85,7 +85,7 @@ class Pipeline:
             home = self.schedule.place[self.cut.makers[name].stage]
             parts = {home * self.width + rank: x for device in self.held.values() if device.number == home
                      for rank, x in zip(self.ranks, device.sums[name], strict=True)}  # fmt: skip
-            layout = self.plan.input_layout(_label(self.cut, name))
+            layout = self.plan.input_layout(label_of(self.cut, name))
             total = self.state.assemble(parts, home, layout, step.outputs[name].meta["val"])
             found[name.removeprefix("grad:")] = total / self.count
         return found
@@ -106,7 +106,7 @@ class _Part:
 
     def __init__(self, pipeline: Pipeline, place: Place, level: str):
         graph, plan = pipeline.cut.parts[place], pipeline.plan
-        asked = {name: plan.input_layout(_label(pipeline.cut, name)) for name in graph.outputs if _passed(name)}
+        asked = passed_layouts(pipeline.cut, graph, plan)
         self.programs: list[Program] = [shard(graph, plan, rank, asked) for rank in pipeline.ranks]
         self.local = {n.meta["input"]: n.meta["val"] for n in self.programs[0].graph.nodes if n.op == "placeholder"}
         self.outputs = list(graph.outputs)
@@ -268,19 +268,25 @@ def _message(name: str, action: Action, values: Mapping[Message, Row]) -> Messag
     return own if own in values else Message(name, ONCE)
 
 
-def _passed(name: str) -> bool:
+def passed(name: str) -> bool:
+    """Whether a part's input or output is handed from part to part."""
     return name.startswith(("value:", "grad:"))
 
 
-def _label(cut: Cut, name: str) -> str:
+def label_of(cut: Cut, name: str) -> str:
     """The label under which a plan says how a value that is passed on lies."""
     return cut.step.gradient_label(name.removeprefix("grad:")) if name.startswith("grad:") else name
 
 
-def _with_values(plan: Plan, cut: Cut) -> Plan:
+def passed_layouts(cut: Cut, part: StepGraph, plan: Plan) -> dict[str, Layout]:
+    """How what a part passes on is to lie."""
+    return {name: plan.input_layout(label_of(cut, name)) for name in part.outputs if passed(name)}
+
+
+def with_values(plan: Plan, cut: Cut) -> Plan:
     """The plan with how what passes between parts lies: as it is made; sums of gradients as the plan says."""
     layouts = {
-        _label(cut, name): made_in(node, plan)
+        label_of(cut, name): made_in(node, plan)
         for part in cut.parts.values()
         for name, node in part.outputs.items()
         if name.startswith("value:") or (name.startswith("grad:") and plan.accumulate == 1)

@@ -24,7 +24,7 @@ from tutti.plan.pin import Pin
 from tutti.plan.plan import Plan, Prediction
 from tutti.plan.search import BUDGET, Judge, Search
 from tutti.rules import LOCAL, RULES
-from tutti.run.simulated.step import dry_run
+from tutti.run.simulated.dryrun import dry_run
 
 SAID = "taken from the plans that were found before: the same graph, cluster and options"
 

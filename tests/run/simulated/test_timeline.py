@@ -12,8 +12,8 @@ import tutti
 import zoo
 from tutti.cluster import Cluster
 from tutti.plan.planner import Planner
+from tutti.run.simulated.dryrun import dry_run
 from tutti.run.simulated.gantt import save_gantt
-from tutti.run.simulated.step import dry_run
 from tutti.run.simulated.timeline import save_timeline, timeline
 
 PHASES = {  # of an event: the keys that it must have, and the types of their values

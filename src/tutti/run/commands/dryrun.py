@@ -13,8 +13,9 @@ from tutti.plan.explain import mesh_name, seconds, size
 from tutti.run.commands.tables import consoles, read, table
 from tutti.run.commands.workload import Captured, Workload
 from tutti.run.levels import check_level
+from tutti.run.simulated.dryrun import dry_run
 from tutti.run.simulated.gantt import check_suffix, save_gantt
-from tutti.run.simulated.step import DryRun, dry_run
+from tutti.run.simulated.step import DryRun
 from tutti.run.simulated.timeline import save_timeline
 
 SHOWN = 10  # operators, and tensors alive at the peak

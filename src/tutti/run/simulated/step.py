@@ -14,7 +14,6 @@ from tutti.plan.layout import Layout
 from tutti.plan.plan import Plan, Prediction
 from tutti.plan.search import Progress
 from tutti.run.memory import Memory
-from tutti.run.runtime import Distributed
 from tutti.run.simulated.simulate import Simulation, dtype_of, improve, simulate
 
 RANK = 0  # ranks of a plan differ only in numbers: one stands for all
@@ -54,9 +53,19 @@ class DryRun:
         return self.flops / (self.peak * self.seconds)
 
     @property
+    def bubble(self) -> float:
+        """Seconds in which a rank waits for the other devices of a pipeline."""
+        return 0.0
+
+    @property
+    def counted(self) -> list[Part]:
+        """The parts that one rank runs."""
+        return list(self.parts)
+
+    @property
     def compute(self) -> float:
         """Seconds in which a rank computes."""
-        return sum(p.runs * (p.simulation.busy(RANK).get("compute", 0.0) + p.extra) for p in self.parts)
+        return sum(p.runs * (p.simulation.busy(RANK).get("compute", 0.0) + p.extra) for p in self.counted)
 
     @property
     def memory(self) -> Memory:
@@ -66,7 +75,7 @@ class DryRun:
     def communication(self) -> dict[tuple[str, str], tuple[int, int, float, float]]:
         """By (kind, axis): how many, bytes that a rank sends, seconds under way, and seconds of them exposed."""
         found: dict[tuple[str, str], tuple[int, int, float, float]] = {}
-        for part in self.parts:
+        for part in self.counted:
             exposed = part.simulation.exposed(RANK)
             for key, (count, sent, took) in part.simulation.communication(RANK).items():
                 new = (count, sent, took, exposed.get(key, 0.0))
@@ -87,33 +96,21 @@ class DryRun:
             dict(memory.kinds),
             {f"{kind} over {axis}": [count, sent] for (kind, axis), (count, sent, *_) in communication.items()},
             self.level,
+            self.bubble,
         )
 
     def slowest(self) -> list[tuple[str, str, int, float]]:
         """(label, phase, how many, seconds), the most seconds first."""
         found: dict[tuple[str, str], list] = defaultdict(lambda: [0, 0.0])
-        for part in self.parts:
+        for part in self.counted:
             for name, phase, count, took in part.simulation.slowest(RANK):
                 entry = found[name, phase]
                 entry[:] = entry[0] + part.runs * count, entry[1] + part.runs * took
         return sorted(((n, p, count, took) for (n, p), (count, took) in found.items()), key=lambda row: -row[3])
 
 
-def dry_run(
-    graph: StepGraph,
-    plan: Plan,
-    cluster: Cluster,
-    level: str = "O0",
-    *,
-    overlaps: bool = Distributed.overlaps,
-    progress: Progress = lambda what: None,
-) -> DryRun:
-    """Lower a plan for one rank and simulate it, as `tutti.parallelize` would run it.
-
-    graph: of one microbatch. progress: told what is being done. Raises ValueError where plan, graph and cluster do not
-    fit together.
-    """
-    plan.check(graph)
+def dry_run(graph: StepGraph, plan: Plan, cluster: Cluster, level: str, overlaps: bool, progress: Progress) -> DryRun:
+    """Lower and simulate the Programs of one rank. Arguments as of `dryrun.dry_run`."""
     parts = []
     for name, part, outputs, runs in _parts(graph, plan):
         progress(f"lowering {name}")
@@ -122,12 +119,16 @@ def dry_run(
         sums = _gradient_bytes(part, graph, plan) if runs > 1 else 0  # read twice and written once
         made = simulate([program], cluster, level, overlaps=overlaps, held={"accumulated gradients": sums})
         parts.append(Part(name, program, made, runs, cluster.device.stream_seconds(3 * sums) if sums else 0.0))
-    dtype = dtype_of(parts[0].program)
-    try:
-        peak = cluster.peak(dtype)
-    except ValueError:
-        peak = cluster.peak("float32")
+    peak = peak_of(parts[0].program, cluster)
     return DryRun(tuple(parts), graph.flops * plan.accumulate, peak, cluster, level)
+
+
+def peak_of(program: Program, cluster: Cluster) -> float:
+    """Peak FLOP/s of all devices in the dtype in which most is computed; in float32 where it is not known."""
+    try:
+        return cluster.peak(dtype_of(program))
+    except ValueError:
+        return cluster.peak("float32")
 
 
 def _parts(graph: StepGraph, plan: Plan) -> list[tuple[str, StepGraph, dict[str, Layout], int]]:

@@ -1,0 +1,29 @@
+"""The dry run: what a step will take, in time and memory, before anything is run."""
+
+from __future__ import annotations
+
+from tutti.cluster import Cluster
+from tutti.graph.step_graph import StepGraph
+from tutti.plan.plan import Plan
+from tutti.plan.search import Progress
+from tutti.run.runtime import Distributed
+from tutti.run.simulated import pipeline, step
+from tutti.run.simulated.step import DryRun
+
+
+def dry_run(
+    graph: StepGraph,
+    plan: Plan,
+    cluster: Cluster,
+    level: str = "O0",
+    *,
+    overlaps: bool = Distributed.overlaps,
+    progress: Progress = lambda what: None,
+) -> DryRun:
+    """Lower a plan for one rank and simulate it, as `tutti.parallelize` would run it; of a pipeline one of each device.
+
+    graph: of one microbatch. progress: told what is being done. Raises ValueError where plan, graph and cluster do not
+    fit together.
+    """
+    plan.check(graph)
+    return (pipeline if plan.stages else step).dry_run(graph, plan, cluster, level, overlaps, progress)

@@ -1,0 +1,184 @@
+"""A step of a pipeline on a clock: its parts are simulated one by one, then each device goes through its actions.
+
+What is sent travels while devices compute on, and is waited for where it is read. A device holds what its stages keep
+(parameters, optimizer state), the values of microbatches under way, sums of gradients, and while a part runs what that
+needs beside its inputs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from tutti.cluster import Cluster
+from tutti.graph.step_graph import Spec, StepGraph
+from tutti.lower.actions import ONCE, Action, Message, actions_of
+from tutti.lower.cut import Cut, Place
+from tutti.lower.shard import shard
+from tutti.plan.layout import devices
+from tutti.plan.plan import PIPELINE, Plan
+from tutti.plan.schedule import Schedule
+from tutti.plan.search import Progress
+from tutti.run.memory import Memory, input_kind
+from tutti.run.pipeline import label_of, passed, passed_layouts, pipeline_of, with_values
+from tutti.run.simulated.simulate import improve, simulate
+from tutti.run.simulated.step import RANK, DryRun, Part, peak_of
+
+# kinds of memory that a device holds whichever part runs
+KEPT = ("parameters", "optimizer state", "buffers", "numbers", "activations", "accumulated gradients")
+
+
+@dataclass(frozen=True)
+class Span:
+    """An action of a device, from begin to end, in seconds."""
+
+    device: int
+    action: Action
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class PipelineDryRun(DryRun):
+    """A `DryRun` of a pipeline. places: of `parts`. spans: of all devices. sent, memories: by device."""
+
+    places: tuple[Place, ...] = ()
+    place: tuple[int, ...] = ()  # the device of each stage
+    spans: tuple[Span, ...] = ()
+    sent: tuple[tuple[int, int], ...] = ()  # messages, and bytes of each of its ranks
+    memories: tuple[Memory, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        return max(span.end for span in self.spans)
+
+    @cached_property
+    def busiest(self) -> int:
+        """The device that works longest."""
+        work = [0.0] * len(self.memories)
+        for span in self.spans:
+            work[span.device] += span.end - span.begin
+        return work.index(max(work))
+
+    @property
+    def counted(self) -> list[Part]:
+        """Those of the busiest device."""
+        return [part for place, part in zip(self.places, self.parts, strict=True)
+                if self.place[place.stage] == self.busiest]  # fmt: skip
+
+    @property
+    def bubble(self) -> float:
+        return self.seconds - sum(part.seconds for part in self.counted)
+
+    @property
+    def memory(self) -> Memory:
+        return max(self.memories, key=lambda m: m.peak)
+
+    def communication(self) -> dict[tuple[str, str], tuple[int, int, float, float]]:
+        count, size = self.sent[self.busiest]
+        return super().communication() | ({("send", PIPELINE): (count, size, 0.0, 0.0)} if count else {})
+
+
+def dry_run(graph: StepGraph, plan: Plan, cluster: Cluster, level: str, overlaps: bool, progress: Progress) -> DryRun:
+    """Lower and simulate the parts of one rank of each device. Arguments as of `dryrun.dry_run`."""
+    made, schedule = pipeline_of(graph, plan, plan.accumulate)
+    inner = with_values(plan.replace(mesh=plan.inner), made)
+    width = devices(plan.inner)
+    within = cluster.of(width)
+    sizes = _sizes(made, inner)
+    parts: dict[Place, Part] = {}
+    for place, part in made.parts.items():
+        progress(f"simulating stage {place.stage} {place.kind}")
+        program = improve(shard(part, inner, RANK, passed_layouts(made, part, inner)), level)
+        played = simulate([program], within, level, overlaps=overlaps)
+        once = place.kind.startswith("U")
+        sums = sum(sizes[name] for name in part.outputs if name.startswith("grad:"))  # read twice and written once
+        extra = cluster.device.stream_seconds(3 * sums) if sums and plan.accumulate > 1 else 0.0
+        name = f"stage {place.stage} {place.kind}"
+        parts[place] = Part(name, program, played, 1 if once else plan.accumulate, extra)
+    actions = actions_of(made, schedule)
+
+    def travel(message: Message) -> float:
+        return cluster.time("shift", sizes[message.name], width, plan.mesh[PIPELINE])
+
+    spans = _clock(actions, {place: part.simulation.seconds + part.extra for place, part in parts.items()}, travel)
+    sent = tuple(
+        (len(messages), sum(sizes[m.name] for m in messages))
+        for messages in ([m for action in todo for m, _ in action.sends] for todo in actions)
+    )
+    memories = tuple(_memory(d, todo, made, schedule, parts, sizes) for d, todo in enumerate(actions))
+    peak = peak_of(next(iter(parts.values())).program, cluster)
+    return PipelineDryRun(
+        tuple(parts.values()), graph.flops * plan.accumulate, peak, cluster, level,
+        tuple(parts), schedule.place, tuple(spans), sent, memories,
+    )  # fmt: skip
+
+
+def _sizes(cut: Cut, plan: Plan) -> dict[str, int]:
+    """Bytes that a rank holds of every input and of what passes between parts."""
+    found = {}
+    for part in cut.parts.values():
+        for name, node in [*part.inputs.items(), *part.outputs.items()]:
+            label = label_of(cut, name) if passed(name) else node.meta["label"]
+            if passed(name) or name in part.inputs:
+                spec: Spec = node.meta["val"]
+                found[name] = prod(plan.input_layout(label).local_shape(spec.shape, plan.mesh)) * spec.dtype.itemsize
+    return found
+
+
+def _clock(actions: Sequence[list[Action]], seconds: Mapping[Place, float], travel: Callable[[Message], float]
+           ) -> list[Span]:  # fmt: skip
+    """When each device takes each of its actions. ValueError where devices wait for one another."""
+    at, free = [0] * len(actions), [0.0] * len(actions)
+    arrived: dict[tuple[Message, int], float] = {}
+    spans: list[Span] = []
+    going = True
+    while going:
+        going = False
+        for d, todo in enumerate(actions):
+            while at[d] < len(todo) and all((m, d) in arrived for m, _ in todo[at[d]].receives):
+                action = todo[at[d]]
+                begin = max([free[d], *(arrived[m, d] for m, _ in action.receives)])
+                end = begin + (seconds[action.place] if action.place else 0.0)
+                arrived |= {(m, target): end + travel(m) for m, target in action.sends}
+                spans.append(Span(d, action, begin, end))
+                free[d], at[d], going = end, at[d] + 1, True
+    if any(at[d] < len(todo) for d, todo in enumerate(actions)):
+        raise ValueError("devices of the pipeline wait for one another")
+    return spans
+
+
+def _memory(device: int, actions: list[Action], cut: Cut, schedule: Schedule, parts: Mapping[Place, Part],
+            sizes: Mapping[str, int]) -> Memory:  # fmt: skip
+    """Of one rank of a device: at the action at which it needs most."""
+    kept = Counter()
+    for name, stage in cut.homes.items():
+        if schedule.place[stage] == device and name in sizes:
+            kept[input_kind(name)] += sizes[name]
+    alive: dict[Message, int] = {}
+    sums = 0
+    worst: tuple[int, Counter, str] = 0, Counter(), ""
+    for action in actions:
+        alive |= {message: sizes[message.name] for message, _ in action.receives}
+        if action.place:
+            part = parts[action.place]
+            memory = part.simulation.memory[RANK]
+            held = sum(sizes[name] for name in cut.parts[action.place].inputs if not name.startswith("batch:"))
+            beside = Counter({k: n for k, n in memory.kinds.items() if k not in KEPT})
+            now = kept + Counter({"accumulated gradients": sums}) + beside
+            for message, size in alive.items():
+                now[input_kind(message.name)] += size
+            total = sum(kept.values()) + sum(alive.values()) + sums + max(memory.peak - held, 0)
+            if total > worst[0]:
+                worst = total, now, f"{part.name}: {memory.at}"
+            outputs = cut.parts[action.place].outputs
+            alive |= {m: sizes[name] for name in outputs
+                      if (m := Message(name, action.microbatch)).name.startswith("value:")}  # fmt: skip
+            if action.microbatch <= 0 and action.microbatch != ONCE:
+                sums += sum(sizes[name] for name in outputs if name.startswith("grad:"))
+        for message in action.drops:
+            del alive[message]
+    return Memory(worst[0], dict(worst[1].most_common()), (), worst[2])

@@ -1,0 +1,73 @@
+"""Actions: every message is sent once, received where it is read, and dropped behind its last reader."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+import tutti
+import zoo
+from pipelines import random_stages
+from tutti.lower.actions import Message, actions_of, orders
+from tutti.lower.cut import cut
+from tutti.plan.schedule import NAMES, schedule_of
+
+
+def made(name, p, m, seed):
+    model = zoo.gpt2()
+    graph = tutti.capture(model, zoo.tokens(), torch.optim.AdamW(model.parameters()), clip_norm=1.0)
+    stages = 2 * p if name in ("interleaved", "zb-v") else p
+    schedule = schedule_of(name, p, stages, m)
+    return cut(graph, random_stages(graph, stages, seed), schedule.split), schedule
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_messages_match_and_no_order_of_them_is_a_circle(name):
+    cutting, schedule = made(name, 3, 6, 1)
+    actions = actions_of(cutting, schedule)
+    sent = Counter((m, s, r) for (s, r), messages in orders(actions).items() for m in messages)
+    received = Counter((m, s, d) for d, todo in enumerate(actions) for a in todo for m, s in a.receives)
+    assert sent == received and set(sent.values()) == {1}
+    # The strictest reading: a receiver takes messages of a sender in the order in which they were sent, and posts all
+    # before the one it needs; a sender's action is over only when its messages of before have been posted.
+    posted, done = Counter(), [0] * len(actions)
+    order = orders(actions)
+    place = {(m, s, r): i for (s, r), messages in order.items() for i, m in enumerate(messages)}
+    going = True
+    while going:
+        going = False
+        for d, todo in enumerate(actions):
+            while done[d] < len(todo):
+                action = todo[done[d]]
+                for m, s in action.receives:
+                    posted[s, d] = max(posted[s, d], place[m, s, d] + 1)
+                begun = {(m, s) for m, s in action.receives}
+                ready = all(any(m == n for a in actions[s][: done[s]] for n, t in a.sends if t == d) for m, s in begun)
+                if not ready:
+                    break
+                done[d], going = done[d] + 1, True
+    assert done == [len(todo) for todo in actions]
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb-v"])
+def test_what_is_dropped_was_there_and_nothing_is_left(name):
+    cutting, schedule = made(name, 2, 4, 3)
+    for d, todo in enumerate(actions_of(cutting, schedule)):
+        here = set()
+        for action in todo:
+            here |= {m for m, _ in action.receives}
+            if action.place:
+                outputs = cutting.parts[action.place].outputs
+                here |= {Message(n, action.microbatch) for n in outputs if n.startswith("value:")}
+            assert set(action.drops) <= here, f"device {d}"
+            here -= set(action.drops)
+        assert not here
+
+
+def test_a_tied_parameter_is_lent_and_its_gradient_handed_on():
+    model = zoo.gpt2()
+    graph = tutti.capture(model, zoo.tokens(), torch.optim.AdamW(model.parameters()))
+    cutting = cut(graph, {"transformer.wte": 0, "transformer.h.0": 0, "transformer.h.1": 1})
+    assert cutting.borrowers == {"param:transformer.wte.weight": [1]}
+    first = actions_of(cutting, schedule_of("1f1b", 2, 2, 4))[0][0]
+    assert first.place is None and [(m.name, to) for m, to in first.sends] == [("param:transformer.wte.weight", 1)]

@@ -1,0 +1,53 @@
+"""Cutting: the parts together are the step, and the backward pass is split where nobody waits."""
+
+import pytest
+import torch
+
+import tutti
+import zoo
+from pipelines import random_stages
+from tutti.graph.costs import FREE
+from tutti.graph.step_graph import BACKWARD
+from tutti.lower.cut import Place, cut
+
+HALVES = {"model.embed_tokens": 0, "model.layers.0": 0, "model.layers.1": 1}
+
+
+@pytest.fixture(scope="module")
+def graph():
+    model = zoo.llama()
+    return tutti.capture(model, zoo.tokens(), torch.optim.AdamW(model.parameters()), clip_norm=1.0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("split", [False, True])
+def test_every_part_runs_and_together_they_make_all_outputs(graph, seed, split):
+    made = cut(graph, random_stages(graph, 2 + seed % 3, seed), split)
+    there, outputs = set(graph.inputs), []
+    for part in made.parts.values():
+        part.graph.lint()
+        assert set(part.inputs) <= there, "parts stand in an order in which they can run"
+        there |= set(part.outputs)
+        outputs += [name for name in part.outputs if not name.startswith("value:")]
+    assert sorted(outputs) == sorted(graph.outputs)
+
+
+def test_a_layer_hands_on_one_tensor_each_way(graph):
+    made = cut(graph, HALVES)
+    assert len(made.sent(Place(0, "F"))) == len(made.sent(Place(1, "B"))) == 1, "the residual stream"
+
+
+def test_gradients_that_nobody_waits_for_stand_apart(graph):
+    whole, split = cut(graph, HALVES), cut(graph, HALVES, split=True)
+    apart = split.parts[Place(1, "W")]
+    assert all(n.meta["phase"] == BACKWARD or n.target in FREE for n in apart.calls), "but for views"
+    products = [n.meta["path"] for n in apart.calls if n.target is torch.ops.aten.mm.default]
+    assert len(set(products)) == len(products) == 8, "of seven matrices of the layer, and of the head"
+    assert set(whole.parts[Place(1, "B")].outputs) >= set(apart.outputs)
+
+
+def test_the_norm_of_all_gradients_crosses_stages_as_single_numbers(graph):
+    made = cut(graph, HALVES)
+    crossing = [made.parts[p].outputs[name].meta["val"].shape for p in made.parts if p.kind.startswith("U")
+                for name, _ in made.sent(p)]  # fmt: skip
+    assert crossing and all(shape == () for shape in crossing)

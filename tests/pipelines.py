@@ -1,0 +1,30 @@
+"""Random stages of a step, and plans with them."""
+
+from __future__ import annotations
+
+import random
+
+from tutti.cluster import Cluster
+from tutti.graph.step_graph import FORWARD, StepGraph
+from tutti.plan.plan import Plan
+from tutti.plan.planner import Planner
+from tutti.plan.stages import Reads
+
+
+def random_stages(graph: StepGraph, count: int, seed: int) -> dict[str, int]:
+    """A stage for every forward node: the pass is cut at places drawn at random."""
+    forward = [n for n in Reads(graph).calls if n.meta["phase"] == FORWARD]
+    starts = sorted(random.Random(seed).sample(range(1, len(forward)), count - 1))
+    named = {n.meta["name"]: sum(start <= i for start in starts) for i, n in enumerate(forward)}
+    return {name: stage for name, stage in named.items() if "getitem" not in name}
+
+
+def pipeline(
+    graph: StepGraph, stages: dict[str, int], devices: int, schedule: str, inner: str, accumulate: int
+) -> Plan:
+    """A pipeline of a textbook plan on the CPU; `inner` is its name and how many devices it has, as in "dp2"."""
+    wide = int(inner[-1])
+    planner = Planner(graph, Cluster.parse(f"cpu:{wide}"), (), accumulate)
+    plan = planner.named(inner) if wide > 1 else planner.on({"dp": 1}).plan()
+    mesh = {"pp": devices, **{axis: n for axis, n in plan.mesh.items() if n > 1}}
+    return plan.replace(mesh=mesh, stages=stages, schedule=schedule, name="", cluster="", prediction=None)

@@ -1,0 +1,94 @@
+"""Schedules: all work once, nobody waits in a circle, bubbles and microbatches in flight as the formulas say."""
+
+import pytest
+
+from tutti.plan.schedule import NAMES, Slot, bubble, forward, in_flight, schedule_of, times
+
+SIZES = [(2, 4), (3, 6), (4, 8), (4, 16), (8, 32)]
+
+
+def stages(name, p):
+    return 2 * p if name in ("interleaved", "zb-v") else p
+
+
+def whole(slot):
+    """A backward pass takes as long as two forward passes, half of each where it is split."""
+    return 2.0 if slot.kind == "B" else 1.0
+
+
+def parted(slot):
+    return 1.0
+
+
+@pytest.mark.parametrize("p, m", SIZES)
+@pytest.mark.parametrize("name", NAMES)
+def test_all_work_is_done_once_and_in_an_order_that_runs(name, p, m):
+    made = schedule_of(name, p, stages(name, p), m)
+    slots = [slot for device in made.devices for slot in device]
+    kinds = "FBW" if made.split else "FB"
+    assert sorted(slots) == sorted(Slot(k, s, i) for k in kinds for s in range(stages(name, p)) for i in range(m))
+    assert all(made.place[slot.stage] == d for d, device in enumerate(made.devices) for slot in device)
+    assert len(times(made, parted)) == len(slots)
+
+
+@pytest.mark.parametrize("p, m", SIZES)
+def test_bubbles_are_those_of_the_formulas(p, m):
+    assert bubble(schedule_of("gpipe", p, p, m), whole) == pytest.approx((p - 1) / m)
+    assert bubble(schedule_of("1f1b", p, p, m), whole) == pytest.approx((p - 1) / m)
+    for v in (2, 3):
+        assert bubble(schedule_of("interleaved", p, v * p, m), whole) == pytest.approx((p - 1) / (v * m))
+
+
+@pytest.mark.parametrize("p, m", SIZES)
+def test_a_split_backward_pass_fills_most_of_the_bubble(p, m):
+    """In forward passes of a stage: 1F1B waits for 3 (p - 1), ZB-H1 for p - 1 and ours for two more, the V for about p
+    of half the size, which the first device needs to begin and to end anyway."""
+    assert bubble(schedule_of("zb-h1", p, p, m), parted) * 3 * m <= p - 1 + 2
+    assert bubble(schedule_of("zb-v", p, 2 * p, m), parted) * 6 * m <= 2 * p - 1
+
+
+@pytest.mark.parametrize("p, m", SIZES)
+def test_microbatches_in_flight(p, m):
+    assert [in_flight(schedule_of("gpipe", p, p, m), d) for d in range(p)] == [m] * p
+    assert [in_flight(schedule_of("1f1b", p, p, m), d) for d in range(p)] == [min(p - d, m) for d in range(p)]
+    interleaved = schedule_of("interleaved", p, 2 * p, m)
+    assert [in_flight(interleaved, d) for d in range(p)] == [min(2 * m, 2 * (p - d - 1) + p + 1) for d in range(p)]
+    assert max(in_flight(schedule_of("zb-h1", p, p, m), d) for d in range(p)) == p
+    assert max(in_flight(schedule_of("zb-v", p, 2 * p, m), d) for d in range(p)) == 2 * p
+
+
+def test_a_schedule_that_is_found_is_no_slower_than_the_known_one_where_stages_differ():
+    def unequal(slot):
+        return (1.0, 3.0, 1.0, 2.0)[slot.stage]
+
+    found, known = (schedule_of(name, 4, 4, 12, unequal) for name in ("found", "1f1b"))
+    split = max(end for _, end in times(found, unequal).values())
+    whole = max(end for _, end in times(known, lambda s: unequal(s) * (2 if s.kind == "B" else 1)).values())
+    assert split <= whole
+
+
+def test_forward_passes_alone():
+    made = forward((0, 1, 1, 0), 2)
+    assert made.devices[1] == (Slot("F", 1, 0), Slot("F", 2, 0), Slot("F", 1, 1), Slot("F", 2, 1))
+
+
+def test_what_waits_in_a_circle_is_an_error():
+    made = schedule_of("1f1b", 2, 2, 2)
+    turned = type(made)("turned", (made.devices[0][::-1], made.devices[1]), made.place)
+    with pytest.raises(ValueError, match="wait for one another"):
+        times(turned, parted)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("2f2b", 2, 2, 4), "no schedule '2f2b'; there are gpipe, 1f1b"),
+        (("1f1b", 4, 6, 4), "6 stages do not divide over 4 devices"),
+        (("1f1b", 2, 4, 4), "one stage on each device"),
+        (("zb-v", 2, 2, 4), "zb-v has 2 stages on each device, which makes 4, not 2"),
+        (("interleaved", 4, 8, 6), "a multiple of 4 microbatches, not 6"),
+    ],
+)
+def test_numbers_that_do_not_go_together(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        schedule_of(*arguments)

@@ -1,0 +1,109 @@
+"""A pipeline gives the losses, gradients and parameters of one device, wherever it is cut and however it is scheduled:
+skip connections, an encoder that every layer of a decoder reads, tied embeddings and experts included."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+
+import pytest
+import torch
+
+import tutti
+import zoo
+from models import MODELS
+from pipelines import pipeline, random_stages
+from tutti.plan.schedule import NAMES
+from tutti.run.batches import microbatches
+
+STEPS, COUNT = 3, 6  # microbatches
+FAMILIES = ("llama", "t5", "unet2d", "mixtral")
+CUTS = 6
+GLOO = [("1f1b", 2, "dp2"), ("zb-h1", 2, "tp2"), ("gpipe", 4, "dp1"), ("zb-v", 2, "zero2")]
+
+
+def adam(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+@cache
+def case(family: str, count: int = COUNT):
+    """A model, its batch and loss, and the graph of a microbatch."""
+    torch.manual_seed(0)  # every process makes the same
+    model, batch, loss = MODELS[family]()
+    graph = tutti.capture(model, microbatches(batch, count)[0], adam(model), loss, clip_norm=1.0)
+    return model, batch, loss, graph
+
+
+def run(family: str, plan, devices: int, count: int = COUNT):
+    model, batch, loss, _ = case(family, count)
+    model = copy.deepcopy(model)
+    step = tutti.parallelize(model, adam(model), batch, loss=loss, cluster=f"cpu:{devices}", plan=plan, level="O0",
+                             accumulate=count, clip_norm=1.0)  # fmt: skip
+    gradients = step.gradients(batch)
+    losses = [step(batch).item() for _ in range(STEPS)]
+    return losses, gradients, step.state_dict(), step.evaluate(batch).item()
+
+
+@cache
+def expected(family: str, count: int = COUNT):
+    return run(family, "dp", 1, count)
+
+
+def compare(found, family: str, count: int = COUNT) -> None:
+    """Within 1e-5 of the size of each tensor: Adam makes steps as long out of gradients that are but rounding."""
+    for ours, theirs in zip(found, expected(family, count), strict=True):
+        if not isinstance(ours, dict):
+            assert ours == pytest.approx(theirs, rel=1e-5)
+            continue
+        assert ours.keys() == theirs.keys()
+        for name, tensor in theirs.items():
+            assert (ours[name] - tensor).norm() <= 1e-5 * tensor.norm() + 1e-7, name
+
+
+@pytest.mark.parametrize("seed", range(CUTS))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_any_cut_gives_the_numbers_of_one_device(family, seed):
+    """Six cuts of each model: one for each schedule, with 2, 3 and 4 stages."""
+    name = NAMES[(seed + FAMILIES.index(family)) % len(NAMES)]
+    devices = 2 if name in ("interleaved", "zb-v") else 2 + seed % 3
+    graph = case(family)[3]
+    stages = random_stages(graph, 2 * devices if name in ("interleaved", "zb-v") else devices, seed)
+    compare(run(family, pipeline(graph, stages, devices, name, "dp1", COUNT), devices), family)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(CUTS))
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_cut_under_every_schedule(family, name, seed):
+    chunks = 2 if name in ("interleaved", "zb-v") else 1
+    devices = 2 if chunks == 2 else 2 + seed % 3
+    graph = case(family)[3]
+    stages = random_stages(graph, chunks * devices, 10 + seed)
+    compare(run(family, pipeline(graph, stages, devices, name, "dp1", COUNT), devices), family)
+
+
+def on_this_rank(name: str, devices: int, inner: str) -> tuple:
+    graph = case("llama", 2)[3]
+    stages = random_stages(graph, 2 * devices if name == "zb-v" else devices, devices)
+    found = run("llama", pipeline(graph, stages, devices, name, inner, 2), 4, 2)
+    return found[0], *({key: x.numpy() for key, x in tensors.items()} for tensors in found[1:3]), found[3]
+
+
+@pytest.mark.parametrize("name, devices, inner", GLOO)
+def test_processes_give_the_numbers_of_one_device(pool, name, devices, inner):
+    for losses, gradients, parameters, evaluated in pool.run(on_this_rank, name, devices, inner):
+        tensors = ({key: torch.from_numpy(x) for key, x in found.items()} for found in (gradients, parameters))
+        compare((losses, *tensors, evaluated), "llama", 2)
+
+
+def test_a_pipeline_by_its_name():
+    model = zoo.llama(4)
+    one = zoo.llama(4)
+    data = zoo.tokens()
+    piped = tutti.parallelize(model, adam(model), data, cluster="cpu:4", plan="pp2xtp2", level="O0", accumulate=4)
+    whole = tutti.parallelize(one, adam(one), data, cluster="cpu:1", level="O0", accumulate=4)
+    for _ in range(STEPS):
+        assert piped(data).item() == pytest.approx(whole(data).item(), rel=1e-5)
+    assert "a pipeline of 2 stages, 1f1b" in piped.plan.explain()
