@@ -48,8 +48,9 @@ from tutti.plan.choice import Choice
 from tutti.plan.layout import Layout, Partial
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
+from tutti.run.simulated.dryrun import dry_run
 from tutti.run.simulated.prices import Prices
-from tutti.run.simulated.step import RANK, DryRun, dry_run
+from tutti.run.simulated.step import RANK, DryRun
 from tutti.run.simulated.tasks import COMPUTE, tasks_of
 
 transformers.logging.set_verbosity_error()

@@ -26,8 +26,8 @@ def test_names(name, devices, book):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("pp", "no plan 'pp': write auto, dp, tp"),
-        ("pp2", "no plan 'pp2': write auto, .* or the path of a saved plan"),
+        ("ep", "no plan 'ep': write auto, dp, tp"),
+        ("ep2", "no plan 'ep2': write auto, .* or the path of a saved plan"),
         ("zero4", r"no plan 'zero4': did you mean 'zero3'\? Write auto, dp, tp"),
         ("tp2xzeor1", "no plan 'tp2xzeor1': did you mean 'tp2xzero1'?"),
         ("dp2tp2", "did you mean 'dp2xtp2'?"),
