@@ -9,7 +9,9 @@ from tutti.lower.cut import Place
 from tutti.plan.planner import Planner
 from tutti.run.pipeline import pipeline_of
 from tutti.run.simulated.dryrun import dry_run
+from tutti.run.simulated.gantt import save_gantt
 from tutti.run.simulated.pipeline import PipelineDryRun
+from tutti.run.simulated.timeline import timeline
 
 COUNT = 12
 UNIFORM = {f"layers.{i}": i for i in range(4)}
@@ -127,3 +129,19 @@ def test_planned_by_name_and_explained():
     text = plan.replace(prediction=dry_run(graph, plan, tutti.Cluster.parse("cpu:2")).prediction()).explain()
     assert "a pipeline of 2 stages, zb-h1" in text and "for the pipeline" in text and "send over pp" in text
     assert tutti.Plan.from_json(plan.to_json()) == plan.replace(prediction=None)
+
+
+def test_a_picture_and_a_trace(graph, tmp_path):
+    made = dried(graph, "zb-h1")
+    save_gantt(made, tmp_path / "step.svg")
+    text = (tmp_path / "step.svg").read_text()
+    assert "device 3" in text and "gradients" in text and "update" in text
+    events = timeline(made)["traceEvents"]
+    work = [e for e in events if e["ph"] == "X" and e["pid"] == 2]
+    assert sum(e["dur"] for e in work) / 1e6 == pytest.approx(made.seconds - _idle(made, 2))
+    assert "stage 2 W of microbatch 11" in {e["name"] for e in work}
+
+
+def _idle(made, device):
+    spans = sorted((s.begin, s.end) for s in made.spans if s.device == device)
+    return made.seconds - sum(end - begin for begin, end in spans)

@@ -15,6 +15,7 @@ from tutti.run.commands.workload import Captured, Workload
 from tutti.run.levels import check_level
 from tutti.run.simulated.dryrun import dry_run
 from tutti.run.simulated.gantt import check_suffix, save_gantt
+from tutti.run.simulated.pipeline import PipelineDryRun
 from tutti.run.simulated.step import DryRun
 from tutti.run.simulated.timeline import save_timeline
 
@@ -77,7 +78,8 @@ def _show(made: DryRun, console: Console) -> None:
     exposed = sum(row[3] for row in communication.values())
     device = made.cluster.device
     console.print(f"step       {seconds(made.seconds)}: {seconds(made.compute)} computing, "
-                  f"{seconds(exposed)} waiting for communication")  # fmt: skip
+                  f"{seconds(exposed)} waiting for communication"
+                  + (f", {seconds(made.bubble)} for the pipeline" if made.bubble else ""))  # fmt: skip
     each = made.peak / made.cluster.size
     console.print(f"of peak    {100 * made.fraction_of_peak:.1f} %: {made.flops:.3g} FLOP a step, "
                   f"{made.cluster.size} devices of {each:.3g} FLOP/s")  # fmt: skip
@@ -92,11 +94,17 @@ def _show(made: DryRun, console: Console) -> None:
     for kind, count in memory.kinds.items():
         shown.add_row(kind, size(count))
     console.print(shown)
+    if isinstance(made, PipelineDryRun):
+        shown = table("memory by device", "bytes")
+        for device, held in enumerate(made.memories):
+            shown.add_row(f"device {device}", size(held.peak))
+        console.print(shown)
     where = f" ({memory.at})" if memory.at else ""
     shown = table(f"alive at the peak{where}", "kind", "tensors", "bytes", left=("kind",))
     for alive in memory.alive[:SHOWN]:
         shown.add_row(alive.label, alive.kind, f"{alive.count:,}", size(alive.bytes))
-    console.print(shown)
+    if memory.alive:
+        console.print(shown)
     shown = table("slowest operators", "number", "seconds", "share")
     for label, _, count, took in made.slowest()[:SHOWN]:
         shown.add_row(label, f"{count:,}", seconds(took), f"{100 * took / made.seconds:.1f} %")

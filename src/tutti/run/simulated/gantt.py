@@ -1,4 +1,5 @@
-"""A simulated step as a picture: a row for what each rank computes, and one for each axis that it communicates over."""
+"""A simulated step as a picture: a row for what each rank computes, and one for each axis that it communicates over; of
+a pipeline a row for each device."""
 
 from __future__ import annotations
 
@@ -11,13 +12,14 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from tutti.run.simulated.pipeline import PipelineDryRun
 from tutti.run.simulated.simulate import Simulation
 from tutti.run.simulated.step import DryRun, Part
 from tutti.run.simulated.tasks import COMPUTE
 
 COLORS = {
-    "forward": "#3b6ea5", "backward": "#7aa6d1", "update": "#9a7bb0", "all_reduce": "#c8553d", "all_gather": "#e0934a",
-    "reduce_scatter": "#d9b44a", "all_to_all": "#6a9a58", "shift": "#4f8f8b",
+    "forward": "#3b6ea5", "backward": "#7aa6d1", "gradients": "#a9c9a4", "update": "#9a7bb0", "all_reduce": "#c8553d",
+    "all_gather": "#e0934a", "reduce_scatter": "#d9b44a", "all_to_all": "#6a9a58", "shift": "#4f8f8b",
 }  # fmt: skip
 SUFFIXES = (".svg", ".png", ".pdf")
 RESOLUTION = 4000  # what is shorter than the picture's length over this, and closer, is drawn as one
@@ -25,25 +27,28 @@ _STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "tutti", "font.family": "
 
 
 def save_gantt(made: DryRun, path: Path) -> None:
-    """Write the picture: an .svg, .png or .pdf. One panel for each Program of the step."""
+    """Write the picture: an .svg, .png or .pdf. One panel for each Program of the step, or one for a pipeline."""
     check_suffix(path)
-    rows = [_rows(part.simulation) for part in made.parts]
+    panels_of = _panels(made)
+    apart = 0.5 if isinstance(made, PipelineDryRun) else 0.0  # microbatches are to be told apart
+    rows = [held for _, _, held in panels_of]
     height = 1.2 + 0.6 * len(rows) + 0.35 * sum(map(len, rows))
     with rc_context(_STYLE):
         figure = Figure(figsize=(10, height), layout="constrained")
         panels = figure.subplots(len(rows), 1, squeeze=False, height_ratios=[len(r) for r in rows])
         used: dict[str, None] = {}
-        for axes, part, held in zip(panels[:, 0], made.parts, rows, strict=True):
+        for axes, (title, seconds, held) in zip(panels[:, 0], panels_of, strict=True):
             for y, (name, blocks) in enumerate(held.items()):
                 for kind, pieces in blocks.items():
                     bars = [(1e3 * begin, 1e3 * (end - begin)) for begin, end in pieces]
-                    axes.broken_barh(bars, (y - 0.4, 0.8), color=COLORS.get(kind, "#888888"), linewidth=0)
+                    color = COLORS.get(kind, "#888888")
+                    axes.broken_barh(bars, (y - 0.4, 0.8), facecolor=color, edgecolor="white", linewidth=apart)
                     used[kind] = None
                 axes.text(0, y, f"{name}  ", ha="right", va="center", transform=axes.get_yaxis_transform())
-            axes.set_xlim(0, 1e3 * part.simulation.seconds)
+            axes.set_xlim(0, 1e3 * seconds)
             axes.set_ylim(len(held) - 0.5, -0.5)
             axes.set_yticks([])
-            axes.set_title(_title(part), loc="left", fontsize=9)
+            axes.set_title(title, loc="left", fontsize=9)
             axes.set_xlabel("ms")
             for side in ("top", "right", "left"):
                 axes.spines[side].set_visible(False)
@@ -65,13 +70,27 @@ def check_suffix(path: Path) -> None:
         raise ValueError(f"no picture can be written to {path}: its name must end in {', '.join(SUFFIXES)}")
 
 
+Rows = dict[str, dict[str, list[tuple[float, float]]]]  # row -> kind of work -> (begin, end)
+
+
+def _panels(made: DryRun) -> list[tuple[str, float, Rows]]:
+    """Titles, seconds and rows."""
+    if not isinstance(made, PipelineDryRun):
+        return [(_title(part), part.simulation.seconds, _rows(part.simulation)) for part in made.parts]
+    rows: Rows = {f"device {d}": defaultdict(list) for d in range(len(made.memories))}
+    for span in made.spans:
+        if span.work:
+            rows[f"device {span.device}"][span.work].append((span.begin, span.end))
+    return [("a step", made.seconds, rows)]
+
+
 def _title(part: Part) -> str:
     return part.name + (f", {part.runs} times" if part.runs > 1 else "")
 
 
-def _rows(made: Simulation) -> dict[str, dict[str, list[tuple[float, float]]]]:
+def _rows(made: Simulation) -> Rows:
     """By rank and stream: by kind or phase the times, those drawn as one that are hardly apart."""
-    rows: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    rows: Rows = {}
     near = made.seconds / RESOLUTION
     for rank in made.ranks:
         streams = list(dict.fromkeys([COMPUTE, *(task.stream for task in made.tasks[rank])]))

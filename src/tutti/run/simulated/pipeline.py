@@ -40,6 +40,20 @@ class Span:
     begin: float
     end: float
 
+    @property
+    def work(self) -> str:
+        """What is done: "forward", "backward", "gradients" of single parameters, "update"; empty for passing on."""
+        place = self.action.place
+        return {"F": "forward", "B": "backward", "W": "gradients"}.get(place.kind, "update") if place else ""
+
+    @property
+    def name(self) -> str:
+        place = self.action.place
+        if place is None:
+            return "pass on"
+        microbatch = "" if self.action.microbatch == ONCE else f" of microbatch {self.action.microbatch}"
+        return f"stage {place.stage} {place.kind}{microbatch}"
+
 
 @dataclass(frozen=True)
 class PipelineDryRun(DryRun):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tutti.run.memory import platform, walk
+from tutti.run.simulated.pipeline import PipelineDryRun
 from tutti.run.simulated.simulate import Simulation
 from tutti.run.simulated.step import DryRun
 from tutti.run.simulated.tasks import COMPUTE
@@ -21,7 +22,13 @@ MICRO = 1e6
 
 
 def timeline(made: DryRun) -> dict[str, Any]:
-    """The trace of a step. Of microbatches that are alike the first is shown, the others are one block."""
+    """The trace of a step. Of microbatches that are alike the first is shown, the others are one block; of a pipeline
+    each action of each device."""
+    summary = {"seconds": made.seconds, "fraction_of_peak": made.fraction_of_peak, "cluster": str(made.cluster)}
+    if isinstance(made, PipelineDryRun):
+        head = names(range(len(made.memories)), [COMPUTE], "device")
+        events = [_block(s.device, 0, s.name, s.begin, s.end - s.begin, s.work, {}) for s in made.spans if s.work]
+        return {"traceEvents": head + events, "displayTimeUnit": "ms", "otherData": summary}
     events: list[dict[str, Any]] = []
     at = 0.0
     streams = list(dict.fromkeys(s for part in made.parts for s in _streams(part.simulation)))
@@ -35,7 +42,6 @@ def timeline(made: DryRun) -> dict[str, Any]:
                 events.append(_block(rank, 0, name, at + once, (part.runs - 1) * once, "folded", {}))
         at += part.seconds
     head = names(made.parts[0].simulation.ranks, streams)
-    summary = {"seconds": made.seconds, "fraction_of_peak": made.fraction_of_peak, "cluster": str(made.cluster)}
     return {"traceEvents": head + events, "displayTimeUnit": "ms", "otherData": summary}
 
 
@@ -43,11 +49,11 @@ def save_timeline(made: DryRun, path: Path) -> None:
     path.write_text(json.dumps(timeline(made)) + "\n")
 
 
-def names(ranks: Sequence[int], streams: Sequence[str]) -> list[dict[str, Any]]:
+def names(ranks: Sequence[int], streams: Sequence[str], called: str = "rank") -> list[dict[str, Any]]:
     """Metadata: what processes and threads are called, and their order."""
     found = []
     for rank in ranks:
-        found.append({"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}})
+        found.append({"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"{called} {rank}"}})
         for i, stream in enumerate(streams):
             title = stream if stream == COMPUTE else f"communicate over {stream}"
             found.append({"ph": "M", "name": "thread_name", "pid": rank, "tid": i, "args": {"name": title}})
