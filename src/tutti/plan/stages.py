@@ -65,10 +65,10 @@ def stages_of(reads: Reads, named: Mapping[str, int], kept: Mapping[str, int] | 
     """The stage of every call that is not copied, and of every input that is at home somewhere.
 
     named: path of a module, or name of a forward node (`meta["name"]`), -> stage. kept: stages of inputs, by name, that
-    lie somewhere already. Raises ValueError where a forward node would read what a later stage makes, or a name covers
-    nothing.
+    lie somewhere already, for another graph of the model, which may lack a dropout. Raises ValueError where a forward
+    node would read what a later stage makes, or a name covers nothing.
     """
-    step, found = reads.step, _forward(reads, named)
+    step, found = reads.step, _forward(reads, named, kept is None)
     homes: dict[fx.Node, int] = {}
     present: dict[fx.Node, set[int]] = {node: {stage} for node, stage in found.items()}
     for node, stage in found.items():
@@ -97,12 +97,12 @@ def _is_given(step: StepGraph, name: str) -> bool:
     return kind in GIVEN or (kind == "buffer" and name not in step.outputs)
 
 
-def _forward(reads: Reads, named: Mapping[str, int]) -> dict[fx.Node, int]:
-    """The stages of the forward pass."""
+def _forward(reads: Reads, named: Mapping[str, int], strict: bool) -> dict[fx.Node, int]:
+    """The stages of the forward pass. strict: whether every name has to cover something."""
     found: dict[fx.Node, int] = {}
     forward = [n for n in reads.calls if n.meta["phase"] == FORWARD]
     used = {node: key for node in forward if (key := _covering(node, named)) is not None}
-    if unknown := [key for key in named if key not in used.values()]:
+    if strict and (unknown := [key for key in named if key not in used.values()]):
         raise ValueError(f"the plan names a stage of {unknown[0]!r}, which computes nothing in the forward pass")
     for node in forward:
         if node.target is operator.getitem:  # a part of what its maker makes

@@ -69,19 +69,19 @@ def parse_name(name: str, devices: int) -> Textbook:
     sizes: dict[str, int] = {}
     zero, schedule, chunks = 0, "1f1b", 1
     for part in name.split("x"):
-        match = re.fullmatch(r"(dp|tp|pp)(\d*)(?:-([a-z][a-z0-9-]*?)(\d*))?|zero([123])|single", part)
+        match = re.fullmatch(r"(dp|tp|pp)(\d*)(?:-(.+))?|zero([123])|single", part)
         if not match:
             near = _nearest(name)
             hint = f"did you mean {near!r}? W" if near else "w"
             raise ValueError(f"no plan {name!r}: {hint}rite {NAMES}, or the path of a saved plan, *.json")
-        if match[5]:
-            zero = int(match[5])
+        if match[4]:
+            zero = int(match[4])
         elif match[1]:
             if match[1] in sizes:
                 raise ValueError(f"plan {name!r} names {match[1]} twice")
             sizes[match[1]] = int(match[2] or 0)
             if match[3]:
-                schedule, chunks = _schedule(name, match[1], part.partition("-")[2])
+                schedule, chunks = _schedule(name, match[1], match[3])
     if zero:
         sizes.setdefault("dp", 0)
     open_axes = [axis for axis, size in sizes.items() if size == 0]

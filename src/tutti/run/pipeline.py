@@ -66,8 +66,12 @@ class Pipeline:
             self.ranks, self.driver = [state.runtime.rank % self.width], state.runtime
             self.mail = _Posted(self, state.runtime)
         self.held = {d: _Device(self, d, tensors) for d, tensors in kept.items()}
-        held = [place for place in self.cut.parts if self.schedule.place[place.stage] in self.held]
+        held = [place for place in self.cut.parts if self.device(place) in self.held]
         self.parts = {place: _Part(self, place, level) for place in held}
+
+    def device(self, place: Place) -> int:
+        """That on which a part runs."""
+        return self.schedule.place[place.stage]
 
     def run(self, given: Given) -> None:
         """Let all held devices act until all is done."""
@@ -82,7 +86,7 @@ class Pipeline:
         """Those of the last run, by the names of parameters: full CPU tensors."""
         found, step = {}, self.cut.step
         for name in step.gradient_names:
-            home = self.schedule.place[self.cut.makers[name].stage]
+            home = self.device(self.cut.makers[name])
             parts = {home * self.width + rank: x for device in self.held.values() if device.number == home
                      for rank, x in zip(self.ranks, device.sums[name], strict=True)}  # fmt: skip
             layout = self.plan.input_layout(label_of(self.cut, name))
@@ -92,7 +96,7 @@ class Pipeline:
 
     def loss(self) -> torch.Tensor:
         """The mean loss of the last run, everywhere."""
-        step, home = self.cut.step, self.schedule.place[self.cut.makers["loss"].stage]
+        step, home = self.cut.step, self.device(self.cut.makers["loss"])
         total = self.held[home].loss if home in self.held else torch.zeros((), device=step.device)
         return self.mail.shared((total / self.count).to(step.outputs["loss"].meta["val"].dtype), home * self.width)
 

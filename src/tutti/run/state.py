@@ -73,7 +73,10 @@ class State:
         for kind in ("param", "buffer"):
             for name in self.graph.names(kind):
                 key = f"{kind}:{name}"
-                tensors[name] = self.parts[0][key] if sharded else self.whole(key)
+                if not sharded:
+                    tensors[name] = self.whole(key)
+                elif key in self.parts[0]:
+                    tensors[name] = self.parts[0][key]
         if not sharded:  # tied parameters appear under all their names, as in the model's own state dict
             tensors |= {alias: tensors[name] for alias, name in _aliases(model).items() if name in tensors}
             tensors = {name: tensors[name] for name in model.state_dict() if name in tensors}

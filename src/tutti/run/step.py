@@ -191,11 +191,23 @@ class Step:
 
     @property
     def program(self) -> Program:
-        """The Program of this rank for a training step (with accumulation: of one microbatch)."""
+        """The Program of this rank for a training step (with accumulation: of one microbatch).
+
+        Raises ValueError for a pipeline, which has one for each part.
+        """
+        if self._plan.stages:
+            raise ValueError("a pipeline runs a Program for each part of its stages, and so has no single one")
         return self._executable("train" if self.accumulate == 1 else "accumulate", next(iter(self._plans))).programs[0]
 
     def collectives(self) -> list[Collective]:
-        """What one run of the Program communicates: (kind, axis, bytes sent by this rank, label)."""
+        """What one run of the Program communicates: (kind, axis, bytes sent by this rank, label).
+
+        Of a pipeline one run of each part of this rank.
+        """
+        if self._plan.stages:
+            pipeline = self._pipeline("train", next(iter(self._plans)))
+            own = [part for place, part in pipeline.parts.items() if pipeline.device(place) == min(pipeline.held)]
+            return [c for part in own for c in part.programs[0].collectives]
         return self.program.collectives
 
     @property
@@ -325,15 +337,18 @@ class Step:
     def _piped(self, what: str, batch: Batch) -> Pipeline:
         """Run a pipeline on all microbatches of a batch; it knows loss and gradients then."""
         check_like(batch, self._dtypes)
-        count = 1 if what == "evaluate" else self.accumulate
-        parts = microbatches(batch, count)
-        key = what, signature_of(parts[0])
-        if key not in self._pipelines:
-            graph, plan = self._planned(what, key[1], parts[0])
-            self._pipelines[key] = Pipeline(graph, plan, count, self.level, self._state, self._homes)
-        pipeline = self._pipelines[key]
+        parts = microbatches(batch, 1 if what == "evaluate" else self.accumulate)
+        pipeline = self._pipeline(what, signature_of(parts[0]), parts[0])
         pipeline.run(lambda i: self._given(parts[i], i) | pipeline.cut.step.constants)
         return pipeline
+
+    def _pipeline(self, what: str, signature: Signature, batch: Batch | None = None) -> Pipeline:
+        """The pipeline for microbatches of these shapes, made when it is first needed."""
+        if (what, signature) not in self._pipelines:
+            graph, plan = self._planned(what, signature, batch)
+            count = 1 if what == "evaluate" else self.accumulate
+            self._pipelines[what, signature] = Pipeline(graph, plan, count, self.level, self._state, self._homes)
+        return self._pipelines[what, signature]
 
     def _check_constants(self) -> None:
         """Only learning rates are read at every step: another change must not go unnoticed."""
@@ -375,9 +390,7 @@ class Step:
             return replan(graph, plan, self.cluster)
         name = "x".join(part for part in plan.name.split("x") if not part.startswith(PIPELINE)) or "single"
         made = replan(graph, plan.replace(mesh=plan.inner, name=name), self.cluster.of(devices(plan.inner)))
-        known = {node.meta.get("name") for node in graph.calls} | {node.meta["path"] for node in graph.calls}
-        stages = {name: stage for name, stage in plan.stages.items() if name in known or "/" not in name}
-        return made.replace(mesh=plan.mesh, stages=stages, schedule=plan.schedule)
+        return made.replace(mesh=plan.mesh, stages=plan.stages, schedule=plan.schedule)
 
     def _asked(self, what: str, graph: StepGraph, plan: Plan) -> dict[str, Layout]:
         """While gradients accumulate they lie as the plan says."""
