@@ -59,9 +59,11 @@ def test_what_waits_for_updated_parameters_stands_apart():
     graph = fx.Graph()
     p, g, h, m, v, step, lr = map(graph.placeholder, ("p", "g", "h", "m", "v", "step", "lr"))
     new = graph.call_function(torch.ops.tutti.adam.default, (p, g, m, v, step, lr))
-    gathered = graph.call_function(all_reduce, (graph.call_function(operator.getitem, (new, 0)), "dp", "sum"))
+    part = graph.call_function(operator.getitem, (new, 0))
+    gathered = graph.call_function(all_reduce, (part, "dp", "sum"))
     gradient = graph.call_function(all_reduce, (h, "dp", "sum"))
     graph.output((gathered, gradient))
     for node in graph.nodes:
         node.meta["phase"] = UPDATE
     assert collectives_together(graph) == {gradient: (False, 0), gathered: (True, 0)}
+    assert part.prev is new, "a part stays behind what makes it"

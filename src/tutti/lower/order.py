@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 
 from torch import fx
@@ -58,8 +59,15 @@ def collectives_together(graph: fx.Graph) -> dict[fx.Node, tuple[bool, int]]:
     waits: dict[fx.Node, tuple[bool, int]] = {}
     for node in tail:
         reads = [x for x in node.all_input_nodes if x in waits]
-        updated = any(waits[x][0] or x.target in IN_PLACE for x in reads)
+        if node.target is operator.getitem and reads:  # stays where its maker is
+            waits[node] = waits[reads[0]]
+            continue
+        updated = any(waits[x][0] or _maker(x).target in IN_PLACE for x in reads)
         waits[node] = updated, max((waits[x][1] + (x.target in COLLECTIVES) for x in reads), default=0)
     tail.sort(key=lambda n: (waits[n], n.target in COLLECTIVES))
     arrange([*nodes[:first], *tail, nodes[-1]])
     return {n: w for n, w in waits.items() if n.target in COLLECTIVES}
+
+
+def _maker(node: fx.Node) -> fx.Node:
+    return node.args[0] if node.target is operator.getitem else node  # pyright: ignore[reportReturnType]

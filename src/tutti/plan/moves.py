@@ -51,7 +51,7 @@ class Moves:
         before = [np.where(self.dim[source[:, a]] >= 0, k, 1)[:, None] for a, (_, k) in enumerate(self.axes)]
         total = np.zeros((len(source), len(target)))
         for a, (axis, _) in enumerate(self.axes):
-            parts = np.broadcast_to(before[a], total.shape).astype(float)
+            parts = np.broadcast_to(before[a], total.shape)
             for b in range(len(self.axes)):
                 if b != a:
                     outer_first = (b < a) == (kinds[a] != SCATTER)
@@ -60,7 +60,7 @@ class Moves:
             for kind in (MASK, SCATTER, TO_ALL, REDUCE, GATHER):
                 where = kinds[a] == kind
                 if where.any():
-                    total[where] += self._prices(KINDS[kind], axis, size / parts[where])
+                    total[where] += self._prices(KINDS[kind], axis, size, parts[where])
             total[kinds[a] == IMPOSSIBLE] = NEVER
         return np.minimum(total, NEVER)
 
@@ -103,12 +103,16 @@ class Moves:
         dims = (self.dim[old] == self.dim[new]) & (self.dim[new] >= 0)
         return dims & (self.outer[old] < self.outer[new] * n) & (self.outer[new] < self.outer[old] * k)
 
-    def _prices(self, kind: str, axis: str, local: np.ndarray) -> np.ndarray:
-        values, which = np.unique(local, return_inverse=True)
-        for n in values:
-            if (kind, axis, n) not in self.known:
-                self.known[kind, axis, n] = self.price(kind, axis, int(n))
-        return np.array([self.known[kind, axis, n] for n in values])[which]
+    def _prices(self, kind: str, axis: str, size: int, parts: np.ndarray) -> np.ndarray:
+        """For a tensor of so many bytes in so many parts."""
+        found = np.bincount(parts)  # there are few numbers of parts, and many moves
+        prices = np.zeros(len(found))
+        for n in np.flatnonzero(found):
+            key = kind, axis, size / n
+            if key not in self.known:
+                self.known[key] = self.price(kind, axis, int(size / n))
+            prices[n] = self.known[key]
+        return prices[parts]
 
     def _learn(self) -> None:
         """What the codes mean of all placements that have been met."""
