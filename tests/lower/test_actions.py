@@ -28,23 +28,13 @@ def test_messages_match_and_no_order_of_them_is_a_circle(name):
     sent = Counter((m, s, r) for (s, r), messages in orders(actions).items() for m in messages)
     received = Counter((m, s, d) for d, todo in enumerate(actions) for a in todo for m, s in a.receives)
     assert sent == received and set(sent.values()) == {1}
-    # The strictest reading: a receiver takes messages of a sender in the order in which they were sent, and posts all
-    # before the one it needs; a sender's action is over only when its messages of before have been posted.
-    posted, done = Counter(), [0] * len(actions)
-    order = orders(actions)
-    place = {(m, s, r): i for (s, r), messages in order.items() for i, m in enumerate(messages)}
-    going = True
+    done, going = [0] * len(actions), True  # every device waits for what it receives
+    posted = set()
     while going:
         going = False
         for d, todo in enumerate(actions):
-            while done[d] < len(todo):
-                action = todo[done[d]]
-                for m, s in action.receives:
-                    posted[s, d] = max(posted[s, d], place[m, s, d] + 1)
-                begun = {(m, s) for m, s in action.receives}
-                ready = all(any(m == n for a in actions[s][: done[s]] for n, t in a.sends if t == d) for m, s in begun)
-                if not ready:
-                    break
+            while done[d] < len(todo) and all((m, d) in posted for m, _ in todo[done[d]].receives):
+                posted |= {(m, to) for m, to in todo[done[d]].sends}
                 done[d], going = done[d] + 1, True
     assert done == [len(todo) for todo in actions]
 

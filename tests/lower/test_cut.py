@@ -32,9 +32,17 @@ def test_every_part_runs_and_together_they_make_all_outputs(graph, seed, split):
     assert sorted(outputs) == sorted(graph.outputs)
 
 
+def sent(made, place):
+    """Names of what other stages read of a part."""
+    readers = {
+        name: {r.stage for r in made.readers.get(name, ())} - {place.stage} for name in made.parts[place].outputs
+    }
+    return [name for name, stages in readers.items() if stages]
+
+
 def test_a_layer_hands_on_one_tensor_each_way(graph):
     made = cut(graph, HALVES)
-    assert len(made.sent(Place(0, "F"))) == len(made.sent(Place(1, "B"))) == 1, "the residual stream"
+    assert len(sent(made, Place(0, "F"))) == len(sent(made, Place(1, "B"))) == 1, "the residual stream"
 
 
 def test_gradients_that_nobody_waits_for_stand_apart(graph):
@@ -46,8 +54,18 @@ def test_gradients_that_nobody_waits_for_stand_apart(graph):
     assert set(whole.parts[Place(1, "B")].outputs) >= set(apart.outputs)
 
 
-def test_the_norm_of_all_gradients_crosses_stages_as_single_numbers(graph):
-    made = cut(graph, HALVES)
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+def test_the_norm_of_all_gradients_crosses_stages_as_single_numbers(kind):
+    model = zoo.llama()
+    made = cut(tutti.capture(model, zoo.tokens(), kind(model.parameters(), lr=0.1), clip_norm=1.0), HALVES)
     crossing = [made.parts[p].outputs[name].meta["val"].shape for p in made.parts if p.kind.startswith("U")
-                for name, _ in made.sent(p)]  # fmt: skip
+                for name in sent(made, p)]  # fmt: skip
     assert crossing and all(shape == () for shape in crossing)
+
+
+def test_a_gradient_is_made_where_its_parameter_is_at_home(graph):
+    """That of the embedding table, which reads nothing of its stage but the batch."""
+    made = cut(graph, {"model.embed_tokens": 0, "model.layers": 1})
+    assert made.makers["grad:model.embed_tokens.weight"].stage == 0
+    for name in graph.gradient_names:
+        assert made.makers[name].stage == made.homes[name.replace("grad:", "param:")]

@@ -8,7 +8,7 @@ import torch
 
 import tutti
 import zoo
-from tutti.plan.cuts import balanced, bottleneck, layers_of, split
+from tutti.plan.cuts import balanced, layers_of, split
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -42,11 +42,14 @@ def test_a_model_is_cut_between_its_layers(graph):
 
     stages = balanced(graph, flops, 3)
     assert list(stages.values()) == sorted(stages.values()) and set(stages.values()) == {0, 1, 2}
-    assert bottleneck(layers_of(graph, flops), stages) < bottleneck(
-        layers_of(graph, flops), {path: min(2, i) for i, path in enumerate(stages)}
-    )
+    layers = layers_of(graph, flops)
+
+    def slowest(stages):
+        return max(sum(layers[path] for path in stages if stages[path] == i) for i in range(3))
+
+    assert slowest(stages) < slowest({path: min(2, i) for i, path in enumerate(stages)})
 
 
 def test_more_stages_than_layers(graph):
-    with pytest.raises(ValueError, match=r"8 stages are more than the model has layers \(7\)"):
+    with pytest.raises(ValueError, match="a model of 7 layers and modules beside them cannot be cut into 8 stages"):
         balanced(graph, lambda node: 1.0, 8)

@@ -64,6 +64,9 @@ def test_statistics_that_the_forward_pass_keeps():
     ]  # fmt: skip
     for _ in range(2):
         assert steps[0]((x,)).item() == steps[1]((x,)).item()
+    assert steps[0].evaluate((x,)).item() == pytest.approx(steps[1].evaluate((x,)).item(), rel=1e-5)
+    for name, gradient in steps[1].gradients((x,)).items():
+        torch.testing.assert_close(steps[0].gradients((x,))[name], gradient)
     for name, tensor in steps[1].state_dict().items():
         torch.testing.assert_close(steps[0].state_dict()[name], tensor)
 
@@ -83,7 +86,9 @@ def test_compiled():
 
 def test_what_a_device_communicates():
     step = make("pp2xtp2", "cpu:4")
-    assert {c.axis for c in step.collectives()} == {"tp"}
+    assert {c.axis for c in step.collectives()} == {"tp", "pp"}
+    (sent,) = {c.bytes for c in step.collectives() if c.kind == "send" and not c.label.startswith("param")}
+    assert sent in (3 * 16 * 64 * 4, 3 * 16 * 64 * 4 // 2), "the residual stream of a microbatch, whole or split"
     with pytest.raises(ValueError, match="a Program for each part of its stages"):
         _ = step.program
 
@@ -92,7 +97,7 @@ def test_what_a_device_communicates():
     "plan, cluster, accumulate, message",
     [
         ("pp2-interleaved2", "cpu:2", 3, "interleaved takes a multiple of 2 microbatches, not 3"),
-        ("pp12", "cpu:12", 1, r"12 stages are more than the model has layers \(9\)"),
+        ("pp12", "cpu:12", 1, "a model of 9 layers and modules beside them cannot be cut into 12 stages"),
         ("pp2-2f2b", "cpu:2", 4, "no schedule '2f2b' of pp; pp has gpipe, 1f1b"),
         ("pp2-interleaved", "cpu:2", 4, "with a number of stages on each device: pp4-interleaved2"),
         ("dp2-gpipe", "cpu:2", 4, "no schedule 'gpipe' of dp"),
@@ -101,3 +106,26 @@ def test_what_a_device_communicates():
 def test_pipelines_that_cannot_be(plan, cluster, accumulate, message):
     with pytest.raises(ValueError, match=message):
         make(plan, cluster, accumulate)
+
+
+class Counts(torch.nn.Module):
+    """A buffer that changes, read at both ends."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(6, 6), torch.nn.Linear(6, 6)
+        self.register_buffer("k", torch.ones(()))
+
+    def forward(self, x):
+        k = self.k.clone()
+        out = self.b(self.a(x * k)) * k
+        self.k.add_(0.01)
+        return out.square().mean()
+
+
+def test_a_buffer_that_changes_belongs_to_one_stage():
+    net = Counts()
+    plan = tutti.Plan({"pp": 2}, accumulate=2, stages={"a": 0, "b": 1}, schedule="1f1b")
+    with pytest.raises(ValueError, match="k changes with every microbatch, and stages 0, 1 of the pipeline read or"):
+        tutti.parallelize(net, torch.optim.SGD(net.parameters(), lr=0.1), (torch.ones(4, 6),), cluster="cpu:2",
+                          plan=plan, accumulate=2, level="O0")  # fmt: skip

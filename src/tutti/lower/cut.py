@@ -22,7 +22,7 @@ from typing import NamedTuple
 from torch import fx
 
 from tutti.graph.step_graph import BACKWARD, FORWARD, UPDATE, StepGraph
-from tutti.plan.stages import Reads, stages_of
+from tutti.plan.stages import Reads, alone, stages_of
 
 
 class Place(NamedTuple):
@@ -41,25 +41,16 @@ class Cut:
     """
 
     step: StepGraph
-    count: int
     parts: dict[Place, StepGraph]
     homes: dict[str, int]
     makers: dict[str, Place] = field(default_factory=dict)
     readers: dict[str, list[Place]] = field(default_factory=dict)
     borrowers: dict[str, list[int]] = field(default_factory=dict)
 
-    def sent(self, place: Place) -> list[tuple[str, int]]:
-        """(name, stage) of what other stages need of a part, in order."""
-        return [
-            (name, stage)
-            for name in self.parts[place].outputs
-            for stage in sorted({r.stage for r in self.readers.get(name, ())} - {place.stage})
-        ]
-
 
 def cut(step: StepGraph, named: Mapping[str, int], split: bool = False, kept: Mapping[str, int] | None = None) -> Cut:
     """Cut a step. named, kept: see `plan.stages.stages_of`. split: whether gradients of one parameter stand apart."""
-    reads = Reads(step)
+    reads = Reads(step, kept or ())
     return _Cutter(reads, stages_of(reads, named, kept), split).cut()
 
 
@@ -71,7 +62,7 @@ class _Cutter:
         self.gradients: dict[fx.Node, str] = {}
         for name in step.gradient_names:
             self.gradients.setdefault(step.outputs[name], name)
-        self.alone = _alone(reads, stages) if split else set()
+        self.alone = alone(reads, stages) if split else {}
         self.levels: dict[fx.Node, int] = {}
         self.places = {n: self.place(n) for n in reads.calls}
         self.wanted: dict[Place, dict[str, fx.Node]] = defaultdict(dict)  # outputs by part
@@ -105,8 +96,7 @@ class _Cutter:
         for name, node in self.step.outputs.items():
             self.wanted[self.owner(node)][name] = node
         drafts = {place: _Draft(self, place, members[place]) for place in sorted(members, key=_order)}
-        count = 1 + max(self.stages.values())
-        made = Cut(self.step, count, {}, {self.names[n]: s for n, s in self.stages.items() if n in self.names})
+        made = Cut(self.step, {}, {self.names[n]: s for n, s in self.stages.items() if n in self.names})
         for place, draft in drafts.items():
             made.parts[place] = draft.finish(self.wanted[place])
             made.makers |= {name: place for name in self.wanted[place]}
@@ -190,16 +180,3 @@ def _order(place: Place) -> tuple:
     """Forward parts by stage, backward ones against it, then the updates."""
     kind = place.kind
     return (0, place.stage, "") if kind == "F" else (1, -place.stage, kind) if kind in "BW" else (2, int(kind[1:]), "")
-
-
-def _alone(reads: Reads, stages: Mapping[fx.Node, int]) -> set[fx.Node]:
-    """Backward nodes that only the gradient of one parameter needs, and no other stage."""
-    reaches: dict[fx.Node, set[str]] = defaultdict(set)
-    for name in reads.step.gradient_names:
-        for x in reads.behind[reads.step.outputs[name]]:
-            reaches[x].add(name)
-    for node in reversed(reads.calls):
-        if node.meta["phase"] == BACKWARD:
-            for x in reads.of(node):
-                reaches[x] |= reaches[node] if stages[x] == stages[node] else {"here", "elsewhere"}
-    return {node for node, names in reaches.items() if len(names) == 1}

@@ -11,7 +11,7 @@ embedding, a head) is a layer of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from torch import fx
@@ -36,10 +36,10 @@ def layers_of(step: StepGraph, seconds: Seconds) -> dict[str, float]:
 
 
 def balanced(step: StepGraph, seconds: Seconds, stages: int) -> dict[str, int]:
-    """The stage of each layer. Raises ValueError where there are fewer layers than stages."""
+    """The stage of each layer. Raises ValueError where there are fewer than stages."""
     layers = layers_of(step, seconds)
     if len(layers) < stages:
-        raise ValueError(f"{stages} stages are more than the model has layers ({len(layers)})")
+        raise ValueError(f"a model of {len(layers)} layers and modules beside them cannot be cut into {stages} stages")
     starts = split(list(layers.values()), stages)
     return {path: sum(start <= i for start in starts) - 1 for i, path in enumerate(layers)}
 
@@ -58,11 +58,3 @@ def split(costs: Sequence[float], stages: int) -> list[int]:
         j = best[k][j][1]
         starts.insert(0, j)
     return starts
-
-
-def bottleneck(costs: Mapping[str, float], stages: Mapping[str, int]) -> float:
-    """Seconds of the slowest stage."""
-    total: dict[int, float] = {}
-    for path, stage in stages.items():
-        total[stage] = total.get(stage, 0.0) + costs[path]
-    return max(total.values())

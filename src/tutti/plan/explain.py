@@ -10,6 +10,7 @@ from tutti.plan.layout import Mesh, R
 if TYPE_CHECKING:
     from tutti.plan.plan import Plan, Prediction
 
+MOST = 8  # parts of a stage that are named
 LARGEST = 5  # kinds of memory that are told of by name
 NOT_STATE = ("param", "buffer", "batch", "grad", "lr", "step", "seed", "constant")
 
@@ -20,6 +21,7 @@ def explain(plan: Plan) -> str:
     lines = [f"plan {plan.name or '(without a name)'}: mesh {mesh_name(plan.mesh)}{on}"]
     if plan.stages:
         lines.append(f"a pipeline of {1 + max(plan.stages.values())} stages, {plan.schedule}")
+        lines += _table([(f"stage {i}", _ranges(names)) for i, names in _by_stage(plan)], "  ")
     if plan.accumulate > 1:
         lines.append(f"{plan.accumulate} microbatches per update")
     if plan.prediction:
@@ -45,6 +47,27 @@ def _predicted(made: Prediction) -> list[str]:
     return [*lines, *_table(rows, "  ")]
 
 
+def _by_stage(plan: Plan) -> list[tuple[int, list[str]]]:
+    found: dict[int, list[str]] = defaultdict(list)
+    for name, stage in plan.stages.items():
+        found[stage].append(name)
+    return sorted(found.items())
+
+
+def _ranges(names: list[str]) -> str:
+    """The names, layers with numbers that follow one another as one: `h.0-3`; of many the first and the last."""
+    shown: list[tuple[str, str]] = []  # first, last
+    for name in names:
+        stem, _, number = name.rpartition(".")
+        before = shown[-1][1].rpartition(".") if shown else ("", "", "")
+        if number.isdigit() and before[0] == stem and before[2].isdigit() and int(before[2]) + 1 == int(number):
+            shown[-1] = shown[-1][0], name
+        else:
+            shown.append((name, name))
+    texts = [first if first == last else f"{first}-{last.rpartition('.')[2]}" for first, last in shown]
+    return ", ".join(texts if len(texts) <= MOST else [texts[0], "...", texts[-1]])
+
+
 def _largest(kinds) -> list[tuple[str, int]]:
     told = sorted(((kind, n) for kind, n in kinds.items() if n), key=lambda item: -item[1])
     rest = sum(n for _, n in told[LARGEST:])
@@ -64,7 +87,8 @@ def _layouts(plan: Plan) -> list[str]:
         own = next((text for kind, text in kinds.items() if kind in NOT_STATE), str(R))
         rows.append((name, own, " or ".join(state)))
     if not rows:
-        return ["everything is whole on every device"]
+        where = "every device of its stage" if plan.stages else "every device"
+        return [f"everything is whole on {where}"]
     rows.sort(key=lambda row: row[0].startswith(("batch ", "grad ")))
     head = ("how things lie", "", "optimizer state" if any(state for *_, state in rows) else "")
     return [

@@ -96,6 +96,8 @@ def difference(ours: Plan, other: Plan) -> str:
         "computing": b.compute_seconds - a.compute_seconds,
         "communicating": b.communication_seconds - a.communication_seconds,
     }
+    if a.bubble_seconds or b.bubble_seconds:
+        parts["waiting for the pipeline"] = b.bubble_seconds - a.bubble_seconds
     said = ", ".join(f"{_signed(value)} {what}" for what, value in parts.items())
     memory = b.peak_bytes - a.peak_bytes
     return (

@@ -8,9 +8,8 @@ waits for (`W`), of one stage for one microbatch. With p devices, m microbatches
 | `gpipe` | v = 1 | (p - 1) / m | m |
 | `1f1b` | v = 1 | (p - 1) / m | min(p, m) |
 | `interleaved` | stage s on device s mod p; m a multiple of p | (p - 1) / (v m) | as much, and (p - 1) / v more |
-| `zb-h1` | v = 1, backward split | a third of that, where F, B and W take as long | p |
+| `zb-h1` | v = 1, backward split | about half of that, where F, B and W take as long | p |
 | `zb-v` | v = 2, stages s and 2p - 1 - s on device s, split | about none where they do | p |
-| `found` | v = 1, split, made for how long each slot takes | | p |
 
 GPipe: Huang et al. 2019. 1F1B: Narayanan et al., PipeDream, 2019; interleaved: Megatron-LM, SC 2021. Zero bubble: Qi et
 al. 2023 and, for the V, 2024; here their orders come out of a list scheduler that never holds more microbatches.
@@ -18,11 +17,11 @@ al. 2023 and, for the V, 2024; here their orders come out of a list scheduler th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-SPLIT = ("zb-h1", "zb-v", "found")  # names with `W`
+SPLIT = ("zb-h1", "zb-v")  # names with `W`
 NAMES = ("gpipe", "1f1b", "interleaved", *SPLIT)
 
 
@@ -32,9 +31,6 @@ class Slot(NamedTuple):
     kind: str
     stage: int
     microbatch: int
-
-
-Durations = Callable[[Slot], float]
 
 
 @dataclass(frozen=True)
@@ -50,11 +46,8 @@ class Schedule:
         return self.name in SPLIT
 
 
-def schedule_of(name: str, devices: int, stages: int, microbatches: int, seconds: Durations | None = None) -> Schedule:
-    """A schedule by name. seconds: of each slot, for `found`.
-
-    Raises ValueError for numbers that do not go together.
-    """
+def schedule_of(name: str, devices: int, stages: int, microbatches: int) -> Schedule:
+    """A schedule by name. Raises ValueError for numbers that do not go together."""
     p, v = devices, stages // devices
     if name not in NAMES:
         raise ValueError(f"no schedule {name!r}; there are {', '.join(NAMES)}")
@@ -68,7 +61,7 @@ def schedule_of(name: str, devices: int, stages: int, microbatches: int, seconds
         raise ValueError(f"interleaved takes a multiple of {p} microbatches, not {microbatches}")
     place = tuple(min(s, 2 * p - 1 - s) if name == "zb-v" else s % p for s in range(stages))
     if name in SPLIT:
-        slots = listed(place, p, microbatches, seconds or (lambda slot: 1.0), most=p * v)
+        slots = _listed(place, p, microbatches, most=p * v)
     elif name == "gpipe":
         slots = [[Slot(kind, d, m) for kind in "FB" for m in range(microbatches)] for d in range(p)]
     else:
@@ -110,8 +103,8 @@ def waits(slot: Slot, stages: int) -> list[Slot]:
     return [Slot("F", stage, m)] + ([Slot("B", stage + 1, m)] if stage + 1 < stages else [])
 
 
-def listed(place: Sequence[int], p: int, m: int, seconds: Durations, most: int) -> list[list[Slot]]:
-    """Slots as they come, backward passes first, then forward ones, then what nobody waits for.
+def _listed(place: Sequence[int], p: int, m: int, most: int) -> list[list[Slot]]:
+    """Slots as they come if each takes as long: backward passes first, then forward ones, then what nobody waits for.
 
     most: microbatches of a stage, together, that a device may hold until their backward pass is wholly over.
     """
@@ -139,47 +132,7 @@ def listed(place: Sequence[int], p: int, m: int, seconds: Durations, most: int) 
 
     for _ in range(3 * m * stages):
         begin, *_, slot, d = min((*min(found), d) for d in range(p) if (found := candidates(d)))
-        over[slot] = free[d] = begin + seconds(slot)
+        over[slot] = free[d] = begin + 1
         next_of[slot.kind, slot.stage] += 1
         slots[d].append(slot)
     return slots
-
-
-def times(schedule: Schedule, seconds: Durations, between: Callable[[Slot, Slot], float] = lambda a, b: 0.0
-          ) -> Mapping[Slot, tuple[float, float]]:  # fmt: skip
-    """(begin, end) of each slot. between: seconds from the end of one slot until what it sends is at the other.
-
-    Raises ValueError where devices wait for one another in a circle.
-    """
-    stages = len(schedule.place)
-    made: dict[Slot, tuple[float, float]] = {}
-    at, free = [0] * len(schedule.devices), [0.0] * len(schedule.devices)
-    going = True
-    while going:
-        going = False
-        for d, slots in enumerate(schedule.devices):
-            while at[d] < len(slots) and all(x in made for x in waits(slots[at[d]], stages)):
-                slot = slots[at[d]]
-                begin = max([free[d], *(made[x][1] + between(x, slot) for x in waits(slot, stages))])
-                made[slot] = begin, begin + seconds(slot)
-                free[d], at[d], going = made[slot][1], at[d] + 1, True
-    if any(at[d] < len(slots) for d, slots in enumerate(schedule.devices)):
-        raise ValueError(f"the schedule {schedule.name} cannot run: devices wait for one another")
-    return made
-
-
-def bubble(schedule: Schedule, seconds: Durations) -> float:
-    """The time in which the busiest device has nothing to do, as a share of that in which it has."""
-    made = times(schedule, seconds)
-    busy = max(sum(seconds(slot) for slot in slots) for slots in schedule.devices)
-    return (max(end for _, end in made.values()) - busy) / busy
-
-
-def in_flight(schedule: Schedule, device: int) -> int:
-    """The most microbatches of stages that a device holds at once."""
-    last, held, most = "W" if schedule.split else "B", 0, 0
-    for slot in schedule.devices[device]:
-        held += slot.kind == "F"
-        most = max(most, held)
-        held -= slot.kind == last
-    return most

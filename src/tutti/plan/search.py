@@ -19,7 +19,7 @@ from tutti.plan import reasons
 from tutti.plan.explain import mesh_name
 from tutti.plan.layout import Mesh, devices
 from tutti.plan.pin import Pin
-from tutti.plan.plan import Plan, Prediction
+from tutti.plan.plan import PIPELINE, Plan, Prediction
 from tutti.plan.planner import Candidate, Planner
 from tutti.plan.textbook import Textbook
 
@@ -54,6 +54,8 @@ class Search:
         budget: float = BUDGET,
         progress: Progress = lambda what: None,
     ):
+        if mesh and PIPELINE in mesh:
+            raise ValueError(f"a pipeline is asked for by its name, as in plan='pp{mesh[PIPELINE]}', not by a mesh")
         if mesh and devices(mesh) != cluster.size:
             raise ValueError(f"the mesh {mesh_name(mesh)} has {devices(mesh)} devices, {cluster} has {cluster.size}")
         self.graph_of, self.batch, self.cluster, self.judge = graph_of, batch, cluster, judge
@@ -223,7 +225,8 @@ class Search:
         if over >= shrinks:
             return 0
         wanted = max(2.0, shrinks / (shrinks - over)) * count
-        return next((n for n in range(count + 1, self.batch + 1) if self.batch % n == 0 and n >= wanted), 0)
+        more = [n for n in range(count + 1, self.batch + 1) if self.batch % n == 0]
+        return next((n for n in more if n >= wanted), more[-1] if more else 0)
 
     def fill(self, top: int) -> None:
         """Judge more candidates until there are so many plans."""

@@ -9,6 +9,7 @@ A plan names the stage of modules, by the longest path that covers a node, or of
   the earlier stage that has it. What sums gradients of several stages belongs to the first of them.
 - An update node works where its parameter is at home, or else its gradient is made; what reads several in the first
   of their stages.
+- What only the gradient of one parameter needs works where that is at home, if it can.
 - Views, and what depends on nothing but the batch and constants, belong to no stage (`Reads`).
 
 So forward values only ever go to later stages, and gradients to earlier ones, over any number of stages in between:
@@ -18,7 +19,8 @@ skip connections, an encoder's output and tied embeddings need nothing of their 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 from torch import fx
@@ -32,12 +34,15 @@ GIVEN = ("batch", "seed", "step", "lr", "constant")  # kinds of inputs that ever
 
 class Reads:
     """What each node of a step reads, when one looks through what is copied: views, and what depends on nothing but
-    the batch and constants, which whoever reads it makes anew."""
+    the batch, constants and the numbers of the step, which whoever reads it makes anew.
 
-    def __init__(self, step: StepGraph):
+    kept: inputs that are at home somewhere, in whatever graph.
+    """
+
+    def __init__(self, step: StepGraph, kept: Iterable[str] = ()):
         self.step = step
-        self.given = {name for name in step.inputs if _is_given(step, name)}
-        constant = {step.inputs[name] for name in self.given if name.partition(":")[0] not in NUMBERS}
+        self.given = {name for name in step.inputs if _is_given(step, name)} - set(kept)
+        constant = {step.inputs[name] for name in self.given if name != "seed"}  # random numbers are drawn once
         self.copied: set[fx.Node] = set()
         self.behind: dict[fx.Node, list[fx.Node]] = {}  # what is looked at in the place of each node
         for name, node in step.inputs.items():
@@ -82,6 +87,8 @@ def stages_of(reads: Reads, named: Mapping[str, int], kept: Mapping[str, int] | 
             found[node] = (kept or {}).get(name, homes.get(parameter, homes.get(node, 0)))
             present.setdefault(node, set()).add(found[node])
     _backward(reads, found, present)
+    for name, node in step.inputs.items():
+        _check_buffer(reads, found, present, name, node)
     for node in reads.calls:
         if node.meta["phase"] == UPDATE:
             read = reads.of(node)
@@ -89,6 +96,34 @@ def stages_of(reads: Reads, named: Mapping[str, int], kept: Mapping[str, int] | 
             gradients = [x for x in read if x.meta["phase"] == BACKWARD]
             found[node] = min((found[x] for x in state or gradients or read), default=0)
     return found
+
+
+def alone(reads: Reads, stages: Mapping[fx.Node, int] | None = None) -> dict[fx.Node, str]:
+    """Backward nodes that only one gradient needs (by its name), and no other stage, where stages are known."""
+    reaches: dict[fx.Node, set[str]] = defaultdict(set)
+    for name in reads.step.gradient_names:
+        for x in reads.behind[reads.step.outputs[name]]:
+            reaches[x].add(name)
+    for node in reversed(reads.calls):
+        if node.meta["phase"] == BACKWARD:
+            for x in reads.of(node):
+                apart = stages is not None and stages[x] != stages[node]
+                reaches[x] |= {"here", "elsewhere"} if apart else reaches[node]
+    return {node: next(iter(names)) for node, names in reaches.items() if len(names) == 1}
+
+
+def _check_buffer(reads: Reads, found: Mapping[fx.Node, int], present: Mapping[fx.Node, set[int]], name: str,
+                  node: fx.Node) -> None:  # fmt: skip
+    """ValueError for a buffer that changes with every microbatch and that several stages read or write."""
+    if not name.startswith("buffer:") or name not in reads.step.outputs:
+        return
+    makers = {found[x] for x in reads.behind[reads.step.outputs[name]] if x in found}
+    several = sorted(present.get(node, set()) | makers | {found[node]})
+    if len(several) > 1:
+        raise ValueError(
+            f"{name.removeprefix('buffer:')} changes with every microbatch, and stages "
+            f"{', '.join(map(str, several))} of the pipeline read or write it: give them one stage"
+        )
 
 
 def _is_given(step: StepGraph, name: str) -> bool:
@@ -138,6 +173,7 @@ def _covering(node: fx.Node, named: Mapping[str, int]) -> str | None:
 
 def _backward(reads: Reads, found: dict[fx.Node, int], present: dict[fx.Node, set[int]]) -> None:
     """Add the stages of the backward pass. present: the stages in which each value is."""
+    of_one = alone(reads)
     waiting: set[fx.Node] = set()  # what reads the forward pass alone, and can be made wherever that is
 
     def settle(node: fx.Node, stage: int) -> None:
@@ -162,6 +198,9 @@ def _backward(reads: Reads, found: dict[fx.Node, int], present: dict[fx.Node, se
             first = min(found[x] for x in gradients)
             there = [stage for stage in (everywhere if others else {first}) if stage <= first]
             found[node] = max(there, default=min([first, *made]))
+            home = found[reads.step.inputs[of_one[node].replace("grad:", "param:", 1)]] if node in of_one else first
+            if home < first and (home in everywhere or not others):
+                found[node] = home
         else:
             found[node] = max(everywhere or made, default=0)
         present.setdefault(node, set()).add(found[node])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from tutti.graph.step_graph import Spec, StepGraph
 from tutti.lower.actions import ONCE, Action, Message, actions_of, orders
 from tutti.lower.cut import Cut, Place, cut
-from tutti.lower.program import Program
+from tutti.lower.program import Collective, Program
 from tutti.lower.shard import made_in, shard
 from tutti.plan.layout import Layout, devices
 from tutti.plan.plan import PIPELINE, Plan
@@ -75,6 +76,7 @@ class Pipeline:
 
     def run(self, given: Given) -> None:
         """Let all held devices act until all is done."""
+        given = cache(given)
         for device in self.held.values():
             device.begin()
         while going := [device for device in self.held.values() if device.todo]:
@@ -99,6 +101,21 @@ class Pipeline:
         step, home = self.cut.step, self.device(self.cut.makers["loss"])
         total = self.held[home].loss if home in self.held else torch.zeros((), device=step.device)
         return self.mail.shared((total / self.count).to(step.outputs["loss"].meta["val"].dtype), home * self.width)
+
+    def collectives(self) -> list[Collective]:
+        """What one run of each part of the first held device communicates, and what that sends to other devices."""
+        found: dict[str, list[Collective]] = {}
+        for action in self.actions[min(self.held)]:
+            if action.place:
+                found.setdefault(str(action.place), self.parts[action.place].programs[0].collectives)
+            for message, _ in action.sends:
+                maker = self.cut.makers.get(message.name)
+                node = (self.cut.parts[maker].outputs if maker else self.cut.step.inputs)[message.name]
+                label = label_of(self.cut, message.name) if maker else node.meta["label"]
+                local = self.plan.input_layout(label).local_shape(node.meta["val"].shape, self.mesh)
+                sent = Spec(local, node.meta["val"].dtype).bytes
+                found.setdefault(message.name, [Collective("send", PIPELINE, sent, label)])
+        return [c for several in found.values() for c in several]
 
     def spec(self, name: str) -> Spec:
         """The local part of what a held part reads."""
@@ -222,7 +239,7 @@ class _Posted:
 
     def __init__(self, pipeline: Pipeline, runtime: Distributed):
         self.pipeline, self.rank = pipeline, runtime.rank
-        self.groups: dict[bool, Any] = {up: dist.new_group() for up in (True, False)}
+        self.groups: dict[bool, Any] = runtime.directions
         self.orders = orders(pipeline.actions)
         self.coming: dict[int, deque[Message]] = {}
         self.under_way: dict[Message, tuple[dist.Work, torch.Tensor]] = {}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -94,6 +96,11 @@ class Distributed:
         nccl = dist.get_backend() == "nccl"
         self.device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
         self.groups = {axis: self._group(axis) for axis, size in mesh.items() if size > 1}
+
+    @cached_property
+    def directions(self) -> dict[bool, Any]:
+        """Groups of all ranks for what goes up and what goes down a pipeline. All ranks make them at once."""
+        return {up: dist.new_group() for up in (True, False)}
 
     def _group(self, axis: str) -> dist.ProcessGroup:
         """This rank's group along an axis. Every rank makes all groups, in one order, as torch asks."""

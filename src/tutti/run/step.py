@@ -202,12 +202,10 @@ class Step:
     def collectives(self) -> list[Collective]:
         """What one run of the Program communicates: (kind, axis, bytes sent by this rank, label).
 
-        Of a pipeline one run of each part of this rank.
+        Of a pipeline one run of each part of this rank, and what it sends on.
         """
         if self._plan.stages:
-            pipeline = self._pipeline("train", next(iter(self._plans)))
-            own = [part for place, part in pipeline.parts.items() if pipeline.device(place) == min(pipeline.held)]
-            return [c for part in own for c in part.programs[0].collectives]
+            return self._pipeline("train", next(iter(self._plans))).collectives()
         return self.program.collectives
 
     @property

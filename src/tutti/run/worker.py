@@ -103,7 +103,7 @@ def main(argv: list[str]) -> None:
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
     except SystemExit as e:
-        code = e.code if isinstance(e.code, int) else 1
+        code = e.code if isinstance(e.code, int) else int(e.code is not None)
         if isinstance(e.code, str):
             print(e.code, file=sys.stderr)
     except Exception:

@@ -59,7 +59,7 @@ def dried(graph, schedule, stages=UNIFORM, devices=4) -> PipelineDryRun:
 ])  # fmt: skip
 def test_bubbles_of_equal_stages(graph, schedule, stages, devices, share):
     made = dried(graph, schedule, stages, devices)
-    assert made.bubble / (made.seconds - made.bubble) == pytest.approx(share, rel=0.06)
+    assert made.bubble / (made.seconds - made.bubble) == pytest.approx(share, rel=0.1)
 
 
 def test_a_split_backward_pass_waits_less(graph):
@@ -83,6 +83,16 @@ def test_a_device_holds_the_state_of_its_stages_alone(graph):
     assert sum(m.kinds["parameters"] for m in made.memories) == whole
 
 
+def test_a_split_state_counts_as_its_parts():
+    model = zoo.llama(4)
+    graph = tutti.capture(model, zoo.tokens(), torch.optim.AdamW(model.parameters()))
+    cluster = tutti.Cluster.parse("h100:4")
+    made = dry_run(graph, Planner(graph, cluster, (), 1).named("pp2xtp2"), cluster)
+    assert isinstance(made, PipelineDryRun)
+    for memory in made.memories:
+        assert memory.kinds["optimizer state"] == pytest.approx(2 * memory.kinds["parameters"], rel=0.01)
+
+
 def test_what_is_sent_is_what_crosses(graph):
     made = dried(graph, "1f1b")
     activation = 2048 * 1024 * 4
@@ -90,8 +100,8 @@ def test_what_is_sent_is_what_crosses(graph):
     assert size == pytest.approx(2 * COUNT * activation, rel=0.01) and messages >= 2 * COUNT
 
 
-def test_predicted_peak_of_live_bytes_on_every_device():
-    """As the runtime holds values: those of the schedule's order, counted from the outputs of the parts that run."""
+def test_activations_that_every_device_holds_between_its_actions():
+    """As the runtime holds them."""
     model, data = zoo.llama(4), zoo.tokens()
     optimizer = torch.optim.AdamW(model.parameters())
     step = tutti.parallelize(model, optimizer, data, cluster="cpu:2", plan="pp2", level="O0", accumulate=4)

@@ -52,7 +52,8 @@ def make(
     Args:
         cluster: A known device (cpu, v100-32, v100-32-sxm3, a100-40, a100-80, h100, h200, b200, mi300x, ascend-910,
             ascend-910b), how many nodes and how many in each: h100:16x8, a100-80:8, cpu:4; or a JSON file.
-        plan: Explain this plan instead of the fastest: dp, tp4, zero3, dp2xtp4, tp8xzero1, ...
+        plan: Explain this plan instead of the fastest: dp, tp4, zero3, dp2xtp4, tp8xzero1, ...; pipelines: pp4xtp2,
+            pp4-gpipe, pp4-interleaved2, pp4-zb-h1, pp2-zb-vxdp2; or the path of a saved plan, *.json.
         top: How many plans to show.
         pin: Parts that are given, the rest is searched: how parameters lie, as in
             'model.layers.*.mlp.up_proj.weight=tp:S0' (split at dim 0 over axis tp) or '...=tp:R' (whole).
@@ -74,27 +75,50 @@ def make(
     with progress.status("reading the model") as status:
         captured = Captured(workload, status.update)
         graph = captured.graph(1 if accumulate == "auto" else accumulate)
-        progress.print(f"captured {len(graph.nodes):,} nodes: {captured.parameters / 1e9:.3g}e9 parameters, "
-                       f"{graph.flops / 1e12:.3g}e12 FLOP a step")  # fmt: skip
+        count = 1 if accumulate == "auto" else accumulate
+        progress.print(f"captured {len(graph.nodes):,} nodes: {captured.parameters:.3g} parameters, "
+                       f"{count * graph.flops:.3g} FLOP a step")  # fmt: skip
         search = Search(
             captured.graph, captured.batch, target, judge(level), pins=pins, mesh=axes or None, budget=budget,
             accumulate=None if accumulate == "auto" else accumulate, progress=status.update,
         )  # fmt: skip
         if plan != "auto":
-            best = search.judgement(search.planner(search.accumulate or 1).named(plan))
+            best = _asked(plan, search)
         else:
             best = search.best(top)
-            ranked = sorted(search.plans, key=search.rank)
+            ranked = [best, *sorted(search.plans, key=search.rank)[1:]]
             console.print(_ranking(ranked[:top], target.device.memory))
             if len(ranked) > top:
                 console.print(f"and {len(ranked) - top} others that were simulated")
         others = otherwise(search, best, why) if why else []
     print(best.explain())
+    if not search.fits(best):
+        print(f"does not fit: a device has {size(target.device.memory)}")
     for label, layout, other in others:
         print(f"were {label} {layout}: {difference(best, other)}{'' if search.fits(other) else ', which does not fit'}")
     if save:
         best.save(save)
         print(f"saved {save}")
+
+
+def _asked(name: str, search: Search) -> Plan:
+    """The plan of a file, or of a name: with as few microbatches as fit, where their number is not given."""
+    if name.endswith(".json"):
+        saved = read(Path(name))
+        saved.check(search.planner(saved.accumulate).step)
+        return search.judgement(saved)
+    counts, found, why = [n for n in range(1, search.batch + 1) if search.batch % n == 0], None, None
+    for count in [search.accumulate] if search.accumulate else counts:
+        try:
+            found = search.judgement(search.planner(count).named(name))
+        except ValueError as error:  # a microbatch that does not divide, or too few for a pipeline
+            why = error
+            continue
+        if search.fits(found):
+            break
+    if found is None:
+        raise why or ValueError(f"no plan {name!r}")
+    return found
 
 
 def show(file: Annotated[Path, tyro.conf.Positional]) -> None:

@@ -1,8 +1,8 @@
 """A step of a pipeline on a clock: its parts are simulated one by one, then each device goes through its actions.
 
-What is sent travels while devices compute on, and is waited for where it is read. A device holds what its stages keep
-(parameters, optimizer state), the values of microbatches under way, sums of gradients, and while a part runs what that
-needs beside its inputs.
+What is sent travels while devices compute on, as if it had its links alone, and is waited for where it is read. A
+device holds what its stages keep (parameters, optimizer state), the values of microbatches under way, sums of
+gradients, and while a part runs what that needs beside its inputs.
 """
 
 from __future__ import annotations
@@ -135,11 +135,11 @@ def _sizes(cut: Cut, plan: Plan) -> dict[str, int]:
     """Bytes that a rank holds of every input and of what passes between parts."""
     found = {}
     for part in cut.parts.values():
-        for name, node in [*part.inputs.items(), *part.outputs.items()]:
+        handed = [(name, node) for name, node in part.outputs.items() if passed(name)]
+        for name, node in [*part.inputs.items(), *handed]:
             label = label_of(cut, name) if passed(name) else node.meta["label"]
-            if passed(name) or name in part.inputs:
-                spec: Spec = node.meta["val"]
-                found[name] = prod(plan.input_layout(label).local_shape(spec.shape, plan.mesh)) * spec.dtype.itemsize
+            spec: Spec = node.meta["val"]
+            found[name] = prod(plan.input_layout(label).local_shape(spec.shape, plan.mesh)) * spec.dtype.itemsize
     return found
 
 
@@ -172,6 +172,9 @@ def _memory(device: int, actions: list[Action], cut: Cut, schedule: Schedule, pa
     for name, stage in cut.homes.items():
         if schedule.place[stage] == device and name in sizes:
             kept[input_kind(name)] += sizes[name]
+    for name in cut.step.inputs:  # and what never changes is everywhere
+        if name not in cut.homes and name.startswith(("buffer:", "constant:")):
+            kept[input_kind(name)] += sizes.get(name, 0)
     alive: dict[Message, int] = {}
     sums = 0
     worst: tuple[int, Counter, str] = 0, Counter(), ""
@@ -191,7 +194,7 @@ def _memory(device: int, actions: list[Action], cut: Cut, schedule: Schedule, pa
             outputs = cut.parts[action.place].outputs
             alive |= {m: sizes[name] for name in outputs
                       if (m := Message(name, action.microbatch)).name.startswith("value:")}  # fmt: skip
-            if action.microbatch <= 0 and action.microbatch != ONCE:
+            if action.microbatch == 0:
                 sums += sum(sizes[name] for name in outputs if name.startswith("grad:"))
         for message in action.drops:
             del alive[message]
