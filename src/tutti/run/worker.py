@@ -21,6 +21,7 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
+import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler, record
 
 from tutti.run.launch import is_plain
@@ -100,6 +101,8 @@ def main(argv: list[str]) -> None:
     code = 0
     try:
         record(_execute, error_handler=_Recorder())(argv)
+        if dist.is_initialized():  # threads of its store may else end the process with an error
+            dist.destroy_process_group()
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
     except SystemExit as e:
