@@ -4,6 +4,7 @@ skip connections, an encoder that every layer of a decoder reads, tied embedding
 from __future__ import annotations
 
 import copy
+import gc
 from functools import cache
 
 import pytest
@@ -20,6 +21,15 @@ STEPS, COUNT = 3, 6  # microbatches
 FAMILIES = ("llama", "t5", "unet2d", "mixtral")
 CUTS = 6
 GLOO = [("1f1b", 2, "dp2"), ("zb-h1", 2, "tp2"), ("gpipe", 4, "dp1"), ("zb-v", 2, "zero2")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_left():
+    """Tests that measure the memory of this process come after these."""
+    yield
+    case.cache_clear()
+    expected.cache_clear()
+    gc.collect()
 
 
 def adam(model: torch.nn.Module) -> torch.optim.Optimizer:

@@ -93,9 +93,13 @@ class Distributed:
     def __init__(self, mesh: Mesh):
         self.mesh, self.rank = mesh, dist.get_rank()
         self.ranks = [self.rank]
-        nccl = dist.get_backend() == "nccl"
-        self.device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
         self.groups = {axis: self._group(axis) for axis, size in mesh.items() if size > 1}
+
+    @cached_property
+    def device(self) -> torch.device:
+        """On which tensors are that the backend sends."""
+        nccl = dist.get_backend() == "nccl"
+        return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
     @cached_property
     def directions(self) -> dict[bool, Any]:
