@@ -22,7 +22,7 @@ SWEEPS = 20  # between two looks at what can be dropped
 SMALL, LARGE = 20_000, 100_000  # entries of all tables: what the integer program gets at once, or after all else
 CLOSE = 1e-9  # relative: no gap
 PATIENT = 32  # times that the gap may have to shrink as it did to be closed
-STALLS = 4  # times that it may not, of what is too large for an integer program
+STALLS = 16  # times that it may not, of what is too large for an integer program
 IMPROVED = 2  # times that an assignment is improved between those
 NEAR = (1 / 2, 1 / 8, 1 / 64, 1 / 512)  # shares of the gap within which states are tried alone
 

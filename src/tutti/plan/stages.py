@@ -26,10 +26,7 @@ from functools import cached_property
 from torch import fx
 
 from tutti.graph.costs import FREE
-from tutti.graph.step_graph import BACKWARD, FORWARD, UPDATE, StepGraph
-
-NUMBERS = ("seed", "step", "lr")
-GIVEN = ("batch", "seed", "step", "lr", "constant")  # kinds of inputs that every stage is given anew
+from tutti.graph.step_graph import BACKWARD, FORWARD, GIVEN, UPDATE, StepGraph
 
 
 class Reads:

@@ -105,16 +105,12 @@ class Pipeline:
     def collectives(self) -> list[Collective]:
         """What one run of each part of the first held device communicates, and what that sends to other devices."""
         found: dict[str, list[Collective]] = {}
+        sizes = sizes_of(self.cut, self.plan)
         for action in self.actions[min(self.held)]:
             if action.place:
                 found.setdefault(str(action.place), self.parts[action.place].programs[0].collectives)
-            for message, _ in action.sends:
-                maker = self.cut.makers.get(message.name)
-                node = (self.cut.parts[maker].outputs if maker else self.cut.step.inputs)[message.name]
-                label = label_of(self.cut, message.name) if maker else node.meta["label"]
-                local = self.plan.input_layout(label).local_shape(node.meta["val"].shape, self.mesh)
-                sent = Spec(local, node.meta["val"].dtype).bytes
-                found.setdefault(message.name, [Collective("send", PIPELINE, sent, label)])
+            for name in (message.name for message, _ in action.sends):
+                found.setdefault(name, [Collective("send", PIPELINE, sizes[name], name)])
         return [c for several in found.values() for c in several]
 
     def spec(self, name: str) -> Spec:
@@ -313,3 +309,15 @@ def with_values(plan: Plan, cut: Cut) -> Plan:
         if name.startswith("value:") or (name.startswith("grad:") and plan.accumulate == 1)
     }
     return plan.replace(inputs={**layouts, **plan.inputs})
+
+
+def sizes_of(cut: Cut, plan: Plan) -> dict[str, int]:
+    """Bytes that a rank holds of every input and of what passes between parts."""
+    found = {}
+    for part in cut.parts.values():
+        handed = [(name, node) for name, node in part.outputs.items() if passed(name)]
+        for name, node in [*part.inputs.items(), *handed]:
+            label = label_of(cut, name) if passed(name) else node.meta["label"]
+            spec: Spec = node.meta["val"]
+            found[name] = Spec(plan.input_layout(label).local_shape(spec.shape, plan.mesh), spec.dtype).bytes
+    return found

@@ -13,10 +13,9 @@ import torch.distributed as dist
 
 from tutti.cluster import machine
 from tutti.compat import all_gather_single, reduce_scatter_single
-from tutti.graph.step_graph import Spec
+from tutti.graph.step_graph import NUMBERS, Spec
 from tutti.lower.collectives import parse_shift, peer
 from tutti.plan.layout import Layout, Mesh, coordinates_of, devices, group_of
-from tutti.plan.stages import NUMBERS
 from tutti.run.code import Request, Run
 from tutti.run.virtual import COMBINE, run_virtual
 

@@ -8,12 +8,10 @@ import torch
 from torch import nn
 
 from tutti.graph import optimizers
-from tutti.graph.step_graph import Spec, StepGraph
+from tutti.graph.step_graph import GIVEN, Spec, StepGraph
 from tutti.plan.layout import Layout, devices
 from tutti.plan.plan import Plan
 from tutti.run.runtime import Runtime, own_slice, same_everywhere
-
-NOT_KEPT = ("batch", "lr", "step", "seed", "constant")  # kinds of inputs that each call is given anew
 
 
 class State:
@@ -25,7 +23,7 @@ class State:
     def __init__(self, graph: StepGraph, plan: Plan, runtime: Runtime, homes: Mapping[str, int] | None = None):
         self.graph, self.plan, self.runtime, self.homes = graph, plan, runtime, homes or {}
         self.width = devices(plan.inner)
-        self.names = [name for name in graph.inputs if name.partition(":")[0] not in NOT_KEPT]
+        self.names = [name for name in graph.inputs if name.partition(":")[0] not in GIVEN]
         self.parts: list[dict[str, torch.Tensor]] = [{} for _ in runtime.ranks]
 
     def begin(self, model: nn.Module, optimizer: torch.optim.Optimizer, masters: bool) -> State:

@@ -11,10 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 
 from tutti.cluster import Cluster
-from tutti.graph.step_graph import Spec, StepGraph
+from tutti.graph.step_graph import StepGraph
 from tutti.lower.actions import ONCE, Action, Message, actions_of
 from tutti.lower.cut import Cut, Place
 from tutti.lower.shard import shard
@@ -23,7 +22,7 @@ from tutti.plan.plan import PIPELINE, Plan
 from tutti.plan.schedule import Schedule
 from tutti.plan.search import Progress
 from tutti.run.memory import Memory, input_kind
-from tutti.run.pipeline import label_of, passed, passed_layouts, pipeline_of, with_values
+from tutti.run.pipeline import passed_layouts, pipeline_of, sizes_of, with_values
 from tutti.run.simulated.simulate import improve, simulate
 from tutti.run.simulated.step import RANK, DryRun, Part, peak_of
 
@@ -102,7 +101,7 @@ def dry_run(graph: StepGraph, plan: Plan, cluster: Cluster, level: str, overlaps
     inner = with_values(plan.replace(mesh=plan.inner), made)
     width = devices(plan.inner)
     within = cluster.of(width)
-    sizes = _sizes(made, inner)
+    sizes = sizes_of(made, inner)
     parts: dict[Place, Part] = {}
     for place, part in made.parts.items():
         progress(f"simulating stage {place.stage} {place.kind}")
@@ -129,18 +128,6 @@ def dry_run(graph: StepGraph, plan: Plan, cluster: Cluster, level: str, overlaps
         tuple(parts.values()), graph.flops * plan.accumulate, peak, cluster, level,
         tuple(parts), schedule.place, tuple(spans), sent, memories,
     )  # fmt: skip
-
-
-def _sizes(cut: Cut, plan: Plan) -> dict[str, int]:
-    """Bytes that a rank holds of every input and of what passes between parts."""
-    found = {}
-    for part in cut.parts.values():
-        handed = [(name, node) for name, node in part.outputs.items() if passed(name)]
-        for name, node in [*part.inputs.items(), *handed]:
-            label = label_of(cut, name) if passed(name) else node.meta["label"]
-            spec: Spec = node.meta["val"]
-            found[name] = prod(plan.input_layout(label).local_shape(spec.shape, plan.mesh)) * spec.dtype.itemsize
-    return found
 
 
 def _clock(actions: Sequence[list[Action]], seconds: Mapping[Place, float], travel: Callable[[Message], float]
