@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 from tutti.cluster import Cluster
 from tutti.graph.step_graph import FORWARD, StepGraph
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
-from tutti.plan.schedule import Schedule, Slot, waits
+from tutti.plan.slots import Durations, Schedule, makespan, taking
 from tutti.plan.stages import Reads
 
 
@@ -32,43 +31,7 @@ def pipeline(
     return plan.replace(mesh=mesh, stages=stages, schedule=schedule, name="", cluster="", prediction=None)
 
 
-Durations = Callable[[Slot], float]
-
-
-def times(schedule: Schedule, seconds: Durations) -> dict[Slot, tuple[float, float]]:
-    """(begin, end) of each slot.
-
-    Raises ValueError where devices wait for one another in a circle.
-    """
-    stages = len(schedule.place)
-    made: dict[Slot, tuple[float, float]] = {}
-    at, free = [0] * len(schedule.devices), [0.0] * len(schedule.devices)
-    going = True
-    while going:
-        going = False
-        for d, slots in enumerate(schedule.devices):
-            while at[d] < len(slots) and all(x in made for x in waits(slots[at[d]], stages)):
-                slot = slots[at[d]]
-                begin = max([free[d], *(made[x][1] for x in waits(slot, stages))])
-                made[slot] = begin, begin + seconds(slot)
-                free[d], at[d], going = made[slot][1], at[d] + 1, True
-    if any(at[d] < len(slots) for d, slots in enumerate(schedule.devices)):
-        raise ValueError(f"the schedule {schedule.name} cannot run: devices wait for one another")
-    return made
-
-
-def bubble(schedule: Schedule, seconds: Durations) -> float:
+def bubble(schedule: Schedule, durations: Durations) -> float:
     """The time in which the busiest device has nothing to do, as a share of that in which it has."""
-    made = times(schedule, seconds)
-    busy = max(sum(seconds(slot) for slot in slots) for slots in schedule.devices)
-    return (max(end for _, end in made.values()) - busy) / busy
-
-
-def in_flight(schedule: Schedule, device: int) -> int:
-    """The most microbatches of stages that a device holds at once."""
-    last, held, most = "W" if schedule.split else "B", 0, 0
-    for slot in schedule.devices[device]:
-        held += slot.kind == "F"
-        most = max(most, held)
-        held -= slot.kind == last
-    return most
+    busy = max(sum(taking(slot, durations, schedule.split) for slot in slots) for slots in schedule.devices)
+    return (makespan(schedule, durations) - busy) / busy

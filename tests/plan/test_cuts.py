@@ -1,6 +1,6 @@
-"""Cuts: the slowest stage is as fast as any cut can make it."""
+"""Cuts: the slowest stage is as fast as any cut can make it, of those that fit."""
 
-from itertools import combinations, pairwise
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -8,20 +8,48 @@ import torch
 
 import tutti
 import zoo
-from tutti.plan.cuts import balanced, layers_of, split
+from tutti.plan.cuts import Layer, Layers, split, together
+from tutti.plan.joint import Cost
+
+
+def every(layers, stages):
+    return ([0, *rest] for rest in combinations(range(1, layers), stages - 1))
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_no_other_cut_has_a_faster_slowest_stage(seed):
     draw = np.random.default_rng(seed)
-    costs, stages = list(draw.uniform(0.1, 3.0, draw.integers(5, 10))), int(draw.integers(2, 5))
+    layers = [Layer(*draw.uniform(0.1, 3.0, 3)) for _ in range(draw.integers(5, 10))]
+    stages = int(draw.integers(2, 5))
 
     def slowest(starts):
-        return max(sum(costs[a:b]) for a, b in pairwise([*starts, len(costs)]))
+        return max(stage.seconds for stage in together(layers, starts))
 
-    every = ([0, *rest] for rest in combinations(range(1, len(costs)), stages - 1))
-    found = split(costs, stages)
-    assert len(found) == stages and slowest(found) == pytest.approx(min(map(slowest, every)))
+    found = split(layers, stages)
+    assert len(found) == stages and slowest(found) == pytest.approx(min(map(slowest, every(len(layers), stages))))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_other_cut_that_fits_has_a_faster_slowest_stage(seed):
+    """A stage keeps its parameters, and the activations of as many microbatches as it has in flight."""
+    draw = np.random.default_rng(seed)
+    layers = [Layer(*draw.uniform(0.1, 3.0, 6)) for _ in range(9)]
+    stages, in_flight = 3, [3, 2, 1]
+
+    def most(starts):
+        made = together(layers, starts)
+        return max(stage.kept + n * stage.held for stage, n in zip(made, in_flight, strict=True))
+
+    def slowest(starts):
+        return max(stage.seconds for stage in together(layers, starts))
+
+    cuts = list(every(len(layers), stages))
+    needs = sorted(map(most, cuts))
+    for memory in (needs[0], needs[len(needs) // 2], needs[-1]):
+        fitting = [cut for cut in cuts if most(cut) <= memory * (1 + 1e-9)]
+        found = split(layers, stages, in_flight, memory * (1 + 1e-9))
+        assert found in fitting and slowest(found) == pytest.approx(min(map(slowest, fitting)))
+    assert most(split(layers, stages, in_flight, 0.5 * needs[0])) == pytest.approx(needs[0]), "nothing fits"
 
 
 @pytest.fixture(scope="module")
@@ -31,25 +59,13 @@ def graph():
 
 
 def test_layers_stand_in_the_order_of_the_forward_pass(graph):
-    layers = layers_of(graph, lambda node: node.meta["flops"])
+    nodes = {n.meta["label"]: n.meta for n in graph.graph.nodes if "label" in n.meta}
+    costs = {label: Cost(meta["flops"], 1.0 if label.startswith("param") else 0.0) for label, meta in nodes.items()}
+    layers = Layers(graph).of(costs)
     assert list(layers) == ["model.embed_tokens", *(f"model.layers.{i}" for i in range(4)), "model.norm", "lm_head"]
-    assert layers["model.layers.0"] == layers["model.layers.3"] > layers["model.norm"]
-
-
-def test_a_model_is_cut_between_its_layers(graph):
-    def flops(node):
-        return node.meta["flops"]
-
-    stages = balanced(graph, flops, 3)
-    assert list(stages.values()) == sorted(stages.values()) and set(stages.values()) == {0, 1, 2}
-    layers = layers_of(graph, flops)
-
-    def slowest(stages):
-        return max(sum(layers[path] for path in stages if stages[path] == i) for i in range(3))
-
-    assert slowest(stages) < slowest({path: min(2, i) for i, path in enumerate(stages)})
-
-
-def test_more_stages_than_layers(graph):
-    with pytest.raises(ValueError, match="a model of 7 layers and modules beside them cannot be cut into 8 stages"):
-        balanced(graph, lambda node: 1.0, 8)
+    first = layers["model.layers.0"]
+    assert first.seconds == layers["model.layers.3"].seconds and first.seconds > layers["model.norm"].seconds
+    assert first.kept == 9 and layers["model.norm"].kept == 1, "parameters"
+    assert first.rest == pytest.approx(first.forward, rel=0.2), "gradients of matrices cost what their products do"
+    whole = sum(meta["flops"] for n in graph.graph.nodes if (meta := n.meta).get("path") and n.op == "call_function")
+    assert sum(layer.seconds + layer.update for layer in layers.values()) == pytest.approx(whole, rel=0.01)

@@ -62,3 +62,16 @@ def test_titles_say_what_axes_do(graph):
                         ("dp2xtp2", "dp2xtp2"), ("single", "idle4")):  # fmt: skip
         plan = planner.named(name) if name != "single" else planner.named("dp").replace(operators={}, inputs={})
         assert title(plan, planner.problem) == shown
+
+
+def test_costs_of_labels_add_up_to_what_was_paid(graph):
+    """Whoever pays for a move, all of it is paid once."""
+    often = {"forward": 4, "backward": 4}
+    joint = Joint(problem_of(graph), Pricer(tutti.Cluster.parse("cpu:4"), {"dp": 2, "tp": 2}), often)
+    chosen = joint.choose()
+    costs, operators = joint.costs(chosen), joint.problem.operators
+    runs = {label: o.count * often.get(o.phase, 1) for label, o in operators.items()}
+    assert sum(cost.seconds * runs[label] for label, cost in costs.items()) == pytest.approx(chosen.cost)
+    inputs = sum(cost.kept * operators[label].count for label, cost in costs.items() if operators[label].is_input)
+    held = sum(cost.held * operators[label].count for label, cost in costs.items())
+    assert inputs < chosen.kept and 0 < held < chosen.kept

@@ -1,9 +1,12 @@
 """Schedules: all work once, nobody waits in a circle, bubbles and microbatches in flight as the formulas say."""
 
+import random
+
 import pytest
 
-from pipelines import bubble, in_flight, times
-from tutti.plan.schedule import NAMES, Slot, forward, schedule_of
+from pipelines import bubble
+from tutti.plan.schedule import NAMES, forward, schedule_of
+from tutti.plan.slots import Slot, clock, in_flight, makespan
 
 SIZES = [(2, 4), (3, 6), (4, 8), (4, 16), (8, 32)]
 
@@ -12,13 +15,9 @@ def stages(name, p):
     return 2 * p if name in ("interleaved", "zb-v") else p
 
 
-def whole(slot):
-    """A backward pass takes as long as two forward passes, half of each where it is split."""
-    return 2.0 if slot.kind == "B" else 1.0
-
-
-def parted(slot):
-    return 1.0
+def equal(count):
+    """A backward pass takes as long as two forward passes, each of its parts as one."""
+    return [(1.0, 1.0, 1.0, 0.0)] * count
 
 
 @pytest.mark.parametrize("p, m", SIZES)
@@ -29,33 +28,52 @@ def test_all_work_is_done_once_and_in_an_order_that_runs(name, p, m):
     kinds = "FBW" if made.split else "FB"
     assert sorted(slots) == sorted(Slot(k, s, i) for k in kinds for s in range(stages(name, p)) for i in range(m))
     assert all(made.place[slot.stage] == d for d, device in enumerate(made.devices) for slot in device)
-    assert len(times(made, parted)) == len(slots)
+    assert len(clock(made, equal(stages(name, p)))) == len(slots)
 
 
 @pytest.mark.parametrize("p, m", SIZES)
 def test_bubbles_are_those_of_the_formulas(p, m):
-    assert bubble(schedule_of("gpipe", p, p, m), whole) == pytest.approx((p - 1) / m)
-    assert bubble(schedule_of("1f1b", p, p, m), whole) == pytest.approx((p - 1) / m)
+    assert bubble(schedule_of("gpipe", p, p, m), equal(p)) == pytest.approx((p - 1) / m)
+    assert bubble(schedule_of("1f1b", p, p, m), equal(p)) == pytest.approx((p - 1) / m)
     for v in (2, 3):
-        assert bubble(schedule_of("interleaved", p, v * p, m), whole) == pytest.approx((p - 1) / (v * m))
+        assert bubble(schedule_of("interleaved", p, v * p, m), equal(v * p)) == pytest.approx((p - 1) / (v * m))
 
 
 @pytest.mark.parametrize("p, m", SIZES)
 def test_a_split_backward_pass_fills_most_of_the_bubble(p, m):
     """In forward passes of a stage: 1F1B waits for 3 (p - 1), ZB-H1 for p - 1 and ours for two more, the V for about p
     of half the size, which the first device needs to begin and to end anyway."""
-    assert bubble(schedule_of("zb-h1", p, p, m), parted) * 3 * m <= p - 1 + 2
-    assert bubble(schedule_of("zb-v", p, 2 * p, m), parted) * 6 * m <= 2 * p - 1
+    assert bubble(schedule_of("zb-h1", p, p, m), equal(p)) * 3 * m <= p - 1 + 2
+    assert bubble(schedule_of("zb-v", p, 2 * p, m), equal(2 * p)) * 6 * m <= 2 * p - 1
 
 
 @pytest.mark.parametrize("p, m", SIZES)
 def test_microbatches_in_flight(p, m):
-    assert [in_flight(schedule_of("gpipe", p, p, m), d) for d in range(p)] == [m] * p
-    assert [in_flight(schedule_of("1f1b", p, p, m), d) for d in range(p)] == [min(p - d, m) for d in range(p)]
-    interleaved = schedule_of("interleaved", p, 2 * p, m)
-    assert [in_flight(interleaved, d) for d in range(p)] == [min(2 * m, 2 * (p - d - 1) + p + 1) for d in range(p)]
-    assert max(in_flight(schedule_of("zb-h1", p, p, m), d) for d in range(p)) == p
-    assert max(in_flight(schedule_of("zb-v", p, 2 * p, m), d) for d in range(p)) == 2 * p
+    def held(name):
+        return [sum(stages) for stages in in_flight(schedule_of(name, p, stages(name, p), m))]
+
+    assert held("gpipe") == [m] * p
+    assert held("1f1b") == [min(p - d, m) for d in range(p)]
+    assert held("interleaved") == [min(2 * m, 2 * (p - d - 1) + p + 1) for d in range(p)]
+    assert max(held("zb-h1")) == max(held("found")) == p and max(held("zb-v")) == 2 * p
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_found_schedule_of_unequal_stages_ends_no_later_than_those_by_name(seed):
+    draw = random.Random(seed)
+    p, m = draw.choice([2, 3, 4]), draw.choice([4, 6, 8])
+    durations = [(*(draw.uniform(0.2, 2.0) for _ in range(3)), draw.choice([0.0, 0.5])) for _ in range(p)]
+    found = makespan(schedule_of("found", p, p, m, durations), durations)
+    assert found <= makespan(schedule_of("zb-h1", p, p, m), durations) * (1 + 1e-9)
+    assert found <= makespan(schedule_of("1f1b", p, p, m), durations) * 1.02
+    work = [m * sum(stage[:3]) for stage in durations]
+    ends = [sum(durations[s][0] + durations[s][3] for s in range(d)) + work[d] for d in range(p)]
+    assert max(ends) <= found * (1 + 1e-9), "nobody begins before the stages before it have"
+
+
+def test_what_is_sent_is_on_its_way():
+    made = schedule_of("1f1b", 2, 2, 1)
+    assert makespan(made, [(1.0, 2.0, 3.0, 0.25), (1.0, 2.0, 3.0, 7.0)]) == 12 + 2 * 0.25, "nobody comes after the last"
 
 
 def test_forward_passes_alone():
@@ -67,7 +85,7 @@ def test_what_waits_in_a_circle_is_an_error():
     made = schedule_of("1f1b", 2, 2, 2)
     turned = type(made)("turned", (made.devices[0][::-1], made.devices[1]), made.place)
     with pytest.raises(ValueError, match="wait for one another"):
-        times(turned, parted)
+        clock(turned, equal(2))
 
 
 @pytest.mark.parametrize(
@@ -77,6 +95,8 @@ def test_what_waits_in_a_circle_is_an_error():
         (("1f1b", 4, 6, 4), "6 stages do not divide over 4 devices"),
         (("1f1b", 2, 4, 4), "one stage on each device"),
         (("zb-v", 2, 2, 4), "zb-v has 2 stages on each device, which makes 4, not 2"),
+        (("found", 2, 6, 4), "found has 1 or 2 stages on each device, which makes 2 or 4, not 6"),
+        (("found", 2, 2, 4, [(1.0, 1.0, 1.0, 0.0)]), "1 durations are given for 2 stages"),
         (("interleaved", 4, 8, 6), "a multiple of 4 microbatches, not 6"),
     ],
 )

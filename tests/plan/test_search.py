@@ -60,13 +60,13 @@ def test_a_plan_is_judged_once(graph):
 
 def test_the_tightest_memory_that_is_met(graph):
     """Down to what ZeRO-3 takes, plans fit, and the less memory there is the slower they are."""
-    free = search(graph, CLUSTER).best().predicted
+    free = search(graph, CLUSTER, budget=600).best().predicted
     least = predicted(graph, CLUSTER, "zero3").predicted.peak_bytes
     assert least < 0.9 * free.peak_bytes
     before = free.step_seconds
     for share in (0.6, 0.3, 0.05):
         memory = least + share * (free.peak_bytes - least)
-        made = search(graph, with_memory(memory)).best().predicted
+        made = search(graph, with_memory(memory), budget=600).best().predicted
         assert made.peak_bytes <= memory and made.step_seconds >= before / NEAR
         before = made.step_seconds
 
@@ -77,7 +77,9 @@ def test_as_few_microbatches_as_fit():
     assert one[2] < 0.8 * one[1]
 
     def best(memory: float, accumulate: int | None = None) -> Plan:
-        return Search(graphs.__getitem__, 16, with_memory(memory), judge("O0"), accumulate=accumulate).best()
+        return Search(
+            graphs.__getitem__, 16, with_memory(memory), judge("O0"), accumulate=accumulate, mesh={"dp": 4}, budget=600
+        ).best()
 
     assert best(2 * one[1]).accumulate == 1
     tight = best(0.95 * one[1])

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tutti.lower.cut import Cut, Place
-from tutti.plan.schedule import Schedule
+from tutti.plan.slots import Schedule
 
 ONCE = -1  # in the place of a microbatch: of what is there once in a step
 

@@ -1,60 +1,135 @@
 """Where a step is cut into stages: at the borders of layers, so that the slowest stage is as fast as can be.
 
-With c_i the seconds of the i-th layer (its forward and backward pass, as they are priced under the plan of a stage's
-own mesh), in the order in which the forward pass runs, and S(i, j) = c_i + ... + c_(j-1):
+Layers are modules whose path ends in a number; what stands beside them (an embedding, a head) is a layer of its own. In
+the order in which the forward pass runs, with t(i, j) the seconds of the layers i to j-1 for a microbatch and M_k(i, j)
+the bytes by which they exceed, as stage k with its microbatches in flight, what a device may hold,
 
-    best[1][j] = S(0, j)        best[k][j] = min over i of max(best[k-1][i], S(i, j))
+    best[0][j] = T_0(0, j)        best[k][j] = min over i of max(best[k-1][i], T_k(i, j))
 
-which is exact for stages of one mesh. Layers are modules whose path ends in a number; what stands beside them (an
-embedding, a head) is a layer of its own.
+where T_k is the pair (M_k, t): what does not fit is worse than all that does. That is exact for stages of one mesh.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+from itertools import accumulate, pairwise
+from math import inf
 
 from torch import fx
 
 from tutti.graph.labels import layer_of
-from tutti.graph.step_graph import FORWARD, UPDATE, StepGraph
-from tutti.plan.stages import Reads
-
-Seconds = Callable[[fx.Node], float]
-
-
-def layers_of(step: StepGraph, seconds: Seconds) -> dict[str, float]:
-    """Path -> seconds of the forward and backward pass, in the order of the forward pass."""
-    paths = [layer_of(n.meta["path"]) for n in Reads(step).calls if n.meta["phase"] == FORWARD]
-    around = {path[:i] for path in paths for i, letter in enumerate(path) if letter == "."}  # modules of layers
-    found = {path: 0.0 for path in paths if path and path not in around}
-    for node in step.calls:
-        path = layer_of(node.meta["path"])
-        if path in found and node.meta["phase"] != UPDATE:
-            found[path] += seconds(node)
-    return found
+from tutti.graph.step_graph import BACKWARD, FORWARD, UPDATE, StepGraph
+from tutti.plan.joint import Cost
+from tutti.plan.stages import Reads, alone
+from tutti.rules import source
 
 
-def balanced(step: StepGraph, seconds: Seconds, stages: int) -> dict[str, int]:
-    """The stage of each layer. Raises ValueError where there are fewer than stages."""
-    layers = layers_of(step, seconds)
-    if len(layers) < stages:
-        raise ValueError(f"a model of {len(layers)} layers and modules beside them cannot be cut into {stages} stages")
-    starts = split(list(layers.values()), stages)
-    return {path: sum(start <= i for start in starts) - 1 for i, path in enumerate(layers)}
+@dataclass(frozen=True)
+class Layer:
+    """Of a layer, or of several: seconds of a microbatch's forward pass, backward pass and gradients of single
+    parameters, and of the update; bytes as in `Cost`."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    rest: float = 0.0
+    update: float = 0.0
+    kept: float = 0.0
+    held: float = 0.0
+
+    def __add__(self, other: Layer) -> Layer:
+        return Layer(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def seconds(self) -> float:
+        """For a microbatch."""
+        return self.forward + self.backward + self.rest
 
 
-def split(costs: Sequence[float], stages: int) -> list[int]:
-    """The first layer of each of so many stages, none of them empty, so that the dearest costs least."""
-    sums = [0.0, *accumulate(costs)]
-    n = len(costs)
-    best = [{j: (sums[j], 0) for j in range(1, n + 1)}]
+class Layers:
+    """The layers of a step, in the order of the forward pass. What belongs to none is left out."""
+
+    def __init__(self, step: StepGraph):
+        reads = Reads(step)
+        paths = [layer_of(n.meta["path"]) for n in reads.calls if n.meta["phase"] == FORWARD]
+        around = {path[:i] for path in paths for i, letter in enumerate(path) if letter == "."}  # modules of layers
+        self.members: dict[str, Counter[tuple[str, str]]]  # path -> (what of `Layer` its nodes are, label) -> how many
+        self.members = {path: Counter() for path in paths if path and path not in around}
+        of_one = alone(reads)
+        for name, node in step.inputs.items():
+            path = name.partition(":")[2]
+            for layer in (layer_of(path), path.rpartition(".")[0]):
+                if layer in self.members:
+                    self.members[layer]["kept", node.meta["label"]] += 1
+                    break
+        for node in step.calls:
+            path, phase = layer_of(node.meta["path"]), node.meta["phase"]
+            if path in self.members:
+                kind = {FORWARD: "forward", UPDATE: "update", BACKWARD: "rest" if node in of_one else "backward"}[phase]
+                self.members[path][kind, node.meta["label"]] += 1
+        self.borders = self._borders(reads)
+
+    def _borders(self, reads: Reads) -> list[Counter[tuple[str, int]]]:
+        """For each layer what is made until its end, and next read behind it: (label, output) -> how many."""
+        order = {path: i for i, path in enumerate(self.members)}
+        made: dict[fx.Node, int] = {}
+        found: list[Counter[tuple[str, int]]] = [Counter() for _ in order]
+        for node in reads.calls:
+            here = order.get(layer_of(node.meta["path"]))
+            if node.meta["phase"] == FORWARD and here is not None:
+                for x in reads.of(node):
+                    if made.get(x, here) < here:
+                        maker, index = source(x)
+                        for border in range(made.pop(x), here):
+                            found[border][maker.meta["label"], index] += 1
+                made[node] = here
+        return found
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def of(self, costs: Mapping[str, Cost]) -> dict[str, Layer]:
+        """Path -> what the layer costs. costs: of one node, by label."""
+        found = {}
+        for path, members in self.members.items():
+            sums: dict[str, float] = defaultdict(float)
+            for (kind, label), count in members.items():
+                cost = costs.get(label, Cost())
+                if kind != "kept":
+                    sums[kind] += count * cost.seconds
+                sums["held"] += count * cost.held
+                sums["kept"] += count * cost.kept
+            found[path] = Layer(**sums)
+        return found
+
+
+def split(layers: Sequence[Layer], stages: int, in_flight: Sequence[float] = (), memory: float = inf) -> list[int]:
+    """The first layer of each of so many stages, none of them empty, so that the slowest is as fast as can be.
+
+    in_flight: microbatches that each stage holds. memory: bytes that it may hold; where no cut fits, the one that
+    exceeds it least is taken.
+    """
+    sums, n = [Layer(), *accumulate(layers)], len(layers)
+    times, kept, held = ([getattr(s, field) for s in sums] for field in ("seconds", "kept", "held"))
+
+    def cost(stage: int, i: int, j: int) -> tuple[float, float]:
+        microbatches = in_flight[stage] if in_flight else 0
+        over = kept[j] - kept[i] + microbatches * (held[j] - held[i]) - memory
+        return max(0.0, over), times[j] - times[i]
+
+    best = [{j: (cost(0, 0, j), 0) for j in range(1, n + 1)}]
     for k in range(1, stages):
         best.append({
-            j: min((max(best[-1][i][0], sums[j] - sums[i]), i) for i in range(k, j)) for j in range(k + 1, n + 1)
+            j: min((max(best[-1][i][0], cost(k, i, j)), i) for i in range(k, j)) for j in range(k + 1, n + 1)
         })  # fmt: skip
     starts, j = [], n
     for k in reversed(range(stages)):
         j = best[k][j][1]
         starts.insert(0, j)
     return starts
+
+
+def together(layers: Sequence[Layer], starts: Sequence[int]) -> list[Layer]:
+    """Each stage as one layer."""
+    return [sum(layers[a:b], Layer()) for a, b in pairwise([*starts, len(layers)])]

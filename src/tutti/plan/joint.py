@@ -20,9 +20,9 @@ are constrained by what a rank has: a price on them is added to the costs (`Join
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -42,7 +42,7 @@ class Chosen:
 
     kept: bytes of a rank's inputs and of what its forward pass keeps for the backward, or the backward for the update
     where that is more. seconds: the cost without memory's; price: of a byte of these, and of what passes, which cost
-    and bound include.
+    and bound include. states: of all variables.
     """
 
     choices: dict[str, dict[str, Choice]]
@@ -52,6 +52,17 @@ class Chosen:
     kept: float
     seconds: float
     price: float = 0.0
+    states: Mapping[str, int] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one node, on one rank. seconds: of one run. kept: bytes of an input, or of a gradient for the update. held:
+    bytes that the forward pass of a microbatch keeps for its backward pass."""
+
+    seconds: float = 0.0
+    kept: float = 0.0
+    held: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -75,23 +86,25 @@ class _Version:
 class Joint:
     """The choices for a problem on the pricer's mesh.
 
-    runs: how often each phase runs in a step (microbatches); 1 where it is not named.
-    allowed, given: see `OptionTable`.
+    runs: how often each phase runs in a step (microbatches); 1 where it is not named. in_flight: microbatches whose
+    activations are kept at once. allowed, given: see `OptionTable`.
     """
 
     def __init__(self, problem: Problem, pricer: Pricer, runs: Mapping[str, int] | None = None,
-                 allowed: Allowed | None = None, given: Given | None = None):  # fmt: skip
+                 allowed: Allowed | None = None, given: Given | None = None, in_flight: float = 1):  # fmt: skip
         self.problem, self.pricer, self.runs = problem, pricer, runs or {}
         self.network = Network()
         self.bytes: dict[str, np.ndarray] = {}  # by variable what its states keep in memory: of inputs,
         self.activations: dict[str, np.ndarray] = {}  # what the forward pass keeps for the backward,
         self.gradients: dict[str, np.ndarray] = {}  # and the backward for the update
         self.versions: list[_Version] = []  # what moves make
+        self.hubs: dict[str, tuple[Tensor, str]] = {}  # what lies there, and the first who reads it
         self.holding = _holding(problem)
         self.moves = {
             FORWARD: Moves(pricer.mesh, pricer.collective),
             UPDATE: Moves(pricer.mesh, pricer.bucketed),
         }
+        self.tables = ((self.bytes, 1), (self.activations, in_flight), (self.gradients, 1))
         table = OptionTable(pricer.mesh, problem.cuts, allowed, given)
         self.options = {label: table[o] for label, o in problem.operators.items()}
         for o in problem.operators.values():
@@ -118,9 +131,9 @@ class Joint:
         Raises ValueError where no combination is possible.
         """
         network = self.network.copy()
-        for table in (self.bytes, self.activations, self.gradients) if memory_price else ():
+        for table, times in self.tables if memory_price else ():
             for name, held in table.items():
-                network.add(name, memory_price * held)
+                network.add(name, memory_price * times * held)
         for move in self.versions if memory_price else ():
             network.join(move.source, move.reader, memory_price * move.bytes(slice(None), slice(None)))
         for label, option in (only or {}).items():
@@ -129,15 +142,40 @@ class Joint:
         choices = {label: dict(options.choices[solution.states[label]]) for label, options in self.options.items()}
         states = solution.states
         inputs, activations, gradients = (
-            sum(held[states[name]] for name, held in table.items())
-            for table in (self.bytes, self.activations, self.gradients)
+            times * sum(held[states[name]] for name, held in table.items()) for table, times in self.tables
         )
         moved = [(move, *(np.atleast_1d(states[x]) for x in (move.source, move.reader))) for move in self.versions]
         versions = sum(move.bytes(s, t).item() for move, s, t in moved)
         passing = sum(move.bytes(s, t, move.passing).item() for move, s, t in moved)
         kept = inputs + max(activations + versions - passing, gradients)
         seconds = solution.cost - memory_price * (inputs + activations + gradients + versions)
-        return Chosen(choices, solution.cost, solution.bound, solution.gap, float(kept), seconds, memory_price)
+        return Chosen(choices, solution.cost, solution.bound, solution.gap, float(kept), seconds, memory_price, states)
+
+    def costs(self, chosen: Chosen) -> dict[str, Cost]:
+        """What each operator and input of a label costs, with the moves of what it reads, on a rank."""
+        network, x = self.network, chosen.states
+        taken = Counter({label: network.unary[label][x[label]] for label in self.options})
+        for u, v in network.edges():
+            taken[self.payer(u, v)] += network.pairs[u][v][x[u], x[v]]
+        kept: Counter[str] = Counter()
+        held: Counter[str] = Counter()
+        for table, sums in ((self.bytes, kept), (self.gradients, kept), (self.activations, held)):
+            for name, states in table.items():
+                sums[self.hubs[name][0][0] if name in self.hubs else name] += states[x[name]]
+        return {
+            label: Cost(
+                taken[label] / (o.count * self.runs.get(o.phase, 1)), kept[label] / o.count, held[label] / o.count
+            )
+            for label, o in self.problem.operators.items()
+        }
+
+    def payer(self, u: str, v: str) -> str:
+        """The operator on whose account the move between two variables is: who reads."""
+        hubs = [name for name in (u, v) if name in self.hubs]
+        if hubs:
+            (tensor, reader), other = self.hubs[hubs[-1]], u if hubs[-1] == v else v
+            return reader if other == tensor[0] or other in self.hubs else other
+        return u if self.problem.operators[v].is_input else v
 
     def operator(self, o: Operator) -> None:
         options = self.options[o.label]
@@ -166,13 +204,13 @@ class Joint:
             several = len(phases) > 1
             held_as_moved = held * (bool(maker.is_input) and any(map(self.holds, edges)))
             source, made = self.hub(tensor, "", (source, made), layouts, weight, _first(phases), held_as_moved,
-                                    gathers=not several)  # fmt: skip
+                                    edges[0].reader, gathers=not several)  # fmt: skip
             if kept:
                 self.keep(self.activations, source, held, made)
             for phase, group in phases.items():
                 if several and len(group) > 1:
-                    held_as_moved = held * any(map(self.holds, group))
-                    hub = self.hub(tensor, phase, (source, made), layouts, weight, phase, held_as_moved)
+                    as_moved = held * any(map(self.holds, group))
+                    hub = self.hub(tensor, phase, (source, made), layouts, weight, phase, as_moved, group[0].reader)
                     for edge in group:
                         self.edge(edge, *hub)
                 else:
@@ -184,13 +222,15 @@ class Joint:
             self.edge(edges[0], source, made)
 
     def hub(
-        self, tensor: Tensor, name: str, source, layouts, weight: int, phase: str, held: int = 0, gathers: bool = True
-    ):
+        self, tensor: Tensor, name: str, source, layouts, weight: int, phase: str, held: int, reader: str,
+        gathers: bool = True,
+    ):  # fmt: skip
         """A variable for how a tensor lies: its name and states. held: bytes that a view keeps of what is moved."""
         hub = f"{tensor[0]} [{tensor[1]}] {name}"
         costs = weight * self.runs.get(phase, 1) * self.move(tensor, source[1], layouts, phase)
         if not gathers:
             costs = np.where(self.moves[FORWARD].gathers(source[1], layouts), NEVER, costs)
+        self.hubs[hub] = tensor, reader
         self.network.add(hub, np.zeros(len(layouts)))
         self.network.join(source[0], hub, np.minimum(costs, NEVER))
         self.version(tensor, source[0], hub, held, source[1], layouts)

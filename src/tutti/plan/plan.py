@@ -48,6 +48,7 @@ class Plan:
     accumulate: microbatches whose gradients are summed before one update.
     stages: path of a module, or name of a forward node, -> its stage of a pipeline (`plan.stages`) over the axis `pp`.
     schedule: of the pipeline, by name (`plan.schedule`).
+    durations: of each stage, as they were modelled, for a microbatch (`plan.slots`): what `found` goes by.
     reasons: in words, why this plan and not another.
     """
 
@@ -57,6 +58,7 @@ class Plan:
     accumulate: int = 1
     stages: Mapping[str, int] = field(default_factory=dict)
     schedule: str = ""
+    durations: tuple[tuple[float, ...], ...] = ()
     name: str = ""
     graph: str = ""  # fingerprint of the graph that it was made for
     cluster: str = ""
@@ -111,6 +113,7 @@ class Plan:
                 "accumulate": self.accumulate,
                 "stages": dict(self.stages),
                 "schedule": self.schedule,
+                "durations": [list(stage) for stage in self.durations],
                 "graph": self.graph,
                 "cluster": self.cluster,
                 "prediction": asdict(self.prediction) if self.prediction else None,
@@ -136,7 +139,11 @@ class Plan:
         inputs, operators = data.pop("inputs", {}), data.pop("operators", {})
         try:
             return Plan(
-                **{**data, "reasons": tuple(data.get("reasons", ()))},
+                **{
+                    **data,
+                    "reasons": tuple(data.get("reasons", ())),
+                    "durations": tuple(map(tuple, data.get("durations", ()))),
+                },
                 prediction=Prediction(**prediction) if prediction else None,
                 inputs={k: Layout.of({a: parse_placement(p) for a, p in v.items()}) for k, v in inputs.items()},
                 operators={k: {a: parse_choice(c) for a, c in v.items()} for k, v in operators.items()},

@@ -12,22 +12,25 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from copy import copy
+from dataclasses import replace
+from functools import cached_property
 from math import gcd
-
-from torch import fx
 
 from tutti.cluster import Cluster
 from tutti.graph.step_graph import BACKWARD, FORWARD, UPDATE, StepGraph
 from tutti.plan.choice import Choice, layouts
-from tutti.plan.cuts import balanced
+from tutti.plan.cuts import Layers
 from tutti.plan.explain import seconds
 from tutti.plan.joint import Chosen, Joint
 from tutti.plan.layout import Layout, Mesh
 from tutti.plan.pin import Pin, resolve
-from tutti.plan.plan import PIPELINE, Plan, renamed
+from tutti.plan.piped import Piped
+from tutti.plan.plan import Plan, renamed
 from tutti.plan.price import Pricer
 from tutti.plan.problem import problem_of
 from tutti.plan.roles import Free, Roles
+from tutti.plan.schedule import NO_PIPE, Pipe
+from tutti.plan.slots import in_flight
 from tutti.plan.textbook import Textbook, parse_name, textbook_of
 from tutti.plan.title import title
 from tutti.rules import source
@@ -42,6 +45,7 @@ class Planner:
 
     def __init__(self, step: StepGraph, cluster: Cluster, pins: Iterable[Pin] = (), accumulate: int = 1):
         self.step, self.cluster, self.accumulate = step, cluster, accumulate
+        self.in_flight = 1.0  # microbatches whose activations a device keeps at once, of the whole model's
         self.problem = problem_of(step)
         if self.problem.without_rule and cluster.size > 1:
             names = ", ".join(self.problem.without_rule)
@@ -52,7 +56,8 @@ class Planner:
         """A textbook plan by its name, which it keeps (`zero3`, not `dp8xzero3`). See `plan.textbook`."""
         book = parse_name(name, self.cluster.size)
         without_effect = "zero" in name and not book.zero  # on a single data-parallel device
-        plan = self.piped(book) if book.pp > 1 else self.textbook(book).plan(gathered=book.zero >= 2)
+        made = self.piped(book) if book.pipe.devices > 1 else self.textbook(book)
+        plan = made.plan(gathered=book.zero >= 2)
         return plan.replace(name=str(book) if without_effect else name)
 
     def textbook(self, book: Textbook, stored: Mapping[str, Layout] | None = None) -> Candidate:
@@ -64,20 +69,20 @@ class Planner:
         allowed = Roles(self.problem, book, self.pins, stored or {})
         return Candidate(self, book.mesh, allowed, name=str(book))
 
-    def piped(self, book: Textbook) -> Plan:
-        """A pipeline of what the textbook says for each of its devices, cut so that its stages take as long."""
+    def piped(self, book: Textbook) -> Piped:
+        """A pipeline of what the textbook says for each of its devices."""
+        return Piped(self.inside(book.pipe).textbook(replace(book, pipe=NO_PIPE)), book.pipe, self.cluster)
+
+    def inside(self, pipe: Pipe) -> Planner:
+        """The planner for one device of a pipeline."""
         inner = copy(self)
-        inner.cluster = self.cluster.of(self.cluster.size // book.pp)
-        candidate = inner.textbook(book)
-        plan = candidate.plan(gathered=book.zero >= 2)
+        inner.cluster = self.cluster.of(self.cluster.size // pipe.devices)
+        inner.in_flight = max(map(sum, in_flight(pipe.of(self.accumulate)))) / pipe.chunks
+        return inner
 
-        def taking(node: fx.Node) -> float:
-            o = self.problem.operators.get(node.meta["label"])  # parts of tuples have none
-            return candidate.joint.pricer.compute(o, plan.choices(o.label)) if o else 0.0
-
-        stages = balanced(self.step, taking, book.pp * book.chunks)
-        mesh = {PIPELINE: book.pp, **{axis: n for axis, n in plan.mesh.items() if n > 1}}
-        return plan.replace(mesh=mesh, stages=stages, schedule=book.schedule, cluster=str(self.cluster))
+    @cached_property
+    def layers(self) -> Layers:
+        return Layers(self.step)
 
     def held(self, mesh: Mesh, stored: Mapping[str, Layout]) -> Plan:
         """The cheapest plan whose inputs lie as they are stored."""
@@ -131,7 +136,8 @@ class Candidate:
         self.planner, self.mesh, self.name = planner, mesh, name
         runs = {FORWARD: planner.accumulate, BACKWARD: planner.accumulate}
         deadline = time.monotonic() + seconds
-        self.joint = Joint(planner.problem, Pricer(planner.cluster, mesh), runs, allowed, allowed.given)
+        self.joint = Joint(planner.problem, Pricer(planner.cluster, mesh), runs, allowed, allowed.given,
+                           planner.in_flight)  # fmt: skip
         self.only: dict[str, int] = {}  # options that are taken for granted
         self.chosen = self.choose(0.0, deadline)
 

@@ -10,44 +10,55 @@ waits for (`W`), of one stage for one microbatch. With p devices, m microbatches
 | `interleaved` | stage s on device s mod p; m a multiple of p | (p - 1) / (v m) | as much, and (p - 1) / v more |
 | `zb-h1` | v = 1, backward split | about half of that, where F, B and W take as long | p |
 | `zb-v` | v = 2, stages s and 2p - 1 - s on device s, split | about none where they do | p |
+| `found` | as `zb-h1`, or with v = 2 as `zb-v`, for stages that take unequally long | the least of several orders | p |
 
 GPipe: Huang et al. 2019. 1F1B: Narayanan et al., PipeDream, 2019; interleaved: Megatron-LM, SC 2021. Zero bubble: Qi et
-al. 2023 and, for the V, 2024; here their orders come out of a list scheduler that never holds more microbatches.
+al. 2023 and, for the V, 2024; here their orders come out of a list scheduler that never holds more microbatches
+(`plan.list_schedule`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-SPLIT = ("zb-h1", "zb-v")  # names with `W`
+from tutti.plan.list_schedule import EQUAL, found, listed
+from tutti.plan.slots import Durations, Schedule, Slot
+
+SPLIT = ("zb-h1", "zb-v", "found")  # names with `W`
+COUNTED = ("interleaved", "found")  # names that are followed by the number of stages on each device
 NAMES = ("gpipe", "1f1b", "interleaved", *SPLIT)
 
 
-class Slot(NamedTuple):
-    """One part of one stage for one microbatch."""
-
-    kind: str
-    stage: int
-    microbatch: int
-
-
 @dataclass(frozen=True)
-class Schedule:
-    """devices: the slots of each, in order. place: the device of each stage."""
+class Pipe:
+    """How many devices a pipeline has, the name of its schedule, and how many stages each device has."""
 
-    name: str
-    devices: tuple[tuple[Slot, ...], ...]
-    place: tuple[int, ...]
+    devices: int
+    schedule: str = "1f1b"
+    chunks: int = 1
 
     @property
-    def split(self) -> bool:
-        return self.name in SPLIT
+    def stages(self) -> int:
+        return self.devices * self.chunks
+
+    def of(self, microbatches: int, durations: Durations = ()) -> Schedule:
+        """Raises ValueError for numbers that do not go together."""
+        return schedule_of(self.schedule, self.devices, self.stages, microbatches, durations)
+
+    def __str__(self) -> str:
+        schedule = "" if self.schedule == "1f1b" else f"-{self.schedule}"
+        return f"pp{self.devices}{schedule}{self.chunks if self.schedule in COUNTED else ''}"
 
 
-def schedule_of(name: str, devices: int, stages: int, microbatches: int) -> Schedule:
-    """A schedule by name. Raises ValueError for numbers that do not go together."""
+NO_PIPE = Pipe(1)
+
+
+def schedule_of(name: str, devices: int, stages: int, microbatches: int, durations: Durations = ()) -> Schedule:
+    """A schedule by name. durations: of the stages, which `found` goes by; by default all take as long.
+
+    Raises ValueError for numbers that do not go together.
+    """
     p, v = devices, stages // devices
     if name not in NAMES:
         raise ValueError(f"no schedule {name!r}; there are {', '.join(NAMES)}")
@@ -55,18 +66,24 @@ def schedule_of(name: str, devices: int, stages: int, microbatches: int) -> Sche
         raise ValueError(f"{stages} stages do not divide over {p} devices of a pipeline")
     if name == "zb-v" and v != 2:
         raise ValueError(f"zb-v has 2 stages on each device, which makes {2 * p}, not {stages}")
-    if name not in ("interleaved", "zb-v") and v != 1:
+    if name == "found" and v > 2:
+        raise ValueError(f"found has 1 or 2 stages on each device, which makes {p} or {2 * p}, not {stages}")
+    if name in ("gpipe", "1f1b", "zb-h1") and v != 1:
         raise ValueError(f"{name} has one stage on each device: {p}, not {stages}; interleaved has several")
     if name == "interleaved" and microbatches % p:
         raise ValueError(f"interleaved takes a multiple of {p} microbatches, not {microbatches}")
-    place = tuple(min(s, 2 * p - 1 - s) if name == "zb-v" else s % p for s in range(stages))
-    if name in SPLIT:
-        slots = _listed(place, p, microbatches, most=p * v)
+    if durations and len(durations) != stages:
+        raise ValueError(f"{len(durations)} durations are given for {stages} stages")
+    place = tuple(s % p if name == "interleaved" else min(s, 2 * p - 1 - s) for s in range(stages))
+    if name == "found":
+        slots = found(place, microbatches, p, tuple(map(tuple, durations)) or (EQUAL,) * stages)
+    elif name in SPLIT:
+        slots = listed(place, microbatches, p)
     elif name == "gpipe":
         slots = [[Slot(kind, d, m) for kind in "FB" for m in range(microbatches)] for d in range(p)]
     else:
         slots = [_one_each(d, p, v, microbatches) for d in range(p)]
-    return Schedule(name, tuple(map(tuple, slots)), place)
+    return Schedule(name, tuple(map(tuple, slots)), place, name in SPLIT)
 
 
 def forward(place: Sequence[int], microbatches: int) -> Schedule:
@@ -91,48 +108,3 @@ def _one_each(device: int, p: int, v: int, m: int) -> list[Slot]:
     for i in range(ahead, m * v):
         slots += [slot("F", i), slot("B", i - ahead)]
     return slots + [slot("B", i) for i in range(m * v - ahead, m * v)]
-
-
-def waits(slot: Slot, stages: int) -> list[Slot]:
-    """The slots that have to be over before one can begin, of those that its own device does not put before it."""
-    kind, stage, m = slot
-    if kind == "F":
-        return [Slot("F", stage - 1, m)] if stage else []
-    if kind == "W":
-        return [Slot("B", stage, m)]
-    return [Slot("F", stage, m)] + ([Slot("B", stage + 1, m)] if stage + 1 < stages else [])
-
-
-def _listed(place: Sequence[int], p: int, m: int, most: int) -> list[list[Slot]]:
-    """Slots as they come if each takes as long: backward passes first, then forward ones, then what nobody waits for.
-
-    most: microbatches of a stage, together, that a device may hold until their backward pass is wholly over.
-    """
-    stages = len(place)
-    mine = [[s for s in range(stages) if place[s] == d] for d in range(p)]
-    next_of = {(kind, s): 0 for kind in "FBW" for s in range(stages)}
-    over: dict[Slot, float] = {}
-    free, slots = [0.0] * p, [[] for _ in range(p)]
-
-    def ready(slot: Slot) -> float:
-        return max((over.get(x, float("inf")) for x in waits(slot, stages)), default=0.0)
-
-    def candidates(d: int) -> list[tuple[float, int, int, Slot]]:
-        held = sum(next_of["F", s] - next_of["W", s] for s in mine[d])
-        found = []
-        for s in mine[d]:
-            for rank, kind in enumerate("BFW"):
-                slot = Slot(kind, s, next_of[kind, s])
-                if slot.microbatch == m or (kind == "F" and held >= most):
-                    continue
-                begin = max(free[d], ready(slot))
-                if begin < float("inf"):
-                    found.append((begin, rank, -s, slot))
-        return found
-
-    for _ in range(3 * m * stages):
-        begin, *_, slot, d = min((*min(found), d) for d in range(p) if (found := candidates(d)))
-        over[slot] = free[d] = begin + 1
-        next_of[slot.kind, slot.stage] += 1
-        slots[d].append(slot)
-    return slots

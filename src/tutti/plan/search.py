@@ -6,12 +6,13 @@ any plan on the mesh costs with memory for nothing. The first whose bound is no 
 search, and so does the time. A plan that is too large is made smaller by a price on memory, to what the judge says.
 
 Microbatches never make a step faster, but smaller: more of them are tried while what fits is slower than what does not.
+Pipelines (`plan.pipelines`) come last, where what was found leaves them something to win.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tutti.cluster import Cluster
 from tutti.graph.step_graph import StepGraph
@@ -19,14 +20,18 @@ from tutti.plan import reasons
 from tutti.plan.explain import mesh_name
 from tutti.plan.layout import Mesh, devices
 from tutti.plan.pin import Pin
-from tutti.plan.plan import PIPELINE, Plan, Prediction
+from tutti.plan.piped import Piped
+from tutti.plan.pipelines import Pipelines
+from tutti.plan.plan import Plan, Prediction
 from tutti.plan.planner import Candidate, Planner
 from tutti.plan.textbook import Textbook
 
 BUDGET = 60.0  # seconds that a search may take
+FLAT = 0.6  # the share of it that what is no pipeline may take, where there may be pipelines
 NEAR = 1.02  # costs and judgements agree within this
 TRIES = 4  # to make a plan fit
 DEEPER = 30  # times as long as with two axes it may take to look at a mesh of three
+SAID = ("mesh", "inputs", "operators", "accumulate", "stages", "schedule", "durations")  # of a plan, by its choices
 SHRINKING = ("activations", "temporaries", "communication")  # kinds of memory that microbatches make less
 
 Judge = Callable[[StepGraph, Plan, Cluster], Prediction]
@@ -54,16 +59,16 @@ class Search:
         budget: float = BUDGET,
         progress: Progress = lambda what: None,
     ):
-        if mesh and PIPELINE in mesh:
-            raise ValueError(f"a pipeline is asked for by its name, as in plan='pp{mesh[PIPELINE]}', not by a mesh")
         if mesh and devices(mesh) != cluster.size:
             raise ValueError(f"the mesh {mesh_name(mesh)} has {devices(mesh)} devices, {cluster} has {cluster.size}")
         self.graph_of, self.batch, self.cluster, self.judge = graph_of, batch, cluster, judge
         self.pins, self.accumulate, self.mesh, self.progress = tuple(pins), accumulate, mesh, progress
-        self.budget, self.deadline = budget, time.monotonic() + budget
+        self.begin, self.budget = time.monotonic(), budget
+        self.deadline = self.begin + budget
+        self.pipes = Pipelines(self)
         self.memory = cluster.device.memory
         self.planners: dict[int, Planner] = {}
-        self.candidates: list[Candidate] = []
+        self.candidates: list[Candidate | Piped] = []
         self.plans: list[Plan] = []  # judged
         self.judged: set[int] = set()  # ids of candidates
         self.took: list[float] = []  # seconds by candidate
@@ -83,6 +88,19 @@ class Search:
     def ranked(self, top: int = 1) -> list[Plan]:
         """The plans that were judged, at least `top` of them where there are: those that fit by time, then the others
         by memory."""
+        if not self.pipes.given:
+            self.flat()
+        self.deadline = self.begin + self.budget
+        self.pipes.search()
+        if not self.candidates and self.impossible:
+            raise self.impossible
+        self.fill(top)
+        return sorted(self.plans, key=self.rank)
+
+    def flat(self) -> None:
+        """Search without pipelines."""
+        if self.pipes.possible:
+            self.deadline = self.begin + FLAT * self.budget
         count = self.accumulate or 1
         while count:
             found = list(self.look(self.planner(count)))
@@ -93,8 +111,6 @@ class Search:
             count = self.more(count, found)
         if self.fastest is not None:
             self.deeper()
-        self.fill(top)
-        return sorted(self.plans, key=self.rank)
 
     def planner(self, count: int) -> Planner:
         """For so many microbatches."""
@@ -161,7 +177,7 @@ class Search:
             )
         return kept
 
-    def consider(self, candidates: list[Candidate]) -> None:
+    def consider(self, candidates: Sequence[Candidate | Piped]) -> None:
         """Judge those that may be better than the best that fits."""
         self.beside = 0.0
         for candidate in sorted(candidates, key=lambda c: c.bound):
@@ -169,7 +185,7 @@ class Search:
                 break
             self.fit(candidate)
 
-    def fit(self, candidate: Candidate, slow: bool = False) -> Plan | None:
+    def fit(self, candidate: Candidate | Piped, slow: bool = False) -> Plan | None:
         """Judge the fastest plan of a candidate, and smaller ones until one fits: the last. Nothing where it would be
         slower than the best that fits, unless `slow` ones are wanted."""
         chosen, plan = candidate.chosen, None
@@ -203,16 +219,14 @@ class Search:
     def judgement(self, plan: Plan) -> Plan:
         """The plan with its prediction, kept. One that says the same as another is not judged again."""
         for known in self.plans:
-            if (known.mesh, known.inputs, known.operators, known.accumulate) == (
-                plan.mesh, plan.inputs, plan.operators, plan.accumulate,
-            ):  # fmt: skip
+            if all(getattr(known, what) == getattr(plan, what) for what in SAID):
                 return known
         self.progress(f"simulating {plan.name}")
         made = self.judge(self.planners[plan.accumulate].step, plan, self.cluster)
         self.plans.append(plan.replace(prediction=made))
         return self.plans[-1]
 
-    def more(self, count: int, candidates: list[Candidate]) -> int:
+    def more(self, count: int, candidates: Sequence[Candidate]) -> int:
         """The next number of microbatches to try; 0 to end."""
         least, fastest = min((c.bound for c in candidates), default=0.0), self.fastest
         if self.accumulate is not None or (self.late and fastest is not None):

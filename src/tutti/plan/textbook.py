@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from math import prod
 
+from tutti.plan.schedule import COUNTED, NO_PIPE, Pipe
 from tutti.plan.schedule import NAMES as SCHEDULES
 
 NAMES = "auto, dp, tp, zero1, zero2, zero3, dp2xtp2, tp2xzero3, pp4, pp2-zb-vxdp2, ..."
@@ -28,19 +29,15 @@ STEMS = {"auto": "auto", "dp": "dp", "tp": "tp", "pp": "pp", "zero": "zero", "si
 
 @dataclass(frozen=True)
 class Textbook:
-    """Sizes of the two axes, and the ZeRO stage (0 to 3) of the data-parallel one. pp: devices of a pipeline, with a
-    schedule and so many stages on each."""
+    """Sizes of the two axes, the ZeRO stage (0 to 3) of the data-parallel one, and the pipeline around them."""
 
     dp: int = 1
     tp: int = 1
     zero: int = 0
-    pp: int = 1
-    schedule: str = "1f1b"
-    chunks: int = 1
+    pipe: Pipe = NO_PIPE
 
     def __str__(self) -> str:
-        schedule = "" if self.schedule == "1f1b" else f"-{self.schedule}"
-        parts = [f"pp{self.pp}{schedule}{self.chunks if self.schedule == 'interleaved' else ''}"] if self.pp > 1 else []
+        parts = [str(self.pipe)] if self.pipe.devices > 1 else []
         parts += [f"dp{self.dp}"] if self.dp > 1 else []
         parts += [f"tp{self.tp}"] if self.tp > 1 else []
         parts += [f"zero{self.zero}"] if self.zero else []
@@ -95,13 +92,13 @@ def parse_name(name: str, devices: int) -> Textbook:
     if open_axes:
         sizes[open_axes[0]] = devices // given
     dp, tp, pp = (sizes.get(axis, 1) for axis in ("dp", "tp", "pp"))
-    return Textbook(dp, tp, zero if dp > 1 else 0, pp, schedule, chunks)
+    return Textbook(dp, tp, zero if dp > 1 else 0, Pipe(pp, schedule, chunks))
 
 
 def _schedule(name: str, axis: str, said: str) -> tuple[str, int]:
     """The schedule of a pipeline, and stages on each device."""
-    found = re.fullmatch(rf"({'|'.join(SCHEDULES)})(?:(?<=interleaved)(\d+))?", said) if axis == "pp" else None
-    if not found or (found[1] == "interleaved") != bool(found[2]):
+    found = re.fullmatch(rf"({'|'.join(SCHEDULES)})(\d*)", said) if axis == "pp" else None
+    if not found or (found[1] == "interleaved" and not found[2]) or (found[2] and found[1] not in COUNTED):
         raise ValueError(f"plan {name!r}: no schedule {said!r} of {axis}; pp has {', '.join(SCHEDULES)} (interleaved "
                          "with a number of stages on each device: pp4-interleaved2)")  # fmt: skip
     return found[1], 2 if found[1] == "zb-v" else int(found[2] or 1)

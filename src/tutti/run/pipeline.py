@@ -22,7 +22,8 @@ from tutti.lower.program import Collective, Program
 from tutti.lower.shard import made_in, shard
 from tutti.plan.layout import Layout, devices
 from tutti.plan.plan import PIPELINE, Plan
-from tutti.plan.schedule import Schedule, forward, schedule_of
+from tutti.plan.schedule import forward, schedule_of
+from tutti.plan.slots import Schedule
 from tutti.run.code import Run
 from tutti.run.levels import prepare
 from tutti.run.runtime import Distributed, Virtual, own_part, raw
@@ -40,7 +41,7 @@ def pipeline_of(
     count: of microbatches. kept: stages of inputs that lie somewhere already.
     """
     wide, stages = plan.mesh[PIPELINE], 1 + max(plan.stages.values())
-    schedule = schedule_of(plan.schedule, wide, stages, plan.accumulate)
+    schedule = schedule_of(plan.schedule, wide, stages, plan.accumulate, plan.durations)
     if not graph.gradient_names:
         schedule = forward(schedule.place, count)
     return cut(graph, plan.stages, schedule.split, kept), schedule

@@ -388,7 +388,7 @@ class Step:
             return replan(graph, plan, self.cluster)
         name = "x".join(part for part in plan.name.split("x") if not part.startswith(PIPELINE)) or "single"
         made = replan(graph, plan.replace(mesh=plan.inner, name=name), self.cluster.of(devices(plan.inner)))
-        return made.replace(mesh=plan.mesh, stages=plan.stages, schedule=plan.schedule)
+        return made.replace(mesh=plan.mesh, stages=plan.stages, schedule=plan.schedule, durations=plan.durations)
 
     def _asked(self, what: str, graph: StepGraph, plan: Plan) -> dict[str, Layout]:
         """While gradients accumulate they lie as the plan says."""

@@ -19,8 +19,8 @@ from tutti.lower.cut import Cut, Place
 from tutti.lower.shard import shard
 from tutti.plan.layout import devices
 from tutti.plan.plan import PIPELINE, Plan
-from tutti.plan.schedule import Schedule
 from tutti.plan.search import Progress
+from tutti.plan.slots import Schedule
 from tutti.run.memory import Memory, input_kind
 from tutti.run.pipeline import passed_layouts, pipeline_of, sizes_of, with_values
 from tutti.run.simulated.simulate import improve, simulate

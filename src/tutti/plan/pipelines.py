@@ -1,0 +1,116 @@
+"""The search of pipelines: how many devices, which mesh on each, which schedule, how many microbatches.
+
+Longer pipelines are tried while they get faster; not one that would be slower than what was found even if all work were
+shared out evenly, with a bubble as short as that of any schedule. Each has as many microbatches as keep that small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from tutti.graph.step_graph import BACKWARD, FORWARD
+from tutti.plan.explain import mesh_name
+from tutti.plan.layout import Mesh
+from tutti.plan.piped import Piped
+from tutti.plan.plan import PIPELINE
+from tutti.plan.price import Pricer
+from tutti.plan.schedule import Pipe
+from tutti.plan.textbook import Textbook
+
+if TYPE_CHECKING:
+    from tutti.plan.search import Search
+
+MANY = 4  # microbatches for each device of a pipeline
+LEAST = 1 / 6  # a bubble, as a share of (devices - 1) / microbatches, that no schedule goes below
+SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("found", 1), ("found", 2))  # and stages on each device
+NEARLY = 1.1  # schedules of one mesh that are modelled within this of the fastest are judged too
+
+
+class Pipelines:
+    """Those of a search."""
+
+    def __init__(self, search: Search):
+        self.of = search
+        self.given = (search.mesh or {}).get(PIPELINE)
+
+    @property
+    def possible(self) -> bool:
+        """Whether there may be one, as far as is known without the model."""
+        n, mesh = self.of.cluster.size, self.of.mesh
+        return n > 1 and (not mesh or PIPELINE in mesh) and (self.of.accumulate or self.of.batch) > 1
+
+    def search(self) -> None:
+        """Consider those that may be faster than the best that fits, while there is time."""
+        search, before = self.of, None
+        for devices in self.lengths() if self.possible else ():
+            count = self.microbatches(devices)
+            if (search.late and search.plans) or not self.promising(devices, count):
+                continue
+            found = list(self.candidates(devices, count))
+            search.candidates += found
+            search.consider(found)
+            best = min((c.bound for c in found), default=None)
+            if before and best and best > before and search.fastest is not None:
+                return
+            before = best or before
+
+    def lengths(self) -> list[int]:
+        """Devices along a pipeline."""
+        if self.given:
+            return [self.given]
+        n, layers = self.of.cluster.size, len(self.of.planner(self.of.accumulate or 1).layers)
+        return [p for p in range(2, min(n, layers) + 1) if n % p == 0]
+
+    def microbatches(self, devices: int) -> int:
+        """As many as keep the bubble small, where they are not given."""
+        if self.of.accumulate:
+            return self.of.accumulate
+        counts = [n for n in range(2, self.of.batch + 1) if self.of.batch % n == 0]
+        return next((n for n in counts if n >= MANY * devices), counts[-1])
+
+    def promising(self, devices: int, count: int) -> bool:
+        """Whether it may be faster than the fastest, if its stages are equal and wait for nothing but each other."""
+        search = self.of
+        if search.fastest is None or self.given:
+            return True
+        return not search.slower(self.ideal * (1 + LEAST * (devices - 1) / count))
+
+    @cached_property
+    def ideal(self) -> float:
+        """Seconds of a step whose operators, whole, are shared out among the devices."""
+        planner = self.of.planner(self.of.accumulate or 1)
+        pricer, runs = Pricer(self.of.cluster.of(1), {}), {FORWARD: planner.accumulate, BACKWARD: planner.accumulate}
+        whole = sum(o.count * runs.get(o.phase, 1) * pricer.compute(o, {}) for o in planner.problem.operators.values())
+        return whole / self.of.cluster.size
+
+    def candidates(self, devices: int, count: int) -> Iterator[Piped]:
+        """On every mesh of a device those schedules that are about as fast as any."""
+        search, planner = self.of, self.of.planner(count)
+        for i, mesh in enumerate(meshes := self.meshes(devices)):
+            if search.late and (i or search.plans):
+                return
+            where = f"pipelines of {devices}, mesh {mesh_name(mesh)} on each, with {count} microbatches"
+            search.progress(f"{where} ({i + 1} of {len(meshes)})")
+            made: list[Piped] = []
+            try:
+                inner = search.candidate(planner.inside(Pipe(devices)), mesh, len(meshes) - i)
+            except ValueError as error:  # a pin that this mesh cannot hold
+                search.impossible = error
+                continue
+            for schedule, chunks in SCHEDULES:
+                try:
+                    made.append(Piped(inner, Pipe(devices, schedule, chunks), search.cluster))
+                except ValueError as error:  # more stages than layers, or microbatches that do not divide
+                    search.impossible = search.impossible or error
+            least = min((c.chosen.seconds for c in made), default=0.0)
+            yield from (c for c in made if c.chosen.seconds <= NEARLY * least)
+
+    def meshes(self, devices: int) -> list[Mesh]:
+        """Of one device of a pipeline: of one or two axes, the inner one within a node."""
+        search = self.of
+        if search.mesh:
+            return [{axis: n for axis, n in search.mesh.items() if axis != PIPELINE} or {"dp": 1}]
+        n, node = search.cluster.size // devices, search.cluster.levels[0][0]
+        return [Textbook(n // k, k).mesh for k in range(1, min(n, node) + 1) if n % k == 0 and (k == 1 or k < n)]

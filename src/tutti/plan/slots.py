@@ -1,0 +1,95 @@
+"""Slots: the work of a pipeline, what each waits for, and when each is over on a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+# of each stage the seconds of F, B and W for one microbatch, and of the way of what it hands on, or gets back, from the
+# next one on another device
+Durations = Sequence[Sequence[float]]
+
+
+class Slot(NamedTuple):
+    """One part of one stage for one microbatch."""
+
+    kind: str
+    stage: int
+    microbatch: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """devices: the slots of each, in order. place: the device of each stage. split: whether there are `W` slots."""
+
+    name: str
+    devices: tuple[tuple[Slot, ...], ...]
+    place: tuple[int, ...]
+    split: bool = False
+
+
+def waits(slot: Slot, stages: int) -> list[Slot]:
+    """The slots that have to be over before one can begin, of those that its own device does not put before it."""
+    kind, stage, m = slot
+    if kind == "F":
+        return [Slot("F", stage - 1, m)] if stage else []
+    if kind == "W":
+        return [Slot("B", stage, m)]
+    return [Slot("F", stage, m)] + ([Slot("B", stage + 1, m)] if stage + 1 < stages else [])
+
+
+def taking(slot: Slot, durations: Durations, split: bool) -> float:
+    """Seconds of a slot; a backward pass that is not split takes those of both parts."""
+    forward, backward, rest, _ = durations[slot.stage]
+    return {"F": forward, "B": backward if split else backward + rest, "W": rest}[slot.kind]
+
+
+def ready(slot: Slot, over: Mapping[Slot, float], durations: Durations, place: Sequence[int]) -> float:
+    """When all is there that a slot waits for; infinite where that is not over."""
+    latest = 0.0
+    for x in waits(slot, len(place)):
+        way = durations[min(x.stage, slot.stage)][3] if place[x.stage] != place[slot.stage] else 0.0
+        latest = max(latest, over.get(x, inf) + way)
+    return latest
+
+
+def clock(schedule: Schedule, durations: Durations) -> dict[Slot, tuple[float, float]]:
+    """(begin, end) of each slot.
+
+    Raises ValueError where devices wait for one another in a circle.
+    """
+    over: dict[Slot, float] = {}
+    made: dict[Slot, tuple[float, float]] = {}
+    at, free = [0] * len(schedule.devices), [0.0] * len(schedule.devices)
+    going = True
+    while going:
+        going = False
+        for d, slots in enumerate(schedule.devices):
+            while at[d] < len(slots) and (there := ready(slots[at[d]], over, durations, schedule.place)) < inf:
+                slot, begin = slots[at[d]], max(free[d], there)
+                over[slot] = free[d] = begin + taking(slot, durations, schedule.split)
+                made[slot] = begin, free[d]
+                at[d], going = at[d] + 1, True
+    if any(at[d] < len(slots) for d, slots in enumerate(schedule.devices)):
+        raise ValueError(f"the schedule {schedule.name} cannot run: devices wait for one another")
+    return made
+
+
+def makespan(schedule: Schedule, durations: Durations) -> float:
+    """Seconds until all slots are over."""
+    return max(end for _, end in clock(schedule, durations).values())
+
+
+def in_flight(schedule: Schedule) -> list[list[int]]:
+    """For each device and stage, of all stages, how many microbatches it holds when it holds the most in all."""
+    last, found = "W" if schedule.split else "B", []
+    for slots in schedule.devices:
+        held, most = [0] * len(schedule.place), [0] * len(schedule.place)
+        for slot in slots:
+            held[slot.stage] += (slot.kind == "F") - (slot.kind == last)
+            if sum(held) > sum(most):
+                most = list(held)
+        found.append(most)
+    return found
