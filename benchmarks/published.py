@@ -13,8 +13,9 @@ each has its own line in the result:
 - `recomputed`: the forward pass of the layers once more, its all-reduces included, as simulated.
 - `dropout`: the model is captured without, since Megatron's kernels keep a byte for each element and ours draw anew.
   Bytes of each pass: of attention's scores 5 an element (read, write, mask), of the two of hidden size 1 (the mask).
-- `bubble`, `sends`, `tied`: the (interleaved) 1F1B schedule, (p - 1) / v stages long, with synchronous sends, scattered
-  over tensor-parallel ranks and gathered behind; the all-reduce of the tied embedding between first and last stage.
+- `bubble`, `sends`, `tied`: our (interleaved) 1F1B schedule on a clock, with all stages like the simulated one and the
+  head in the last; sends are synchronous, scattered over tensor-parallel ranks and gathered behind; the all-reduce of
+  the tied embedding between first and last stage.
 - `reduced`: gradients over data parallelism in bfloat16, simulated. The runs of DDP=torch hide them behind the last
   microbatch's backward pass, those of DDP=local do not.
 
@@ -48,6 +49,8 @@ from tutti.plan.choice import Choice
 from tutti.plan.layout import Layout, Partial
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
+from tutti.plan.schedule import schedule_of
+from tutti.plan.slots import makespan
 from tutti.run.simulated.dryrun import dry_run
 from tutti.run.simulated.prices import Prices
 from tutti.run.simulated.step import RANK, DryRun
@@ -255,7 +258,8 @@ def step(stage: Stage, shares: Shares | None = None) -> dict[str, float]:
         "update": once["update"],
         "reduced": max(0.0, once["reduce"] - behind) if run.hides else once["reduce"],
     }
-    return found | pipelined(run, layers, cluster)
+    forward = once["forward"] + dropout
+    return found | pipelined(run, forward, layers - forward, once["ends"], cluster)
 
 
 def dropped(run: Run, cluster: Cluster) -> float:
@@ -266,10 +270,12 @@ def dropped(run: Run, cluster: Cluster) -> float:
     return run.stage * (move((2 * HALF + 1) * scores, "add", "bfloat16") + 2 * move(hidden, "add", "bfloat16"))
 
 
-def pipelined(run: Run, layers: float, cluster: Cluster) -> dict[str, float]:
-    """What a pipeline adds. layers: seconds of all passes over a stage's layers, of one microbatch.
+def pipelined(run: Run, forward: float, backward: float, ends: float, cluster: Cluster) -> dict[str, float]:
+    """What a pipeline adds to the work of its last device, which works longest.
 
-    A chunk's result is sent forward and its gradient back, and both stages wait (the paper's sections 2.2 and 4.1).
+    forward, backward: seconds of the passes over a device's layers, with what is recomputed, of one microbatch. ends:
+    of both passes over the head. A chunk's result is sent forward and its gradient back, and both stages wait (the
+    paper's sections 2.2 and 4.1).
     """
     if run.pp == 1:
         return {}
@@ -277,11 +283,13 @@ def pipelined(run: Run, layers: float, cluster: Cluster) -> dict[str, float]:
     send = cluster.time("shift", size / run.tp, apart, run.pp)
     gather = cluster.time("all_gather", size * (run.tp - 1) / run.tp, 1, run.tp)
     tied = cluster.time("all_reduce", HALF * VOCABULARY * run.hidden / run.tp, apart, 2)
-    return {
-        "bubble": (run.pp - 1) / run.chunks * layers,
-        "sends": 2 * (run.microbatches * run.chunks + run.pp - 1) * (send + gather),
-        "tied": tied,
-    }
+    stages = run.pp * run.chunks
+    schedule = schedule_of("interleaved" if run.chunks > 1 else "1f1b", run.pp, stages, run.microbatches)
+    chunk = (forward / run.chunks + send + gather, backward / run.chunks + send + gather, 0.0, 0.0)
+    last = (chunk[0] + ends / 3, chunk[1] + ends * 2 / 3, 0.0, 0.0)  # a backward pass is two products for each of one
+    sends = 2 * run.microbatches * run.chunks * (send + gather)
+    work = run.microbatches * (forward + backward + ends) + sends
+    return {"bubble": makespan(schedule, [chunk] * (stages - 1) + [last]) - work, "sends": sends, "tied": tied}
 
 
 def teraflops(stage: Stage, shares: Shares | None = None) -> float:

@@ -72,14 +72,16 @@ def test_deeper_models_are_scaled_by_layers(published, tiny):
 def test_a_pipeline_adds_its_bubble_and_sends(published):
     cluster = published.a100s(1536)
     run = published.RUNS[6]
-    added = published.pipelined(run, 0.5, cluster)
-    assert added["bubble"] == 7 / 2 * 0.5
+    added = published.pipelined(run, 0.2, 0.3, 0.0, cluster)
     size = 2 * run.microbatch * 2048 * run.hidden
     send = cluster.time("shift", size / 8, 24 * 8, 8)
     assert send > size / 8 / 25e9
-    hops = 2 * (48 * 2 + 7)
-    assert added["sends"] == pytest.approx(hops * (send + cluster.time("all_gather", size * 7 / 8, 1, 8)))
-    assert published.pipelined(published.RUNS[0], 0.5, cluster) == {}
+    hop = send + cluster.time("all_gather", size * 7 / 8, 1, 8)
+    assert added["sends"] == pytest.approx(2 * 48 * 2 * hop)
+    assert added["bubble"] == pytest.approx(7 / 2 * 0.5 + 7 * 2 * hop), "the closed form, and sends that are waited for"
+    later = published.pipelined(run, 0.2, 0.3, 0.1, cluster)
+    assert 0 < later["bubble"] < added["bubble"], "the others wait for the head"
+    assert published.pipelined(published.RUNS[0], 0.2, 0.3, 0.1, cluster) == {}
 
 
 def test_gradients_are_hidden_by_one_kind_of_data_parallelism_alone(published, tiny):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from tutti.plan.draw import drawn
 from tutti.plan.layout import Mesh, R
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ def explain(plan: Plan) -> str:
     lines = [f"plan {plan.name or '(without a name)'}: mesh {mesh_name(plan.mesh)}{on}"]
     if plan.stages:
         lines.append(f"a pipeline of {1 + max(plan.stages.values())} stages, {plan.schedule}")
-        lines += _table([(f"stage {i}", _ranges(names)) for i, names in _by_stage(plan)], "  ")
+        lines += _table([_stage(plan, i, names) for i, names in _by_stage(plan)], "  ")
+        lines += ["", *drawn(plan), ""]
     if plan.accumulate > 1:
         lines.append(f"{plan.accumulate} microbatches per update")
     if plan.prediction:
@@ -52,6 +54,15 @@ def _by_stage(plan: Plan) -> list[tuple[int, list[str]]]:
     for name, stage in plan.stages.items():
         found[stage].append(name)
     return sorted(found.items())
+
+
+def _stage(plan: Plan, stage: int, names: list[str]) -> tuple[str, ...]:
+    """Number, seconds of the forward and backward pass of a microbatch where they are known, and layers."""
+    row = (f"stage {stage}", _ranges(names))
+    if not plan.durations:
+        return row
+    forward, backward, rest, _ = plan.durations[stage]
+    return row[0], f"{seconds(forward)} forward", f"{seconds(backward + rest)} backward", row[1]
 
 
 def _ranges(names: list[str]) -> str:

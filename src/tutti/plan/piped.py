@@ -121,6 +121,6 @@ class Piped:
         name = f"{self.pipe}x{inside}" if inside != "single" else str(self.pipe)
         return plan.replace(
             mesh=self.wide(plan.mesh), stages=stages, schedule=self.pipe.schedule, cluster=str(self.cluster),
-            durations=self.durations(chosen, cut, chosen.starts) if self.pipe.schedule == "found" else (),
+            durations=self.durations(chosen, cut, chosen.starts),
             name=f"auto-{name}" if plan.name.startswith("auto-") else name,
         )  # fmt: skip

@@ -48,7 +48,7 @@ class Plan:
     accumulate: microbatches whose gradients are summed before one update.
     stages: path of a module, or name of a forward node, -> its stage of a pipeline (`plan.stages`) over the axis `pp`.
     schedule: of the pipeline, by name (`plan.schedule`).
-    durations: of each stage, as they were modelled, for a microbatch (`plan.slots`): what `found` goes by.
+    durations: of each stage for a microbatch (`plan.slots`), as they were modelled: what `found` goes by.
     reasons: in words, why this plan and not another.
     """
 

@@ -12,18 +12,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from torch import fx
+
 from tutti.cluster import Cluster
 from tutti.graph.step_graph import StepGraph
 from tutti.lower.actions import ONCE, Action, Message, actions_of
 from tutti.lower.cut import Cut, Place
+from tutti.lower.program import Program
 from tutti.lower.shard import shard
-from tutti.plan.layout import devices
+from tutti.plan.layout import Layout, devices
 from tutti.plan.plan import PIPELINE, Plan
 from tutti.plan.search import Progress
 from tutti.plan.slots import Schedule
 from tutti.run.memory import Memory, input_kind
 from tutti.run.pipeline import passed_layouts, pipeline_of, sizes_of, with_values
-from tutti.run.simulated.simulate import improve, simulate
+from tutti.run.simulated.simulate import Simulation, improve, simulate
 from tutti.run.simulated.step import RANK, DryRun, Part, peak_of
 
 # kinds of memory that a device holds whichever part runs
@@ -103,10 +106,15 @@ def dry_run(graph: StepGraph, plan: Plan, cluster: Cluster, level: str, overlaps
     within = cluster.of(width)
     sizes = sizes_of(made, inner)
     parts: dict[Place, Part] = {}
+    known: dict[tuple, tuple[Program, Simulation]] = {}  # of parts that are alike, as those of equal stages
     for place, part in made.parts.items():
-        progress(f"simulating stage {place.stage} {place.kind}")
-        program = improve(shard(part, inner, RANK, passed_layouts(made, part, inner)), level)
-        played = simulate([program], within, level, overlaps=overlaps)
+        asked = passed_layouts(made, part, inner)
+        signature = _signature(part, inner, asked)
+        if signature not in known:
+            progress(f"simulating stage {place.stage} {place.kind}")
+            program = improve(shard(part, inner, RANK, asked), level)
+            known[signature] = program, simulate([program], within, level, overlaps=overlaps)
+        program, played = known[signature]
         once = place.kind.startswith("U")
         sums = sum(sizes[name] for name in part.outputs if name.startswith("grad:"))  # read twice and written once
         extra = cluster.device.stream_seconds(3 * sums) if sums and plan.accumulate > 1 else 0.0
@@ -128,6 +136,21 @@ def dry_run(graph: StepGraph, plan: Plan, cluster: Cluster, level: str, overlaps
         tuple(parts.values()), graph.flops * plan.accumulate, peak, cluster, level,
         tuple(parts), schedule.place, tuple(spans), sent, memories,
     )  # fmt: skip
+
+
+def _signature(part: StepGraph, plan: Plan, asked: Mapping[str, Layout]) -> tuple:
+    """All that a part's Program depends on, but for the names of what passes between parts."""
+    place = {node: f"%{i}" for i, node in enumerate(part.graph.nodes)}
+    lines = []
+    for node in part.graph.nodes:
+        meta = node.meta
+        where = plan.input_layout(meta["label"]) if node.op == "placeholder" else meta.get("label")
+        arguments = fx.map_arg((node.args, node.kwargs), place.__getitem__)
+        lines.append((node.op, str(node.target) if node.op == "call_function" else "", str(where), repr(arguments),
+                      str(meta.get("val")), meta.get("phase")))  # fmt: skip
+    inputs = [(place[node], input_kind(name)) for name, node in part.inputs.items()]
+    outputs = [(place[node], str(asked.get(name))) for name, node in part.outputs.items()]
+    return tuple(lines), tuple(inputs), tuple(outputs)
 
 
 def _clock(actions: Sequence[list[Action]], seconds: Mapping[Place, float], travel: Callable[[Message], float]

@@ -1,0 +1,50 @@
+"""A schedule in letters: a line for each device of a pipeline, a column for each moment.
+
+    device 0  0123.aa4bb5cc
+    device 1  .0a1b2c3d4e5f
+
+Digits are forward passes of microbatches (0 again after 9), letters their backward passes, `+` gradients of single
+parameters where those are split off, dots nothing.
+"""
+
+from __future__ import annotations
+
+from string import ascii_lowercase
+from typing import TYPE_CHECKING
+
+from tutti.plan.list_schedule import EQUAL
+from tutti.plan.schedule import Pipe
+from tutti.plan.slots import Slot, clock
+
+if TYPE_CHECKING:
+    from tutti.plan.plan import Plan
+
+WIDE = 100  # columns
+ROUNDS = 3  # as many microbatches as these times devices are drawn, where there are more
+MOST = 16  # devices that are all drawn; of more the first and last few
+
+
+def drawn(plan: Plan) -> list[str]:
+    """The first microbatches of a plan's pipeline, to scale as far as durations are known."""
+    count, stages = next(iter(plan.mesh.values())), 1 + max(plan.stages.values())
+    microbatches = min(plan.accumulate, ROUNDS * count)
+    durations = plan.durations or (EQUAL,) * stages
+    schedule = Pipe(count, plan.schedule, stages // count).of(microbatches, durations)
+    times = clock(schedule, durations)
+    column = max(end for _, end in times.values()) / WIDE
+    lines = []
+    for d, slots in enumerate(schedule.devices):
+        line = ["."] * WIDE
+        for slot in slots:
+            begin, end = (round(t / column) for t in times[slot])
+            line[begin:end] = _letter(slot) * (end - begin)
+        lines.append(f"device {d:<3} {''.join(line)}")
+    if count > MOST:
+        lines = [*lines[: MOST // 2], "...", *lines[-MOST // 2 :]]
+    more = f"the first {microbatches} of {plan.accumulate} microbatches; " if microbatches < plan.accumulate else ""
+    return [*lines, f"{more}digits: forward passes, letters: backward, +: gradients of parameters, dots: nothing"]
+
+
+def _letter(slot: Slot) -> str:
+    i = slot.microbatch % 10
+    return {"F": str(i), "B": ascii_lowercase[i], "W": "+"}[slot.kind]
