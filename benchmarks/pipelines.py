@@ -29,6 +29,8 @@ from tutti.plan.search import Search
 from tutti.run.planning import judge
 from tutti.run.simulated.dryrun import dry_run
 
+FLAT = 8  # microbatches without a pipeline: fewer do not fit
+
 
 def t5(layers: int, hidden: int, batch: int, source: int, target: int) -> StepGraph:
     config = transformers.T5Config(
@@ -80,9 +82,10 @@ def large(layers: int, hidden: int, on: str, batch: int, stages: int, budget: fl
         return t5(layers, hidden, batch // count, 512, 512)
 
     result: dict[str, Any] = {"parameters": sum(graph(1).spec(f"param:{n}").numel for n in graph(1).names("param"))}
-    for name, mesh in {"flat": None, "pipeline": {"pp": stages, "dp": cluster.size // stages // 8, "tp": 8}}.items():
+    piped = {"pp": stages, "dp": cluster.size // stages // 8, "tp": 8}
+    for name, mesh, count in (("flat", None, FLAT), ("pipeline", piped, None)):
         start = time.perf_counter()
-        search = Search(graph, batch, cluster, judge("O2"), accumulate=None, mesh=mesh, budget=budget,
+        search = Search(graph, batch, cluster, judge("O2"), accumulate=count, mesh=mesh, budget=budget,
                         progress=harness.say)  # fmt: skip
         if mesh:
             search.ranked()
