@@ -118,9 +118,7 @@ def mixtral() -> Case:
     config = transformers.MixtralConfig(
         **TEXT, num_key_value_heads=3, intermediate_size=48, num_local_experts=6, output_router_logits=True
     )
-    model = transformers.MixtralForCausalLM(config)
-    model.set_experts_implementation("batched_mm")
-    return model, tokens(), None
+    return transformers.MixtralForCausalLM(config), tokens(), None
 
 
 def qwen3_moe() -> Case:
@@ -128,9 +126,7 @@ def qwen3_moe() -> Case:
         **TEXT, num_key_value_heads=3, head_dim=8, intermediate_size=96, moe_intermediate_size=24,
         num_experts=6, num_experts_per_tok=2, decoder_sparse_step=1, norm_topk_prob=True,
     )  # fmt: skip
-    model = transformers.Qwen3MoeForCausalLM(config)
-    model.set_experts_implementation("batched_mm")
-    return model, tokens(), None
+    return transformers.Qwen3MoeForCausalLM(config), tokens(), None
 
 
 def swin2sr() -> Case:
