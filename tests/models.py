@@ -278,8 +278,8 @@ def lstm() -> Case:
 
 MODELS: dict[str, Callable[[], Case]] = {
     make.__name__: make
-    for make in (gpt2, llama, qwen3, gemma2, bert, t5, vit, clip, mixtral, qwen3_moe, deepseek, mixture, swin2sr, edsr, unet2d, resnet,
-                 dlrm, mamba, lstm)
+    for make in (gpt2, llama, qwen3, gemma2, bert, t5, vit, clip, mixtral, qwen3_moe, deepseek, mixture, swin2sr, edsr,
+                 unet2d, resnet, dlrm, mamba, lstm)
 }  # fmt: skip
 
 

@@ -28,7 +28,7 @@ _grouped = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
 
 
 def grouped_mm(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Products of groups of rows of `a` with the matrices of `b`, or, where `b` is a matrix, of groups of columns of `a`
+    """Products of groups of rows of `a` with the matrices of `b`; where `b` is one matrix, of groups of columns of `a`
     with groups of its rows. ends: where each group ends, int32."""
     return _grouped(a, b, offs=ends)
 

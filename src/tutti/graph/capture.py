@@ -182,11 +182,11 @@ def _branching(error: Exception) -> ValueError:
             "step is captured once for all values: compute it before the batch is made, or write an operator around it "
             "that knows its shapes without (torch.library.custom_op with register_fake)"
         )
-    experts = "expert" in where
+    hint = "; for experts: import tutti.models.experts, then model.set_experts_implementation('tutti')"
     return ValueError(
         f"{where}the model branches on the values of a tensor, or makes a shape of them ({error}). A step is captured "
         "once for all values: write torch.where or a mask for an if, a loop, .item() or x[mask], or decide it before "
-        "the batch is made" + ("; for experts: import tutti.models.experts, then model.set_experts_implementation('tutti')" if experts else "")
+        "the batch is made" + (hint if "expert" in where else "")
     )
 
 

@@ -85,8 +85,8 @@ def _lstm(products: int) -> Callable[[Call], int]:
 
 
 def _experts(products: int, backward: bool = False) -> Callable[[Call], int]:
-    """`products` times those of the forward pass: each choice of a token that falls to one of the experts that are here,
-    by both of its matrices. Where the backward pass repeats the first of them, that is not counted."""
+    """`products` times those of the forward pass: both matrices of an expert, for the choices that fall on average to
+    the experts that are here. Where the backward pass repeats the first product, that is not counted."""
 
     def flops(node: Call) -> int:
         _, index, _, up, down, _, _, total = node.args[backward : 8 + backward]

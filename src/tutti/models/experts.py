@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import transformers.activations as theirs
 from torch import Tensor, nn
@@ -63,7 +64,7 @@ def unsupported(module: nn.Module) -> str:
 @contextmanager
 def taken_by_default(model: nn.Module) -> Iterator[None]:
     """Have the experts of a model that are left at transformers' default be these, where they can; then as before."""
-    layers = [m for m in model.modules() if hasattr(m, MARK)]
+    layers: list[Any] = [m for m in model.modules() if hasattr(m, MARK)]
     refused = {id(m.config) for m in layers if unsupported(m)}
     configs = {id(m.config): m.config for m in layers if m.config._experts_implementation == DEFAULT}
     chosen = [config for key, config in configs.items() if key not in refused]

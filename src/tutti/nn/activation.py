@@ -25,7 +25,9 @@ ACTIVATIONS = {
         lambda x: aten.gelu(x, approximate="tanh"), lambda g, x: aten.gelu_backward(g, x, approximate="tanh")
     ),
     "relu": Activation(aten.relu.default, lambda g, x: aten.threshold_backward(g, x, 0)),
-    "relu2": Activation(lambda x: aten.relu(x).square(), lambda g, x: 2 * g * aten.relu(x)),  # So et al., "Primer" (2021)
+    "relu2": Activation(
+        lambda x: aten.relu(x).square(), lambda g, x: 2 * g * aten.relu(x)
+    ),  # So et al., "Primer" (2021)
 }
 
 

@@ -54,7 +54,7 @@ def backward(grad, x, index, weight, up, down, activation, first, total, rows):
 
 
 def _sorted(index: Tensor, first: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(token, choice) pairs in the order of experts, where the rows of each expert here end, and which rows are theirs."""
+    """(token, choice) pairs in the order of experts, where the rows of each expert here end, which rows are theirs."""
     flat = index.flatten() - first
     flat = torch.where((flat >= 0) & (flat < count), flat, count)
     ordered, order = flat.sort(stable=True)

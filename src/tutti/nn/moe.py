@@ -3,9 +3,10 @@
     y = sum over a token's k experts e of weight_e * FFN_e(x)  +  the shared experts' FFN(x)
     FFN(x) = down (act(gate) * up),  (gate, up) = the halves of gate_up x
 
-Dropless, every choice is computed (`tutti.nn.experts`). With a capacity factor, each expert takes ceil(S k / E * factor)
-tokens of each sequence of S tokens, in the order of `tutti.nn.slots`, and those dropped get nothing from it; the experts'
-products are then of a fixed shape. Shared experts: every token passes them (Dai et al., "DeepSeekMoE", 2024).
+Dropless, every choice is computed (`tutti.nn.experts`). With a capacity factor, each expert takes at most
+ceil(S k / E * factor) tokens of each sequence of S tokens, in the order of `tutti.nn.slots`, and those dropped get
+nothing from it; the experts' products are then of a fixed shape. Shared experts: every token passes them (Dai et al.,
+"DeepSeekMoE", 2024).
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from math import ceil
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tutti.nn.activation import activation_of
@@ -24,8 +24,8 @@ from tutti.nn.slots import ops
 
 
 class Auxiliary(NamedTuple):
-    """What a call says besides y: losses to be added with a factor of one's own (Switch: 0.01 balance; ST-MoE: 0.001 z),
-    how many choices fell on each expert (E,), and the share of them that was dropped. All float32."""
+    """What a call says besides y: losses to add with a factor of one's own (Switch: 0.01 balance; ST-MoE: 0.001 z), how
+    many choices fell on each expert (E,), and the share of them that was dropped. All float32."""
 
     balance: Tensor
     z: Tensor
@@ -36,8 +36,8 @@ class Auxiliary(NamedTuple):
 class MoE(nn.Module):
     """A mixture of `experts` gated feed-forward networks, of which each token passes `top_k`.
 
-    intermediate: the width inside of an expert. capacity_factor: None for dropless. shared: as many more experts, as one
-    network of that many times the width. activation: of `tutti.nn.activation`. scores, normalize, bias_update: of
+    intermediate: the width inside of an expert. capacity_factor: None for dropless. shared: as many more experts, as
+    one network of that many times the width. activation: of `tutti.nn.activation`. scores, normalize, bias_update: of
     `tutti.nn.router`. The router computes in float32, the experts in the dtype of their parameters.
 
         >>> layer = MoE(hidden=16, intermediate=32, experts=4, top_k=2)
@@ -57,7 +57,9 @@ class MoE(nn.Module):
             raise ValueError(f"capacity_factor={capacity_factor}: it is greater than 0, or None for dropless")
         self.activation, self.capacity_factor, self.act = activation, capacity_factor, activation_of(activation)
         made = {"device": device, "dtype": dtype}
-        self.router = Router(hidden, experts, top_k, scores=scores, normalize=normalize, bias_update=bias_update, **made)
+        self.router = Router(
+            hidden, experts, top_k, scores=scores, normalize=normalize, bias_update=bias_update, **made
+        )
         self.gate_up = nn.Parameter(torch.empty(experts, 2 * intermediate, hidden, **made))
         self.down = nn.Parameter(torch.empty(experts, hidden, intermediate, **made))
         self.shared_gate_up = nn.Linear(hidden, 2 * shared * intermediate, bias=False, **made) if shared else None

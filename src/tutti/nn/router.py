@@ -9,9 +9,9 @@ P_i the mean of its score (divided by the sum over experts where scores are sigm
     balance = E sum_i f_i P_i                 1 where all is even; only P is differentiated
     z = mean over tokens of (logsumexp of W x)^2
 
-Balance: Fedus et al., "Switch Transformers" (2021), eq. 4 to 6, over all k choices. z: Zoph et al., "ST-MoE" (2022), eq.
-5. Without a loss: Wang et al., "Auxiliary-loss-free load balancing" (2024), algorithm 1, as in DeepSeek-V3 (2024): a
-bias that counts for the selection alone moves by `rate * sign(mean load - load)` with each forward pass in training.
+Balance: Fedus et al., "Switch Transformers" (2021), eq. 4 to 6, over all k choices. z: Zoph et al., "ST-MoE" (2022),
+eq. 5. Without a loss: Wang et al., "Auxiliary-loss-free load balancing" (2024), algorithm 1, as in DeepSeek-V3: a bias
+that counts for the selection alone moves by `rate * sign(mean load - load)` with each forward pass in training.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ dropped. As a group is never split, the same tokens are dropped under every plan
 
     buffer[g, slot[g, s, j]] = weight[g, s, j] x[g, s]        y[g, s] = sum_j weight[g, s, j] buffer[g, slot[g, s, j]]
 
-A weight that is left out is 1. The two are adjoint: each is the other's gradient; `slot_products` is that of the weights.
+A weight that is left out is 1. The two are adjoint: each is the other's gradient; `slot_products` is that of weights.
 `first`: the buffer is that of the experts from this one on; slots of others are passed over.
 """
 
@@ -24,9 +24,7 @@ from torch import Tensor
 
 _library = torch.library.Library("tutti", "FRAGMENT")
 _library.define("slots(Tensor index, int experts, int capacity) -> Tensor")
-_library.define(
-    "dispatch(Tensor x, Tensor slot, Tensor? weight, int experts, int capacity, int first=0) -> Tensor"
-)
+_library.define("dispatch(Tensor x, Tensor slot, Tensor? weight, int experts, int capacity, int first=0) -> Tensor")
 _library.define("combine(Tensor buffer, Tensor slot, Tensor? weight, int first=0) -> Tensor")
 _library.define("slot_products(Tensor x, Tensor buffer, Tensor slot, int first=0) -> Tensor")
 ops = torch.ops.tutti
@@ -87,9 +85,11 @@ def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-for _name, _run in (("slots", _slots), ("dispatch", _dispatch), ("combine", _combine), ("slot_products", _slot_products)):
-    for _device in ("CPU", "CUDA"):
-        _library.impl(_name, _run, _device)
+for _device in ("CPU", "CUDA"):
+    _library.impl("slots", _slots, _device)
+    _library.impl("dispatch", _dispatch, _device)
+    _library.impl("combine", _combine, _device)
+    _library.impl("slot_products", _slot_products, _device)
 
 torch.library.register_fake("tutti::slots", lambda index, experts, capacity: torch.empty_like(index).contiguous())
 torch.library.register_fake(

@@ -10,7 +10,8 @@ ops = torch.ops.tutti
 
 def drawn(d: Draw):
     """Tensors and options."""
-    tokens, hidden, k, experts, width = d.size((2, 4, 6)), d.size((2, 4)), d.size((1, 2)), d.size((2, 4, 6)), d.size((2, 4))
+    tokens, experts = d.sizes(2, (2, 4, 6))
+    hidden, width, k = *d.sizes(2, (2, 4)), d.size((1, 2))
     index = d.integers(tokens, k, below=experts)
     shapes = [(tokens, hidden), (experts, (1 + d.flag()) * width, hidden), (experts, hidden, width)]
     x, up, down = (d.floats(*shape, dtype=torch.float64) for shape in shapes)
