@@ -1,4 +1,4 @@
-"""The textbook plans by name: `dp`, `tp4`, `zero3`, `dp2xtp2`, `tp2xzero3`, `pp4`, `pp2-zb-vxdp2`, ...
+"""The textbook plans by name: `dp`, `tp4`, `zero3`, `dp2xtp2`, `tp2xzero3`, `ep4`, `pp4`, `pp2-zb-vxdp2`, ...
 
 | name | axis `dp` | axis `tp` |
 |---|---|---|
@@ -7,6 +7,9 @@
 | zero1 | as dp; optimizer state is split | |
 | zero2 | as zero1; gradients are accumulated split | |
 | zero3 | as zero2; parameters are split and gathered for use | |
+
+`ep4` splits the experts over axis `ep`, and elsewhere the batch, as `dp` does. With a capacity, an all-to-all brings
+the slots to their experts and another back; dropless, the tokens are gathered and the partial sums scattered.
 
 `pp4` puts a pipeline of 4 around that; a schedule may follow, by default `1f1b`: `pp4-gpipe`, `pp4-interleaved2` (two
 stages on each device), see `plan.schedule`.
@@ -22,13 +25,13 @@ from math import prod
 
 from tutti.plan.schedule import NAMES as SCHEDULES
 
-NAMES = "auto, dp, tp, zero1, zero2, zero3, dp2xtp2, tp2xzero3, pp4, pp2-zb-vxdp2, ..."
-STEMS = {"auto": "auto", "dp": "dp", "tp": "tp", "pp": "pp", "zero": "zero", "single": "single", "fsdp": "zero3"}
+NAMES = "auto, dp, tp, zero1, zero2, zero3, dp2xtp2, tp2xzero3, ep4, pp4, pp2-zb-vxdp2, ..."
+STEMS = {**{name: name for name in ("auto", "dp", "tp", "ep", "pp", "zero", "single")}, "fsdp": "zero3"}
 
 
 @dataclass(frozen=True)
 class Textbook:
-    """Sizes of the two axes, and the ZeRO stage (0 to 3) of the data-parallel one. pp: devices of a pipeline, with a
+    """Sizes of the axes, and the ZeRO stage (0 to 3) of the data-parallel one. pp: devices of a pipeline, with a
     schedule and so many stages on each."""
 
     dp: int = 1
@@ -37,11 +40,13 @@ class Textbook:
     pp: int = 1
     schedule: str = "1f1b"
     chunks: int = 1
+    ep: int = 1
 
     def __str__(self) -> str:
         schedule = "" if self.schedule == "1f1b" else f"-{self.schedule}"
         parts = [f"pp{self.pp}{schedule}{self.chunks if self.schedule == 'interleaved' else ''}"] if self.pp > 1 else []
         parts += [f"dp{self.dp}"] if self.dp > 1 else []
+        parts += [f"ep{self.ep}"] if self.ep > 1 else []
         parts += [f"tp{self.tp}"] if self.tp > 1 else []
         parts += [f"zero{self.zero}"] if self.zero else []
         return "x".join(parts) or "single"
@@ -49,7 +54,7 @@ class Textbook:
     @property
     def mesh(self) -> dict[str, int]:
         """Of a device of the pipeline: data parallelism outside, so that tensor parallelism has the fast links."""
-        return {a: n for a, n in (("dp", self.dp), ("tp", self.tp)) if n > 1} or {"dp": 1}
+        return {a: n for a, n in (("dp", self.dp), ("ep", self.ep), ("tp", self.tp)) if n > 1} or {"dp": 1}
 
 
 def textbook_of(name: str, mesh: Mapping[str, int]) -> Textbook | None:
@@ -69,7 +74,7 @@ def parse_name(name: str, devices: int) -> Textbook:
     sizes: dict[str, int] = {}
     zero, schedule, chunks = 0, "1f1b", 1
     for part in name.split("x"):
-        match = re.fullmatch(r"(dp|tp|pp)(\d*)(?:-(.+))?|zero([123])|single", part)
+        match = re.fullmatch(r"(dp|tp|ep|pp)(\d*)(?:-(.+))?|zero([123])|single", part)
         if not match:
             near = _nearest(name)
             hint = f"did you mean {near!r}? W" if near else "w"
@@ -94,8 +99,8 @@ def parse_name(name: str, devices: int) -> Textbook:
         raise ValueError(f"plan {name!r} needs {'a multiple of ' if open_axes else ''}{given} devices, not {devices}")
     if open_axes:
         sizes[open_axes[0]] = devices // given
-    dp, tp, pp = (sizes.get(axis, 1) for axis in ("dp", "tp", "pp"))
-    return Textbook(dp, tp, zero if dp > 1 else 0, pp, schedule, chunks)
+    dp, tp, ep, pp = (sizes.get(axis, 1) for axis in ("dp", "tp", "ep", "pp"))
+    return Textbook(dp, tp, zero if dp > 1 else 0, pp, schedule, chunks, ep)
 
 
 def _schedule(name: str, axis: str, said: str) -> tuple[str, int]:
