@@ -1,9 +1,12 @@
-"""Where a layer's forward and backward pass run on the same tensors, the second need not repeat the first."""
+"""Where a layer's forward and backward pass run on the same tensors, the second need not repeat the first.
+
+Tensors are the same where they are computed alike: what was gathered for the forward pass is gathered anew for the
+backward pass, and is no other tensor for that.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,56 +15,84 @@ from torch import fx
 
 import tutti.nn.experts
 import tutti.nn.lstm  # noqa: F401  (registers the operators)
+from tutti.graph.step_graph import Call
 
 ops = torch.ops.tutti
 
 
 @dataclass(frozen=True)
 class Kept:
-    """training: the forward pass that returns what the backward pass of this name wants, as these outputs of so many.
+    """What takes the places of a forward pass and of the backward pass that repeats it.
 
-    same: of the backward pass' arguments, those of the forward pass.
+    gradients: where the backward pass has them among its arguments; the others are those of the forward pass. outputs:
+    of `training`, what the backward pass wants. several: whether the forward pass that keeps nothing has several, too.
     """
 
+    repeating: Any
+    gradients: slice
     training: Any
     backward: Any
     outputs: tuple[int, ...]
-    several: bool  # whether the forward pass that keeps nothing has several outputs too
-    same: Callable[[tuple], tuple]
+    several: bool
 
 
-# forward pass -> backward pass that repeats it, and what to put in their places
-PAIRS: dict[Any, tuple[Any, Kept]] = {
-    ops.lstm_layer.default: (
-        ops.lstm_layer_backward.default,
-        Kept(ops.lstm_layer_training.default, ops.lstm_layer_backward_kept.default, (0, 1, 2, 3), True,
-             lambda args: (*args[:7], *args[10:])),
+LAYERS: dict[Any, Kept] = {
+    ops.lstm_layer.default: Kept(
+        ops.lstm_layer_backward.default, slice(7, 10),
+        ops.lstm_layer_training.default, ops.lstm_layer_backward_kept.default, (0, 1, 2, 3), several=True,
     ),
-    ops.experts.default: (
-        ops.experts_backward.default,
-        Kept(ops.experts_training.default, ops.experts_backward_kept.default, (1,), False, lambda args: args[1:]),
+    ops.experts.default: Kept(
+        ops.experts_backward.default, slice(0, 1),
+        ops.experts_training.default, ops.experts_backward_kept.default, (1,), several=False,
     ),
 }  # fmt: skip
-KEEPING = {target for _, kept in PAIRS.values() for target in (kept.training, kept.backward)}
+KEEPING = {target for kept in LAYERS.values() for target in (kept.training, kept.backward)}
+FORWARD_OF = {kept.repeating: target for target, kept in LAYERS.items()}
 
 
 def keep_workspaces(graph: fx.Graph) -> None:
     """Hand what the forward pass has in its hands to the backward pass, in place."""
-    layers = {(n.target, n.args): n for n in graph.nodes if n.target in PAIRS}
-    backwards = {backward: (forward, kept) for forward, (backward, kept) in PAIRS.items()}
-    for node in [n for n in graph.nodes if n.target in backwards]:
-        target, kept = backwards[node.target]
-        forward = layers.get((target, kept.same(node.args)))
+    numbers = _numbered(graph)
+    layers: dict[tuple, Call] = {(n.target, _key(n.args, numbers)): n for n in graph.nodes if n.target in LAYERS}
+    for node in [n for n in graph.nodes if n.target in FORWARD_OF]:
+        target = FORWARD_OF[node.target]
+        kept, args = LAYERS[target], list(node.args)
+        del args[kept.gradients]
+        forward = layers.get((target, _key(tuple(args), numbers)))
         if forward is None:
             continue
-        if forward.target is target and not kept.several:
-            with graph.inserting_after(forward):
-                result = graph.call_function(operator.getitem, (forward, 0))
-            forward.replace_all_uses_with(result, lambda user, result=result: user is not result)
-            result.meta = dict(forward.meta)
-        forward.target = kept.training
+        if forward.target is target:
+            forward.target = kept.training
+            if not kept.several:
+                _take_first(forward)
         with graph.inserting_before(node):
             parts = [graph.call_function(operator.getitem, (forward, i)) for i in kept.outputs]
         for n in parts:
             n.meta = {key: node.meta[key] for key in ("phase", "path", "label")} | {"val": None}
         node.target, node.args = kept.backward, (*node.args, *parts)
+
+
+def _take_first(call: fx.Node) -> None:
+    """Let those who read the result of a call read its first output."""
+    with call.graph.inserting_after(call):
+        first = call.graph.call_function(operator.getitem, (call, 0))
+    first.meta = dict(call.meta)
+    call.replace_all_uses_with(first, lambda user: user is not first)
+
+
+def _numbered(graph: fx.Graph) -> dict[fx.Node, int]:
+    """Nodes that compute the same have the same number: operators of the graph have no effects."""
+    numbers: dict[fx.Node, int] = {}
+    known: dict[tuple, int] = {}
+    for node in graph.nodes:
+        key = (
+            (node,)
+            if node.op != "call_function"
+            else (node.target, _key(node.args, numbers), _key(node.kwargs, numbers))
+        )
+        numbers[node] = known.setdefault(key, len(known))
+    return numbers
+
+
+def _key(arguments: Any, numbers: dict[fx.Node, int]) -> str:
+    return repr(fx.map_arg(arguments, lambda n: ("node", numbers[n])))  # pyright: ignore[reportArgumentType]
