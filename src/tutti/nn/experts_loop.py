@@ -1,32 +1,59 @@
-"""The kernels of `tutti.nn.experts` on a CPU: a loop over the experts that have tokens.
+"""The kernels of `tutti.nn.experts` on a CPU: loops over the experts that have tokens.
 
-What is alive at once is one expert's rows. Measured on two cores, this takes as long as `grouped_mm`, whose CPU kernel
-is such a loop itself, needs no copy of all tokens in the order of experts, and no sum over a tensor of all results.
+Experts with few rows go together, in blocks of about `BLOCK` rows: a product for each, all else for the block. What is
+alive at once is one block's rows. The products take as long as `grouped_mm`, whose CPU kernel is such a loop itself;
+no copy of all tokens in the order of experts is needed, and no sum over a tensor of all results.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tutti.nn.activation import activation_of
 
+BLOCK = 512
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some experts. pairs: (token, choice) in their order, as token x k + choice. at: where their rows are among all.
+
+    parts: of each expert its place, and where its rows are among the block's.
+    """
+
+    pairs: Tensor
+    at: slice
+    parts: list[tuple[int, slice]]
+
+    def products(self, left: Tensor, right: Tensor, out: Tensor) -> Tensor:
+        """out[rows] = left[rows] @ right[expert]"""
+        for e, rows in self.parts:
+            torch.mm(left[rows], right[e], out=out[rows])
+        return out
+
+    def gradients(self, left: Tensor, right: Tensor, out: Tensor) -> None:
+        """out[expert] = left[rows].T @ right[rows]"""
+        for e, rows in self.parts:
+            torch.mm(left[rows].T, right[rows], out=out[e])
+
 
 def forward(x, index, weight, up, down, activation, first, total, keep, only_rows=False):
     """(y, rows): rows are the results of the first product where they are to be kept; y is left out on demand."""
-    act, k = activation_of(activation), index.shape[1]
-    parts = list(_by_expert(index, first, up.shape[0], total))
-    rows = x.new_empty((sum(pairs.numel() for _, pairs, _ in parts) if keep else 0, up.shape[1]))
+    act, (_, k), (_, hidden, width) = activation_of(activation), index.shape, down.shape
+    blocks = list(_blocks(index, first, up.shape[0], total))
+    rows = x.new_empty((blocks[-1].at.stop if keep and blocks else 0, up.shape[1]))
     y, scale = torch.zeros_like(x, dtype=_wide(x)), weight.flatten()
-    for e, pairs, at in parts:
-        tokens = pairs.div(k, rounding_mode="floor")
-        made = rows[at] if keep else x.new_empty((pairs.numel(), up.shape[1]))
-        torch.mm(x.index_select(0, tokens), up[e].T, out=made)
+    for block in blocks:
+        tokens = block.pairs.div(k, rounding_mode="floor")
+        made = rows[block.at] if keep else x.new_empty((tokens.numel(), up.shape[1]))
+        block.products(x.index_select(0, tokens), up.mT, made)
         if not only_rows:
-            out = torch.mm(_activated(act, made, down.shape[2]), down[e].T).to(y.dtype)
-            y.index_add_(0, tokens, out.mul_(scale.index_select(0, pairs).unsqueeze(1)))
+            out = block.products(_activated(act, made, width), down.mT, x.new_empty((tokens.numel(), hidden)))
+            y.index_add_(0, tokens, out.to(y.dtype).mul_(scale.index_select(0, block.pairs).unsqueeze(1)))
     return y.to(x.dtype), rows
 
 
@@ -35,20 +62,23 @@ def backward(grad, x, index, weight, up, down, activation, first, total, rows):
 
     With g = down^T grad of a row, before it is weighted: that of its weight is g a, and no result is needed for it.
     """
-    act, k, width = activation_of(activation), index.shape[1], down.shape[2]
+    act, (_, k), (_, hidden, width) = activation_of(activation), index.shape, down.shape
     gx, scale = torch.zeros_like(x, dtype=_wide(x)), weight.flatten()
     gscale = torch.zeros_like(scale, dtype=gx.dtype)
-    gup, gdown = (torch.zeros(w.shape, dtype=w.dtype, device=w.device) for w in (up, down))
-    for e, pairs, at in _by_expert(index, first, up.shape[0], total):
-        tokens = pairs.div(k, rounding_mode="floor")
-        each, made = scale.index_select(0, pairs).unsqueeze(1).to(x.dtype), rows[at]
-        g = grad.index_select(0, tokens)
-        ga, a = torch.mm(g, down[e]), _activated(act, made, width)
-        gscale.index_copy_(0, pairs, torch.linalg.vecdot(ga.to(gx.dtype), a.to(gx.dtype)))
-        torch.mm(g.T, a.mul_(each), out=gdown[e])
+    gup, gdown = (torch.empty(w.shape, dtype=w.dtype, device=w.device) for w in (up, down))
+    blocks = list(_blocks(index, first, up.shape[0], total))
+    for e in {*range(len(up))} - {e for block in blocks for e, _ in block.parts}:
+        gup[e], gdown[e] = 0, 0
+    for block in blocks:
+        tokens = block.pairs.div(k, rounding_mode="floor")
+        each, made = scale.index_select(0, block.pairs).unsqueeze(1).to(x.dtype), rows[block.at]
+        g, a = grad.index_select(0, tokens), _activated(act, made, width)
+        ga = block.products(g, down, torch.empty_like(a))
+        gscale.index_copy_(0, block.pairs, torch.linalg.vecdot(ga.to(gx.dtype), a.to(gx.dtype)))
+        block.gradients(g, a.mul_(each), gdown)
         gmade = _gradient(act, made, ga.mul_(each), width)
-        torch.mm(gmade.T, x.index_select(0, tokens), out=gup[e])
-        gx.index_add_(0, tokens, torch.mm(gmade, up[e]).to(gx.dtype))
+        block.gradients(gmade, x.index_select(0, tokens), gup)
+        gx.index_add_(0, tokens, block.products(gmade, up, g.new_empty((tokens.numel(), hidden))).to(gx.dtype))
     return gx.to(x.dtype), gscale.view(weight.shape).to(weight.dtype), gup, gdown
 
 
@@ -69,18 +99,22 @@ def _gradient(act, made: Tensor, ga: Tensor, width: int) -> Tensor:
     return gmade
 
 
-def _by_expert(index: Tensor, first: int, count: int, total: int) -> Iterator[tuple[int, Tensor, slice]]:
-    """Of each expert here that has tokens: its place, its (token, choice) pairs in order, and where its rows are."""
+def _blocks(index: Tensor, first: int, count: int, total: int) -> Iterator[Block]:
+    """The experts here that have tokens, in order."""
     flat = index.flatten()
     counts = torch.bincount(flat, minlength=total)
     if counts.numel() > total:
         raise IndexError(f"experts: expert {counts.numel() - 1} of {total}")
-    ends, order, counts = counts.cumsum(0).tolist(), flat.argsort(stable=True), counts.tolist()
-    start = ends[first] - counts[first]
-    for e in range(count):
-        n, end = counts[first + e], ends[first + e]
+    order, counts = flat.argsort(stable=True), counts.tolist()
+    start = end = before = sum(counts[:first])
+    parts: list[tuple[int, slice]] = []
+    for e, n in enumerate(counts[first : first + count]):
         if n:
-            yield e, order[end - n : end], slice(end - n - start, end - start)
+            parts.append((e, slice(end - start, end - start + n)))
+            end += n
+        if end > start and (end - start >= BLOCK or e == count - 1):
+            yield Block(order[start:end], slice(start - before, end - before), parts)
+            start, parts = end, []
 
 
 def _wide(x: Tensor) -> torch.dtype:
