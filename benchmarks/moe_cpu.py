@@ -61,7 +61,7 @@ class Case:
         return self.layers * self.batch * self.sequence * self.top_k * weights
 
 
-FULL = Case(512, 4, 8, 1024, experts=8, top_k=2, vocab=4096, sequence=256, batch=4, rounds=6, steps=2)
+FULL = Case(512, 4, 8, 1024, experts=8, top_k=2, vocab=4096, sequence=256, batch=4, rounds=5, steps=2)
 QUICK = Case(128, 2, 4, 256, experts=8, top_k=2, vocab=1024, sequence=64, batch=4, rounds=3, steps=3)
 
 

@@ -1,6 +1,8 @@
 """The mixture of experts as a module."""
 
 import doctest
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -96,3 +98,11 @@ def test_the_example_runs():
 def test_a_capacity_of_nothing_is_an_error():
     with pytest.raises(ValueError, match=r"capacity_factor=0: it is greater than 0, or None for dropless"):
         MoE(8, 12, 4, 2, capacity_factor=0)
+
+
+def test_the_readme_runs(capsys):
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    (example,) = re.findall(r"```python\n(import torch, tutti\nfrom tutti\.nn\.moe.*?)```", text, re.DOTALL)
+    exec(compile(example, "README.md", "exec"), {"__name__": "readme"})
+    loss, kinds = capsys.readouterr().out.split(maxsplit=1)
+    assert 0 < float(loss) < 2 and "all_to_all" in kinds
