@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 
-from tutti.nn.moe import MoE
+from tutti.nn import MoE
 
 transformers.logging.set_verbosity_error()
 

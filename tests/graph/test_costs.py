@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import tutti
 import zoo
-from tutti.nn.moe import MoE
+from tutti.nn import MoE
 
 aten = torch.ops.aten
 TOKENS, HIDDEN, WIDE = 4 * 16, 64, 96

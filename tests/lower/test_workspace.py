@@ -6,7 +6,7 @@ from torch import fx, nn
 import tutti
 from tutti.lower.shard import shard
 from tutti.lower.workspace import keep_workspaces
-from tutti.nn.moe import MoE
+from tutti.nn import MoE
 from tutti.plan.choice import Choice
 from tutti.plan.plan import Plan
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import tutti.nn.moe
-from tutti.nn.moe import MoE
+from tutti.nn import MoE
 
 
 def made(**options):
@@ -102,7 +102,7 @@ def test_a_capacity_of_nothing_is_an_error():
 
 def test_the_readme_runs(capsys):
     text = (Path(__file__).parents[2] / "README.md").read_text()
-    (example,) = re.findall(r"```python\n(import torch, tutti\nfrom tutti\.nn\.moe.*?)```", text, re.DOTALL)
+    (example,) = re.findall(r"```python\n(import torch, tutti\nfrom tutti\.nn import MoE.*?)```", text, re.DOTALL)
     exec(compile(example, "README.md", "exec"), {"__name__": "readme"})
     loss, kinds = capsys.readouterr().out.split(maxsplit=1)
     assert 0 < float(loss) < 2 and "all_to_all" in kinds

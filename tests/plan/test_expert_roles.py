@@ -5,7 +5,7 @@ import torch
 
 import models
 import tutti
-from tutti.nn.moe import MoE
+from tutti.nn import MoE
 from tutti.plan.experts import Experts
 from tutti.plan.planner import Planner
 from tutti.plan.problem import problem_of

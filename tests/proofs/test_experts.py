@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import tutti
 from tutti.lower.shard import shard
-from tutti.nn.moe import MoE
+from tutti.nn import MoE
 from tutti.plan.layout import R, Split
 from tutti.plan.planner import Planner
 

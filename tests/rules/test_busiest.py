@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tutti
-from tutti.nn.moe import MoE
+from tutti.nn import MoE
 from tutti.rules import WORK
 
 ops = torch.ops.tutti

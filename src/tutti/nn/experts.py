@@ -12,8 +12,8 @@
 | up | (E, 2F, H), or (E, F, H) without a gate | of experts `first` to `first + E - 1` |
 | down | (E, H, F) | |
 
-Tokens of experts that are not among these E add nothing; a number beyond `total` is an error. Rows are sorted by
-expert, so that each expert has one product for all of its tokens, and no memory of tokens x experts x hidden is used.
+Tokens of experts that are not among these E add nothing; a number beyond `total` is an error, where a CPU sees it. Rows
+are sorted by expert, so that each expert has one product for all of its tokens; nothing of tokens x experts is made.
 Sums over experts are made in float32 at least, in an order that depends on the operands alone.
 
 `experts_backward` runs the first product again. Where both run on the same tensors, `experts_training` and

@@ -1,4 +1,4 @@
-"""The kernels of `tutti.nn.experts` on a CPU: loops over the experts that have tokens.
+"""The kernels of `tutti.nn.experts` on a CPU, and of what a GPU has no grouped product for: loops over the experts.
 
 Experts with few rows go together, in blocks of about `BLOCK` rows: a product for each, all else for the block. What is
 alive at once is one block's rows. The products take as long as `grouped_mm`, whose CPU kernel is such a loop itself;
@@ -46,7 +46,7 @@ def forward(x, index, weight, up, down, activation, first, total, keep, only_row
     act, (_, k), (_, hidden, width) = activation_of(activation), index.shape, down.shape
     blocks = list(_blocks(index, first, up.shape[0], total))
     rows = x.new_empty((blocks[-1].at.stop if keep and blocks else 0, up.shape[1]))
-    y, scale = torch.zeros_like(x, dtype=_wide(x)), weight.flatten()
+    y, scale = x.new_zeros(x.shape, dtype=_wide(x)), weight.flatten()
     for block in blocks:
         tokens = block.pairs.div(k, rounding_mode="floor")
         made = rows[block.at] if keep else x.new_empty((tokens.numel(), up.shape[1]))
@@ -63,7 +63,7 @@ def backward(grad, x, index, weight, up, down, activation, first, total, rows):
     With g = down^T grad of a row, before it is weighted: that of its weight is g a, and no result is needed for it.
     """
     act, (_, k), (_, hidden, width) = activation_of(activation), index.shape, down.shape
-    gx, scale = torch.zeros_like(x, dtype=_wide(x)), weight.flatten()
+    gx, scale = x.new_zeros(x.shape, dtype=_wide(x)), weight.flatten()
     gscale = torch.zeros_like(scale, dtype=gx.dtype)
     gup, gdown = (torch.empty(w.shape, dtype=w.dtype, device=w.device) for w in (up, down))
     blocks = list(_blocks(index, first, up.shape[0], total))
@@ -106,13 +106,14 @@ def _blocks(index: Tensor, first: int, count: int, total: int) -> Iterator[Block
     if counts.numel() > total:
         raise IndexError(f"experts: expert {counts.numel() - 1} of {total}")
     order, counts = flat.argsort(stable=True), counts.tolist()
+    least = BLOCK if index.device.type == "cpu" else 1  # a GPU adds a token's rows in any order
     start = end = before = sum(counts[:first])
     parts: list[tuple[int, slice]] = []
     for e, n in enumerate(counts[first : first + count]):
         if n:
             parts.append((e, slice(end - start, end - start + n)))
             end += n
-        if end > start and (end - start >= BLOCK or e == count - 1):
+        if end > start and (end - start >= least or e == count - 1):
             yield Block(order[start:end], slice(start - before, end - before), parts)
             start, parts = end, []
 
