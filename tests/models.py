@@ -13,6 +13,8 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 
+from tutti.nn import MoE
+
 transformers.logging.set_verbosity_error()
 
 BATCH, LENGTH, VOCABULARY = 12, 16, 96
@@ -118,9 +120,7 @@ def mixtral() -> Case:
     config = transformers.MixtralConfig(
         **TEXT, num_key_value_heads=3, intermediate_size=48, num_local_experts=6, output_router_logits=True
     )
-    model = transformers.MixtralForCausalLM(config)
-    model.set_experts_implementation("batched_mm")
-    return model, tokens(), None
+    return transformers.MixtralForCausalLM(config), tokens(), None
 
 
 def qwen3_moe() -> Case:
@@ -128,9 +128,43 @@ def qwen3_moe() -> Case:
         **TEXT, num_key_value_heads=3, head_dim=8, intermediate_size=96, moe_intermediate_size=24,
         num_experts=6, num_experts_per_tok=2, decoder_sparse_step=1, norm_topk_prob=True,
     )  # fmt: skip
-    model = transformers.Qwen3MoeForCausalLM(config)
-    model.set_experts_implementation("batched_mm")
-    return model, tokens(), None
+    return transformers.Qwen3MoeForCausalLM(config), tokens(), None
+
+
+def deepseek() -> Case:
+    """Latent attention, groups of experts, a sigmoid router and shared experts; the first layer is dense."""
+    config = transformers.DeepseekV3Config(
+        **TEXT, num_key_value_heads=6, intermediate_size=96, moe_intermediate_size=24, n_routed_experts=6,
+        num_experts_per_tok=2, n_group=3, topk_group=2, n_shared_experts=2, first_k_dense_replace=1, q_lora_rank=24,
+        kv_lora_rank=12, qk_rope_head_dim=4, qk_nope_head_dim=8, v_head_dim=8,
+    )  # fmt: skip
+    return transformers.DeepseekV3ForCausalLM(config), tokens(), None
+
+
+class Mixture(nn.Module):
+    """Two layers of experts, the second with a capacity, shared experts and a bias that balances; auxiliary losses."""
+
+    def __init__(self, width: int = 24):
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, width)
+        self.layers = nn.ModuleList(
+            [
+                MoE(width, 12, 6, 2),
+                MoE(width, 12, 6, 2, capacity_factor=0.75, shared=1, scores="sigmoid", bias_update=0.01),
+            ]
+        )
+        self.head = nn.Linear(width, VOCABULARY)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+        x, loss = self.embed(input_ids), torch.zeros(())
+        for layer in self.layers:
+            y, aux = layer(x)
+            x, loss = x + y, loss + 0.01 * aux.balance + 0.001 * aux.z
+        return loss + F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+def mixture() -> Case:
+    return Mixture(), tokens(), None
 
 
 def swin2sr() -> Case:
@@ -244,8 +278,8 @@ def lstm() -> Case:
 
 MODELS: dict[str, Callable[[], Case]] = {
     make.__name__: make
-    for make in (gpt2, llama, qwen3, gemma2, bert, t5, vit, clip, mixtral, qwen3_moe, swin2sr, edsr, unet2d, resnet,
-                 dlrm, mamba, lstm)
+    for make in (gpt2, llama, qwen3, gemma2, bert, t5, vit, clip, mixtral, qwen3_moe, deepseek, mixture, swin2sr, edsr,
+                 unet2d, resnet, dlrm, mamba, lstm)
 }  # fmt: skip
 
 

@@ -24,6 +24,14 @@ ValuesNeeded = (DataDependentOutputException, DynamicOutputShapeException)
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
+_grouped = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm  # pyright: ignore
+
+
+def grouped_mm(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Products of groups of rows of `a` with the matrices of `b`; where `b` is one matrix, of groups of columns of `a`
+    with groups of its rows. ends: where each group ends, int32."""
+    return _grouped(a, b, offs=ends)
+
 
 def fake_mode() -> FakeTensorMode:
     """A mode in which tensors have shapes and dtypes but no memory."""

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import tutti
+import tutti.models.experts
 import zoo
 from tutti.run.code import generate
 
@@ -228,9 +229,9 @@ def test_experts_that_are_chosen_by_value_are_told_of_those_that_are_not():
     )  # fmt: skip
     model: transformers.PreTrainedModel = transformers.MixtralForCausalLM(config)
     model.set_experts_implementation("eager")
-    with pytest.raises(ValueError, match=r"modeling_mixtral\.py:\d+, .*set_experts_implementation\('batched_mm'\)"):
+    with pytest.raises(ValueError, match=r"modeling_mixtral\.py:\d+, .*set_experts_implementation\('tutti'\)"):
         tutti.capture(model, zoo.tokens(2))
-    model.set_experts_implementation("batched_mm")
+    model.set_experts_implementation("tutti")
     assert tutti.capture(model, zoo.tokens(2)).flops > 0
 
 

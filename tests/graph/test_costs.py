@@ -8,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import tutti
 import zoo
+from tutti.nn import MoE
 
 aten = torch.ops.aten
 TOKENS, HIDDEN, WIDE = 4 * 16, 64, 96
@@ -82,3 +83,10 @@ def test_an_lstm_costs_its_matrix_products():
     products = 2 * 5 * 4 * (6 + 8) * 4 * 8
     assert cost(graph, torch.ops.tutti.lstm_layer.default) == [products]
     assert cost(graph, torch.ops.tutti.lstm_layer_backward.default) == [2 * products]
+
+
+def test_experts_cost_their_matrix_products_for_every_choice():
+    graph = tutti.capture(MoE(6, 8, 4, 2), (torch.ones(3, 5, 6),), loss=lambda m, b: m(*b)[0].sum())
+    products = 2 * 3 * 5 * 2 * (3 * 6 * 8)
+    assert cost(graph, torch.ops.tutti.experts.default) == [products]
+    assert cost(graph, torch.ops.tutti.experts_backward.default) == [2 * products]

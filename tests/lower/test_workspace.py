@@ -1,11 +1,12 @@
-"""An LSTM's backward pass uses what the forward pass kept, where both see the same tensors."""
+"""The backward pass of LSTMs and experts uses what the forward pass kept, where both see the same tensors."""
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 import tutti
 from tutti.lower.shard import shard
 from tutti.lower.workspace import keep_workspaces
+from tutti.nn import MoE
 from tutti.plan.choice import Choice
 from tutti.plan.plan import Plan
 
@@ -62,3 +63,31 @@ def test_training_equals_plain_torch():
         optimizer.step()
         torch.testing.assert_close(step((X,)), loss.detach())
     torch.testing.assert_close(step.state_dict(), dict(reference.state_dict()))
+
+
+def kept(layer, x, plan):
+    model = layer.train()
+    step = tutti.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1), (x,), cluster="cpu:2", plan=plan,
+                             level="O0", loss=lambda m, b: m(b[0] * 1.0)[0].square().mean())  # fmt: skip
+    targets = [n.target for n in step.program.graph.nodes]
+    return [targets.count(t) for t in (ops.experts_training.default, ops.experts_backward_kept.default)]
+
+
+def test_experts_keep_their_rows_though_tokens_are_gathered_anew():
+    for plan in ("dp2", "ep2", "tp2"):
+        assert kept(nn.Sequential(MoE(8, 12, 4, 2)), torch.randn(4, 6, 8), plan) == [1, 1], plan
+
+
+def test_two_backward_passes_share_what_one_forward_pass_kept():
+    graph = fx.Graph()
+    x, index, weight, up, down, g, h = (graph.placeholder(n) for n in "xiwudgh")
+    forward = graph.call_function(ops.experts.default, (x, index, weight, up, down, "silu", 0, 4))
+    both = [graph.call_function(ops.experts_backward.default, (y, *forward.args)) for y in (g, h)]
+    for node in (forward, *both):
+        node.meta = {"phase": "", "path": "", "label": ""}
+    graph.output((forward, *both))
+    keep_workspaces(graph)
+    graph.lint()
+    assert [n.target for n in both] == [ops.experts_backward_kept.default] * 2
+    result = graph.find_nodes(op="output")[0].args[0][0]
+    assert result.args == (forward, 0) and forward.target is ops.experts_training.default

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tutti.plan.schedule import Pipe
 from tutti.plan.textbook import Textbook, parse_name
 
 
@@ -16,6 +17,11 @@ from tutti.plan.textbook import Textbook, parse_name
         ("tp2xzero1", 8, Textbook(4, 2, 1)),
         ("dp2xtp", 6, Textbook(2, 3, 0)),
         ("dp2xtp2xzero2", 4, Textbook(2, 2, 2)),
+        ("ep", 4, Textbook(ep=4)),
+        ("dp2xep2", 4, Textbook(2, ep=2)),
+        ("tp2xep", 4, Textbook(tp=2, ep=2)),
+        ("ep2xzero1", 4, Textbook(2, 1, 1, ep=2)),
+        ("pp2xep2", 4, Textbook(ep=2, pipe=Pipe(2))),
     ],
 )
 def test_names(name, devices, book):
@@ -26,8 +32,9 @@ def test_names(name, devices, book):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("ep", "no plan 'ep': write auto, dp, tp"),
-        ("ep2", "no plan 'ep2': write auto, .* or the path of a saved plan"),
+        ("cp", "no plan 'cp': write auto, dp, tp"),
+        ("sum2", "no plan 'sum2': write auto, .* or the path of a saved plan"),
+        ("ep3", "needs 3 devices, not 4"),
         ("zero4", r"no plan 'zero4': did you mean 'zero3'\? Write auto, dp, tp"),
         ("tp2xzeor1", "no plan 'tp2xzeor1': did you mean 'tp2xzero1'?"),
         ("dp2tp2", "did you mean 'dp2xtp2'?"),
@@ -48,5 +55,5 @@ def test_names_that_are_none(name, message):
 
 
 def test_tensor_parallelism_is_the_inner_axis():
-    assert list(Textbook(2, 4).mesh.items()) == [("dp", 2), ("tp", 4)]
+    assert list(Textbook(2, 4, ep=3).mesh.items()) == [("dp", 2), ("ep", 3), ("tp", 4)]
     assert Textbook().mesh == {"dp": 1}

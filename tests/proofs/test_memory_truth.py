@@ -18,7 +18,7 @@ from tutti.run.memory import CPU, memory
 from tutti.run.simulated.replay import replay
 
 PLANS = ("dp", "zero3", "dp2xtp2")
-EVERY = ("gpt2", "llama", "bert", "t5", "vit", "mixtral", "unet2d", "lstm")
+EVERY = ("gpt2", "llama", "bert", "t5", "vit", "mixtral", "deepseek", "mixture", "unet2d", "lstm")
 WITHIN = 0.05
 
 

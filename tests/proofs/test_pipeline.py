@@ -20,7 +20,10 @@ from tutti.run.batches import microbatches
 STEPS, COUNT = 3, 6  # microbatches
 FAMILIES = ("llama", "t5", "unet2d", "mixtral")
 CUTS = 6
-GLOO = [("1f1b", 2, "dp2"), ("zb-h1", 2, "tp2"), ("gpipe", 4, "dp1"), ("zb-v", 2, "zero2")]
+GLOO = [  # family, schedule, devices of the pipeline, plan of each
+    ("llama", "1f1b", 2, "dp2"), ("llama", "zb-h1", 2, "tp2"), ("llama", "gpipe", 4, "dp1"),
+    ("llama", "zb-v", 2, "zero2"), ("llama", "found", 2, "dp2"), ("mixtral", "1f1b", 2, "ep2"),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -94,18 +97,18 @@ def test_every_cut_under_every_schedule(family, name, seed):
     compare(run(family, pipeline(graph, stages, devices, name, "dp1", COUNT), devices), family)
 
 
-def on_this_rank(name: str, devices: int, inner: str) -> tuple:
-    graph = case("llama", 2)[3]
+def on_this_rank(family: str, name: str, devices: int, inner: str) -> tuple:
+    graph = case(family, 2)[3]
     stages = random_stages(graph, 2 * devices if name == "zb-v" else devices, devices)
-    found = run("llama", pipeline(graph, stages, devices, name, inner, 2), 4, 2)
+    found = run(family, pipeline(graph, stages, devices, name, inner, 2), 4, 2)
     return found[0], *({key: x.numpy() for key, x in tensors.items()} for tensors in found[1:3]), found[3]
 
 
-@pytest.mark.parametrize("name, devices, inner", GLOO)
-def test_processes_give_the_numbers_of_one_device(pool, name, devices, inner):
-    for losses, gradients, parameters, evaluated in pool.run(on_this_rank, name, devices, inner):
+@pytest.mark.parametrize("family, name, devices, inner", GLOO)
+def test_processes_give_the_numbers_of_one_device(pool, family, name, devices, inner):
+    for losses, gradients, parameters, evaluated in pool.run(on_this_rank, family, name, devices, inner):
         tensors = ({key: torch.from_numpy(x) for key, x in found.items()} for found in (gradients, parameters))
-        compare((losses, *tensors, evaluated), "llama", 2)
+        compare((losses, *tensors, evaluated), family, 2)
 
 
 def test_a_pipeline_by_its_name():

@@ -9,9 +9,9 @@ from tutti.graph.anew import make_without_operands
 from tutti.graph.costs import FREE, annotate_costs
 from tutti.graph.labels import annotate_labels
 from tutti.graph.randomness import make_reproducible
-from tutti.graph.recurrent import without_workspaces
 from tutti.graph.simplify import simplify
 from tutti.graph.step_graph import FORWARD, UPDATE, Call, Spec, StepGraph
+from tutti.graph.workspaces import without_workspaces
 
 
 def build(traced: fx.GraphModule, inputs: list[str], outputs: list[str], device: torch.device) -> StepGraph:

@@ -6,10 +6,11 @@ optimizer update. Python control flow that does not depend on data is simply run
 
 from __future__ import annotations
 
+import sys
 import traceback
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -84,7 +85,7 @@ def capture(
         recorder.mark()
         return outputs
 
-    with compat.fake_mode():
+    with compat.fake_mode(), _fused_experts(model):
 
         def fakes(kind: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
             return {f"{kind}:{k}": torch.empty(t.shape, dtype=t.dtype, device=device) for k, t in tensors}
@@ -159,6 +160,15 @@ def _update(optimizer, params, grads, state, inputs, recorder, clip_norm) -> dic
     return outputs
 
 
+def _fused_experts(model: nn.Module) -> AbstractContextManager:
+    """Experts of transformers' models, where they are left at its default, are those of tutti.models.experts."""
+    if "transformers.integrations.moe" not in sys.modules:
+        return nullcontext()
+    from tutti.models.experts import taken_by_default
+
+    return taken_by_default(model)
+
+
 def _branching(error: Exception) -> ValueError:
     """What to say where the model asked for the values of a tensor: its own line, and what to do."""
     ours = (Path(torch.__file__).parent, Path(__file__).parents[1])
@@ -172,11 +182,11 @@ def _branching(error: Exception) -> ValueError:
             "step is captured once for all values: compute it before the batch is made, or write an operator around it "
             "that knows its shapes without (torch.library.custom_op with register_fake)"
         )
-    experts = "expert" in where
+    hint = "; for experts: import tutti.models.experts, then model.set_experts_implementation('tutti')"
     return ValueError(
         f"{where}the model branches on the values of a tensor, or makes a shape of them ({error}). A step is captured "
         "once for all values: write torch.where or a mask for an if, a loop, .item() or x[mask], or decide it before "
-        "the batch is made" + ("; for experts: model.set_experts_implementation('batched_mm')" if experts else "")
+        "the batch is made" + (hint if "expert" in where else "")
     )
 
 

@@ -9,6 +9,7 @@ from math import prod
 import torch
 from torch import fx
 
+import tutti.nn.experts
 import tutti.nn.lstm  # noqa: F401  (registers the operators)
 from tutti.graph.step_graph import Call, Spec, StepGraph
 
@@ -83,6 +84,17 @@ def _lstm(products: int) -> Callable[[Call], int]:
     return flops
 
 
+def _experts(products: int, backward: bool = False) -> Callable[[Call], int]:
+    """`products` times those of the forward pass: both matrices of an expert, for the choices that fall on average to
+    the experts that are here. Where the backward pass repeats the first product, that is not counted."""
+
+    def flops(node: Call) -> int:
+        _, index, _, up, down, _, _, total = node.args[backward : 8 + backward]
+        return products * 2 * prod(_shape(index)) * (prod(_shape(up)) + prod(_shape(down))) // total
+
+    return flops
+
+
 # Views and renamings: no arithmetic, no bytes.
 FREE = {
     operator.getitem,
@@ -110,6 +122,10 @@ FLOPS: dict[object, Callable[[Call], int]] = {
     aten.convolution_backward.default: _convolution_backward,
     torch.ops.tutti.lstm_layer.default: _lstm(1),
     torch.ops.tutti.lstm_layer_backward.default: _lstm(2),
+    torch.ops.tutti.experts.default: _experts(1),
+    torch.ops.tutti.experts_training.default: _experts(1),
+    torch.ops.tutti.experts_backward.default: _experts(2, backward=True),
+    torch.ops.tutti.experts_backward_kept.default: _experts(2, backward=True),
     aten._scaled_dot_product_flash_attention_for_cpu.default: _attention(2, False, 4),
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention(5, True, 7),
     aten._scaled_dot_product_flash_attention.default: _attention(2, False, 4),

@@ -1,29 +1,98 @@
-"""Where an LSTM layer's forward and backward pass run on the same tensors, the second need not repeat the first."""
+"""Where a layer's forward and backward pass run on the same tensors, the second need not repeat the first.
+
+Tensors are the same where they are computed alike: what was gathered for the forward pass is gathered anew for the
+backward pass, and is no other tensor for that.
+"""
 
 from __future__ import annotations
 
 import operator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
 
+import tutti.nn.experts
 import tutti.nn.lstm  # noqa: F401  (registers the operators)
 from tutti.graph.step_graph import Call
 
 ops = torch.ops.tutti
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What takes the places of a forward pass and of the backward pass that repeats it.
+
+    gradients: where the backward pass has them among its arguments; the others are those of the forward pass. outputs:
+    of `training`, what the backward pass wants. several: whether the forward pass that keeps nothing has several, too.
+    """
+
+    repeating: Any
+    gradients: slice
+    training: Any
+    backward: Any
+    outputs: tuple[int, ...]
+    several: bool
+
+
+LAYERS: dict[Any, Kept] = {
+    ops.lstm_layer.default: Kept(
+        ops.lstm_layer_backward.default, slice(7, 10),
+        ops.lstm_layer_training.default, ops.lstm_layer_backward_kept.default, (0, 1, 2, 3), several=True,
+    ),
+    ops.experts.default: Kept(
+        ops.experts_backward.default, slice(0, 1),
+        ops.experts_training.default, ops.experts_backward_kept.default, (1,), several=False,
+    ),
+}  # fmt: skip
+KEEPING = {target for kept in LAYERS.values() for target in (kept.training, kept.backward)}
+FORWARD_OF = {kept.repeating: target for target, kept in LAYERS.items()}
+
+
 def keep_workspaces(graph: fx.Graph) -> None:
-    """Hand the forward pass' results and workspace to the backward pass, in place."""
-    layers = {n.args: n for n in graph.nodes if n.target is ops.lstm_layer.default}
-    node: Call
-    for node in [n for n in graph.nodes if n.target is ops.lstm_layer_backward.default]:
-        forward = layers.get((*node.args[:7], *node.args[10:]))
+    """Hand what the forward pass has in its hands to the backward pass, in place."""
+    numbers = _numbered(graph)
+    layers: dict[tuple, Call] = {(n.target, _key(n.args, numbers)): n for n in graph.nodes if n.target in LAYERS}
+    for node in [n for n in graph.nodes if n.target in FORWARD_OF]:
+        target = FORWARD_OF[node.target]
+        kept, args = LAYERS[target], list(node.args)
+        del args[kept.gradients]
+        forward = layers.get((target, _key(tuple(args), numbers)))
         if forward is None:
             continue
-        forward.target = ops.lstm_layer_training.default
+        if forward.target is target:
+            forward.target = kept.training
+            if not kept.several:
+                _take_first(forward)
         with graph.inserting_before(node):
-            kept = [graph.call_function(operator.getitem, (forward, i)) for i in range(4)]
-        for n in kept:
+            parts = [graph.call_function(operator.getitem, (forward, i)) for i in kept.outputs]
+        for n in parts:
             n.meta = {key: node.meta[key] for key in ("phase", "path", "label")} | {"val": None}
-        node.target, node.args = ops.lstm_layer_backward_kept.default, (*node.args, *kept)
+        node.target, node.args = kept.backward, (*node.args, *parts)
+
+
+def _take_first(call: fx.Node) -> None:
+    """Let those who read the result of a call read its first output."""
+    with call.graph.inserting_after(call):
+        first = call.graph.call_function(operator.getitem, (call, 0))
+    first.meta = dict(call.meta)
+    call.replace_all_uses_with(first, lambda user: user is not first)
+
+
+def _numbered(graph: fx.Graph) -> dict[fx.Node, int]:
+    """Nodes that compute the same have the same number: operators of the graph have no effects."""
+    numbers: dict[fx.Node, int] = {}
+    known: dict[tuple, int] = {}
+    for node in graph.nodes:
+        key = (
+            (node,)
+            if node.op != "call_function"
+            else (node.target, _key(node.args, numbers), _key(node.kwargs, numbers))
+        )
+        numbers[node] = known.setdefault(key, len(known))
+    return numbers
+
+
+def _key(arguments: Any, numbers: dict[fx.Node, int]) -> str:
+    return repr(fx.map_arg(arguments, lambda n: ("node", numbers[n])))  # pyright: ignore[reportArgumentType]

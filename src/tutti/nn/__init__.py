@@ -1,0 +1,3 @@
+"""Operators and layers made for this project."""
+
+from tutti.nn.moe import MoE as MoE

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 
 import torch
 from torch import fx
 
+import tutti.nn.experts
 import tutti.nn.random  # noqa: F401  (registers the operators)
 from tutti.cluster.device import Device
 from tutti.cluster.operators import PRODUCTS, Shape, family_of
@@ -24,6 +25,13 @@ DRAWS, PASSES, PASS = torch.ops.tutti.uniform.default, 22, 16  # bytes that a pa
 LOOKUPS = ("embedding", "index", "index_select", "gather", "nll_loss_forward")  # read as much of a table as they return
 COPIES = ("clone", "reshape", "contiguous", "_to_copy", "copy")  # whose speed is that of how their operand lies
 CONVOLUTIONS = ("convolution", "convolution_backward")
+_ops = torch.ops.tutti
+EXPERTS: dict[object, bool] = {  # whether it is a backward pass
+    _ops.experts.default: False,
+    _ops.experts_training.default: False,
+    _ops.experts_backward.default: True,
+    _ops.experts_backward_kept.default: True,
+}
 LANES = 16  # channels that a CPU's kernels of convolutions work on at once (oneDNN's blocked layouts)
 
 
@@ -52,6 +60,8 @@ class LocalCall:
 def seconds(device: Device, call: LocalCall) -> float:
     """Seconds of a call, without its overhead."""
     target, family = call.node.target, _family(call)
+    if target in EXPERTS:
+        return _experts(device, call, EXPERTS[target])
     if family == "table" and call.read:  # of zeros, to which the rows of the gradient are added
         rows = device.stream_seconds(3 * call.read[0], family, call.dtype)
         return device.stream_seconds(call.made[0], "add", call.dtype) + rows
@@ -70,6 +80,20 @@ def moved(call: LocalCall) -> int:
         if family_of(call.node.target) == "pool" and not name.endswith("_backward"):  # what its windows cover
             return call.made[0] * prod(call.node.args[1])  # pyright: ignore
     return sum(call.read) + sum(call.made) + call.written
+
+
+def _experts(device: Device, call: LocalCall, backward: bool) -> float:
+    """A product for each expert, of its share of the choices; of more where `flops` says that this rank is busier.
+    Between them the choices' rows are gathered, activated and added."""
+    _, (tokens, k), _, (experts, made, hidden), (_, _, width) = call.shapes()[backward : 5 + backward]
+    rows = ceil(tokens * k / call.node.args[7 + backward])  # pyright: ignore
+    products = [(rows, hidden, made), (rows, width, hidden)]
+    if backward:
+        products = [(rows, hidden, width), (hidden, rows, width), (made, rows, hidden), (rows, made, hidden)]
+    busier = call.flops / sum(2 * experts * prod(sizes) for sizes in products)
+    bytes_ = moved(call) + (1 + backward) * 2 * rows * experts * (hidden + made) * call.dtype.itemsize
+    taken = sum(device.matmul_seconds(experts, *sizes, call.dtype) for sizes in products)
+    return max(1.0, busier) * taken + device.stream_seconds(bytes_, "add", call.dtype)
 
 
 def _drawn(device: Device, call: LocalCall) -> int:

@@ -1,4 +1,4 @@
-"""What a mesh axis may do to an operator: anything, or what the textbook says that `dp` and `tp` do.
+"""What a mesh axis may do to an operator: anything, or what the textbook says that `dp`, `ep` and `tp` do.
 
 Whoever searches asks for the choices of an operator along an axis that may be taken, given all legal ones. Inputs that
 a person has pinned, or that lie somewhere already, may only lie so.
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from tutti.graph.costs import FLOPS
 from tutti.graph.step_graph import UPDATE
 from tutti.plan.choice import Choice, legal, output_placement
+from tutti.plan.experts import ROUTED, Experts
 from tutti.plan.layout import Layout, Mesh, Split
 from tutti.plan.options import Given
 from tutti.plan.problem import Operator, Problem
@@ -44,35 +45,56 @@ class Free:
 
 
 class Roles(Free):
-    """`dp` splits the batch and what is computed from it, `tp` matrices, which are used where they lie; then the ZeRO
-    stage says what is kept split over `dp`. See `plan.textbook`."""
+    """`dp` splits the batch and what is computed from it; `tp` matrices, which are used where they lie; `ep` experts,
+    and elsewhere the batch. The ZeRO stage says what is kept split over `dp`. See `plan.textbook`."""
 
     def __init__(self, problem: Problem, book: Textbook, pins, stored):
         super().__init__(problem, book.mesh, pins, stored)
         self.zero = book.zero
         self.from_batch = problem.reached_from("batch")
+        self.experts = Experts(problem)
 
     def free(self, o: Operator, axis: str, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
-        return self._data(o, choices) if axis == "dp" else self._tensor(o, choices)
+        roles = {"dp": self._data, "ep": self._expert, "tp": self._tensor}
+        return roles[axis](o, choices)
 
-    def _data(self, o: Operator, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
+    def _data(
+        self, o: Operator, choices: Sequence[Choice | None], axis: str = "dp", zero: int | None = None
+    ) -> Sequence[Choice | None]:
+        zero = self.zero if zero is None else zero
         if o.kind == "batch" and o.outputs[0].shape:
             first = [c for c in choices if c and c == Choice(o.rule.outputs[0][0][0])]
             if not first:
-                size, k = o.outputs[0].shape[0], self.mesh["dp"]
-                raise ValueError(f"{o.label}: a batch of {size} does not divide over {k} data-parallel devices")
+                size, k, kind = o.outputs[0].shape[0], self.mesh[axis], {"dp": "data", "ep": "expert"}[axis]
+                raise ValueError(f"{o.label}: a batch of {size} does not divide over {k} {kind}-parallel devices")
             return first
         if o.kind == "param":
-            return _split(choices) if self.zero == 3 else [None]
+            return _split(choices) if zero == 3 else [None]
         if o.is_input:
-            return _split(choices) if self.zero and o.kind not in STATELESS else [None]
+            return _split(choices) if zero and o.kind not in STATELESS else [None]
         if o.phase == UPDATE:
-            return choices if self.zero else [None]
+            return choices if zero else [None]
         if o.label in self.problem.weights:  # a view lies as the weight does, so that it is gathered for each use anew
-            return _split(choices) if self.zero == 3 else [None]
+            return _split(choices) if zero == 3 else [None]
         used = self.problem.weight_factors(o)  # which is whole
         allowed = [c for c in choices if c is None or c.factor not in used]
         return _split(allowed) if o.label in self.from_batch else allowed
+
+    def _expert(self, o: Operator, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
+        """As `dp`, but experts, their gradients and their state lie split, and are used where they lie."""
+        if o.is_input and o.outputs[0].shape in self.experts.shapes:
+            counted = Choice(o.rule.outputs[0][0][0])
+            if counted not in choices:
+                size, k = o.outputs[0].shape[0], self.mesh["ep"]
+                raise ValueError(f"{o.label}: {size} experts do not divide over {k} expert-parallel devices")
+            return [counted]
+        if o.label in self.experts.matrices or self.experts.updates(o):
+            return choices
+        if o.label in self.experts.factors:
+            return [c for c in choices if c and c.factor == self.experts.factors[o.label]]
+        if o.target in ROUTED:  # for all experts of one's own groups
+            return [c for c in choices if c and c.factor == "g"] or choices
+        return self._data(o, choices, "ep", zero=0)
 
     def _tensor(self, o: Operator, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
         if o.is_input:
@@ -81,7 +103,8 @@ class Roles(Free):
             return _split(choices) if o.kind == "param" and len(o.outputs[0].shape) > 1 else choices
         if o.label in self.problem.weight_operand and o.phase != UPDATE:
             dims = o.rule.inputs[self.problem.weight_operand[o.label]]
-            used = [c for c in choices if c and c.factor in self.problem.weight_factors(o)]
+            inside = self.problem.weight_factors(o) - {self.experts.factors.get(o.label)}  # of each expert
+            used = [c for c in choices if c and c.factor in inside]
             if len(dims) > 1 and used:
                 return used
         if o.label in self.problem.gradients and len(o.outputs[0].shape) > 1:  # is made where the matrix lies

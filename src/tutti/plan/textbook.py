@@ -1,4 +1,4 @@
-"""The textbook plans by name: `dp`, `tp4`, `zero3`, `dp2xtp2`, `tp2xzero3`, `pp4`, `pp2-zb-vxdp2`, ...
+"""The textbook plans by name: `dp`, `tp4`, `zero3`, `dp2xtp2`, `tp2xzero3`, `ep4`, `pp4`, `pp2-zb-vxdp2`, ...
 
 | name | axis `dp` | axis `tp` |
 |---|---|---|
@@ -7,6 +7,9 @@
 | zero1 | as dp; optimizer state is split | |
 | zero2 | as zero1; gradients are accumulated split | |
 | zero3 | as zero2; parameters are split and gathered for use | |
+
+`ep4` splits the experts over axis `ep`, and elsewhere the batch, as `dp` does. With a capacity, an all-to-all brings
+the slots to their experts and another back; dropless, the tokens are gathered and the partial sums scattered.
 
 `pp4` puts a pipeline of 4 around that; a schedule may follow, by default `1f1b`: `pp4-gpipe`, `pp4-interleaved2` (two
 stages on each device), see `plan.schedule`.
@@ -23,22 +26,24 @@ from math import prod
 from tutti.plan.schedule import COUNTED, NO_PIPE, Pipe
 from tutti.plan.schedule import NAMES as SCHEDULES
 
-NAMES = "auto, dp, tp, zero1, zero2, zero3, dp2xtp2, tp2xzero3, pp4, pp2-zb-vxdp2, ..."
-STEMS = {"auto": "auto", "dp": "dp", "tp": "tp", "pp": "pp", "zero": "zero", "single": "single", "fsdp": "zero3"}
+NAMES = "auto, dp, tp, zero1, zero2, zero3, dp2xtp2, tp2xzero3, ep4, pp4, pp2-zb-vxdp2, ..."
+STEMS = {**{name: name for name in ("auto", "dp", "tp", "ep", "pp", "zero", "single")}, "fsdp": "zero3"}
 
 
 @dataclass(frozen=True)
 class Textbook:
-    """Sizes of the two axes, the ZeRO stage (0 to 3) of the data-parallel one, and the pipeline around them."""
+    """Sizes of the axes, the ZeRO stage (0 to 3) of the data-parallel one, and the pipeline around them."""
 
     dp: int = 1
     tp: int = 1
     zero: int = 0
+    ep: int = 1
     pipe: Pipe = NO_PIPE
 
     def __str__(self) -> str:
         parts = [str(self.pipe)] if self.pipe.devices > 1 else []
         parts += [f"dp{self.dp}"] if self.dp > 1 else []
+        parts += [f"ep{self.ep}"] if self.ep > 1 else []
         parts += [f"tp{self.tp}"] if self.tp > 1 else []
         parts += [f"zero{self.zero}"] if self.zero else []
         return "x".join(parts) or "single"
@@ -46,7 +51,7 @@ class Textbook:
     @property
     def mesh(self) -> dict[str, int]:
         """Of a device of the pipeline: data parallelism outside, so that tensor parallelism has the fast links."""
-        return {a: n for a, n in (("dp", self.dp), ("tp", self.tp)) if n > 1} or {"dp": 1}
+        return {a: n for a, n in (("dp", self.dp), ("ep", self.ep), ("tp", self.tp)) if n > 1} or {"dp": 1}
 
 
 def textbook_of(name: str, mesh: Mapping[str, int]) -> Textbook | None:
@@ -66,7 +71,7 @@ def parse_name(name: str, devices: int) -> Textbook:
     sizes: dict[str, int] = {}
     zero, schedule, chunks = 0, "1f1b", 1
     for part in name.split("x"):
-        match = re.fullmatch(r"(dp|tp|pp)(\d*)(?:-(.+))?|zero([123])|single", part)
+        match = re.fullmatch(r"(dp|tp|ep|pp)(\d*)(?:-(.+))?|zero([123])|single", part)
         if not match:
             near = _nearest(name)
             hint = f"did you mean {near!r}? W" if near else "w"
@@ -91,8 +96,8 @@ def parse_name(name: str, devices: int) -> Textbook:
         raise ValueError(f"plan {name!r} needs {'a multiple of ' if open_axes else ''}{given} devices, not {devices}")
     if open_axes:
         sizes[open_axes[0]] = devices // given
-    dp, tp, pp = (sizes.get(axis, 1) for axis in ("dp", "tp", "pp"))
-    return Textbook(dp, tp, zero if dp > 1 else 0, Pipe(pp, schedule, chunks))
+    dp, tp, ep, pp = (sizes.get(axis, 1) for axis in ("dp", "tp", "ep", "pp"))
+    return Textbook(dp, tp, zero if dp > 1 else 0, ep, Pipe(pp, schedule, chunks))
 
 
 def _schedule(name: str, axis: str, said: str) -> tuple[str, int]:

@@ -1,10 +1,11 @@
-"""A name for a plan that was searched: which axes are data, context or tensor parallel, and the ZeRO stage."""
+"""A name for a plan that was searched: which axes are data, expert or tensor parallel, and the ZeRO stage."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 from tutti.graph.costs import FLOPS
+from tutti.plan.experts import Experts
 from tutti.plan.layout import Split
 from tutti.plan.plan import Plan
 from tutti.plan.problem import Operator, Problem
@@ -14,8 +15,8 @@ from tutti.plan.roles import STATELESS
 def title(plan: Plan, problem: Problem) -> str:
     """`dp4xtp2xzero1`: what each axis does to most of the arithmetic.
 
-    tp: it splits what a weight has; dp: something else. zero3: along dp most bytes of parameters lie split too; zero1:
-    most of the optimizer state does.
+    ep: it splits the experts; tp: something else that a weight has; dp: what it has not. zero3: along dp most bytes of
+    parameters lie split too; zero1: most of the optimizer state does.
     """
     sizes: dict[str, int] = {}
     zero = 0
@@ -28,16 +29,19 @@ def title(plan: Plan, problem: Problem) -> str:
             params = _share(plan, [o for o in inputs if o.kind == "param"], axis)
             state = _share(plan, [o for o in inputs if o.kind not in STATELESS], axis)
             zero = max(zero, 3 if params > 0.5 else 1 if state > 0.5 else 0)
-    parts = [f"{role}{sizes[role]}" for role in ("dp", "tp", "idle") if role in sizes]
+    parts = [f"{role}{sizes[role]}" for role in ("dp", "ep", "tp", "idle") if role in sizes]
     return "x".join(parts + ([f"zero{zero}"] if zero else [])) or "single"
 
 
 def _role(plan: Plan, problem: Problem, axis: str) -> str:
     flops: Counter[str] = Counter()
+    experts = Experts(problem)
     for o in problem.operators.values():
         if o.target in FLOPS:
             choice = plan.choices(o.label).get(axis)
             role = "idle" if choice is None else "tp" if choice.factor in problem.weight_factors(o) else "dp"
+            if choice and choice.factor and choice.factor == experts.factors.get(o.label):
+                role = "ep"
             # Without a weight, one cannot tell: the gradient of a weight, attention.
             flops[role] += o.count * o.flops if o.label in problem.weight_operand or choice is None else 0
     return flops.most_common(1)[0][0] if flops else "idle"

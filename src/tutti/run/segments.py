@@ -11,6 +11,7 @@ from tutti.graph.inline import inline
 from tutti.graph.step_graph import Spec
 from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.inplace import written
+from tutti.lower.workspace import KEEPING
 from tutti.nn import random
 from tutti.nn.adam import IN_PLACE
 
@@ -19,12 +20,8 @@ SMALLEST = 3  # operators: what is smaller costs less to run than to call
 # Compiled functions by the structure of their segment: shared by layers, by ranks and by Programs of this process.
 COMPILED: dict[str, Callable] = {}
 
-LAYERS = {  # what they hand one another has no shape that a compiler could know
-    torch.ops.tutti.lstm_layer_training.default,
-    torch.ops.tutti.lstm_layer_backward_kept.default,
-}
-
-BREAKS = {*COLLECTIVES, *LAYERS, written, *(in_place for in_place, *_ in IN_PLACE.values())}
+# What layers hand their backward passes has no shape that a compiler could know.
+BREAKS = {*COLLECTIVES, *KEEPING, written, *(in_place for in_place, *_ in IN_PLACE.values())}
 
 
 def inline_random(graph: fx.Graph) -> None:

@@ -1,0 +1,136 @@
+"""Dropless mixtures of experts: every token passes through each of its k experts, as one operator over flat tokens.
+
+    y[t] = sum_j weight[t, j] down[e] a(t, e),    e = index[t, j]
+    a(t, e) = act(gate) * up,  (gate, up) = the halves of up[e] x[t]       (SwiGLU and its like; Shazeer 2020)
+    a(t, e) = act(up[e] x[t])                                              without a gate
+
+| operand | shape | |
+|---|---|---|
+| x | (T, H) | tokens |
+| index | (T, k) int64 | of `total` experts, those of each token |
+| weight | (T, k) | any floating dtype |
+| up | (E, 2F, H), or (E, F, H) without a gate | of experts `first` to `first + E - 1` |
+| down | (E, H, F) | |
+
+Tokens of experts that are not among these E add nothing; a number beyond `total` is an error, where a CPU sees it. Rows
+are sorted by expert, so that each expert has one product for all of its tokens; nothing of tokens x experts is made.
+Sums over experts are made in float32 at least, in an order that depends on the operands alone.
+
+`experts_backward` runs the first product again. Where both run on the same tensors, `experts_training` and
+`experts_backward_kept` pass its result on, a row of 2F (F) numbers for each token and choice, sorted by expert (see
+`tutti.lower.workspace`); in plain PyTorch they always do.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from tutti.nn import experts_grouped, experts_loop
+from tutti.nn.activation import activation_of
+
+_tensors = "Tensor x, Tensor index, Tensor weight, Tensor up, Tensor down"
+_options = "str activation, int first, int total"
+
+_library = torch.library.Library("tutti", "FRAGMENT")
+_library.define(f"experts({_tensors}, {_options}) -> Tensor")
+_library.define(f"experts_training({_tensors}, {_options}) -> (Tensor, Tensor)")
+_library.define(f"experts_backward(Tensor grad, {_tensors}, {_options}) -> (Tensor, Tensor, Tensor, Tensor)")
+_library.define(
+    f"experts_backward_kept(Tensor grad, {_tensors}, {_options}, Tensor rows) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+ops = torch.ops.tutti
+
+
+def experts(x: Tensor, index: Tensor, weight: Tensor, up: Tensor, down: Tensor, activation: str = "silu") -> Tensor:
+    """The mixture, differentiable in all but the index. Shapes as above; all experts are there.
+
+    x is computed in the dtype of the experts, under autocast all in its; the result has the dtype of x. Raises
+    ValueError where shapes do not fit, or for an unknown activation.
+    """
+    activation_of(activation)
+    wide = up.shape[1] // max(1, down.shape[-1])
+    if wide not in (1, 2) or up.shape[1] != wide * down.shape[-1] or up.shape[::2] != down.shape[:2]:
+        raise ValueError(
+            f"experts: up of shape {tuple(up.shape)} and down of shape {tuple(down.shape)} do not belong together: "
+            "write (E, 2F, H) with a gate or (E, F, H) without, and (E, H, F)"
+        )
+    if x.ndim != 2 or x.shape[1] != up.shape[2] or index.shape != weight.shape or index.shape[:1] != x.shape[:1]:
+        raise ValueError(
+            f"experts: tokens (T, {up.shape[2]}) with index and weight (T, k), not {tuple(x.shape)}, "
+            f"{tuple(index.shape)} and {tuple(weight.shape)}"
+        )
+    kind, dtype = x.device.type, up.dtype
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+    operands = (x.to(dtype), index, weight, up.to(dtype), down.to(dtype))
+    learns = torch.is_grad_enabled() and any(t.requires_grad for t in operands)
+    if learns:
+        return ops.experts_training(*operands, activation, 0, up.shape[0])[0].to(x.dtype)
+    return ops.experts(*operands, activation, 0, up.shape[0]).to(x.dtype)
+
+
+def kept_rows(x: Tensor, index: Tensor, up: Tensor, total: int) -> int:
+    """How many rows are kept: on a CPU those of the experts that are here, as many as fall to them on average; on a
+    GPU, which does not wait to know, as many as could."""
+    pairs = index.numel()
+    return pairs if x.device.type == "cuda" else -(-pairs * up.shape[0] // total)
+
+
+def _register(kernels: ModuleType, device: str) -> None:
+    def experts(*args):
+        return kernels.forward(*args, keep=False)[0]
+
+    def backward(grad, *args):
+        return kernels.backward(grad, *args, kernels.forward(*args, keep=True, only_rows=True)[1])
+
+    _library.impl("experts", experts, device)
+    _library.impl("experts_training", lambda *args: kernels.forward(*args, keep=True), device)
+    _library.impl("experts_backward", backward, device)
+    _library.impl("experts_backward_kept", kernels.backward, device)
+
+
+_register(experts_loop, "CPU")
+_register(experts_grouped, "CUDA")
+
+
+def _fake(x, index, weight, up, down, activation, first, total):
+    return x.new_empty(x.shape)
+
+
+def _fake_training(x, index, weight, up, down, activation, first, total):
+    return x.new_empty(x.shape), x.new_empty((kept_rows(x, index, up, total), up.shape[1]))
+
+
+def _fake_backward(grad, x, index, weight, up, down, *rest):
+    return tuple(t.new_empty(t.shape) for t in (x, weight, up, down))
+
+
+torch.library.register_fake("tutti::experts", _fake)
+torch.library.register_fake("tutti::experts_training", _fake_training)
+torch.library.register_fake("tutti::experts_backward", _fake_backward)
+torch.library.register_fake("tutti::experts_backward_kept", _fake_backward)
+
+
+def _save(ctx, inputs, output) -> None:
+    ctx.set_materialize_grads(False)
+    *tensors, activation, first, total = inputs
+    rows = output[1:] if isinstance(output, tuple) else ()
+    ctx.save_for_backward(*tensors, *rows)
+    ctx.options = activation, first, total
+
+
+def _gradients(ctx, grad, *others):
+    """Of all operands; the index and the options have none."""
+    if grad is None:
+        return (None,) * 8
+    tensors, rows = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
+    backward = ops.experts_backward_kept if rows else ops.experts_backward
+    gx, gweight, gup, gdown = backward(grad, *tensors, *ctx.options, *rows)
+    return gx, None, gweight, gup, gdown, None, None, None
+
+
+for _name in ("experts", "experts_training"):
+    torch.library.register_autograd(f"tutti::{_name}", _gradients, setup_context=_save)

@@ -1,0 +1,83 @@
+"""The kernels of `tutti.nn.experts` on a GPU: one grouped product for all experts, and no wait for their sizes.
+
+Rows of experts that are not here are sorted behind all others; a grouped product neither reads nor writes them, so
+what it leaves there is undefined, and set to zero before it is added to anything. `grouped_mm` takes bfloat16; other
+dtypes have their own loop, which does wait.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tutti import compat
+from tutti.nn import experts_loop
+from tutti.nn.activation import activation_of
+
+
+def forward(x, index, weight, up, down, activation, first, total, keep, only_rows=False):
+    """(y, rows): rows are the results of the first product where they are to be kept; y is left out on demand."""
+    if x.dtype != torch.bfloat16:
+        return experts_loop.forward(x, index, weight, up, down, activation, first, total, keep, only_rows)
+    act, (tokens, k) = activation_of(activation), index.shape
+    order, ends, own = _sorted(index, first, up.shape[0])
+    rows = compat.grouped_mm(x[order // k], up.transpose(1, 2), ends)
+    if only_rows:
+        return x, rows
+    out = compat.grouped_mm(_activated(act, rows, down.shape[2]), down.transpose(1, 2), ends)
+    out = _zero_others(out, own).float() * weight.flatten()[order].unsqueeze(1)
+    return _per_token(out, order, tokens, k).to(x.dtype), rows if keep else rows[:0]
+
+
+def backward(grad, x, index, weight, up, down, activation, first, total, rows):
+    """Gradients of x, weight, up and down; see `experts_loop.backward`."""
+    if x.dtype != torch.bfloat16:
+        return experts_loop.backward(grad, x, index, weight, up, down, activation, first, total, rows)
+    act, (tokens, k), width = activation_of(activation), index.shape, down.shape[2]
+    order, ends, own = _sorted(index, first, up.shape[0])
+    each, g = weight.flatten()[order].unsqueeze(1).to(x.dtype), grad[order // k]
+    rows = _zero_others(rows, own)
+    ga = _zero_others(compat.grouped_mm(g, down, ends), own)
+    a = _activated(act, rows, width)
+    gscale = torch.zeros_like(weight.flatten(), dtype=torch.float32)
+    gscale[order] = (ga.float() * a.float()).sum(1)
+    gdown = compat.grouped_mm(g.T, a * each, ends)
+    gmade = _gradient(act, rows, ga * each, width)
+    gup = compat.grouped_mm(gmade.T, x[order // k], ends)
+    gx = _zero_others(compat.grouped_mm(gmade, up, ends), own).float()
+    return (
+        _per_token(gx, order, tokens, k).to(x.dtype),
+        gscale.view(weight.shape).to(weight.dtype),
+        gup,
+        gdown,
+    )
+
+
+def _sorted(index: Tensor, first: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(token, choice) pairs in the order of experts, where the rows of each expert here end, which rows are theirs."""
+    flat = index.flatten() - first
+    flat = torch.where((flat >= 0) & (flat < count), flat, count)
+    ordered, order = flat.sort(stable=True)
+    ends = torch.searchsorted(ordered, torch.arange(count, device=flat.device), right=True).to(torch.int32)
+    return order, ends, (ordered < count).unsqueeze(1)
+
+
+def _zero_others(rows: Tensor, own: Tensor) -> Tensor:
+    return torch.where(own, rows, 0)
+
+
+def _per_token(rows: Tensor, order: Tensor, tokens: int, k: int) -> Tensor:
+    """Sums over the choices of each token, always in the same order."""
+    back = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
+    return rows[back].view(tokens, k, -1).sum(1)
+
+
+def _activated(act, rows: Tensor, width: int) -> Tensor:
+    return act.forward(rows[:, :width]) * rows[:, width:] if rows.shape[1] > width else act.forward(rows)
+
+
+def _gradient(act, rows: Tensor, ga: Tensor, width: int) -> Tensor:
+    if rows.shape[1] == width:
+        return act.backward(ga, rows)
+    gate, up = rows[:, :width], rows[:, width:]
+    return torch.cat([act.backward(ga * up, gate), ga * act.forward(gate)], 1)

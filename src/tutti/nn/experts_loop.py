@@ -1,0 +1,122 @@
+"""The kernels of `tutti.nn.experts` on a CPU, and of what a GPU has no grouped product for: loops over the experts.
+
+Experts with few rows go together, in blocks of about `BLOCK` rows: a product for each, all else for the block. What is
+alive at once is one block's rows. The products take as long as `grouped_mm`, whose CPU kernel is such a loop itself;
+no copy of all tokens in the order of experts is needed, and no sum over a tensor of all results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tutti.nn.activation import activation_of
+
+BLOCK = 512
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some experts. pairs: (token, choice) in their order, as token x k + choice. at: where their rows are among all.
+
+    parts: of each expert its place, and where its rows are among the block's.
+    """
+
+    pairs: Tensor
+    at: slice
+    parts: list[tuple[int, slice]]
+
+    def products(self, left: Tensor, right: Tensor, out: Tensor) -> Tensor:
+        """out[rows] = left[rows] @ right[expert]"""
+        for e, rows in self.parts:
+            torch.mm(left[rows], right[e], out=out[rows])
+        return out
+
+    def gradients(self, left: Tensor, right: Tensor, out: Tensor) -> None:
+        """out[expert] = left[rows].T @ right[rows]"""
+        for e, rows in self.parts:
+            torch.mm(left[rows].T, right[rows], out=out[e])
+
+
+def forward(x, index, weight, up, down, activation, first, total, keep, only_rows=False):
+    """(y, rows): rows are the results of the first product where they are to be kept; y is left out on demand."""
+    act, (_, k), (_, hidden, width) = activation_of(activation), index.shape, down.shape
+    blocks = list(_blocks(index, first, up.shape[0], total))
+    rows = x.new_empty((blocks[-1].at.stop if keep and blocks else 0, up.shape[1]))
+    y, scale = x.new_zeros(x.shape, dtype=_wide(x)), weight.flatten()
+    for block in blocks:
+        tokens = block.pairs.div(k, rounding_mode="floor")
+        made = rows[block.at] if keep else x.new_empty((tokens.numel(), up.shape[1]))
+        block.products(x.index_select(0, tokens), up.mT, made)
+        if not only_rows:
+            out = block.products(_activated(act, made, width), down.mT, x.new_empty((tokens.numel(), hidden)))
+            y.index_add_(0, tokens, out.to(y.dtype).mul_(scale.index_select(0, block.pairs).unsqueeze(1)))
+    return y.to(x.dtype), rows
+
+
+def backward(grad, x, index, weight, up, down, activation, first, total, rows):
+    """Gradients of x, weight, up and down.
+
+    With g = down^T grad of a row, before it is weighted: that of its weight is g a, and no result is needed for it.
+    """
+    act, (_, k), (_, hidden, width) = activation_of(activation), index.shape, down.shape
+    gx, scale = x.new_zeros(x.shape, dtype=_wide(x)), weight.flatten()
+    gscale = torch.zeros_like(scale, dtype=gx.dtype)
+    gup, gdown = (torch.empty(w.shape, dtype=w.dtype, device=w.device) for w in (up, down))
+    blocks = list(_blocks(index, first, up.shape[0], total))
+    for e in {*range(len(up))} - {e for block in blocks for e, _ in block.parts}:
+        gup[e], gdown[e] = 0, 0
+    for block in blocks:
+        tokens = block.pairs.div(k, rounding_mode="floor")
+        each, made = scale.index_select(0, block.pairs).unsqueeze(1).to(x.dtype), rows[block.at]
+        g, a = grad.index_select(0, tokens), _activated(act, made, width)
+        ga = block.products(g, down, torch.empty_like(a))
+        gscale.index_copy_(0, block.pairs, torch.linalg.vecdot(ga.to(gx.dtype), a.to(gx.dtype)))
+        block.gradients(g, a.mul_(each), gdown)
+        gmade = _gradient(act, made, ga.mul_(each), width)
+        block.gradients(gmade, x.index_select(0, tokens), gup)
+        gx.index_add_(0, tokens, block.products(gmade, up, g.new_empty((tokens.numel(), hidden))).to(gx.dtype))
+    return gx.to(x.dtype), gscale.view(weight.shape).to(weight.dtype), gup, gdown
+
+
+def _activated(act, made: Tensor, width: int) -> Tensor:
+    """(n, width) of what the first product made: gate and up side by side, or up alone."""
+    gate = act.forward(made[:, :width])
+    return gate.mul_(made[:, width:]) if made.shape[1] > width else gate
+
+
+def _gradient(act, made: Tensor, ga: Tensor, width: int) -> Tensor:
+    """Of what the first product made, from that of `_activated`."""
+    if made.shape[1] == width:
+        return act.backward(ga, made)
+    gate, up = made[:, :width], made[:, width:]
+    gmade = torch.empty_like(made)
+    torch.mul(ga, act.forward(gate), out=gmade[:, width:])
+    gmade[:, :width] = act.backward(ga.mul_(up), gate)
+    return gmade
+
+
+def _blocks(index: Tensor, first: int, count: int, total: int) -> Iterator[Block]:
+    """The experts here that have tokens, in order."""
+    flat = index.flatten()
+    counts = torch.bincount(flat, minlength=total)
+    if counts.numel() > total:
+        raise IndexError(f"experts: expert {counts.numel() - 1} of {total}")
+    order, counts = flat.argsort(stable=True), counts.tolist()
+    least = BLOCK if index.device.type == "cpu" else 1  # a GPU adds a token's rows in any order
+    start = end = before = sum(counts[:first])
+    parts: list[tuple[int, slice]] = []
+    for e, n in enumerate(counts[first : first + count]):
+        if n:
+            parts.append((e, slice(end - start, end - start + n)))
+            end += n
+        if end > start and (end - start >= least or e == count - 1):
+            yield Block(order[start:end], slice(start - before, end - before), parts)
+            start, parts = end, []
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)

@@ -1,0 +1,62 @@
+"""What of a model are its experts: parameters that hold a matrix for each, and who works on them.
+
+They are found by who reads them: the fused operator of `tutti.nn.experts`, or a batched product whose batch are experts
+(with a capacity, between `dispatch` and `combine` of `tutti.nn.slots`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+
+import tutti.nn.experts
+import tutti.nn.slots  # noqa: F401  (registers the operators)
+from tutti.graph.step_graph import UPDATE
+from tutti.plan.problem import Edge, Operator, Problem
+
+aten, ops = torch.ops.aten, torch.ops.tutti
+# Operands that are the experts' matrices.
+FUSED: dict[object, tuple[int, ...]] = {ops.experts.default: (3, 4), ops.experts_backward.default: (4, 5)}
+ROUTED = {ops.slots.default, ops.dispatch.default, ops.combine.default, ops.slot_products.default}
+
+
+class Experts:
+    """matrices: labels of the parameters, and of views and casts of them. shapes: of the parameters.
+
+    factors: for each operator that works on them, the factor that counts the experts.
+    """
+
+    def __init__(self, problem: Problem):
+        self.matrices: set[str] = set()
+        self.shapes: set[tuple[int, ...]] = set()
+        self.factors: dict[str, str] = {}
+        edges: dict[str, list[Edge]] = defaultdict(list)
+        for edge in problem.edges:
+            if edge.operand >= 0:
+                edges[edge.tensor[0]].append(edge)
+        for label, o in problem.operators.items():
+            if o.kind == "param" and len(o.outputs[0].shape) == 3:
+                views, found = _views(label, problem, edges), {}
+                for edge in (edge for view in views for edge in edges[view]):
+                    reader = problem.operators[edge.reader]
+                    if reader.target is aten.bmm.default or edge.operand in FUSED.get(reader.target, ()):
+                        found[edge.reader] = reader.rule.inputs[edge.operand][0][0]
+                if found:
+                    self.matrices |= views
+                    self.shapes.add(o.outputs[0].shape)
+                    self.factors |= found
+
+    def updates(self, o: Operator) -> bool:
+        """Whether it belongs to the update of experts: by the shapes that it reads or makes."""
+        return o.phase == UPDATE and any(spec.shape in self.shapes for spec in (*o.operands, *o.outputs))
+
+
+def _views(label: str, problem: Problem, edges: dict[str, list[Edge]]) -> set[str]:
+    """A parameter, and views and casts of it."""
+    found, todo = {label}, [label]
+    while todo:
+        new = {edge.reader for edge in edges[todo.pop()]} & problem.weights - found
+        found |= new
+        todo += new
+    return found

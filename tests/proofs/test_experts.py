@@ -1,0 +1,164 @@
+"""Experts that are spread over devices give the numbers of one device, and drop the same tokens.
+
+Dropless, and with a capacity. Expert parallelism is a choice of the factor that counts the experts: by a plan's name,
+or found by the planner where it is cheaper; with a capacity what it sends are the all-to-alls of GShard.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tutti
+from tutti.lower.shard import shard
+from tutti.nn import MoE
+from tutti.plan.layout import R, Split
+from tutti.plan.planner import Planner
+
+BATCH, LENGTH, WIDTH, EXPERTS, LAYERS = 8, 12, 16, 8, 2
+FACTORS = {"dropless": None, "capacity": 0.5}
+PLANS = [("ep1", 1), ("ep2", 2), ("ep4", 4), ("ep2xtp2", 4), ("dp2xep2", 4), ("ep2xzero3", 4), ("dp2", 2), ("tp2", 2)]
+ops = torch.ops.tutti
+
+
+class Layers(nn.Module):
+    """Layers of experts that note what the last of them has made."""
+
+    seen: Tensor
+
+    def __init__(
+        self, factor: float | None, width: int = WIDTH, inner: int = 24, shape: tuple[int, int] = (BATCH, LENGTH)
+    ):
+        super().__init__()
+        options = {"capacity_factor": factor, "bias_update": 0.01}
+        self.layers = nn.ModuleList(MoE(width, inner, EXPERTS, 2, **options) for _ in range(LAYERS))
+        self.scale = nn.Parameter(torch.ones(width))  # so that the first layer's input has a gradient
+        self.register_buffer("seen", torch.zeros(*shape, width))
+        self.register_buffer("dropped", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, loss = x * self.scale, torch.zeros((), device=x.device)
+        for layer in self.layers:
+            y, aux = layer(x)
+            x, loss = x + y, loss + 0.01 * aux.balance + 0.001 * aux.z
+        with torch.no_grad():
+            self.seen.copy_(y)
+            self.dropped.copy_(aux.dropped)
+        return x.square().mean() + loss
+
+
+def parallelized(factor: float | None, plan: str, cluster: str):
+    """The step and its batch."""
+    torch.manual_seed(0)
+    model, x = Layers(factor), torch.randn(BATCH, LENGTH, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return tutti.parallelize(model, optimizer, (x,), cluster=cluster, plan=plan, level="O0", clip_norm=0.1), (x,)
+
+
+def trained(factor: float | None, plan: str, cluster: str):
+    """Loss, gradients, and the state after a step."""
+    step, batch = parallelized(factor, plan, cluster)
+    gradients = step.gradients(batch)
+    return step(batch), gradients, step.state_dict()
+
+
+@pytest.fixture(scope="module")
+def single():
+    """What one device gives."""
+    return {kind: trained(factor, "single", "cpu:1") for kind, factor in FACTORS.items()}
+
+
+@pytest.mark.parametrize("kind", FACTORS)
+def test_one_device_gives_the_numbers_of_plain_torch(kind, single):
+    torch.manual_seed(0)
+    model, x = Layers(FACTORS[kind]), torch.randn(BATCH, LENGTH, WIDTH)
+    loss = model(x)
+    loss.backward()
+    torch.testing.assert_close(single[kind][0], loss.detach(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(single[kind][1], {n: p.grad for n, p in model.named_parameters()}, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(single[kind][2]["seen"], model.seen)
+
+
+@pytest.mark.parametrize("kind", FACTORS)
+@pytest.mark.parametrize(("plan", "devices"), PLANS)
+def test_the_numbers_of_one_device(kind, plan, devices, single):
+    loss, gradients, state = trained(FACTORS[kind], plan, f"cpu:{devices}")
+    expected, theirs, after = single[kind]
+    assert abs(loss - expected) <= 1e-5 * abs(expected)
+    for ours, wanted in ((gradients, theirs), (state, after)):
+        assert ours.keys() == wanted.keys()
+        for name, tensor in wanted.items():
+            assert (ours[name] - tensor).norm() <= 1e-5 * tensor.norm(), name
+    nobody = state["seen"].abs().sum(-1) == 0  # tokens all of whose choices were dropped
+    assert torch.equal(nobody, after["seen"].abs().sum(-1) == 0) and state["dropped"] == after["dropped"]
+    assert bool(nobody.any()) == (kind == "capacity")
+
+
+@pytest.mark.parametrize("plan", ["ep4", "ep2xtp2", "dp2xep2"])
+def test_each_rank_has_its_own_experts_and_all_of_the_rest(plan):
+    step, _ = parallelized(0.5, plan, "cpu:4")
+    for name in step.graph.names("param"):
+        layout = step.plan.input_layout(step.graph.inputs[f"param:{name}"].meta["label"])
+        assert layout["ep"] == (Split(0) if name.endswith(("gate_up", "down")) else R), name
+
+
+@pytest.mark.parametrize("kind", FACTORS)
+def test_gloo_processes_too(kind, single, pool):
+    for loss, _, state in pool.run(trained, FACTORS[kind], "dp2xep2", "auto"):
+        assert abs(loss - single[kind][0]) <= 1e-5 * abs(loss)
+        for name, tensor in single[kind][2].items():
+            assert (state[name] - tensor).norm() <= 1e-5 * tensor.norm(), name
+
+
+def sent(step: tutti.Step, phase: str) -> Counter[str]:
+    """How many collectives of each kind the layers' tokens take in a phase."""
+    tokens = BATCH * LENGTH * WIDTH * 4 // 4  # of a rank, and less than half of that for its part of a scatter
+    return Counter(c.kind for c in step.collectives() if f"/{phase}/" in c.label and c.bytes > tokens // 2)
+
+
+def test_a_capacity_takes_two_all_to_alls_a_layer_each_way():
+    step, _ = parallelized(0.5, "ep4", "cpu:4")
+    for phase in ("forward", "backward"):
+        kinds = sent(step, phase)
+        assert kinds["all_to_all"] == 2 * LAYERS and kinds["reduce_scatter"] == 0
+    assert not [c for c in step.collectives() if "bmm" in c.label], "gradients of experts stay where they are"
+
+
+def test_dropless_takes_a_gather_and_a_scatter_a_layer_each_way():
+    step, _ = parallelized(None, "ep4", "cpu:4")
+    for phase in ("forward", "backward"):
+        kinds = sent(step, phase)
+        assert kinds["reduce_scatter"] == LAYERS and kinds["all_gather"] >= LAYERS and not kinds["all_to_all"]
+    targets = Counter(node.target for node in step.program.graph.nodes)
+    assert targets[ops.experts_training.default] == targets[ops.experts_backward_kept.default] == LAYERS
+
+
+def planned(factor: float | None, inner: int, shape: tuple[int, int], cluster: str, width: int = 1024):
+    with torch.device("meta"):
+        model, x = Layers(factor, width, inner, shape), torch.empty(*shape, width)
+    graph = tutti.capture(model, (x,), torch.optim.AdamW(model.parameters()))
+    plan = Planner(graph, tutti.Cluster.parse(cluster)).on({"x": 8}).plan()
+    chosen = defaultdict(set)
+    for label, choices in plan.operators.items():
+        name = label.rpartition("/")[2]
+        if "/forward/" in label and name.startswith(("tutti.experts", "tutti.dispatch", "bmm")):
+            chosen[name].add(choices["x"].factor)
+    return plan.name, chosen, {c.kind for c in shard(graph, plan, 0).collectives}
+
+
+def test_the_planner_splits_experts_where_they_are_large():
+    name, chosen, _ = planned(None, 2048, (16, 512), "h100:8x1")
+    assert name == "auto-ep8" and chosen == {"tutti.experts": {"e"}}
+    name, chosen, kinds = planned(1.0, 4096, (8, 256), "h100:8x1")
+    assert name == "auto-ep8" and chosen["bmm"] == chosen["bmm.1"] == {"b"}
+    assert "g" in chosen["tutti.dispatch"] and "all_to_all" in kinds
+
+
+def test_the_planner_splits_tokens_where_experts_are_small():
+    _, chosen, kinds = planned(None, 16, (64, 4096), "h100:8x1", width=64)
+    assert chosen == {"tutti.experts": {"t"}} and "all_to_all" not in kinds
+    _, chosen, kinds = planned(1.0, 16, (64, 4096), "h100:8x1", width=64)
+    assert chosen == {"tutti.dispatch": {"g"}, "bmm": {"m"}, "bmm.1": {"m"}} and "all_to_all" not in kinds
