@@ -7,6 +7,7 @@ import torch
 
 import tutti
 import zoo
+from models import MODELS
 from pipelines import random_stages
 from tutti.lower.actions import Message, actions_of, orders
 from tutti.lower.cut import cut
@@ -52,6 +53,18 @@ def test_what_is_dropped_was_there_and_nothing_is_left(name):
             assert set(action.drops) <= here, f"device {d}"
             here -= set(action.drops)
         assert not here
+
+
+def test_an_encoder_s_output_goes_from_stage_to_stage():
+    model, batch, loss = MODELS["t5"]()
+    graph = tutti.capture(model, batch, torch.optim.AdamW(model.parameters()), loss)
+    cutting = cut(graph, {"encoder": 0, "decoder.block.0": 1, "decoder.block.1": 2})
+    actions = actions_of(cutting, schedule_of("1f1b", 3, 3, 2))
+    both = [name for name, readers in cutting.readers.items() if {r.stage for r in readers if r.kind == "F"} == {1, 2}
+            and cutting.makers[name].stage == 0]  # fmt: skip
+    assert both, "the decoder's stages read it"
+    sends = {(d, to) for d, todo in enumerate(actions) for a in todo for m, to in a.sends if m.name in both}
+    assert sends == {(0, 1), (1, 2)}
 
 
 def test_a_tied_parameter_is_lent_and_its_gradient_handed_on():

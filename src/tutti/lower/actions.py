@@ -6,8 +6,10 @@ after, and drops.
     hand on  sums of gradients whose parameter is at home elsewhere
     update   parts `U0`, `U1`, ...
 
-Every value is sent once to each device that reads it, and kept there until its last reader has run. Messages from one
-device to another have one order, that in which the sender acts; the receiver takes them in the same (`orders`).
+Every value comes once to each device that reads it, and is kept there until its last reader has run. What the forward
+pass of several stages reads (the output of an encoder) goes from each to the next, so that none sends it to all: the
+next cannot begin sooner anyway. Messages from one device to another have one order, that in which the sender acts; the
+receiver takes them in the same (`orders`).
 """
 
 from __future__ import annotations
@@ -100,15 +102,28 @@ class _Device:
                 continue  # given, or kept here
             message = Message(name, ONCE if home is not None else microbatch)
             if self.at(maker) != self.number and message not in self.here:
-                action.receives.append((message, self.at(maker)))
+                route = self.route(name) if name.startswith("value:") else {}
+                action.receives.append((message, route.get(self.number, self.at(maker))))
+                action.sends += [(message, to) for to, source in route.items() if source == self.number]
             if self.at(maker) != self.number or name.startswith("value:"):
                 self.here[message] = action
         for name in part.outputs:
             if name.startswith("value:"):
                 message = Message(name, microbatch)
                 self.here[message] = action
-                action.sends += self.to(message, [r.stage for r in self.cut.readers[name]])
+                action.sends += [(message, to) for to, source in self.route(name).items() if source == self.number]
         return action
+
+    def route(self, name: str) -> dict[int, int]:
+        """Of each device that reads a value and does not make it, the one that it comes from."""
+        home, found = self.at(self.cut.makers[name].stage), {}
+        last = home
+        for stage, kind in sorted(self.cut.readers[name], key=lambda place: (place.kind != "F", place.stage)):
+            device = self.at(stage)
+            if device != home and device not in found:
+                found[device] = last if kind == "F" else home
+                last = device if kind == "F" else last
+        return found
 
     def to(self, message: Message, stages: Iterable[int]) -> list[tuple[Message, int]]:
         return [(message, d) for d in sorted({self.at(s) for s in stages} - {self.number})]

@@ -209,7 +209,7 @@ class Search:
                 break
             chosen = smaller
         if plan and not self.fits(plan) and self.fastest is None:
-            plan = self.judgement(candidate.plan(candidate.smallest()))
+            plan = self.judgement(candidate.plan(candidate.smallest(), gathered=candidate.planner.accumulate > 1))
         return plan
 
     def slower(self, cost: float) -> bool:
