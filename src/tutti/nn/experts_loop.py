@@ -72,11 +72,12 @@ def backward(grad, x, index, weight, up, down, activation, first, total, rows):
     for block in blocks:
         tokens = block.pairs.div(k, rounding_mode="floor")
         each, made = scale.index_select(0, block.pairs).unsqueeze(1).to(x.dtype), rows[block.at]
-        g, a = grad.index_select(0, tokens), _activated(act, made, width)
+        g, gate = grad.index_select(0, tokens), act.forward(made[:, :width])
+        a = gate * made[:, width:] if made.shape[1] > width else gate
         ga = block.products(g, down, torch.empty_like(a))
         gscale.index_copy_(0, block.pairs, torch.linalg.vecdot(ga.to(gx.dtype), a.to(gx.dtype)))
-        block.gradients(g, a.mul_(each), gdown)
-        gmade = _gradient(act, made, ga.mul_(each), width)
+        block.gradients(g, a * each, gdown)
+        gmade = _gradient(act, made, gate, ga.mul_(each))
         block.gradients(gmade, x.index_select(0, tokens), gup)
         gx.index_add_(0, tokens, block.products(gmade, up, g.new_empty((tokens.numel(), hidden))).to(gx.dtype))
     return gx.to(x.dtype), gscale.view(weight.shape).to(weight.dtype), gup, gdown
@@ -88,14 +89,14 @@ def _activated(act, made: Tensor, width: int) -> Tensor:
     return gate.mul_(made[:, width:]) if made.shape[1] > width else gate
 
 
-def _gradient(act, made: Tensor, ga: Tensor, width: int) -> Tensor:
-    """Of what the first product made, from that of `_activated`."""
+def _gradient(act, made: Tensor, gate: Tensor, ga: Tensor) -> Tensor:
+    """Of what the first product made, from that of `_activated`. gate: its first half, activated."""
+    width = gate.shape[1]
     if made.shape[1] == width:
         return act.backward(ga, made)
-    gate, up = made[:, :width], made[:, width:]
     gmade = torch.empty_like(made)
-    torch.mul(ga, act.forward(gate), out=gmade[:, width:])
-    gmade[:, :width] = act.backward(ga.mul_(up), gate)
+    torch.mul(ga, gate, out=gmade[:, width:])
+    gmade[:, :width] = act.backward(ga.mul_(made[:, width:]), made[:, :width])
     return gmade
 
 
