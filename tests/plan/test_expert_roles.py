@@ -61,3 +61,9 @@ def test_what_does_not_divide_is_named():
     graph = tutti.capture(model, (x,), torch.optim.AdamW(model.parameters()))
     with pytest.raises(ValueError, match="a batch of 4 does not divide over 5 expert-parallel devices"):
         Planner(graph, tutti.Cluster.parse("cpu:5")).named("ep5")
+
+
+def test_a_dense_model_has_nothing_to_split():
+    planner = Planner(graph_of("llama"), tutti.Cluster.parse("cpu:2"))
+    with pytest.raises(ValueError, match="plan 'ep2': the model has no experts that axis 'ep' could split"):
+        planner.named("ep2")

@@ -53,6 +53,8 @@ class Roles(Free):
         self.zero = book.zero
         self.from_batch = problem.reached_from("batch")
         self.experts = Experts(problem)
+        if book.ep > 1 and not self.experts.factors:
+            raise ValueError(f"plan {str(book)!r}: the model has no experts that axis 'ep' could split; write dp")
 
     def free(self, o: Operator, axis: str, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
         roles = {"dp": self._data, "ep": self._expert, "tp": self._tensor}
