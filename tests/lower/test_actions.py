@@ -9,7 +9,7 @@ import tutti
 import zoo
 from models import MODELS
 from pipelines import random_stages
-from tutti.lower.actions import Message, actions_of, orders
+from tutti.lower.actions import Message, actions_of, had, orders
 from tutti.lower.cut import cut
 from tutti.plan.schedule import NAMES, schedule_of
 
@@ -53,6 +53,15 @@ def test_what_is_dropped_was_there_and_nothing_is_left(name):
             assert set(action.drops) <= here, f"device {d}"
             here -= set(action.drops)
         assert not here
+
+
+def test_who_hears_from_a_device_knows_what_it_has_received():
+    cutting, schedule = made("1f1b", 2, 4, 1)
+    actions = actions_of(cutting, schedule)
+    known, sent = had(actions)[1, 0], orders(actions)
+    counts = [known[message] for message in sent[1, 0]]
+    assert counts == sorted(counts) and counts[0] > 0, "a gradient comes after what it is the gradient of"
+    assert counts[-1] > counts[0] and counts[-1] <= len(sent[0, 1])
 
 
 def test_an_encoder_s_output_goes_from_stage_to_stage():

@@ -6,11 +6,14 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+import torch
 
 import tutti
 from searches import wide
+from tutti.plan.otherwise import otherwise
 from tutti.plan.piped import Piped
 from tutti.plan.plan import PIPELINE
+from tutti.plan.planner import Planner
 from tutti.plan.schedule import Pipe
 from tutti.plan.search import Search
 from tutti.run.planning import judge
@@ -72,8 +75,54 @@ def test_stages_hold_what_fits(slow):
     assert made.peak_bytes <= memory and made.step_seconds >= best.predicted.step_seconds / 1.02
 
 
-def test_a_mesh_with_a_pipeline():
-    plans = search(FAST, mesh={"pp": 2, "dp": 2}, accumulate=8).ranked(2)
+def test_a_mesh_with_a_pipeline_and_what_another_layout_costs_there():
+    found = search(FAST, mesh={"pp": 2, "dp": 2}, accumulate=8)
+    plans = found.ranked(2)
     assert all(p.mesh == {"pp": 2, "dp": 2} and p.accumulate == 8 for p in plans)
+    label = "param:model.layers.*.mlp.up_proj.weight"
+    others = otherwise(found, plans[0], label.removeprefix("param:"))
+    assert others and all(other.stages and other.schedule == plans[0].schedule for *_, other in others)
+    assert plans[0].input_layout(label) not in [other.input_layout(label) for *_, other in others]
     with pytest.raises(ValueError, match="cannot be cut into 16 stages"):
         search(tutti.Cluster.parse("h100:16"), mesh={"pp": 16}, accumulate=16).ranked()
+
+
+class Blocks(torch.nn.Module):
+    """What passes between layers is made outside of them; `norm` follows each of them where it is shared."""
+
+    def __init__(self, shared: bool):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(2048, 2048) for _ in range(4))
+        self.norm = torch.nn.LayerNorm(2048) if shared else torch.nn.Identity()
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = self.norm(x + layer(x).relu())
+        return x.square().mean()
+
+
+def blocks(shared: bool, count: int):
+    with torch.device("meta"):
+        model, x = Blocks(shared), torch.empty(4096 // count, 2048)
+    return tutti.capture(model, (x,), torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_what_the_parent_of_layers_makes_is_sent_too():
+    step, cluster = blocks(False, 8), tutti.Cluster(SLOW.device, ((2, SLOW.levels[0][1]),))
+    planner = Planner(step, cluster, (), 8)
+    inner = planner.inside(Pipe(2)).on({"dp": 1})
+    for schedule, chunks in (("1f1b", 1), ("interleaved", 2), ("found", 1)):
+        candidate = Piped(inner, Pipe(2, schedule, chunks), cluster)
+        made = dry_run(step, candidate.plan(), cluster)
+        assert candidate.chosen.seconds == pytest.approx(made.seconds, rel=0.1), schedule
+
+
+def test_what_cannot_be_cut_is_no_pipeline_and_no_end_of_the_search():
+    cluster = tutti.Cluster(SLOW.device, ((2, SLOW.levels[0][1]),))
+    found = Search(lambda count: blocks(True, count), 8, cluster, judge("O0"), accumulate=None)
+    assert found.best().predicted.step_seconds > 0 and "of stage 0 reads" in str(found.impossible)
+    assert not any(PIPELINE in c.mesh for c in found.candidates)
+
+
+def test_a_pipeline_that_is_asked_for_with_one_microbatch():
+    assert search(FAST, mesh={"pp": 4}, accumulate=1).best().schedule in ("1f1b", "found")

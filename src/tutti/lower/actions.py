@@ -14,7 +14,8 @@ receiver takes them in the same (`orders`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -54,6 +55,18 @@ def orders(actions: Iterable[list[Action]]) -> dict[tuple[int, int], list[Messag
         for action in todo:
             for message, receiver in action.sends:
                 found.setdefault((sender, receiver), []).append(message)
+    return found
+
+
+def had(actions: Sequence[list[Action]]) -> dict[tuple[int, int], dict[Message, int]]:
+    """By (sender, receiver): for each message how many of the receiver's own the sender had when it sent this."""
+    found: dict[tuple[int, int], dict[Message, int]] = {}
+    for sender, todo in enumerate(actions):
+        received: Counter[int] = Counter()
+        for action in todo:
+            received.update(source for _, source in action.receives)
+            for message, receiver in action.sends:
+                found.setdefault((sender, receiver), {})[message] = received[receiver]
     return found
 
 

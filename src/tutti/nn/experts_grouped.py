@@ -1,8 +1,8 @@
 """The kernels of `tutti.nn.experts` on a GPU: one grouped product for all experts, and no wait for their sizes.
 
 Rows of experts that are not here are sorted behind all others; a grouped product neither reads nor writes them, so
-what it leaves there is undefined, and set to zero before it is added to anything. `grouped_mm` takes bfloat16; other
-dtypes have their own loop, which does wait.
+what it leaves there is undefined, and set to zero before it is added to anything. `grouped_mm` takes bfloat16 of
+aligned rows; all else has its own loop, which does wait.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tutti.nn.activation import activation_of
 
 def forward(x, index, weight, up, down, activation, first, total, keep, only_rows=False):
     """(y, rows): rows are the results of the first product where they are to be kept; y is left out on demand."""
-    if x.dtype != torch.bfloat16:
+    if not _takes(x, up, down):
         return experts_loop.forward(x, index, weight, up, down, activation, first, total, keep, only_rows)
     act, (tokens, k) = activation_of(activation), index.shape
     order, ends, own = _sorted(index, first, up.shape[0])
@@ -31,7 +31,7 @@ def forward(x, index, weight, up, down, activation, first, total, keep, only_row
 
 def backward(grad, x, index, weight, up, down, activation, first, total, rows):
     """Gradients of x, weight, up and down; see `experts_loop.backward`."""
-    if x.dtype != torch.bfloat16:
+    if not _takes(x, up, down):
         return experts_loop.backward(grad, x, index, weight, up, down, activation, first, total, rows)
     act, (tokens, k), width = activation_of(activation), index.shape, down.shape[2]
     order, ends, own = _sorted(index, first, up.shape[0])
@@ -51,6 +51,11 @@ def backward(grad, x, index, weight, up, down, activation, first, total, rows):
         gup,
         gdown,
     )
+
+
+def _takes(x: Tensor, up: Tensor, down: Tensor) -> bool:
+    """Whether `grouped_mm` has a kernel: for bfloat16, in rows of a multiple of 16 bytes."""
+    return x.dtype == torch.bfloat16 and len(x) > 0 and up.shape[2] % 8 == 0 and down.shape[2] % 8 == 0
 
 
 def _sorted(index: Tensor, first: int, count: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -90,7 +90,7 @@ def _experts(device: Device, call: LocalCall, backward: bool) -> float:
     products = [(rows, hidden, made), (rows, width, hidden)]
     if backward:
         products = [(rows, hidden, width), (hidden, rows, width), (made, rows, hidden), (rows, made, hidden)]
-    busier = call.flops / sum(2 * experts * prod(sizes) for sizes in products)
+    busier = call.flops / max(1, sum(2 * experts * prod(sizes) for sizes in products))
     bytes_ = moved(call) + (1 + backward) * 2 * rows * experts * (hidden + made) * call.dtype.itemsize
     taken = sum(device.matmul_seconds(experts, *sizes, call.dtype) for sizes in products)
     return max(1.0, busier) * taken + device.stream_seconds(bytes_, "add", call.dtype)

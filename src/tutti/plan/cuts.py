@@ -51,7 +51,7 @@ class Layers:
     """The layers of a step, in the order of the forward pass. What belongs to none is left out."""
 
     def __init__(self, step: StepGraph):
-        reads = Reads(step)
+        self.reads = reads = Reads(step)
         paths = [layer_of(n.meta["path"]) for n in reads.calls if n.meta["phase"] == FORWARD]
         around = {path[:i] for path in paths for i, letter in enumerate(path) if letter == "."}  # modules of layers
         self.members: dict[str, Counter[tuple[str, str]]]  # path -> (what of `Layer` its nodes are, label) -> how many
@@ -63,27 +63,32 @@ class Layers:
                 if layer in self.members:
                     self.members[layer]["kept", node.meta["label"]] += 1
                     break
+        self.borders: list[Counter[tuple[str, int]]] = [Counter() for _ in self.members]
+        # For each layer what is made until its end and read behind it: (label, output) -> how many.
+        paths, here = list(self.members), self._forward(reads)
         for node in step.calls:
             path, phase = layer_of(node.meta["path"]), node.meta["phase"]
+            path = paths[here[node]] if node in here else path
             if path in self.members:
                 kind = {FORWARD: "forward", UPDATE: "update", BACKWARD: "rest" if node in of_one else "backward"}[phase]
                 self.members[path][kind, node.meta["label"]] += 1
-        self.borders = self._borders(reads)
 
-    def _borders(self, reads: Reads) -> list[Counter[tuple[str, int]]]:
-        """For each layer what is made until its end, and next read behind it: (label, output) -> how many."""
+    def _forward(self, reads: Reads) -> dict[fx.Node, int]:
+        """The number of the layer of each forward node; what stands outside of all follows what it reads."""
         order = {path: i for i, path in enumerate(self.members)}
-        made: dict[fx.Node, int] = {}
-        found: list[Counter[tuple[str, int]]] = [Counter() for _ in order]
+        found: dict[fx.Node, int] = {}
+        reached: dict[fx.Node, int] = {}  # the layer up to which a value has come
         for node in reads.calls:
-            here = order.get(layer_of(node.meta["path"]))
-            if node.meta["phase"] == FORWARD and here is not None:
-                for x in reads.of(node):
-                    if made.get(x, here) < here:
-                        maker, index = source(x)
-                        for border in range(made.pop(x), here):
-                            found[border][maker.meta["label"], index] += 1
-                made[node] = here
+            if node.meta["phase"] != FORWARD:
+                continue
+            read = [x for x in reads.of(node) if x in found]
+            last = max((found[x] for x in read), default=0)
+            here = found[node] = reached[node] = order.get(layer_of(node.meta["path"]), last)
+            for x in read:
+                maker, index = source(x)
+                for border in range(reached[x], here):
+                    self.borders[border][maker.meta["label"], index] += 1
+                reached[x] = max(reached[x], here)
         return found
 
     def __len__(self) -> int:

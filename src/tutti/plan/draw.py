@@ -13,7 +13,6 @@ from string import ascii_lowercase
 from typing import TYPE_CHECKING
 
 from tutti.plan.list_schedule import EQUAL
-from tutti.plan.schedule import Pipe
 from tutti.plan.slots import Slot, clock
 
 if TYPE_CHECKING:
@@ -26,10 +25,10 @@ MOST = 16  # devices that are all drawn; of more the first and last few
 
 def drawn(plan: Plan) -> list[str]:
     """The first microbatches of a plan's pipeline, to scale as far as durations are known."""
-    count, stages = next(iter(plan.mesh.values())), 1 + max(plan.stages.values())
+    count = plan.pipe.devices
     microbatches = min(plan.accumulate, ROUNDS * count)
-    durations = plan.durations or (EQUAL,) * stages
-    schedule = Pipe(count, plan.schedule, stages // count).of(microbatches, durations)
+    durations = plan.durations or (EQUAL,) * plan.pipe.stages
+    schedule = plan.pipe.of(microbatches, durations)
     times = clock(schedule, durations)
     column = max(end for _, end in times.values()) / WIDE
     lines = []

@@ -6,6 +6,7 @@ import time
 
 from tutti.plan.layout import Layout
 from tutti.plan.pin import covering
+from tutti.plan.piped import Piped
 from tutti.plan.plan import Plan
 from tutti.plan.search import Search
 
@@ -21,12 +22,13 @@ def otherwise(search: Search, plan: Plan, pattern: str) -> list[tuple[str, Layou
     search.deadline = time.monotonic() + search.budget
     found, planner = [], search.planner(plan.accumulate)
     for label in covering(pattern, planner.step):
-        free = planner.on(plan.mesh, without=label)
+        free = planner.inside(plan.pipe).on(plan.inner, without=label)
         others = []
         for layout in free.layouts(label):
             if layout != plan.input_layout(label):
                 search.progress(f"were {label} {layout}")
-                others.append((layout, free.where(label, layout, search.deadline)))
+                other = free.where(label, layout, search.deadline)
+                others.append((layout, Piped(other, plan.pipe, search.cluster) if plan.stages else other))
         others.sort(key=lambda item: item[1].bound)
         made = [(label, layout, search.fit(candidate, slow=True)) for layout, candidate in others[:SHOWN]]
         found += [(label, layout, other) for label, layout, other in made if other]

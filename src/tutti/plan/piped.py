@@ -9,6 +9,7 @@ a decoder's, the head) may use the axes of that mesh in another way; those of on
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from tutti.plan.layout import Mesh, devices
 from tutti.plan.plan import PIPELINE, Plan
 from tutti.plan.schedule import Pipe
 from tutti.plan.slots import Durations, Schedule, in_flight, makespan
+from tutti.plan.stages import stages_of
 
 if TYPE_CHECKING:
     from tutti.plan.planner import Candidate
@@ -48,17 +50,21 @@ class Piped:
         self.mesh = self.wide(candidate.mesh)
         self.chosen = self.staged(candidate.chosen)
 
+    def named(self, starts: Sequence[int]) -> dict[str, int]:
+        """The stage of each layer."""
+        return {path: sum(start <= i for start in starts) - 1 for i, path in enumerate(self.planner.layers.members)}
+
     def wide(self, mesh: Mesh) -> Mesh:
         """The mesh of all devices."""
         return {PIPELINE: self.pipe.devices, **{axis: n for axis, n in mesh.items() if n > 1}}
 
     @property
     def bound(self) -> float:
-        """Seconds, as they are modelled, that no plan with this pipeline goes below, if stages can be of equal size."""
+        """Seconds by which the search orders pipelines: as modelled for the cheapest choices, less their gap."""
         return self.chosen.bound
 
     def staged(self, chosen: Chosen, memory: float = inf) -> Staged:
-        """Cut where it is best, if devices may keep so many bytes."""
+        """Cut where it is best, if devices may keep so many bytes. ValueError where it cannot be cut there."""
         layers = list(self.layers(chosen).values())
         count = self.pipe.stages
         if len(layers) < count:
@@ -67,6 +73,7 @@ class Piped:
             )
         held = [self.held[d][s] for s, d in enumerate(self.schedule.place)]
         starts = split(layers, count, held, memory / self.pipe.chunks)
+        stages_of(self.planner.layers.reads, self.named(starts))  # whether it can be cut there
         stages = together(layers, starts)
         update, kept = [0.0] * self.pipe.devices, [0.0] * self.pipe.devices
         for s, d in enumerate(self.schedule.place):
@@ -100,27 +107,33 @@ class Piped:
 
     def within(self, most: float, deadline: float) -> Staged:
         """The fastest found that keep at most so many bytes on each device; the smallest found where none do."""
-        chosen = self.staged(self.candidate.chosen, most)
-        if chosen.kept > most:
-            share = most / chosen.kept
-            chosen = self.staged(self.candidate.within(share * self.candidate.chosen.kept, deadline), most)
-        return chosen
+        with suppress(ValueError):  # it cannot be cut where it would fit
+            chosen = self.staged(self.candidate.chosen, most)
+            if chosen.kept > most:
+                share = most / chosen.kept
+                chosen = self.staged(self.candidate.within(share * self.candidate.chosen.kept, deadline), most)
+            return chosen
+        return self.chosen
 
     def smallest(self) -> Staged:
         """The choices that keep the fewest bytes."""
-        return self.staged(self.candidate.smallest(), 0.0)
+        smallest = self.candidate.smallest()
+        try:
+            return self.staged(smallest, 0.0)
+        except ValueError:
+            return self.staged(smallest)
 
     def plan(self, chosen: Chosen | None = None, gathered: bool = False) -> Plan:
         """As of `Candidate.plan`."""
         chosen = chosen or self.chosen
         assert isinstance(chosen, Staged)
         plan, layers = self.candidate.plan(chosen, gathered), self.layers(chosen)
-        stages = {path: sum(start <= i for start in chosen.starts) - 1 for i, path in enumerate(layers)}
         cut = together(list(layers.values()), chosen.starts)
         inside = plan.name.removeprefix("auto-")
         name = f"{self.pipe}x{inside}" if inside != "single" else str(self.pipe)
         return plan.replace(
-            mesh=self.wide(plan.mesh), stages=stages, schedule=self.pipe.schedule, cluster=str(self.cluster),
-            durations=self.durations(chosen, cut, chosen.starts),
+            mesh=self.wide(plan.mesh), stages=self.named(chosen.starts), schedule=self.pipe.schedule,
+            durations=self.durations(chosen, cut, chosen.starts), cluster=str(self.cluster),
             name=f"auto-{name}" if plan.name.startswith("auto-") else name,
+            reasons=(*plan.reasons[:-1], f"{plan.reasons[-1]} in sum, on the mesh of a device of the pipeline"),
         )  # fmt: skip

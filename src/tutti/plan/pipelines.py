@@ -39,7 +39,7 @@ class Pipelines:
     def possible(self) -> bool:
         """Whether there may be one, as far as is known without the model."""
         n, mesh = self.of.cluster.size, self.of.mesh
-        return n > 1 and (not mesh or PIPELINE in mesh) and (self.of.accumulate or self.of.batch) > 1
+        return n > 1 and (PIPELINE in mesh if mesh else (self.of.accumulate or self.of.batch) > 1)
 
     def search(self) -> None:
         """Consider those that may be faster than the best that fits, while there is time."""
@@ -67,7 +67,7 @@ class Pipelines:
         """As many as keep the bubble small, where they are not given."""
         if self.of.accumulate:
             return self.of.accumulate
-        counts = [n for n in range(2, self.of.batch + 1) if self.of.batch % n == 0]
+        counts = [n for n in range(1, self.of.batch + 1) if self.of.batch % n == 0]
         return next((n for n in counts if n >= MANY * devices), counts[-1])
 
     def promising(self, devices: int, count: int) -> bool:
@@ -102,7 +102,7 @@ class Pipelines:
             for schedule, chunks in SCHEDULES:
                 try:
                     made.append(Piped(inner, Pipe(devices, schedule, chunks), search.cluster))
-                except ValueError as error:  # more stages than layers, or microbatches that do not divide
+                except ValueError as error:  # too many stages, microbatches that do not divide, no cut
                     search.impossible = search.impossible or error
             least = min((c.chosen.seconds for c in made), default=0.0)
             yield from (c for c in made if c.chosen.seconds <= NEARLY * least)

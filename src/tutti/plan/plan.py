@@ -12,6 +12,7 @@ from tutti.graph.step_graph import StepGraph
 from tutti.plan.choice import Choices, parse_choice
 from tutti.plan.explain import explain
 from tutti.plan.layout import Layout, Mesh, parse_placement
+from tutti.plan.schedule import NO_PIPE, Pipe
 
 PIPELINE = "pp"  # the mesh axis of a pipeline, the outermost
 
@@ -75,6 +76,16 @@ class Plan:
     def inner(self) -> Mesh:
         """The mesh of each device of the pipeline: all axes but that one."""
         return {axis: n for axis, n in self.mesh.items() if axis != PIPELINE} or {"dp": 1}
+
+    @property
+    def pipe(self) -> Pipe:
+        """Its pipeline; of a single device where it has none. ValueError for stages that do not divide over devices."""
+        if not self.stages:
+            return NO_PIPE
+        devices, stages = self.mesh[PIPELINE], 1 + max(self.stages.values())
+        if stages % devices:
+            raise ValueError(f"{stages} stages do not divide over {devices} devices of a pipeline")
+        return Pipe(devices, self.schedule, stages // devices)
 
     @property
     def predicted(self) -> Prediction:

@@ -24,7 +24,7 @@ def why(search: Search, plans: list[Plan]) -> tuple[str, ...]:
     fitting = sum(map(search.fits, plans))
     of = f": the fastest of {fitting} that fit, of {len(plans)} plans that were simulated" if others else ""
     told = [f"chosen {_line(best)}{of}"]
-    if not best.operators and prod(best.mesh.values()) > 1:
+    if not best.operators and prod(best.inner.values()) > 1:
         told.append("every device computes everything: to split it would cost more communication than it saves")
     slower = [p for p in others if search.fits(p)]
     if slower:
@@ -39,7 +39,8 @@ def why(search: Search, plans: list[Plan]) -> tuple[str, ...]:
                        f"their operators and collectives cost (mesh {mesh_name(nearest.mesh)})")  # fmt: skip
     if search.left:
         told.append(f"{search.left} meshes were not looked at for want of time: a larger budget has more")
-    return (*told, *search.planners[best.accumulate].undivided(), *best.reasons)
+    divided = () if best.stages else search.planners[best.accumulate].undivided()
+    return (*told, *divided, *best.reasons)
 
 
 def too_large(search: Search, smallest: Plan) -> str:

@@ -7,7 +7,7 @@ other device, as it lies.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -16,13 +16,13 @@ import torch
 import torch.distributed as dist
 
 from tutti.graph.step_graph import Spec, StepGraph
-from tutti.lower.actions import ONCE, Action, Message, actions_of, orders
+from tutti.lower.actions import ONCE, Action, Message, actions_of, had, orders
 from tutti.lower.cut import Cut, Place, cut
 from tutti.lower.program import Collective, Program
 from tutti.lower.shard import made_in, shard
 from tutti.plan.layout import Layout, devices
 from tutti.plan.plan import PIPELINE, Plan
-from tutti.plan.schedule import forward, schedule_of
+from tutti.plan.schedule import forward
 from tutti.plan.slots import Schedule
 from tutti.run.code import Run
 from tutti.run.levels import prepare
@@ -40,8 +40,7 @@ def pipeline_of(
 
     count: of microbatches. kept: stages of inputs that lie somewhere already.
     """
-    wide, stages = plan.mesh[PIPELINE], 1 + max(plan.stages.values())
-    schedule = schedule_of(plan.schedule, wide, stages, plan.accumulate, plan.durations)
+    schedule = plan.pipe.of(plan.accumulate, plan.durations)
     if not graph.gradient_names:
         schedule = forward(schedule.place, count)
     return cut(graph, plan.stages, schedule.split, kept), schedule
@@ -237,10 +236,11 @@ class _Posted:
     def __init__(self, pipeline: Pipeline, runtime: Distributed):
         self.pipeline, self.rank = pipeline, runtime.rank
         self.groups: dict[bool, Any] = runtime.directions
-        self.orders = orders(pipeline.actions)
+        self.orders, self.known = orders(pipeline.actions), had(pipeline.actions)
         self.coming: dict[int, deque[Message]] = {}
         self.under_way: dict[Message, tuple[dist.Work, torch.Tensor]] = {}
-        self.sent: list[tuple[dist.Work, torch.Tensor]] = []
+        self.sent: dict[int, deque[tuple[dist.Work, torch.Tensor]]] = {}  # by receiver
+        self.over_with: Counter[int] = Counter()  # how many of those sent to a receiver are known to be there
 
     def peer(self, device: int) -> int:
         return device * self.pipeline.width + self.rank % self.pipeline.width
@@ -248,8 +248,7 @@ class _Posted:
     def send(self, message: Message, row: Row, source: int, target: int) -> None:
         x = row[0].contiguous()
         work = dist.isend(raw(x), self.peer(target), self.groups[source < target])
-        self.sent = [(w, held) for w, held in self.sent if not w.is_completed()]
-        self.sent.append((work, x))  # pyright: ignore[reportArgumentType]
+        self.sent.setdefault(target, deque()).append((work, x))  # pyright: ignore[reportArgumentType]
 
     def there(self, message: Message, source: int, target: int) -> bool:
         return True  # one waits for it
@@ -262,6 +261,9 @@ class _Posted:
             self.post(coming.popleft(), source, target)
         work, x = self.under_way.pop(message)
         work.wait()
+        for _ in range(self.known[source, target][message] - self.over_with[source]):
+            self.sent[source].popleft()[0].wait()  # Gloo does not say otherwise that a message has been sent
+            self.over_with[source] += 1
         return [x]
 
     def post(self, message: Message, source: int, target: int) -> None:
@@ -271,9 +273,9 @@ class _Posted:
         self.under_way[message] = work, x  # pyright: ignore[reportArgumentType]
 
     def over(self) -> None:
-        for work, _ in self.sent:
+        for work, _ in (pair for sent in self.sent.values() for pair in sent):
             work.wait()
-        self.sent = []
+        self.sent, self.over_with = {}, Counter()
 
     def shared(self, value: torch.Tensor, source: int) -> torch.Tensor:
         dist.broadcast(value, source)

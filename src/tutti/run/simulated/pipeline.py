@@ -149,7 +149,9 @@ def _signature(part: StepGraph, plan: Plan, asked: Mapping[str, Layout]) -> tupl
         lines.append((node.op, str(node.target) if node.op == "call_function" else "", str(where), repr(arguments),
                       str(meta.get("val")), meta.get("phase")))  # fmt: skip
     inputs = [(place[node], input_kind(name)) for name, node in part.inputs.items()]
-    outputs = [(place[node], str(asked.get(name))) for name, node in part.outputs.items()]
+    outputs = [
+        (place[node], str(asked.get(name)), place.get(part.inputs.get(name))) for name, node in part.outputs.items()
+    ]
     return tuple(lines), tuple(inputs), tuple(outputs)
 
 
