@@ -29,7 +29,7 @@ from tutti.plan.search import Search
 from tutti.run.planning import judge
 from tutti.run.simulated.dryrun import dry_run
 
-FLAT = 8  # microbatches without a pipeline: fewer do not fit
+FLAT = 64  # microbatches without a pipeline: with fewer nothing that is fast fits
 
 
 def t5(layers: int, hidden: int, batch: int, source: int, target: int) -> StepGraph:

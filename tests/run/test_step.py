@@ -136,7 +136,8 @@ def test_a_wrong_batch(change, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"plan": "ep4", "cluster": "cpu:4"}, "no plan 'ep4'"),
+        ({"plan": "qp4", "cluster": "cpu:4"}, "no plan 'qp4'"),
+        ({"plan": "ep4", "cluster": "cpu:4"}, "plan 'ep4': the model has no experts"),
         ({"plan": "dp3", "cluster": "cpu:4"}, "needs 3 devices, not 4"),
         ({"plan": tutti.Plan({"dp": 2}), "cluster": "cpu:4"}, "the plan is for 2 devices, cpu:4 has 4"),
         ({"plan": tutti.Plan({"dp": 1}, operators={"model.leyers.*.mlp": {}})}, "the plan names 'model.leyers"),
