@@ -36,3 +36,20 @@ def activation_of(name: str) -> Activation:
     if name not in ACTIVATIONS:
         raise ValueError(f"no activation {name!r}; there are {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
+
+
+def gated(act: Activation, rows: Tensor, width: int) -> Tensor:
+    """act(gate) * up (n, width), of rows with gate and up side by side (n, 2 width), or act(up), of up alone."""
+    gate = act.forward(rows[:, :width])
+    return gate.mul_(rows[:, width:]) if rows.shape[1] > width else gate
+
+
+def gated_backward(act: Activation, rows: Tensor, gate: Tensor, grad: Tensor) -> Tensor:
+    """The gradient of the rows, from that of `gated`, which is overwritten. gate: their first half, activated."""
+    width = gate.shape[1]
+    if rows.shape[1] == width:
+        return act.backward(grad, rows)
+    found = torch.empty_like(rows)
+    torch.mul(grad, gate, out=found[:, width:])
+    found[:, :width] = act.backward(grad.mul_(rows[:, width:]), rows[:, :width])
+    return found

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tutti import compat
 from tutti.nn import experts_loop
-from tutti.nn.activation import activation_of
+from tutti.nn.activation import activation_of, gated, gated_backward
 
 
 def forward(x, index, weight, up, down, activation, first, total, keep, only_rows=False):
@@ -24,7 +24,7 @@ def forward(x, index, weight, up, down, activation, first, total, keep, only_row
     rows = compat.grouped_mm(x[order // k], up.transpose(1, 2), ends)
     if only_rows:
         return x, rows
-    out = compat.grouped_mm(_activated(act, rows, down.shape[2]), down.transpose(1, 2), ends)
+    out = compat.grouped_mm(gated(act, rows, down.shape[2]), down.transpose(1, 2), ends)
     out = _zero_others(out, own).float() * weight.flatten()[order].unsqueeze(1)
     return _per_token(out, order, tokens, k).to(x.dtype), rows if keep else rows[:0]
 
@@ -38,11 +38,12 @@ def backward(grad, x, index, weight, up, down, activation, first, total, rows):
     each, g = weight.flatten()[order].unsqueeze(1).to(x.dtype), grad[order // k]
     rows = _zero_others(rows, own)
     ga = _zero_others(compat.grouped_mm(g, down, ends), own)
-    a = _activated(act, rows, width)
+    gate = act.forward(rows[:, :width])
+    a = gate * rows[:, width:] if rows.shape[1] > width else gate
     gscale = torch.zeros_like(weight.flatten(), dtype=torch.float32)
     gscale[order] = (ga.float() * a.float()).sum(1)
     gdown = compat.grouped_mm(g.T, a * each, ends)
-    gmade = _gradient(act, rows, ga * each, width)
+    gmade = gated_backward(act, rows, gate, ga * each)
     gup = compat.grouped_mm(gmade.T, x[order // k], ends)
     gx = _zero_others(compat.grouped_mm(gmade, up, ends), own).float()
     return (
@@ -75,14 +76,3 @@ def _per_token(rows: Tensor, order: Tensor, tokens: int, k: int) -> Tensor:
     """Sums over the choices of each token, always in the same order."""
     back = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
     return rows[back].view(tokens, k, -1).sum(1)
-
-
-def _activated(act, rows: Tensor, width: int) -> Tensor:
-    return act.forward(rows[:, :width]) * rows[:, width:] if rows.shape[1] > width else act.forward(rows)
-
-
-def _gradient(act, rows: Tensor, ga: Tensor, width: int) -> Tensor:
-    if rows.shape[1] == width:
-        return act.backward(ga, rows)
-    gate, up = rows[:, :width], rows[:, width:]
-    return torch.cat([act.backward(ga * up, gate), ga * act.forward(gate)], 1)

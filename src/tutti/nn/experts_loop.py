@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tutti.nn.activation import activation_of
+from tutti.nn.activation import activation_of, gated, gated_backward
 
 BLOCK = 512
 
@@ -52,7 +52,7 @@ def forward(x, index, weight, up, down, activation, first, total, keep, only_row
         made = rows[block.at] if keep else x.new_empty((tokens.numel(), up.shape[1]))
         block.products(x.index_select(0, tokens), up.mT, made)
         if not only_rows:
-            out = block.products(_activated(act, made, width), down.mT, x.new_empty((tokens.numel(), hidden)))
+            out = block.products(gated(act, made, width), down.mT, x.new_empty((tokens.numel(), hidden)))
             y.index_add_(0, tokens, out.to(y.dtype).mul_(scale.index_select(0, block.pairs).unsqueeze(1)))
     return y.to(x.dtype), rows
 
@@ -77,27 +77,10 @@ def backward(grad, x, index, weight, up, down, activation, first, total, rows):
         ga = block.products(g, down, torch.empty_like(a))
         gscale.index_copy_(0, block.pairs, torch.linalg.vecdot(ga.to(gx.dtype), a.to(gx.dtype)))
         block.gradients(g, a * each, gdown)
-        gmade = _gradient(act, made, gate, ga.mul_(each))
+        gmade = gated_backward(act, made, gate, ga.mul_(each))
         block.gradients(gmade, x.index_select(0, tokens), gup)
         gx.index_add_(0, tokens, block.products(gmade, up, g.new_empty((tokens.numel(), hidden))).to(gx.dtype))
     return gx.to(x.dtype), gscale.view(weight.shape).to(weight.dtype), gup, gdown
-
-
-def _activated(act, made: Tensor, width: int) -> Tensor:
-    """(n, width) of what the first product made: gate and up side by side, or up alone."""
-    gate = act.forward(made[:, :width])
-    return gate.mul_(made[:, width:]) if made.shape[1] > width else gate
-
-
-def _gradient(act, made: Tensor, gate: Tensor, ga: Tensor) -> Tensor:
-    """Of what the first product made, from that of `_activated`. gate: its first half, activated."""
-    width = gate.shape[1]
-    if made.shape[1] == width:
-        return act.backward(ga, made)
-    gmade = torch.empty_like(made)
-    torch.mul(ga, gate, out=gmade[:, width:])
-    gmade[:, :width] = act.backward(ga.mul_(made[:, width:]), made[:, :width])
-    return gmade
 
 
 def _blocks(index: Tensor, first: int, count: int, total: int) -> Iterator[Block]:

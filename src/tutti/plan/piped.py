@@ -33,6 +33,7 @@ class Staged(Chosen):
     that of the device that keeps most."""
 
     starts: tuple[int, ...] = ()
+    durations: Durations = ()
 
 
 class Piped:
@@ -65,7 +66,7 @@ class Piped:
 
     def staged(self, chosen: Chosen, memory: float = inf) -> Staged:
         """Cut where it is best, if devices may keep so many bytes. ValueError where it cannot be cut there."""
-        layers = list(self.layers(chosen).values())
+        layers = list(self.planner.layers.of(self.candidate.joint.costs(chosen)).values())
         count = self.pipe.stages
         if len(layers) < count:
             raise ValueError(
@@ -82,7 +83,7 @@ class Piped:
         durations = self.durations(chosen, stages, starts)
         seconds = makespan(self.ordered(durations), durations) + max(update)
         known = {**vars(chosen), "seconds": seconds, "cost": seconds, "bound": seconds * (1 - chosen.gap)}
-        return Staged(**{**known, "kept": max(kept)}, starts=tuple(starts))
+        return Staged(**{**known, "kept": max(kept)}, starts=tuple(starts), durations=durations)
 
     def ordered(self, durations: Durations) -> Schedule:
         return self.pipe.of(self.microbatches, durations) if self.pipe.schedule == "found" else self.schedule
@@ -100,10 +101,6 @@ class Piped:
             way = self.cluster.time("shift", sent, width, self.pipe.devices) if sent else 0.0
             found.append(tuple(float(f"{t:.3g}") for t in (stage.forward, stage.backward, stage.rest, way)))
         return tuple(found)
-
-    def layers(self, chosen: Chosen) -> dict[str, Layer]:
-        """By path, as these choices have them."""
-        return self.planner.layers.of(self.candidate.joint.costs(chosen))
 
     def within(self, most: float, deadline: float) -> Staged:
         """The fastest found that keep at most so many bytes on each device; the smallest found where none do."""
@@ -127,13 +124,12 @@ class Piped:
         """As of `Candidate.plan`."""
         chosen = chosen or self.chosen
         assert isinstance(chosen, Staged)
-        plan, layers = self.candidate.plan(chosen, gathered), self.layers(chosen)
-        cut = together(list(layers.values()), chosen.starts)
+        plan = self.candidate.plan(chosen, gathered)
         inside = plan.name.removeprefix("auto-")
         name = f"{self.pipe}x{inside}" if inside != "single" else str(self.pipe)
         return plan.replace(
             mesh=self.wide(plan.mesh), stages=self.named(chosen.starts), schedule=self.pipe.schedule,
-            durations=self.durations(chosen, cut, chosen.starts), cluster=str(self.cluster),
+            durations=chosen.durations, cluster=str(self.cluster),
             name=f"auto-{name}" if plan.name.startswith("auto-") else name,
             reasons=(*plan.reasons[:-1], f"{plan.reasons[-1]} in sum, on the mesh of a device of the pipeline"),
         )  # fmt: skip

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from tutti.graph.step_graph import BACKWARD, FORWARD
 from tutti.plan.explain import mesh_name
 from tutti.plan.layout import Mesh
 from tutti.plan.piped import Piped
@@ -81,8 +80,8 @@ class Pipelines:
     def ideal(self) -> float:
         """Seconds of a step whose operators, whole, are shared out among the devices."""
         planner = self.of.planner(self.of.accumulate or 1)
-        pricer, runs = Pricer(self.of.cluster.of(1), {}), {FORWARD: planner.accumulate, BACKWARD: planner.accumulate}
-        whole = sum(o.count * runs.get(o.phase, 1) * pricer.compute(o, {}) for o in planner.problem.operators.values())
+        pricer, operators = Pricer(self.of.cluster.of(1), {}), planner.problem.operators.values()
+        whole = sum(o.count * planner.runs.get(o.phase, 1) * pricer.compute(o, {}) for o in operators)
         return whole / self.of.cluster.size
 
     def candidates(self, devices: int, count: int) -> Iterator[Piped]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, partial
 from math import gcd
 
 from tutti.cluster import Cluster
@@ -45,6 +45,7 @@ class Planner:
 
     def __init__(self, step: StepGraph, cluster: Cluster, pins: Iterable[Pin] = (), accumulate: int = 1):
         self.step, self.cluster, self.accumulate = step, cluster, accumulate
+        self._layers = cache(partial(Layers, step))
         self.in_flight = 1.0  # microbatches whose activations a device keeps at once, of the whole model's
         self.problem = problem_of(step)
         if self.problem.without_rule and cluster.size > 1:
@@ -80,9 +81,15 @@ class Planner:
         inner.in_flight = max(map(sum, in_flight(pipe.of(self.accumulate)))) / pipe.chunks
         return inner
 
-    @cached_property
+    @property
     def layers(self) -> Layers:
-        return Layers(self.step)
+        """Of the step, found once for this planner and all that are `inside`."""
+        return self._layers()
+
+    @property
+    def runs(self) -> dict[str, int]:
+        """How often each phase runs in a step; the update once."""
+        return {FORWARD: self.accumulate, BACKWARD: self.accumulate}
 
     def held(self, mesh: Mesh, stored: Mapping[str, Layout]) -> Plan:
         """The cheapest plan whose inputs lie as they are stored."""
@@ -134,9 +141,8 @@ class Candidate:
 
     def __init__(self, planner: Planner, mesh: Mesh, allowed: Free, seconds: float = 60.0, name: str = ""):
         self.planner, self.mesh, self.name = planner, mesh, name
-        runs = {FORWARD: planner.accumulate, BACKWARD: planner.accumulate}
         deadline = time.monotonic() + seconds
-        self.joint = Joint(planner.problem, Pricer(planner.cluster, mesh), runs, allowed, allowed.given,
+        self.joint = Joint(planner.problem, Pricer(planner.cluster, mesh), planner.runs, allowed, allowed.given,
                            planner.in_flight)  # fmt: skip
         self.only: dict[str, int] = {}  # options that are taken for granted
         self.chosen = self.choose(0.0, deadline)
