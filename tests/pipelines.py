@@ -10,6 +10,7 @@ from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
 from tutti.plan.slots import Durations, Schedule, makespan, taking
 from tutti.plan.stages import Reads
+from tutti.plan.textbook import parse_name
 
 
 def random_stages(graph: StepGraph, count: int, seed: int) -> dict[str, int]:
@@ -26,12 +27,16 @@ def pipeline(
     """A pipeline of a textbook plan on the CPU; `inner` is its name and how many devices it has, as in "dp2"."""
     wide = int(inner[-1])
     planner = Planner(graph, Cluster.parse(f"cpu:{wide}"), (), accumulate)
-    plan = planner.named(inner) if wide > 1 else planner.on({"dp": 1}).plan()
+    plan = planner.textbook(parse_name(inner, wide)).plan() if wide > 1 else planner.on({"dp": 1}).plan()
     mesh = {"pp": devices, **{axis: n for axis, n in plan.mesh.items() if n > 1}}
-    return plan.replace(mesh=mesh, stages=stages, schedule=schedule, name="", cluster="", prediction=None)
+    return plan.replace(
+        mesh=mesh, stages=stages, schedule=schedule, slices=graph.slices, name="", cluster="", prediction=None
+    )
 
 
 def bubble(schedule: Schedule, durations: Durations) -> float:
     """The time in which the busiest device has nothing to do, as a share of that in which it has."""
-    busy = max(sum(taking(slot, durations, schedule.split) for slot in slots) for slots in schedule.devices)
+    busy = max(
+        sum(taking(slot, durations, schedule.split, schedule.slices) for slot in slots) for slots in schedule.devices
+    )
     return (makespan(schedule, durations) - busy) / busy

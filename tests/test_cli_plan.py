@@ -120,7 +120,7 @@ def test_an_import_path(capsys):
         ({"--model": "test_cli_plan:cli.main"}, "module test_cli_plan has no function 'cli.main'"),
         ({"--model": "tutti.cli:usage"}, "tutti.cli:usage returned a str; it must return (model, batch)"),
         ({"--model": "test_cli_plan:linear"}, "the loss must be a 0-d floating tensor"),
-        ({"--plan": "cp2"}, "no plan 'cp2': write auto, dp, tp"),
+        ({"--plan": "sum2"}, "no plan 'sum2': write auto, dp, tp"),
         ({"--plan": "ep2"}, "plan 'ep2': the model has no experts that axis 'ep' could split"),
         ({"--mesh": "dp:2", "--plan": "auto"}, "no mesh 'dp:2': write its axes, outermost first, as in dp=4,tp=2"),
         ({"--mesh": "dp=2"}, "plan 'dp' says what the mesh is: leave --mesh out, or --plan"),

@@ -24,8 +24,8 @@ def llama(layers: int = 2, seed: int = 0) -> torch.nn.Module:
     return transformers.LlamaForCausalLM(config).train()
 
 
-def gpt2(layers: int = 2, seed: int = 0, dropout: float = 0.1) -> torch.nn.Module:
-    """Fused qkv, learned positions, tied embeddings, dropout everywhere."""
+def gpt2(layers: int = 2, seed: int = 0, dropout: float = 0.1, attention: float | None = None) -> torch.nn.Module:
+    """Fused qkv, learned positions, tied embeddings, dropout everywhere, in the attention another one."""
     torch.manual_seed(seed)
     config = transformers.GPT2Config(
         n_embd=64,
@@ -36,7 +36,7 @@ def gpt2(layers: int = 2, seed: int = 0, dropout: float = 0.1) -> torch.nn.Modul
         bos_token_id=0,
         eos_token_id=0,
         embd_pdrop=dropout,
-        attn_pdrop=dropout,
+        attn_pdrop=dropout if attention is None else attention,
         resid_pdrop=dropout,
         loss_type="ForCausalLM",
     )

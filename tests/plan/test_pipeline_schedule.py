@@ -5,7 +5,7 @@ import random
 import pytest
 
 from pipelines import bubble
-from tutti.plan.schedule import NAMES, forward, schedule_of
+from tutti.plan.schedule import CHUNKED, NAMES, forward, schedule_of
 from tutti.plan.slots import Slot, clock, in_flight, makespan
 
 SIZES = [(2, 4), (3, 6), (4, 8), (4, 16), (8, 32)]
@@ -23,10 +23,11 @@ def equal(count):
 @pytest.mark.parametrize("p, m", SIZES)
 @pytest.mark.parametrize("name", NAMES)
 def test_all_work_is_done_once_and_in_an_order_that_runs(name, p, m):
-    made = schedule_of(name, p, stages(name, p), m)
+    made = schedule_of(name, p, stages(name, p), m, slices=3 if name == CHUNKED else 1)
     slots = [slot for device in made.devices for slot in device]
-    kinds = "FBW" if made.split else "FB"
-    assert sorted(slots) == sorted(Slot(k, s, i) for k in kinds for s in range(stages(name, p)) for i in range(m))
+    kinds, chunks = "FBW" if made.split else "FB", range(made.slices)
+    all_work = [Slot(k, s, i, c) for k in kinds for s in range(stages(name, p)) for i in range(m) for c in chunks]
+    assert sorted(slots) == sorted(all_work)
     assert all(made.place[slot.stage] == d for d, device in enumerate(made.devices) for slot in device)
     assert len(clock(made, equal(stages(name, p)))) == len(slots)
 
@@ -56,6 +57,26 @@ def test_microbatches_in_flight(p, m):
     assert held("1f1b") == [min(p - d, m) for d in range(p)]
     assert held("interleaved") == [min(2 * m, 2 * (p - d - 1) + p + 1) for d in range(p)]
     assert max(held("zb-h1")) == max(held("found")) == p and max(held("zb-v")) == 2 * p
+
+
+@pytest.mark.parametrize("n", [2, 4, 7])
+@pytest.mark.parametrize("p, m", SIZES)
+def test_chunks_of_the_sequence(p, m, n):
+    """As many microbatches of a part of the size would wait; a device holds all chunks of one, and some of others."""
+    made = schedule_of("seq1f1b", p, p, m, slices=n)
+    assert bubble(made, equal(p)) == pytest.approx((p - 1) / (n * m))
+    assert [sum(held) for held in in_flight(made)] == pytest.approx([min(m, 1 + (p - d - 1) / n) for d in range(p)])
+    for slots in made.devices:
+        for m_, slot in [(x.microbatch, x) for x in slots if x.slice]:
+            before = Slot(slot.kind, slot.stage, m_, slot.slice + (-1 if slot.kind == "F" else 1))
+            assert before not in slots or slots.index(before) < slots.index(slot)
+
+
+def test_names_and_numbers_of_chunks_have_to_agree():
+    with pytest.raises(ValueError, match="seq1f1b has at least two chunks"):
+        schedule_of("seq1f1b", 2, 2, 4)
+    with pytest.raises(ValueError, match="gpipe has no chunks"):
+        schedule_of("gpipe", 2, 2, 4, slices=2)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -10,6 +10,7 @@ import torch
 
 import tutti
 from searches import wide
+from tutti.lower.unroll import unroll
 from tutti.plan.otherwise import otherwise
 from tutti.plan.piped import Piped
 from tutti.plan.plan import PIPELINE
@@ -25,8 +26,8 @@ SLOW = tutti.Cluster(FAST.device, ((4, replace(FAST.levels[0][1], bandwidth=2e9,
 
 
 @cache
-def graph(count: int):
-    return wide(BATCH // count, layers=4)
+def graph(count: int, slices: int = 1):
+    return unroll(wide(BATCH // count, layers=4), slices)
 
 
 def search(cluster: tutti.Cluster, **options) -> Search:
@@ -50,7 +51,7 @@ def test_over_slow_links_a_pipeline_is_best(slow):
 
 
 def test_what_is_modelled_is_about_what_the_clock_says(slow):
-    lengths = {c.pipe.devices: c.candidate for c in slow.candidates if isinstance(c, Piped)}
+    lengths = {c.pipe.devices: c.candidate for c in slow.candidates if isinstance(c, Piped) and c.pipe.slices == 1}
     assert lengths.keys() == {2, 4}
     for devices, schedule in [(2, ("interleaved", 2)), (2, ("found", 2)), (4, ("1f1b", 1)), (4, ("found", 1))]:
         candidate = Piped(lengths[devices], Pipe(devices, *schedule), SLOW)
@@ -125,4 +126,12 @@ def test_what_cannot_be_cut_is_no_pipeline_and_no_end_of_the_search():
 
 
 def test_a_pipeline_that_is_asked_for_with_one_microbatch():
-    assert search(FAST, mesh={"pp": 4}, accumulate=1).best().schedule in ("1f1b", "found")
+    """The sequence in chunks then fills the bubble, while there are tokens enough in each."""
+    found = search(FAST, mesh={"pp": 4}, accumulate=1)
+    best = found.best()
+    assert best.schedule == "seq1f1b" and best.slices in (2, 4, 8)
+    whole = min(p.predicted.step_seconds for p in found.plans if p.slices == 1)
+    assert best.predicted.step_seconds < 0.7 * whole
+    made = dry_run(graph(1, best.slices), best, FAST)
+    candidate = next(c for c in found.candidates if isinstance(c, Piped) and c.pipe.slices == best.slices)
+    assert candidate.chosen.seconds == pytest.approx(made.seconds, rel=0.15)

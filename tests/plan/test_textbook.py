@@ -22,6 +22,9 @@ from tutti.plan.textbook import Textbook, parse_name
         ("tp2xep", 4, Textbook(tp=2, ep=2)),
         ("ep2xzero1", 4, Textbook(2, 1, 1, ep=2)),
         ("pp2xep2", 4, Textbook(ep=2, pipe=Pipe(2))),
+        ("cp", 4, Textbook(cp=4)),
+        ("dp2xcp2", 4, Textbook(2, cp=2)),
+        ("pp2-seq1f1b4xdp", 4, Textbook(2, pipe=Pipe(2, "seq1f1b", slices=4))),
     ],
 )
 def test_names(name, devices, book):
@@ -32,7 +35,8 @@ def test_names(name, devices, book):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("cp", "no plan 'cp': write auto, dp, tp"),
+        ("sp", "no plan 'sp': did you mean"),
+        ("pp4-seq1f1b", "no schedule 'seq1f1b' of pp; .* pp4-seq1f1b4"),
         ("sum2", "no plan 'sum2': write auto, .* or the path of a saved plan"),
         ("ep3", "needs 3 devices, not 4"),
         ("zero4", r"no plan 'zero4': did you mean 'zero3'\? Write auto, dp, tp"),

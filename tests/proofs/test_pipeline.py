@@ -14,15 +14,19 @@ import tutti
 import zoo
 from models import MODELS
 from pipelines import pipeline, random_stages
-from tutti.plan.schedule import NAMES
+from tutti.lower.unroll import unroll
+from tutti.plan.schedule import CHUNKED, NAMES
 from tutti.run.batches import microbatches
 
 STEPS, COUNT = 3, 6  # microbatches
 FAMILIES = ("llama", "t5", "unet2d", "mixtral")
+CAUSAL = ("llama", "mixtral")
+WHOLE = tuple(name for name in NAMES if name != CHUNKED)
 CUTS = 6
 GLOO = [  # family, schedule, devices of the pipeline, plan of each
     ("llama", "1f1b", 2, "dp2"), ("llama", "zb-h1", 2, "tp2"), ("llama", "gpipe", 4, "dp1"),
     ("llama", "zb-v", 2, "zero2"), ("llama", "found", 2, "dp2"), ("mixtral", "1f1b", 2, "ep2"),
+    ("llama", CHUNKED, 2, "dp2"),
 ]  # fmt: skip
 
 
@@ -78,7 +82,7 @@ def compare(found, family: str, count: int = COUNT) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_any_cut_gives_the_numbers_of_one_device(family, seed):
     """Six cuts of each model: one for each schedule, with 2, 3 and 4 stages."""
-    name = NAMES[(seed + FAMILIES.index(family)) % len(NAMES)]
+    name = WHOLE[(seed + FAMILIES.index(family)) % len(WHOLE)]
     devices = 2 if name in ("interleaved", "zb-v") else 2 + seed % 3
     graph = case(family)[3]
     stages = random_stages(graph, 2 * devices if name in ("interleaved", "zb-v") else devices, seed)
@@ -87,7 +91,7 @@ def test_any_cut_gives_the_numbers_of_one_device(family, seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(CUTS))
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_cut_under_every_schedule(family, name, seed):
     chunks = 2 if name in ("interleaved", "zb-v") else 1
@@ -97,8 +101,17 @@ def test_every_cut_under_every_schedule(family, name, seed):
     compare(run(family, pipeline(graph, stages, devices, name, "dp1", COUNT), devices), family)
 
 
+@pytest.mark.parametrize("seed", range(CUTS))
+@pytest.mark.parametrize("family", CAUSAL)
+def test_chunks_of_the_sequence_in_any_cut(family, seed):
+    """The sequence of 2, 3 and 4 stages in 2 and 4 chunks."""
+    devices, graph = 2 + seed % 3, unroll(case(family)[3], 2 + 2 * (seed // 3))
+    compare(run(family, pipeline(graph, random_stages(graph, devices, seed), devices, CHUNKED, "dp1", COUNT), devices),
+            family)  # fmt: skip
+
+
 def on_this_rank(family: str, name: str, devices: int, inner: str) -> tuple:
-    graph = case(family, 2)[3]
+    graph = unroll(case(family, 2)[3], 2 if name == CHUNKED else 1)
     stages = random_stages(graph, 2 * devices if name == "zb-v" else devices, devices)
     found = run(family, pipeline(graph, stages, devices, name, inner, 2), 4, 2)
     return found[0], *({key: x.numpy() for key, x in tensors.items()} for tensors in found[1:3]), found[3]

@@ -99,7 +99,7 @@ def test_what_a_device_communicates():
         ("pp2-interleaved2", "cpu:2", 3, "interleaved takes a multiple of 2 microbatches, not 3"),
         ("pp12", "cpu:12", 1, "a model of 9 layers and modules beside them cannot be cut into 12 stages"),
         ("pp2-2f2b", "cpu:2", 4, "no schedule '2f2b' of pp; pp has gpipe, 1f1b"),
-        ("pp2-interleaved", "cpu:2", 4, "with a number of stages on each device: pp4-interleaved2"),
+        ("pp2-interleaved", "cpu:2", 4, "with a number of stages on each device, pp4-interleaved2"),
         ("dp2-gpipe", "cpu:2", 4, "no schedule 'gpipe' of dp"),
     ],
 )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import fx
 
-from tutti.graph.step_graph import Call, Spec
+from tutti.graph.step_graph import BACKWARD, Call, Spec
 
 aten = torch.ops.aten
 
@@ -27,12 +27,13 @@ UNDEFINED = {aten.empty_like.default, aten.new_empty.default, aten.new_empty_str
 
 
 def make_without_operands(graph: fx.Graph, device: torch.device) -> None:
-    """Replace them in place. A tensor of one number stays: it costs nothing, and may be on the host."""
+    """Replace them in place. Outside of the backward pass a tensor of one number stays: it costs nothing, and may be on
+    the host."""
     for node in graph.nodes:
         if node.target not in NUMBER and node.target not in UNDEFINED:
             continue
         spec: Spec = node.meta["val"]
-        if spec.shape == ():
+        if spec.shape == () and node.meta.get("phase") != BACKWARD:
             continue
         number = NUMBER.get(node.target)
         node.args = (list(spec.shape), number(node)) if number else (list(spec.shape),)

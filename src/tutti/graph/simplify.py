@@ -55,11 +55,24 @@ def _simpler(node: Call) -> fx.Node | None:
         return node.args[0] if node.args[0].meta["val"] == node.meta["val"] else None
     if node.target is aten.clone.default:
         return node.args[0]
+    if node.target is operator.getitem and node.args[0].target is aten.split_with_sizes.default:
+        return _joined(*node.args)
     if node.target is aten.cat.default:  # legacy: a 1-d empty tensor may be concatenated with anything
         parts = [n for n in node.args[0] if n.meta["val"].shape != (0,) or node.meta["val"].shape == (0,)]
         node.args = (parts, *node.args[1:])
         return parts[0] if len(parts) == 1 else None
     return None
+
+
+def _joined(split: Call, index: int) -> fx.Node | None:
+    """The part of a split that is one of the parts of which the whole was concatenated."""
+    whole, sizes, *dim = split.args
+    if whole.target is not aten.cat.default:
+        return None
+    parts, *along = whole.args
+    d, e = ((axis or [0])[0] % len(whole.meta["val"].shape) for axis in (dim, along))
+    same = d == e and [part.meta["val"].shape[e] for part in parts] == list(sizes)
+    return parts[index] if same else None
 
 
 def _merge_equal(graph: fx.Graph) -> None:

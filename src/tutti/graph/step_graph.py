@@ -14,7 +14,8 @@ Inputs and outputs have names of the form `kind:name`:
 
 Every node carries in `meta`: `val` (a `Spec`, or a tuple of them), `path` (of the module that made it), `phase`
 (forward, backward or update), `flops` and `bytes` (of the whole, unsplit operator), and `label`, a name that
-is the same for corresponding nodes of repeated layers; every call also `name`, which is its own.
+is the same for corresponding nodes of repeated layers; every call also `name`, which is its own. Where the sequence is
+cut into chunks, every call has the number of its chunk, `slice`.
 """
 
 from __future__ import annotations
@@ -88,6 +89,11 @@ class StepGraph:
     def state_names(self) -> list[str]:
         """Inputs that a step replaces: parameters, buffers and optimizer state."""
         return [n for n in self.inputs if n in self.outputs]
+
+    @property
+    def slices(self) -> int:
+        """Into how many chunks the sequence is cut. See `lower.unroll`."""
+        return 1 + max((n.meta.get("slice", 0) for n in self.graph.nodes), default=0)
 
     @property
     def flops(self) -> int:

@@ -81,7 +81,7 @@ class _Device:
     def actions(self) -> list[Action]:
         cut, mine = self.cut, [self.lend()]
         for slot in self.schedule.devices[self.number]:
-            place = Place(slot.stage, slot.kind)
+            place = Place(slot.stage, slot.kind, slot.slice)
             if place in cut.parts:
                 mine.append(self.part(place, slot.microbatch))
         if any(slot.kind != "F" for slot in self.schedule.devices[self.number]):
@@ -131,7 +131,7 @@ class _Device:
         """Of each device that reads a value and does not make it, the one that it comes from."""
         home, found = self.at(self.cut.makers[name].stage), {}
         last = home
-        for stage, kind in sorted(self.cut.readers[name], key=lambda place: (place.kind != "F", place.stage)):
+        for stage, kind, _ in sorted(self.cut.readers[name], key=lambda place: (place.kind != "F", place.stage)):
             device = self.at(stage)
             if device != home and device not in found:
                 found[device] = last if kind == "F" else home

@@ -7,8 +7,9 @@
 | `W` | for every microbatch | the rest of that, where it is split: gradients of single parameters |
 | `U0`, `U1`, ... | once a step | the update; values cross stages only between one number and the next |
 
-What a part reads of another it takes as an input `value:<node>`, and the other has that as an output. Views, and what
-depends on nothing but the batch and constants, are made anew by each part that reads them.
+Where the sequence is cut into chunks, so are the forward and backward parts; each of the latter makes its own share of
+the gradients. What a part reads of another it takes as an input `value:<node>`, and the other has that as an output.
+Views, and what depends on nothing but the batch and constants, are made anew by each part that reads them.
 """
 
 from __future__ import annotations
@@ -26,10 +27,14 @@ from tutti.plan.stages import Reads, alone, stages_of
 
 
 class Place(NamedTuple):
-    """Which part: of a stage, and of which kind."""
+    """Which part: of a stage, of which kind, and for which chunk of the sequence."""
 
     stage: int
     kind: str
+    slice: int = 0
+
+    def __str__(self) -> str:
+        return f"stage {self.stage} {self.kind}" + (f" of chunk {self.slice}" if self.slice else "")
 
 
 @dataclass
@@ -65,17 +70,18 @@ class _Cutter:
         self.alone = alone(reads, stages) if split else {}
         self.levels: dict[fx.Node, int] = {}
         self.places = {n: self.place(n) for n in reads.calls}
+        self.shares = {name: self.shares_of(step.outputs[name]) for name in step.gradient_names}
         self.wanted: dict[Place, dict[str, fx.Node]] = defaultdict(dict)  # outputs by part
         self.readers: dict[str, list[Place]] = defaultdict(list)
 
     def place(self, node: fx.Node) -> Place:
         if node.target is operator.getitem:
             return self.place(node.args[0])  # pyright: ignore[reportArgumentType]
-        stage, phase = self.stages[node], node.meta["phase"]
+        stage, phase, chunk = self.stages[node], node.meta["phase"], node.meta.get("slice", 0)
         if phase == FORWARD:
-            return Place(stage, "F")
+            return Place(stage, "F", chunk)
         if phase == BACKWARD:
-            return Place(stage, "W" if node in self.alone else "B")
+            return Place(stage, "W" if node in self.alone else "B", chunk)
         return Place(stage, f"U{self.level(node)}")
 
     def level(self, node: fx.Node) -> int:
@@ -91,10 +97,13 @@ class _Cutter:
 
     def cut(self) -> Cut:
         members: dict[Place, list[fx.Node]] = defaultdict(list)
+        summed = {x for _, sums in self.shares.values() for x in sums}
         for node, place in self.places.items():
-            members[place].append(node)
+            if node not in summed:
+                members[place].append(node)
         for name, node in self.step.outputs.items():
-            self.wanted[self.owner(node)][name] = node
+            for share in self.shares[name][0] if name in self.shares else [node]:
+                self.wanted[self.owner(share)][name] = share
         drafts = {place: _Draft(self, place, members[place]) for place in sorted(members, key=_order)}
         made = Cut(self.step, {}, {self.names[n]: s for n, s in self.stages.items() if n in self.names})
         for place, draft in drafts.items():
@@ -108,6 +117,21 @@ class _Cutter:
                     if place.stage not in borrowers:
                         borrowers.append(place.stage)
         return made
+
+    def shares_of(self, gradient: fx.Node) -> tuple[list[fx.Node], set[fx.Node]]:
+        """What each chunk of the sequence adds to a gradient, and the nodes that add it up: whoever runs the parts adds
+        instead, as with microbatches. The gradient itself where it is no such sum, or not one of one stage."""
+        shares, sums, todo = [], set(), [gradient]
+        while todo:
+            x = todo.pop()
+            if x.meta.get("joins") and (x is gradient or all(user in sums for user in x.users)):
+                sums.add(x)
+                todo += x.all_input_nodes
+            else:
+                shares.append(x)
+        owners = [self.owner(x) for x in shares]
+        apart = len(set(owners)) == len(owners) and len({owner.stage for owner in owners}) == 1
+        return (shares, sums) if apart else ([gradient], set())
 
     def owner(self, node: fx.Node) -> Place:
         """The part that makes a value, or the view of one."""
@@ -177,6 +201,6 @@ class _Draft:
 
 
 def _order(place: Place) -> tuple:
-    """Forward parts by stage, backward ones against it, then the updates."""
-    kind = place.kind
-    return (0, place.stage, "") if kind == "F" else (1, -place.stage, kind) if kind in "BW" else (2, int(kind[1:]), "")
+    """Forward parts by stage and chunk, backward ones against both, then the updates."""
+    stage, kind, chunk = place
+    return (0, stage, chunk, "") if kind == "F" else (1, -stage, -chunk, kind) if kind in "BW" else (2, int(kind[1:]))

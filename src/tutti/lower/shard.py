@@ -42,7 +42,7 @@ def shard(
     outputs: layouts asked for by name; by default what replaces an input lies as that input does, and all else
     (loss, gradients) is replicated. rules: where the rule of a call comes from.
     """
-    sharder = _Sharder(step, plan, rank, rules)
+    sharder = Sharder(step, plan, rank, rules)
     inputs = {name: (plan.input_layout(node.meta["label"]), node.meta["val"]) for name, node in step.inputs.items()}
     for name, node in step.inputs.items():
         sharder.place(name, node, inputs[name][0])
@@ -72,8 +72,13 @@ def dense(x: torch.Tensor) -> torch.Tensor:
     return x if x.shape[-1] == 1 or x.stride(-1) == 1 else x.contiguous()
 
 
-class _Sharder:
-    def __init__(self, step: StepGraph, plan: Plan, rank: int, rules: Callable[[fx.Node], Rule | None]):
+class Sharder:
+    """Writes what one rank computes, call by call, to the end of a graph.
+
+    made: of every value that was written (node, output) -> (layout, phase) -> where it lies so.
+    """
+
+    def __init__(self, step: StepGraph, plan: Plan, rank: int, rules: Callable[[fx.Node], Rule | None] = rule_of):
         self.step, self.plan, self.mesh, self.rules = step, plan, plan.mesh, rules
         self.where = coordinates_of(rank, plan.mesh)
         self.graph = fx.Graph()

@@ -21,7 +21,8 @@ def explain(plan: Plan) -> str:
     on = f" on {plan.cluster}" if plan.cluster else ""
     lines = [f"plan {plan.name or '(without a name)'}: mesh {mesh_name(plan.mesh)}{on}"]
     if plan.stages:
-        lines.append(f"a pipeline of {1 + max(plan.stages.values())} stages, {plan.schedule}")
+        chunks = f" over {plan.slices} chunks of the sequence" if plan.slices > 1 else ""
+        lines.append(f"a pipeline of {1 + max(plan.stages.values())} stages, {plan.schedule}{chunks}")
         lines += _table([_stage(plan, i, names) for i, names in _by_stage(plan)], "  ")
         lines += ["", *drawn(plan), ""]
     if plan.accumulate > 1:

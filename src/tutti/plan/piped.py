@@ -129,7 +129,7 @@ class Piped:
         name = f"{self.pipe}x{inside}" if inside != "single" else str(self.pipe)
         return plan.replace(
             mesh=self.wide(plan.mesh), stages=self.named(chosen.starts), schedule=self.pipe.schedule,
-            durations=chosen.durations, cluster=str(self.cluster),
+            slices=self.pipe.slices, durations=chosen.durations, cluster=str(self.cluster),
             name=f"auto-{name}" if plan.name.startswith("auto-") else name,
             reasons=(*plan.reasons[:-1], f"{plan.reasons[-1]} in sum, on the mesh of a device of the pipeline"),
         )  # fmt: skip

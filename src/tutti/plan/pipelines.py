@@ -2,6 +2,7 @@
 
 Longer pipelines are tried while they get faster; not one that would be slower than what was found even if all work were
 shared out evenly, with a bubble as short as that of any schedule. Each has as many microbatches as keep that small.
+Where the bubble of the best is long all the same, or nothing fits, it is tried with the sequence in chunks.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tutti.plan.layout import Mesh
 from tutti.plan.piped import Piped
 from tutti.plan.plan import PIPELINE
 from tutti.plan.price import Pricer
-from tutti.plan.schedule import Pipe
+from tutti.plan.schedule import CHUNKED, Pipe
 from tutti.plan.textbook import Textbook
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 MANY = 4  # microbatches for each device of a pipeline
 LEAST = 1 / 6  # a bubble, as a share of (devices - 1) / microbatches, that no schedule goes below
 SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("found", 1), ("found", 2))  # and stages on each device
+CHUNKS = (2, 4, 8)  # of the sequence
+LONG = 0.1  # a bubble, as a share of the step, that more chunks might shorten
 NEARLY = 1.1  # schedules of one mesh that are modelled within this of the fastest are judged too
 
 
@@ -42,6 +45,11 @@ class Pipelines:
 
     def search(self) -> None:
         """Consider those that may be faster than the best that fits, while there is time."""
+        self.whole()
+        self.chunked()
+
+    def whole(self) -> None:
+        """Without chunks of the sequence."""
         search, before = self.of, None
         for devices in self.lengths() if self.possible else ():
             count = self.microbatches(devices)
@@ -54,6 +62,27 @@ class Pipelines:
             if before and best and best > before and search.fastest is not None:
                 return
             before = best or before
+
+    def chunked(self) -> None:
+        """The best pipeline that was found with the sequence in chunks, of which there are more while that helps."""
+        search = self.of
+        for slices in CHUNKS:
+            best = min((plan for plan in search.plans if plan.stages), key=search.rank, default=None)
+            if best is None or best.slices * 2 != slices or search.late:
+                return
+            made = best.predicted
+            waits = made.bubble_seconds >= LONG * made.step_seconds
+            if search.fits(best) and (not waits or search.slower(made.step_seconds - made.bubble_seconds)):
+                return
+            pipe = Pipe(best.pipe.devices, CHUNKED, slices=slices)
+            search.progress(f"pipelines of {pipe.devices} with the sequence in {slices} chunks")
+            try:
+                planner = search.planner(best.accumulate, slices)
+                found = Piped(search.candidate(planner.inside(pipe), best.inner), pipe, search.cluster)
+            except ValueError:  # a token sees later ones, or a length that does not divide
+                return
+            search.candidates.append(found)
+            search.consider([found])
 
     def lengths(self) -> list[int]:
         """Devices along a pipeline."""

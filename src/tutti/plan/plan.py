@@ -48,7 +48,7 @@ class Plan:
     operators: label of an operator -> axis -> choice. Operators that are not named are computed whole everywhere.
     accumulate: microbatches whose gradients are summed before one update.
     stages: path of a module, or name of a forward node, -> its stage of a pipeline (`plan.stages`) over the axis `pp`.
-    schedule: of the pipeline, by name (`plan.schedule`).
+    schedule: of the pipeline, by name (`plan.schedule`). slices: chunks of the sequence (`lower.unroll`).
     durations: of each stage for a microbatch (`plan.slots`), as they were modelled: what `found` goes by.
     reasons: in words, why this plan and not another.
     """
@@ -59,6 +59,7 @@ class Plan:
     accumulate: int = 1
     stages: Mapping[str, int] = field(default_factory=dict)
     schedule: str = ""
+    slices: int = 1
     durations: tuple[tuple[float, ...], ...] = ()
     name: str = ""
     graph: str = ""  # fingerprint of the graph that it was made for
@@ -85,7 +86,7 @@ class Plan:
         devices, stages = self.mesh[PIPELINE], 1 + max(self.stages.values())
         if stages % devices:
             raise ValueError(f"{stages} stages do not divide over {devices} devices of a pipeline")
-        return Pipe(devices, self.schedule, stages // devices)
+        return Pipe(devices, self.schedule, stages // devices, self.slices)
 
     @property
     def predicted(self) -> Prediction:
@@ -98,6 +99,8 @@ class Plan:
 
     def check(self, step: StepGraph) -> None:
         """Raise ValueError where the plan names what the graph or its own mesh does not have."""
+        if self.slices != step.slices:
+            raise ValueError(f"the plan cuts the sequence into {self.slices} chunks, the step into {step.slices}")
         labels = {node.meta["label"] for node in step.graph.nodes if "label" in node.meta}
         labels |= {step.gradient_label(name) for name in step.names("param")}
         axes = {label: layout.splits | layout.partials for label, layout in self.inputs.items()}
@@ -124,6 +127,7 @@ class Plan:
                 "accumulate": self.accumulate,
                 "stages": dict(self.stages),
                 "schedule": self.schedule,
+                "slices": self.slices,
                 "durations": [list(stage) for stage in self.durations],
                 "graph": self.graph,
                 "cluster": self.cluster,
@@ -172,7 +176,7 @@ class Plan:
     def diff(self, other: Plan) -> list[str]:
         """What differs, a line each: `-` in this plan, `+` in the other."""
         lines = []
-        for what in ("mesh", "accumulate", "schedule", "stages", "inputs", "operators"):
+        for what in ("mesh", "accumulate", "schedule", "slices", "stages", "inputs", "operators"):
             ours, theirs = getattr(self, what), getattr(other, what)
             if not isinstance(ours, Mapping):
                 ours, theirs = {what: ours or None}, {what: theirs or None}

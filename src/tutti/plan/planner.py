@@ -56,6 +56,9 @@ class Planner:
     def named(self, name: str) -> Plan:
         """A textbook plan by its name, which it keeps (`zero3`, not `dp8xzero3`). See `plan.textbook`."""
         book = parse_name(name, self.cluster.size)
+        if book.pipe.slices != self.step.slices:
+            raise ValueError(f"plan {name!r} is one for {book.pipe.slices} chunks of the sequence; the step has "
+                             f"{self.step.slices} (tutti.lower.unroll cuts it)")  # fmt: skip
         without_effect = "zero" in name and not book.zero  # on a single data-parallel device
         made = self.piped(book) if book.pipe.devices > 1 else self.textbook(book)
         plan = made.plan(gathered=book.zero >= 2)

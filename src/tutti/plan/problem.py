@@ -111,6 +111,13 @@ class Problem:
                     todo += [maker] if not o.bytes else []
         return found
 
+    @cached_property
+    def handed_on(self) -> set[tuple[str, int]]:
+        """The outputs (label, index) in `gradients` that are gradients of parameters, and what these are views of."""
+        views = {label for label in self.gradients if not self.operators[label].bytes}
+        return {e.tensor for e in self.edges if e.tensor[0] in self.gradients
+                and (e.reader in views or self.operators[e.reader].phase == UPDATE)}  # fmt: skip
+
     def weight_factors(self, o: Operator) -> set[str]:
         """The factors of an operator that its weight has, where it reads one."""
         if o.label not in self.weight_operand:

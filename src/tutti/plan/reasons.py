@@ -39,7 +39,7 @@ def why(search: Search, plans: list[Plan]) -> tuple[str, ...]:
                        f"their operators and collectives cost (mesh {mesh_name(nearest.mesh)})")  # fmt: skip
     if search.left:
         told.append(f"{search.left} meshes were not looked at for want of time: a larger budget has more")
-    divided = () if best.stages else search.planners[best.accumulate].undivided()
+    divided = () if best.stages else search.planner(best.accumulate).undivided()
     return (*told, *divided, *best.reasons)
 
 
@@ -59,12 +59,12 @@ def too_large(search: Search, smallest: Plan) -> str:
         said += "; more devices of this kind, as far as they were tried, do not help alone"
     if search.accumulate is not None and search.accumulate < search.batch:
         said += f"; or more microbatches than {search.accumulate} per update, or a smaller batch"
-    return "; ".join((said, *search.planners[smallest.accumulate].undivided()))
+    return "; ".join((said, *search.planner(smallest.accumulate).undivided()))
 
 
 def enough(search: Search) -> Plan | None:
     """The smallest plan on few devices of this kind that hold it: twice as many again and again, or 3/4 of that."""
-    planner, size = search.planners[max(search.planners)], search.cluster.size
+    planner, size = search.planner(max(count for count, _ in search.planners)), search.cluster.size
     deadline = time.monotonic() + TRYING
     counts = {size << i for i in range(1, DOUBLINGS)} | {1 << i for i in range(DOUBLINGS) if 1 << i > size}
     for n in sorted(counts):

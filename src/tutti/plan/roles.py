@@ -1,4 +1,4 @@
-"""What a mesh axis may do to an operator: anything, or what the textbook says that `dp`, `ep` and `tp` do.
+"""What a mesh axis may do to an operator: anything, or what the textbook says that `dp`, `cp`, `ep` and `tp` do.
 
 Whoever searches asks for the choices of an operator along an axis that may be taken, given all legal ones. Inputs that
 a person has pinned, or that lie somewhere already, may only lie so.
@@ -12,7 +12,8 @@ from tutti.graph.costs import FLOPS
 from tutti.graph.step_graph import UPDATE
 from tutti.plan.choice import Choice, legal, output_placement
 from tutti.plan.experts import ROUTED, Experts
-from tutti.plan.layout import Layout, Mesh, Split
+from tutti.plan.follow import follow
+from tutti.plan.layout import Layout, Mesh, Partial, Split
 from tutti.plan.options import Given
 from tutti.plan.problem import Operator, Problem
 from tutti.plan.textbook import Textbook
@@ -45,19 +46,22 @@ class Free:
 
 
 class Roles(Free):
-    """`dp` splits the batch and what is computed from it; `tp` matrices, which are used where they lie; `ep` experts,
-    and elsewhere the batch. The ZeRO stage says what is kept split over `dp`. See `plan.textbook`."""
+    """`dp` splits the batch and what is computed from it; `cp` does so along the sequence; `tp` splits matrices, which
+    are used where they lie; `ep` experts, and elsewhere the batch. The ZeRO stage says what is kept split over `dp`.
+    See `plan.textbook`."""
 
     def __init__(self, problem: Problem, book: Textbook, pins, stored):
         super().__init__(problem, book.mesh, pins, stored)
         self.zero = book.zero
         self.from_batch = problem.reached_from("batch")
         self.experts = Experts(problem)
+        rows = {(o.label, 0): Split(1) for o in problem.operators.values() if o.kind == "batch"}
+        self.along = follow(problem, rows, book.cp) if book.cp > 1 else {}
         if book.ep > 1 and not self.experts.factors:
             raise ValueError(f"plan {str(book)!r}: the model has no experts that axis 'ep' could split; write dp")
 
     def free(self, o: Operator, axis: str, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
-        roles = {"dp": self._data, "ep": self._expert, "tp": self._tensor}
+        roles = {"dp": self._data, "cp": self._context, "ep": self._expert, "tp": self._tensor}
         return roles[axis](o, choices)
 
     def _data(
@@ -81,6 +85,26 @@ class Roles(Free):
         used = self.problem.weight_factors(o)  # which is whole
         allowed = [c for c in choices if c is None or c.factor not in used]
         return _split(allowed) if o.label in self.from_batch else allowed
+
+    def _context(self, o: Operator, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
+        """The batch is split at dim 1, and what is computed of it follows."""
+        if o.kind == "batch":
+            shape = o.outputs[0].shape
+            second = [c for c in choices if c and len(shape) > 1 and c == Choice(o.rule.outputs[0][1][0])]
+            if len(shape) > 1 and not second:
+                raise ValueError(f"{o.label}: a sequence of {shape[1]} does not divide into {self.mesh['cp']} parts")
+            return second or [None]
+        if o.is_input or o.phase == UPDATE:
+            return [None]
+        if o.label in self.along and self.along[o.label] in choices:
+            return [self.along[o.label]]
+        if o.label in self.problem.gradients:  # summed last of all, where those of microbatches are as well
+            made = [index for maker, index in self.problem.handed_on if maker == o.label]
+            return [c for c in choices if c and all(self._is_sum(o, c, i) for i in made)] or choices
+        return choices
+
+    def _is_sum(self, o: Operator, choice: Choice, output: int) -> bool:
+        return isinstance(output_placement(o.rule, choice, output), Partial)
 
     def _expert(self, o: Operator, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
         """As `dp`, but experts, their gradients and their state lie split, and are used where they lie."""

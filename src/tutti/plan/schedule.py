@@ -10,11 +10,12 @@ waits for (`W`), of one stage for one microbatch. With p devices, m microbatches
 | `interleaved` | stage s on device s mod p; m a multiple of p | (p - 1) / (v m) | as much, and (p - 1) / v more |
 | `zb-h1` | v = 1, backward split | about half of that, where F, B and W take as long | p |
 | `zb-v` | v = 2, stages s and 2p - 1 - s on device s, split | about none where they do | p |
+| `seq1f1b` | v = 1, n chunks of the sequence, the last backward first | (p - 1) / (n m) | about 1 + (p - 1) / n |
 | `found` | as `zb-h1`, or with v = 2 as `zb-v`, for stages that take unequally long | the least of several orders | p |
 
 GPipe: Huang et al. 2019. 1F1B: Narayanan et al., PipeDream, 2019; interleaved: Megatron-LM, SC 2021. Zero bubble: Qi et
-al. 2023 and, for the V, 2024; here their orders come out of a list scheduler that never holds more microbatches
-(`plan.list_schedule`).
+al. 2023 and, for the V, 2024: here their orders come out of a list scheduler that never holds more microbatches
+(`plan.list_schedule`). Chunks of the sequence: Li et al., TeraPipe, 2021; Sun et al., Seq1F1B, 2024.
 """
 
 from __future__ import annotations
@@ -26,17 +27,20 @@ from tutti.plan.list_schedule import EQUAL, found, listed
 from tutti.plan.slots import Durations, Schedule, Slot
 
 SPLIT = ("zb-h1", "zb-v", "found")  # names with `W`
-COUNTED = ("interleaved", "found")  # names that are followed by the number of stages on each device
-NAMES = ("gpipe", "1f1b", "interleaved", *SPLIT)
+CHUNKED = "seq1f1b"  # the name of that which takes the sequence in chunks
+COUNTED = ("interleaved", "found", CHUNKED)  # names that are followed by a number: of stages on each device, or chunks
+NAMES = ("gpipe", "1f1b", "interleaved", CHUNKED, *SPLIT)
 
 
 @dataclass(frozen=True)
 class Pipe:
-    """How many devices a pipeline has, the name of its schedule, and how many stages each device has."""
+    """How many devices a pipeline has, the name of its schedule, how many stages each device has, and into how many
+    chunks the sequence is cut."""
 
     devices: int
     schedule: str = "1f1b"
     chunks: int = 1
+    slices: int = 1
 
     @property
     def stages(self) -> int:
@@ -44,18 +48,22 @@ class Pipe:
 
     def of(self, microbatches: int, durations: Durations = ()) -> Schedule:
         """Raises ValueError for numbers that do not go together."""
-        return schedule_of(self.schedule, self.devices, self.stages, microbatches, durations)
+        return schedule_of(self.schedule, self.devices, self.stages, microbatches, durations, self.slices)
 
     def __str__(self) -> str:
         schedule = "" if self.schedule == "1f1b" else f"-{self.schedule}"
-        return f"pp{self.devices}{schedule}{self.chunks if self.schedule in COUNTED else ''}"
+        count = self.slices if self.slices > 1 else self.chunks
+        return f"pp{self.devices}{schedule}{count if self.schedule in COUNTED else ''}"
 
 
 NO_PIPE = Pipe(1)
 
 
-def schedule_of(name: str, devices: int, stages: int, microbatches: int, durations: Durations = ()) -> Schedule:
-    """A schedule by name. durations: of the stages, which `found` goes by; by default all take as long.
+def schedule_of(
+    name: str, devices: int, stages: int, microbatches: int, durations: Durations = (), slices: int = 1
+) -> Schedule:
+    """A schedule by name. durations: of the stages, which `found` goes by; by default all take as long. slices: chunks
+    of the sequence.
 
     Raises ValueError for numbers that do not go together.
     """
@@ -68,10 +76,12 @@ def schedule_of(name: str, devices: int, stages: int, microbatches: int, duratio
         raise ValueError(f"zb-v has 2 stages on each device, which makes {2 * p}, not {stages}")
     if name == "found" and v > 2:
         raise ValueError(f"found has 1 or 2 stages on each device, which makes {p} or {2 * p}, not {stages}")
-    if name in ("gpipe", "1f1b", "zb-h1") and v != 1:
+    if name in ("gpipe", "1f1b", CHUNKED, "zb-h1") and v != 1:
         raise ValueError(f"{name} has one stage on each device: {p}, not {stages}; interleaved has several")
     if name == "interleaved" and microbatches % p:
         raise ValueError(f"interleaved takes a multiple of {p} microbatches, not {microbatches}")
+    if (name == CHUNKED) != (slices > 1):
+        raise ValueError(f"{name} has {'no' if slices > 1 else 'at least two'} chunks of the sequence, not {slices}")
     if durations and len(durations) != stages:
         raise ValueError(f"{len(durations)} durations are given for {stages} stages")
     place = tuple(s % p if name == "interleaved" else min(s, 2 * p - 1 - s) for s in range(stages))
@@ -81,22 +91,25 @@ def schedule_of(name: str, devices: int, stages: int, microbatches: int, duratio
         slots = listed(place, microbatches, p)
     elif name == "gpipe":
         slots = [[Slot(kind, d, m) for kind in "FB" for m in range(microbatches)] for d in range(p)]
+    elif name == CHUNKED:
+        slots = [_in_slices(d, p, microbatches, slices) for d in range(p)]
     else:
         slots = [_one_each(d, p, v, microbatches) for d in range(p)]
-    return Schedule(name, tuple(map(tuple, slots)), place, name in SPLIT)
+    return Schedule(name, tuple(map(tuple, slots)), place, name in SPLIT, slices)
 
 
-def forward(place: Sequence[int], microbatches: int) -> Schedule:
+def forward(place: Sequence[int], microbatches: int, slices: int = 1) -> Schedule:
     """Forward passes alone, with stages on these devices."""
+    each = [(m, c) for m in range(microbatches) for c in range(slices)]
     slots = [
-        [Slot("F", s, m) for m in range(microbatches) for s in range(len(place)) if place[s] == d]
+        [Slot("F", s, *which) for which in each for s in range(len(place)) if place[s] == d]
         for d in range(max(place) + 1)
     ]
-    return Schedule("forward", tuple(map(tuple, slots)), tuple(place))
+    return Schedule("forward", tuple(map(tuple, slots)), tuple(place), slices=slices)
 
 
 def _one_each(device: int, p: int, v: int, m: int) -> list[Slot]:
-    """Some forwards ahead, then one forward and one backward in turns, then the backwards that are left."""
+    """With stages on each device that take turns."""
     ahead = min(m * v, p - device - 1 if v == 1 else 2 * (p - device - 1) + (v - 1) * p)
 
     def slot(kind: str, i: int) -> Slot:
@@ -104,7 +117,17 @@ def _one_each(device: int, p: int, v: int, m: int) -> list[Slot]:
         microbatch = i // (p * v) * p + i % p if v > 1 else i
         return Slot(kind, (chunk if kind == "F" else v - 1 - chunk) * p + device, microbatch)
 
-    slots = [slot("F", i) for i in range(ahead)]
-    for i in range(ahead, m * v):
-        slots += [slot("F", i), slot("B", i - ahead)]
-    return slots + [slot("B", i) for i in range(m * v - ahead, m * v)]
+    return _in_turns(ahead, [slot("F", i) for i in range(m * v)], [slot("B", i) for i in range(m * v)])
+
+
+def _in_slices(device: int, p: int, m: int, n: int) -> list[Slot]:
+    """As many forwards ahead as bring the last chunk, whose backward is first, to the last device."""
+    forwards = [Slot("F", device, i, c) for i in range(m) for c in range(n)]
+    backwards = [Slot("B", device, i, c) for i in range(m) for c in reversed(range(n))]
+    return _in_turns(min(m * n, p - device - 1 + n - 1), forwards, backwards)
+
+
+def _in_turns(ahead: int, forwards: list[Slot], backwards: list[Slot]) -> list[Slot]:
+    """So many forwards ahead, then one forward and one backward in turns, then the backwards that are left."""
+    turns = [slot for pair in zip(forwards[ahead:], backwards, strict=False) for slot in pair]
+    return [*forwards[:ahead], *turns, *backwards[len(forwards) - ahead :]]

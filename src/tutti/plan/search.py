@@ -31,7 +31,7 @@ FLAT = 0.6  # the share of it that what is no pipeline may take, where there may
 NEAR = 1.02  # costs and judgements agree within this
 TRIES = 4  # to make a plan fit
 DEEPER = 30  # times as long as with two axes it may take to look at a mesh of three
-SAID = ("mesh", "inputs", "operators", "accumulate", "stages", "schedule", "durations")  # of a plan, by its choices
+SAID = ("mesh", "inputs", "operators", "accumulate", "stages", "schedule", "slices", "durations")  # by its choices
 SHRINKING = ("activations", "temporaries", "communication")  # kinds of memory that microbatches make less
 
 Judge = Callable[[StepGraph, Plan, Cluster], Prediction]
@@ -41,14 +41,15 @@ Progress = Callable[[str], None]
 class Search:
     """The search of a plan for a model on a cluster.
 
-    graph_of: the step's graph for a number of microbatches per update: of one of them.
+    graph_of: the step's graph for a number of microbatches per update, of one of them, and for a number of chunks of
+        the sequence, where that is given as well.
     batch: sequences, images, ... of a global batch, which microbatches have to divide.
     accumulate, mesh, pins: what is given; None is searched.
     """
 
     def __init__(
         self,
-        graph_of: Callable[[int], StepGraph],
+        graph_of: Callable[..., StepGraph],
         batch: int,
         cluster: Cluster,
         judge: Judge,
@@ -67,7 +68,7 @@ class Search:
         self.deadline = self.begin + budget
         self.pipes = Pipelines(self)
         self.memory = cluster.device.memory
-        self.planners: dict[int, Planner] = {}
+        self.planners: dict[tuple[int, int], Planner] = {}
         self.candidates: list[Candidate | Piped] = []
         self.plans: list[Plan] = []  # judged
         self.judged: set[int] = set()  # ids of candidates
@@ -112,11 +113,12 @@ class Search:
         if self.fastest is not None:
             self.deeper()
 
-    def planner(self, count: int) -> Planner:
-        """For so many microbatches."""
-        if count not in self.planners:
-            self.planners[count] = Planner(self.graph_of(count), self.cluster, self.pins, count)
-        return self.planners[count]
+    def planner(self, count: int, slices: int = 1) -> Planner:
+        """For so many microbatches, and chunks of the sequence."""
+        if (count, slices) not in self.planners:
+            graph = self.graph_of(count, slices) if slices > 1 else self.graph_of(count)
+            self.planners[count, slices] = Planner(graph, self.cluster, self.pins, count)
+        return self.planners[count, slices]
 
     def look(self, planner: Planner) -> Iterator[Candidate]:
         """The candidates of all meshes of one or two axes, or of the one that is given, and what the textbook says."""
@@ -140,7 +142,7 @@ class Search:
     def deeper(self) -> None:
         """Look at meshes of three axes, the whole nodes or two halves as one, while there is time."""
         n, node = self.cluster.size, self.cluster.levels[0][0]
-        planner = self.planners[self.best_of_all.accumulate]
+        planner = self.planner(self.best_of_all.accumulate)
         outer = n // node if node < n else 2
         if n % outer or planner.pins or self.mesh:
             return
@@ -222,7 +224,7 @@ class Search:
             if all(getattr(known, what) == getattr(plan, what) for what in SAID):
                 return known
         self.progress(f"simulating {plan.name}")
-        made = self.judge(self.planners[plan.accumulate].step, plan, self.cluster)
+        made = self.judge(self.planner(plan.accumulate, plan.slices).step, plan, self.cluster)
         self.plans.append(plan.replace(prediction=made))
         return self.plans[-1]
 

@@ -13,44 +13,47 @@ Durations = Sequence[Sequence[float]]
 
 
 class Slot(NamedTuple):
-    """One part of one stage for one microbatch."""
+    """One part of one stage for one microbatch, or for one chunk of its sequence."""
 
     kind: str
     stage: int
     microbatch: int
+    slice: int = 0
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """devices: the slots of each, in order. place: the device of each stage. split: whether there are `W` slots."""
+    """devices: the slots of each, in order. place: the device of each stage. split: whether there are `W` slots.
+    slices: chunks of the sequence."""
 
     name: str
     devices: tuple[tuple[Slot, ...], ...]
     place: tuple[int, ...]
     split: bool = False
+    slices: int = 1
 
 
 def waits(slot: Slot, stages: int) -> list[Slot]:
     """The slots that have to be over before one can begin, of those that its own device does not put before it."""
-    kind, stage, m = slot
+    kind, stage, *rest = slot
     if kind == "F":
-        return [Slot("F", stage - 1, m)] if stage else []
+        return [Slot("F", stage - 1, *rest)] if stage else []
     if kind == "W":
-        return [Slot("B", stage, m)]
-    return [Slot("F", stage, m)] + ([Slot("B", stage + 1, m)] if stage + 1 < stages else [])
+        return [Slot("B", stage, *rest)]
+    return [Slot("F", stage, *rest)] + ([Slot("B", stage + 1, *rest)] if stage + 1 < stages else [])
 
 
-def taking(slot: Slot, durations: Durations, split: bool) -> float:
-    """Seconds of a slot; a backward pass that is not split takes those of both parts."""
+def taking(slot: Slot, durations: Durations, split: bool, slices: int = 1) -> float:
+    """Seconds of a slot; a backward pass that is not split takes those of both parts. Chunks take equally long."""
     forward, backward, rest, _ = durations[slot.stage]
-    return {"F": forward, "B": backward if split else backward + rest, "W": rest}[slot.kind]
+    return {"F": forward, "B": backward if split else backward + rest, "W": rest}[slot.kind] / slices
 
 
-def ready(slot: Slot, over: Mapping[Slot, float], durations: Durations, place: Sequence[int]) -> float:
+def ready(slot: Slot, over: Mapping[Slot, float], durations: Durations, place: Sequence[int], slices: int = 1) -> float:
     """When all is there that a slot waits for; infinite where that is not over."""
     latest = 0.0
     for x in waits(slot, len(place)):
-        way = durations[min(x.stage, slot.stage)][3] if place[x.stage] != place[slot.stage] else 0.0
+        way = durations[min(x.stage, slot.stage)][3] / slices if place[x.stage] != place[slot.stage] else 0.0
         latest = max(latest, over.get(x, inf) + way)
     return latest
 
@@ -67,9 +70,12 @@ def clock(schedule: Schedule, durations: Durations) -> dict[Slot, tuple[float, f
     while going:
         going = False
         for d, slots in enumerate(schedule.devices):
-            while at[d] < len(slots) and (there := ready(slots[at[d]], over, durations, schedule.place)) < inf:
+            while (
+                at[d] < len(slots)
+                and (there := ready(slots[at[d]], over, durations, schedule.place, schedule.slices)) < inf
+            ):
                 slot, begin = slots[at[d]], max(free[d], there)
-                over[slot] = free[d] = begin + taking(slot, durations, schedule.split)
+                over[slot] = free[d] = begin + taking(slot, durations, schedule.split, schedule.slices)
                 made[slot] = begin, free[d]
                 at[d], going = at[d] + 1, True
     if any(at[d] < len(slots) for d, slots in enumerate(schedule.devices)):
@@ -82,7 +88,7 @@ def makespan(schedule: Schedule, durations: Durations) -> float:
     return max(end for _, end in clock(schedule, durations).values())
 
 
-def in_flight(schedule: Schedule) -> list[list[int]]:
+def in_flight(schedule: Schedule) -> list[list[float]]:
     """For each device and stage, of all stages, how many microbatches it holds when it holds the most in all."""
     last, found = "W" if schedule.split else "B", []
     for slots in schedule.devices:
@@ -91,5 +97,5 @@ def in_flight(schedule: Schedule) -> list[list[int]]:
             held[slot.stage] += (slot.kind == "F") - (slot.kind == last)
             if sum(held) > sum(most):
                 most = list(held)
-        found.append(most)
+        found.append([count / schedule.slices for count in most])
     return found

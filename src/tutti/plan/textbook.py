@@ -1,4 +1,4 @@
-"""The textbook plans by name: `dp`, `tp4`, `zero3`, `dp2xtp2`, `tp2xzero3`, `ep4`, `pp4`, `pp2-zb-vxdp2`, ...
+"""The textbook plans by name: `dp`, `tp4`, `zero3`, `dp2xtp2`, `cp4`, `ep4`, `pp4`, `pp2-zb-vxdp2`, ...
 
 | name | axis `dp` | axis `tp` |
 |---|---|---|
@@ -8,11 +8,13 @@
 | zero2 | as zero1; gradients are accumulated split | |
 | zero3 | as zero2; parameters are split and gathered for use | |
 
+`cp4` splits the sequence, dim 1 of the batch, over axis `cp`, and parameters are used whole: attention is a ring.
+
 `ep4` splits the experts over axis `ep`, and elsewhere the batch, as `dp` does. With a capacity, an all-to-all brings
 the slots to their experts and another back; dropless, the tokens are gathered and the partial sums scattered.
 
 `pp4` puts a pipeline of 4 around that; a schedule may follow, by default `1f1b`: `pp4-gpipe`, `pp4-interleaved2` (two
-stages on each device), see `plan.schedule`.
+stages on each device), `pp4-seq1f1b8` (8 chunks of the sequence, `lower.unroll`), see `plan.schedule`.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from math import prod
 
-from tutti.plan.schedule import COUNTED, NO_PIPE, Pipe
+from tutti.plan.schedule import CHUNKED, COUNTED, NO_PIPE, Pipe
 from tutti.plan.schedule import NAMES as SCHEDULES
 
-NAMES = "auto, dp, tp, zero1, zero2, zero3, dp2xtp2, tp2xzero3, ep4, pp4, pp2-zb-vxdp2, ..."
-STEMS = {**{name: name for name in ("auto", "dp", "tp", "ep", "pp", "zero", "single")}, "fsdp": "zero3"}
+NAMES = "auto, dp, tp, zero1, zero2, zero3, dp2xtp2, tp2xzero3, cp4, ep4, pp4, pp2-zb-vxdp2, ..."
+STEMS = {**{name: name for name in ("auto", "dp", "tp", "cp", "ep", "pp", "zero", "single")}, "fsdp": "zero3"}
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,13 @@ class Textbook:
     tp: int = 1
     zero: int = 0
     ep: int = 1
+    cp: int = 1
     pipe: Pipe = NO_PIPE
 
     def __str__(self) -> str:
         parts = [str(self.pipe)] if self.pipe.devices > 1 else []
         parts += [f"dp{self.dp}"] if self.dp > 1 else []
+        parts += [f"cp{self.cp}"] if self.cp > 1 else []
         parts += [f"ep{self.ep}"] if self.ep > 1 else []
         parts += [f"tp{self.tp}"] if self.tp > 1 else []
         parts += [f"zero{self.zero}"] if self.zero else []
@@ -51,7 +55,8 @@ class Textbook:
     @property
     def mesh(self) -> dict[str, int]:
         """Of a device of the pipeline: data parallelism outside, so that tensor parallelism has the fast links."""
-        return {a: n for a, n in (("dp", self.dp), ("ep", self.ep), ("tp", self.tp)) if n > 1} or {"dp": 1}
+        axes = (("dp", self.dp), ("cp", self.cp), ("ep", self.ep), ("tp", self.tp))
+        return {axis: n for axis, n in axes if n > 1} or {"dp": 1}
 
 
 def textbook_of(name: str, mesh: Mapping[str, int]) -> Textbook | None:
@@ -63,15 +68,20 @@ def textbook_of(name: str, mesh: Mapping[str, int]) -> Textbook | None:
     return book if list(book.mesh.items()) == list(mesh.items()) else None
 
 
+def slices_of(name: str, devices: int) -> int:
+    """Into how many chunks the plan of a name cuts the sequence."""
+    return parse_name(name, devices).pipe.slices
+
+
 def parse_name(name: str, devices: int) -> Textbook:
     """The textbook plan of a name on so many devices: an axis without a size takes what the others leave.
 
     Raises ValueError for a name that is none, or sizes that do not multiply to the number of devices.
     """
     sizes: dict[str, int] = {}
-    zero, schedule, chunks = 0, "1f1b", 1
+    zero, schedule, chunks, slices = 0, "1f1b", 1, 1
     for part in name.split("x"):
-        match = re.fullmatch(r"(dp|tp|ep|pp)(\d*)(?:-(.+))?|zero([123])|single", part)
+        match = re.fullmatch(r"(dp|tp|cp|ep|pp)(\d*)(?:-(.+))?|zero([123])|single", part)
         if not match:
             near = _nearest(name)
             hint = f"did you mean {near!r}? W" if near else "w"
@@ -83,7 +93,7 @@ def parse_name(name: str, devices: int) -> Textbook:
                 raise ValueError(f"plan {name!r} names {match[1]} twice")
             sizes[match[1]] = int(match[2] or 0)
             if match[3]:
-                schedule, chunks = _schedule(name, match[1], match[3])
+                schedule, chunks, slices = _schedule(name, match[1], match[3])
     if zero:
         sizes.setdefault("dp", 0)
     open_axes = [axis for axis, size in sizes.items() if size == 0]
@@ -96,17 +106,20 @@ def parse_name(name: str, devices: int) -> Textbook:
         raise ValueError(f"plan {name!r} needs {'a multiple of ' if open_axes else ''}{given} devices, not {devices}")
     if open_axes:
         sizes[open_axes[0]] = devices // given
-    dp, tp, ep, pp = (sizes.get(axis, 1) for axis in ("dp", "tp", "ep", "pp"))
-    return Textbook(dp, tp, zero if dp > 1 else 0, ep, Pipe(pp, schedule, chunks))
+    dp, tp, cp, ep, pp = (sizes.get(axis, 1) for axis in ("dp", "tp", "cp", "ep", "pp"))
+    return Textbook(dp, tp, zero if dp > 1 else 0, ep, cp, Pipe(pp, schedule, chunks, slices))
 
 
-def _schedule(name: str, axis: str, said: str) -> tuple[str, int]:
-    """The schedule of a pipeline, and stages on each device."""
+def _schedule(name: str, axis: str, said: str) -> tuple[str, int, int]:
+    """The schedule of a pipeline, stages on each device, and chunks of the sequence."""
     found = re.fullmatch(rf"({'|'.join(SCHEDULES)})(\d*)", said) if axis == "pp" else None
-    if not found or (found[1] == "interleaved" and not found[2]) or (found[2] and found[1] not in COUNTED):
+    if not found or (found[1] in ("interleaved", CHUNKED) and not found[2]) or (found[2] and found[1] not in COUNTED):
         raise ValueError(f"plan {name!r}: no schedule {said!r} of {axis}; pp has {', '.join(SCHEDULES)} (interleaved "
-                         "with a number of stages on each device: pp4-interleaved2)")  # fmt: skip
-    return found[1], 2 if found[1] == "zb-v" else int(found[2] or 1)
+                         "with a number of stages on each device, pp4-interleaved2; seq1f1b with one of chunks of the "
+                         "sequence, pp4-seq1f1b4)")  # fmt: skip
+    if found[1] == CHUNKED:
+        return found[1], 1, int(found[2])
+    return found[1], 2 if found[1] == "zb-v" else int(found[2] or 1), 1
 
 
 def _nearest(name: str) -> str | None:

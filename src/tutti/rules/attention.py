@@ -54,18 +54,18 @@ def _one_column(mask: list[Call]) -> bool:
 
 def _attention(node: Call):
     q, k, _, *mask = operands(node)
-    at, sizes = _lines(q, k, mask, _causal(node.args, 4), backward=False)
+    at, sizes = _lines(q, k, mask, causal(node.args, 4), backward=False)
     return f"{at['q']}, {at['k']}, {at['v']}{at['mask']} -> {at['out']}, ={at['lse']}", sizes
 
 
 def _attention_backward(node: Call):
     _, q, k, _, _, _, *mask = operands(node)
-    at, sizes = _lines(q, k, mask, _causal(node.args, 7), backward=True)
+    at, sizes = _lines(q, k, mask, causal(node.args, 7), backward=True)
     given = f"{at['out']}, {at['q']}, {at['k']}, {at['v']}, {at['out']}, {at['lse']}{at['mask']}"
     return f"{given} -> {at['q']}, {at['k']}, {at['v']} | ~0", sizes
 
 
-def _causal(args: tuple, position: int) -> bool:
+def causal(args: tuple, position: int) -> bool:
     return len(args) > position and args[position] is True
 
 
@@ -224,7 +224,7 @@ def _busiest(position: int):
     """Under a causal mask the last of k contiguous parts sees all of the others' keys."""
 
     def work(node: Any, factor: str, outer: int, k: int) -> float:
-        return (2 * k - 1) / k if factor == "s" and outer == 1 and _causal(node.args, position) else 1.0
+        return (2 * k - 1) / k if factor == "s" and outer == 1 and causal(node.args, position) else 1.0
 
     return work
 

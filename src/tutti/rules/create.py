@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from string import ascii_lowercase
 
 import torch
@@ -96,8 +97,27 @@ ARGUMENTS |= {
 
 def _uniform(here, seed, step, salt, shape, sizes, strides, offset, **kwargs):
     """The same numbers as the whole tensor has at this rank's positions."""
-    sizes, strides, offset = here.output_indices(0)
-    return ops.uniform(seed, step, salt, here.output_shape(0), sizes, strides, offset, **kwargs)
+    part = here.output_indices(0)
+    at = _of_part(part, sizes, strides, offset) if sizes else part
+    return ops.uniform(seed, step, salt, here.output_shape(0), *at, **kwargs)
+
+
+def _of_part(part: tuple, sizes: list[int], strides: list[int], offset: int) -> tuple[list[int], list[int], int]:
+    """Positions of a part of what is itself a part of something, with these sizes and strides: digits that the two have
+    in common, and where the first element lies."""
+    inner_sizes, inner_strides, first = part
+    found: list[tuple[int, int]] = []
+    for n, inner in zip(inner_sizes, inner_strides, strict=True):
+        weight = prod(sizes)
+        for size, stride in zip(sizes, strides, strict=True):
+            high, weight = weight, weight // size
+            low, high = max(inner, weight), min(inner * n, high)
+            if low < high:
+                found.append((high // low, stride * (low // weight)))
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+        first, digit = divmod(first, size)
+        offset += digit * stride
+    return [size for size, _ in found], [stride for _, stride in found], offset
 
 
 def _part_of_triangle(cut_off):

@@ -132,8 +132,10 @@ def _own_targets(here, target: Tensor, ignore_index: int) -> Tensor:
 
 def _nll_loss(loss) -> Callable:
     def local(here, x, target, weight, reduction, ignore_index):
-        added = SUM if reduction == MEAN else reduction
-        total, count = loss(x, _own_targets(here, target, ignore_index), weight, added, -100)
+        added, own = SUM if reduction == MEAN else reduction, _own_targets(here, target, ignore_index)
+        total, count = loss(x, own, weight, added, -100)
+        if weight is None and reduction != NONE:  # known from the targets alone, before the others have their losses
+            count = (own != -100).sum().to(count.dtype)
         for factor in ("c", *(["n"] if x.ndim > 1 else []), *(f"p{i}" for i in range(x.ndim - 2))):
             count = here.all_reduce(count, factor, "sum")
         return (total / count if reduction == MEAN else total), count

@@ -42,7 +42,7 @@ def pipeline_of(
     """
     schedule = plan.pipe.of(plan.accumulate, plan.durations)
     if not graph.gradient_names:
-        schedule = forward(schedule.place, count)
+        schedule = forward(schedule.place, count, graph.slices)
     return cut(graph, plan.stages, schedule.split, kept), schedule
 
 

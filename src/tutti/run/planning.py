@@ -39,7 +39,7 @@ def judge(level: str) -> Judge:
 
 
 def best_plan(
-    graph_of: Callable[[int], StepGraph],
+    graph_of: Callable[..., StepGraph],
     batch: int,
     cluster: Cluster,
     level: str,

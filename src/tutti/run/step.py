@@ -19,12 +19,13 @@ from tutti.graph.capture import Batch, Loss, batch_items, capture, device_of
 from tutti.graph.step_graph import StepGraph
 from tutti.lower.program import Collective, Program
 from tutti.lower.shard import shard
+from tutti.lower.unroll import unroll
 from tutti.plan.layout import Layout, Mesh, devices
 from tutti.plan.pin import Pin
 from tutti.plan.plan import PIPELINE, Plan
 from tutti.plan.planner import Planner, replan
 from tutti.plan.search import BUDGET
-from tutti.plan.textbook import NAMES
+from tutti.plan.textbook import NAMES, slices_of
 from tutti.run.allocator import keep_freed_memory
 from tutti.run.batches import Signature, batch_size, check_like, microbatches, signature_of
 from tutti.run.code import Run
@@ -101,13 +102,14 @@ class Step:
         self.device = device_of(model)
         self.cluster = _cluster(cluster, self.device)
         self.autocast = _autocast_state(self.device)
-        graph_of = cache(lambda count: self._capture(microbatches(batch, count)[0]))
+        captured = cache(lambda count: self._capture(microbatches(batch, count)[0]))
+        graph_of = cache(lambda count, slices=1: unroll(captured(count), slices))
         graph_of(1 if accumulate == "auto" else accumulate)  # by all ranks at once
         chosen = self._share(lambda: self._choose(plan, accumulate, graph_of, batch_size(batch)))
         if devices(chosen.mesh) != self.cluster.size:
             raise ValueError(f"the plan is for {devices(chosen.mesh)} devices, {self.cluster} has {self.cluster.size}")
         self._plan, self.accumulate = chosen, chosen.accumulate
-        self.graph, first = graph_of(self.accumulate), microbatches(batch, self.accumulate)[0]
+        self.graph, first = graph_of(self.accumulate, chosen.slices), microbatches(batch, self.accumulate)[0]
         chosen.check(self.graph)
         self.runtime = runtime_for(chosen.mesh)
         self.rank, self.world_size = self.runtime.rank, devices(chosen.mesh)
@@ -239,7 +241,7 @@ class Step:
         self,
         plan: Plan | str | Path,
         accumulate: int | Literal["auto"],
-        graph_of: Callable[[int], StepGraph],
+        graph_of: Callable[..., StepGraph],
         batch: int,
     ) -> Plan:
         if not isinstance(plan, Plan) and (isinstance(plan, Path) or plan.endswith(".json")):
@@ -264,7 +266,8 @@ class Step:
             raise ValueError(f"plan {plan!r} says what the mesh is: leave mesh out, or take plan='auto'")
         if accumulate == "auto":
             raise ValueError(f"plan {plan!r} does not say how many microbatches: give accumulate, or take plan='auto'")
-        return Planner(graph_of(accumulate), self.cluster, self.pins, accumulate).named(plan)
+        graph = graph_of(accumulate, slices_of(plan, self.cluster.size))
+        return Planner(graph, self.cluster, self.pins, accumulate).named(plan)
 
     def _share(self, make) -> Any:
         """Rank 0 does it, the others receive it, an error included."""
@@ -370,12 +373,12 @@ class Step:
     def _planned(self, what: str, signature: Signature, batch: Batch | None) -> tuple[StepGraph, Plan]:
         if what == "evaluate":
             assert batch is not None
-            graph = self._capture(batch, evaluate=True)
+            graph = unroll(self._capture(batch, evaluate=True), self._plan.slices)
             graph.name_inputs_as(self.graph)
             return graph, self._share(lambda: self._replanned(graph))
         if signature not in self._plans:
             assert batch is not None
-            graph = self._capture(batch)
+            graph = unroll(self._capture(batch), self._plan.slices)
             graph.name_inputs_as(self.graph)
             self._plans[signature] = graph, self._share(lambda: self._replanned(graph))
         graph, plan = self._plans[signature]
@@ -388,7 +391,9 @@ class Step:
             return replan(graph, plan, self.cluster)
         name = "x".join(part for part in plan.name.split("x") if not part.startswith(PIPELINE)) or "single"
         made = replan(graph, plan.replace(mesh=plan.inner, name=name), self.cluster.of(devices(plan.inner)))
-        return made.replace(mesh=plan.mesh, stages=plan.stages, schedule=plan.schedule, durations=plan.durations)
+        return made.replace(
+            mesh=plan.mesh, stages=plan.stages, schedule=plan.schedule, slices=plan.slices, durations=plan.durations
+        )
 
     def _asked(self, what: str, graph: StepGraph, plan: Plan) -> dict[str, Layout]:
         """While gradients accumulate they lie as the plan says."""

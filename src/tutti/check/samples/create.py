@@ -1,5 +1,7 @@
 """Operators that make tensors out of numbers."""
 
+from math import prod
+
 import torch
 
 import tutti.nn.random  # noqa: F401  (registers tutti::uniform)
@@ -71,4 +73,7 @@ def triangle(d: Draw):
 def uniform(d: Draw):
     shape = list(d.shape(0, 3))
     numbers = torch.tensor(d.between(0, 9)), torch.tensor(d.between(1, 9))
-    return (*numbers, d.between(0, 3), shape, [torch.Size(shape).numel()], [1], 0), {"device": torch.device("cpu")}
+    where: tuple = ([torch.Size(shape).numel()], [1], 0)
+    if shape and d.flag():  # a part of a tensor with dims of twice the size
+        where = shape, [prod(2 * n for n in shape[i + 1 :]) for i in range(len(shape))], d.between(0, 3)
+    return (*numbers, d.between(0, 3), shape, *where), {"device": torch.device("cpu")}

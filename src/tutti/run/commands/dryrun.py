@@ -56,7 +56,7 @@ def dryrun(
     target = Cluster.parse(cluster or chosen.cluster)
     console, progress = consoles()
     with progress.status("reading the model") as status:
-        graph = Captured(workload, status.update).graph(chosen.accumulate)
+        graph = Captured(workload, status.update).graph(chosen.accumulate, chosen.slices)
         made = dry_run(graph, chosen, target, level, overlaps=overlap, progress=status.update)
         status.update("writing")
         if timeline:

@@ -14,6 +14,7 @@ from tutti.plan.pin import parse_pin
 from tutti.plan.plan import Plan
 from tutti.plan.reasons import difference
 from tutti.plan.search import BUDGET, Search
+from tutti.plan.textbook import slices_of
 from tutti.run.commands.tables import consoles, read, table
 from tutti.run.commands.workload import Captured, Workload
 from tutti.run.levels import check_level
@@ -105,12 +106,12 @@ def _asked(name: str, search: Search) -> Plan:
     """The plan of a file, or of a name: with as few microbatches as fit, where their number is not given."""
     if name.endswith(".json"):
         saved = read(Path(name))
-        saved.check(search.planner(saved.accumulate).step)
+        saved.check(search.planner(saved.accumulate, saved.slices).step)
         return search.judgement(saved)
     counts, found, why = [n for n in range(1, search.batch + 1) if search.batch % n == 0], None, None
     for count in [search.accumulate] if search.accumulate else counts:
         try:
-            found = search.judgement(search.planner(count).named(name))
+            found = search.judgement(search.planner(count, slices_of(name, search.cluster.size)).named(name))
         except ValueError as error:  # a microbatch that does not divide, or too few for a pipeline
             why = error
             continue

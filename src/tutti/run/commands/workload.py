@@ -12,6 +12,7 @@ from tutti.graph.capture import capture
 from tutti.graph.load import load, suiting
 from tutti.graph.optimizers import TABLE
 from tutti.graph.step_graph import StepGraph
+from tutti.lower.unroll import unroll
 from tutti.plan.search import Progress
 from tutti.run.batches import batch_size, microbatches
 
@@ -50,6 +51,7 @@ class Captured:
         self.workload, self.progress = workload, progress
         self.model, self.example = load(w.model, w.batch, w.seq, DTYPES[w.dtype])
         self.update = makers[w.optimizer](self.model.parameters(), lr=1e-3)
+        self.captured = cache(self._captured)
         self.graph = cache(self._graph)
 
     @property
@@ -60,8 +62,14 @@ class Captured:
     def parameters(self) -> int:
         return sum(p.numel() for p in self.model.parameters())
 
-    def _graph(self, microbatch_count: int = 1) -> StepGraph:
-        """The step of one of so many microbatches."""
+    def _graph(self, microbatch_count: int = 1, slices: int = 1) -> StepGraph:
+        """The step of one of so many microbatches, its sequence in so many chunks."""
+        graph = self.captured(microbatch_count)
+        if slices > 1:
+            self.progress(f"cutting the sequence into {slices} chunks")
+        return unroll(graph, slices)
+
+    def _captured(self, microbatch_count: int) -> StepGraph:
         first = microbatches(self.example, microbatch_count)[0]
         self.progress("capturing the step" + (f" of 1/{microbatch_count} of the batch" if microbatch_count > 1 else ""))
         with suiting(self.model):

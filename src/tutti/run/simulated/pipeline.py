@@ -54,7 +54,7 @@ class Span:
         if place is None:
             return "pass on"
         microbatch = "" if self.action.microbatch == ONCE else f" of microbatch {self.action.microbatch}"
-        return f"stage {place.stage} {place.kind}{microbatch}"
+        return f"{place}{microbatch}"
 
 
 @dataclass(frozen=True)
@@ -111,15 +111,14 @@ def dry_run(graph: StepGraph, plan: Plan, cluster: Cluster, level: str, overlaps
         asked = passed_layouts(made, part, inner)
         signature = _signature(part, inner, asked)
         if signature not in known:
-            progress(f"simulating stage {place.stage} {place.kind}")
+            progress(f"simulating {place}")
             program = improve(shard(part, inner, RANK, asked), level)
             known[signature] = program, simulate([program], within, level, overlaps=overlaps)
         program, played = known[signature]
         once = place.kind.startswith("U")
         sums = sum(sizes[name] for name in part.outputs if name.startswith("grad:"))  # read twice and written once
-        extra = cluster.device.stream_seconds(3 * sums) if sums and plan.accumulate > 1 else 0.0
-        name = f"stage {place.stage} {place.kind}"
-        parts[place] = Part(name, program, played, 1 if once else plan.accumulate, extra)
+        extra = cluster.device.stream_seconds(3 * sums) if sums and plan.accumulate * plan.slices > 1 else 0.0
+        parts[place] = Part(str(place), program, played, 1 if once else plan.accumulate, extra)
     actions = actions_of(made, schedule)
 
     def travel(message: Message) -> float:
@@ -188,7 +187,7 @@ def _memory(device: int, actions: list[Action], cut: Cut, schedule: Schedule, pa
         if name not in cut.homes and name.startswith(("buffer:", "constant:")):
             kept[input_kind(name)] += sizes.get(name, 0)
     alive: dict[Message, int] = {}
-    sums = 0
+    summed: dict[str, int] = {}
     worst: tuple[int, Counter, str] = 0, Counter(), ""
     for action in actions:
         alive |= {message: sizes[message.name] for message, _ in action.receives}
@@ -197,6 +196,7 @@ def _memory(device: int, actions: list[Action], cut: Cut, schedule: Schedule, pa
             memory = part.simulation.memory[RANK]
             held = sum(sizes[name] for name in cut.parts[action.place].inputs if not name.startswith("batch:"))
             beside = Counter({k: n for k, n in memory.kinds.items() if k not in KEPT})
+            sums = sum(summed.values())
             now = kept + Counter({"accumulated gradients": sums}) + beside
             for message, size in alive.items():
                 now[input_kind(message.name)] += size
@@ -206,8 +206,7 @@ def _memory(device: int, actions: list[Action], cut: Cut, schedule: Schedule, pa
             outputs = cut.parts[action.place].outputs
             alive |= {m: sizes[name] for name in outputs
                       if (m := Message(name, action.microbatch)).name.startswith("value:")}  # fmt: skip
-            if action.microbatch == 0:
-                sums += sum(sizes[name] for name in outputs if name.startswith("grad:"))
+            summed |= {name: sizes[name] for name in outputs if name.startswith("grad:")}
         for message in action.drops:
             del alive[message]
     return Memory(worst[0], dict(worst[1].most_common()), (), worst[2])

@@ -1,0 +1,204 @@
+"""Unrolling: a step whose sequence is cut into chunks that are computed one after the other.
+
+That is context parallelism in time instead of space: the step is sharded over an axis of as many ranks as there are
+chunks (`cp` of `plan.textbook`), and all ranks' graphs become one, in which a collective is what it means: a sum of
+values, another chunk's value. Every call knows its chunk (`meta["slice"]`).
+
+    forward    a chunk reads of itself and of those before: keys and values, where attention is causal
+    backward   of itself and of those behind
+    update     as it was
+
+A model in which a token sees later ones cannot be cut so. Pipelines of chunks hold fewer activations at once and have
+shorter bubbles than pipelines of whole sequences (`plan.schedule`).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from tutti.cluster import Cluster
+from tutti.graph.anew import make_without_operands
+from tutti.graph.costs import annotate_costs
+from tutti.graph.labels import annotate_labels
+from tutti.graph.simplify import simplify
+from tutti.graph.step_graph import BACKWARD, FORWARD, UPDATE, Call, StepGraph
+from tutti.lower.collectives import COLLECTIVES, parse_shift
+from tutti.lower.emit import Emitter, Shape
+from tutti.lower.order import sort
+from tutti.lower.shard import REPLICATED, Sharder
+from tutti.plan.plan import Plan
+from tutti.plan.planner import Planner
+from tutti.plan.stages import Reads
+from tutti.plan.textbook import Textbook
+from tutti.rules import attention
+
+aten = torch.ops.aten
+MUCH = 0.01  # of the work
+COMBINE = {"sum": aten.add.Tensor, "avg": aten.add.Tensor, "max": aten.maximum.default, "min": aten.minimum.default}
+
+
+def unroll(step: StepGraph, slices: int) -> StepGraph:
+    """The step with its sequence, dim 1 of the batch, in so many chunks; itself for one.
+
+    Raises ValueError for a length that they do not divide, and where a token sees later ones.
+    """
+    if slices == 1:
+        return step
+    for node in step.calls:
+        if node.target is attention.FORWARD and not attention.causal(node.args, 4):
+            raise ValueError(f"the sequence cannot be cut into chunks: tokens see later ones in {node.meta['name']}")
+    return _Unroller(step, slices).unroll()
+
+
+class _Unroller:
+    def __init__(self, step: StepGraph, slices: int):
+        self.step, self.slices = step, slices
+        any_cluster = Cluster.parse(f"h100:{slices}x1")
+        self.plan = Planner(step, any_cluster).textbook(Textbook(cp=slices)).plan()
+        self.graph = fx.Graph()
+        self.chunks = [_Chunk(step, self.plan, number, self.graph) for number in range(slices)]
+
+    def unroll(self) -> StepGraph:
+        step, inputs = self.step, {}
+        for name, node in step.inputs.items():
+            inputs[name] = self.graph.placeholder(node.name)
+            inputs[name].meta = {**node.meta, "slice": 0}
+            for chunk in self.chunks:
+                chunk.made[node, 0] = {(REPLICATED, ""): inputs[name]}
+        for node in step.calls:
+            if node.target is not operator.getitem:
+                self.together(lambda chunk, node=node: chunk.call(node), node.meta["phase"])
+        outputs = []
+        for node in step.outputs.values():
+            phase = node.meta["phase"]
+            outputs += self.together(lambda chunk, n=node, phase=phase: chunk.version(n, REPLICATED, phase), phase)[:1]
+        self.graph.output(tuple(outputs)).meta = {"path": "", "phase": UPDATE, "val": None, "slice": 0}
+        return self.finished(inputs)
+
+    def together(self, write: Callable[[_Chunk], Any], phase: str) -> list[Any]:
+        """Let all chunks write the same thing, in the order in which they are computed, and resolve the collectives
+        between them. What each has written."""
+        found = {}
+        for chunk in reversed(self.chunks) if phase == BACKWARD else self.chunks:
+            found[chunk.number] = write(chunk), self.sign(chunk.number)
+        results, collectives = zip(*(found[i] for i in range(self.slices)), strict=True)
+        for group in zip(*collectives, strict=True):
+            for node, value in zip(group, self.meant(group, phase), strict=True):
+                node.target, node.args = aten.alias.default, (value,)
+        return list(results)
+
+    def sign(self, number: int) -> list[Call]:
+        """Mark what has been written since this was called last as one chunk's; the collectives in it."""
+        found = []
+        for node in reversed(self.graph.nodes):
+            if "slice" in node.meta:
+                break
+            node.meta = {"path": "", **node.meta, "slice": number}
+            if node.target in COLLECTIVES:
+                found.insert(0, node)
+        return found
+
+    def meant(self, group: Sequence[Call], phase: str) -> list[fx.Node]:
+        """What each chunk gets of a collective in which these are all chunks' parts. Gradients are not summed by the
+        update."""
+        phase = BACKWARD if phase == UPDATE else phase
+        kind, (_, _, *how) = COLLECTIVES[group[0].target], group[0].args
+        given = [node.args[0] for node in group]
+        emit = Emitter(self.graph, {**group[0].meta, "phase": phase, "val": given[0].meta["val"]})
+        local = given[0].meta["val"].shape
+        last = self.slices - 1 if phase == FORWARD else 0
+        if kind == "shift":
+            by, edge = parse_shift(how[0])
+            found = []
+            for i in range(self.slices):
+                within = edge is None or 0 <= i - by < self.slices
+                found.append(given[(i - by) % self.slices] if within else self.full(emit, local, edge or 0.0))
+        elif kind == "all_reduce":
+            found = [self.combined(emit, given, how[0], phase)] * self.slices
+        elif kind == "all_gather":
+            found = [self.stacked(emit, given)] * self.slices
+        else:  # the i-th row is for the i-th chunk
+            rows = [[emit(aten.select.int, (x, 0, i), local[1:]) for x in given] for i in range(self.slices)]
+            if kind == "reduce_scatter":
+                found = [self.combined(emit, row, how[0], phase) for row in rows]
+            else:
+                found = [self.stacked(emit, row) for row in rows]
+        self.sign(last)
+        return found
+
+    def full(self, emit: Emitter, shape: Shape, number: float) -> fx.Node:
+        made = emit(aten.full.default, (list(shape), number), shape)
+        made.kwargs = {"dtype": emit.dtype, "device": self.step.device, "pin_memory": False}
+        return made
+
+    def stacked(self, emit: Emitter, given: Sequence[fx.Node]) -> fx.Node:
+        shape = given[0].meta["val"].shape
+        rows = [emit(aten.unsqueeze.default, (x, 0), (1, *shape)) for x in given]
+        return emit(aten.cat.default, (rows, 0), (len(rows), *shape))
+
+    def combined(self, emit: Emitter, given: Sequence[fx.Node], op: str, phase: str) -> fx.Node:
+        """In the order in which the chunks are computed."""
+        total, *others = reversed(given) if phase == BACKWARD else given
+        for x in others:
+            total = emit(COMBINE[op], (total, x), x.meta["val"].shape)
+            total.meta["joins"] = True
+        return emit(aten.div.Scalar, (total, self.slices), total.meta["val"].shape) if op == "avg" else total
+
+    def finished(self, inputs: dict[str, fx.Node]) -> StepGraph:
+        graph, step = self.graph, self.step
+        sort(graph)
+        make_without_operands(graph, step.device)
+        simplify(graph)
+        (output,) = (n for n in graph.nodes if n.op == "output")
+        made = StepGraph(
+            graph, inputs, dict(zip(step.outputs, output.args[0], strict=True)), step.constants, step.device
+        )
+        annotate_costs(made)
+        self.order(made)
+        annotate_labels(made)
+        return made
+
+    def order(self, made: StepGraph) -> None:
+        """What reads of chunks that are computed later belongs to the last of them: sums over all tokens.
+
+        Raises ValueError where that is much of the work.
+        """
+        reads, late, first = Reads(made), 0, None
+        self.bring_forward(reads)
+        for node in reads.calls:
+            phase, own = node.meta["phase"], node.meta["slice"]
+            if phase != UPDATE:
+                read = [x.meta["slice"] for x in reads.of(node) if x.op == "call_function" and x.meta["phase"] == phase]
+                node.meta["slice"] = max([own, *read]) if phase == FORWARD else min([own, *read])
+            if node.meta["slice"] != own:
+                late, first = late + node.meta["flops"], first or node
+        if first and late > MUCH * made.flops:
+            raise ValueError(f"the sequence cannot be cut into chunks: tokens see later ones in {first.meta['label']}")
+
+    def bring_forward(self, reads: Reads) -> None:
+        """What the backward pass makes of the forward pass alone is made for the first chunk that needs it."""
+        later = {n for n in reads.calls if n.meta["phase"] == BACKWARD}
+        for node in reads.calls:
+            if node in later and all(x.meta["phase"] == FORWARD or x not in later for x in reads.of(node)):
+                later.discard(node)
+        for node in reversed(reads.calls):
+            if node.meta["phase"] == BACKWARD:
+                for x in reads.of(node):
+                    if x.meta["phase"] == BACKWARD and x not in later:
+                        x.meta["slice"] = max(x.meta["slice"], node.meta["slice"])
+
+
+class _Chunk(Sharder):
+    """Writes one chunk's part, which lies in memory as the runtime will arrange it."""
+
+    def __init__(self, step: StepGraph, plan: Plan, number: int, graph: fx.Graph):
+        super().__init__(step, plan, number)
+        self.number, self.graph = number, graph
+
+    def arranged(self, part: fx.Node, arrange: Callable) -> fx.Node:
+        return part
