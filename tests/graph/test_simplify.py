@@ -2,6 +2,7 @@
 
 import torch
 
+import tutti
 from tutti import compat
 from tutti.graph.simplify import simplify
 from tutti.graph.step_graph import Spec
@@ -59,3 +60,20 @@ def test_what_returns_nothing_is_dropped():
     left = simplified(solved, torch.randn(4, 6))
     assert aten._linalg_solve_ex.default in [node.target for node in left]
     assert aten._linalg_check_errors.default not in [node.target for node in left]
+
+
+def test_a_piece_of_a_concatenation_is_the_part_only_in_its_dtype():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4).bfloat16()
+
+        def forward(self, x):
+            one, two = torch.cat([self.a(x), self.b(x.bfloat16())], -1).split([4, 4], -1)
+            return one.square().mean() + (two * 1.001).square().mean()
+
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(3, 4)
+    step = tutti.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1), (x,), loss=lambda m, b: m(*b),
+                             cluster="cpu:1", plan="single", level="O0")  # fmt: skip
+    assert step((x,)).item() == Model.forward(model, x).item()

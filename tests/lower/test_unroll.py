@@ -53,7 +53,6 @@ def numbers(step, seed: int = 3) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("slices", [2, 4])
 @pytest.mark.parametrize("name", CAUSAL)
 def test_numbers_are_those_of_the_whole_sequence(name, slices):
-    """Parameters too, as far as Adam does not make steps out of rounding."""
     expected, found = numbers(graph(name)), numbers(unroll(graph(name), slices))
     assert found.keys() == expected.keys()
     for key, value in expected.items():
@@ -107,6 +106,38 @@ def test_a_length_that_does_not_divide_is_an_error():
 
 def test_one_chunk_is_the_step_itself():
     assert unroll(graph("llama"), 1) is graph("llama")
+
+
+class Positions(torch.nn.Module):
+    """Learned for each place, layers of norms without weights, and a target that does not depend on the input."""
+
+    def __init__(self, length: int, width: int = 8):
+        super().__init__()
+        self.places = torch.nn.Parameter(torch.randn(1, length, width))
+        self.scale = torch.nn.Parameter(torch.randn(width))
+        norms = [torch.nn.LayerNorm(width, elementwise_affine=False) for _ in range(2)]
+        self.layers = torch.nn.ModuleList(torch.nn.Sequential(norm, torch.nn.Linear(width, width)) for norm in norms)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + self.places
+        for layer in self.layers:
+            y = y + layer(y).relu()
+        target = torch.ones_like(x) * self.scale
+        return y.square().mean() + torch.nn.functional.mse_loss(target, torch.zeros_like(x))
+
+
+@pytest.mark.parametrize("length", [8, 1024])
+@pytest.mark.parametrize("plan", ["cp2", "pp2-seq1f1b2", "pp2-seq1f1b4"])
+def test_parameters_of_the_sequence_and_of_nothing(plan, length):
+    model, x = Positions(length), torch.randn(4, length, 8)
+    one = copy.deepcopy(model)
+    options = {"loss": lambda model, batch: model(*batch), "level": "O0", "accumulate": 2}
+    ours = tutti.parallelize(model, adam(model), (x,), cluster="cpu:2", plan=plan, **options)
+    whole = tutti.parallelize(one, adam(one), (x,), cluster="cpu:1", plan="single", **options)
+    found = ours.gradients((x,))
+    for key, value in whole.gradients((x,)).items():
+        assert (found[key] - value).norm() <= 1e-5 * value.norm() + 1e-9, key
+    assert [ours((x,)).item() for _ in range(2)] == pytest.approx([whole((x,)).item() for _ in range(2)], rel=1e-5)
 
 
 @pytest.mark.parametrize("plan, devices", [("cp2", 2), ("pp2-seq1f1b4", 2), ("pp2-seq1f1b2xdp2", 4)])

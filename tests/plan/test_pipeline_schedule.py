@@ -67,9 +67,9 @@ def test_chunks_of_the_sequence(p, m, n):
     assert bubble(made, equal(p)) == pytest.approx((p - 1) / (n * m))
     assert [sum(held) for held in in_flight(made)] == pytest.approx([min(m, 1 + (p - d - 1) / n) for d in range(p)])
     for slots in made.devices:
-        for m_, slot in [(x.microbatch, x) for x in slots if x.slice]:
-            before = Slot(slot.kind, slot.stage, m_, slot.slice + (-1 if slot.kind == "F" else 1))
-            assert before not in slots or slots.index(before) < slots.index(slot)
+        for i in range(m):
+            assert [slot.slice for slot in slots if (slot.kind, slot.microbatch) == ("F", i)] == list(range(n))
+            assert [slot.slice for slot in slots if (slot.kind, slot.microbatch) == ("B", i)] == [*reversed(range(n))]
 
 
 def test_names_and_numbers_of_chunks_have_to_agree():

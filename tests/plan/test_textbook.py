@@ -36,7 +36,10 @@ def test_names(name, devices, book):
     ("name", "message"),
     [
         ("sp", "no plan 'sp': did you mean"),
-        ("pp4-seq1f1b", "no schedule 'seq1f1b' of pp; .* pp4-seq1f1b4"),
+        ("pp4-seq1f1b", "seq1f1b with one of chunks of the sequence, pp4-seq1f1b4"),
+        ("pp4-seq1f1b0", "seq1f1b with one of chunks of the sequence, pp4-seq1f1b4"),
+        ("pp4-1f1b2", "others with none"),
+        ("pp0", "an axis has at least one device"),
         ("sum2", "no plan 'sum2': write auto, .* or the path of a saved plan"),
         ("ep3", "needs 3 devices, not 4"),
         ("zero4", r"no plan 'zero4': did you mean 'zero3'\? Write auto, dp, tp"),

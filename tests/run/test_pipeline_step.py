@@ -99,8 +99,13 @@ def test_what_a_device_communicates():
         ("pp2-interleaved2", "cpu:2", 3, "interleaved takes a multiple of 2 microbatches, not 3"),
         ("pp12", "cpu:12", 1, "a model of 9 layers and modules beside them cannot be cut into 12 stages"),
         ("pp2-2f2b", "cpu:2", 4, "no schedule '2f2b' of pp; pp has gpipe, 1f1b"),
-        ("pp2-interleaved", "cpu:2", 4, "with a number of stages on each device, pp4-interleaved2"),
-        ("dp2-gpipe", "cpu:2", 4, "no schedule 'gpipe' of dp"),
+        (
+            "pp2-interleaved",
+            "cpu:2",
+            4,
+            "go with a number of stages on each device, pp4-interleaved2",
+        ),
+        ("dp2-gpipe", "cpu:2", 4, "dp has no schedule; pp has"),
     ],
 )
 def test_pipelines_that_cannot_be(plan, cluster, accumulate, message):

@@ -56,7 +56,7 @@ def _simpler(node: Call) -> fx.Node | None:
     if node.target is aten.clone.default:
         return node.args[0]
     if node.target is operator.getitem and node.args[0].target is aten.split_with_sizes.default:
-        return _joined(*node.args)
+        return _joined(node)
     if node.target is aten.cat.default:  # legacy: a 1-d empty tensor may be concatenated with anything
         parts = [n for n in node.args[0] if n.meta["val"].shape != (0,) or node.meta["val"].shape == (0,)]
         node.args = (parts, *node.args[1:])
@@ -64,15 +64,16 @@ def _simpler(node: Call) -> fx.Node | None:
     return None
 
 
-def _joined(split: Call, index: int) -> fx.Node | None:
-    """The part of a split that is one of the parts of which the whole was concatenated."""
+def _joined(piece: Call) -> fx.Node | None:
+    """What a piece of a split is, where that is one of the parts of which the whole was concatenated."""
+    split, index = piece.args
     whole, sizes, *dim = split.args
     if whole.target is not aten.cat.default:
         return None
     parts, *along = whole.args
     d, e = ((axis or [0])[0] % len(whole.meta["val"].shape) for axis in (dim, along))
     same = d == e and [part.meta["val"].shape[e] for part in parts] == list(sizes)
-    return parts[index] if same else None
+    return parts[index] if same and parts[index].meta["val"] == piece.meta["val"] else None  # in its dtype
 
 
 def _merge_equal(graph: fx.Graph) -> None:

@@ -126,7 +126,7 @@ class _Cutter:
             x = todo.pop()
             if x.meta.get("joins") and (x is gradient or all(user in sums for user in x.users)):
                 sums.add(x)
-                todo += x.all_input_nodes
+                todo += [y for y in x.args if isinstance(y, fx.Node)]  # the same twice, where it is added to itself
             else:
                 shares.append(x)
         owners = [self.owner(x) for x in shares]

@@ -167,7 +167,7 @@ class Sharder:
         """Remember where the outputs of an operator are, and sign what was emitted for it."""
         several = isinstance(node.meta["val"], tuple)
         if isinstance(result, fx.Node):
-            result.meta["val"] = tuple(local) if several else local[0]
+            result.meta["val"] = tuple(spec if spec.dtype else None for spec in local) if several else local[0]
             result = (
                 [self.graph.call_function(operator.getitem, (result, i)) for i in range(len(local))]
                 if several

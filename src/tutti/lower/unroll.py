@@ -35,7 +35,7 @@ from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
 from tutti.plan.stages import Reads
 from tutti.plan.textbook import Textbook
-from tutti.rules import attention
+from tutti.rules import attention, source
 
 aten = torch.ops.aten
 MUCH = 0.01  # of the work
@@ -51,7 +51,8 @@ def unroll(step: StepGraph, slices: int) -> StepGraph:
         return step
     for node in step.calls:
         if node.target is attention.FORWARD and not attention.causal(node.args, 4):
-            raise ValueError(f"the sequence cannot be cut into chunks: tokens see later ones in {node.meta['name']}")
+            what = "has a mask" if "attn_mask" in node.kwargs else "is not causal"
+            raise ValueError(f"the sequence cannot be cut into chunks: {node.meta['name']} {what}")
     return _Unroller(step, slices).unroll()
 
 
@@ -61,6 +62,7 @@ class _Unroller:
         any_cluster = Cluster.parse(f"h100:{slices}x1")
         self.plan = Planner(step, any_cluster).textbook(Textbook(cp=slices)).plan()
         self.graph = fx.Graph()
+        self.whole = False  # whether gradients are
         self.chunks = [_Chunk(step, self.plan, number, self.graph) for number in range(slices)]
 
     def unroll(self) -> StepGraph:
@@ -70,7 +72,9 @@ class _Unroller:
             inputs[name].meta = {**node.meta, "slice": 0}
             for chunk in self.chunks:
                 chunk.made[node, 0] = {(REPLICATED, ""): inputs[name]}
-        for node in step.calls:
+        for node in sorted(step.calls, key=lambda node: node.meta["phase"] == UPDATE):
+            if node.meta["phase"] == UPDATE:
+                self.gradients()
             if node.target is not operator.getitem:
                 self.together(lambda chunk, node=node: chunk.call(node), node.meta["phase"])
         outputs = []
@@ -79,6 +83,15 @@ class _Unroller:
             outputs += self.together(lambda chunk, n=node, phase=phase: chunk.version(n, REPLICATED, phase), phase)[:1]
         self.graph.output(tuple(outputs)).meta = {"path": "", "phase": UPDATE, "val": None, "slice": 0}
         return self.finished(inputs)
+
+    def gradients(self) -> None:
+        """Put together what chunks have of gradients: once for all who read them, as work of the backward pass."""
+        for name in () if self.whole else self.step.gradient_names:
+            node = self.step.outputs[name]
+            found = self.together(lambda chunk, n=node: chunk.version(n, REPLICATED, BACKWARD), BACKWARD)
+            for chunk, whole in zip(self.chunks, found, strict=True):
+                chunk.made[source(node)][REPLICATED, ""] = whole
+        self.whole = True
 
     def together(self, write: Callable[[_Chunk], Any], phase: str) -> list[Any]:
         """Let all chunks write the same thing, in the order in which they are computed, and resolve the collectives
@@ -104,12 +117,10 @@ class _Unroller:
         return found
 
     def meant(self, group: Sequence[Call], phase: str) -> list[fx.Node]:
-        """What each chunk gets of a collective in which these are all chunks' parts. Gradients are not summed by the
-        update."""
-        phase = BACKWARD if phase == UPDATE else phase
+        """What each chunk gets of a collective in which these are all chunks' parts."""
         kind, (_, _, *how) = COLLECTIVES[group[0].target], group[0].args
         given = [node.args[0] for node in group]
-        emit = Emitter(self.graph, {**group[0].meta, "phase": phase, "val": given[0].meta["val"]})
+        emit = Emitter(self.graph, {**group[0].meta, "val": given[0].meta["val"]})
         local = given[0].meta["val"].shape
         last = self.slices - 1 if phase == FORWARD else 0
         if kind == "shift":
@@ -146,7 +157,7 @@ class _Unroller:
         total, *others = reversed(given) if phase == BACKWARD else given
         for x in others:
             total = emit(COMBINE[op], (total, x), x.meta["val"].shape)
-            total.meta["joins"] = True
+            total.meta["joins"] = op == "sum"
         return emit(aten.div.Scalar, (total, self.slices), total.meta["val"].shape) if op == "avg" else total
 
     def finished(self, inputs: dict[str, fx.Node]) -> StepGraph:
@@ -168,29 +179,17 @@ class _Unroller:
 
         Raises ValueError where that is much of the work.
         """
-        reads, late, first = Reads(made), 0, None
-        self.bring_forward(reads)
+        reads, late = Reads(made), []
         for node in reads.calls:
             phase, own = node.meta["phase"], node.meta["slice"]
             if phase != UPDATE:
                 read = [x.meta["slice"] for x in reads.of(node) if x.op == "call_function" and x.meta["phase"] == phase]
                 node.meta["slice"] = max([own, *read]) if phase == FORWARD else min([own, *read])
             if node.meta["slice"] != own:
-                late, first = late + node.meta["flops"], first or node
-        if first and late > MUCH * made.flops:
-            raise ValueError(f"the sequence cannot be cut into chunks: tokens see later ones in {first.meta['label']}")
-
-    def bring_forward(self, reads: Reads) -> None:
-        """What the backward pass makes of the forward pass alone is made for the first chunk that needs it."""
-        later = {n for n in reads.calls if n.meta["phase"] == BACKWARD}
-        for node in reads.calls:
-            if node in later and all(x.meta["phase"] == FORWARD or x not in later for x in reads.of(node)):
-                later.discard(node)
-        for node in reversed(reads.calls):
-            if node.meta["phase"] == BACKWARD:
-                for x in reads.of(node):
-                    if x.meta["phase"] == BACKWARD and x not in later:
-                        x.meta["slice"] = max(x.meta["slice"], node.meta["slice"])
+                late.append(node)
+        if sum(node.meta["flops"] for node in late) > MUCH * made.flops:
+            name = max(late, key=lambda node: node.meta["flops"]).meta["label"]
+            raise ValueError(f"the sequence cannot be cut into chunks: {name} needs all of it at once")
 
 
 class _Chunk(Sharder):

@@ -73,7 +73,12 @@ class MoE(nn.Module):
             nn.init.uniform_(weight, -bound, bound)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Auxiliary]:
-        """x (batch, sequence, hidden) -> y of the same shape and dtype, and what is to be known of the routing."""
+        """x (batch, sequence, hidden) -> y of the same shape and dtype, and what is to be known of the routing.
+
+        Raises ValueError for x of another shape.
+        """
+        if x.ndim != 3 or x.shape[-1] != self.down.shape[1]:
+            raise ValueError(f"x has the shape {tuple(x.shape)}; expected (batch, sequence, {self.down.shape[1]})")
         routing = self.router(x)
         if self.capacity_factor is None:
             rows = (x.flatten(0, 1), routing.index.flatten(0, 1), routing.weight.flatten(0, 1))

@@ -55,7 +55,8 @@ class Roles(Free):
         self.zero = book.zero
         self.from_batch = problem.reached_from("batch")
         self.experts = Experts(problem)
-        rows = {(o.label, 0): Split(1) for o in problem.operators.values() if o.kind == "batch"}
+        self.sequences = _sequences(problem)
+        rows = {(label, 0): Split(1) for label in self.sequences}
         self.along = follow(problem, rows, book.cp) if book.cp > 1 else {}
         if book.ep > 1 and not self.experts.factors:
             raise ValueError(f"plan {str(book)!r}: the model has no experts that axis 'ep' could split; write dp")
@@ -87,13 +88,15 @@ class Roles(Free):
         return _split(allowed) if o.label in self.from_batch else allowed
 
     def _context(self, o: Operator, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
-        """The batch is split at dim 1, and what is computed of it follows."""
+        """Sequences of the batch are split at dim 1, and what is computed of them follows."""
         if o.kind == "batch":
-            shape = o.outputs[0].shape
-            second = [c for c in choices if c and len(shape) > 1 and c == Choice(o.rule.outputs[0][1][0])]
-            if len(shape) > 1 and not second:
-                raise ValueError(f"{o.label}: a sequence of {shape[1]} does not divide into {self.mesh['cp']} parts")
-            return second or [None]
+            if o.label not in self.sequences:
+                return [None]
+            second = Choice(o.rule.outputs[0][1][0])
+            if second not in choices:
+                length = f"dim 1, a sequence of {o.outputs[0].shape[1]},"
+                raise ValueError(f"{o.label}: {length} does not divide into {self.mesh['cp']} parts")
+            return [second]
         if o.is_input or o.phase == UPDATE:
             return [None]
         if o.label in self.along and self.along[o.label] in choices:
@@ -137,6 +140,13 @@ class Roles(Free):
             made = [c for c in choices if c and c.factor and isinstance(output_placement(o.rule, c, 0), Split)]
             return made or choices
         return _split(choices) if o.target in FLOPS else choices
+
+
+def _sequences(problem: Problem) -> list[str]:
+    """Inputs of the batch whose dim 1 is as long as that of the first that has one."""
+    shapes = {o.label: o.outputs[0].shape for o in problem.operators.values() if o.kind == "batch"}
+    lengths = [shape[1] for shape in shapes.values() if len(shape) > 1 and shape[1] > 1]
+    return [label for label, shape in shapes.items() if len(shape) > 1 and shape[1] in lengths[:1]]
 
 
 def _split(choices: Sequence[Choice | None]) -> Sequence[Choice | None]:

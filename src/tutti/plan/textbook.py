@@ -28,7 +28,7 @@ from math import prod
 from tutti.plan.schedule import CHUNKED, COUNTED, NO_PIPE, Pipe
 from tutti.plan.schedule import NAMES as SCHEDULES
 
-NAMES = "auto, dp, tp, zero1, zero2, zero3, dp2xtp2, tp2xzero3, cp4, ep4, pp4, pp2-zb-vxdp2, ..."
+NAMES = "auto, dp, tp, zero1, zero2, zero3, dp2xtp2, tp2xzero3, cp4, ep4, pp4, pp2-zb-vxdp2, pp4-seq1f1b4, ..."
 STEMS = {**{name: name for name in ("auto", "dp", "tp", "cp", "ep", "pp", "zero", "single")}, "fsdp": "zero3"}
 
 
@@ -91,6 +91,8 @@ def parse_name(name: str, devices: int) -> Textbook:
         elif match[1]:
             if match[1] in sizes:
                 raise ValueError(f"plan {name!r} names {match[1]} twice")
+            if match[2] and not int(match[2]):
+                raise ValueError(f"plan {name!r}: an axis has at least one device")
             sizes[match[1]] = int(match[2] or 0)
             if match[3]:
                 schedule, chunks, slices = _schedule(name, match[1], match[3])
@@ -107,19 +109,28 @@ def parse_name(name: str, devices: int) -> Textbook:
     if open_axes:
         sizes[open_axes[0]] = devices // given
     dp, tp, cp, ep, pp = (sizes.get(axis, 1) for axis in ("dp", "tp", "cp", "ep", "pp"))
+    if slices > 1 and pp < 2:
+        raise ValueError(f"plan {name!r}: chunks of the sequence need a pipeline of at least 2 devices")
     return Textbook(dp, tp, zero if dp > 1 else 0, ep, cp, Pipe(pp, schedule, chunks, slices))
 
 
 def _schedule(name: str, axis: str, said: str) -> tuple[str, int, int]:
     """The schedule of a pipeline, stages on each device, and chunks of the sequence."""
-    found = re.fullmatch(rf"({'|'.join(SCHEDULES)})(\d*)", said) if axis == "pp" else None
-    if not found or (found[1] in ("interleaved", CHUNKED) and not found[2]) or (found[2] and found[1] not in COUNTED):
-        raise ValueError(f"plan {name!r}: no schedule {said!r} of {axis}; pp has {', '.join(SCHEDULES)} (interleaved "
-                         "with a number of stages on each device, pp4-interleaved2; seq1f1b with one of chunks of the "
-                         "sequence, pp4-seq1f1b4)")  # fmt: skip
-    if found[1] == CHUNKED:
-        return found[1], 1, int(found[2])
-    return found[1], 2 if found[1] == "zb-v" else int(found[2] or 1), 1
+    found = re.fullmatch(rf"({'|'.join(SCHEDULES)})(\d*)", said)
+    if axis != "pp":
+        raise ValueError(f"plan {name!r}: {axis} has no schedule; pp has")
+    if not found:
+        raise ValueError(f"plan {name!r}: no schedule {said!r} of pp; pp has {', '.join(SCHEDULES)}")
+    schedule, number = found[1], int(found[2] or 1)
+    counted, needed = schedule in COUNTED, schedule in (CHUNKED, "interleaved")
+    if (found[2] and not counted) or (needed and not found[2]) or number < (2 if schedule == CHUNKED else 1):
+        raise ValueError(
+            f"plan {name!r}: interleaved and found go with a number of stages on each device, pp4-interleaved2, "
+            f"{CHUNKED} with one of chunks of the sequence, pp4-{CHUNKED}4, others with none"
+        )
+    if schedule == CHUNKED:
+        return schedule, 1, number
+    return schedule, 2 if schedule == "zb-v" else number, 1
 
 
 def _nearest(name: str) -> str | None:

@@ -145,10 +145,7 @@ def _local(here, q, k, v, dropout_p=0.0, is_causal=False, *, attn_mask=None, sca
         source = (here.part("s") - step) % parts
         for block in _seen(here, is_causal, rows, k.shape[ROWS], source):
             k, v = _cut(kv, block.columns).split([q.shape[-1], v.shape[-1]], -1)
-            new, sums = FORWARD(
-                _cut(q, block.rows), k, v, 0.0, block.causal,
-                attn_mask=_masked(here, attn_mask, source, block), scale=scale,
-            )  # fmt: skip
+            new, sums = _over(_cut(q, block.rows), k, v, block.causal, _masked(here, attn_mask, source, block), scale)
             before, after = block.rows.start, rows - block.rows.stop
             new = pad(new.to(sums.dtype), ROWS, before, after)
             sums = torch.constant_pad_nd(sums, [before, after], -inf) if before or after else sums
@@ -156,6 +153,15 @@ def _local(here, q, k, v, dropout_p=0.0, is_causal=False, *, attn_mask=None, sca
         if step + 1 < parts:
             kv = here.shift(kv, "s", 1, edge=None)
     assert out is not None and lse is not None
+    return out, torch.where(lse == -inf, 0.0, lse)
+
+
+def _over(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, scale: float | None):
+    """Attention over some keys, and its log-sum-exp: -inf where a query sees none of them; the kernel says 0 there."""
+    out, lse = FORWARD(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
+    if mask is not None:
+        nothing = (~mask if mask.dtype == torch.bool else mask == -inf).all(-1)
+        lse = torch.where(nothing, -inf, lse)
     return out, lse
 
 
@@ -169,12 +175,12 @@ def _merge(out: Tensor, lse: Tensor, new: Tensor, sums: Tensor) -> tuple[Tensor,
 
 def _merged_over_keys(here, q, k, v, mask, scale):
     """Queries see a part of the keys: a partial sum, weighted by this part's share of the denominator."""
-    out, lse = FORWARD(q, k, v, 0.0, False, attn_mask=mask, scale=scale)
+    out, lse = _over(q, k, v, False, mask, scale)
     top = here.all_reduce(lse, "t", "max")
     top = torch.where(top == -inf, 0.0, top)
     both = top + here.all_reduce((lse - top).exp(), "t", "sum").log()
     share = torch.where(lse == -inf, 0.0, (lse - both).exp())
-    return out * share.unsqueeze(-1), both
+    return out * share.unsqueeze(-1), torch.where(both == -inf, 0.0, both)
 
 
 def _local_backward(here, grad, q, k, v, out, lse, dropout_p, is_causal, *, attn_mask=None, scale=None):

@@ -98,22 +98,30 @@ ARGUMENTS |= {
 def _uniform(here, seed, step, salt, shape, sizes, strides, offset, **kwargs):
     """The same numbers as the whole tensor has at this rank's positions."""
     part = here.output_indices(0)
-    at = _of_part(part, sizes, strides, offset) if sizes else part
+    at = part if sizes is None else _of_part(part, sizes, strides, offset)
+    if at is None:
+        whole = ops.uniform(seed, step, salt, shape, sizes, strides, offset, **kwargs)
+        return torch.as_strided(whole, *part).reshape(here.output_shape(0))
     return ops.uniform(seed, step, salt, here.output_shape(0), *at, **kwargs)
 
 
-def _of_part(part: tuple, sizes: list[int], strides: list[int], offset: int) -> tuple[list[int], list[int], int]:
+def _of_part(part: tuple, sizes: list[int], strides: list[int], offset: int) -> tuple | None:
     """Positions of a part of what is itself a part of something, with these sizes and strides: digits that the two have
-    in common, and where the first element lies."""
+    in common, and where the first element lies. None where they have not all in common."""
     inner_sizes, inner_strides, first = part
     found: list[tuple[int, int]] = []
     for n, inner in zip(inner_sizes, inner_strides, strict=True):
-        weight = prod(sizes)
+        weight, covered = prod(sizes), 1
         for size, stride in zip(sizes, strides, strict=True):
-            high, weight = weight, weight // size
-            low, high = max(inner, weight), min(inner * n, high)
+            whole, weight = weight, weight // size
+            low, high = max(inner, weight), min(inner * n, whole)
             if low < high:
+                if high % low or low % weight or low % inner or whole % high:
+                    return None
                 found.append((high // low, stride * (low // weight)))
+                covered *= high // low
+        if covered != n:
+            return None
     for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
         first, digit = divmod(first, size)
         offset += digit * stride

@@ -92,7 +92,7 @@ class Step:
     def __init__(self, model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, mesh,
                  budget, seed):  # fmt: skip
         if accumulate != "auto" and not (isinstance(accumulate, int) and accumulate >= 1):
-            raise ValueError(f"accumulate is {accumulate}; it must be at least 1, or 'auto'")
+            raise ValueError(f"accumulate is {accumulate!r}; it must be a whole number, at least 1, or 'auto'")
         if not isinstance(plan, Plan | str | Path):
             raise ValueError(f"plan is {plan!r}; it may be {NAMES}, the path of a saved plan, or a tutti.Plan")
         check_level(level)
@@ -373,7 +373,7 @@ class Step:
     def _planned(self, what: str, signature: Signature, batch: Batch | None) -> tuple[StepGraph, Plan]:
         if what == "evaluate":
             assert batch is not None
-            graph = unroll(self._capture(batch, evaluate=True), self._plan.slices)
+            graph = unroll(self._capture(batch, evaluate=True).keep(["loss"]), self._plan.slices)
             graph.name_inputs_as(self.graph)
             return graph, self._share(lambda: self._replanned(graph))
         if signature not in self._plans:

@@ -1,5 +1,7 @@
 """Fused attention: causal, masked, grouped queries, other numbers of keys than queries."""
 
+from math import inf
+
 import torch
 
 from tutti.check.samples.sample import Draw, samples
@@ -20,6 +22,8 @@ def drawn(d: Draw):
     mask = None
     if not causal and d.flag():
         mask = d.floats(d.pick([1, batch]), d.pick([1, groups * r]), d.pick([1, queries]), keys, dtype=dtype)
+        if d.flag():  # some queries see nothing of a block, or nothing at all
+            mask = mask.masked_fill(d.floats(*mask.shape) > 0, -inf)
     return q, k, v, causal, {"attn_mask": mask, "scale": d.pick([None, 0.5])}
 
 

@@ -54,7 +54,8 @@ def make(
         cluster: A known device (cpu, v100-32, v100-32-sxm3, a100-40, a100-80, h100, h200, b200, mi300x, ascend-910,
             ascend-910b), how many nodes and how many in each: h100:16x8, a100-80:8, cpu:4; or a JSON file.
         plan: Explain this plan instead of the fastest: dp, tp4, zero3, dp2xtp4, tp8xzero1, ...; pipelines: pp4xtp2,
-            pp4-gpipe, pp4-interleaved2, pp4-zb-h1, pp2-zb-vxdp2, pp4-found; or the path of a saved plan, *.json.
+            pp4-gpipe, pp4-interleaved2, pp4-zb-h1, pp2-zb-vxdp2, pp4-found, pp4-seq1f1b4; context and expert
+            parallelism: dp2xcp4, dp2xep4; or the path of a saved plan, *.json.
         top: How many plans to show.
         pin: Parts that are given, the rest is searched: how parameters lie, as in
             'model.layers.*.mlp.up_proj.weight=tp:S0' (split at dim 0 over axis tp) or '...=tp:R' (whole).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tutti.cluster import Cluster
 from tutti.graph.step_graph import StepGraph
+from tutti.plan.layout import devices
 from tutti.plan.plan import Plan
 from tutti.plan.search import Progress
 from tutti.run.runtime import Distributed
@@ -25,5 +26,7 @@ def dry_run(
     graph: of one microbatch. progress: told what is being done. Raises ValueError where plan, graph and cluster do not
     fit together.
     """
+    if devices(plan.mesh) != cluster.size:
+        raise ValueError(f"the plan is for {devices(plan.mesh)} devices, {cluster} has {cluster.size}")
     plan.check(graph)
     return (pipeline if plan.stages else step).dry_run(graph, plan, cluster, level, overlaps, progress)
