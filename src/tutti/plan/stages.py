@@ -67,8 +67,9 @@ def stages_of(reads: Reads, named: Mapping[str, int], kept: Mapping[str, int] | 
     """The stage of every call that is not copied, and of every input that is at home somewhere.
 
     named: path of a module, or name of a forward node (`meta["name"]`), -> stage. kept: stages of inputs, by name, that
-    lie somewhere already, for another graph of the model, which may lack a dropout. Raises ValueError where a forward
-    node would read what a later stage makes, or a name covers nothing.
+    lie somewhere already, for another graph of the model: it may lack a dropout, so that the names of single nodes mean
+    others, which then work where the last of what they read is made. Raises ValueError otherwise where a forward node
+    would read what a later stage makes, or a name covers nothing.
     """
     step, found = reads.step, _forward(reads, named, kept is None)
     homes: dict[fx.Node, int] = {}
@@ -139,9 +140,9 @@ def _forward(reads: Reads, named: Mapping[str, int], strict: bool) -> dict[fx.No
     for node in forward:
         if node.target is operator.getitem:  # a part of what its maker makes
             found[node] = found.get(node.args[0], -1)  # pyright: ignore
-        elif node in used:
-            found[node] = named[used[node]]
-        elif stages := [found[x] for x in reads.of(node) if x in found]:
+            continue
+        said = [named[used[node]]] if node in used else []
+        if stages := said if said and strict else said + [found[x] for x in reads.of(node) if x in found]:
             found[node] = max(stages)
     readers: dict[fx.Node, list[fx.Node]] = {}
     for node in forward:
