@@ -17,10 +17,12 @@ from tutti.lower.shard import shard
 from tutti.nn import MoE
 from tutti.plan.layout import R, Split
 from tutti.plan.planner import Planner
+from tutti.plan.textbook import parse_name
 
 BATCH, LENGTH, WIDTH, EXPERTS, LAYERS = 8, 12, 16, 8, 2
 FACTORS = {"dropless": None, "capacity": 0.5}
 PLANS = [("ep1", 1), ("ep2", 2), ("ep4", 4), ("ep2xtp2", 4), ("dp2xep2", 4), ("ep2xzero3", 4), ("dp2", 2), ("tp2", 2)]
+MESH = {"node": 2, "gpu": 2}
 ops = torch.ops.tutti
 
 
@@ -30,11 +32,16 @@ class Layers(nn.Module):
     seen: Tensor
 
     def __init__(
-        self, factor: float | None, width: int = WIDTH, inner: int = 24, shape: tuple[int, int] = (BATCH, LENGTH)
+        self,
+        factor: float | None,
+        width: int = WIDTH,
+        inner: int = 24,
+        shape: tuple[int, int] = (BATCH, LENGTH),
+        experts: int = EXPERTS,
     ):
         super().__init__()
         options = {"capacity_factor": factor, "bias_update": 0.01}
-        self.layers = nn.ModuleList(MoE(width, inner, EXPERTS, 2, **options) for _ in range(LAYERS))
+        self.layers = nn.ModuleList(MoE(width, inner, experts, 2, **options) for _ in range(LAYERS))
         self.scale = nn.Parameter(torch.ones(width))  # so that the first layer's input has a gradient
         self.register_buffer("seen", torch.zeros(*shape, width))
         self.register_buffer("dropped", torch.zeros(()))
@@ -50,17 +57,19 @@ class Layers(nn.Module):
         return x.square().mean() + loss
 
 
-def parallelized(factor: float | None, plan: str, cluster: str):
+def parallelized(factor: float | None, plan: str, cluster: str, **given):
     """The step and its batch."""
     torch.manual_seed(0)
     model, x = Layers(factor), torch.randn(BATCH, LENGTH, WIDTH)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return tutti.parallelize(model, optimizer, (x,), cluster=cluster, plan=plan, level="O0", clip_norm=0.1), (x,)
+    return tutti.parallelize(model, optimizer, (x,), cluster=cluster, plan=plan, level="O0", clip_norm=0.1, **given), (
+        x,
+    )
 
 
-def trained(factor: float | None, plan: str, cluster: str):
+def trained(factor: float | None, plan: str, cluster: str, **given):
     """Loss, gradients, and the state after a step."""
-    step, batch = parallelized(factor, plan, cluster)
+    step, batch = parallelized(factor, plan, cluster, **given)
     gradients = step.gradients(batch)
     return step(batch), gradients, step.state_dict()
 
@@ -85,7 +94,22 @@ def test_one_device_gives_the_numbers_of_plain_torch(kind, single):
 @pytest.mark.parametrize("kind", FACTORS)
 @pytest.mark.parametrize(("plan", "devices"), PLANS)
 def test_the_numbers_of_one_device(kind, plan, devices, single):
-    loss, gradients, state = trained(FACTORS[kind], plan, f"cpu:{devices}")
+    check(trained(FACTORS[kind], plan, f"cpu:{devices}"), single, kind)
+
+
+@pytest.mark.parametrize("kind", FACTORS)
+def test_experts_over_two_axes(kind, single):
+    lies = {"node": 1, "gpu": 2}  # each node has one half, each of its devices a half of that
+    pins = [
+        tutti.pin(f"layers.*.{name}", dim=0, axis=axis, outer=lies[axis])
+        for name in ("gate_up", "down")
+        for axis in lies
+    ]
+    check(trained(FACTORS[kind], "auto", "cpu:4", mesh=MESH, pins=pins), single, kind)
+
+
+def check(found, single, kind):
+    loss, gradients, state = found
     expected, theirs, after = single[kind]
     assert abs(loss - expected) <= 1e-5 * abs(expected)
     for ours, wanted in ((gradients, theirs), (state, after)):
@@ -162,3 +186,15 @@ def test_the_planner_splits_tokens_where_experts_are_small():
     assert chosen == {"tutti.experts": {"t"}} and "all_to_all" not in kinds
     _, chosen, kinds = planned(1.0, 16, (64, 4096), "h100:8x1", width=64)
     assert chosen == {"tutti.dispatch": {"g"}, "bmm": {"m"}, "bmm.1": {"m"}} and "all_to_all" not in kinds
+
+
+def test_over_nodes_an_all_to_all_is_one_inside_and_one_between():
+    """A mesh with an axis for each kind of link is a hierarchical all-to-all, and cheaper over many nodes."""
+    cluster = tutti.Cluster.parse("h100:8x8")
+    with torch.device("meta"):
+        model, x = Layers(1.0, 1024, 4096, (64, 512), experts=64), torch.empty(64, 512, 1024)
+    planner = Planner(tutti.capture(model, (x,), torch.optim.AdamW(model.parameters())), cluster)
+    apart, flat = planner.on({"node": 8, "gpu": 8}), planner.textbook(parse_name("ep64", 64))
+    assert apart.chosen.seconds < flat.chosen.seconds
+    sends = Counter((c.kind, c.axis) for c in shard(planner.step, apart.plan(), 0).collectives if c.bytes > 1 << 20)
+    assert min(sends["all_to_all", axis] for axis in ("node", "gpu")) >= 2 * LAYERS
