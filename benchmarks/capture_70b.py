@@ -17,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import harness
 import tutti
+from tutti.lower.vary import vary
 from tutti.plan.search import Search
 from tutti.run.planning import judge
 
@@ -71,7 +72,9 @@ def run(quick: bool) -> dict[str, Any]:
     with part("capture"):
         graph = tutti.capture(model, {"input_ids": ids, "labels": ids}, optimizer, clip_norm=1.0, masters=True)
     with part("plan"):
-        search = Search(lambda count: graph, case.batch, tutti.Cluster.parse(case.cluster), judge("O2"))
+        search = Search(
+            lambda count, variant: vary(graph, variant), case.batch, tutti.Cluster.parse(case.cluster), judge("O2")
+        )
         plan = search.best()
     prediction = plan.predicted
     return {

@@ -21,11 +21,13 @@ import transformers
 import harness
 import tutti
 from tutti.graph.step_graph import StepGraph
+from tutti.lower.vary import vary
 from tutti.plan.piped import Piped
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
 from tutti.plan.schedule import Pipe
 from tutti.plan.search import Search
+from tutti.plan.variant import Variant
 from tutti.run.planning import judge
 from tutti.run.simulated.dryrun import dry_run
 
@@ -81,11 +83,14 @@ def large(layers: int, hidden: int, on: str, batch: int, stages: int, budget: fl
     def graph(count: int) -> StepGraph:
         return t5(layers, hidden, batch // count, 512, 512)
 
+    def varied(count: int, variant: Variant) -> StepGraph:
+        return vary(graph(count), variant)
+
     result: dict[str, Any] = {"parameters": sum(graph(1).spec(f"param:{n}").numel for n in graph(1).names("param"))}
     piped = {"pp": stages, "dp": cluster.size // stages // 8, "tp": 8}
     for name, mesh, count in (("flat", None, FLAT), ("pipeline", piped, None)):
         start = time.perf_counter()
-        search = Search(graph, batch, cluster, judge("O2"), accumulate=count, mesh=mesh, budget=budget,
+        search = Search(varied, batch, cluster, judge("O2"), accumulate=count, mesh=mesh, budget=budget,
                         progress=harness.say)  # fmt: skip
         if mesh:
             search.ranked()

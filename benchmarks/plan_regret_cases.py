@@ -21,6 +21,7 @@ from tutti.cluster import Cluster
 from tutti.cluster.curve import Curve
 from tutti.cluster.device import Link
 from tutti.graph.step_graph import StepGraph
+from tutti.lower.vary import vary
 from tutti.plan.plan import Plan, renamed
 from tutti.plan.planner import Planner
 from tutti.plan.random import random_plan
@@ -179,7 +180,7 @@ def _proposed(graph: StepGraph, cluster: Cluster, level: str) -> Iterator[tuple[
 
 def _searched(graph: StepGraph, cluster: Cluster, level: str) -> Plan:
     """The fastest plan that fits, else the smallest."""
-    return Search(lambda count: graph, 1, cluster, judge(level)).ranked()[0]
+    return Search(lambda count, variant: vary(graph, variant), 1, cluster, judge(level)).ranked()[0]
 
 
 def _changed(graph: StepGraph, chosen: Plan, others: list[Plan]) -> Iterator[tuple[str, Plan]]:

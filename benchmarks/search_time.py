@@ -24,6 +24,7 @@ import transformers
 import harness
 import tutti
 from tutti.graph.step_graph import StepGraph
+from tutti.lower.vary import vary
 from tutti.plan.joint import Joint
 from tutti.plan.price import Pricer
 from tutti.plan.problem import problem_of
@@ -92,7 +93,7 @@ def by_mesh(graph: StepGraph) -> dict[str, Any]:
 
 def timed_search(graph: StepGraph, cluster: str) -> dict[str, Any]:
     start, on = time.perf_counter(), tutti.Cluster.parse(cluster)
-    plan = Search(lambda count: graph, 1, on, judge("O2"), accumulate=1).ranked()[0]
+    plan = Search(lambda count, variant: vary(graph, variant), 1, on, judge("O2"), accumulate=1).ranked()[0]
     seconds, made = time.perf_counter() - start, plan.predicted
     return {
         "seconds": seconds, "plan": plan.name, "mesh": dict(plan.mesh), "step_seconds": made.step_seconds,

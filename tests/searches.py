@@ -7,7 +7,7 @@ import transformers
 
 import tutti
 from tutti.graph.step_graph import StepGraph
-from tutti.lower.unroll import unroll
+from tutti.lower.vary import vary
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
 from tutti.plan.search import Search
@@ -28,7 +28,7 @@ def wide(batch: int = 16, layers: int = 2) -> StepGraph:
 def search(graph: StepGraph, cluster: tutti.Cluster | str, **options) -> Search:
     known = tutti.Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     batch = next((graph.spec(f"batch:{name}").shape[0] for name in graph.names("batch")), 1)
-    return Search(lambda count, slices=1: unroll(graph, slices), batch, known, judge("O0"), **options)
+    return Search(lambda count, variant: vary(graph, variant), batch, known, judge("O0"), **options)
 
 
 def predicted(graph: StepGraph, cluster: tutti.Cluster | str, name: str, accumulate: int = 1) -> Plan:

@@ -38,8 +38,9 @@ def plan(graph, tmp_path_factory):
 
 
 def test_prints_what_the_simulation_found_and_writes_both_files(model, graph, plan, tmp_path, capsys):
-    trace, picture = tmp_path / "trace.json", tmp_path / "step.svg"
-    code, out, err = run(capsys, "dryrun", plan, "--model", model, *OPTIONS, "--timeline", trace, "--gantt", picture)
+    trace, picture, held = tmp_path / "trace.json", tmp_path / "step.svg", tmp_path / "memory.svg"
+    files = ("--timeline", trace, "--gantt", picture, "--memory", held)
+    code, out, err = run(capsys, "dryrun", plan, "--model", model, *OPTIONS, *files)
     assert code == 0, err
     made = dry_run(graph, tutti.Plan.load(plan), Cluster.parse("h100:4"), "O2")
     exposed = sum(row[3] for row in made.communication().values())
@@ -51,8 +52,9 @@ def test_prints_what_the_simulation_found_and_writes_both_files(model, graph, pl
         row = next(line for line in out.splitlines() if f"{kind} over {axis}" in line)
         assert row.split()[3] == str(count) and size(sent) in row
     assert made.slowest()[0][0] in out and made.memory.alive[0].label in out
-    assert out.splitlines()[-2:] == [f"saved {trace}", f"saved {picture}"]
-    assert len(json.loads(trace.read_text())["traceEvents"]) > 100 and "<svg" in picture.read_text()
+    assert out.splitlines()[-3:] == [f"saved {trace}", f"saved {picture}", f"saved {held}"]
+    assert len(json.loads(trace.read_text())["traceEvents"]) > 100
+    assert "<svg" in picture.read_text() and "optimizer state" in held.read_text()
 
 
 def test_level_overlap_and_another_cluster(model, plan, capsys):

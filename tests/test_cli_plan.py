@@ -169,3 +169,13 @@ def test_a_loaded_model_takes_no_memory(model):
     assert {p.device.type for p in network.parameters()} == {"meta"} and network.training
     assert {p.dtype for p in network.parameters()} == {torch.bfloat16}
     assert {key: tuple(x.shape) for key, x in batch.items()} == {"input_ids": (3, 5), "labels": (3, 5)}
+
+
+def test_memory_at_the_peak_is_told_and_drawn(model, tmp_path, capsys):
+    picture = tmp_path / "memory.svg"
+    options = ("--cluster", "h100:2", "--batch", "8", "--seq", "32", "--plan", "zero3xrecompute", "--memory", picture)
+    code, out, err = run(capsys, "plan", "--model", model, *options)
+    assert code == 0, err
+    assert "what layers make, and no other reads, is computed again" in out
+    assert "memory at the peak" in out and "exp_avg:" in out and "<svg" in picture.read_text()
+    assert out.rstrip().endswith(f"saved {picture}")

@@ -10,13 +10,14 @@ import torch
 
 import tutti
 from searches import wide
-from tutti.lower.unroll import unroll
+from tutti.lower.vary import vary
 from tutti.plan.otherwise import otherwise
 from tutti.plan.piped import Piped
 from tutti.plan.plan import PIPELINE
 from tutti.plan.planner import Planner
 from tutti.plan.schedule import Pipe
 from tutti.plan.search import Search
+from tutti.plan.variant import PLAIN, Variant
 from tutti.run.planning import judge
 from tutti.run.simulated.dryrun import dry_run
 
@@ -26,8 +27,8 @@ SLOW = tutti.Cluster(FAST.device, ((4, replace(FAST.levels[0][1], bandwidth=2e9,
 
 
 @cache
-def graph(count: int, slices: int = 1):
-    return unroll(wide(BATCH // count, layers=4), slices)
+def graph(count: int, variant: Variant = PLAIN):
+    return vary(wide(BATCH // count, layers=4), variant)
 
 
 def search(cluster: tutti.Cluster, **options) -> Search:
@@ -120,7 +121,7 @@ def test_what_the_parent_of_layers_makes_is_sent_too():
 
 def test_what_cannot_be_cut_is_no_pipeline_and_no_end_of_the_search():
     cluster = tutti.Cluster(SLOW.device, ((2, SLOW.levels[0][1]),))
-    found = Search(lambda count: blocks(True, count), 8, cluster, judge("O0"), accumulate=None)
+    found = Search(lambda count, variant: vary(blocks(True, count), variant), 8, cluster, judge("O0"), accumulate=None)
     assert found.best().predicted.step_seconds > 0 and "of stage 0 reads" in str(found.impossible)
     assert not any(PIPELINE in c.mesh for c in found.candidates)
 
@@ -132,6 +133,6 @@ def test_a_pipeline_that_is_asked_for_with_one_microbatch():
     assert best.schedule == "seq1f1b" and best.slices in (2, 4, 8)
     whole = min(p.predicted.step_seconds for p in found.plans if p.slices == 1)
     assert best.predicted.step_seconds < 0.7 * whole
-    made = dry_run(graph(1, best.slices), best, FAST)
+    made = dry_run(graph(1, best.variant), best, FAST)
     candidate = next(c for c in found.candidates if isinstance(c, Piped) and c.pipe.slices == best.slices)
     assert candidate.chosen.seconds == pytest.approx(made.seconds, rel=0.15)

@@ -53,6 +53,10 @@ def test_memory_of_a_rank(pool, name, plan):
     check(pool, name, plan)
 
 
+def test_memory_of_a_rank_that_computes_layers_again(pool):
+    check(pool, "llama", "zero3xrecompute")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("name", [name for name in EVERY if name not in ("llama", "lstm")])

@@ -2,9 +2,10 @@
 
 A *layer* is a module whose path ends in a number (`model.layers.3`). Two layers of one container are of the same
 kind when the nodes inside them, in order, are the same operators on the same shapes. The label of a node is its
-module path with the number of such a layer replaced by `*`, its phase, its operator and an ordinal. Where a
-container has layers of several kinds, the numbers of a kind stand in the place of `*`: `h.0` and `h.1-11`, `net.2,4`.
-Analysis and plans speak of labels, so that there are no more of them in a deeper model.
+module path with the number of such a layer replaced by `*`, its phase (`again` for what is computed anew in the
+backward pass), its operator and an ordinal. Where a container has layers of several kinds, the numbers of a kind stand
+in the place of `*`: `h.0` and `h.1-11`, `net.2,4`. Analysis and plans speak of labels, so that there are no more of
+them in a deeper model.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def annotate_labels(step: StepGraph) -> None:
         if node.op != "call_function":
             continue
         layer, rest = _split(node.meta["path"])
-        operation = f"{node.meta['phase']}/{_operator(node)}"
+        operation = f"{_phase(node)}/{_operator(node)}"
         ordinal = ordinals[layer, rest, operation]
         ordinals[layer, rest, operation] += 1
         operation += f".{ordinal}" if ordinal else ""
@@ -53,8 +54,16 @@ def layer_of(path: str) -> str:
     return layer or rest
 
 
+def is_layer(path: str) -> bool:
+    return path.rpartition(".")[2].isdigit()
+
+
 def _join(layer: str, rest: str) -> str:
     return f"{layer}.{rest}" if layer and rest else layer or rest
+
+
+def _phase(node: fx.Node) -> str:
+    return "again" if "again" in node.meta else node.meta["phase"]
 
 
 def _operator(node: fx.Node) -> str:
@@ -71,7 +80,7 @@ def _layer_names(graph: fx.Graph) -> dict[str, str]:
             random = node.target is torch.ops.tutti.uniform.default  # its salt is its own
             constants = "" if random else repr(fx.map_arg((node.args, node.kwargs), lambda n: None))
             specs = [n.meta["val"] for n in (*node.all_input_nodes, node)]
-            signatures[layer].append((rest, node.meta["phase"], str(node.target), specs, constants))
+            signatures[layer].append((rest, _phase(node), str(node.target), specs, constants))
     containers: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for layer, signature in signatures.items():
         container, _, number = layer.rpartition(".")

@@ -90,6 +90,10 @@ class StepGraph:
         """Inputs that a step replaces: parameters, buffers and optimizer state."""
         return [n for n in self.inputs if n in self.outputs]
 
+    def names_that_change(self, kind: str) -> list[str]:
+        """Names of inputs of a kind, with it, that a step replaces."""
+        return [name for name in self.inputs if name.startswith(f"{kind}:") and name in self.outputs]
+
     @property
     def slices(self) -> int:
         """Into how many chunks the sequence is cut. See `lower.unroll`."""
@@ -97,7 +101,8 @@ class StepGraph:
 
     @property
     def flops(self) -> int:
-        return sum(n.meta["flops"] for n in self.calls)
+        """Floating-point operations, without what is computed again."""
+        return sum(n.meta["flops"] for n in self.calls if "again" not in n.meta)
 
     def keep(self, names: list[str]) -> StepGraph:
         """The part of the graph that computes only the named outputs. Inputs stay, used or not."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tutti.plan.draw import drawn
 from tutti.plan.layout import Mesh, R
+from tutti.plan.variant import LAYERS
 
 if TYPE_CHECKING:
     from tutti.plan.plan import Plan, Prediction
@@ -25,6 +26,11 @@ def explain(plan: Plan) -> str:
         lines.append(f"a pipeline of {1 + max(plan.stages.values())} stages, {plan.schedule}{chunks}")
         lines += _table([_stage(plan, i, names) for i, names in _by_stage(plan)], "  ")
         lines += ["", *drawn(plan), ""]
+    if plan.again == (LAYERS,):
+        lines.append("what layers make, and no other reads, is computed again in the backward pass")
+    elif plan.again:
+        named = ", ".join(plan.again[:MOST]) + (", ..." if len(plan.again) > MOST else "")
+        lines.append(f"{len(plan.again)} operators are computed again in the backward pass: {named}")
     if plan.accumulate > 1:
         lines.append(f"{plan.accumulate} microbatches per update")
     if plan.prediction:

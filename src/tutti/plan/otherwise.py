@@ -20,7 +20,7 @@ def otherwise(search: Search, plan: Plan, pattern: str) -> list[tuple[str, Layou
     nothing.
     """
     search.deadline = time.monotonic() + search.budget
-    found, planner = [], search.planner(plan.accumulate, plan.slices)
+    found, planner = [], search.planner(plan.accumulate, plan.variant)
     for label in covering(pattern, planner.step):
         free = planner.inside(plan.pipe).on(plan.inner, without=label)
         others = []

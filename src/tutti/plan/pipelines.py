@@ -18,6 +18,7 @@ from tutti.plan.plan import PIPELINE
 from tutti.plan.price import Pricer
 from tutti.plan.schedule import CHUNKED, Pipe
 from tutti.plan.textbook import Textbook
+from tutti.plan.variant import Variant
 
 if TYPE_CHECKING:
     from tutti.plan.search import Search
@@ -43,13 +44,8 @@ class Pipelines:
         n, mesh = self.of.cluster.size, self.of.mesh
         return n > 1 and (PIPELINE in mesh if mesh else (self.of.accumulate or self.of.batch) > 1)
 
-    def search(self) -> None:
-        """Consider those that may be faster than the best that fits, while there is time."""
-        self.whole()
-        self.chunked()
-
     def whole(self) -> None:
-        """Without chunks of the sequence."""
+        """Consider those that may be faster than the best that fits, while there is time."""
         search, before = self.of, None
         for devices in self.lengths() if self.possible else ():
             count = self.microbatches(devices)
@@ -77,7 +73,7 @@ class Pipelines:
             pipe = Pipe(best.pipe.devices, CHUNKED, slices=slices)
             search.progress(f"pipelines of {pipe.devices} with the sequence in {slices} chunks")
             try:
-                planner = search.planner(best.accumulate, slices)
+                planner = search.planner(best.accumulate, Variant(slices))
                 found = Piped(search.candidate(planner.inside(pipe), best.inner), pipe, search.cluster)
             except ValueError:  # a token sees later ones, or a length that does not divide
                 return

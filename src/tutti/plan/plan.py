@@ -13,6 +13,7 @@ from tutti.plan.choice import Choices, parse_choice
 from tutti.plan.explain import explain
 from tutti.plan.layout import Layout, Mesh, parse_placement
 from tutti.plan.schedule import NO_PIPE, Pipe
+from tutti.plan.variant import LAYERS, Variant
 
 PIPELINE = "pp"  # the mesh axis of a pipeline, the outermost
 
@@ -49,6 +50,7 @@ class Plan:
     accumulate: microbatches whose gradients are summed before one update.
     stages: path of a module, or name of a forward node, -> its stage of a pipeline (`plan.stages`) over the axis `pp`.
     schedule: of the pipeline, by name (`plan.schedule`). slices: chunks of the sequence (`lower.unroll`).
+    again: labels of forward nodes that the backward pass computes again (`lower.recompute`).
     durations: of each stage for a microbatch (`plan.slots`), as they were modelled: what `found` goes by.
     reasons: in words, why this plan and not another.
     """
@@ -60,6 +62,7 @@ class Plan:
     stages: Mapping[str, int] = field(default_factory=dict)
     schedule: str = ""
     slices: int = 1
+    again: tuple[str, ...] = ()
     durations: tuple[tuple[float, ...], ...] = ()
     name: str = ""
     graph: str = ""  # fingerprint of the graph that it was made for
@@ -89,6 +92,11 @@ class Plan:
         return Pipe(devices, self.schedule, stages // devices, self.slices)
 
     @property
+    def variant(self) -> Variant:
+        """Of the step's graph that it is for."""
+        return Variant(self.slices, self.again)
+
+    @property
     def predicted(self) -> Prediction:
         """The prediction of a plan that was searched."""
         assert self.prediction is not None
@@ -102,6 +110,11 @@ class Plan:
         if self.slices != step.slices:
             raise ValueError(f"the plan cuts the sequence into {self.slices} chunks, the step into {step.slices}")
         labels = {node.meta["label"] for node in step.graph.nodes if "label" in node.meta}
+        if unknown := [label for label in self.again if label not in labels and label != LAYERS]:
+            raise ValueError(f"the plan computes {unknown[0]!r} again, which this model does not have")
+        if bool(self.again) != any("again" in node.meta for node in step.calls):
+            does, has = ("computes", "nothing") if self.again else ("computes nothing", "some")
+            raise ValueError(f"the plan {does} again, the step has {has} of that (tutti.lower.vary makes it)")
         labels |= {step.gradient_label(name) for name in step.names("param")}
         axes = {label: layout.splits | layout.partials for label, layout in self.inputs.items()}
         if unknown := [label for label in (*self.inputs, *self.operators) if label not in labels]:
@@ -128,6 +141,7 @@ class Plan:
                 "stages": dict(self.stages),
                 "schedule": self.schedule,
                 "slices": self.slices,
+                "again": list(self.again),
                 "durations": [list(stage) for stage in self.durations],
                 "graph": self.graph,
                 "cluster": self.cluster,
@@ -157,6 +171,7 @@ class Plan:
                 **{
                     **data,
                     "reasons": tuple(data.get("reasons", ())),
+                    "again": tuple(data.get("again", ())),
                     "durations": tuple(map(tuple, data.get("durations", ()))),
                 },
                 prediction=Prediction(**prediction) if prediction else None,
@@ -176,7 +191,7 @@ class Plan:
     def diff(self, other: Plan) -> list[str]:
         """What differs, a line each: `-` in this plan, `+` in the other."""
         lines = []
-        for what in ("mesh", "accumulate", "schedule", "slices", "stages", "inputs", "operators"):
+        for what in ("mesh", "accumulate", "schedule", "slices", "again", "stages", "inputs", "operators"):
             ours, theirs = getattr(self, what), getattr(other, what)
             if not isinstance(ours, Mapping):
                 ours, theirs = {what: ours or None}, {what: theirs or None}

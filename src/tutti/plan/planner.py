@@ -33,6 +33,7 @@ from tutti.plan.schedule import NO_PIPE, Pipe
 from tutti.plan.slots import in_flight
 from tutti.plan.textbook import Textbook, parse_name, textbook_of
 from tutti.plan.title import title
+from tutti.plan.variant import PLAIN, Variant
 from tutti.rules import source
 
 RAISES = 5  # of the price of memory, fourfold each
@@ -41,10 +42,11 @@ CLOSE, ROUGH = 1e-4, 1e-3  # gaps that are not closed, without and with a price 
 
 
 class Planner:
-    """pins: parts that are given. accumulate: microbatches per update; `step` is the graph of one."""
+    """pins: parts that are given. accumulate: microbatches per update; `step` is the graph of one, in this variant."""
 
-    def __init__(self, step: StepGraph, cluster: Cluster, pins: Iterable[Pin] = (), accumulate: int = 1):
-        self.step, self.cluster, self.accumulate = step, cluster, accumulate
+    def __init__(self, step: StepGraph, cluster: Cluster, pins: Iterable[Pin] = (), accumulate: int = 1,
+                 variant: Variant = PLAIN):  # fmt: skip
+        self.step, self.cluster, self.accumulate, self.variant = step, cluster, accumulate, variant
         self._layers = cache(partial(Layers, step))
         self.in_flight = 1.0  # microbatches whose activations a device keeps at once, of the whole model's
         self.problem = problem_of(step)
@@ -59,6 +61,10 @@ class Planner:
         if book.pipe.slices != self.step.slices:
             raise ValueError(f"plan {name!r} is one for {book.pipe.slices} chunks of the sequence; the step has "
                              f"{self.step.slices} (tutti.lower.unroll cuts it)")  # fmt: skip
+        if book.recompute and self.variant.again != book.variant.again:
+            raise ValueError(f"plan {name!r} is one for a step that computes layers again (tutti.lower.vary makes it)")
+        if book.recompute and not any("again" in node.meta for node in self.step.calls):
+            raise ValueError(f"plan {name!r}: the model has no numbered layers, whose insides could be computed again")
         without_effect = "zero" in name and not book.zero  # on a single data-parallel device
         made = self.piped(book) if book.pipe.devices > 1 else self.textbook(book)
         plan = made.plan(gathered=book.zero >= 2)
@@ -218,8 +224,9 @@ class Candidate:
                 operators[label] = dict(choices)
         if planner.accumulate > 1:
             inputs |= self._accumulators(chosen.choices, gathered)
-        plan = Plan(self.mesh, inputs, operators, planner.accumulate, name=self.name, graph=planner.step.fingerprint,
-                    cluster=str(planner.cluster), reasons=(*planner.without_rule(), self._proof(chosen)))  # fmt: skip
+        plan = Plan(self.mesh, inputs, operators, planner.accumulate, again=planner.variant.again, name=self.name,
+                    graph=planner.step.fingerprint, cluster=str(planner.cluster),
+                    reasons=(*planner.without_rule(), self._proof(chosen)))  # fmt: skip
         if not self.name:
             found = title(plan, planner.problem)
             alone = found.startswith("tp") and list(self.mesh) == ["dp"] and not planner.pins

@@ -6,7 +6,8 @@ any plan on the mesh costs with memory for nothing. The first whose bound is no 
 search, and so does the time. A plan that is too large is made smaller by a price on memory, to what the judge says.
 
 Microbatches never make a step faster, but smaller: more of them are tried while what fits is slower than what does not.
-Pipelines (`plan.pipelines`) come last, where what was found leaves them something to win.
+Then come pipelines (`plan.pipelines`), where what was found leaves them something to win; what would be faster than
+all that fits, if it fitted, with less kept for the backward pass (`plan.smaller`); and pipelines of parts of sequences.
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ from tutti.plan.piped import Piped
 from tutti.plan.pipelines import Pipelines
 from tutti.plan.plan import Plan, Prediction
 from tutti.plan.planner import Candidate, Planner
+from tutti.plan.smaller import Smaller
 from tutti.plan.textbook import Textbook
+from tutti.plan.variant import PLAIN, Variant
 
 BUDGET = 60.0  # seconds that a search may take
-FLAT = 0.6  # the share of it that what is no pipeline may take, where there may be pipelines
+FLAT, PIPED = 0.6, 0.8  # shares of it after which pipelines are looked at, where there may be, and smaller plans
 NEAR = 1.02  # costs and judgements agree within this
 TRIES = 4  # to make a plan fit
 DEEPER = 30  # times as long as with two axes it may take to look at a mesh of three
-SAID = ("mesh", "inputs", "operators", "accumulate", "stages", "schedule", "slices", "durations")  # by its choices
+SAID = ("mesh", "inputs", "operators", "accumulate", "stages", "schedule", "slices", "again", "durations")
 SHRINKING = ("activations", "temporaries", "communication")  # kinds of memory that microbatches make less
 
 Judge = Callable[[StepGraph, Plan, Cluster], Prediction]
@@ -41,15 +44,14 @@ Progress = Callable[[str], None]
 class Search:
     """The search of a plan for a model on a cluster.
 
-    graph_of: the step's graph for a number of microbatches per update, of one of them, and for a number of chunks of
-        the sequence, where that is given as well.
+    graph_of: the step's graph of one of so many microbatches per update, in a variant.
     batch: sequences, images, ... of a global batch, which microbatches have to divide.
     accumulate, mesh, pins: what is given; None is searched.
     """
 
     def __init__(
         self,
-        graph_of: Callable[..., StepGraph],
+        graph_of: Callable[[int, Variant], StepGraph],
         batch: int,
         cluster: Cluster,
         judge: Judge,
@@ -68,7 +70,7 @@ class Search:
         self.deadline = self.begin + budget
         self.pipes = Pipelines(self)
         self.memory = cluster.device.memory
-        self.planners: dict[tuple[int, int], Planner] = {}
+        self.planners: dict[tuple[int, Variant], Planner] = {}
         self.candidates: list[Candidate | Piped] = []
         self.plans: list[Plan] = []  # judged
         self.judged: set[int] = set()  # ids of candidates
@@ -91,8 +93,11 @@ class Search:
         by memory."""
         if not self.pipes.given:
             self.flat()
+        self.deadline = self.begin + PIPED * self.budget
+        self.pipes.whole()
         self.deadline = self.begin + self.budget
-        self.pipes.search()
+        Smaller(self).search()
+        self.pipes.chunked()
         if not self.candidates and self.impossible:
             raise self.impossible
         self.fill(top)
@@ -113,12 +118,13 @@ class Search:
         if self.fastest is not None:
             self.deeper()
 
-    def planner(self, count: int, slices: int = 1) -> Planner:
-        """For so many microbatches, and chunks of the sequence."""
-        if (count, slices) not in self.planners:
-            graph = self.graph_of(count, slices) if slices > 1 else self.graph_of(count)
-            self.planners[count, slices] = Planner(graph, self.cluster, self.pins, count)
-        return self.planners[count, slices]
+    def planner(self, count: int, variant: Variant = PLAIN) -> Planner:
+        """For so many microbatches, and a variant of the step."""
+        if (count, variant) not in self.planners:
+            self.planners[count, variant] = Planner(
+                self.graph_of(count, variant), self.cluster, self.pins, count, variant
+            )
+        return self.planners[count, variant]
 
     def look(self, planner: Planner) -> Iterator[Candidate]:
         """The candidates of all meshes of one or two axes, or of the one that is given, and what the textbook says."""
@@ -224,7 +230,7 @@ class Search:
             if all(getattr(known, what) == getattr(plan, what) for what in SAID):
                 return known
         self.progress(f"simulating {plan.name}")
-        made = self.judge(self.planner(plan.accumulate, plan.slices).step, plan, self.cluster)
+        made = self.judge(self.planner(plan.accumulate, plan.variant).step, plan, self.cluster)
         self.plans.append(plan.replace(prediction=made))
         return self.plans[-1]
 

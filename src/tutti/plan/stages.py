@@ -9,6 +9,7 @@ A plan names the stage of modules, by the longest path that covers a node, or of
   the earlier stage that has it. What sums gradients of several stages belongs to the first of them.
 - An update node works where its parameter is at home, or else its gradient is made; what reads several in the first
   of their stages.
+- What is computed again in the backward pass works where it was computed.
 - What only the gradient of one parameter needs works where that is at home, if it can.
 - Views, and what depends on nothing but the batch and constants, belong to no stage (`Reads`).
 
@@ -110,6 +111,14 @@ def alone(reads: Reads, stages: Mapping[fx.Node, int] | None = None) -> dict[fx.
     return {node: next(iter(names)) for node, names in reaches.items() if len(names) == 1}
 
 
+def _again(node: fx.Node, stage: int, read: Iterable[fx.Node], present: Mapping[fx.Node, set[int]]) -> int:
+    """What is computed again is so where it was computed. ValueError where that does not have what it reads."""
+    if elsewhere := [x for x in read if stage not in present[x]]:
+        raise ValueError(f"{node.meta['name']} of stage {stage} reads {elsewhere[0].meta['name']}, which is computed "
+                         "again in another stage: what stages send each other is to be kept")  # fmt: skip
+    return stage
+
+
 def _check_buffer(reads: Reads, found: Mapping[fx.Node, int], present: Mapping[fx.Node, set[int]], name: str,
                   node: fx.Node) -> None:  # fmt: skip
     """ValueError for a buffer that changes with every microbatch and that several stages read or write."""
@@ -182,9 +191,14 @@ def _backward(reads: Reads, found: dict[fx.Node, int], present: dict[fx.Node, se
                 settle(x, found[node])
 
     backward = [node for node in reads.calls if node.meta["phase"] == BACKWARD]
+    copied = {node.meta["name"]: stage for node, stage in found.items() if node.op == "call_function"}
     for node in backward:
         read = reads.of(node)
-        gradients = [x for x in read if x in found and x.op == "call_function" and x.meta["phase"] == BACKWARD]
+        if node.meta.get("again") in copied:
+            found[node] = _again(node, copied[node.meta["again"]], read, present)
+            present[node] = {found[node]}
+            continue
+        gradients = [x for x in read if x in found and x.meta["phase"] == BACKWARD and "again" not in x.meta]
         others = [x for x in read if x not in gradients]
         everywhere = set.intersection(*(present[x] for x in others)) if others else set()
         if not gradients and len(everywhere) > 1:

@@ -13,6 +13,9 @@
 `ep4` splits the experts over axis `ep`, and elsewhere the batch, as `dp` does. With a capacity, an all-to-all brings
 the slots to their experts and another back; dropless, the tokens are gathered and the partial sums scattered.
 
+`recompute` (`zero3xrecompute`, `pp4xrecompute`) keeps of each layer what others read of it, and computes all else again
+in the backward pass (`lower.recompute`).
+
 `pp4` puts a pipeline of 4 around that; a schedule may follow, by default `1f1b`: `pp4-gpipe`, `pp4-interleaved2` (two
 stages on each device), `pp4-seq1f1b8` (8 chunks of the sequence, `lower.unroll`), see `plan.schedule`.
 """
@@ -27,9 +30,11 @@ from math import prod
 
 from tutti.plan.schedule import CHUNKED, COUNTED, NO_PIPE, Pipe
 from tutti.plan.schedule import NAMES as SCHEDULES
+from tutti.plan.variant import LAYERS, Variant
 
-NAMES = "auto, dp, tp, zero1, zero2, zero3, dp2xtp2, tp2xzero3, cp4, ep4, pp4, pp2-zb-vxdp2, pp4-seq1f1b4, ..."
-STEMS = {**{name: name for name in ("auto", "dp", "tp", "cp", "ep", "pp", "zero", "single")}, "fsdp": "zero3"}
+NAMES = "auto, dp, tp, zero1, zero2, zero3, dp2xtp2, tp2xzero3, cp4, ep4, pp4, pp2-zb-vxdp2, zero3xrecompute, ..."
+WORDS = ("auto", "dp", "tp", "cp", "ep", "pp", "zero", "recompute", "single")
+STEMS = {**{word: word for word in WORDS}, "fsdp": "zero3"}
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class Textbook:
     ep: int = 1
     cp: int = 1
     pipe: Pipe = NO_PIPE
+    recompute: bool = False
 
     def __str__(self) -> str:
         parts = [str(self.pipe)] if self.pipe.devices > 1 else []
@@ -50,7 +56,13 @@ class Textbook:
         parts += [f"ep{self.ep}"] if self.ep > 1 else []
         parts += [f"tp{self.tp}"] if self.tp > 1 else []
         parts += [f"zero{self.zero}"] if self.zero else []
+        parts += ["recompute"] if self.recompute else []
         return "x".join(parts) or "single"
+
+    @property
+    def variant(self) -> Variant:
+        """Of the step that it is for."""
+        return Variant(self.pipe.slices, (LAYERS,) if self.recompute else ())
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -68,26 +80,23 @@ def textbook_of(name: str, mesh: Mapping[str, int]) -> Textbook | None:
     return book if list(book.mesh.items()) == list(mesh.items()) else None
 
 
-def slices_of(name: str, devices: int) -> int:
-    """Into how many chunks the plan of a name cuts the sequence."""
-    return parse_name(name, devices).pipe.slices
-
-
 def parse_name(name: str, devices: int) -> Textbook:
     """The textbook plan of a name on so many devices: an axis without a size takes what the others leave.
 
     Raises ValueError for a name that is none, or sizes that do not multiply to the number of devices.
     """
     sizes: dict[str, int] = {}
-    zero, schedule, chunks, slices = 0, "1f1b", 1, 1
+    zero, schedule, chunks, slices, recompute = 0, "1f1b", 1, 1, False
     for part in name.split("x"):
-        match = re.fullmatch(r"(dp|tp|cp|ep|pp)(\d*)(?:-(.+))?|zero([123])|single", part)
+        match = re.fullmatch(r"(dp|tp|cp|ep|pp)(\d*)(?:-(.+))?|zero([123])|(recompute)|single", part)
         if not match:
             near = _nearest(name)
             hint = f"did you mean {near!r}? W" if near else "w"
             raise ValueError(f"no plan {name!r}: {hint}rite {NAMES}, or the path of a saved plan, *.json")
         if match[4]:
             zero = int(match[4])
+        elif match[5]:
+            recompute = True
         elif match[1]:
             if match[1] in sizes:
                 raise ValueError(f"plan {name!r} names {match[1]} twice")
@@ -111,7 +120,7 @@ def parse_name(name: str, devices: int) -> Textbook:
     dp, tp, cp, ep, pp = (sizes.get(axis, 1) for axis in ("dp", "tp", "cp", "ep", "pp"))
     if slices > 1 and pp < 2:
         raise ValueError(f"plan {name!r}: chunks of the sequence need a pipeline of at least 2 devices")
-    return Textbook(dp, tp, zero if dp > 1 else 0, ep, cp, Pipe(pp, schedule, chunks, slices))
+    return Textbook(dp, tp, zero if dp > 1 else 0, ep, cp, Pipe(pp, schedule, chunks, slices), recompute)
 
 
 def _schedule(name: str, axis: str, said: str) -> tuple[str, int, int]:

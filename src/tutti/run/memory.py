@@ -109,6 +109,24 @@ def memory(replay: Replay, on: Platform = CPU, held: Mapping[str, int] | None = 
     )
 
 
+def course(replay: Replay, on: Platform, held: Mapping[str, int] | None = None, points: int = 400
+           ) -> list[tuple[int, Counter[str]]]:  # fmt: skip
+    """Calls by number, and bytes by kind while each runs: of as many stretches of the run the call that needs most."""
+    totals = [total for total, *_ in walk(replay, on)]
+    stretch = -(-len(totals) // points)
+    chosen = {max(range(i, min(i + stretch, len(totals))), key=totals.__getitem__)
+              for i in range(0, len(totals), max(1, stretch))}  # fmt: skip
+    kinds, found = _kinds(replay), []
+    for i, (_, _, live, workspace) in enumerate(walk(replay, on)):
+        if i in chosen:
+            now = Counter(held or {})
+            now["workspace" if workspace > 0 else "temporaries"] += workspace  # less than none: what is written over
+            for storage in live:
+                now[kinds[storage]] += on.rounded(storage.bytes)
+            found.append((i, now))
+    return found
+
+
 def _add(sizes: dict[tuple[str, str], list[int]], label: str, kind: str, count: int) -> None:
     entry = sizes[label, kind]
     entry[:] = entry[0] + count, entry[1] + 1

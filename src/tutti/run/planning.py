@@ -23,6 +23,7 @@ from tutti.plan.layout import Mesh
 from tutti.plan.pin import Pin
 from tutti.plan.plan import Plan, Prediction
 from tutti.plan.search import BUDGET, Judge, Search
+from tutti.plan.variant import PLAIN, Variant
 from tutti.rules import LOCAL, RULES
 from tutti.run.simulated.dryrun import dry_run
 
@@ -39,7 +40,7 @@ def judge(level: str) -> Judge:
 
 
 def best_plan(
-    graph_of: Callable[..., StepGraph],
+    graph_of: Callable[[int, Variant], StepGraph],
     batch: int,
     cluster: Cluster,
     level: str,
@@ -50,7 +51,7 @@ def best_plan(
     budget: float = BUDGET,
 ) -> Plan:
     """The fastest plan that fits, searched or as it was found before. Arguments as of `plan.search.Search`."""
-    graph = graph_of(accumulate or 1)
+    graph = graph_of(accumulate or 1, PLAIN)
     asked = (graph.fingerprint, cluster.to_json(), level, *pins, accumulate, mesh, budget)
     file = _file(asked)
     known = _known(file)

@@ -20,12 +20,14 @@ from tutti.graph.step_graph import StepGraph
 from tutti.lower.program import Collective, Program
 from tutti.lower.shard import shard
 from tutti.lower.unroll import unroll
+from tutti.lower.vary import vary
 from tutti.plan.layout import Layout, Mesh, devices
 from tutti.plan.pin import Pin
 from tutti.plan.plan import PIPELINE, Plan
 from tutti.plan.planner import Planner, replan
 from tutti.plan.search import BUDGET
-from tutti.plan.textbook import NAMES, slices_of
+from tutti.plan.textbook import NAMES, parse_name
+from tutti.plan.variant import PLAIN, Variant
 from tutti.run.allocator import keep_freed_memory
 from tutti.run.batches import Signature, batch_size, check_like, microbatches, signature_of
 from tutti.run.code import Run
@@ -103,13 +105,13 @@ class Step:
         self.cluster = _cluster(cluster, self.device)
         self.autocast = _autocast_state(self.device)
         captured = cache(lambda count: self._capture(microbatches(batch, count)[0]))
-        graph_of = cache(lambda count, slices=1: unroll(captured(count), slices))
-        graph_of(1 if accumulate == "auto" else accumulate)  # by all ranks at once
+        graph_of = cache(lambda count, variant: vary(captured(count), variant))
+        graph_of(1 if accumulate == "auto" else accumulate, PLAIN)  # by all ranks at once
         chosen = self._share(lambda: self._choose(plan, accumulate, graph_of, batch_size(batch)))
         if devices(chosen.mesh) != self.cluster.size:
             raise ValueError(f"the plan is for {devices(chosen.mesh)} devices, {self.cluster} has {self.cluster.size}")
         self._plan, self.accumulate = chosen, chosen.accumulate
-        self.graph, first = graph_of(self.accumulate, chosen.slices), microbatches(batch, self.accumulate)[0]
+        self.graph, first = graph_of(self.accumulate, chosen.variant), microbatches(batch, self.accumulate)[0]
         chosen.check(self.graph)
         self.runtime = runtime_for(chosen.mesh)
         self.rank, self.world_size = self.runtime.rank, devices(chosen.mesh)
@@ -241,7 +243,7 @@ class Step:
         self,
         plan: Plan | str | Path,
         accumulate: int | Literal["auto"],
-        graph_of: Callable[..., StepGraph],
+        graph_of: Callable[[int, Variant], StepGraph],
         batch: int,
     ) -> Plan:
         if not isinstance(plan, Plan) and (isinstance(plan, Path) or plan.endswith(".json")):
@@ -266,8 +268,8 @@ class Step:
             raise ValueError(f"plan {plan!r} says what the mesh is: leave mesh out, or take plan='auto'")
         if accumulate == "auto":
             raise ValueError(f"plan {plan!r} does not say how many microbatches: give accumulate, or take plan='auto'")
-        graph = graph_of(accumulate, slices_of(plan, self.cluster.size))
-        return Planner(graph, self.cluster, self.pins, accumulate).named(plan)
+        variant = parse_name(plan, self.cluster.size).variant
+        return Planner(graph_of(accumulate, variant), self.cluster, self.pins, accumulate, variant).named(plan)
 
     def _share(self, make) -> Any:
         """Rank 0 does it, the others receive it, an error included."""
@@ -378,7 +380,7 @@ class Step:
             return graph, self._share(lambda: self._replanned(graph))
         if signature not in self._plans:
             assert batch is not None
-            graph = unroll(self._capture(batch), self._plan.slices)
+            graph = vary(self._capture(batch), self._plan.variant)
             graph.name_inputs_as(self.graph)
             self._plans[signature] = graph, self._share(lambda: self._replanned(graph))
         graph, plan = self._plans[signature]
@@ -388,11 +390,16 @@ class Step:
         """The plan for another graph of the model."""
         plan = self._plan
         if not plan.stages:
-            return replan(graph, plan, self.cluster)
+            return replan(graph, plan, self.cluster).replace(again=plan.again)
         name = "x".join(part for part in plan.name.split("x") if not part.startswith(PIPELINE)) or "single"
         made = replan(graph, plan.replace(mesh=plan.inner, name=name), self.cluster.of(devices(plan.inner)))
         return made.replace(
-            mesh=plan.mesh, stages=plan.stages, schedule=plan.schedule, slices=plan.slices, durations=plan.durations
+            mesh=plan.mesh,
+            stages=plan.stages,
+            schedule=plan.schedule,
+            slices=plan.slices,
+            again=plan.again,
+            durations=plan.durations,
         )
 
     def _asked(self, what: str, graph: StepGraph, plan: Plan) -> dict[str, Layout]:

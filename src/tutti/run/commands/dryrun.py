@@ -10,16 +10,16 @@ from rich.console import Console
 
 from tutti.cluster import Cluster
 from tutti.plan.explain import mesh_name, seconds, size
-from tutti.run.commands.tables import consoles, read, table
+from tutti.run.commands.tables import SHOWN, consoles, read, show_alive, show_kinds, table
 from tutti.run.commands.workload import Captured, Workload
 from tutti.run.levels import check_level
 from tutti.run.simulated.dryrun import dry_run
-from tutti.run.simulated.gantt import check_suffix, save_gantt
+from tutti.run.simulated.gantt import save_gantt
+from tutti.run.simulated.memory_picture import save_memory
+from tutti.run.simulated.picture import check_suffix
 from tutti.run.simulated.pipeline import PipelineDryRun
 from tutti.run.simulated.step import DryRun
 from tutti.run.simulated.timeline import save_timeline
-
-SHOWN = 10  # operators, and tensors alive at the peak
 
 
 def dryrun(
@@ -30,6 +30,7 @@ def dryrun(
     overlap: bool = False,
     timeline: Path | None = None,
     gantt: Path | None = None,
+    memory: Path | None = None,
 ) -> None:
     """Simulate a training step under a plan. Neither model nor cluster has to be there: nothing is allocated.
 
@@ -46,28 +47,32 @@ def dryrun(
             waits for each.
         timeline: Write a trace to this JSON file, for https://ui.perfetto.dev.
         gantt: Draw the step to this .svg, .png or .pdf.
+        memory: Draw what a device holds over the step to this .svg, .png or .pdf.
     """
     check_level(level)
-    if gantt:
-        check_suffix(gantt)
+    for picture in (gantt, memory):
+        if picture:
+            check_suffix(picture)
     chosen = read(plan)
     if not cluster and not chosen.cluster:
         raise ValueError(f"{plan} does not say which cluster it is for: give --cluster")
     target = Cluster.parse(cluster or chosen.cluster)
     console, progress = consoles()
     with progress.status("reading the model") as status:
-        graph = Captured(workload, status.update).graph(chosen.accumulate, chosen.slices)
+        graph = Captured(workload, status.update).graph(chosen.accumulate, chosen.variant)
         made = dry_run(graph, chosen, target, level, overlaps=overlap, progress=status.update)
         status.update("writing")
         if timeline:
             save_timeline(made, timeline)
         if gantt:
             save_gantt(made, gantt)
+        if memory:
+            save_memory(made, memory)
     if chosen.graph and chosen.graph != graph.fingerprint:
         console.print("the plan was made for another step of this model: another batch, seq, dtype or optimizer")
     console.print(f"plan {chosen.name or plan} at {level} on {target}: {mesh_name(chosen.mesh)}")
     _show(made, console)
-    for file in (timeline, gantt):
+    for file in (timeline, gantt, memory):
         if file:
             console.print(f"saved {file}")
 
@@ -90,21 +95,13 @@ def _show(made: DryRun, console: Console) -> None:
         for (kind, axis), (count, sent, took, waited) in sorted(communication.items(), key=lambda item: -item[1][2]):
             shown.add_row(f"{kind} over {axis}", f"{count:,}", size(sent), seconds(took), seconds(waited))
         console.print(shown)
-    shown = table("memory at the peak", "bytes")
-    for kind, count in memory.kinds.items():
-        shown.add_row(kind, size(count))
-    console.print(shown)
+    show_kinds(memory, console)
     if isinstance(made, PipelineDryRun):
         shown = table("memory by device", "bytes")
         for device, held in enumerate(made.memories):
             shown.add_row(f"device {device}", size(held.peak))
         console.print(shown)
-    where = f" ({memory.at})" if memory.at else ""
-    shown = table(f"alive at the peak{where}", "kind", "tensors", "bytes", left=("kind",))
-    for alive in memory.alive[:SHOWN]:
-        shown.add_row(alive.label, alive.kind, f"{alive.count:,}", size(alive.bytes))
-    if memory.alive:
-        console.print(shown)
+    show_alive(memory, console)
     shown = table("slowest operators", "number", "seconds", "share")
     for label, _, count, took in made.slowest()[:SHOWN]:
         shown.add_row(label, f"{count:,}", seconds(took), f"{100 * took / made.seconds:.1f} %")

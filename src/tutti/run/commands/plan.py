@@ -14,11 +14,14 @@ from tutti.plan.pin import parse_pin
 from tutti.plan.plan import Plan
 from tutti.plan.reasons import difference
 from tutti.plan.search import BUDGET, Search
-from tutti.plan.textbook import slices_of
-from tutti.run.commands.tables import consoles, read, table
+from tutti.plan.textbook import parse_name
+from tutti.run.commands.tables import consoles, read, show_alive, show_kinds, table
 from tutti.run.commands.workload import Captured, Workload
 from tutti.run.levels import check_level
 from tutti.run.planning import judge
+from tutti.run.simulated.dryrun import dry_run
+from tutti.run.simulated.memory_picture import save_memory
+from tutti.run.simulated.picture import check_suffix
 
 
 def plan(argv: list[str]) -> None:
@@ -42,6 +45,7 @@ def make(
     level: str = "O2",
     budget: float = BUDGET,
     why: str = "",
+    memory: Path | None = None,
     save: Path | None = None,
 ) -> None:
     """Plan the training of a model for a cluster. Neither has to be there: nothing is allocated.
@@ -64,10 +68,13 @@ def make(
         level: O0 runs operator by operator, O2 fuses what lies between two collectives.
         budget: Seconds after which the best so far is taken.
         why: Say what it would cost if this parameter lay otherwise: model.layers.*.mlp.up_proj.weight.
+        memory: Say what a device holds at the peak, and draw it over the step to this .svg, .png or .pdf.
         save: Write the plan to this file, for `tutti.parallelize(..., plan=FILE)` with the same optimizer, clip_norm
             and dtype (masters=True with bfloat16).
     """
     check_level(level)
+    if memory:
+        check_suffix(memory)
     if top < 1 or (accumulate != "auto" and accumulate < 1):
         raise ValueError("top and accumulate are at least 1")
     if plan != "auto" and mesh:
@@ -93,7 +100,15 @@ def make(
             if len(ranked) > top:
                 console.print(f"and {len(ranked) - top} others that were simulated")
         others = otherwise(search, best, why) if why else []
+        if memory:
+            status.update("drawing the memory")
+            made = dry_run(captured.graph(best.accumulate, best.variant), best, target, level)
+            save_memory(made, memory)
     print(best.explain())
+    if memory:
+        show_kinds(made.memory, console)
+        show_alive(made.memory, console)
+        print(f"saved {memory}")
     if not search.fits(best):
         print(f"does not fit: a device has {size(target.device.memory)}")
     for label, layout, other in others:
@@ -107,12 +122,12 @@ def _asked(name: str, search: Search) -> Plan:
     """The plan of a file, or of a name: with as few microbatches as fit, where their number is not given."""
     if name.endswith(".json"):
         saved = read(Path(name))
-        saved.check(search.planner(saved.accumulate, saved.slices).step)
+        saved.check(search.planner(saved.accumulate, saved.variant).step)
         return search.judgement(saved)
     counts, found, why = [n for n in range(1, search.batch + 1) if search.batch % n == 0], None, None
     for count in [search.accumulate] if search.accumulate else counts:
         try:
-            found = search.judgement(search.planner(count, slices_of(name, search.cluster.size)).named(name))
+            found = search.judgement(search.planner(count, parse_name(name, search.cluster.size).variant).named(name))
         except ValueError as error:  # a microbatch that does not divide, or too few for a pipeline
             why = error
             continue

@@ -9,9 +9,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from tutti.plan.explain import size
 from tutti.plan.plan import Plan
+from tutti.run.memory import Memory
 
 WIDTH = 120  # of a file or a pipe
+SHOWN = 10  # operators, and tensors alive at the peak
 
 
 def consoles() -> tuple[Console, Console]:
@@ -34,3 +37,21 @@ def read(file: Path) -> Plan:
         return Plan.load(file)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
+
+
+def show_kinds(memory: Memory, console: Console) -> None:
+    """What is held at the peak, by kind."""
+    shown = table("memory at the peak", "bytes")
+    for kind, count in memory.kinds.items():
+        shown.add_row(kind, size(count))
+    console.print(shown)
+
+
+def show_alive(memory: Memory, console: Console) -> None:
+    """... and the largest of it by label, where that is known: of no pipeline."""
+    where = f" ({memory.at})" if memory.at else ""
+    shown = table(f"alive at the peak{where}", "kind", "tensors", "bytes", left=("kind",))
+    for alive in memory.alive[:SHOWN]:
+        shown.add_row(alive.label, alive.kind, f"{alive.count:,}", size(alive.bytes))
+    if memory.alive:
+        console.print(shown)

@@ -12,8 +12,9 @@ from tutti.graph.capture import capture
 from tutti.graph.load import load, suiting
 from tutti.graph.optimizers import TABLE
 from tutti.graph.step_graph import StepGraph
-from tutti.lower.unroll import unroll
+from tutti.lower.vary import vary
 from tutti.plan.search import Progress
+from tutti.plan.variant import PLAIN, Variant
 from tutti.run.batches import batch_size, microbatches
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -62,12 +63,12 @@ class Captured:
     def parameters(self) -> int:
         return sum(p.numel() for p in self.model.parameters())
 
-    def _graph(self, microbatch_count: int = 1, slices: int = 1) -> StepGraph:
-        """The step of one of so many microbatches, its sequence in so many chunks."""
+    def _graph(self, microbatch_count: int = 1, variant: Variant = PLAIN) -> StepGraph:
+        """The step of one of so many microbatches."""
         graph = self.captured(microbatch_count)
-        if slices > 1:
-            self.progress(f"cutting the sequence into {slices} chunks")
-        return unroll(graph, slices)
+        if variant.slices > 1:
+            self.progress(f"cutting the sequence into {variant.slices} chunks")
+        return vary(graph, variant)
 
     def _captured(self, microbatch_count: int) -> StepGraph:
         first = microbatches(self.example, microbatch_count)[0]

@@ -3,27 +3,23 @@ a pipeline a row for each device."""
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
+from tutti.run.simulated.picture import STYLE, bare, check_suffix, legend, save
 from tutti.run.simulated.pipeline import PipelineDryRun
 from tutti.run.simulated.simulate import Simulation
-from tutti.run.simulated.step import DryRun, Part
+from tutti.run.simulated.step import DryRun
 from tutti.run.simulated.tasks import COMPUTE
 
 COLORS = {
     "forward": "#3b6ea5", "backward": "#7aa6d1", "gradients": "#a9c9a4", "update": "#9a7bb0", "all_reduce": "#c8553d",
     "all_gather": "#e0934a", "reduce_scatter": "#d9b44a", "all_to_all": "#6a9a58", "shift": "#4f8f8b",
 }  # fmt: skip
-SUFFIXES = (".svg", ".png", ".pdf")
 RESOLUTION = 4000  # what is shorter than the picture's length over this, and closer, is drawn as one
-_STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "tutti", "font.family": "sans-serif", "font.size": 9}
 
 
 def save_gantt(made: DryRun, path: Path) -> None:
@@ -33,7 +29,7 @@ def save_gantt(made: DryRun, path: Path) -> None:
     apart = 0.5 if isinstance(made, PipelineDryRun) else 0.0  # microbatches are to be told apart
     rows = [held for _, _, held in panels_of]
     height = 1.2 + 0.6 * len(rows) + 0.35 * sum(map(len, rows))
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         figure = Figure(figsize=(10, height), layout="constrained")
         panels = figure.subplots(len(rows), 1, squeeze=False, height_ratios=[len(r) for r in rows])
         used: dict[str, None] = {}
@@ -45,29 +41,11 @@ def save_gantt(made: DryRun, path: Path) -> None:
                     axes.broken_barh(bars, (y - 0.4, 0.8), facecolor=color, edgecolor="white", linewidth=apart)
                     used[kind] = None
                 axes.text(0, y, f"{name}  ", ha="right", va="center", transform=axes.get_yaxis_transform())
-            axes.set_xlim(0, 1e3 * seconds)
             axes.set_ylim(len(held) - 0.5, -0.5)
             axes.set_yticks([])
-            axes.set_title(title, loc="left", fontsize=9)
-            axes.set_xlabel("ms")
-            for side in ("top", "right", "left"):
-                axes.spines[side].set_visible(False)
-        kinds = [kind for kind in COLORS if kind in used]
-        figure.legend(
-            handles=[Patch(color=COLORS[kind], label=kind) for kind in kinds],
-            loc="outside lower left",
-            ncols=max(1, len(kinds)),
-            frameon=False,
-        )
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    if path.suffix == ".svg":
-        path.write_text(re.sub(r"[ \t]+\n", "\n", path.read_text()))
-
-
-def check_suffix(path: Path) -> None:
-    """ValueError where the name does not say which picture is meant."""
-    if path.suffix not in SUFFIXES:
-        raise ValueError(f"no picture can be written to {path}: its name must end in {', '.join(SUFFIXES)}")
+            bare(axes, title, seconds)
+        legend(figure, {kind: color for kind, color in COLORS.items() if kind in used})
+        save(figure, path)
 
 
 Rows = dict[str, dict[str, list[tuple[float, float]]]]  # row -> kind of work -> (begin, end)
@@ -76,16 +54,12 @@ Rows = dict[str, dict[str, list[tuple[float, float]]]]  # row -> kind of work ->
 def _panels(made: DryRun) -> list[tuple[str, float, Rows]]:
     """Titles, seconds and rows."""
     if not isinstance(made, PipelineDryRun):
-        return [(_title(part), part.simulation.seconds, _rows(part.simulation)) for part in made.parts]
+        return [(part.title, part.simulation.seconds, _rows(part.simulation)) for part in made.parts]
     rows: Rows = {f"device {d}": defaultdict(list) for d in range(len(made.memories))}
     for span in made.spans:
         if span.work:
             rows[f"device {span.device}"][span.work].append((span.begin, span.end))
     return [("a step", made.seconds, rows)]
-
-
-def _title(part: Part) -> str:
-    return part.name + (f", {part.runs} times" if part.runs > 1 else "")
 
 
 def _rows(made: Simulation) -> Rows:

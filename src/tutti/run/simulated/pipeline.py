@@ -8,9 +8,10 @@ gradients, and while a part runs what that needs beside its inputs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from torch import fx
 
@@ -57,15 +58,23 @@ class Span:
         return f"{place}{microbatch}"
 
 
+class Held(NamedTuple):
+    """Bytes of a rank of a device while it takes an action, in all and by kind; the call that needs most."""
+
+    total: int
+    kinds: Counter[str]
+    at: str
+
+
 @dataclass(frozen=True)
 class PipelineDryRun(DryRun):
-    """A `DryRun` of a pipeline. places: of `parts`. spans: of all devices. sent, memories: by device."""
+    """A `DryRun` of a pipeline. places: of `parts`. spans: of all devices. sent: by device."""
 
     places: tuple[Place, ...] = ()
     place: tuple[int, ...] = ()  # the device of each stage
     spans: tuple[Span, ...] = ()
     sent: tuple[tuple[int, int], ...] = ()  # messages, and bytes of each of its ranks
-    memories: tuple[Memory, ...] = ()
+    courses: tuple[tuple[Held, ...], ...] = ()  # by device: at each of its spans
 
     @property
     def seconds(self) -> float:
@@ -74,7 +83,7 @@ class PipelineDryRun(DryRun):
     @cached_property
     def busiest(self) -> int:
         """The device that works longest."""
-        work = [0.0] * len(self.memories)
+        work = [0.0] * len(self.courses)
         for span in self.spans:
             work[span.device] += span.end - span.begin
         return work.index(max(work))
@@ -89,9 +98,21 @@ class PipelineDryRun(DryRun):
     def bubble(self) -> float:
         return self.seconds - sum(part.seconds for part in self.counted)
 
+    @cached_property
+    def memories(self) -> list[Memory]:
+        """By device, at the action at which it needs most."""
+        worst = [max(course, key=lambda held: held.total) for course in self.courses]
+        return [Memory(held.total, dict(held.kinds.most_common()), (), held.at) for held in worst]
+
+    @cached_property
+    def fullest(self) -> int:
+        """The device that needs most memory."""
+        peaks = [memory.peak for memory in self.memories]
+        return peaks.index(max(peaks))
+
     @property
     def memory(self) -> Memory:
-        return max(self.memories, key=lambda m: m.peak)
+        return self.memories[self.fullest]
 
     def communication(self) -> dict[tuple[str, str], tuple[int, int, float, float]]:
         count, size = self.sent[self.busiest]
@@ -129,11 +150,11 @@ def dry_run(graph: StepGraph, plan: Plan, cluster: Cluster, level: str, overlaps
         (len(messages), sum(sizes[m.name] for m in messages))
         for messages in ([m for action in todo for m, _ in action.sends] for todo in actions)
     )
-    memories = tuple(_memory(d, todo, made, schedule, parts, sizes) for d, todo in enumerate(actions))
+    courses = tuple(tuple(_course(d, todo, made, schedule, parts, sizes)) for d, todo in enumerate(actions))
     peak = peak_of(next(iter(parts.values())).program, cluster)
     return PipelineDryRun(
         tuple(parts.values()), graph.flops * plan.accumulate, peak, cluster, level,
-        tuple(parts), schedule.place, tuple(spans), sent, memories,
+        tuple(parts), schedule.place, tuple(spans), sent, courses,
     )  # fmt: skip
 
 
@@ -176,9 +197,9 @@ def _clock(actions: Sequence[list[Action]], seconds: Mapping[Place, float], trav
     return spans
 
 
-def _memory(device: int, actions: list[Action], cut: Cut, schedule: Schedule, parts: Mapping[Place, Part],
-            sizes: Mapping[str, int]) -> Memory:  # fmt: skip
-    """Of one rank of a device: at the action at which it needs most."""
+def _course(device: int, actions: list[Action], cut: Cut, schedule: Schedule, parts: Mapping[Place, Part],
+            sizes: Mapping[str, int]) -> Iterator[Held]:  # fmt: skip
+    """What one rank of a device holds during each of its actions."""
     kept = Counter()
     for name, stage in cut.homes.items():
         if schedule.place[stage] == device and name in sizes:
@@ -188,25 +209,24 @@ def _memory(device: int, actions: list[Action], cut: Cut, schedule: Schedule, pa
             kept[input_kind(name)] += sizes.get(name, 0)
     alive: dict[Message, int] = {}
     summed: dict[str, int] = {}
-    worst: tuple[int, Counter, str] = 0, Counter(), ""
     for action in actions:
         alive |= {message: sizes[message.name] for message, _ in action.receives}
-        if action.place:
+        sums = sum(summed.values())
+        now = kept + Counter({"accumulated gradients": sums})
+        for message, size in alive.items():
+            now[input_kind(message.name)] += size
+        total = sum(now.values())
+        if action.place is None:
+            yield Held(total, now, "")
+        else:
             part = parts[action.place]
             memory = part.simulation.memory[RANK]
             held = sum(sizes[name] for name in cut.parts[action.place].inputs if not name.startswith("batch:"))
-            beside = Counter({k: n for k, n in memory.kinds.items() if k not in KEPT})
-            sums = sum(summed.values())
-            now = kept + Counter({"accumulated gradients": sums}) + beside
-            for message, size in alive.items():
-                now[input_kind(message.name)] += size
-            total = sum(kept.values()) + sum(alive.values()) + sums + max(memory.peak - held, 0)
-            if total > worst[0]:
-                worst = total, now, f"{part.name}: {memory.at}"
+            now.update({k: n for k, n in memory.kinds.items() if k not in KEPT})
+            yield Held(total + max(memory.peak - held, 0), now, f"{part.name}: {memory.at}")
             outputs = cut.parts[action.place].outputs
             alive |= {m: sizes[name] for name in outputs
                       if (m := Message(name, action.microbatch)).name.startswith("value:")}  # fmt: skip
             summed |= {name: sizes[name] for name in outputs if name.startswith("grad:")}
         for message in action.drops:
             del alive[message]
-    return Memory(worst[0], dict(worst[1].most_common()), (), worst[2])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import prod
 
 from tutti.cluster import Cluster
@@ -21,13 +22,19 @@ RANK = 0  # ranks of a plan differ only in numbers: one stands for all
 
 @dataclass(frozen=True)
 class Part:
-    """A Program that runs `runs` times in a step. extra: seconds that the runtime computes after each run, on sums."""
+    """A Program that runs `runs` times in a step. extra: seconds that the runtime computes after each run, on sums.
+    held: bytes by kind that are kept beside the Program's own."""
 
     name: str
     program: Program
     simulation: Simulation
     runs: int = 1
     extra: float = 0.0
+    held: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        return self.name + (f", {self.runs} times" if self.runs > 1 else "")
 
     @property
     def seconds(self) -> float:
@@ -117,8 +124,9 @@ def dry_run(graph: StepGraph, plan: Plan, cluster: Cluster, level: str, overlaps
         program = improve(shard(part, plan, RANK, outputs), level)
         progress(f"simulating {name}")
         sums = _gradient_bytes(part, graph, plan) if runs > 1 else 0  # read twice and written once
-        made = simulate([program], cluster, level, overlaps=overlaps, held={"accumulated gradients": sums})
-        parts.append(Part(name, program, made, runs, cluster.device.stream_seconds(3 * sums) if sums else 0.0))
+        held = {"accumulated gradients": sums}
+        made = simulate([program], cluster, level, overlaps=overlaps, held=held)
+        parts.append(Part(name, program, made, runs, cluster.device.stream_seconds(3 * sums) if sums else 0.0, held))
     peak = peak_of(parts[0].program, cluster)
     return DryRun(tuple(parts), graph.flops * plan.accumulate, peak, cluster, level)
 

@@ -1,0 +1,13 @@
+"""The variants of a step's graph that plans are made for."""
+
+from __future__ import annotations
+
+from tutti.graph.step_graph import StepGraph
+from tutti.lower.recompute import recompute
+from tutti.lower.unroll import unroll
+from tutti.plan.variant import Variant
+
+
+def vary(step: StepGraph, variant: Variant) -> StepGraph:
+    """Raises ValueError for a variant that this step does not have."""
+    return recompute(unroll(step, variant.slices), variant.again)

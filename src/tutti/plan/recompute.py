@@ -1,0 +1,122 @@
+"""Which operators of the forward pass to compute again: the cheapest that leave so many bytes of activations.
+
+With k(x) whether the result of an operator x is kept, a(x) whether it is computed again, bytes m(x) and seconds t(x),
+of all layers that share its label,
+
+    least sum t(x) a(x)   with   sum m(x) k(x) <= memory
+    k(x) + a(x) >= 1      of what the backward pass reads
+    a(y) <= k(x) + a(x)   of what y reads; where that is of another layer, a(y) <= k(x)
+
+so that a layer is computed again from what is kept of it and of what came into it, an integer program (HiGHS). The
+results of one layer that are computed again are there at once; that comes on top.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_array
+from torch import fx
+
+from tutti.graph.costs import FREE, flat
+from tutti.graph.labels import is_layer, layer_of
+from tutti.graph.step_graph import BACKWARD, FORWARD, Call, StepGraph
+
+SMALL = 1e-6  # what the other of time and memory counts
+GAP, SECONDS = 1e-3, 10.0  # of the integer program
+
+
+class Activations:
+    """What the forward pass of a step makes and what reads it, by label.
+
+    bytes: of all results of a label that are read. nodes: how many there are. needed: what the backward pass reads.
+    inside, across: (what is read, who reads it) in the forward pass, in one layer and from another.
+    """
+
+    def __init__(self, step: StepGraph):
+        self.bytes: Counter[str] = Counter()
+        self.nodes: Counter[str] = Counter()
+        self.example: dict[str, Call] = {}
+        self.needed: set[str] = set()
+        self.fixed: set[str] = set()  # what the backward pass of other layers reads
+        self.never: set[str] = set()  # what reads a buffer, which may have changed until then
+        changed = {step.inputs[name] for name in step.names_that_change("buffer")}
+        self.inside: set[tuple[str, str]] = set()
+        self.across: set[tuple[str, str]] = set()
+        counted: set[tuple[fx.Node, int]] = set()
+        for node in step.calls:
+            if node.target in FREE:
+                continue
+            phase, label = node.meta["phase"], node.meta["label"]
+            if phase == FORWARD:
+                self.nodes[label] += 1
+                self.example[label] = node
+            for x, index in map(made_by, node.all_input_nodes):
+                if x in changed:
+                    self.never.add(label)
+                if x.op != "call_function" or x.meta["phase"] != FORWARD:
+                    continue
+                if (x, index) not in counted:
+                    counted.add((x, index))
+                    self.bytes[x.meta["label"]] += flat(x.meta["val"])[index].bytes
+                apart = layer_of(x.meta["path"]) != layer_of(node.meta["path"])
+                if phase == FORWARD:
+                    (self.across if apart else self.inside).add((x.meta["label"], label))
+                elif phase == BACKWARD:
+                    self.needed.add(x.meta["label"])
+                    if apart:
+                        self.fixed.add(x.meta["label"])
+
+    @property
+    def inside_layers(self) -> set[str]:
+        """Labels of what numbered layers make and no other layer reads."""
+        read = self.fixed | {x for x, _ in self.across}
+        return {x for x, node in self.example.items() if is_layer(layer_of(node.meta["path"]))} - read - self.never
+
+    @property
+    def whole(self) -> int:
+        """Bytes that are kept where nothing is computed again."""
+        return sum(self.bytes[label] for label in self.needed)
+
+    def again(self, memory: float, seconds: Callable[[Call], float]) -> tuple[str, ...]:
+        """Labels to be computed again so that at most so many bytes are kept; where that cannot be, as few as can.
+
+        seconds: that an operator takes.
+        """
+        if not self.needed:
+            return ()
+        labels = list(self.nodes)
+        n, at = len(labels), {label: i for i, label in enumerate(labels)}  # k, then a
+        rows = [({at[x]: 1, n + at[x]: int(x not in self.fixed)}, 1) for x in sorted(self.needed)]
+        for x, y in sorted(self.inside | self.across):
+            if x != y:
+                rows.append(({at[x]: 1, n + at[x]: int((x, y) not in self.across), n + at[y]: -1}, 0))
+            elif (x, y) in self.across:
+                rows.append(({at[x]: 1, n + at[x]: -1}, 0))
+        i, j, v = zip(*((i, j, v) for i, (row, _) in enumerate(rows) for j, v in row.items()), strict=True)
+        least = np.array([number for _, number in rows])
+        needs = LinearConstraint(coo_array((v, (i, j)), shape=(len(rows), 2 * n)).tocsc(), least, np.inf)  # pyright: ignore
+        size = np.array([self.bytes[x] for x in labels] + n * [0]) / max(self.whole, 1)
+        time = np.array(n * [0.0] + [self.nodes[x] * seconds(self.example[x]) for x in labels])
+        time /= time.sum() or 1.0
+        bounds = Bounds(0, np.array(n * [1] + [int(x not in self.never) for x in labels]))  # pyright: ignore
+        within = LinearConstraint(size[None], -np.inf, memory / max(self.whole, 1))
+        for cost, constraints in ((time + SMALL * size, [needs, within]), (size + SMALL * time, [needs])):
+            made = milp(cost + SMALL**2, constraints=constraints, integrality=np.ones(2 * n), bounds=bounds,
+                        options={"mip_rel_gap": GAP, "time_limit": SECONDS})  # fmt: skip
+            if made.x is not None:
+                return tuple(x for x, a in zip(labels, made.x[n:], strict=True) if a > 0.5)
+        return ()
+
+
+def made_by(node: fx.Node) -> tuple[fx.Node, int]:
+    """The call or input whose memory a node looks at, and which of its outputs."""
+    index = 0
+    while node.op == "call_function" and node.target in FREE:
+        index = node.args[1] if node.target is operator.getitem else 0
+        node = node.args[0]  # pyright: ignore[reportAssignmentType]
+    return node, index  # pyright: ignore[reportReturnType]

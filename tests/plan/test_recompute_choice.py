@@ -1,0 +1,72 @@
+"""What to compute again: the integer program against every choice, on graphs drawn at random."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+
+import pytest
+import torch
+from torch import fx
+
+from tutti.graph.step_graph import BACKWARD, FORWARD, Spec, StepGraph
+from tutti.plan.recompute import Activations
+
+
+def drawn(seed: int, size: int = 7) -> StepGraph:
+    """A forward pass of operators that read one or two before them, and a backward pass that reads some of them."""
+    draw = random.Random(seed)
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    x.meta = {"val": Spec((4,), torch.float32), "label": "batch:x", "path": "", "phase": FORWARD}
+    nodes = [x]
+    for i in range(size):
+        read = draw.sample(nodes, min(len(nodes), draw.choice([1, 1, 2])))
+        node = graph.call_function(torch.ops.aten.add.Tensor, (read[0], read[-1]))
+        layer = "" if draw.random() < 0.2 else f"layers.{i * 2 // size}"
+        node.meta = {"val": Spec((draw.randint(1, 9),), torch.float32), "phase": FORWARD, "path": layer,
+                     "label": f"f{i}", "flops": draw.randint(1, 9)}  # fmt: skip
+        nodes.append(node)
+    for i, node in enumerate(draw.sample(nodes[1:], 4)):
+        back = graph.call_function(torch.ops.aten.neg.default, (node,))
+        back.meta = {
+            "val": node.meta["val"],
+            "phase": BACKWARD,
+            "path": node.meta["path"],
+            "label": f"b{i}",
+            "flops": 0,
+        }
+    graph.output(())
+    return StepGraph(graph, {"batch:x": x}, {})
+
+
+def best(found: Activations, memory: float) -> float | None:
+    """The least seconds of all choices that keep at most so much."""
+    labels, least = list(found.nodes), None
+    for states in product((None, "keep", "again"), repeat=len(labels)):
+        state = dict(zip(labels, states, strict=True))
+        kept = sum(found.bytes[x] for x in labels if state[x] == "keep")
+        if kept > memory or any(state[x] is None or (state[x] == "again" and x in found.fixed) for x in found.needed):
+            continue
+        if any(state[y] == "again" and (state[x] is None or (state[x] == "again" and (x, y) in found.across))
+               for x, y in found.inside | found.across):  # fmt: skip
+            continue
+        cost = sum(found.example[x].meta["flops"] for x in labels if state[x] == "again")
+        least = cost if least is None else min(least, cost)
+    return least
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_choice_that_keeps_as_little_costs_less(seed):
+    found = Activations(drawn(seed))
+    for share in (1.0, 0.7, 0.4, 0.2):
+        memory = share * found.whole
+        again = found.again(memory, lambda node: node.meta["flops"])
+        expected = best(found, memory)
+        if expected is not None:
+            assert sum(found.example[x].meta["flops"] for x in again) == expected
+
+
+def test_all_that_fits_is_kept():
+    found = Activations(drawn(0))
+    assert found.again(found.whole, lambda node: 1.0) == ()
