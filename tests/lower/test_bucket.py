@@ -2,13 +2,16 @@
 
 import pytest
 import torch
+import transformers
 from torch import fx
 
+import tutti
 from tutti.graph.step_graph import UPDATE, Spec
 from tutti.lower import bucket as module
 from tutti.lower.bucket import bucket
 from tutti.lower.collectives import COLLECTIVES, all_gather, all_reduce, reduce_scatter
 from tutti.run.code import generate
+from tutti.run.simulated.dryrun import dry_run
 from tutti.run.virtual import run_virtual
 
 aten = torch.ops.aten
@@ -87,3 +90,34 @@ def test_the_forward_pass_is_left_alone():
         node.meta["phase"] = "forward"
     bucket(graph)
     assert len(sent(graph)) == 3
+
+
+def wide(count: int = 1):
+    """A step whose gradients are several buckets, and its Program under ZeRO."""
+    config = transformers.LlamaConfig(hidden_size=64, num_hidden_layers=4, num_attention_heads=2, intermediate_size=128,
+                                      vocab_size=64)  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config)
+    ids = torch.arange(8 * 16).view(8, 16) % 64
+    return model, {"input_ids": ids, "labels": ids}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("name", ["zero1", "zero2", "zero3", "dp2xtp2"])
+def test_gradients_are_reduced_as_soon_as_a_bucket_is_full(name, count, monkeypatch):
+    def trained():
+        model, batch = wide()
+        step = tutti.parallelize(model, torch.optim.AdamW(model.parameters()), batch, cluster="cpu:4", plan=name,
+                                 level="O0", accumulate=count, clip_norm=1.0)  # fmt: skip
+        losses = [step(batch).item() for _ in range(3)]
+        cluster = tutti.Cluster.parse("cpu:4")
+        return losses, step.state_dict(), dry_run(step.graph, step.plan, cluster).memory
+
+    losses, state, late = trained()
+    monkeypatch.setattr(module, "BUCKET", 1 << 17)
+    ours, after, early = trained()
+    assert ours == pytest.approx(losses, rel=1e-6)
+    torch.testing.assert_close(after, state, rtol=1e-5, atol=1e-7)
+    if name.startswith("zero") and (count == 1 or name != "zero1"):
+        whole = sum(x.nbytes for key, x in state.items() if "." in key)
+        assert early.peak < late.peak - whole // 4, "of the gradients no more than a bucket is whole"

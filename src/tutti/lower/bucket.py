@@ -1,14 +1,21 @@
-"""Buckets: neighbouring collectives of one kind, axis and dtype become one, so that latency is paid once."""
+"""Buckets: collectives of one kind, axis and dtype that wait for the same become one, so that latency is paid once.
+
+Gradients are reduced, layer by layer, as soon as a bucket of them is full: where they are scattered, no more than that
+of them is ever whole.
+"""
 
 from __future__ import annotations
 
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, groupby
 from math import prod
 
 import torch
 from torch import fx
 
-from tutti.graph.step_graph import Call, Spec
+from tutti.graph.costs import FREE
+from tutti.graph.labels import layer_of
+from tutti.graph.step_graph import BACKWARD, Call, Spec
 from tutti.lower.collectives import all_gather, all_reduce, reduce_scatter
 from tutti.lower.emit import Emitter
 from tutti.lower.order import collectives_together
@@ -18,19 +25,90 @@ aten = torch.ops.aten
 
 
 def bucket(graph: fx.Graph) -> None:
-    """Merge the update's collectives that wait for the same, in place, in pieces of at most BUCKET bytes."""
+    """Merge collectives of the update, and of gradients, in place, in pieces of at most BUCKET bytes."""
     waits = collectives_together(graph)
-    groups: dict[tuple, list[list[Call]]] = {}
+    groups: dict[tuple, list[Call]] = {}  # those that wait for others behind these
     node: Call
-    for node, depth in waits.items():
+    for node, depth in [*sorted(waits.items(), key=lambda item: item[1]), *_handed_out(graph).items()]:
         operand: Spec = node.args[0].meta["val"]
-        pieces = groups.setdefault((depth, node.target, *node.args[1:], operand.dtype), [[]])
-        if pieces[-1] and sum(n.args[0].meta["val"].bytes for n in pieces[-1]) + operand.bytes > BUCKET:
-            pieces.append([])
-        pieces[-1].append(node)
-    for piece in (piece for pieces in groups.values() for piece in pieces):
-        if len(piece) > 1:
-            _merge(graph, piece)
+        groups.setdefault((node in waits, depth, node.target, *node.args[1:], operand.dtype), []).append(node)
+    for (in_update, *_), nodes in groups.items():
+        early = not in_update or nodes[0].target is reduce_scatter
+        layers = _advanced(graph, nodes) if early else [[n] for n in nodes]
+        for piece in _pieces(layers):
+            if len(piece) > 1:
+                _merge(graph, piece)
+
+
+def _handed_out(graph: fx.Graph) -> dict[fx.Node, int]:
+    """Collectives of gradients that nothing but the output reads; for how many others each waits."""
+    only: set[fx.Node] = set()
+    found: list[fx.Node] = []
+    for node in reversed(graph.nodes):
+        if all(user.op == "output" or user in only for user in node.users) and node.op == "call_function":
+            if node.target in (all_reduce, reduce_scatter) and node.meta["phase"] == BACKWARD:
+                found.insert(0, node)
+                only.add(node)
+            elif node.target in FREE:
+                only.add(node)
+    depth: dict[fx.Node, int] = {}
+    for node in found:
+        depth[node] = max((depth[x] + 1 for x in _chain(node)[0] if x in depth), default=0)
+    return depth
+
+
+def _pieces(layers: Sequence[list[Call]]) -> Iterator[list[Call]]:
+    """As many whole layers as fit into a bucket, so that equal layers are cut alike; of larger ones what fits."""
+    piece: list[Call] = []
+    for layer in layers:
+        if piece and _bytes(piece) + _bytes(layer) > BUCKET:
+            yield piece
+            piece = []
+        for node in layer:
+            if piece and _bytes(piece) + _bytes([node]) > BUCKET:
+                yield piece
+                piece = []
+            piece.append(node)
+    yield piece
+
+
+def _bytes(nodes: Sequence[Call]) -> int:
+    return sum(node.args[0].meta["val"].bytes for node in nodes)
+
+
+def _chain(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
+    """What a collective's operand is made of: calls that compute, and what only arranges it."""
+    roots, arranging, todo = [], [], list(node.all_input_nodes)
+    while todo:
+        x = todo.pop()
+        if x.op == "call_function" and (x.target in FREE or x.target is aten.cat.default):
+            arranging.append(x)
+            todo += x.all_input_nodes
+        else:
+            roots.append(x)
+    return roots, arranging
+
+
+def _advanced(graph: fx.Graph, nodes: Sequence[Call]) -> list[list[Call]]:
+    """The collectives in the order in which what they reduce is made, by layer. Each, and what arranges its operand, is
+    moved to right behind that."""
+    at = {x: i for i, x in enumerate(graph.nodes)}
+    chains = {node: _chain(node) for node in nodes}
+    made = {node: max(roots, key=at.__getitem__) for node, (roots, _) in chains.items()}
+    ordered = sorted(nodes, key=lambda node: at[made[node]])
+    behind: dict[fx.Node, fx.Node] = {}
+    moved: set[fx.Node] = set()
+    for node in ordered:
+        last = behind.get(made[node], made[node])
+        while last.next.target in FREE and last.next.args[0] is made[node]:  # its parts
+            last = last.next
+        for x in [*sorted(set(chains[node][1]), key=at.__getitem__), node]:
+            if at[x] > at[made[node]] and x not in moved:
+                last.append(x)
+                last = x
+                moved.add(x)
+        behind[made[node]] = last
+    return [list(layer) for _, layer in groupby(ordered, lambda node: layer_of(made[node].meta.get("path", "")))]
 
 
 def _merge(graph: fx.Graph, group: list[Call]) -> None:

@@ -47,9 +47,9 @@ def collectives_together(graph: fx.Graph) -> dict[fx.Node, tuple[bool, int]]:
     """Let collectives of the update that could start together stand together; for what each waits: whether for
     updated parameters, and for how many other collectives.
 
-    Nodes from the first of the update on are sorted by that: gradients are reduced when the backward pass is over, new
-    parameters gathered when all are computed. As parameters are updated in one call (`lower.inplace`), nothing that an
-    update reads may wait for another.
+    Nodes from the first of the update on are sorted by that: gradients are reduced when the backward pass is over (and
+    moved from there where that saves memory, `lower.bucket`), new parameters gathered when all are computed. As
+    parameters are updated in one call (`lower.inplace`), nothing that an update reads may wait for another.
     """
     nodes = list(graph.nodes)
     first = next((i for i, n in enumerate(nodes) if n.meta.get("phase") == UPDATE and n.op == "call_function"), None)
