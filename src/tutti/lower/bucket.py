@@ -18,7 +18,7 @@ from tutti.graph.labels import layer_of
 from tutti.graph.step_graph import BACKWARD, Call, Spec
 from tutti.lower.collectives import all_gather, all_reduce, reduce_scatter
 from tutti.lower.emit import Emitter
-from tutti.lower.order import collectives_together
+from tutti.lower.order import collectives_together, sort
 from tutti.plan.price import BUCKET
 
 aten = torch.ops.aten
@@ -38,6 +38,7 @@ def bucket(graph: fx.Graph) -> None:
         for piece in _pieces(layers):
             if len(piece) > 1:
                 _merge(graph, piece)
+    sort(graph)  # what reads the first of a piece stood before the last
 
 
 def _handed_out(graph: fx.Graph) -> dict[fx.Node, int]:
