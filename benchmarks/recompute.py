@@ -34,7 +34,7 @@ from tutti.plan.recompute import Activations
 from tutti.plan.variant import Variant
 from tutti.train.memory import PeakMemory, live_bytes
 
-SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
+SHARES = (1.0, 0.5, 0.25, 0.0)
 ROUNDS, STEPS = 5, 2
 VOCABULARY = 4096
 
