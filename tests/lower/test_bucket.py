@@ -92,8 +92,8 @@ def test_the_forward_pass_is_left_alone():
     assert len(sent(graph)) == 3
 
 
-def wide(count: int = 1):
-    """A step whose gradients are several buckets, and its Program under ZeRO."""
+def llama():
+    """A model and a batch."""
     config = transformers.LlamaConfig(hidden_size=64, num_hidden_layers=4, num_attention_heads=2, intermediate_size=128,
                                       vocab_size=64)  # fmt: skip
     torch.manual_seed(0)
@@ -106,7 +106,7 @@ def wide(count: int = 1):
 @pytest.mark.parametrize("name", ["zero1", "zero2", "zero3", "dp2xtp2"])
 def test_gradients_are_reduced_as_soon_as_a_bucket_is_full(name, count, monkeypatch):
     def trained():
-        model, batch = wide()
+        model, batch = llama()
         step = tutti.parallelize(model, torch.optim.AdamW(model.parameters()), batch, cluster="cpu:4", plan=name,
                                  level="O0", accumulate=count, clip_norm=1.0)  # fmt: skip
         losses = [step(batch).item() for _ in range(3)]

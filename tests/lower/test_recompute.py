@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -11,8 +10,7 @@ import torch
 import tutti
 import zoo
 from models import MODELS
-from tutti.graph.costs import FREE
-from tutti.graph.step_graph import BACKWARD, FORWARD, StepGraph
+from tutti.graph.step_graph import BACKWARD, StepGraph
 from tutti.lower.recompute import recompute
 from tutti.lower.vary import vary
 from tutti.plan.planner import Planner
@@ -21,22 +19,16 @@ from tutti.plan.variant import Variant
 from tutti.run.simulated.dryrun import dry_run
 
 CLUSTER = tutti.Cluster.parse("cpu:1")
-FAMILIES = {**MODELS, "dropout": lambda: (zoo.gpt2(), zoo.tokens(6), None)}
 
 
 def adam(model):
     return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
-@cache
-def graph(name: str) -> StepGraph:
-    model, batch, loss = FAMILIES[name]()
+@pytest.fixture(scope="module")
+def step() -> StepGraph:
+    model, batch, loss = MODELS["llama"]()
     return tutti.capture(model, batch, adam(model), loss, clip_norm=1.0)
-
-
-def forward(step: StepGraph) -> list[str]:
-    labels = [n.meta["label"] for n in step.calls if n.meta["phase"] == FORWARD and n.target not in FREE]
-    return list(dict.fromkeys(labels))
 
 
 @pytest.mark.parametrize(("name", "devices"), [("recompute", 1), ("zero3xrecompute", 2), ("pp2xtp2xrecompute", 4)])
@@ -53,8 +45,7 @@ def test_layers_are_computed_again_by_name(name, devices):
     assert "what layers make" in step.plan.explain() and step.plan.name == name
 
 
-def test_copies_stand_before_their_readers_and_read_no_copy_of_another_layer():
-    step = graph("llama")
+def test_copies_stand_before_their_readers_and_read_no_copy_of_another_layer(step):
     found = Activations(step)
     again = found.again(0.3 * found.whole, lambda node: node.meta["flops"] + node.meta["bytes"])
     made = recompute(step, again)
@@ -66,9 +57,8 @@ def test_copies_stand_before_their_readers_and_read_no_copy_of_another_layer():
         assert all(m.meta.get("again") for m in list(made.graph.nodes)[order[n] : first]), "nothing lies in between"
 
 
-def test_what_is_not_kept_is_not_there():
+def test_what_is_not_kept_is_not_there(step):
     """Predicted at every budget; the runtime holds what is predicted (tests/proofs/test_memory_truth.py)."""
-    step = graph("llama")
     found, peaks = Activations(step), []
     for share in (1.0, 0.5, 0.2, 0.0):
         again = found.again(share * found.whole, lambda node: node.meta["flops"] + node.meta["bytes"])
@@ -78,8 +68,7 @@ def test_what_is_not_kept_is_not_there():
     assert all(b <= 1.02 * a for a, b in pairwise(peaks)) and peaks[-1] < 0.7 * peaks[0]
 
 
-def test_what_a_plan_computes_again_has_to_be_there():
-    step = graph("llama")
+def test_what_a_plan_computes_again_has_to_be_there(step):
     assert recompute(step, ()) is step
     variant = Variant(again=("lm_head/forward/mm",))
     made = vary(step, variant)

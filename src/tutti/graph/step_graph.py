@@ -90,10 +90,6 @@ class StepGraph:
         """Inputs that a step replaces: parameters, buffers and optimizer state."""
         return [n for n in self.inputs if n in self.outputs]
 
-    def names_that_change(self, kind: str) -> list[str]:
-        """Names of inputs of a kind, with it, that a step replaces."""
-        return [name for name in self.inputs if name.startswith(f"{kind}:") and name in self.outputs]
-
     @property
     def slices(self) -> int:
         """Into how many chunks the sequence is cut. See `lower.unroll`."""

@@ -9,5 +9,5 @@ from tutti.plan.variant import Variant
 
 
 def vary(step: StepGraph, variant: Variant) -> StepGraph:
-    """Raises ValueError for a variant that this step does not have."""
+    """Raises ValueError where the sequence cannot be cut so."""
     return recompute(unroll(step, variant.slices), variant.again)

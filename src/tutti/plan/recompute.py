@@ -13,7 +13,6 @@ results of one layer that are computed again are there at once; that comes on to
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from collections.abc import Callable
 
@@ -25,6 +24,7 @@ from torch import fx
 from tutti.graph.costs import FREE, flat
 from tutti.graph.labels import is_layer, layer_of
 from tutti.graph.step_graph import BACKWARD, FORWARD, Call, StepGraph
+from tutti.rules import source
 
 SMALL = 1e-6  # what the other of time and memory counts
 GAP, SECONDS = 1e-3, 10.0  # of the integer program
@@ -44,7 +44,7 @@ class Activations:
         self.needed: set[str] = set()
         self.fixed: set[str] = set()  # what the backward pass of other layers reads
         self.never: set[str] = set()  # what reads a buffer, which may have changed until then
-        changed = {step.inputs[name] for name in step.names_that_change("buffer")}
+        changed = {step.inputs[name] for name in step.state_names if name.startswith("buffer:")}
         self.inside: set[tuple[str, str]] = set()
         self.across: set[tuple[str, str]] = set()
         counted: set[tuple[fx.Node, int]] = set()
@@ -115,8 +115,7 @@ class Activations:
 
 def made_by(node: fx.Node) -> tuple[fx.Node, int]:
     """The call or input whose memory a node looks at, and which of its outputs."""
-    index = 0
-    while node.op == "call_function" and node.target in FREE:
-        index = node.args[1] if node.target is operator.getitem else 0
-        node = node.args[0]  # pyright: ignore[reportAssignmentType]
-    return node, index  # pyright: ignore[reportReturnType]
+    maker, index = source(node)
+    while maker.op == "call_function" and maker.target in FREE:
+        maker, index = source(maker.args[0])  # pyright: ignore[reportArgumentType]
+    return maker, index

@@ -34,9 +34,10 @@ class Smaller:
         """Try the fastest that do not fit, and the smallest, while there is time."""
         search = self.of
         large = [plan for plan in search.plans if not search.fits(plan) and not plan.again]
-        alike = {(*plan.mesh.items(), plan.accumulate, str(plan.pipe)): plan
-                 for plan in sorted(large, key=lambda p: -p.predicted.step_seconds)}  # fmt: skip
-        fastest = sorted(alike.values(), key=lambda p: p.predicted.step_seconds)
+        alike: dict[tuple, Plan] = {}  # of each mesh, number of microbatches and pipeline the fastest
+        for plan in sorted(large, key=lambda p: p.predicted.step_seconds):
+            alike.setdefault((*plan.mesh.items(), plan.accumulate, str(plan.pipe)), plan)
+        fastest = list(alike.values())
         smallest = sorted(fastest[MOST:], key=lambda p: p.predicted.peak_bytes)[:1]
         for plan in [*fastest[:MOST], *smallest]:
             if search.late or search.slower(plan.predicted.step_seconds / search.fused):
@@ -63,10 +64,10 @@ class Smaller:
             except ValueError:  # it cannot be cut where its insides are not kept
                 return
             search.candidates.append(candidate)
-            fitted = search.fit(candidate, slow=True)
-            if fitted is None or search.fits(fitted):
+            made = search.fit(candidate, slow=True)
+            assert made is not None  # slow ones are judged
+            if search.fits(made):
                 return
-            made = fitted
 
     def seconds(self, plan: Plan):
         """What an operator of a plan's step takes, whole."""

@@ -191,11 +191,11 @@ def _backward(reads: Reads, found: dict[fx.Node, int], present: dict[fx.Node, se
                 settle(x, found[node])
 
     backward = [node for node in reads.calls if node.meta["phase"] == BACKWARD]
-    copied = {node.meta["name"]: stage for node, stage in found.items() if node.op == "call_function"}
+    computed = {node.meta["name"]: stage for node, stage in found.items() if node.op == "call_function"}
     for node in backward:
         read = reads.of(node)
-        if node.meta.get("again") in copied:
-            found[node] = _again(node, copied[node.meta["again"]], read, present)
+        if node.meta.get("again") in computed:
+            found[node] = _again(node, computed[node.meta["again"]], read, present)
             present[node] = {found[node]}
             continue
         gradients = [x for x in read if x in found and x.meta["phase"] == BACKWARD and "again" not in x.meta]

@@ -31,7 +31,7 @@ Course = list[tuple[float, Counter[str]]]  # from when on, and bytes by kind
 def save_memory(made: DryRun, path: Path) -> None:
     """Write the picture: an .svg, .png or .pdf."""
     check_suffix(path)
-    panels_of = list(courses(made))
+    panels_of = courses(made)
     with rc_context(STYLE):
         figure = Figure(figsize=(10, 1 + 2.6 * len(panels_of)), layout="constrained")
         panels = figure.subplots(len(panels_of), 1, squeeze=False, sharey=True)
