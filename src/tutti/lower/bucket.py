@@ -18,7 +18,7 @@ from tutti.graph.labels import layer_of
 from tutti.graph.step_graph import BACKWARD, Call, Spec
 from tutti.lower.collectives import all_gather, all_reduce, reduce_scatter
 from tutti.lower.emit import Emitter
-from tutti.lower.order import collectives_together, sort
+from tutti.lower.order import advance, chain, collectives_together, sort
 from tutti.plan.price import BUCKET
 
 aten = torch.ops.aten
@@ -34,7 +34,7 @@ def bucket(graph: fx.Graph) -> None:
         groups.setdefault((node in waits, depth, node.target, *node.args[1:], operand.dtype), []).append(node)
     for (in_update, *_), nodes in groups.items():
         early = not in_update or nodes[0].target is reduce_scatter
-        layers = _advanced(graph, nodes) if early else [[n] for n in nodes]
+        layers = _in_layers(advance(graph, nodes)) if early else [[n] for n in nodes]
         for piece in _pieces(layers):
             if len(piece) > 1:
                 _merge(graph, piece)
@@ -54,8 +54,14 @@ def _handed_out(graph: fx.Graph) -> dict[fx.Node, int]:
                 only.add(node)
     depth: dict[fx.Node, int] = {}
     for node in found:
-        depth[node] = max((depth[x] + 1 for x in _chain(node)[0] if x in depth), default=0)
+        depth[node] = max((depth[x] + 1 for x in chain(node)[0] if x in depth), default=0)
     return depth
+
+
+def _in_layers(made: Sequence[tuple[Call, fx.Node]]) -> list[list[Call]]:
+    """By the layer in which what they reduce is made."""
+    layers = groupby(made, lambda pair: layer_of(pair[1].meta.get("path", "")))
+    return [[node for node, _ in layer] for _, layer in layers]
 
 
 def _pieces(layers: Sequence[list[Call]]) -> Iterator[list[Call]]:
@@ -75,41 +81,6 @@ def _pieces(layers: Sequence[list[Call]]) -> Iterator[list[Call]]:
 
 def _bytes(nodes: Sequence[Call]) -> int:
     return sum(node.args[0].meta["val"].bytes for node in nodes)
-
-
-def _chain(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
-    """What a collective's operand is made of: calls that compute, and what only arranges it."""
-    roots, arranging, todo = [], [], list(node.all_input_nodes)
-    while todo:
-        x = todo.pop()
-        if x.op == "call_function" and (x.target in FREE or x.target is aten.cat.default):
-            arranging.append(x)
-            todo += x.all_input_nodes
-        else:
-            roots.append(x)
-    return roots, arranging
-
-
-def _advanced(graph: fx.Graph, nodes: Sequence[Call]) -> list[list[Call]]:
-    """The collectives in the order in which what they reduce is made, by layer. Each, and what arranges its operand, is
-    moved to right behind that."""
-    at = {x: i for i, x in enumerate(graph.nodes)}
-    chains = {node: _chain(node) for node in nodes}
-    made = {node: max(roots, key=at.__getitem__) for node, (roots, _) in chains.items()}
-    ordered = sorted(nodes, key=lambda node: at[made[node]])
-    behind: dict[fx.Node, fx.Node] = {}
-    moved: set[fx.Node] = set()
-    for node in ordered:
-        last = behind.get(made[node], made[node])
-        while last.next.target in FREE and last.next.args[0] is made[node]:  # its parts
-            last = last.next
-        for x in [*sorted(set(chains[node][1]), key=at.__getitem__), node]:
-            if at[x] > at[made[node]] and x not in moved:
-                last.append(x)
-                last = x
-                moved.add(x)
-        behind[made[node]] = last
-    return [list(layer) for _, layer in groupby(ordered, lambda node: layer_of(made[node].meta.get("path", "")))]
 
 
 def _merge(graph: fx.Graph, group: list[Call]) -> None:

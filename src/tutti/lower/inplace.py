@@ -1,14 +1,25 @@
-"""Optimizer updates in place: all parameters of a kind in one call, without a second copy of parameters and state."""
+"""Updates in place: no second copy of parameters and optimizer state.
+
+Parameters of a kind are updated in one call that writes into them. A rank that updates its part of a parameter which
+it keeps whole writes into that part, or into a copy of it where the part is no run of memory; what is then gathered
+from all ranks is written where the parameter lies, bucket by bucket. What other optimizers make is written back as
+soon as it is there.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import fx
 
-from tutti.lower.order import sort
+from tutti.graph.costs import FREE
+from tutti.lower.order import advance, sort
 from tutti.nn.adam import IN_PLACE
+
+aten = torch.ops.aten
 
 
 def written(call: None, tensor: torch.Tensor) -> torch.Tensor:
@@ -17,13 +28,21 @@ def written(call: None, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def update_in_place(graph: fx.Graph) -> None:
-    """Replace updates of inputs that nobody else reads from then on by one call for all of them."""
-    last = {x: node for node in graph.nodes for x in node.all_input_nodes}
+    """Let updates write into the inputs that they replace, where nobody reads these from then on."""
+    _update_together(graph)
+    _write_back(graph)
+
+
+def _update_together(graph: fx.Graph) -> None:
+    """One call for all updates of a kind."""
+    last = _last_reads(graph)
     groups: dict[tuple, list[fx.Node]] = defaultdict(list)
     for node in graph.nodes:
         if node.target in IN_PLACE:
             _, lists, targets = IN_PLACE[node.target]
-            if all(node.args[i].op == "placeholder" and last[node.args[i]] is node for i in targets):
+            kept = [node.args[i] for i in targets if node.args[i].op == "placeholder"]
+            if kept and all(last[x] is node for x in kept):
+                _copy_parts(graph, node, targets, last)
                 groups[node.target, node.args[lists:], tuple(node.kwargs.items())].append(node)
     for (target, numbers, hyper), nodes in groups.items():
         in_place, lists, targets = IN_PLACE[target]
@@ -42,3 +61,77 @@ def update_in_place(graph: fx.Graph) -> None:
             graph.erase_node(node)
     if groups:
         sort(graph)
+
+
+def _last_reads(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Of each input who reads it last, itself or what looks at it."""
+    roots: dict[fx.Node, list[fx.Node]] = {}
+    last: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            roots[node] = [node]
+        looked_at = [x for read in node.all_input_nodes for x in roots.get(read, ())]
+        last.update((x, node) for x in looked_at)
+        if node.target in FREE:
+            roots[node] = looked_at
+    return last
+
+
+def _copy_parts(graph: fx.Graph, node: fx.Node, targets: Sequence[int], last: dict[fx.Node, fx.Node]) -> None:
+    """Let a call write into copies of what is neither an input nor a run of one's memory that nobody else reads."""
+    for i in targets:
+        part: Any = node.args[i]
+        run = part.target is aten.slice.Tensor and part.args[1] == 0 and last.get(part.args[0]) is node
+        if part.op != "placeholder" and not run:
+            with graph.inserting_before(node):
+                copy = graph.call_function(aten.clone.default, (part,), {"memory_format": torch.contiguous_format})
+            copy.meta = {**node.meta, "val": part.meta["val"]}
+            node.args = (*node.args[:i], copy, *node.args[i + 1 :])
+
+
+def _write_back(graph: fx.Graph) -> None:
+    """Write what updates make into the inputs of their names as soon as it is there."""
+    *_, output = graph.nodes
+    at, last = {node: i for i, node in enumerate(graph.nodes)}, _last_reads(graph)
+    inputs = {node.meta["input"]: node for node in graph.nodes if node.op == "placeholder" and "input" in node.meta}
+    results, gathered, dead = list(output.args[0]), [], []
+    for i, (name, value) in enumerate(zip(output.meta.get("names", ()), results, strict=False)):
+        old = inputs.get(name)
+        if old is None or value.op != "call_function" or value.target is written:
+            continue
+        if old in last and at[last[old]] > at[_made(value)]:
+            continue
+        call = _written_into(graph, old, value)
+        with graph.inserting_before(output):
+            results[i] = graph.call_function(written, (call, old))
+        results[i].meta = {**value.meta, "val": old.meta["val"]}
+        if value.target in FREE:
+            gathered.append(call)
+        dead.append(value)
+    output.args = (tuple(results),)
+    advance(graph, gathered)
+    for value in dead:
+        if not value.users:
+            graph.erase_node(value)
+
+
+def _made(value: Any) -> fx.Node:
+    """The call whose result a value looks at."""
+    while value.target in FREE and value.args[0].op == "call_function":
+        value = value.args[0]
+    return value
+
+
+def _written_into(graph: fx.Graph, old: fx.Node, value: Any) -> fx.Node:
+    """A call that copies a value to where an input lies; from before it was brought into shape, which would copy."""
+    with graph.inserting_after(value):
+        if value.target is aten.reshape.default and len(value.users) == 1:
+            value = value.args[0]
+            place = graph.call_function(aten.reshape.default, (old, list(value.meta["val"].shape)))
+            place.meta = {**value.meta}
+        else:
+            place = old
+    with graph.inserting_after(place if place is not old else value):
+        call = graph.call_function(aten.copy_.default, (place, value))
+    call.meta = dict(value.meta)
+    return call

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+import torch
 from torch import fx
 
+from tutti.graph.costs import FREE
 from tutti.graph.step_graph import UPDATE
 from tutti.lower.collectives import COLLECTIVES
 from tutti.nn.adam import IN_PLACE
@@ -67,6 +69,40 @@ def collectives_together(graph: fx.Graph) -> dict[fx.Node, tuple[bool, int]]:
     tail.sort(key=lambda n: (waits[n], n.target in COLLECTIVES))
     arrange([*nodes[:first], *tail, nodes[-1]])
     return {n: w for n, w in waits.items() if n.target in COLLECTIVES}
+
+
+def chain(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
+    """What a call's operands are made of: calls that compute, and what only arranges it."""
+    roots, arranging, todo = [], [], list(node.all_input_nodes)
+    while todo:
+        x = todo.pop()
+        if x.op == "call_function" and (x.target in FREE or x.target is torch.ops.aten.cat.default):
+            arranging.append(x)
+            todo += x.all_input_nodes
+        else:
+            roots.append(x)
+    return roots, arranging
+
+
+def advance(graph: fx.Graph, nodes: Sequence[fx.Node]) -> list[tuple[fx.Node, fx.Node]]:
+    """Move each, and what arranges its operands, to right behind what makes these: both, in that order."""
+    at = {x: i for i, x in enumerate(graph.nodes)}
+    chains = {node: chain(node) for node in nodes}
+    made = {node: max(roots, key=at.__getitem__) for node, (roots, _) in chains.items()}
+    ordered = sorted(nodes, key=lambda node: at[made[node]])
+    behind: dict[fx.Node, fx.Node] = {}
+    moved: set[fx.Node] = set()
+    for node in ordered:
+        last = behind.get(made[node], made[node])
+        while last.next.target in FREE and last.next.args[0] is made[node]:  # its parts
+            last = last.next
+        for x in [*sorted(set(chains[node][1]), key=at.__getitem__), node]:
+            if at[x] > at[made[node]] and x not in moved:
+                last.append(x)
+                last = x
+                moved.add(x)
+        behind[made[node]] = last
+    return [(node, made[node]) for node in ordered]
 
 
 def _maker(node: fx.Node) -> fx.Node:

@@ -54,7 +54,7 @@ def shard(
         layout = (outputs or {}).get(name) or (inputs[name][0] if name in inputs else REPLICATED)
         results[name] = sharder.version(node, layout, node.meta["phase"])
         wanted[name] = (layout, node.meta["val"])
-    sharder.graph.output(tuple(results.values()))
+    sharder.graph.output(tuple(results.values())).meta["names"] = list(results)
     sharder.graph.eliminate_dead_code()
     return Program(sharder.graph, plan.mesh, rank, inputs, wanted)
 

@@ -14,13 +14,14 @@ from torch import fx
 
 from tutti.lower.bucket import bucket
 from tutti.lower.inplace import update_in_place
+from tutti.lower.overwrite import write_over
 from tutti.lower.program import Program
 from tutti.lower.workspace import keep_workspaces
 from tutti.run.code import Run, generate
 from tutti.run.segments import compile_segments, inline_random
 
 LEVELS: dict[str, tuple[Callable[[fx.Graph], None], ...]] = {
-    "O0": (keep_workspaces, bucket, update_in_place),
+    "O0": (keep_workspaces, bucket, update_in_place, write_over),
     "O2": (keep_workspaces, bucket, update_in_place, inline_random, compile_segments),
 }
 

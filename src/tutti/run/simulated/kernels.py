@@ -31,7 +31,7 @@ FUSED = {
     aten.full_like.default, aten.zeros_like.default, aten.ones_like.default, aten.zeros.default, aten.ones.default,
     aten.scalar_tensor.default, aten.arange.default, aten.arange.start, aten.embedding.default, aten.gather.default,
     aten.index.Tensor, aten.expand.default, aten.repeat.default, aten.nll_loss_forward.default,
-    aten.nll_loss_backward.default,
+    aten.nll_loss_backward.default, aten.copy_.default,
 }  # fmt: skip
 
 
@@ -109,7 +109,7 @@ class _Segment:
                     if depth[j] == depth[i] and fuses(self.events[j]) and not ends(self.events[j]):
                         self.root[self.find(i)] = self.find(j)
                 for operand in event.reads:
-                    key = operand.storage, event.outputs[0].numel, depth[i]
+                    key = operand.storage, (event.outputs[0] if event.outputs else operand.spec).numel, depth[i]
                     self.root[self.find(i)] = self.find(beside.setdefault(key, i))
             maker.update(dict.fromkeys(event.made, i))
         groups: dict[int, list[int]] = defaultdict(list)
@@ -156,7 +156,8 @@ class _Segment:
         holds = {node: storages for e in parts for node, storages in e.holds.items()}
         outputs = [spec for e in parts for spec in e.outputs if any(s in written for s in e.made)]
         made = [s for e in parts for s in e.made if s in written]
-        return Event([e.node for e in parts], list(reads.values()), made, holds, outputs, 0, [])
+        writes = sum(e.writes for e in parts)
+        return Event([e.node for e in parts], list(reads.values()), made, holds, outputs, writes, [])
 
     def dropped_at_the_end(self, kernels: list[Event]) -> list[Event]:
         """A compiled function's caller holds its arguments until it returns; what it makes inside goes with its use."""

@@ -20,6 +20,7 @@ import tutti.nn.lstm  # noqa: F401  (registers the operators)
 from tutti import compat
 from tutti.graph.step_graph import Spec
 from tutti.lower.collectives import COLLECTIVES
+from tutti.lower.overwrite import PLACE
 from tutti.lower.program import Program
 from tutti.nn.adam import IN_PLACE
 from tutti.run.code import last_uses
@@ -214,8 +215,9 @@ class _Replayer:
             value = _mapped(returned, lambda x: _Value(self.view(x, operands), places[x.place]))
         self.values[node] = value
         returned = list(_flat(value))
-        reads = [Operand(x.spec, x.storage, x.contiguous, x.in_rows) for x in operands]
-        writes = sum(x.spec.bytes for at in _WRITING.get(node.target, ()) for x in self.operands(node.args[at]))
+        read, written = _read_and_written(node)
+        reads = [Operand(x.spec, x.storage, x.contiguous, x.in_rows) for x in self.operands(read)]
+        writes = sum(x.spec.bytes for x in self.operands(written))
         for dead in dies:
             self.values.pop(dead)
         holds = list(dict.fromkeys(x.storage for x in returned))
@@ -285,6 +287,16 @@ def _flat(value: Any) -> Iterator[_Value]:
 
 
 _WRITING: dict[Any, tuple[int, ...]] = {in_place: positions for in_place, _, positions in IN_PLACE.values()}
+_WRITING[aten.copy_.default] = (0,)
+
+
+def _read_and_written(node: fx.Node) -> tuple[Any, Any]:
+    """The arguments that a call reads, and those that it writes into."""
+    if node.target is aten.copy_.default:
+        return node.args[1:], node.args[:1]
+    if node.target in PLACE:
+        return node.args, node.kwargs[PLACE[node.target]]
+    return (node.args, node.kwargs), tuple(node.args[i] for i in _WRITING.get(node.target, ()))
 
 
 def _exchanged(shape: Callable[..., tuple[int, ...]]) -> Callable[..., torch.Tensor]:

@@ -1,0 +1,154 @@
+"""Elementwise operators write over an operand that nobody reads any more, or right to where their result is copied.
+
+Softmaxes over the last dim and their gradients count as such: their kernels read a row before they write it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from tutti.graph.costs import FREE
+from tutti.graph.step_graph import Call, Spec
+from tutti.lower.collectives import COLLECTIVES
+
+aten = torch.ops.aten
+
+# operator -> the same with a tensor that it writes into, and the name of that argument
+INTO: dict[Any, tuple[Any, str]] = {
+    aten.add.Tensor: (aten.add.out, "out"),
+    aten.sub.Tensor: (aten.sub.out, "out"),
+    aten.mul.Tensor: (aten.mul.out, "out"),
+    aten.div.Tensor: (aten.div.out, "out"),
+    aten.maximum.default: (aten.maximum.out, "out"),
+    aten.minimum.default: (aten.minimum.out, "out"),
+    aten.where.self: (aten.where.self_out, "out"),
+    aten.addcmul.default: (aten.addcmul.out, "out"),
+    aten.addcdiv.default: (aten.addcdiv.out, "out"),
+    aten.pow.Tensor_Scalar: (aten.pow.Tensor_Scalar_out, "out"),
+    aten.clamp.default: (aten.clamp.out, "out"),
+    aten.neg.default: (aten.neg.out, "out"),
+    aten.exp.default: (aten.exp.out, "out"),
+    aten.log.default: (aten.log.out, "out"),
+    aten.sqrt.default: (aten.sqrt.out, "out"),
+    aten.rsqrt.default: (aten.rsqrt.out, "out"),
+    aten.reciprocal.default: (aten.reciprocal.out, "out"),
+    aten.sin.default: (aten.sin.out, "out"),
+    aten.cos.default: (aten.cos.out, "out"),
+    aten.tanh.default: (aten.tanh.out, "out"),
+    aten.erf.default: (aten.erf.out, "out"),
+    aten.sigmoid.default: (aten.sigmoid.out, "out"),
+    aten.silu.default: (aten.silu.out, "out"),
+    aten.gelu.default: (aten.gelu.out, "out"),
+    aten.silu_backward.default: (aten.silu_backward.grad_input, "grad_input"),
+    aten.gelu_backward.default: (aten.gelu_backward.grad_input, "grad_input"),
+    aten.tanh_backward.default: (aten.tanh_backward.grad_input, "grad_input"),
+    aten.sigmoid_backward.default: (aten.sigmoid_backward.grad_input, "grad_input"),
+    aten.threshold_backward.default: (aten.threshold_backward.grad_input, "grad_input"),
+    aten._softmax.default: (aten._softmax.out, "out"),
+    aten._log_softmax.default: (aten._log_softmax.out, "out"),
+    aten._softmax_backward_data.default: (aten._softmax_backward_data.out, "grad_input"),
+    aten._log_softmax_backward_data.default: (aten._log_softmax_backward_data.out, "out"),
+}
+PLACE: dict[Any, str] = dict(INTO.values())  # name of the argument that an operator writes into
+DIM: dict[Any, int] = {  # position of the dim of what works on rows
+    aten._softmax.default: 1,
+    aten._log_softmax.default: 1,
+    aten._softmax_backward_data.default: 2,
+    aten._log_softmax_backward_data.default: 2,
+}
+# What makes memory of its own, beside all that torch tags as pointwise.
+FRESH = {
+    *INTO, *PLACE, aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default,
+    aten.nll_loss_backward.default, aten.embedding.default, aten._to_copy.default,
+}  # fmt: skip
+PARTS = {aten.slice.Tensor, aten.select.int, aten.expand.default}  # of a memory, or some of it more than once
+
+
+def write_over(graph: fx.Graph) -> None:
+    """Give elementwise operators the memory of what dies with them, in place of new one."""
+    node: Call
+    for node in list(graph.nodes):
+        if node.target is aten.copy_.default:
+            _make_there(graph, node)
+    roots, last = _lives(graph)
+    for node in list(graph.nodes):
+        if node.target in INTO and _row_by_row(node):
+            for x in dict.fromkeys(node.all_input_nodes):
+                if _may_go(x, node, roots, last):
+                    _write_into(node, x)
+                    break
+
+
+def _make_there(graph: fx.Graph, copy: Call) -> None:
+    """Let what is copied to a place be made there."""
+    place, value = copy.args
+    if value.target not in INTO or value.target in DIM or value.meta["val"] != place.meta["val"]:
+        return
+    between = value.next
+    while between is not copy:
+        if place in between.all_input_nodes:
+            return
+        between = between.next
+    _write_into(value, place)
+    copy.replace_all_uses_with(value)
+    graph.erase_node(copy)
+
+
+def _lives(graph: fx.Graph) -> tuple[dict[fx.Node, fx.Node], dict[fx.Node, fx.Node]]:
+    """Of each value the call in whose memory it may lie; of each such call what reads that memory last."""
+    roots: dict[fx.Node, fx.Node] = {}
+    last: dict[fx.Node, fx.Node] = {}
+    node: Call
+    for node in graph.nodes:
+        reads = node.all_input_nodes
+        looks_at = reads[0] if node.target in FREE and reads else node.kwargs.get(PLACE.get(node.target))
+        roots[node] = roots[looks_at] if looks_at is not None else node
+        last.update((roots[x], node) for x in reads)
+    return roots, last
+
+
+def _row_by_row(node: Call) -> bool:
+    """False of a softmax over another dim than the last."""
+    rank = len(node.meta["val"].shape)
+    return node.target not in DIM or node.args[DIM[node.target]] % rank == rank - 1
+
+
+def _may_go(x: fx.Node, node: Call, roots: dict[fx.Node, fx.Node], last: dict[fx.Node, fx.Node]) -> bool:
+    """Whether a call may write over what it reads: all of a memory that it is the last to read, and in one way."""
+    root: Call = roots[x]
+    if root.op != "call_function" or last[root] is not node or not isinstance(root.meta.get("val"), Spec):
+        return False
+    if root.target not in FRESH and torch.Tag.pointwise not in getattr(root.target, "tags", ()):
+        return False
+    if x.meta["val"] != node.meta["val"] or _is_part(x, root):
+        return False
+    others = [y for y in node.all_input_nodes if y is not x and roots[y] is root]
+    return not others and not _sent(root, roots)
+
+
+def _is_part(x: fx.Node, root: fx.Node) -> bool:
+    while x is not root:
+        if x.target in PARTS:
+            return True
+        x = x.all_input_nodes[0]
+    return False
+
+
+def _sent(root: fx.Node, roots: dict[fx.Node, fx.Node]) -> bool:
+    """Whether a collective reads the memory: it may not be over yet."""
+    todo = [root]
+    while todo:
+        for user in todo.pop().users:
+            if user.target in COLLECTIVES:
+                return True
+            if roots[user] is root:
+                todo.append(user)
+    return False
+
+
+def _write_into(node: Call, place: fx.Node) -> None:
+    node.target, name = INTO[node.target]
+    node.kwargs = {**node.kwargs, name: place}

@@ -1,0 +1,73 @@
+"""No model needs more memory than eager PyTorch takes; updates in place save a copy of parameters and state.
+
+Counted is every memory that an operator returned and something still refers to. On one device, operator by operator,
+against the same model's `loss.backward()` and PyTorch's fused AdamW.
+"""
+
+from __future__ import annotations
+
+import gc
+from functools import partial
+
+import pytest
+import torch
+
+import models
+import tutti
+from liveness import most_alive
+from tutti.lower.inplace import update_in_place
+from tutti.run.levels import LEVELS
+
+FEW = 2048  # bytes: of numbers like counts of steps, and of statistics of a norm
+
+
+def eager(name: str) -> int:
+    """Bytes at the peak of an eager step."""
+    model, batch, loss = models.case(name)
+    loss = loss or (lambda model, batch: getattr(made := model(**batch), "loss", made))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+
+    def step(*held):
+        loss(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    step()
+    gc.collect()
+    state = [x for held in optimizer.state.values() for x in held.values()]
+    return most_alive(step, [*model.parameters(), *model.buffers(), *state], batch)[1]
+
+
+def ours(name: str, optimizer=torch.optim.AdamW, plan: str = "dp", cluster: str = "cpu:1", **how) -> int:
+    """Bytes at the peak of a step of the same model, of all ranks that are run in this process."""
+    model, batch, loss = models.case(name)
+    step = tutti.parallelize(
+        model, optimizer(model.parameters(), lr=1e-3), batch, loss=loss, cluster=cluster, plan=plan, level="O0", **how
+    )
+    step(batch)
+    run, found = step.runtime.run, []
+
+    def measured(runs, inputs):
+        own = [[x.clone() if x.untyped_storage().nbytes() > x.nbytes else x for x in row] for row in inputs]
+        result, most = most_alive(run, runs, own)  # a batch is a view of the user's
+        found.append(most)
+        return result
+
+    step.runtime.run = measured
+    step(batch)
+    return found[0]
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_no_more_than_eager(name):
+    assert ours(name) <= eager(name) + FEW
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, partial(torch.optim.SGD, momentum=0.9)])
+@pytest.mark.parametrize(("plan", "cluster"), [("dp", "cpu:1"), ("zero1", "cpu:2")])
+def test_updates_in_place_save_a_copy(optimizer, plan, cluster, monkeypatch):
+    """Of a model that is much larger than its activations."""
+    parameters = sum(p.nbytes for p in models.case("dlrm")[0].parameters())
+    in_place = ours("dlrm", optimizer, plan, cluster)
+    monkeypatch.setitem(LEVELS, "O0", tuple(p for p in LEVELS["O0"] if p is not update_in_place))
+    assert ours("dlrm", optimizer, plan, cluster) - in_place >= 0.8 * parameters
