@@ -54,6 +54,11 @@ class Device:
     transposed: Mapping[str, float] = field(default_factory=dict, hash=False, repr=False)
     streams: Mapping[str, Curve] = field(default_factory=dict, hash=False, repr=False)
 
+    @property
+    def outer(self) -> str:
+        """The tier outside of its memory: the disk of a CPU, whose memory is the host's already, the host of others."""
+        return "disk" if self.name.startswith("cpu") else "host"
+
     def peak_of(self, dtype: Dtype) -> float:
         """Peak FLOP/s in this dtype. ``ValueError`` where it is not known."""
         name = dtype_name(dtype)

@@ -24,6 +24,7 @@ from tutti.plan.layout import Layout, devices
 from tutti.plan.plan import PIPELINE, Plan
 from tutti.plan.schedule import forward
 from tutti.plan.slots import Schedule
+from tutti.run.carrier import Carrier
 from tutti.run.code import Run
 from tutti.run.levels import prepare
 from tutti.run.runtime import Distributed, Virtual, own_part, raw
@@ -50,11 +51,13 @@ class Pipeline:
     """A step, or a part of one, on the devices that this process holds.
 
     count: of microbatches. state: what is kept between steps; replaced where a step makes successors. homes: the stage
-    that keeps each input.
+    that keeps each input. carrier: of what a plan keeps on outer tiers.
     """
 
-    def __init__(self, graph: StepGraph, plan: Plan, count: int, level: str, state: State, homes: Mapping[str, int]):
+    def __init__(self, graph: StepGraph, plan: Plan, count: int, level: str, state: State, homes: Mapping[str, int],
+                 carrier: Carrier | None = None):  # fmt: skip
         self.count, self.mesh, self.width, self.state = count, plan.inner, devices(plan.inner), state
+        self.carrier = carrier
         self.cut, self.schedule = pipeline_of(graph, plan, count, homes)
         self.plan = with_values(plan.replace(mesh=self.mesh), self.cut)
         self.actions = actions_of(self.cut, self.schedule)
@@ -127,7 +130,7 @@ class _Part:
         self.programs: list[Program] = [shard(graph, plan, rank, asked) for rank in pipeline.ranks]
         self.local = {n.meta["input"]: n.meta["val"] for n in self.programs[0].graph.nodes if n.op == "placeholder"}
         self.outputs = list(graph.outputs)
-        self.runs: list[Run] = [prepare(program, level) for program in self.programs]
+        self.runs: list[Run] = [prepare(program, level, pipeline.carrier).run for program in self.programs]
 
 
 class _Device:

@@ -14,8 +14,9 @@ from tutti.lower.shard import shard
 from tutti.plan.layout import Layout
 from tutti.plan.plan import Plan, Prediction
 from tutti.plan.search import Progress
+from tutti.run.levels import improve
 from tutti.run.memory import Memory
-from tutti.run.simulated.simulate import Simulation, dtype_of, improve, simulate
+from tutti.run.simulated.simulate import Simulation, dtype_of, simulate
 
 RANK = 0  # ranks of a plan differ only in numbers: one stands for all
 
