@@ -24,7 +24,8 @@ def _thread() -> ThreadPoolExecutor:
 
 
 def _raw(x: torch.Tensor) -> np.ndarray:
-    return x.view(-1).view(torch.uint8).numpy()
+    """The bytes of a tensor without holes."""
+    return x.as_strided((x.numel(),), (1,)).view(torch.uint8).numpy()
 
 
 class Threaded:
@@ -34,7 +35,7 @@ class Threaded:
         self.shelf = shelf
 
     def fetch(self, home: torch.Tensor) -> Any:
-        x = torch.empty_like(home, memory_format=torch.contiguous_format)
+        x = torch.empty_like(home)
         x.carried = _thread().submit(np.copyto, _raw(x), _raw(home))  # pyright: ignore
         return x
 
@@ -44,7 +45,9 @@ class Threaded:
         return x
 
     def put(self, x: torch.Tensor, tier: str) -> torch.Tensor:
-        kept, x = self.shelf.take(Spec.of(x), tier), x.contiguous()
+        dense = torch.empty_like(x, device="meta").stride()  # as it lies, if there are no holes in it
+        kept = self.shelf.take(Spec.of(x), tier, dense)
+        x = x if x.stride() == dense else torch.empty_like(x).copy_(x)
         _thread().submit(np.copyto, _raw(kept), _raw(x)).add_done_callback(_check)
         return kept
 

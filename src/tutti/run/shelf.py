@@ -44,14 +44,16 @@ class Shelf:
         kept = self.take(Spec.of(value), tier)
         return kept.copy_(value)
 
-    def take(self, spec: Spec, tier: str) -> torch.Tensor:
-        """Contiguous memory for a tensor, which is used again when nobody has that tensor any more.
+    def take(self, spec: Spec, tier: str, stride: tuple[int, ...] | None = None) -> torch.Tensor:
+        """Memory for a tensor, contiguous or with these strides, which is used again when nobody has that tensor any
+        more.
 
         Raises OSError where a disk has no room for it.
         """
         known = self.free[tier, spec.bytes]
         raw = known.pop() if known else self.make(spec.bytes, tier)
         kept = raw.view(spec.dtype).view(spec.shape) if spec.bytes else torch.empty(spec.shape, dtype=spec.dtype)
+        kept = kept.as_strided(spec.shape, stride) if stride else kept
         weakref.finalize(kept, known.append, raw).atexit = False
         return kept
 
