@@ -141,10 +141,10 @@ class Step:
             made, schedule = pipeline_of(self.graph, chosen, self.accumulate)
             self._homes = made.homes
             devices_of = {name: schedule.place[stage] for name, stage in made.homes.items()}
-        self._shelf = Shelf(self.device, folder)
-        self._carrier = Carrier(self._shelf) if chosen.tiers else None
-        self.ledgers = [] if self.memory is None else [Ledger(self._shelf, self.memory) for _ in self.runtime.ranks]
-        self._state = State(self.graph, chosen, self.runtime, devices_of, self._shelf, self.ledgers)
+        self.shelf = Shelf(self.device, folder)
+        self._carrier = Carrier(self.shelf) if chosen.tiers else None
+        self.ledgers = [] if self.memory is None else [Ledger(self.shelf, self.memory) for _ in self.runtime.ranks]
+        self._state = State(self.graph, chosen, self.runtime, devices_of, self.shelf, self.ledgers)
         self._state.begin(model, optimizer, masters)
 
     # -- what a training loop calls -----------------------------------------------------------------------------
