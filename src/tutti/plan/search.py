@@ -270,7 +270,8 @@ class Search:
         return min((p.predicted.step_seconds for p in self.plans if self.fits(p)), default=None)
 
     def fits(self, plan: Plan) -> bool:
-        return plan.predicted.peak_bytes <= self.memory
+        made, outside = plan.predicted, self.cluster.device.outside
+        return made.peak_bytes <= self.memory and sum(made.bytes_by_tier.values()) <= outside.memory
 
     @property
     def best_of_all(self) -> Plan:
