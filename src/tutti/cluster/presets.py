@@ -167,7 +167,9 @@ REACHED_THERE = "three quarters of the link and two thirds of the memory's bandw
 
 def _host(node: str, memory: float, devices: int, link: float, sharing: int, bandwidth: float) -> Outer:
     """A device's part of its node's host: memory in GiB, bytes/s of a link and how many share it, and of the memory."""
-    return Outer(memory * 2**30 / devices, 0.75 * link / sharing, bandwidth / devices * 2 / 3, f"{node}; {REACHED_THERE}")
+    return Outer(
+        memory * 2**30 / devices, 0.75 * link / sharing, bandwidth / devices * 2 / 3, f"{node}; {REACHED_THERE}"
+    )
 
 
 DGX1 = _host("NVIDIA DGX-1: 512 GiB, two sockets of 4 channels DDR4-2133, two GPUs on a PCI Express 3.0 x16", 512, 8,

@@ -17,7 +17,6 @@ from torch.utils import _pytree as pytree
 from tutti.plan.explain import size
 from tutti.run.shelf import Shelf
 
-
 UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "MB": 10**6,
          "GB": 10**9, "TB": 10**12}  # fmt: skip
 
