@@ -108,8 +108,8 @@ def simulate(experts: int, layers: int, devices: int, nodes: str, offload: str) 
     host = sum(made.bytes_by_tier.values())
     fits = made.peak_bytes <= device.memory and host <= outside.memory
     held, has, there, outer = (n / 2**30 for n in (made.peak_bytes, device.memory, host, outside.memory))
-    harness.say(f"{experts} experts on {devices}{offload}: {parameters / 1e9:.1f}B, {held:.1f} GiB of {has:.0f}, host "
-                f"{there:.1f} of {outer:.0f}: {'fits' if fits else 'too large'}, {made.step_seconds:.2f} s")  # fmt: skip
+    harness.say(f"{experts} experts on {devices}{offload}: {parameters / 1e9:.1f}B, {held:.1f} GiB of {has:.0f}, "
+                f"host {there:.1f} of {outer:.0f}: {'fits' if fits else 'too large'}, {made.step_seconds:.2f} s")  # fmt: skip
     if not fits:
         return None
     return {

@@ -166,7 +166,7 @@ REACHED_THERE = "three quarters of the link and two thirds of the memory's bandw
 
 
 def _host(node: str, memory: float, devices: int, link: float, sharing: int, bandwidth: float) -> Outer:
-    """A device's part of its node's host: memory in GiB, bytes/s of a link and how many share it, and of the memory."""
+    """A device's part of its node's host: memory in GiB, bytes/s of a link and how many share that, and of the memory."""
     return Outer(
         memory * 2**30 / devices, 0.75 * link / sharing, bandwidth / devices * 2 / 3, f"{node}; {REACHED_THERE}"
     )
@@ -210,7 +210,8 @@ DEVICES = (
     Device("h200", HOPPER, 141e9, 4800e9, _half(0.8), 5e-6,
            f"NVIDIA H200 datasheet, SXM; the H100's {MATMUL}", units=132, beside=DGX_H100),
     Device("b200", BLACKWELL, 180e9, 8000e9, _half(0.75), 5e-6,
-           "NVIDIA DGX B200 and HGX B200 datasheets, an eighth, dense; share of the peak assumed", units=148, beside=DGX_H100),
+           "NVIDIA DGX B200 and HGX B200 datasheets, an eighth, dense; share of the peak assumed", units=148,
+           beside=DGX_H100),
     Device("mi300x", CDNA3, 192e9, 5325e9, _half(0.5), 5e-6,
            "AMD Instinct MI300X datasheet (2023), matrix peaks; share of the peak assumed", units=304, beside=DGX_H100),
     Device("ascend-910", {"float32": 4.1e12, "float16": 256e12, "int8": 512e12}, 32 * 2**30, 1200e9,

@@ -145,9 +145,9 @@ class _Placer:
             if homes and (node.target in FREE or node.meta.get("phase") == UPDATE):
                 self.at[node] = homes[0]
         for node in reversed(self.graph.nodes):
-            if node.target in COPIES and node.meta.get("phase") == UPDATE and node not in self.at:
-                if node.users and all(user in self.at for user in node.users):
-                    self.at[node] = next(self.at[user] for user in node.users)
+            copied = node.target in COPIES and node.meta.get("phase") == UPDATE and node not in self.at
+            if copied and node.users and all(user in self.at for user in node.users):
+                self.at[node] = next(self.at[user] for user in node.users)
 
     def keep_results(self) -> None:
         """What succeeds an input that lies elsewhere, or is made elsewhere, is copied into that."""

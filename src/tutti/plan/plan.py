@@ -55,8 +55,8 @@ class Plan:
     stages: path of a module, or name of a forward node, -> its stage of a pipeline (`plan.stages`) over the axis `pp`.
     schedule: of the pipeline, by name (`plan.schedule`). slices: chunks of the sequence (`lower.unroll`).
     again: labels of forward nodes that the backward pass computes again (`lower.recompute`).
-    tiers: labels of inputs, and of forward nodes whose results wait for the backward pass, that do not lie on the device
-        -> where they do (`plan.tier`).
+    tiers: labels of inputs, and of forward nodes whose results wait for the backward pass, that do not lie on the
+        device -> where they do (`plan.tier`).
     durations: of each stage for a microbatch (`plan.slots`), as they were modelled: what `found` goes by.
     reasons: in words, why this plan and not another.
     """

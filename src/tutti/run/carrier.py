@@ -1,7 +1,7 @@
 """Carriers: who carries out the transfers between tiers of a Program (`tutti.lower.transfers`).
 
-A copy that is fetched is under way while the device computes: on a CPU in a thread, on a GPU on a stream of its own. All
-that a process carries goes in the order in which it was asked for.
+A copy that is fetched is under way while the device computes, in a thread. All that a process carries goes in the order
+in which it was asked for.
 """
 
 from __future__ import annotations

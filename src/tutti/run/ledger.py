@@ -1,8 +1,8 @@
 """The ledger: what Tutti holds on a device, counted as it comes and goes, and never more than the budget.
 
-A memory counts from when an operator returns it until nothing refers to it any more, once whoever shares it; what a call
-is going to need, its workspace included (`tutti.run.memory`), has to be free before it begins. Tensors of outer tiers
-and the user's own (the model, the batch as it was handed over) do not count.
+A memory counts from when an operator returns it until nothing refers to it any more, once whoever shares it. What a
+call is going to need, its workspace included (`tutti.run.memory`), has to be free before it begins. Tensors of outer
+tiers and the user's own (the model, the batch as it was handed over) do not count.
 """
 
 from __future__ import annotations

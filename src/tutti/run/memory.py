@@ -3,8 +3,9 @@
     peak = max over calls of (inputs + values not yet dropped + what the call makes + its workspace)
 
 Inputs (parameters, optimizer state, batch) are held by the caller all along; updates in place need no second copy;
-values that share memory count once. What lies on another tier than the device is counted by itself. A collective needs its operand in one piece, and memory of its own for the
-result, which whoever drives the Program holds on to until the next collective has answered (`tutti.run.runtime`).
+values that share memory count once. What lies on another tier than the device is counted by itself. A collective needs
+its operand in one piece, and memory of its own for the result, which whoever drives the Program holds on to until the
+next collective has answered (`tutti.run.runtime`).
 Of what libraries allocate inside of an operator only what `memory_inside` knows counts.
 """
 

@@ -79,7 +79,7 @@ class Shelf:
                     error.errno, f"{self.folder} has no room for {size(count)} more ({os.strerror(error.errno or 0)}; "
                     f"{size(self.bytes)} of this process lie there): name another folder, or keep less on tier disk"
                 ) from None  # fmt: skip
-            return torch.UntypedStorage.from_file(name, True, count)
+            return torch.UntypedStorage.from_file(name, True, count)  # pyright: ignore[reportReturnType]
         finally:
             os.close(handle)
             os.unlink(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from tutti.lower.transfers import TRANSFERS, bring, fetch, lend, put, store
 from tutti.plan.tier import DEVICE, HOST
@@ -11,6 +12,7 @@ from tutti.run.simulated.replay import Event, Replay, Storage
 
 COMPUTE = "compute"
 OUT, IN, HOST_COMPUTES = "the link to the host", "the link from the host", "the host"  # of each rank, by itself
+_TRANSFERS: dict[Any, str] = dict(TRANSFERS)
 
 
 @dataclass(frozen=True)
@@ -18,9 +20,9 @@ class Task:
     """stream: "compute", the mesh axis that a collective runs over, or the link or the host that a transfer or an
     update takes. name: label of the operator.
 
-    kind: of the collective or transfer, else empty. levels: of the cluster, whose links it uses. waits: the tasks whose result it
-    reads where those run on another stream. bytes: read and written; of a collective sent. event: the number of the
-    call in its replay.
+    kind: of the collective or transfer, else empty. levels: of the cluster, whose links it uses. waits: the tasks whose
+    result it reads where those run on another stream. bytes: read and written; of a collective sent. event: the number
+    of the call in its replay.
     """
 
     stream: str
@@ -51,7 +53,7 @@ def tasks_of(replay: Replay, prices: Prices) -> list[Task]:
             made_by.update(dict.fromkeys(event.made, len(tasks) - 1))
         elif (stream := stream_of(event)) and event.computes:
             seconds, moves = prices.beside(event, stream != HOST_COMPUTES)
-            kind = TRANSFERS.get(event.node.target, "update")
+            kind = _TRANSFERS.get(event.node.target, "update")
             tasks.append(Task(stream, event.label, event.phase, seconds, kind, waits=waits, bytes=moves, event=i))
             changed = [o.storage for o in event.reads] if stream == HOST_COMPUTES else []
             made_by.update(dict.fromkeys([*event.made, *changed], len(tasks) - 1))
