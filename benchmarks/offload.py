@@ -75,7 +75,7 @@ def largest(tries: Callable[[int], Any], begin: int, most: int) -> Any:
 
 
 def trained(most: int) -> dict[str, Any]:
-    found = {plan: largest(lambda n, plan=plan: train(n, plan), 2, most) for plan in PLANS}
+    found = {plan: largest(lambda n, plan=plan: train(n, plan), 4, most) for plan in PLANS}
     base = found["single"]
     result: dict[str, Any] = {"budget_bytes": bytes_of(BUDGET), "most_layers": most, **found}
     result["times_the_parameters"] = {p: f["parameters"] / base["parameters"] for p, f in found.items()}
@@ -109,7 +109,7 @@ def simulate(experts: int, layers: int, devices: int, nodes: str, offload: str) 
     fits = made.peak_bytes <= device.memory and host <= outside.memory
     held, has, there, outer = (n / 2**30 for n in (made.peak_bytes, device.memory, host, outside.memory))
     harness.say(f"{experts} experts on {devices}{offload}: {parameters / 1e9:.1f}B, {held:.1f} GiB of {has:.0f}, "
-                f"host {there:.1f} of {outer:.0f}: {'fits' if fits else 'too large'}, {made.step_seconds:.2f} s")  # fmt: skip
+                f"host {there:.1f} of {outer:.0f}: {'fits' if fits else 'no'}, {made.step_seconds:.2f} s")  # fmt: skip
     if not fits:
         return None
     return {
@@ -130,10 +130,8 @@ def mixture(devices: int, nodes: str, layers: int) -> dict[str, Any]:
 
 def run(quick: bool) -> dict[str, Any]:
     clusters = {8: "8", 16: "16", 32: "2x16"}
-    return {
-        "trained": trained(8 if quick else 64),
-        "mixture": {n: mixture(n, clusters[n], 4) for n in ([8] if quick else clusters)},
-    }
+    mixtures = {n: mixture(n, clusters[n], 4) for n in ([8] if quick else clusters)}
+    return {"mixture": mixtures, "trained": trained(8 if quick else 32)}
 
 
 if __name__ == "__main__":

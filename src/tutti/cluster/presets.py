@@ -166,7 +166,7 @@ REACHED_THERE = "three quarters of the link and two thirds of the memory's bandw
 
 
 def _host(node: str, memory: float, devices: int, link: float, sharing: int, bandwidth: float) -> Outer:
-    """A device's part of its node's host: memory in GiB, bytes/s of a link and how many share that, and of the memory."""
+    """A device's part of its node's host: memory in GiB, bytes/s of a link and how many share it, of the memory."""
     return Outer(
         memory * 2**30 / devices, 0.75 * link / sharing, bandwidth / devices * 2 / 3, f"{node}; {REACHED_THERE}"
     )

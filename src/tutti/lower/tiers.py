@@ -30,6 +30,7 @@ from tutti.plan.tier import DEVICE, HOST
 
 aten = torch.ops.aten
 ORIGIN = ("phase", "path", "label")
+GRADIENT = 1  # among the operands of an update
 COPIES = (aten._to_copy.default, aten.clone.default)
 
 
@@ -98,6 +99,8 @@ class _Placer:
                 continue
             in_place, lists, targets = IN_PLACE[node.target]
             operands: list[Call] = list(node.args[:lists])
+            if operands[GRADIENT].target is aten._to_copy.default:  # which the update does in pieces
+                operands[GRADIENT] = operands[GRADIENT].args[0]
             for i in targets:
                 last = max(position[user] for user in (node, *behind_views(operands[i])))
                 if operands[i].op != "placeholder" or last > position[node]:

@@ -7,7 +7,8 @@ search, and so does the time. A plan that is too large is made smaller by a pric
 
 Microbatches never make a step faster, but smaller: more of them are tried while what fits is slower than what does not.
 Then come pipelines (`plan.pipelines`), where what was found leaves them something to win; what would be faster than
-all that fits, if it fitted, with less kept for the backward pass (`plan.smaller`); and pipelines of parts of sequences.
+all that fits, if it fitted, with less kept for the backward pass (`plan.smaller`); where nothing fits, what costs least
+to keep outside of the device lies there (`plan.offload`); and pipelines of parts of sequences.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tutti.graph.step_graph import StepGraph
 from tutti.plan import reasons
 from tutti.plan.explain import mesh_name
 from tutti.plan.layout import Mesh, devices
+from tutti.plan.offload import Offload
 from tutti.plan.pin import Pin
 from tutti.plan.piped import Piped
 from tutti.plan.pipelines import Pipelines
@@ -98,6 +100,7 @@ class Search:
         self.pipes.whole()
         self.deadline = self.begin + self.budget
         Smaller(self).search()
+        Offload(self).search()
         self.pipes.chunked()
         if not self.candidates and self.impossible:
             raise self.impossible
