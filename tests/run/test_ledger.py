@@ -10,7 +10,7 @@ from tutti.run.shelf import Shelf
 
 @pytest.fixture
 def shelf(tmp_path):
-    return Shelf(torch.device("cpu"), tmp_path)
+    return Shelf(tmp_path)
 
 
 def test_a_memory_counts_once_and_until_it_is_gone(shelf):

@@ -76,7 +76,8 @@ def _apply(params, grads, moments, step, lr, *, beta1, beta2, eps, weight_decay,
     every = list(zip(params, grads, *moments, strict=True))
     if params[0].device.type == "cpu" and any(map(_cast, every)):
         for row in every:
-            for param, grad, *held in zip(*(t.view(-1).split(PIECE) for t in row)) if _cast(row) else [row]:
+            pieces = zip(*(t.view(-1).split(PIECE) for t in row), strict=True) if _cast(row) else [row]
+            for param, grad, *held in pieces:
                 _apply([param], [grad.to(param.dtype)], [[t] for t in held], step, lr, **hyper)
         return
     rows = list(zip(params, *moments, strict=True))

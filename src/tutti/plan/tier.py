@@ -46,8 +46,8 @@ def check_tiers(tiers: Mapping[str, str], step: StepGraph) -> None:
             raise ValueError(f"the plan keeps {label!r} on {tier!r}; a tier is one of {', '.join(TIERS)}")
         if inputs.get(label) in FIXED:
             raise ValueError(
-                f"the plan keeps {label!r} on tier {tier}; a {inputs[label]} lies on the device: what may lie elsewhere "
-                "is parameters, optimizer state and results of the forward pass"
+                f"the plan keeps {label!r} on tier {tier}; a {inputs[label]} lies on the device: what may lie "
+                "elsewhere is parameters, optimizer state and results of the forward pass"
             )
         if label not in inputs and phases.get(label) != FORWARD:
             phase = {BACKWARD: "backward pass"}.get(phases.get(label, ""), "update")

@@ -1,8 +1,8 @@
 """The shelf: memory outside of the device for what a plan keeps there.
 
-On tier `disk` a tensor is a file that is mapped into memory: its pages are the system's to write out and to drop. On
-tier `host` it is memory of the host, page-locked where the device is a GPU. A file has no name once it is mapped, so
-that nothing is left behind, however a process ends.
+On tier `disk` a tensor is a file that is mapped into memory: its pages are the system's to write out and to drop. A file
+has no name once it is mapped, so that nothing is left behind, however a process ends. On tier `host` it is ordinary
+memory.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Shelf:
     folder: where files are made. bytes: on the shelf now, those that wait to be used again included.
     """
 
-    def __init__(self, device: torch.device, folder: str | Path | None = None):
-        self.device, self.folder = device, Path(folder or FOLDER)
+    def __init__(self, folder: str | Path | None = None):
+        self.folder = Path(folder or FOLDER)
         self.bytes = 0
         self.free: dict[tuple[str, int], list[torch.Tensor]] = defaultdict(list)
         self.known: set[int] = set()  # storages, by id
@@ -62,7 +62,7 @@ class Shelf:
         if tier == DISK and count:
             raw = torch.empty(0, dtype=torch.uint8).set_(self.file(count))
         else:
-            raw = torch.empty(count, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+            raw = torch.empty(count, dtype=torch.uint8)
         self.bytes += count
         self.known.add(id(raw.untyped_storage()))
         return raw

@@ -27,7 +27,7 @@ class State:
     def __init__(self, graph: StepGraph, plan: Plan, runtime: Runtime, homes: Mapping[str, int] | None = None,
                  shelf: Shelf | None = None, ledgers: Sequence[Ledger] = ()):  # fmt: skip
         self.graph, self.plan, self.runtime, self.homes = graph, plan, runtime, homes or {}
-        self.shelf, self.ledgers = shelf or Shelf(graph.device), ledgers
+        self.shelf, self.ledgers = shelf or Shelf(), ledgers
         self.width = devices(plan.inner)
         self.names = [name for name in graph.inputs if name.partition(":")[0] not in GIVEN]
         self.parts: list[dict[str, torch.Tensor]] = [{} for _ in runtime.ranks]
