@@ -161,6 +161,19 @@ def test_a_budget_is_kept():
     assert torch.equal(fits(batch), expected) and fits.ledgers[0].most <= 0.75 * needed
 
 
+@pytest.mark.parametrize("options", [dict(plan="pp2", cluster="cpu:2"), dict(plan="single")], ids=["pp2", "single"])
+def test_a_budget_is_kept_over_microbatches(options):
+    step, batch = make("llama", memory="1GiB", accumulate=4, **options)
+    expected = step(batch)
+    needed = max(ledger.most for ledger in step.ledgers)
+    assert make("llama", memory=needed, accumulate=4, **options)[0](batch) == expected
+    with pytest.raises(OverBudget):
+        make("llama", memory=int(0.9 * needed), accumulate=4, **options)[0](batch)
+    plan = "x".join(part for part in (options["plan"].replace("single", ""), "offload3") if part)
+    less, batch = make("llama", **{**options, "plan": plan}, memory=int(0.9 * needed), accumulate=4)
+    assert less(batch) == expected
+
+
 def test_what_does_not_even_fit_between_steps_is_refused_at_once():
     with pytest.raises(MemoryError, match="param:"):
         make("llama", "single", memory="10KiB")

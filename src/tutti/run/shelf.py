@@ -1,8 +1,8 @@
 """The shelf: memory outside of the device for what a plan keeps there.
 
-On tier `disk` a tensor is a file that is mapped into memory: its pages are the system's to write out and to drop. A file
-has no name once it is mapped, so that nothing is left behind, however a process ends. On tier `host` it is ordinary
-memory.
+On tier `disk` a tensor is a file that is mapped into memory: its pages are the system's to write out and to drop. A
+file has no name once it is mapped, so that nothing is left behind, however a process ends. On tier `host` it is
+ordinary memory.
 """
 
 from __future__ import annotations

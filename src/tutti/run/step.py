@@ -321,6 +321,8 @@ class Step:
                 if name not in self._state.parts[0]:  # a copy: two gradients may be one tensor, or a broadcast one
                     whole = torch.contiguous_format
                     sums[name] = sums[name].add_(value) if name in sums else value.clone(memory_format=whole)
+        for ledger, sums in zip(self.ledgers, total, strict=False):
+            ledger.hold(sums)
 
     def _run(
         self, what: str, batch: Batch, more: list[dict[str, torch.Tensor]] | None = None, draw: int = 0

@@ -11,7 +11,7 @@ from tutti.run.simulated.prices import Prices, flops, moved
 from tutti.run.simulated.replay import Event, Replay, Storage
 
 COMPUTE = "compute"
-OUT, IN, HOST_COMPUTES = "the link to the host", "the link from the host", "the host"  # of each rank, by itself
+OUT, IN, HOST_COMPUTES = "the outer link, outwards", "the outer link, inwards", "the host"  # of each rank, by itself
 _TRANSFERS: dict[Any, str] = dict(TRANSFERS)
 
 
