@@ -38,7 +38,7 @@ class Offload:
     def search(self) -> None:
         """Try the fastest plans, and the smallest, while there is time."""
         search = self.of
-        if search.fastest is not None:
+        if search.fastest is not None or not search.cluster.device.outside.memory:
             return
         known = [plan for plan in search.plans if not plan.tiers]
         fastest = sorted(known, key=lambda p: p.predicted.step_seconds)
