@@ -30,7 +30,8 @@ MOST_SLICES = 16  # assumed: of the inner dim, between units (split-k)
 class Outer:
     """What a device has outside of its memory: its part of the host, or of a disk.
 
-    memory: bytes, 0 where nothing is kept there. link: bytes/s each way between the two. bandwidth: bytes/s that an update reads and writes there.
+    memory: bytes, 0 where nothing is kept there. link: bytes/s each way between the two. bandwidth: bytes/s that an
+    update reads and writes there.
     """
 
     memory: float
