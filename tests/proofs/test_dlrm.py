@@ -12,7 +12,7 @@ import torch
 
 import models
 import tutti
-from tutti.cluster.device import Link
+from tutti.cluster.device import Link, Outer
 from tutti.graph.capture import Loss
 from tutti.plan.layout import Layout, Split
 
@@ -33,7 +33,8 @@ def case() -> tuple[torch.nn.Module, dict[str, torch.Tensor], Loss, torch.optim.
 
 def cluster(devices: int, memory: float = MEMORY) -> tutti.Cluster:
     preset = tutti.Cluster.parse(f"h100:{devices}")
-    return tutti.Cluster(replace(preset.device, memory=memory), ((devices, Link(450e9, 3e-6)),))
+    device = replace(preset.device, memory=memory, beside=Outer(0, 1, 1, "nothing lies outside of it"))
+    return tutti.Cluster(device, ((devices, Link(450e9, 3e-6)),))
 
 
 def parallelize(on: tutti.Cluster, plan: str = "auto", **options) -> tuple[tutti.Step, dict[str, torch.Tensor]]:

@@ -9,7 +9,7 @@ import torch
 import tutti
 import zoo
 from searches import predicted, search
-from tutti.cluster.device import Link
+from tutti.cluster.device import Link, Outer
 from tutti.lower.shard import shard
 
 FAST, SLOW = Link(450e9, 3e-6), Link(1e8, 1e-4)
@@ -18,7 +18,8 @@ PLANS = ["dp4", "tp4", "dp2xtp2", "zero1", "zero2", "zero3", "tp2xzero3"]
 
 def cluster(link: Link, memory: float, devices: int = 4) -> tutti.Cluster:
     preset = tutti.Cluster.parse(f"h100:{devices}")
-    return tutti.Cluster(replace(preset.device, memory=memory), ((devices, link),))
+    device = replace(preset.device, memory=memory, beside=Outer(0, 1, 1, "nothing lies outside of it"))
+    return tutti.Cluster(device, ((devices, link),))
 
 
 @pytest.fixture(scope="module")

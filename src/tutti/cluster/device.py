@@ -27,6 +27,24 @@ MOST_SLICES = 16  # assumed: of the inner dim, between units (split-k)
 
 
 @dataclass(frozen=True)
+class Outer:
+    """What a device has outside of its memory: its part of the host, or of a disk.
+
+    memory: bytes, 0 where nothing is kept there. link: bytes/s each way between the two. bandwidth: bytes/s that an
+    update reads and writes there.
+    """
+
+    memory: float
+    link: float
+    bandwidth: float
+    source: str = ""
+
+
+ANY_HOST = Outer(64 * 2**30, 12e9, 12e9, "assumed: PCI Express 3.0 x16, an eighth of two sockets of DDR4")
+ANY_DISK = Outer(2**40, 1e9, 1e9, "assumed: an NVMe disk of 1 TiB")
+
+
+@dataclass(frozen=True)
 class Device:
     """One accelerator, or the cores that one process uses.
 
@@ -40,6 +58,7 @@ class Device:
     transposed: how many times longer a product takes whose first operand lies transposed, as in the gradient of a
       weight, by dtype name.
     streams: measured seconds over bytes (read and written), without the overhead, by "family dtype".
+    beside: what there is outside of its memory; where it is not given, something that is assumed (`outside`).
     """
 
     name: str
@@ -53,6 +72,16 @@ class Device:
     products: Mapping[str, Grid] = field(default_factory=dict, hash=False, repr=False)
     transposed: Mapping[str, float] = field(default_factory=dict, hash=False, repr=False)
     streams: Mapping[str, Curve] = field(default_factory=dict, hash=False, repr=False)
+    beside: Outer | None = None
+
+    @property
+    def outside(self) -> Outer:
+        return self.beside or (ANY_DISK if self.outer == "disk" else ANY_HOST)
+
+    @property
+    def outer(self) -> str:
+        """The tier outside of its memory: the disk of a CPU, whose memory is the host's already, the host of others."""
+        return "disk" if self.name.startswith("cpu") else "host"
 
     def peak_of(self, dtype: Dtype) -> float:
         """Peak FLOP/s in this dtype. ``ValueError`` where it is not known."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from tutti.cluster.device import Device, Link, Way
+from tutti.cluster.device import Device, Link, Outer, Way
 
 MATMUL = "share of the peak: S. Bekman, Machine Learning Engineering, maximum achievable matmul FLOPS"
 ASSUMED = "assumed: share of the peak as an A100's"
@@ -162,6 +162,29 @@ def _half(share: float) -> dict[str, float]:
     return {"bfloat16": share, "float16": share}
 
 
+REACHED_THERE = "three quarters of the link and two thirds of the memory's bandwidth reached, assumed"
+
+
+def _host(node: str, memory: float, devices: int, link: float, sharing: int, bandwidth: float) -> Outer:
+    """A device's part of its node's host: memory in GiB, bytes/s of a link and how many share it, of the memory."""
+    return Outer(
+        memory * 2**30 / devices, 0.75 * link / sharing, bandwidth / devices * 2 / 3, f"{node}; {REACHED_THERE}"
+    )
+
+
+DGX1 = _host("NVIDIA DGX-1: 512 GiB, two sockets of 4 channels DDR4-2133, two GPUs on a PCI Express 3.0 x16", 512, 8,
+             16e9, 2, 137e9)  # fmt: skip
+DGX2 = _host("NVIDIA DGX-2: 1.5 TiB, two sockets of 6 channels DDR4-2666, two GPUs on a PCI Express 3.0 x16", 1536, 16,
+             16e9, 2, 256e9)  # fmt: skip
+DGX_A100_40 = _host("NVIDIA DGX A100: 1 TiB, two sockets of 8 channels DDR4-3200, two GPUs on a PCI Express 4.0 x16",
+                    1024, 8, 32e9, 2, 410e9)  # fmt: skip
+DGX_A100_80 = _host("NVIDIA DGX A100 640GB: 2 TiB, two sockets of 8 channels DDR4-3200, two GPUs on a PCI Express 4.0 "
+                    "x16", 2048, 8, 32e9, 2, 410e9)  # fmt: skip
+DGX_H100 = _host("NVIDIA DGX H100: 2 TiB, two sockets of 8 channels DDR5-4800, PCI Express 5.0 x16", 2048, 8, 64e9, 1,
+                 614e9)  # fmt: skip
+ATLAS = _host("Huawei Atlas 800 (9000): 768 GiB, four sockets of 8 channels DDR4-2933, PCI Express 4.0 x16", 768, 8,
+              32e9, 1, 751e9)  # fmt: skip
+
 DEVICES = (
     Device(
         "cpu",
@@ -175,27 +198,29 @@ DEVICES = (
         "share of the peak measured with oneDNN; 8 GiB of memory assumed",
     ),
     Device("v100-32", VOLTA, 32 * 2**30, 900e9, {"float16": 0.75}, 5e-6,
-           "NVIDIA V100 datasheet, SXM2 32 GB; share of the peak assumed", units=80),
+           "NVIDIA V100 datasheet, SXM2 32 GB; share of the peak assumed", units=80, beside=DGX1),
     Device("v100-32-sxm3", VOLTA, 32 * 2**30, 900e9, {"float16": 0.75}, 5e-6,
-           "NVIDIA V100 datasheet, as in DGX-2; share of the peak assumed", units=80),
+           "NVIDIA V100 datasheet, as in DGX-2; share of the peak assumed", units=80, beside=DGX2),
     Device("a100-40", AMPERE, 40 * 2**30, 1555e9, _half(0.86), 5e-6,
-           f"NVIDIA A100 datasheet, SXM4 40 GB; {MATMUL}", units=108),
+           f"NVIDIA A100 datasheet, SXM4 40 GB; {MATMUL}", units=108, beside=DGX_A100_40),
     Device("a100-80", AMPERE, 80 * 2**30, 2039e9, _half(0.86), 5e-6,
-           f"NVIDIA A100 datasheet, SXM4 80 GB; {MATMUL}", units=108),
+           f"NVIDIA A100 datasheet, SXM4 80 GB; {MATMUL}", units=108, beside=DGX_A100_80),
     Device("h100", HOPPER, 80 * 2**30, 3352e9, _half(0.8), 5e-6,
-           f"NVIDIA H100 datasheet, SXM5; {MATMUL}", units=132),
+           f"NVIDIA H100 datasheet, SXM5; {MATMUL}", units=132, beside=DGX_H100),
     Device("h200", HOPPER, 141e9, 4800e9, _half(0.8), 5e-6,
-           f"NVIDIA H200 datasheet, SXM; the H100's {MATMUL}", units=132),
+           f"NVIDIA H200 datasheet, SXM; the H100's {MATMUL}", units=132, beside=DGX_H100),
     Device("b200", BLACKWELL, 180e9, 8000e9, _half(0.75), 5e-6,
-           "NVIDIA DGX B200 and HGX B200 datasheets, an eighth, dense; share of the peak assumed", units=148),
+           "NVIDIA DGX B200 and HGX B200 datasheets, an eighth, dense; share of the peak assumed", units=148,
+           beside=DGX_H100),
     Device("mi300x", CDNA3, 192e9, 5325e9, _half(0.5), 5e-6,
-           "AMD Instinct MI300X datasheet (2023), matrix peaks; share of the peak assumed", units=304),
+           "AMD Instinct MI300X datasheet (2023), matrix peaks; share of the peak assumed", units=304, beside=DGX_H100),
     Device("ascend-910", {"float32": 4.1e12, "float16": 256e12, "int8": 512e12}, 32 * 2**30, 1200e9,
            {"float16": 0.7}, 10e-6,
            "Huawei, DaVinci (Hot Chips 31, 2019); float32: 32 vector units of 64 numbers at 1 GHz; share assumed",
-           units=32),
+           units=32, beside=ATLAS),
     Device("ascend-910b", {"float32": 75e12, "bfloat16": 313e12, "float16": 313e12, "int8": 626e12}, 64 * 2**30,
-           1600e9, _half(0.7), 10e-6, "Huawei Atlas 800T A2 (Ascend 910B3), figures of resellers; share assumed"),
+           1600e9, _half(0.7), 10e-6, "Huawei Atlas 800T A2 (Ascend 910B3), figures of resellers; share assumed",
+           beside=ATLAS),
 )  # fmt: skip
 
 _WIRED: dict[str, tuple[tuple[tuple[int, Link], ...], Link, str]] = {

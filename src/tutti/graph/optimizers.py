@@ -72,7 +72,14 @@ def register(
 
 
 def state_of(optimizer: Optimizer, name_of: dict[Parameter, str], masters: bool = False) -> dict[str, State]:
-    """Initial optimizer state of every parameter of ``optimizer``, by parameter name.
+    """Initial optimizer state of every parameter of ``optimizer``, by parameter name. See ``states_of``."""
+    return dict(states_of(optimizer, name_of, masters))
+
+
+def states_of(
+    optimizer: Optimizer, name_of: dict[Parameter, str], masters: bool = False
+) -> Iterator[tuple[str, State]]:
+    """Parameter names of ``optimizer`` with their initial state, which is made as it is asked for.
 
     Values are copies of ``optimizer.state`` where the optimizer has stepped, else zeros, in the dtype and
     on the device of the parameter (a meta or fake parameter gets meta or fake state). With ``masters``, a
@@ -83,7 +90,6 @@ def state_of(optimizer: Optimizer, name_of: dict[Parameter, str], masters: bool 
     """
     rule = _rule(optimizer)
     stepped = any(optimizer.state.values())
-    states: dict[str, State] = {}
     for group, param in _parameters(optimizer):
         _check(optimizer, group)
         if param not in name_of:
@@ -109,8 +115,7 @@ def state_of(optimizer: Optimizer, name_of: dict[Parameter, str], masters: bool 
             like = held.get("master", value)
             old = None if missing else optimizer.state[param][key].detach()
             held[key] = torch.zeros_like(like) if old is None else torch.empty_like(like).copy_(old)
-        states[name_of[param]] = held
-    return states
+        yield name_of[param], held
 
 
 def step_count(optimizer: Optimizer) -> int:

@@ -17,6 +17,7 @@ from torch import fx
 
 from tutti.graph.costs import FREE
 from tutti.lower.order import advance, sort
+from tutti.lower.transfers import store
 from tutti.nn.adam import IN_PLACE
 
 aten = torch.ops.aten
@@ -97,7 +98,7 @@ def _write_back(graph: fx.Graph) -> None:
     results, gathered, dead = list(output.args[0]), [], []
     for i, (name, value) in enumerate(zip(output.meta.get("names", ()), results, strict=False)):
         old = inputs.get(name)
-        if old is None or value.op != "call_function" or value.target is written:
+        if old is None or value.op != "call_function" or value.target in (written, store):
             continue
         if old in last and at[last[old]] > at[_made(value)]:
             continue

@@ -13,6 +13,7 @@ from torch import fx
 from tutti.graph.costs import FREE
 from tutti.graph.step_graph import Call, Spec
 from tutti.lower.collectives import COLLECTIVES
+from tutti.lower.transfers import TRANSFERS
 
 aten = torch.ops.aten
 
@@ -138,11 +139,11 @@ def _is_part(x: fx.Node, root: fx.Node) -> bool:
 
 
 def _sent(root: fx.Node, roots: dict[fx.Node, fx.Node]) -> bool:
-    """Whether a collective reads the memory: it may not be over yet."""
+    """Whether a collective or a transfer reads the memory: it may not be over yet."""
     todo = [root]
     while todo:
         for user in todo.pop().users:
-            if user.target in COLLECTIVES:
+            if user.target in COLLECTIVES or user.target in TRANSFERS:
                 return True
             if roots[user] is root:
                 todo.append(user)

@@ -14,8 +14,9 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from tutti.graph.costs import FREE
 from tutti.graph.inline import paste, trace
-from tutti.graph.step_graph import Spec, StepGraph
+from tutti.graph.step_graph import FORWARD, Spec, StepGraph
 from tutti.lower.here import Here
 from tutti.lower.move import move
 from tutti.lower.program import Program
@@ -56,6 +57,10 @@ def shard(
         wanted[name] = (layout, node.meta["val"])
     sharder.graph.output(tuple(results.values())).meta["names"] = list(results)
     sharder.graph.eliminate_dead_code()
+    for node in sharder.graph.nodes if plan.tiers else ():
+        passes = node.op == "placeholder" or (node.meta.get("phase") == FORWARD and node.target not in FREE)
+        if passes and node.meta.get("label") in plan.tiers:
+            node.meta["tier"] = plan.tiers[node.meta["label"]]
     return Program(sharder.graph, plan.mesh, rank, inputs, wanted)
 
 

@@ -26,6 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+PIECE = 1 << 20  # numbers, so many that kernels take them as they take the whole
+
 _HYPER = "float beta1, float beta2, float eps, float weight_decay, bool decoupled, bool maximize"
 
 _library = torch.library.Library("tutti", "FRAGMENT")
@@ -70,6 +72,14 @@ def _adam_amsgrad(param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq, step, lr, **
 def _apply(params, grads, moments, step, lr, *, beta1, beta2, eps, weight_decay, decoupled, maximize) -> None:
     if not params:
         return
+    hyper = dict(beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, decoupled=decoupled, maximize=maximize)
+    every = list(zip(params, grads, *moments, strict=True))
+    if params[0].device.type == "cpu" and any(map(_cast, every)):
+        for row in every:
+            pieces = zip(*(t.view(-1).split(PIECE) for t in row), strict=True) if _cast(row) else [row]
+            for param, grad, *held in pieces:
+                _apply([param], [grad.to(param.dtype)], [[t] for t in held], step, lr, **hyper)
+        return
     rows = list(zip(params, *moments, strict=True))
     work = [_aligned(row) for row in rows]
     columns = [list(column) for column in zip(*work, strict=True)]
@@ -94,6 +104,12 @@ def _apply(params, grads, moments, step, lr, *, beta1, beta2, eps, weight_decay,
         if copy is not row:
             for target, source in zip(row, copy, strict=True):
                 target.copy_(source)
+
+
+def _cast(row: tuple[Tensor, ...]) -> bool:
+    """Whether a gradient has to be cast, which takes no memory if it is done in pieces."""
+    param, grad, *_ = row
+    return grad.dtype != param.dtype and all(t.is_contiguous() for t in row)
 
 
 def _count(step: Tensor, device: torch.device) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tutti.plan.draw import drawn
@@ -31,6 +32,7 @@ def explain(plan: Plan) -> str:
     elif plan.again:
         named = ", ".join(plan.again[:MOST]) + (", ..." if len(plan.again) > MOST else "")
         lines.append(f"{len(plan.again)} operators are computed again in the backward pass: {named}")
+    lines += _tiers(plan.tiers)
     if plan.accumulate > 1:
         lines.append(f"{plan.accumulate} microbatches per update")
     if plan.prediction:
@@ -52,8 +54,23 @@ def _predicted(made: Prediction) -> list[str]:
         + "".join(f"{',' if i else ':'} {kind} {size(n)}" for i, (kind, n) in enumerate(_largest(made.bytes_by_kind))),
         f"sent per step    {size(made.communication_bytes)} by each device",
     ]
+    if made.bytes_by_tier:
+        there = ", ".join(f"{size(count)} on the {tier}" for tier, count in made.bytes_by_tier.items())
+        lines.append(f"other tiers      {there} per device; {seconds(made.transfer_seconds)} waiting for transfers")
     rows = [(kind, str(count), size(sent)) for kind, (count, sent) in sorted(made.collectives.items())]
     return [*lines, *_table(rows, "  ")]
+
+
+def _tiers(tiers: Mapping[str, str]) -> list[str]:
+    """A line for each tier: the kinds of inputs there, and how many results of the forward pass wait there."""
+    lines = []
+    for tier in dict.fromkeys(tiers.values()):
+        there = [label for label, at in tiers.items() if at == tier]
+        kinds = dict.fromkeys(label.partition(":")[0] for label in there if ":" in label.partition("/")[0])
+        results = sum(":" not in label.partition("/")[0] for label in there)
+        waits = f"{', and ' if kinds else ''}results of {results} operators of the forward pass" if results else ""
+        lines.append(f"on the {tier}: {', '.join(kinds)} of {len(there) - results} inputs{waits}")
+    return lines
 
 
 def _by_stage(plan: Plan) -> list[tuple[int, list[str]]]:

@@ -13,6 +13,7 @@ from tutti.plan.choice import Choices, parse_choice
 from tutti.plan.explain import explain
 from tutti.plan.layout import Layout, Mesh, parse_placement
 from tutti.plan.schedule import NO_PIPE, Pipe
+from tutti.plan.tier import check_tiers
 from tutti.plan.variant import LAYERS, Variant
 
 PIPELINE = "pp"  # the mesh axis of a pipeline, the outermost
@@ -26,6 +27,7 @@ class Prediction:
     communication_bytes: sent by one rank. fraction_of_peak: of the devices' FLOP/s, with the work of the whole model.
     peak_bytes: of memory, and bytes_by_kind of what. collectives: "all_reduce over dp" -> [number, bytes sent].
     level: at which it runs. bubble_seconds: in which a rank waits for the other devices of a pipeline.
+    transfer_seconds: in which it waits for transfers between tiers. bytes_by_tier: at most, on tiers but the device.
     """
 
     step_seconds: float
@@ -38,6 +40,8 @@ class Prediction:
     collectives: Mapping[str, list[int]] = field(default_factory=dict)
     level: str = ""
     bubble_seconds: float = 0.0
+    transfer_seconds: float = 0.0
+    bytes_by_tier: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,8 @@ class Plan:
     stages: path of a module, or name of a forward node, -> its stage of a pipeline (`plan.stages`) over the axis `pp`.
     schedule: of the pipeline, by name (`plan.schedule`). slices: chunks of the sequence (`lower.unroll`).
     again: labels of forward nodes that the backward pass computes again (`lower.recompute`).
+    tiers: labels of inputs, and of forward nodes whose results wait for the backward pass, that do not lie on the
+        device -> where they do (`plan.tier`).
     durations: of each stage for a microbatch (`plan.slots`), as they were modelled: what `found` goes by.
     reasons: in words, why this plan and not another.
     """
@@ -63,6 +69,7 @@ class Plan:
     schedule: str = ""
     slices: int = 1
     again: tuple[str, ...] = ()
+    tiers: Mapping[str, str] = field(default_factory=dict)
     durations: tuple[tuple[float, ...], ...] = ()
     name: str = ""
     graph: str = ""  # fingerprint of the graph that it was made for
@@ -115,6 +122,9 @@ class Plan:
         if bool(self.again) != any("again" in node.meta for node in step.calls):
             does, has = ("computes", "nothing") if self.again else ("computes nothing", "some")
             raise ValueError(f"the plan {does} again, the step has {has} of that (tutti.lower.vary makes it)")
+        if unknown := [label for label in self.tiers if label not in labels]:
+            raise ValueError(_stranger(unknown, labels))
+        check_tiers(self.tiers, step)
         labels |= {step.gradient_label(name) for name in step.names("param")}
         axes = {label: layout.splits | layout.partials for label, layout in self.inputs.items()}
         if unknown := [label for label in (*self.inputs, *self.operators) if label not in labels]:
@@ -142,6 +152,7 @@ class Plan:
                 "schedule": self.schedule,
                 "slices": self.slices,
                 "again": list(self.again),
+                "tiers": dict(self.tiers),
                 "durations": [list(stage) for stage in self.durations],
                 "graph": self.graph,
                 "cluster": self.cluster,
@@ -191,7 +202,7 @@ class Plan:
     def diff(self, other: Plan) -> list[str]:
         """What differs, a line each: `-` in this plan, `+` in the other."""
         lines = []
-        for what in ("mesh", "accumulate", "schedule", "slices", "again", "stages", "inputs", "operators"):
+        for what in ("mesh", "accumulate", "schedule", "slices", "again", "tiers", "stages", "inputs", "operators"):
             ours, theirs = getattr(self, what), getattr(other, what)
             if not isinstance(ours, Mapping):
                 ours, theirs = {what: ours or None}, {what: theirs or None}

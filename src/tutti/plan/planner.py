@@ -32,6 +32,7 @@ from tutti.plan.roles import Free, Roles
 from tutti.plan.schedule import NO_PIPE, Pipe
 from tutti.plan.slots import in_flight
 from tutti.plan.textbook import Textbook, parse_name, textbook_of
+from tutti.plan.tier import offloaded
 from tutti.plan.title import title
 from tutti.plan.variant import PLAIN, Variant
 from tutti.rules import source
@@ -68,7 +69,8 @@ class Planner:
         without_effect = "zero" in name and not book.zero  # on a single data-parallel device
         made = self.piped(book) if book.pipe.devices > 1 else self.textbook(book)
         plan = made.plan(gathered=book.zero >= 2)
-        return plan.replace(name=str(book) if without_effect else name)
+        tiers = offloaded(self.step, book.offload, self.cluster.device.outer) if book.offload else {}
+        return plan.replace(name=str(book) if without_effect else name, tiers=tiers)
 
     def textbook(self, book: Textbook, stored: Mapping[str, Layout] | None = None) -> Candidate:
         """The textbook plan with the cheapest choices.

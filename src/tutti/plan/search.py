@@ -7,7 +7,8 @@ search, and so does the time. A plan that is too large is made smaller by a pric
 
 Microbatches never make a step faster, but smaller: more of them are tried while what fits is slower than what does not.
 Then come pipelines (`plan.pipelines`), where what was found leaves them something to win; what would be faster than
-all that fits, if it fitted, with less kept for the backward pass (`plan.smaller`); and pipelines of parts of sequences.
+all that fits, if it fitted, with less kept for the backward pass (`plan.smaller`); where nothing fits, what costs least
+to keep outside of the device lies there (`plan.offload`); and pipelines of parts of sequences.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tutti.graph.step_graph import StepGraph
 from tutti.plan import reasons
 from tutti.plan.explain import mesh_name
 from tutti.plan.layout import Mesh, devices
+from tutti.plan.offload import Offload
 from tutti.plan.pin import Pin
 from tutti.plan.piped import Piped
 from tutti.plan.pipelines import Pipelines
@@ -34,7 +36,8 @@ FLAT, PIPED = 0.6, 0.8  # shares of it after which pipelines are looked at, wher
 NEAR = 1.02  # costs and judgements agree within this
 TRIES = 4  # to make a plan fit
 DEEPER = 30  # times as long as with two axes it may take to look at a mesh of three
-SAID = ("mesh", "inputs", "operators", "accumulate", "stages", "schedule", "slices", "again", "durations")
+SAID = ("mesh", "inputs", "operators", "accumulate", "stages", "schedule", "slices", "again", "tiers",
+        "durations")  # fmt: skip
 SHRINKING = ("activations", "temporaries", "communication")  # kinds of memory that microbatches make less
 
 Judge = Callable[[StepGraph, Plan, Cluster], Prediction]
@@ -97,6 +100,7 @@ class Search:
         self.pipes.whole()
         self.deadline = self.begin + self.budget
         Smaller(self).search()
+        Offload(self).search()
         self.pipes.chunked()
         if not self.candidates and self.impossible:
             raise self.impossible
@@ -269,7 +273,8 @@ class Search:
         return min((p.predicted.step_seconds for p in self.plans if self.fits(p)), default=None)
 
     def fits(self, plan: Plan) -> bool:
-        return plan.predicted.peak_bytes <= self.memory
+        made, outside = plan.predicted, self.cluster.device.outside
+        return made.peak_bytes <= self.memory and sum(made.bytes_by_tier.values()) <= outside.memory
 
     @property
     def best_of_all(self) -> Plan:

@@ -32,14 +32,18 @@ from tutti.plan.schedule import CHUNKED, COUNTED, NO_PIPE, Pipe
 from tutti.plan.schedule import NAMES as SCHEDULES
 from tutti.plan.variant import LAYERS, Variant
 
-NAMES = "auto, dp, tp, zero1, zero2, zero3, dp2xtp2, tp2xzero3, cp4, ep4, pp4, pp2-zb-vxdp2, zero3xrecompute, ..."
-WORDS = ("auto", "dp", "tp", "cp", "ep", "pp", "zero", "recompute", "single")
+NAMES = (
+    "auto, dp, tp, zero1, zero2, zero3, dp2xtp2, tp2xzero3, cp4, ep4, pp4, pp2-zb-vxdp2, zero3xrecompute, "
+    "zero3xoffload2, ..."
+)
+WORDS = ("auto", "dp", "tp", "cp", "ep", "pp", "zero", "recompute", "offload", "single")
 STEMS = {**{word: word for word in WORDS}, "fsdp": "zero3"}
 
 
 @dataclass(frozen=True)
 class Textbook:
-    """Sizes of the axes, the ZeRO stage (0 to 3) of the data-parallel one, and the pipeline around them."""
+    """Sizes of the axes, the ZeRO stage (0 to 3) of the data-parallel one, the pipeline around them, and how much is
+    offloaded (`plan.tier`)."""
 
     dp: int = 1
     tp: int = 1
@@ -48,6 +52,7 @@ class Textbook:
     cp: int = 1
     pipe: Pipe = NO_PIPE
     recompute: bool = False
+    offload: int = 0
 
     def __str__(self) -> str:
         parts = [str(self.pipe)] if self.pipe.devices > 1 else []
@@ -57,6 +62,7 @@ class Textbook:
         parts += [f"tp{self.tp}"] if self.tp > 1 else []
         parts += [f"zero{self.zero}"] if self.zero else []
         parts += ["recompute"] if self.recompute else []
+        parts += [f"offload{self.offload if self.offload > 1 else ''}"] if self.offload else []
         return "x".join(parts) or "single"
 
     @property
@@ -87,8 +93,9 @@ def parse_name(name: str, devices: int) -> Textbook:
     """
     sizes: dict[str, int] = {}
     zero, schedule, chunks, slices, recompute = 0, "1f1b", 1, 1, False
+    offload = 0
     for part in name.split("x"):
-        match = re.fullmatch(r"(dp|tp|cp|ep|pp)(\d*)(?:-(.+))?|zero([123])|(recompute)|single", part)
+        match = re.fullmatch(r"(dp|tp|cp|ep|pp)(\d*)(?:-(.+))?|zero([123])|(recompute)|(offload)([123]?)|single", part)
         if not match:
             near = _nearest(name)
             hint = f"did you mean {near!r}? W" if near else "w"
@@ -97,6 +104,8 @@ def parse_name(name: str, devices: int) -> Textbook:
             zero = int(match[4])
         elif match[5]:
             recompute = True
+        elif match[6]:
+            offload = int(match[7] or 1)
         elif match[1]:
             if match[1] in sizes:
                 raise ValueError(f"plan {name!r} names {match[1]} twice")
@@ -120,7 +129,7 @@ def parse_name(name: str, devices: int) -> Textbook:
     dp, tp, cp, ep, pp = (sizes.get(axis, 1) for axis in ("dp", "tp", "cp", "ep", "pp"))
     if slices > 1 and pp < 2:
         raise ValueError(f"plan {name!r}: chunks of the sequence need a pipeline of at least 2 devices")
-    return Textbook(dp, tp, zero if dp > 1 else 0, ep, cp, Pipe(pp, schedule, chunks, slices), recompute)
+    return Textbook(dp, tp, zero if dp > 1 else 0, ep, cp, Pipe(pp, schedule, chunks, slices), recompute, offload)
 
 
 def _schedule(name: str, axis: str, said: str) -> tuple[str, int, int]:

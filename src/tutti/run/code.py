@@ -11,14 +11,19 @@ or on a clock. Values are dropped after their last use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import fx
 
 from tutti.graph.step_graph import Call
 from tutti.lower.collectives import COLLECTIVES
+from tutti.lower.transfers import TRANSFERS
+
+if TYPE_CHECKING:
+    from tutti.run.carrier import Carrier
+    from tutti.run.ledger import Ledger
 
 
 class Request(NamedTuple):
@@ -33,13 +38,23 @@ class Request(NamedTuple):
 Run = Callable[..., Generator[Request, torch.Tensor, tuple]]
 
 
-def generate(graph: fx.Graph) -> Run:
-    """The generator function of a graph. Positional arguments are its placeholders, in order; returns its outputs."""
-    writer = _Writer(graph)
+def generate(graph: fx.Graph, carrier: Carrier | None = None, meter: Meter | None = None) -> Run:
+    """The generator function of a graph. Positional arguments are its placeholders, in order; returns its outputs.
+
+    carrier: carries out the transfers. meter: is told what each call is going to need, and given what it returns.
+    """
+    writer = _Writer(graph, carrier, meter)
     source = writer.source()
     namespace = writer.globals
     exec(compile(source, "<tutti program>", "exec"), namespace)
     return namespace["run"]
+
+
+class Meter:
+    """Accounts for the memory of a Program as it runs. needs: bytes of calls that make something, and their labels."""
+
+    def __init__(self, ledger: Ledger, needs: Mapping[fx.Node, int]):
+        self.ledger, self.needs = ledger, needs
 
 
 def last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
@@ -55,8 +70,8 @@ def last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
 
 
 class _Writer:
-    def __init__(self, graph: fx.Graph):
-        self.graph = graph
+    def __init__(self, graph: fx.Graph, carrier: Carrier | None, meter: Meter | None):
+        self.graph, self.carrier, self.meter = graph, carrier, meter
         self.globals: dict[str, Any] = {"Request": Request}
         self.names = {node: f"v{i}" for i, node in enumerate(graph.nodes)}
         self.known: dict[int, str] = {}
@@ -70,14 +85,28 @@ class _Writer:
                 lines.append(f"    return {self._value(node.args[0])}")
             elif node.op == "call_function":
                 drop = "".join(f"; {self.names[d]} = None" for d in dies.get(node, ()))
-                lines.append(f"    {self.names[node]} = {self._call(node)}{drop}")
+                lines += self._metered(node, f"    {self.names[node]} = {self._call(node)}", drop)
+        if self.carrier:
+            lines.insert(-1, f"    {self._constant(self.carrier.settle)}()")
         return "\n".join(lines)
+
+    def _metered(self, node: fx.Node, call: str, drop: str) -> list[str]:
+        """A call with what the meter has to know of it."""
+        if self.meter is None or node not in self.meter.needs:
+            return [call + drop]
+        count, what = self.meter.needs[node], str(node.meta.get("label") or node.name)
+        need, hold = (self._constant(f) for f in (self.meter.ledger.need, self.meter.ledger.hold))
+        return [f"    {need}({count}, {what!r})", call, f"    {hold}({self.names[node]}){drop}"]
 
     def _call(self, node: Call) -> str:
         if node.target in COLLECTIVES:
             x, axis, *rest = node.args
             op = rest[0] if rest and isinstance(rest[0], str) else ""
             return f"yield Request({COLLECTIVES[node.target]!r}, {axis!r}, {op!r}, {self._value(x)})"
+        if node.target in TRANSFERS:
+            assert self.carrier is not None, f"nobody carries out {node.target}"
+            function = getattr(self.carrier, TRANSFERS[node.target])
+            return f"{self._constant(function)}({', '.join(map(self._value, node.args))})"
         positional = [self._value(a) for a in node.args]
         named = [f"{k}={self._value(v)}" for k, v in node.kwargs.items()]
         return f"{self._constant(node.target)}({', '.join(positional + named)})"

@@ -3,8 +3,9 @@
     peak = max over calls of (inputs + values not yet dropped + what the call makes + its workspace)
 
 Inputs (parameters, optimizer state, batch) are held by the caller all along; updates in place need no second copy;
-values that share memory count once. A collective needs its operand in one piece, and memory of its own for the
-result, which whoever drives the Program holds on to until the next collective has answered (`tutti.run.runtime`).
+values that share memory count once. What lies on another tier than the device is counted by itself. A collective needs
+its operand in one piece, and memory of its own for the result, which whoever drives the Program holds on to until the
+next collective has answered (`tutti.run.runtime`).
 Of what libraries allocate inside of an operator only what `memory_inside` knows counts.
 """
 
@@ -12,12 +13,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import fx
 
 from tutti.cluster.device import Device
 from tutti.graph.step_graph import BACKWARD, FORWARD, UPDATE
+from tutti.plan.tier import DEVICE
 from tutti.run.memory_inside import INSIDE
 from tutti.run.simulated.replay import Event, Replay, Storage
 
@@ -39,12 +41,14 @@ class Alive:
 
 @dataclass(frozen=True)
 class Memory:
-    """peak: bytes. kinds: of them by kind, and `alive` by label, largest first. at: label of the call."""
+    """peak: bytes of the device. kinds: of them by kind, and `alive` by label, largest first. at: label of the call.
+    tiers: the most bytes on each other tier, whenever that is."""
 
     peak: int
     kinds: Mapping[str, int]
     alive: tuple[Alive, ...]
     at: str
+    tiers: Mapping[str, int] = field(default_factory=dict)
 
 
 def exactly(count: int) -> int:
@@ -87,9 +91,9 @@ def memory(replay: Replay, on: Platform = CPU, held: Mapping[str, int] | None = 
             most, worst = total, i
     kinds = _kinds(replay)
     sizes: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
-    for i, (_, event, live, workspace) in enumerate(walk(replay, on)):  # again: what is alive at the worst
+    for i, (_, event, live, workspace, _) in enumerate(walk(replay, on)):  # again: what is alive at the worst
         if i == worst:
-            for storage in live:
+            for storage in filter(on_device, live):
                 _add(sizes, storage.node.meta.get("label", storage.node.name), kinds[storage], rounded(storage.bytes))
             _add(sizes, event.label, "workspace", workspace)
             break
@@ -106,7 +110,32 @@ def memory(replay: Replay, on: Platform = CPU, held: Mapping[str, int] | None = 
         dict(by_kind.most_common()),
         tuple(sorted(alive, key=lambda a: (-a.bytes, a.label))),
         event.label if event else "",
+        _elsewhere(replay),
     )
+
+
+def on_device(storage: Storage) -> bool:
+    return storage.tier == DEVICE
+
+
+def _elsewhere(replay: Replay) -> dict[str, int]:
+    """The most bytes on each tier but the device."""
+    most: dict[str, int] = {}
+    for _, _, live, *_ in walk(replay, CPU):
+        now: Counter[str] = Counter()
+        for storage in live:
+            if storage.tier != DEVICE:
+                now[storage.tier] += storage.bytes
+        most |= {tier: max(count, most.get(tier, 0)) for tier, count in now.items()}
+    return most
+
+
+def spans(replay: Replay, on: Platform) -> dict[fx.Node, tuple[int, int, int]]:
+    """Of each call: the number of its event, bytes alive before it, and while it runs."""
+    found = {}
+    for i, (total, event, _, workspace, new) in enumerate(walk(replay, on)):
+        found |= dict.fromkeys(event.nodes, (i, total - workspace - new, total))
+    return found
 
 
 def course(replay: Replay, on: Platform, held: Mapping[str, int] | None = None, points: int = 400
@@ -117,11 +146,11 @@ def course(replay: Replay, on: Platform, held: Mapping[str, int] | None = None, 
     chosen = {max(range(i, min(i + stretch, len(totals))), key=totals.__getitem__)
               for i in range(0, len(totals), max(1, stretch))}  # fmt: skip
     kinds, found = _kinds(replay), []
-    for i, (_, _, live, workspace) in enumerate(walk(replay, on)):
+    for i, (_, _, live, workspace, _) in enumerate(walk(replay, on)):
         if i in chosen:
             now = Counter(held or {})
             now["workspace" if workspace > 0 else "temporaries"] += workspace  # less than none: what is written over
-            for storage in live:
+            for storage in filter(on_device, live):
                 now[kinds[storage]] += on.rounded(storage.bytes)
             found.append((i, now))
     return found
@@ -132,11 +161,15 @@ def _add(sizes: dict[tuple[str, str], list[int]], label: str, kind: str, count: 
     entry[:] = entry[0] + count, entry[1] + 1
 
 
-def walk(replay: Replay, on: Platform) -> Iterator[tuple[int, Event, Mapping[Storage, int], int]]:
-    """At each call: bytes alive while it runs, the call, how often each storage is held, its workspace."""
-    rounded = on.rounded
+def walk(replay: Replay, on: Platform) -> Iterator[tuple[int, Event, Mapping[Storage, int], int, int]]:
+    """At each call: bytes of the device alive while it runs, the call, how often each storage is held, its workspace,
+    and bytes that are new with it."""
     held: Counter[Storage] = Counter(replay.inputs.values())
-    total = sum(rounded(s.bytes) for s in held)
+
+    def counted(storage: Storage) -> int:
+        return on.rounded(storage.bytes) if on_device(storage) else 0
+
+    total = sum(map(counted, held))
     values: dict[fx.Node, list[Storage]] = {node: [s] for node, s in replay.inputs.items()}
     for node in replay.inputs:  # once by the Program, once by the caller
         held[replay.inputs[node]] += 1
@@ -148,18 +181,19 @@ def walk(replay: Replay, on: Platform) -> Iterator[tuple[int, Event, Mapping[Sto
             held[storage] -= 1
             if not held[storage]:
                 del held[storage]
-                freed += rounded(storage.bytes)
+                freed += counted(storage)
         return freed
 
     for event in replay.events:
+        before = total
         for node, storages in event.holds.items():
             values[node] = storages
             for storage in storages:
                 if storage not in held:
-                    total += rounded(storage.bytes)
+                    total += counted(storage)
                 held[storage] += 1
-        workspace = sum(rounded(count) for count in workspaces(event, on)) - event.reuses
-        yield total + workspace, event, held, workspace
+        workspace = sum(on.rounded(count) for count in workspaces(event, on)) - event.reuses
+        yield total + workspace, event, held, workspace, total - before
         if event.collective:
             total -= release(answer)
             answer = event.holds[event.node]

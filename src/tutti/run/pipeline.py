@@ -24,7 +24,9 @@ from tutti.plan.layout import Layout, devices
 from tutti.plan.plan import PIPELINE, Plan
 from tutti.plan.schedule import forward
 from tutti.plan.slots import Schedule
+from tutti.run.carrier import Carrier
 from tutti.run.code import Run
+from tutti.run.ledger import Ledger
 from tutti.run.levels import prepare
 from tutti.run.runtime import Distributed, Virtual, own_part, raw
 from tutti.run.state import State
@@ -50,11 +52,13 @@ class Pipeline:
     """A step, or a part of one, on the devices that this process holds.
 
     count: of microbatches. state: what is kept between steps; replaced where a step makes successors. homes: the stage
-    that keeps each input.
+    that keeps each input. carrier: of what a plan keeps on outer tiers.
     """
 
-    def __init__(self, graph: StepGraph, plan: Plan, count: int, level: str, state: State, homes: Mapping[str, int]):
+    def __init__(self, graph: StepGraph, plan: Plan, count: int, level: str, state: State, homes: Mapping[str, int],
+                 carrier: Carrier | None = None):  # fmt: skip
         self.count, self.mesh, self.width, self.state = count, plan.inner, devices(plan.inner), state
+        self.carrier = carrier
         self.cut, self.schedule = pipeline_of(graph, plan, count, homes)
         self.plan = with_values(plan.replace(mesh=self.mesh), self.cut)
         self.actions = actions_of(self.cut, self.schedule)
@@ -73,6 +77,12 @@ class Pipeline:
     def device(self, place: Place) -> int:
         """That on which a part runs."""
         return self.schedule.place[place.stage]
+
+    def ledger(self, device: int, rank: int) -> Ledger | None:
+        """Of one rank of a held device, where memory is accounted for."""
+        if not self.state.ledgers:
+            return None
+        return self.state.ledgers[self.state.runtime.ranks.index(device * self.width + rank)]
 
     def run(self, given: Given) -> None:
         """Let all held devices act until all is done."""
@@ -127,7 +137,10 @@ class _Part:
         self.programs: list[Program] = [shard(graph, plan, rank, asked) for rank in pipeline.ranks]
         self.local = {n.meta["input"]: n.meta["val"] for n in self.programs[0].graph.nodes if n.op == "placeholder"}
         self.outputs = list(graph.outputs)
-        self.runs: list[Run] = [prepare(program, level) for program in self.programs]
+        self.ledgers = [pipeline.ledger(pipeline.device(place), rank) for rank in pipeline.ranks]
+        self.ready = [prepare(program, level, pipeline.carrier, ledger)
+                      for program, ledger in zip(self.programs, self.ledgers, strict=True)]  # fmt: skip
+        self.runs: list[Run] = [ready.run for ready in self.ready]
 
 
 class _Device:
@@ -157,7 +170,7 @@ class _Device:
             for total in (x for row in self.sums.values() for x in row):
                 total.div_(self.pipeline.count)
         for message, source in action.receives:
-            self.values[message] = mail.receive(message, source, self.number)
+            self.values[message] = self.counted(mail.receive(message, source, self.number))
         if action.place:
             self.run(action, given(max(action.microbatch, 0)))
         for message, target in action.sends:
@@ -165,6 +178,13 @@ class _Device:
         for message in action.drops:
             del self.values[message]
         return True
+
+    def counted(self, row: Row) -> Row:
+        """The tensors, on the account of the ranks that hold them."""
+        for rank, x in zip(self.pipeline.ranks, row, strict=True):
+            if ledger := self.pipeline.ledger(self.number, rank):
+                ledger.hold(x)
+        return row
 
     def row(self, message: Message) -> Row:
         """What is here under a name, of each held rank."""
@@ -186,6 +206,8 @@ class _Device:
                 else:
                     row.append(self.row(_message(name, action, self.values))[i])
             rows.append(row)
+            if ledger := part.ledgers[i]:
+                ledger.admit(part.ready[i].peaks)
         with torch.no_grad():
             results = pipeline.driver.run(part.runs, rows)
         for name, row in zip(part.outputs, zip(*results, strict=True), strict=True):
@@ -199,7 +221,7 @@ class _Device:
         elif name.startswith("grad:"):
             known = self.sums.get(name)
             if known is None:  # a copy: two gradients may be one tensor, or a broadcast one
-                self.sums[name] = [x.clone(memory_format=torch.contiguous_format) for x in row]
+                self.sums[name] = self.counted([x.clone(memory_format=torch.contiguous_format) for x in row])
             else:
                 self.sums[name] = [total.add_(x) for total, x in zip(known, row, strict=True)]
         else:

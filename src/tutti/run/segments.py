@@ -11,6 +11,7 @@ from tutti.graph.inline import inline
 from tutti.graph.step_graph import Spec
 from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.inplace import written
+from tutti.lower.transfers import TRANSFERS
 from tutti.lower.workspace import KEEPING
 from tutti.nn import random
 from tutti.nn.adam import IN_PLACE
@@ -21,7 +22,7 @@ SMALLEST = 3  # operators: what is smaller costs less to run than to call
 COMPILED: dict[str, Callable] = {}
 
 # What layers hand their backward passes has no shape that a compiler could know.
-BREAKS = {*COLLECTIVES, *KEEPING, written, *(in_place for in_place, *_ in IN_PLACE.values())}
+BREAKS = {*COLLECTIVES, *TRANSFERS, *KEEPING, written, *(in_place for in_place, *_ in IN_PLACE.values())}
 
 
 def inline_random(graph: fx.Graph) -> None:
@@ -56,7 +57,7 @@ def segments(graph: fx.Graph) -> Iterator[list[fx.Node]]:
     for node in graph.nodes:
         if node.op == "placeholder":
             continue
-        if node.op == "output" or node.target in BREAKS:
+        if node.op == "output" or node.target in BREAKS or "host" in node.meta:
             yield segment
             segment = []
         else:
@@ -86,7 +87,7 @@ def _replace(graph: fx.Graph, segment: list[fx.Node], function: Callable, inputs
     last = segment[-1]
     with graph.inserting_after(last):
         call = graph.create_node("call_function", function, tuple(inputs), name="segment")
-    call.meta = {"val": tuple(n.meta["val"] for n in outputs), "label": "segment"}
+    call.meta = {"val": tuple(n.meta["val"] for n in outputs), "label": "segment", "inside": segment}
     for i, node in reversed(list(enumerate(outputs))):
         with graph.inserting_after(call):
             part = graph.call_function(_take, (call, i))

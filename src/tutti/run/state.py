@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
 from tutti.graph import optimizers
 from tutti.graph.step_graph import GIVEN, Spec, StepGraph
-from tutti.plan.layout import Layout, devices
+from tutti.plan.layout import Layout, coordinates_of, devices
 from tutti.plan.plan import Plan
+from tutti.plan.tier import DEVICE
+from tutti.run.ledger import Ledger
 from tutti.run.runtime import Runtime, own_slice, same_everywhere
+from tutti.run.shelf import Shelf
 
 
 class State:
     """The kept inputs of a graph, by name. `parts` holds, for each rank of this process, what is that rank's.
 
-    homes: device of a pipeline on which an input is kept; on all where it is not named.
+    homes: device of a pipeline on which an input is kept; on all where it is not named. shelf: where that lies which
+    the plan does not keep on the device. ledgers: of each held rank.
     """
 
-    def __init__(self, graph: StepGraph, plan: Plan, runtime: Runtime, homes: Mapping[str, int] | None = None):
+    def __init__(self, graph: StepGraph, plan: Plan, runtime: Runtime, homes: Mapping[str, int] | None = None,
+                 shelf: Shelf | None = None, ledgers: Sequence[Ledger] = ()):  # fmt: skip
         self.graph, self.plan, self.runtime, self.homes = graph, plan, runtime, homes or {}
+        self.shelf, self.ledgers = shelf or Shelf(), ledgers
         self.width = devices(plan.inner)
         self.names = [name for name in graph.inputs if name.partition(":")[0] not in GIVEN]
         self.parts: list[dict[str, torch.Tensor]] = [{} for _ in runtime.ranks]
@@ -29,20 +35,35 @@ class State:
     def begin(self, model: nn.Module, optimizer: torch.optim.Optimizer, masters: bool) -> State:
         """Take the tensors of model and optimizer, on every rank those of rank 0."""
         params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-        own = optimizers.state_of(optimizer, {p: name for name, p in params.items()}, masters)
-        for name in self.names:
-            kind, _, key = name.partition(":")
-            source = {"param": params, "buffer": buffers}.get(kind)
-            whole = source[key].detach() if source is not None else own[key][kind]
-            self.place(name, same_everywhere(whole.to(self.graph.device)))
+        for kind, tensors in (("param", params), ("buffer", buffers)):
+            for key, value in tensors.items():
+                self.begin_with(f"{kind}:{key}", value.detach())
+        for key, state in optimizers.states_of(optimizer, {p: name for name, p in params.items()}, masters):
+            for kind, value in state.items():
+                self.begin_with(f"{kind}:{key}", value)
         return self
+
+    def begin_with(self, name: str, value: torch.Tensor) -> None:
+        if name in self.graph.inputs:
+            self.place(name, same_everywhere(value.to(self.graph.device)))
 
     def place(self, name: str, whole: torch.Tensor) -> None:
         """Give each rank its part of a whole tensor."""
-        layout = self.plan.input_layout(self.graph.inputs[name].meta["label"])
-        for held, rank in zip(self.parts, self.runtime.ranks, strict=True):
-            if rank // self.width == self.homes.get(name, rank // self.width):
-                held[name] = own_slice(whole.to(self.graph.device), layout, self.plan.mesh, rank)
+        label = self.graph.inputs[name].meta["label"]
+        layout, tier = self.plan.input_layout(label), self.plan.tiers.get(label, DEVICE)
+        for i, (held, rank) in enumerate(zip(self.parts, self.runtime.ranks, strict=True)):
+            if rank // self.width != self.homes.get(name, rank // self.width):
+                continue
+            if tier != DEVICE:
+                part = layout.local_slice(whole, self.plan.mesh, coordinates_of(rank, self.plan.mesh))
+                held[name] = held[name].copy_(part) if name in held else self.shelf.place(part, tier)
+                continue
+            if self.ledgers and name not in held:
+                local = Spec(layout.local_shape(tuple(whole.shape), self.plan.mesh), whole.dtype)
+                self.ledgers[i].need(local.bytes, name)
+            held[name] = own_slice(whole.to(self.graph.device), layout, self.plan.mesh, rank)
+            if self.ledgers:
+                self.ledgers[i].hold(held[name])
 
     def keep(self, outputs: list[dict[str, torch.Tensor]]) -> None:
         """Take from the outputs of each rank what succeeds a kept tensor."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -27,14 +27,18 @@ from tutti.plan.plan import PIPELINE, Plan
 from tutti.plan.planner import Planner, replan
 from tutti.plan.search import BUDGET
 from tutti.plan.textbook import NAMES, parse_name
+from tutti.plan.tier import DEVICE
 from tutti.plan.variant import PLAIN, Variant
 from tutti.run.allocator import keep_freed_memory
 from tutti.run.batches import Signature, batch_size, check_like, microbatches, signature_of
-from tutti.run.code import Run
-from tutti.run.levels import check_level, prepare
+from tutti.run.carrier import Carrier
+from tutti.run.ledger import Ledger, bytes_of
+from tutti.run.levels import Prepared, check_level, prepare
+from tutti.run.memory import platform
 from tutti.run.pipeline import Pipeline, pipeline_of
 from tutti.run.planning import best_plan, judge
 from tutti.run.runtime import check_same_everywhere, in_job, join_job, own_part, runtime_for
+from tutti.run.shelf import Shelf
 from tutti.run.state import State
 
 
@@ -54,6 +58,8 @@ def parallelize(
     mesh: Mesh | None = None,
     budget: float = BUDGET,
     seed: int = 0,
+    memory: float | str | None = None,
+    folder: str | Path | None = None,
 ) -> Step:
     """Lift a model written for one device to a cluster. The model is read, never changed.
 
@@ -71,12 +77,14 @@ def parallelize(
     pins, mesh: parts of the plan that are fixed by hand: how parameters lie (`tutti.pin`), and the axes, outermost
         first, as in `{"dp": 2, "tp": 4}`.
     budget: seconds after which the search takes the best plan so far. seed: of all random numbers.
+    memory: of each device, in bytes or as in "2GiB". What Tutti holds there is counted, and no step takes more.
+    folder: for files of what a plan keeps on disk, by default under the user's cache; they go with the step.
 
     Raises ValueError for what does not fit together: a batch that does not divide, a plan for another model or
-    another number of devices, an optimizer that is not in the table.
+    another number of devices, an optimizer that is not in the table; MemoryError where `memory` is too little.
     """
     return Step(model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, mesh,
-                budget, seed)  # fmt: skip
+                budget, seed, memory, folder)  # fmt: skip
 
 
 @dataclass
@@ -85,14 +93,14 @@ class _Executable:
 
     graph: StepGraph
     programs: list[Program]
-    runs: list[Run]
+    ready: list[Prepared]
 
 
 class Step:
     """A training step on a cluster: `loss = step(batch)`."""
 
     def __init__(self, model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, mesh,
-                 budget, seed):  # fmt: skip
+                 budget, seed, memory, folder):  # fmt: skip
         if accumulate != "auto" and not (isinstance(accumulate, int) and accumulate >= 1):
             raise ValueError(f"accumulate is {accumulate!r}; it must be a whole number, at least 1, or 'auto'")
         if not isinstance(plan, Plan | str | Path):
@@ -103,6 +111,9 @@ class Step:
         self.seed, self.pins, self.mesh, self.budget = seed, tuple(pins or ()), mesh, budget
         self.device = device_of(model)
         self.cluster = _cluster(cluster, self.device)
+        self.memory = None if memory is None else bytes_of(memory)
+        if self.memory is not None:
+            self.cluster = replace(self.cluster, device=replace(self.cluster.device, memory=self.memory))
         self.autocast = _autocast_state(self.device)
         captured = cache(lambda count: self._capture(microbatches(batch, count)[0]))
         graph_of = cache(lambda count, variant: vary(captured(count), variant))
@@ -113,6 +124,7 @@ class Step:
         self._plan, self.accumulate = chosen, chosen.accumulate
         self.graph, first = graph_of(self.accumulate, chosen.variant), microbatches(batch, self.accumulate)[0]
         chosen.check(self.graph)
+        _check_tiers(chosen, self.cluster, self.device)
         self.runtime = runtime_for(chosen.mesh)
         self.rank, self.world_size = self.runtime.rank, devices(chosen.mesh)
         if self.device.type == "cpu":
@@ -129,7 +141,11 @@ class Step:
             made, schedule = pipeline_of(self.graph, chosen, self.accumulate)
             self._homes = made.homes
             devices_of = {name: schedule.place[stage] for name, stage in made.homes.items()}
-        self._state = State(self.graph, chosen, self.runtime, devices_of).begin(model, optimizer, masters)
+        self.shelf = Shelf(folder)
+        self._carrier = Carrier(self.shelf) if chosen.tiers else None
+        self.ledgers = [] if self.memory is None else [Ledger(self.shelf, self.memory) for _ in self.runtime.ranks]
+        self._state = State(self.graph, chosen, self.runtime, devices_of, self.shelf, self.ledgers)
+        self._state.begin(model, optimizer, masters)
 
     # -- what a training loop calls -----------------------------------------------------------------------------
 
@@ -305,6 +321,8 @@ class Step:
                 if name not in self._state.parts[0]:  # a copy: two gradients may be one tensor, or a broadcast one
                     whole = torch.contiguous_format
                     sums[name] = sums[name].add_(value) if name in sums else value.clone(memory_format=whole)
+        for ledger, sums in zip(self.ledgers, total, strict=False):
+            ledger.hold(sums)
 
     def _run(
         self, what: str, batch: Batch, more: list[dict[str, torch.Tensor]] | None = None, draw: int = 0
@@ -323,8 +341,11 @@ class Step:
                 else:
                     row.append(values[name])
             inputs.append(row)
+            if self.ledgers:
+                self.ledgers[i].hold([x for name, x in zip(program.inputs, row, strict=True) if name not in given])
+                self.ledgers[i].admit(executable.ready[i].peaks)
         with torch.no_grad():
-            results = self.runtime.run(executable.runs, inputs)
+            results = self.runtime.run([ready.run for ready in executable.ready], inputs)
         names = list(executable.programs[0].outputs)
         return [dict(zip(names, values, strict=True)) for values in results]
 
@@ -350,7 +371,8 @@ class Step:
         if (what, signature) not in self._pipelines:
             graph, plan = self._planned(what, signature, batch)
             count = 1 if what == "evaluate" else self.accumulate
-            self._pipelines[what, signature] = Pipeline(graph, plan, count, self.level, self._state, self._homes)
+            self._pipelines[what, signature] = Pipeline(graph, plan, count, self.level, self._state, self._homes,
+                                                       self._carrier)  # fmt: skip
         return self._pipelines[what, signature]
 
     def _check_constants(self) -> None:
@@ -368,8 +390,10 @@ class Step:
         if (what, signature) not in self._ready:
             graph, plan = self._planned(what, signature, batch)
             programs = [shard(graph, plan, rank, self._asked(what, graph, plan)) for rank in self.runtime.ranks]
-            runs = [prepare(program, self.level) for program in programs]
-            self._ready[what, signature] = _Executable(graph, programs, runs)
+            ledgers = self.ledgers or [None] * len(programs)
+            ready = [prepare(program, self.level, self._carrier, ledger, platform(self.cluster.device))
+                     for program, ledger in zip(programs, ledgers, strict=True)]  # fmt: skip
+            self._ready[what, signature] = _Executable(graph, programs, ready)
         return self._ready[what, signature]
 
     def _planned(self, what: str, signature: Signature, batch: Batch | None) -> tuple[StepGraph, Plan]:
@@ -390,7 +414,7 @@ class Step:
         """The plan for another graph of the model."""
         plan = self._plan
         if not plan.stages:
-            return replan(graph, plan, self.cluster).replace(again=plan.again)
+            return replan(graph, plan, self.cluster).replace(again=plan.again, tiers=plan.tiers)
         name = "x".join(part for part in plan.name.split("x") if not part.startswith(PIPELINE)) or "single"
         made = replan(graph, plan.replace(mesh=plan.inner, name=name), self.cluster.of(devices(plan.inner)))
         return made.replace(
@@ -399,6 +423,7 @@ class Step:
             schedule=plan.schedule,
             slices=plan.slices,
             again=plan.again,
+            tiers=plan.tiers,
             durations=plan.durations,
         )
 
@@ -439,6 +464,21 @@ def _cluster(cluster: Cluster | str, device: torch.device) -> Cluster:
     if not isinstance(cluster, str):
         raise ValueError(f"cluster is {cluster!r}; it may be 'auto', a name such as 'cpu:4', or a tutti.Cluster")
     return local(1, device.type) if cluster == "auto" else Cluster.parse(cluster)
+
+
+def _check_tiers(plan: Plan, cluster: Cluster, device: torch.device) -> None:
+    """ValueError for a tier that the devices do not have, or that nobody carries anything to."""
+    if plan.tiers and device.type != "cpu":
+        raise ValueError(
+            f"the plan keeps {next(iter(plan.tiers))!r} outside of the device; on {device.type} that is planned and "
+            "simulated only: write a plan without 'offload', as 'recompute' or 'zero3', or run it on the CPU"
+        )
+    has = (DEVICE, cluster.device.outer)
+    if unknown := [label for label, tier in plan.tiers.items() if tier not in has]:
+        raise ValueError(
+            f"the plan keeps {unknown[0]!r} on tier {plan.tiers[unknown[0]]!r}; a {cluster.device.name} has "
+            f"{' and '.join(has)}: write {has[1]!r}"
+        )
 
 
 def _autocast_state(device: torch.device) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from tutti.cluster import Cluster
 from tutti.lower.collectives import all_gather, all_reduce
 from tutti.lower.shard import shard
 from tutti.plan.planner import Planner
+from tutti.run.levels import improve
 from tutti.run.simulated.dryrun import dry_run
-from tutti.run.simulated.simulate import dtype_of, improve, simulate
+from tutti.run.simulated.simulate import dtype_of, simulate
 
 aten = torch.ops.aten
 H100 = Cluster.parse("h100:8")

@@ -80,18 +80,27 @@ def dryrun(
 def _show(made: DryRun, console: Console) -> None:
     """Time, communication, memory and operators, as tables."""
     memory, communication = made.memory, made.communication()
-    exposed = sum(row[3] for row in communication.values())
+    predicted = made.prediction()
+    exposed, carried = predicted.communication_seconds, predicted.transfer_seconds
     device = made.cluster.device
     console.print(f"step       {seconds(made.seconds)}: {seconds(made.compute)} computing, "
                   f"{seconds(exposed)} waiting for communication"
+                  + (f", {seconds(carried)} for transfers between tiers" if carried else "")
                   + (f", {seconds(made.bubble)} for the pipeline" if made.bubble else ""))  # fmt: skip
     each = made.peak / made.cluster.size
     console.print(f"of peak    {100 * made.fraction_of_peak:.1f} %: {made.flops:.3g} FLOP a step, "
                   f"{made.cluster.size} devices of {each:.3g} FLOP/s")  # fmt: skip
     over = "" if memory.peak <= device.memory else f": more than the {size(device.memory)} that there are"
     console.print(f"memory     {size(memory.peak)} per device at the peak{over}")
+    for tier, count in memory.tiers.items():
+        has, more = device.outside.memory, ""
+        if count > has:
+            more = f": more than the {size(has)} that it has there"
+        console.print(f"{tier:10} {size(count)} for each device{more}")
     if communication:
-        shown = table("communication", "number", "sent", "under way", "exposed")
+        shown = table(
+            "communication and transfers" if memory.tiers else "communication", "number", "sent", "under way", "exposed"
+        )
         for (kind, axis), (count, sent, took, waited) in sorted(communication.items(), key=lambda item: -item[1][2]):
             shown.add_row(f"{kind} over {axis}", f"{count:,}", size(sent), seconds(took), seconds(waited))
         console.print(shown)

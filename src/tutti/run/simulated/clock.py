@@ -4,7 +4,8 @@ Each rank issues its tasks in order. It computes one thing at a time; for each a
 collectives, which run in order as well. A collective begins when all simulated ranks of its group have issued it and
 none of them has an earlier one under way on that axis; how long it takes alone is known. Collectives of one rank that
 use the same level of links at the same time get an equal share of it each. Where the runtime does not overlap, a rank
-that has issued a collective stands still until it is over; else until something reads the result.
+that has issued a collective stands still until it is over; else until something reads the result. Transfers to and from
+the host, and what that computes, always go on beside: streams that each rank has for itself.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ class Clock:
         mine.members[rank] = number
         mine.left = max(mine.left, task.seconds)
         r.at += 1
-        if not self.overlaps:
+        if not self.overlaps and self.axes(task.stream):
             r.blocked = {number}
         self.begin(queue, now)
         if not r.blocked:
@@ -174,8 +175,16 @@ class Clock:
             self.groups[key] = tuple(r for r in self._members(rank, stream) if r in self.ranks)
         return self.groups[key]
 
-    def _members(self, rank: int, stream: str) -> Iterator[int]:
+    def axes(self, stream: str) -> list[str]:
+        """The axes that collectives of a stream run over; none of a stream that a rank has for itself."""
         axes = stream.split()
+        return axes if set(axes) <= set(self.mesh) else []
+
+    def _members(self, rank: int, stream: str) -> Iterator[int]:
+        axes = self.axes(stream)
+        if not axes:
+            yield rank
+            return
         if len(axes) == 1:
             yield from group_of(rank, axes[0], self.mesh)
             return

@@ -25,9 +25,11 @@ from tutti.plan.layout import Layout, devices
 from tutti.plan.plan import PIPELINE, Plan
 from tutti.plan.search import Progress
 from tutti.plan.slots import Schedule
+from tutti.plan.tier import DEVICE
+from tutti.run.levels import improve
 from tutti.run.memory import Memory, input_kind
 from tutti.run.pipeline import passed_layouts, pipeline_of, sizes_of, with_values
-from tutti.run.simulated.simulate import Simulation, improve, simulate
+from tutti.run.simulated.simulate import Simulation, simulate
 from tutti.run.simulated.step import RANK, DryRun, Part, peak_of
 
 # kinds of memory that a device holds whichever part runs
@@ -75,6 +77,7 @@ class PipelineDryRun(DryRun):
     spans: tuple[Span, ...] = ()
     sent: tuple[tuple[int, int], ...] = ()  # messages, and bytes of each of its ranks
     courses: tuple[tuple[Held, ...], ...] = ()  # by device: at each of its spans
+    away: tuple[Mapping[str, int], ...] = ()  # by device: bytes of inputs on other tiers
 
     @property
     def seconds(self) -> float:
@@ -102,7 +105,8 @@ class PipelineDryRun(DryRun):
     def memories(self) -> list[Memory]:
         """By device, at the action at which it needs most."""
         worst = [max(course, key=lambda held: held.total) for course in self.courses]
-        return [Memory(held.total, dict(held.kinds.most_common()), (), held.at) for held in worst]
+        return [Memory(held.total, dict(held.kinds.most_common()), (), held.at, dict(away))
+                for held, away in zip(worst, self.away, strict=True)]  # fmt: skip
 
     @cached_property
     def fullest(self) -> int:
@@ -126,6 +130,12 @@ def dry_run(graph: StepGraph, plan: Plan, cluster: Cluster, level: str, overlaps
     width = devices(plan.inner)
     within = cluster.of(width)
     sizes = sizes_of(made, inner)
+    away: list[Counter[str]] = [Counter() for _ in range(plan.mesh[PIPELINE])]  # by device: bytes on other tiers
+    for name, stage in made.homes.items():
+        tier = plan.tiers.get(graph.inputs[name].meta["label"], DEVICE)
+        if tier != DEVICE:
+            away[schedule.place[stage]][tier] += sizes.get(name, 0)
+            sizes[name] = 0
     parts: dict[Place, Part] = {}
     known: dict[tuple, tuple[Program, Simulation]] = {}  # of parts that are alike, as those of equal stages
     for place, part in made.parts.items():
@@ -154,7 +164,7 @@ def dry_run(graph: StepGraph, plan: Plan, cluster: Cluster, level: str, overlaps
     peak = peak_of(next(iter(parts.values())).program, cluster)
     return PipelineDryRun(
         tuple(parts.values()), graph.flops * plan.accumulate, peak, cluster, level,
-        tuple(parts), schedule.place, tuple(spans), sent, courses,
+        tuple(parts), schedule.place, tuple(spans), sent, courses, tuple(away),
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from tutti.plan import compute
 from tutti.plan.compute import LocalCall
 from tutti.plan.price import strides
 from tutti.plan.reshard import sent_bytes
+from tutti.plan.tier import DISK
 from tutti.run.simulated.replay import Event
 
 
@@ -66,7 +67,17 @@ class Prices:
             taken = compute.seconds(self.device, call_of(event))
         else:
             taken = self.device.stream_seconds(moved(event), "add", event.dtype) + sum(map(self.slower, event.nodes))
-        return taken + self.device.overhead
+        filed = sum(o.spec.bytes for o in event.reads if o.storage.tier == DISK)
+        return taken + self.device.overhead + filed / self.device.outside.link
+
+    def beside(self, event: Event, travels: bool) -> tuple[float, int]:
+        """Seconds and bytes of a transfer, or of what the host computes."""
+        outside = self.device.outside
+        if travels:
+            count = event.reads[-1].spec.bytes
+            return count / outside.link, count
+        count = moved(event)
+        return count / outside.bandwidth, count
 
     def slower(self, node: fx.Node) -> float:
         """How much longer a call takes than moving its bytes does: arithmetic that fusing does not save."""

@@ -22,7 +22,9 @@ from tutti.graph.step_graph import Spec
 from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.overwrite import PLACE
 from tutti.lower.program import Program
+from tutti.lower.transfers import arrived, bring, fetch, lend, put, store
 from tutti.nn.adam import IN_PLACE
+from tutti.plan.tier import DEVICE
 from tutti.run.code import last_uses
 from tutti.run.memory_inside import lstm_workspace
 
@@ -37,6 +39,10 @@ class Storage:
 
     bytes: int
     node: fx.Node
+
+    @property
+    def tier(self) -> str:
+        return self.node.meta.get("tier", DEVICE)
 
 
 @dataclass(frozen=True)
@@ -296,6 +302,8 @@ def _read_and_written(node: fx.Node) -> tuple[Any, Any]:
         return node.args[1:], node.args[:1]
     if node.target in PLACE:
         return node.args, node.kwargs[PLACE[node.target]]
+    if node.target is store:
+        return node.args, node.args[:1]
     return (node.args, node.kwargs), tuple(node.args[i] for i in _WRITING.get(node.target, ()))
 
 
@@ -332,6 +340,9 @@ FAKES: dict[Any, Callable[..., Any]] = {
     ops.reduce_scatter.default: _exchanged(lambda x, *_: x.shape[1:]),
     ops.all_to_all.default: _exchanged(lambda x, *_: x.shape),
     ops.shift.default: _exchanged(lambda x, *_: x.shape),
+    **dict.fromkeys((fetch, put, lend, bring), lambda x, *_: torch.empty_like(x)),
+    arrived: lambda x: x,
+    store: lambda home, x: home,
     ops.lstm_layer_training.default: _lstm_training,
     ops.lstm_layer_backward_kept.default: _lstm_backward_kept,
     aten.mse_loss.default: _reduced(aten.mse_loss.default),

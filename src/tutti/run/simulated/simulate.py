@@ -17,10 +17,8 @@ from tutti.cluster import Cluster
 from tutti.graph.costs import FLOPS
 from tutti.lower.program import Program
 from tutti.plan.layout import Mesh, devices
-from tutti.run.levels import LEVELS
 from tutti.run.memory import Memory, memory, platform
 from tutti.run.runtime import Distributed
-from tutti.run.segments import compile_segments
 from tutti.run.simulated.clock import Clock, Span, Stall
 from tutti.run.simulated.kernels import fuse
 from tutti.run.simulated.prices import Prices
@@ -94,14 +92,6 @@ class Simulation:
                 entry[:] = entry[0] + 1, entry[1] + span.end - span.begin
         rows = [(name, phase, count, took) for (name, phase), (count, took) in found.items()]
         return sorted(rows, key=lambda row: -row[3])
-
-
-def improve(program: Program, level: str) -> Program:
-    """Apply the passes of a level, all but compilation, in place: the form in which a Program is simulated."""
-    for change in LEVELS[level]:
-        if change is not compile_segments:
-            change(program.graph)
-    return program
 
 
 def simulate(

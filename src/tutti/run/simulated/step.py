@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from tutti.cluster import Cluster
@@ -14,9 +14,12 @@ from tutti.lower.shard import shard
 from tutti.plan.layout import Layout
 from tutti.plan.plan import Plan, Prediction
 from tutti.plan.search import Progress
+from tutti.run.levels import improve
 from tutti.run.memory import Memory
-from tutti.run.simulated.simulate import Simulation, dtype_of, improve, simulate
+from tutti.run.simulated.simulate import Simulation, dtype_of, simulate
+from tutti.run.simulated.tasks import HOST_COMPUTES, IN, OUT
 
+BESIDE = (OUT, IN, HOST_COMPUTES)
 RANK = 0  # ranks of a plan differ only in numbers: one stands for all
 
 
@@ -76,8 +79,10 @@ class DryRun:
 
     @property
     def memory(self) -> Memory:
-        """Of the Program that needs most."""
-        return max((p.simulation.memory[RANK] for p in self.parts), key=lambda m: m.peak)
+        """Of the Program that needs most; of other tiers what any needs."""
+        each = [p.simulation.memory[RANK] for p in self.parts]
+        tiers = {tier: max(m.tiers.get(tier, 0) for m in each) for m in each for tier in m.tiers}
+        return replace(max(each, key=lambda m: m.peak), tiers=tiers)
 
     def communication(self) -> dict[tuple[str, str], tuple[int, int, float, float]]:
         """By (kind, axis): how many, bytes that a rank sends, seconds under way, and seconds of them exposed."""
@@ -92,7 +97,8 @@ class DryRun:
 
     def prediction(self) -> Prediction:
         """What a plan keeps of it."""
-        communication, memory = self.communication(), self.memory
+        every, memory = self.communication(), self.memory
+        communication = {key: row for key, row in every.items() if key[1] not in BESIDE}
         return Prediction(
             self.seconds,
             self.compute,
@@ -101,9 +107,11 @@ class DryRun:
             self.fraction_of_peak,
             memory.peak,
             dict(memory.kinds),
-            {f"{kind} over {axis}": [count, sent] for (kind, axis), (count, sent, *_) in communication.items()},
+            {f"{kind} over {axis}": [count, sent] for (kind, axis), (count, sent, *_) in every.items()},
             self.level,
             self.bubble,
+            sum(exposed for key, (*_, exposed) in every.items() if key[1] in BESIDE),
+            dict(memory.tiers),
         )
 
     def slowest(self) -> list[tuple[str, str, int, float]]:

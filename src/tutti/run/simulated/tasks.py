@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from tutti.lower.transfers import TRANSFERS, bring, fetch, lend, put, store
+from tutti.plan.tier import DEVICE, HOST
 from tutti.run.simulated.prices import Prices, flops, moved
 from tutti.run.simulated.replay import Event, Replay, Storage
 
 COMPUTE = "compute"
+OUT, IN, HOST_COMPUTES = "the outer link, outwards", "the outer link, inwards", "the host"  # of each rank, by itself
+_TRANSFERS: dict[Any, str] = dict(TRANSFERS)
 
 
 @dataclass(frozen=True)
 class Task:
-    """stream: "compute", or the mesh axis that a collective runs over. name: label of the operator.
+    """stream: "compute", the mesh axis that a collective runs over, or the link or the host that a transfer or an
+    update takes. name: label of the operator.
 
-    kind: of the collective, else empty. levels: of the cluster, whose links it uses. waits: the tasks whose result it
-    reads where those run on another stream. bytes: read and written; of a collective sent. event: the number of the
-    call in its replay.
+    kind: of the collective or transfer, else empty. levels: of the cluster, whose links it uses. waits: the tasks whose
+    result it reads where those run on another stream. bytes: read and written; of a collective sent. event: the number
+    of the call in its replay.
     """
 
     stream: str
@@ -45,11 +51,30 @@ def tasks_of(replay: Replay, prices: Prices) -> list[Task]:
                 waits = ()
             tasks.append(_collective(event, prices, waits, i))
             made_by.update(dict.fromkeys(event.made, len(tasks) - 1))
+        elif (stream := stream_of(event)) and event.computes:
+            seconds, moves = prices.beside(event, stream != HOST_COMPUTES)
+            kind = _TRANSFERS.get(event.node.target, "update")
+            tasks.append(Task(stream, event.label, event.phase, seconds, kind, waits=waits, bytes=moves, event=i))
+            changed = [o.storage for o in event.reads] if stream == HOST_COMPUTES else []
+            made_by.update(dict.fromkeys([*event.made, *changed], len(tasks) - 1))
         elif event.computes:
             took = prices.compute(event)
             task = Task(COMPUTE, event.label, event.phase, took, "", frozenset(), waits, flops(event), moved(event), i)
             tasks.append(task)
     return tasks
+
+
+def stream_of(event: Event) -> str:
+    """Where a transfer, or an operator of the host, runs; empty for what the device computes."""
+    node = event.node
+    if node.target in (fetch, bring):
+        return IN
+    if node.target in (put, lend):
+        return OUT
+    if node.target is store:
+        home, value = (operand.storage.tier for operand in event.reads)
+        return HOST_COMPUTES if home == value else IN if home == DEVICE else OUT
+    return HOST_COMPUTES if node.meta.get("host") == HOST else ""
 
 
 def _collective(event: Event, prices: Prices, waits: tuple[int, ...], i: int) -> Task:

@@ -1,0 +1,98 @@
+"""Updates as early as can be: as soon as all that they read is made, and what they write over is read no more."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+
+from torch import fx
+
+from tutti.graph.costs import FREE
+from tutti.lower.order import arrange
+from tutti.lower.transfers import store
+from tutti.nn.adam import IN_PLACE
+
+_WRITES = {in_place: targets for in_place, _, targets in IN_PLACE.values()}
+
+
+def early(graph: fx.Graph, moved: Collection[fx.Node]) -> None:
+    """Bring the moved nodes of a graph forward, in place, the order among all others kept.
+
+    What needs nothing but inputs stands right before its first reader.
+    """
+    nodes = list(graph.nodes)
+    position = {node: i for i, node in enumerate(nodes)}
+    needs = {node: _needs(node, position) for node in nodes if node in moved}
+    lazy: set[fx.Node] = set()
+    for node, before in needs.items():
+        if before <= lazy:
+            lazy.add(node)
+    waits = {node: len(before - lazy) for node, before in needs.items() if node not in lazy}
+    followers: dict[fx.Node, list[fx.Node]] = defaultdict(list)
+    for node in waits:
+        for x in needs[node] - lazy:
+            followers[x].append(node)
+    order: list[fx.Node] = []
+    placed: set[fx.Node] = set()
+
+    def place(node: fx.Node) -> None:
+        todo = [node]
+        while todo:
+            n = todo.pop()
+            for x in _late(n, lazy, placed):
+                order.append(x)
+                placed.add(x)
+            order.append(n)
+            placed.add(n)
+            for follower in sorted(followers[n], key=position.__getitem__, reverse=True):
+                waits[follower] -= 1
+                if not waits[follower]:
+                    todo.append(follower)
+
+    for node in nodes:
+        if node not in needs:
+            place(node)
+    arrange(order)
+
+
+def behind_views(node: fx.Node) -> set[fx.Node]:
+    """All that reads a value, itself or a view of it; views are not among them."""
+    found: set[fx.Node] = set()
+    todo = [node]
+    while todo:
+        for user in todo.pop().users:
+            if user.target in FREE:
+                todo.append(user)
+            else:
+                found.add(user)
+    return found
+
+
+def _needs(node: fx.Node, position: dict[fx.Node, int]) -> set[fx.Node]:
+    """Calls that have to stand before a node: what it reads, and what reads the old values that it writes over."""
+    before = set(node.all_input_nodes)
+    for home in overwritten(node):
+        before |= {user for user in behind_views(home) if position[user] < position[node]}
+    return {x for x in before if x.op == "call_function"}
+
+
+def overwritten(node: fx.Node) -> Iterator[fx.Node]:
+    """What a call writes over."""
+    if node.target is store:
+        yield node.args[0]  # pyright: ignore[reportReturnType]
+    for i in _WRITES.get(node.target, ()):
+        yield from node.args[i]  # pyright: ignore
+
+
+def _late(node: fx.Node, lazy: set[fx.Node], placed: set[fx.Node]) -> list[fx.Node]:
+    """What a node needs of the lazy, in order."""
+    found: list[fx.Node] = []
+
+    def visit(n: fx.Node) -> None:
+        for x in n.all_input_nodes:
+            if x in lazy and x not in placed and x not in found:
+                visit(x)
+                found.append(x)
+
+    visit(node)
+    return found

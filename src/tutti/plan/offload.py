@@ -1,0 +1,100 @@
+"""Plans made to fit by keeping less on the device: what costs least to keep outside of it (`plan.placement`).
+
+Optimizer state goes together with the update of its parameter, which is computed where that lies; parameters are
+fetched for the forward and for the backward pass; what the backward pass reads of the forward pass goes out and comes
+back. What computing hides of a transfer is not known here: the judge of the search says what a plan takes in the end.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cache
+from math import prod
+from typing import TYPE_CHECKING
+
+from tutti.cluster.device import Device
+from tutti.graph.step_graph import StepGraph
+from tutti.plan.layout import devices
+from tutti.plan.placement import Pairs, Thing, place
+from tutti.plan.plan import Plan
+from tutti.plan.recompute import Activations
+from tutti.plan.tier import FIXED
+
+if TYPE_CHECKING:
+    from tutti.plan.search import Search
+
+MOST = 4  # plans that are tried
+TRIES = 4  # for each
+MARGIN = 1.02  # of what is too much on the device
+
+
+class Offload:
+    """Those of a search in which nothing fits."""
+
+    def __init__(self, search: Search):
+        self.of = search
+        self.activations = cache(lambda planner: Activations(planner.step))
+
+    def search(self) -> None:
+        """Try the fastest plans, and the smallest, while there is time."""
+        search = self.of
+        if search.fastest is not None or not search.cluster.device.outside.memory:
+            return
+        known = [plan for plan in search.plans if not plan.tiers]
+        fastest = sorted(known, key=lambda p: p.predicted.step_seconds)
+        smallest = sorted(fastest[MOST:], key=lambda p: p.predicted.peak_bytes)[:1]
+        for plan in [*fastest[:MOST], *smallest]:
+            if search.late:
+                return
+            self.shrink(plan)
+
+    def shrink(self, plan: Plan) -> None:
+        """Keep more of a plan outside until it fits, or all is."""
+        search = self.of
+        planner = search.planner(plan.accumulate, plan.variant)
+        device = search.cluster.device
+        things, pairs = things_of(planner.step, plan, device, self.activations(planner))
+        wanted, last = 0.0, None
+        made = plan
+        for _ in range(TRIES):
+            wanted += MARGIN * (made.predicted.peak_bytes - search.memory)
+            away = place(things, pairs, wanted)
+            if away == last or search.late:
+                return
+            last = away
+            tiers = {label: device.outer for i in sorted(away) for label in things[i].name.split("\n")}
+            search.progress(f"{plan.name} with {len(tiers)} kinds of tensors on the {device.outer}")
+            made = search.judgement(plan.replace(tiers=tiers, name=f"{plan.name}xoffload"))
+            if search.fits(made):
+                return
+
+
+def things_of(step: StepGraph, plan: Plan, device: Device, found: Activations) -> tuple[list[Thing], Pairs]:
+    """What may lie outside: of each label of parameters its state, and itself; results of the forward pass. Labels that
+    go together are lines of a name."""
+    sizes: dict[str, int] = defaultdict(int)
+    kinds: dict[str, list[str]] = defaultdict(list)  # path -> labels of optimizer state
+    for name, node in step.inputs.items():
+        label, spec = node.meta["label"], node.meta["val"]
+        kind, _, path = label.partition(":")
+        if name.partition(":")[0] in FIXED:
+            continue
+        sizes[label] += prod(plan.input_layout(label).local_shape(spec.shape, plan.inner)) * spec.dtype.itemsize
+        if kind != "param" and label not in kinds[path]:
+            kinds[path].append(label)
+    runs, outside = plan.accumulate, device.outside
+    things: list[Thing] = []
+    pairs: dict[tuple[int, int], float] = {}
+    for path, labels in kinds.items():
+        state, own = sum(sizes[label] for label in labels), sizes[f"param:{path}"]
+        moved = 2 * state + 3 * own  # read and written; a parameter, and its gradient read
+        at = len(things)
+        there = own / outside.link + moved / outside.bandwidth  # the gradient goes out
+        things.append(Thing("\n".join(labels), state, there, moved / device.bandwidth))
+        things.append(Thing(f"param:{path}", own, 2 * runs * own / outside.link))
+        pairs[at, at + 1] = own / outside.link  # the parameter comes back
+        pairs[at + 1, at] = 2 * state / outside.link  # state goes to where the update is computed, and back
+    for label in sorted(found.needed):
+        count = found.bytes[label] // devices(plan.inner)
+        things.append(Thing(label, count, 2 * runs * count / outside.link))
+    return things, pairs

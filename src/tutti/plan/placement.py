@@ -1,0 +1,112 @@
+"""Placement: which of some things to keep outside of the device so that enough of its memory is free, at least cost.
+
+Things cost seconds inside and outside, and pairs of them where one is outside and the other is not, which is a minimum
+cut between the two sides. With x(i) = 1 outside,
+
+    least  sum out(i) x(i) + in(i) (1 - x(i)) + sum apart(i, j) x(i) (1 - x(j))
+    with   sum bytes(i) x(i) >= wanted
+
+A price on memory inside, raised until enough is free, turns that into cuts without a constraint (Lagrange); what such a
+cut costs bounds all placements from below. Where the cut that is found costs more than the bound, as placements between
+two prices are no cuts, an integer program (HiGHS) decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_array, csr_array
+from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+MOST = 2**30  # sum of all capacities, which are whole 32-bit numbers
+PRICES = 60  # bisections of the price
+CLOSE = 1e-6
+
+Pairs = Mapping[tuple[int, int], float]  # (outside, inside) -> seconds
+
+
+@dataclass(frozen=True)
+class Thing:
+    """bytes: of the device's memory that are free when it is outside. outside, inside: seconds."""
+
+    name: str
+    bytes: int
+    outside: float
+    inside: float = 0.0
+
+
+def cost(things: Sequence[Thing], pairs: Pairs, away: set[int]) -> float:
+    """Seconds where these are outside."""
+    alone = sum(t.outside if i in away else t.inside for i, t in enumerate(things))
+    return alone + sum(took for (i, j), took in pairs.items() if i in away and j not in away)
+
+
+def cut(things: Sequence[Thing], pairs: Pairs, price: float = 0.0) -> set[int]:
+    """Who is outside in the cheapest placement where a byte inside costs `price` seconds."""
+    n = len(things)
+    source, sink = n, n + 1  # inside, outside
+    arcs: dict[tuple[int, int], float] = {}
+    for i, t in enumerate(things):
+        arcs[source, i], arcs[i, sink] = t.outside, t.inside + price * t.bytes
+    for (i, j), took in pairs.items():
+        arcs[j, i] = arcs.get((j, i), 0.0) + took
+    scale = MOST / (sum(arcs.values()) or 1.0)
+    rows, columns = zip(*arcs, strict=True)
+    capacity = np.rint(np.array(list(arcs.values())) * scale).astype(np.int32)
+    graph = csr_array((capacity, (rows, columns)), shape=(n + 2, n + 2))
+    left = graph - maximum_flow(graph, source, sink).flow
+    left.data = np.maximum(left.data, 0)
+    left.eliminate_zeros()
+    inside = set(breadth_first_order(left, source, return_predecessors=False).tolist())
+    return set(range(n)) - inside
+
+
+def place(things: Sequence[Thing], pairs: Pairs, wanted: float) -> set[int]:
+    """Who is outside in the cheapest placement that leaves `wanted` bytes free; all where none does."""
+    if not things or wanted > sum(t.bytes for t in things):
+        return set(range(len(things)))
+    best = cut(things, pairs)
+    if _freed(things, best) >= wanted:
+        return best
+    low, high, best = 0.0, 1.0, set(range(len(things)))
+    total = cost(things, pairs, best) + cost(things, pairs, set())
+    high = total / max(1, min(t.bytes for t in things if t.bytes))  # dearer than anything else
+    bound = 0.0
+    for _ in range(PRICES):
+        price = (low + high) / 2
+        found = cut(things, pairs, price)
+        kept = sum(t.bytes for t in things) - _freed(things, found)
+        room = sum(t.bytes for t in things) - wanted
+        bound = max(bound, cost(things, pairs, found) + price * (kept - room))
+        if _freed(things, found) >= wanted:
+            high, best = price, min(best, found, key=lambda away: cost(things, pairs, away))
+        else:
+            low = price
+    if cost(things, pairs, best) <= bound * (1 + CLOSE):
+        return best
+    return min(best, _exactly(things, pairs, wanted), key=lambda away: cost(things, pairs, away))
+
+
+def _freed(things: Sequence[Thing], away: set[int]) -> int:
+    return sum(things[i].bytes for i in away)
+
+
+def _exactly(things: Sequence[Thing], pairs: Pairs, wanted: float) -> set[int]:
+    """By an integer program: x of each thing, then of each pair whether it is apart."""
+    n, m = len(things), len(pairs)
+    seconds = np.array([t.outside - t.inside for t in things] + list(pairs.values()))
+    size = np.array([t.bytes for t in things] + m * [0], dtype=float)
+    total = size.sum() or 1.0
+    limits = [LinearConstraint(size[None] / total, wanted / total, np.inf)]
+    if m:
+        entries = [(1.0, k, n + k) for k in range(m)]
+        for k, (i, j) in enumerate(pairs):
+            entries += [(-1.0, k, i), (1.0, k, j)]
+        values, rows, columns = zip(*entries, strict=True)
+        limits.append(LinearConstraint(coo_array((values, (rows, columns)), shape=(m, n + m)).tocsc(), 0, np.inf))  # pyright: ignore
+    scale = np.abs(seconds).max() or 1.0
+    made = milp(seconds / scale, constraints=limits, integrality=np.ones(n + m), bounds=Bounds(0, 1))
+    return set(range(n)) if made.x is None else {i for i in range(n) if made.x[i] > 0.5}
