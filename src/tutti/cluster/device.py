@@ -40,6 +40,8 @@ class Device:
     transposed: how many times longer a product takes whose first operand lies transposed, as in the gradient of a
       weight, by dtype name.
     streams: measured seconds over bytes (read and written), without the overhead, by "family dtype".
+    overlaps: whether it computes on at its speed while collectives are under way; where nothing is said all do but
+      CPUs, whose cores carry the bytes themselves.
     """
 
     name: str
@@ -53,6 +55,12 @@ class Device:
     products: Mapping[str, Grid] = field(default_factory=dict, hash=False, repr=False)
     transposed: Mapping[str, float] = field(default_factory=dict, hash=False, repr=False)
     streams: Mapping[str, Curve] = field(default_factory=dict, hash=False, repr=False)
+    overlaps: bool | None = None
+
+    @property
+    def computes_on(self) -> bool:
+        """Whether it computes while collectives are under way."""
+        return not self.name.startswith("cpu") if self.overlaps is None else self.overlaps
 
     def peak_of(self, dtype: Dtype) -> float:
         """Peak FLOP/s in this dtype. ``ValueError`` where it is not known."""

@@ -5,6 +5,7 @@
 Inputs (parameters, optimizer state, batch) are held by the caller all along; updates in place need no second copy;
 values that share memory count once. A collective needs its operand in one piece, and memory of its own for the
 result, which whoever drives the Program holds on to until the next collective has answered (`tutti.run.runtime`).
+One that is waited for later holds both until then, and what the backend copies.
 Of what libraries allocate inside of an operator only what `memory_inside` knows counts.
 """
 
@@ -18,6 +19,7 @@ from torch import fx
 
 from tutti.cluster.device import Device
 from tutti.graph.step_graph import BACKWARD, FORWARD, UPDATE
+from tutti.lower.collectives import is_begun, wait
 from tutti.run.memory_inside import INSIDE
 from tutti.run.simulated.replay import Event, Replay, Storage
 
@@ -90,7 +92,8 @@ def memory(replay: Replay, on: Platform = CPU, held: Mapping[str, int] | None = 
     for i, (_, event, live, workspace) in enumerate(walk(replay, on)):  # again: what is alive at the worst
         if i == worst:
             for storage in live:
-                _add(sizes, storage.node.meta.get("label", storage.node.name), kinds[storage], rounded(storage.bytes))
+                label, kind = storage.node.meta.get("label", storage.node.name), kinds.get(storage, "communication")
+                _add(sizes, label, kind, rounded(storage.bytes))
             _add(sizes, event.label, "workspace", workspace)
             break
     else:
@@ -122,7 +125,7 @@ def course(replay: Replay, on: Platform, held: Mapping[str, int] | None = None, 
             now = Counter(held or {})
             now["workspace" if workspace > 0 else "temporaries"] += workspace  # less than none: what is written over
             for storage in live:
-                now[kinds[storage]] += on.rounded(storage.bytes)
+                now[kinds.get(storage, "communication")] += on.rounded(storage.bytes)
             found.append((i, now))
     return found
 
@@ -158,11 +161,20 @@ def walk(replay: Replay, on: Platform) -> Iterator[tuple[int, Event, Mapping[Sto
                 if storage not in held:
                     total += rounded(storage.bytes)
                 held[storage] += 1
-        workspace = sum(rounded(count) for count in workspaces(event, on)) - event.reuses
+        needed = workspaces(event, on)
+        if event.collective and is_begun(event.node):
+            more = [Storage(count, event.node) for count in needed]
+            if event.reads[0].contiguous and event.collective != "all_reduce":  # which works in its result
+                more.append(event.reads[0].storage)
+            values[event.node], needed = [*values[event.node], *more], []
+            for storage in more:
+                total += 0 if storage in held else rounded(storage.bytes)
+                held[storage] += 1
+        workspace = sum(map(rounded, needed)) - event.reuses
         yield total + workspace, event, held, workspace
-        if event.collective:
+        if event.collective or event.node.target is wait:
             total -= release(answer)
-            answer = event.holds[event.node]
+            answer = list(values[event.node])
             held.update(answer)
         for node in event.dies:
             total -= release(values.pop(node))

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tutti.cluster import Cluster
 from tutti.graph.step_graph import Spec, StepGraph
 from tutti.lower.actions import ONCE, Action, Message, actions_of, had, orders
 from tutti.lower.cut import Cut, Place, cut
@@ -50,10 +51,12 @@ class Pipeline:
     """A step, or a part of one, on the devices that this process holds.
 
     count: of microbatches. state: what is kept between steps; replaced where a step makes successors. homes: the stage
-    that keeps each input.
+    that keeps each input. hidden: the cluster, where communication is hidden (`run.overlap`).
     """
 
-    def __init__(self, graph: StepGraph, plan: Plan, count: int, level: str, state: State, homes: Mapping[str, int]):
+    def __init__(self, graph: StepGraph, plan: Plan, count: int, level: str, state: State, homes: Mapping[str, int],
+                 hidden: Cluster | None):  # fmt: skip
+        self.hidden = hidden.of(devices(plan.inner)) if hidden else None
         self.count, self.mesh, self.width, self.state = count, plan.inner, devices(plan.inner), state
         self.cut, self.schedule = pipeline_of(graph, plan, count, homes)
         self.plan = with_values(plan.replace(mesh=self.mesh), self.cut)
@@ -127,7 +130,7 @@ class _Part:
         self.programs: list[Program] = [shard(graph, plan, rank, asked) for rank in pipeline.ranks]
         self.local = {n.meta["input"]: n.meta["val"] for n in self.programs[0].graph.nodes if n.op == "placeholder"}
         self.outputs = list(graph.outputs)
-        self.runs: list[Run] = [prepare(program, level) for program in self.programs]
+        self.runs: list[Run] = prepare(self.programs, level, pipeline.hidden, pipeline.driver.agree)
 
 
 class _Device:

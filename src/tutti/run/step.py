@@ -103,6 +103,7 @@ class Step:
         self.seed, self.pins, self.mesh, self.budget = seed, tuple(pins or ()), mesh, budget
         self.device = device_of(model)
         self.cluster = _cluster(cluster, self.device)
+        self._hidden = self.cluster if self.cluster.device.computes_on else None  # where communication is
         self.autocast = _autocast_state(self.device)
         captured = cache(lambda count: self._capture(microbatches(batch, count)[0]))
         graph_of = cache(lambda count, variant: vary(captured(count), variant))
@@ -350,7 +351,9 @@ class Step:
         if (what, signature) not in self._pipelines:
             graph, plan = self._planned(what, signature, batch)
             count = 1 if what == "evaluate" else self.accumulate
-            self._pipelines[what, signature] = Pipeline(graph, plan, count, self.level, self._state, self._homes)
+            self._pipelines[what, signature] = Pipeline(
+                graph, plan, count, self.level, self._state, self._homes, self._hidden
+            )
         return self._pipelines[what, signature]
 
     def _check_constants(self) -> None:
@@ -368,7 +371,7 @@ class Step:
         if (what, signature) not in self._ready:
             graph, plan = self._planned(what, signature, batch)
             programs = [shard(graph, plan, rank, self._asked(what, graph, plan)) for rank in self.runtime.ranks]
-            runs = [prepare(program, self.level) for program in programs]
+            runs = prepare(programs, self.level, self._hidden, self.runtime.agree)
             self._ready[what, signature] = _Executable(graph, programs, runs)
         return self._ready[what, signature]
 

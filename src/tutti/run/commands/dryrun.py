@@ -27,7 +27,7 @@ def dryrun(
     workload: Annotated[Workload, tyro.conf.arg(name="")],
     cluster: str = "",
     level: str = "O2",
-    overlap: bool = False,
+    overlap: bool | None = None,
     timeline: Path | None = None,
     gantt: Path | None = None,
     memory: Path | None = None,
@@ -43,8 +43,8 @@ def dryrun(
         cluster: A known device, how many nodes and how many in each: h100:16x8, cpu:4; or a JSON file. By default
             the plan's.
         level: O0 runs operator by operator, O2 fuses what lies between two collectives.
-        overlap: Simulate a runtime in which a device computes on until it needs what a collective brings. Today's
-            waits for each.
+        overlap: Whether collectives are begun early and waited for late, in an order of the operators that hides
+            them; by default wherever devices compute on meanwhile, which the cores of CPUs do not.
         timeline: Write a trace to this JSON file, for https://ui.perfetto.dev.
         gantt: Draw the step to this .svg, .png or .pdf.
         memory: Draw what a device holds over the step to this .svg, .png or .pdf.

@@ -25,9 +25,10 @@ from tutti.plan.layout import Layout, devices
 from tutti.plan.plan import PIPELINE, Plan
 from tutti.plan.search import Progress
 from tutti.plan.slots import Schedule
+from tutti.run.levels import improve
 from tutti.run.memory import Memory, input_kind
 from tutti.run.pipeline import passed_layouts, pipeline_of, sizes_of, with_values
-from tutti.run.simulated.simulate import Simulation, improve, simulate
+from tutti.run.simulated.simulate import Simulation, simulate
 from tutti.run.simulated.step import RANK, DryRun, Part, peak_of
 
 # kinds of memory that a device holds whichever part runs
@@ -133,8 +134,8 @@ def dry_run(graph: StepGraph, plan: Plan, cluster: Cluster, level: str, overlaps
         signature = _signature(part, inner, asked)
         if signature not in known:
             progress(f"simulating {place}")
-            program = improve(shard(part, inner, RANK, asked), level)
-            known[signature] = program, simulate([program], within, level, overlaps=overlaps)
+            program = improve(shard(part, inner, RANK, asked), level, within if overlaps else None)
+            known[signature] = program, simulate([program], within, level)
         program, played = known[signature]
         once = place.kind.startswith("U")
         sums = sum(sizes[name] for name in part.outputs if name.startswith("grad:"))  # read twice and written once

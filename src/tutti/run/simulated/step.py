@@ -14,8 +14,9 @@ from tutti.lower.shard import shard
 from tutti.plan.layout import Layout
 from tutti.plan.plan import Plan, Prediction
 from tutti.plan.search import Progress
+from tutti.run.levels import improve
 from tutti.run.memory import Memory
-from tutti.run.simulated.simulate import Simulation, dtype_of, improve, simulate
+from tutti.run.simulated.simulate import Simulation, dtype_of, simulate
 
 RANK = 0  # ranks of a plan differ only in numbers: one stands for all
 
@@ -121,11 +122,11 @@ def dry_run(graph: StepGraph, plan: Plan, cluster: Cluster, level: str, overlaps
     parts = []
     for name, part, outputs, runs in _parts(graph, plan):
         progress(f"lowering {name}")
-        program = improve(shard(part, plan, RANK, outputs), level)
+        program = improve(shard(part, plan, RANK, outputs), level, cluster if overlaps else None)
         progress(f"simulating {name}")
         sums = _gradient_bytes(part, graph, plan) if runs > 1 else 0  # read twice and written once
         held = {"accumulated gradients": sums}
-        made = simulate([program], cluster, level, overlaps=overlaps, held=held)
+        made = simulate([program], cluster, level, held=held)
         parts.append(Part(name, program, made, runs, cluster.device.stream_seconds(3 * sums) if sums else 0.0, held))
     peak = peak_of(parts[0].program, cluster)
     return DryRun(tuple(parts), graph.flops * plan.accumulate, peak, cluster, level)
