@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
 
 import tutti
-import zoo
 from models import case
-from tutti.graph.costs import FLOPS
 from tutti.lower.collectives import COLLECTIVES, is_begun, wait
-from tutti.lower.shard import shard
-from tutti.lower.units import overwritten
-from tutti.plan.planner import Planner
-from tutti.run import overlap
-from tutti.run.levels import improve
-from tutti.run.simulated.simulate import simulate
 
 
 def adam(model):

@@ -2,10 +2,13 @@
 
 A device computes one job at a time, and each axis of the mesh carries one collective at a time, in the order in which
 they are begun. List scheduling (R. L. Graham, "Bounds on multiprocessing timing anomalies", 1969): of what could be
-computed now the job is taken from which the longest way leads to the end; so are collectives, as many as keep an axis
-busy until that job is done. What waits only for inputs, as gathers of parameters do, is not begun before the memory for
-it is free. Where more would be alive than the given order needs (and a little more), jobs that free memory come first,
-and else the next of the given order.
+computed now the job is taken from which the longest way leads to the end, or, so that copies do not go in step, that
+which is soonest followed by a collective; of these two orders the one that ends earlier (`RULES`). Collectives are
+begun in the order of their ways, as many as keep an axis busy until the next job is done.
+
+What waits only for inputs, as gathers of parameters do, is not begun before the memory for it is free. Where more would
+be alive than the given order needs (and a little more), jobs that free memory come first, and else the next of the
+given order.
 """
 
 from __future__ import annotations
@@ -17,7 +20,11 @@ from math import inf
 
 SLACK = 0.1  # of the peak of the given order: by so much the peak may grow
 AHEAD = 128 << 20  # bytes of results of collectives that wait for nothing, and that nobody has read yet
+RULES = ("way", "hurry")
 LOOKED_AT = 16  # jobs that are ready and looked at for one that fits into memory
+
+Keys = Sequence[tuple[float, ...]]  # by job
+Entry = tuple[tuple[float, ...], int]
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,33 @@ def overlapped(jobs: Sequence[Job], sizes: Sequence[int], kept: set[int]) -> lis
 
     sizes: bytes of values. kept: values that are alive until the end.
     """
-    return _Lister(jobs, sizes, kept).run()
+    way, soon = ways(jobs), hurries(jobs)
+    keys = {"way": [(-w,) for w in way], "hurry": [(s, -w) for s, w in zip(soon, way, strict=True)]}
+    orders = [_Lister(jobs, sizes, kept, keys[rule], keys["way"]).run() for rule in RULES]
+    return min(orders, key=lambda order: makespan(jobs, order))
+
+
+def ways(jobs: Sequence[Job]) -> list[float]:
+    """Seconds of the longest way from the begin of each job to the end."""
+    way, behind = [job.seconds for job in jobs], [0.0] * len(jobs)
+    for i in reversed(range(len(jobs))):
+        way[i] += behind[i]
+        for j in jobs[i].needs:
+            behind[j] = max(behind[j], way[i])
+    return way
+
+
+def hurries(jobs: Sequence[Job]) -> list[float]:
+    """Seconds to be computed from the begin of each job to the first collective, in the given order, that needs it."""
+    target, left = [inf] * len(jobs), [0.0] * len(jobs)
+    for i in reversed(range(len(jobs))):
+        own = (i, 0.0) if jobs[i].stream else (target[i], left[i] + jobs[i].seconds)
+        for j in jobs[i].needs:
+            if own[0] < target[j]:
+                target[j], left[j] = own
+            elif own[0] == target[j]:
+                left[j] = max(left[j], own[1])
+    return [left[i] + jobs[i].seconds if target[i] < inf else inf for i in range(len(jobs))]
 
 
 class _Alive:
@@ -91,8 +124,10 @@ class _Alive:
 
 
 class _Lister:
-    def __init__(self, jobs: Sequence[Job], sizes: Sequence[int], kept: set[int]):
-        self.jobs = jobs
+    """first: of what can be computed the least is computed first. send: and of collectives."""
+
+    def __init__(self, jobs: Sequence[Job], sizes: Sequence[int], kept: set[int], first: Keys, send: Keys):
+        self.jobs, self.first, self.send = jobs, first, send
         self.alive = _Alive(jobs, sizes, kept)
         self.bound = (1 + SLACK) * peak(jobs, range(len(jobs)), sizes, kept)
         self.behind: list[list[int]] = [[] for _ in jobs]
@@ -100,21 +135,13 @@ class _Lister:
             for j in job.needs:
                 self.behind[j].append(i)
         self.left = [len(job.needs) for job in jobs]
-        self.way = self.ways()
         self.over = [0.0] * len(jobs)
         self.free = {job.stream: 0.0 for job in jobs if job.stream}
-        self.ready: list[tuple[float, int]] = []  # to compute now
+        self.ready: list[Entry] = []  # to compute now
         self.soon: list[tuple[float, int]] = []  # to compute when a collective is over, by that time
-        self.sends: dict[str, list[tuple[float, int]]] = {stream: [] for stream in self.free}
+        self.sends: dict[str, list[Entry]] = {stream: [] for stream in self.free}
         self.ahead: dict[int, int] = {}  # collectives that nobody has read: bytes
         self.at, self.order, self.placed = 0.0, [], [False] * len(jobs)
-
-    def ways(self) -> list[float]:
-        """Seconds of the longest way from the begin of each job to the end."""
-        way = [0.0] * len(self.jobs)
-        for i in reversed(range(len(self.jobs))):
-            way[i] = self.jobs[i].seconds + max((way[j] for j in self.behind[i]), default=0.0)
-        return way
 
     def run(self) -> list[int]:
         for i in range(len(self.jobs)):
@@ -123,7 +150,7 @@ class _Lister:
         while len(self.order) < len(self.jobs):
             while self.soon and self.soon[0][0] <= self.at:
                 i = heappop(self.soon)[1]
-                heappush(self.ready, (-self.way[i], i))
+                heappush(self.ready, (self.first[i], i))
             self.begin(self.at)
             i = self.choose()
             if i is not None:
@@ -142,7 +169,7 @@ class _Lister:
         """All that a job needs has been placed."""
         job = self.jobs[i]
         if job.stream:
-            heappush(self.sends[job.stream], (-self.way[i], i))
+            heappush(self.sends[job.stream], (self.send[i], i))
             return
         self.over[i] = max((self.over[j] for j in job.needs), default=0.0)
         heappush(self.soon, (self.over[i], i))
@@ -190,7 +217,7 @@ class _Lister:
         """What to compute next, of what is ready; None where nothing is."""
         if not self.ready:
             return None
-        looked: list[tuple[float, int]] = []
+        looked: list[Entry] = []
         found = None
         while self.ready and len(looked) < LOOKED_AT and found is None:
             entry = heappop(self.ready)

@@ -2,8 +2,9 @@
 
 A collective is a unit of its own, and so is a matrix product or whatever else is said to stand alone. Other calls are
 together where they are as deep (as many such calls lie on the longest way to them, of the same copy of the batch),
-are needed for the same collective first, and are connected or read the same. Depth never falls along a way, and what is needed for a
-collective never comes after it: units do not wait for one another in circles. Equal layers have equal units.
+are needed for the same collective first, and are connected or read the same. Depth never falls along a way, and what is
+needed for a collective never comes after it: units do not wait for one another in circles. Equal layers have equal
+units.
 
 What only looks at what was given or received belongs to its reader, so that nobody waits for a collective before he
 has to; what looks at what was computed belongs to its maker.

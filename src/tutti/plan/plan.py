@@ -25,7 +25,8 @@ class Prediction:
     compute_seconds: in which a rank computes. communication_seconds: in which it waits for others.
     communication_bytes: sent by one rank. fraction_of_peak: of the devices' FLOP/s, with the work of the whole model.
     peak_bytes: of memory, and bytes_by_kind of what. collectives: "all_reduce over dp" -> [number, bytes sent].
-    level: at which it runs. bubble_seconds: in which a rank waits for the other devices of a pipeline.
+    level: at which it runs. bubble_seconds: in which a rank waits for the other devices of a pipeline. hidden_seconds:
+    in which collectives are under way while it computes.
     """
 
     step_seconds: float
@@ -38,6 +39,7 @@ class Prediction:
     collectives: Mapping[str, list[int]] = field(default_factory=dict)
     level: str = ""
     bubble_seconds: float = 0.0
+    hidden_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Plan:
     stages: path of a module, or name of a forward node, -> its stage of a pipeline (`plan.stages`) over the axis `pp`.
     schedule: of the pipeline, by name (`plan.schedule`). slices: chunks of the sequence (`lower.unroll`).
     again: labels of forward nodes that the backward pass computes again (`lower.recompute`).
+    copies: into which the batch is cut, so that one computes while another communicates (`lower.unroll`).
     durations: of each stage for a microbatch (`plan.slots`), as they were modelled: what `found` goes by.
     reasons: in words, why this plan and not another.
     """
@@ -63,6 +66,7 @@ class Plan:
     schedule: str = ""
     slices: int = 1
     again: tuple[str, ...] = ()
+    copies: int = 1
     durations: tuple[tuple[float, ...], ...] = ()
     name: str = ""
     graph: str = ""  # fingerprint of the graph that it was made for
@@ -94,7 +98,7 @@ class Plan:
     @property
     def variant(self) -> Variant:
         """Of the step's graph that it is for."""
-        return Variant(self.slices, self.again)
+        return Variant(self.slices, self.again, self.copies)
 
     @property
     def predicted(self) -> Prediction:
@@ -109,6 +113,8 @@ class Plan:
         """Raise ValueError where the plan names what the graph or its own mesh does not have."""
         if self.slices != step.slices:
             raise ValueError(f"the plan cuts the sequence into {self.slices} chunks, the step into {step.slices}")
+        if self.copies != step.copies:
+            raise ValueError(f"the plan cuts the batch into {self.copies} copies, the step into {step.copies}")
         labels = {node.meta["label"] for node in step.graph.nodes if "label" in node.meta}
         if unknown := [label for label in self.again if label not in labels and label != LAYERS]:
             raise ValueError(f"the plan computes {unknown[0]!r} again, which this model does not have")
@@ -142,6 +148,7 @@ class Plan:
                 "schedule": self.schedule,
                 "slices": self.slices,
                 "again": list(self.again),
+                "copies": self.copies,
                 "durations": [list(stage) for stage in self.durations],
                 "graph": self.graph,
                 "cluster": self.cluster,
@@ -191,7 +198,7 @@ class Plan:
     def diff(self, other: Plan) -> list[str]:
         """What differs, a line each: `-` in this plan, `+` in the other."""
         lines = []
-        for what in ("mesh", "accumulate", "schedule", "slices", "again", "stages", "inputs", "operators"):
+        for what in ("mesh", "accumulate", "schedule", "slices", "again", "copies", "stages", "inputs", "operators"):
             ours, theirs = getattr(self, what), getattr(other, what)
             if not isinstance(ours, Mapping):
                 ours, theirs = {what: ours or None}, {what: theirs or None}

@@ -16,6 +16,9 @@ the slots to their experts and another back; dropless, the tokens are gathered a
 `recompute` (`zero3xrecompute`, `pp4xrecompute`) keeps of each layer what others read of it, and computes all else again
 in the backward pass (`lower.recompute`).
 
+`copies2` (`tp8xcopies2`) cuts the batch into two copies, one of which computes while the other communicates
+(`lower.unroll`, `run.overlap`).
+
 `pp4` puts a pipeline of 4 around that; a schedule may follow, by default `1f1b`: `pp4-gpipe`, `pp4-interleaved2` (two
 stages on each device), `pp4-seq1f1b8` (8 chunks of the sequence, `lower.unroll`), see `plan.schedule`.
 """
@@ -32,14 +35,18 @@ from tutti.plan.schedule import CHUNKED, COUNTED, NO_PIPE, Pipe
 from tutti.plan.schedule import NAMES as SCHEDULES
 from tutti.plan.variant import LAYERS, Variant
 
-NAMES = "auto, dp, tp, zero1, zero2, zero3, dp2xtp2, tp2xzero3, cp4, ep4, pp4, pp2-zb-vxdp2, zero3xrecompute, ..."
-WORDS = ("auto", "dp", "tp", "cp", "ep", "pp", "zero", "recompute", "single")
+NAMES = (
+    "auto, dp, tp, zero1, zero2, zero3, dp2xtp2, tp2xzero3, cp4, ep4, pp4, pp2-zb-vxdp2, zero3xrecompute, "
+    "tp8xcopies2, ..."
+)
+WORDS = ("auto", "dp", "tp", "cp", "ep", "pp", "zero", "recompute", "copies", "single")
 STEMS = {**{word: word for word in WORDS}, "fsdp": "zero3"}
 
 
 @dataclass(frozen=True)
 class Textbook:
-    """Sizes of the axes, the ZeRO stage (0 to 3) of the data-parallel one, and the pipeline around them."""
+    """Sizes of the axes, the ZeRO stage (0 to 3) of the data-parallel one, the pipeline around them, and what is done
+    to the step beforehand."""
 
     dp: int = 1
     tp: int = 1
@@ -48,6 +55,7 @@ class Textbook:
     cp: int = 1
     pipe: Pipe = NO_PIPE
     recompute: bool = False
+    copies: int = 1
 
     def __str__(self) -> str:
         parts = [str(self.pipe)] if self.pipe.devices > 1 else []
@@ -57,12 +65,13 @@ class Textbook:
         parts += [f"tp{self.tp}"] if self.tp > 1 else []
         parts += [f"zero{self.zero}"] if self.zero else []
         parts += ["recompute"] if self.recompute else []
+        parts += [f"copies{self.copies}"] if self.copies > 1 else []
         return "x".join(parts) or "single"
 
     @property
     def variant(self) -> Variant:
         """Of the step that it is for."""
-        return Variant(self.pipe.slices, (LAYERS,) if self.recompute else ())
+        return Variant(self.pipe.slices, (LAYERS,) if self.recompute else (), self.copies)
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -86,9 +95,9 @@ def parse_name(name: str, devices: int) -> Textbook:
     Raises ValueError for a name that is none, or sizes that do not multiply to the number of devices.
     """
     sizes: dict[str, int] = {}
-    zero, schedule, chunks, slices, recompute = 0, "1f1b", 1, 1, False
+    zero, schedule, chunks, slices, recompute, copies = 0, "1f1b", 1, 1, False, 1
     for part in name.split("x"):
-        match = re.fullmatch(r"(dp|tp|cp|ep|pp)(\d*)(?:-(.+))?|zero([123])|(recompute)|single", part)
+        match = re.fullmatch(r"(dp|tp|cp|ep|pp)(\d*)(?:-(.+))?|zero([123])|(recompute)|copies(\d+)|single", part)
         if not match:
             near = _nearest(name)
             hint = f"did you mean {near!r}? W" if near else "w"
@@ -97,6 +106,10 @@ def parse_name(name: str, devices: int) -> Textbook:
             zero = int(match[4])
         elif match[5]:
             recompute = True
+        elif match[6]:
+            copies = int(match[6])
+            if copies < 2:
+                raise ValueError(f"plan {name!r}: there are at least 2 copies of the batch")
         elif match[1]:
             if match[1] in sizes:
                 raise ValueError(f"plan {name!r} names {match[1]} twice")
@@ -118,9 +131,11 @@ def parse_name(name: str, devices: int) -> Textbook:
     if open_axes:
         sizes[open_axes[0]] = devices // given
     dp, tp, cp, ep, pp = (sizes.get(axis, 1) for axis in ("dp", "tp", "cp", "ep", "pp"))
+    if slices > 1 and copies > 1:
+        raise ValueError(f"plan {name!r}: the sequence is cut into chunks or the batch into copies, not both")
     if slices > 1 and pp < 2:
         raise ValueError(f"plan {name!r}: chunks of the sequence need a pipeline of at least 2 devices")
-    return Textbook(dp, tp, zero if dp > 1 else 0, ep, cp, Pipe(pp, schedule, chunks, slices), recompute)
+    return Textbook(dp, tp, zero if dp > 1 else 0, ep, cp, Pipe(pp, schedule, chunks, slices), recompute, copies)
 
 
 def _schedule(name: str, axis: str, said: str) -> tuple[str, int, int]:

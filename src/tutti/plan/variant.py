@@ -9,8 +9,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Variant:
     """slices: chunks of the sequence (`lower.unroll`). again: labels of forward nodes that the backward pass computes
-    again (`lower.recompute`), as they are with the sequence in those chunks. copies: into which the batch is cut, so that
-    one computes while another communicates (`lower.unroll`)."""
+    again (`lower.recompute`), as they are with the sequence in those chunks. copies: into which the batch is cut, so
+    that one computes while another communicates (`lower.unroll`)."""
 
     slices: int = 1
     again: tuple[str, ...] = ()

@@ -393,7 +393,7 @@ class Step:
         """The plan for another graph of the model."""
         plan = self._plan
         if not plan.stages:
-            return replan(graph, plan, self.cluster).replace(again=plan.again)
+            return replan(graph, plan, self.cluster).replace(again=plan.again, copies=plan.copies)
         name = "x".join(part for part in plan.name.split("x") if not part.startswith(PIPELINE)) or "single"
         made = replan(graph, plan.replace(mesh=plan.inner, name=name), self.cluster.of(devices(plan.inner)))
         return made.replace(
@@ -402,6 +402,7 @@ class Step:
             schedule=plan.schedule,
             slices=plan.slices,
             again=plan.again,
+            copies=plan.copies,
             durations=plan.durations,
         )
 

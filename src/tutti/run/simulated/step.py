@@ -105,6 +105,7 @@ class DryRun:
             {f"{kind} over {axis}": [count, sent] for (kind, axis), (count, sent, *_) in communication.items()},
             self.level,
             self.bubble,
+            sum(max(0.0, took - exposed) for *_, took, exposed in communication.values()),
         )
 
     def slowest(self) -> list[tuple[str, str, int, float]]:
