@@ -6,7 +6,6 @@ import copy
 from functools import cache
 
 import pytest
-import torch
 from test_unroll import adam, numbers
 
 import tutti

@@ -1,6 +1,6 @@
 """Overlap: the order of a Program in which most of its communication is hidden, found by what its calls cost.
 
-Units (`lower.units`) become jobs, with the prices of a dry run; a list scheduler orders them (`lower.overlap`), and
+Units (`lower.units`) become jobs, with the prices of a dry run; a list scheduler orders them (`lower.jobs`), and
 collectives are waited for where their results are read (`lower.waits`). Ranks differ in numbers alone, so all of them
 find the same order; where they do not, none is changed (`run.levels`).
 """
@@ -15,8 +15,8 @@ from torch import fx
 from tutti.cluster import Cluster
 from tutti.graph.costs import FLOPS
 from tutti.lower.collectives import COLLECTIVES
+from tutti.lower.jobs import Job, makespan, overlapped
 from tutti.lower.order import arrange
-from tutti.lower.overlap import Job, makespan, overlapped
 from tutti.lower.program import Program
 from tutti.lower.units import Unit, needs, units
 from tutti.lower.waits import insert_waits

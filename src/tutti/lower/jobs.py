@@ -1,4 +1,4 @@
-"""Overlap: an order of a Program's jobs in which links are busy while the device computes.
+"""Jobs: an order of what a Program does in which links are busy while the device computes.
 
 A device computes one job at a time, and each axis of the mesh carries one collective at a time, in the order in which
 they are begun. List scheduling (R. L. Graham, "Bounds on multiprocessing timing anomalies", 1969): of what could be
@@ -19,8 +19,9 @@ from heapq import heappop, heappush
 from math import inf
 
 SLACK = 0.1  # of the peak of the given order: by so much the peak may grow
-AHEAD = 128 << 20  # bytes of results of collectives that wait for nothing, and that nobody has read yet
+AHEAD = 128 << 20  # bytes of results of collectives that wait for nothing, and that nobody has read yet; or that slack
 RULES = ("way", "hurry")
+SEEN = 300  # jobs of the given order that are looked at for the memory that they will need
 LOOKED_AT = 16  # jobs that are ready and looked at for one that fits into memory
 
 Keys = Sequence[tuple[float, ...]]  # by job
@@ -60,13 +61,16 @@ def peak(jobs: Sequence[Job], order: Sequence[int], sizes: Sequence[int], kept: 
 
 
 def overlapped(jobs: Sequence[Job], sizes: Sequence[int], kept: set[int]) -> list[int]:
-    """The numbers of jobs, in an order that ends early. Given they are in an order in which they could run.
+    """The numbers of jobs, in an order that ends early; no later than the given one, in which they could run.
 
     sizes: bytes of values. kept: values that are alive until the end.
     """
     way, soon = ways(jobs), hurries(jobs)
     keys = {"way": [(-w,) for w in way], "hurry": [(s, -w) for s, w in zip(soon, way, strict=True)]}
-    orders = [_Lister(jobs, sizes, kept, keys[rule], keys["way"]).run() for rule in RULES]
+    listed = [_Lister(jobs, sizes, kept, keys[rule], keys["way"]).run() for rule in RULES]
+    given = list(range(len(jobs)))
+    most = (1 + SLACK) * peak(jobs, given, sizes, kept)
+    orders = [given, *(order for order in listed if peak(jobs, order, sizes, kept) <= most)]
     return min(orders, key=lambda order: makespan(jobs, order))
 
 
@@ -129,28 +133,39 @@ class _Lister:
     def __init__(self, jobs: Sequence[Job], sizes: Sequence[int], kept: set[int], first: Keys, send: Keys):
         self.jobs, self.first, self.send = jobs, first, send
         self.alive = _Alive(jobs, sizes, kept)
-        self.bound = (1 + SLACK) * peak(jobs, range(len(jobs)), sizes, kept)
+        given = _Alive(jobs, sizes, kept)
+        self.course = [given.take(i) for i in range(len(jobs))]  # bytes that are alive in the given order
+        self.most = max(self.course, default=0)
+        self.bound = (1 + SLACK) * self.most
+        self.next = 0  # the first of the given order that has not been placed
         self.behind: list[list[int]] = [[] for _ in jobs]
         for i, job in enumerate(jobs):
             for j in job.needs:
                 self.behind[j].append(i)
-        self.left = [len(job.needs) for job in jobs]
+        self.idle = {i for i, job in enumerate(jobs) if not job.stream and self.behind[i]
+                     and all(jobs[j].stream and not jobs[j].needs for j in job.needs)}  # fmt: skip
+        self.left = [sum(j not in self.idle for j in job.needs) for job in jobs]
+        self.wanted = [i not in self.idle for i in range(len(jobs))]
+        self.settled = [False] * len(jobs)
         self.over = [0.0] * len(jobs)
         self.free = {job.stream: 0.0 for job in jobs if job.stream}
         self.ready: list[Entry] = []  # to compute now
         self.soon: list[tuple[float, int]] = []  # to compute when a collective is over, by that time
+        self.given: list[int] = []  # all that can be computed, in the given order
         self.sends: dict[str, list[Entry]] = {stream: [] for stream in self.free}
+        self.early: dict[str, list[Entry]] = {stream: [] for stream in self.free}  # those that wait for nothing
         self.ahead: dict[int, int] = {}  # collectives that nobody has read: bytes
         self.at, self.order, self.placed = 0.0, [], [False] * len(jobs)
 
     def run(self) -> list[int]:
         for i in range(len(self.jobs)):
             if not self.left[i]:
-                self.open(i)
+                self.settle(i)
         while len(self.order) < len(self.jobs):
             while self.soon and self.soon[0][0] <= self.at:
                 i = heappop(self.soon)[1]
-                heappush(self.ready, (self.first[i], i))
+                if not self.placed[i]:
+                    heappush(self.ready, (self.first[i], i))
             self.begin(self.at)
             i = self.choose()
             if i is not None:
@@ -165,14 +180,30 @@ class _Lister:
                 self.begin(inf, force=True)
         return self.order
 
+    def settle(self, i: int) -> None:
+        """All that a job needs has been placed, but perhaps what is made of inputs alone: that is wanted now."""
+        if not self.wanted[i]:
+            return
+        idle = [j for j in self.jobs[i].needs if j in self.idle and not self.placed[j]]
+        self.settled[i], self.left[i] = True, len(idle)
+        for j in idle:
+            if not self.wanted[j]:
+                self.wanted[j] = True
+                if not self.left[j]:
+                    self.open(j)
+        if not idle:
+            self.open(i)
+
     def open(self, i: int) -> None:
         """All that a job needs has been placed."""
         job = self.jobs[i]
         if job.stream:
-            heappush(self.sends[job.stream], (self.send[i], i))
+            heap = self.sends if job.needs else self.early
+            heappush(heap[job.stream], (self.send[i], i))
             return
         self.over[i] = max((self.over[j] for j in job.needs), default=0.0)
         heappush(self.soon, (self.over[i], i))
+        heappush(self.given, i)
 
     def place(self, i: int, end: float) -> None:
         self.order.append(i)
@@ -182,36 +213,45 @@ class _Lister:
         for j in self.jobs[i].needs:
             self.ahead.pop(j, None)
         for j in self.behind[i]:
-            self.left[j] -= 1
-            if not self.left[j]:
-                self.open(j)
+            if i not in self.idle or self.settled[j]:
+                self.left[j] -= 1
+                if not self.left[j]:
+                    self.settle(j)
+        while self.next < len(self.jobs) and self.placed[self.next]:
+            self.next += 1
 
     def begin(self, until: float, force: bool = False) -> None:
         """Begin collectives that find their axis free before then."""
-        for stream, waiting in self.sends.items():
-            put_off = []
-            while waiting and (self.free[stream] < until or self.free[stream] <= self.at):
-                entry = heappop(waiting)
-                i = entry[1]
-                if not force and not self.jobs[i].needs and not self.room(i):
-                    put_off.append(entry)
-                    continue
+        for stream in self.sends:
+            while self.free[stream] < until or self.free[stream] <= self.at:
+                i = self.sent(stream, force)
+                if i is None:
+                    break
                 begin = max([self.free[stream], self.at, *(self.over[j] for j in self.jobs[i].needs)])
                 self.free[stream] = begin + self.jobs[i].seconds
                 if not self.jobs[i].needs:
                     self.ahead[i] = self.alive.makes(i)
                 self.place(i, self.free[stream])
                 if force:
-                    break
-            for entry in put_off:
-                heappush(waiting, entry)
+                    return
+
+    def sent(self, stream: str, force: bool) -> int | None:
+        """The collective to be begun next on an axis; None where there is none."""
+        heaps = [self.sends[stream]]
+        if (early := self.early[stream]) and (force or self.room(early[0][1])):
+            heaps.append(early)
+        first = min((heap for heap in heaps if heap), key=lambda heap: heap[0], default=None)
+        return heappop(first)[1] if first else None
 
     def room(self, i: int) -> bool:
         """Whether a collective that waits for nothing may be begun already."""
         if not self.ahead:
             return True
-        size = self.alive.makes(i)
-        return sum(self.ahead.values()) + size <= AHEAD and self.alive.now + size <= self.bound
+        held = sum(self.ahead.values()) + self.alive.makes(i)
+        if held > max(AHEAD, self.bound - self.most):
+            return False
+        until = min(self.behind[i], default=i)  # in the given order it would be begun shortly before
+        return max(self.course[self.next : min(until, self.next + SEEN)], default=0) + held <= self.bound
 
     def choose(self) -> int | None:
         """What to compute next, of what is ready; None where nothing is."""
@@ -221,13 +261,19 @@ class _Lister:
         found = None
         while self.ready and len(looked) < LOOKED_AT and found is None:
             entry = heappop(self.ready)
-            if self.alive.now + self.alive.makes(entry[1]) <= self.bound:
-                found = entry
+            if self.placed[entry[1]]:
+                continue
+            if self.fits(entry[1]):
+                found = entry[1]
             else:
                 looked.append(entry)
-        if found is None:
-            found = min(looked, key=lambda e: (self.alive.makes(e[1]) - self.alive.frees(e[1]) > 0, e[1]))
-            looked.remove(found)
         for entry in looked:
             heappush(self.ready, entry)
-        return found[1]
+        if found is None and looked:
+            while self.placed[self.given[0]]:
+                heappop(self.given)
+            found = heappop(self.given)
+        return found
+
+    def fits(self, i: int) -> bool:
+        return self.alive.now + self.alive.makes(i) <= self.bound
