@@ -1,16 +1,17 @@
 """Communication hidden behind computation: how much of it, simulated, and whether a measured step gets as much shorter.
 
-Simulated: a step of Llama-2 13B with 10 of its 40 layers (sequences of 4096, bfloat16 with float32 masters, AdamW, level O2) on eight A100s, by
-NVLink and by links of 25 GB/s. Of each plan: the share of communication that is hidden in the forward and in the
-backward pass when collectives are waited for where they stand (`waits`), when they are begun early (`begun`), and with
-the batch in two copies besides (`copies`). `bound` is the most that could be: seconds of computation over those of
-communication, or 1. The order is found by the list scheduler; nothing about the model is told to it.
+Simulated: a step of Llama-2 13B with 10 of its 40 layers (sequences of 4096, bfloat16 with float32 masters, AdamW,
+level O2) on eight A100s, by NVLink and by links of 25 GB/s. Of each plan: the share of communication that is hidden in
+the forward and in the backward pass when collectives are waited for where they stand (`waits`), when they are begun
+early (`begun`), and with the batch in two copies besides (`copies`). `bound` is the most that could be: seconds of
+computation over those of communication, or 1. The order is found by the list scheduler; nothing about the model is told
+to it.
 
-Measured: a small Llama under tensor parallelism on two Gloo processes, whose links are made slow: a collective is not over
-before it would be on links of the cluster that the simulator is given, one after the other. The device's speed is one
-number, fitted on steps that wait. Two steps of the same plan
-and Program take turns, one that waits for collectives where they stand, one that hides them. `shorter` is how many
-seconds that saves, measured and as the simulator says, `ratio` the one over the other.
+Measured: a small Llama under tensor parallelism on two Gloo processes, whose links are made slow: a collective is not
+over before it would be on links of the cluster that the simulator is given, one after the other. The device's speed is
+one number, fitted on steps that wait. Two steps of the same plan take turns, one that waits for collectives where they
+stand, one that hides them. `shorter` is how many seconds that saves, measured and as the simulator says, `ratio` the
+one over the other.
 """
 
 from __future__ import annotations

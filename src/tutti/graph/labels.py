@@ -31,7 +31,7 @@ def annotate_labels(step: StepGraph) -> None:
         if node.op != "call_function":
             continue
         layer, rest = _split(node.meta["path"])
-        operation = f"{_phase(node)}/{_operator(node)}"
+        operation = f"{_phase(node)}/{_named(node)}"
         copy = node.meta.get("copy", 0)
         ordinal = ordinals[layer, rest, operation, copy]
         ordinals[layer, rest, operation, copy] += 1
@@ -70,6 +70,14 @@ def _phase(node: fx.Node) -> str:
 def _operator(node: fx.Node) -> str:
     name = getattr(node.target, "__name__", str(node.target))
     return str(node.target).removeprefix("aten.").removesuffix(".default") if "." in str(node.target) else name
+
+
+def _named(node: fx.Node) -> str:
+    """The operator; in a copy of the batch that for which it stands, too, as copies share what they compute alike."""
+    operator, of = _operator(node), node.meta.get("of")
+    if of is None or of == operator:
+        return operator
+    return of if re.fullmatch(re.escape(operator) + r"\.\d+", of) else f"{of}>{operator}"
 
 
 def _layer_names(graph: fx.Graph) -> dict[str, str]:

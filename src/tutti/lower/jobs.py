@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 
-SLACK = 0.1  # of the peak of the given order: by so much the peak may grow
-AHEAD = 128 << 20  # bytes of results of collectives that wait for nothing, and that nobody has read yet; or that slack
+SLACK = 0.1  # of the peak of the given order: by so much, or by AHEAD, the peak may grow
+SHARES = (1.0, 0.5, 0.0)  # of that, which the scheduler is told of: now and then it exceeds what it is told
+AHEAD = 128 << 20  # bytes
 RULES = ("way", "hurry")
 SEEN = 300  # jobs of the given order that are looked at for the memory that they will need
 LOOKED_AT = 16  # jobs that are ready and looked at for one that fits into memory
@@ -60,18 +61,29 @@ def peak(jobs: Sequence[Job], order: Sequence[int], sizes: Sequence[int], kept: 
     return max((alive.take(i) for i in order), default=0)
 
 
-def overlapped(jobs: Sequence[Job], sizes: Sequence[int], kept: set[int]) -> list[int]:
+def overlapped(jobs: Sequence[Job], sizes: Sequence[int], kept: set[int], room: float = 0.0) -> list[int]:
     """The numbers of jobs, in an order that ends early; no later than the given one, in which they could run.
 
-    sizes: bytes of values. kept: values that are alive until the end.
+    sizes: bytes of values. kept: values that are alive until the end. room: bytes that may be alive, even where the
+    given order needs less.
     """
     way, soon = ways(jobs), hurries(jobs)
     keys = {"way": [(-w,) for w in way], "hurry": [(s, -w) for s, w in zip(soon, way, strict=True)]}
-    listed = [_Lister(jobs, sizes, kept, keys[rule], keys["way"]).run() for rule in RULES]
-    given = list(range(len(jobs)))
-    most = (1 + SLACK) * peak(jobs, given, sizes, kept)
-    orders = [given, *(order for order in listed if peak(jobs, order, sizes, kept) <= most)]
+    orders = [list(range(len(jobs)))]
+    needed = peak(jobs, orders[0], sizes, kept)
+    for rule in RULES:
+        for share in SHARES:
+            bound = max(room, needed + share * slack(needed))
+            order = _Lister(jobs, sizes, kept, keys[rule], keys["way"], bound).run()
+            if peak(jobs, order, sizes, kept) <= max(room, needed + slack(needed)):
+                orders.append(order)
+                break
     return min(orders, key=lambda order: makespan(jobs, order))
+
+
+def slack(needed: int) -> float:
+    """Bytes by which the peak may be more than what the given order needs."""
+    return max(SLACK * needed, AHEAD)
 
 
 def ways(jobs: Sequence[Job]) -> list[float]:
@@ -128,15 +140,16 @@ class _Alive:
 
 
 class _Lister:
-    """first: of what can be computed the least is computed first. send: and of collectives."""
+    """first: of what can be computed the least is computed first. send: and of collectives. bound: bytes of values that
+    are alive; where they are more, the next of the given order is taken."""
 
-    def __init__(self, jobs: Sequence[Job], sizes: Sequence[int], kept: set[int], first: Keys, send: Keys):
+    def __init__(self, jobs: Sequence[Job], sizes: Sequence[int], kept: set[int], first: Keys, send: Keys,
+                 bound: float):  # fmt: skip
         self.jobs, self.first, self.send = jobs, first, send
         self.alive = _Alive(jobs, sizes, kept)
         given = _Alive(jobs, sizes, kept)
         self.course = [given.take(i) for i in range(len(jobs))]  # bytes that are alive in the given order
-        self.most = max(self.course, default=0)
-        self.bound = (1 + SLACK) * self.most
+        self.bound, self.slack = bound, slack(max(self.course, default=0))
         self.next = 0  # the first of the given order that has not been placed
         self.behind: list[list[int]] = [[] for _ in jobs]
         for i, job in enumerate(jobs):
@@ -248,7 +261,7 @@ class _Lister:
         if not self.ahead:
             return True
         held = sum(self.ahead.values()) + self.alive.makes(i)
-        if held > max(AHEAD, self.bound - self.most):
+        if held > self.slack:
             return False
         until = min(self.behind[i], default=i)  # in the given order it would be begun shortly before
         return max(self.course[self.next : min(until, self.next + SEEN)], default=0) + held <= self.bound

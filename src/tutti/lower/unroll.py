@@ -80,6 +80,8 @@ def copy(step: StepGraph, copies: int) -> StepGraph:
     made = _Unroller(step, copies, Textbook(dp=copies)).unroll()
     for node in made.graph.nodes:
         node.meta["copy"] = node.meta.pop("slice", 0)
+        if node.op == "call_function" and "label" in node.meta:
+            node.meta["of"] = node.meta["label"].rpartition("/")[2]
     annotate_labels(made)
     return made
 

@@ -26,6 +26,7 @@ from tutti.run.simulated.prices import Prices
 from tutti.run.simulated.replay import Replay, Storage, replay
 
 GAIN = 0.99  # of the seconds that a Program takes whose collectives are waited for where they stand
+ROOM = 0.75  # of a device's memory may be filled for the sake of an order
 UNIT = "unit"  # of a node, in its meta
 
 
@@ -42,7 +43,8 @@ def order(program: Program, cluster: Cluster, level: str) -> list[Unit]:
     _number(found)
     played = replay(program)
     jobs, sizes, kept = jobs_of(found, fuse(played) if level == "O2" else played, Prices(cluster, program))
-    best = overlapped(jobs, sizes, kept)
+    room = ROOM * cluster.device.memory - sum(storage.bytes for storage in played.inputs.values())
+    best = overlapped(jobs, sizes, kept, room)
     if not any(node.users.keys() - {graph.output_node()} - set(found[-1]) for node in found[-1]):
         best.sort(key=lambda i: i == len(found) - 1)  # what only arranges what is returned stays at the end
     if makespan(jobs, best) < GAIN * sum(job.seconds for job in jobs):
@@ -82,7 +84,8 @@ def jobs_of(units: list[Unit], played: Replay, prices: Prices) -> tuple[list[Job
         if event.collective:
             streams[i], seconds[i] = str(event.node.args[1]), prices.communicate(event)
             operand = event.reads[0].storage
-            readers[operand] |= behind[i]  # it is kept until the collective is over
+            if event.collective != "all_reduce":  # which works in a copy
+                readers[operand] |= behind[i]  # it is kept until the collective is over
             if copies := prices.copies(event):
                 seconds[makers.get(operand, min(awaits[i], default=i))] += copies
         else:
