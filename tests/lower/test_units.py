@@ -13,7 +13,7 @@ from tutti.graph.costs import FLOPS
 from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.order import arrange
 from tutti.lower.shard import shard
-from tutti.lower.units import is_view, needs, overwritten, units
+from tutti.lower.units import is_view, needs, overwritten, readers_before, units
 from tutti.lower.unroll import copy
 from tutti.plan.planner import Planner
 from tutti.plan.variant import Variant
@@ -51,7 +51,7 @@ def test_no_unit_waits_for_a_later_one(name, plan, copies):
         assert len({n.meta.get("copy", 0) for n in unit if not is_view(n)}) <= 1
     at = {n: i for i, unit in enumerate(found) for n in unit}
     for update in [n for n in calls if overwritten(n)]:
-        readers = [r for x in overwritten(update) for r in x.users if update not in r.all_input_nodes]
+        readers = [r for x in overwritten(update) for r in readers_before(x, update)]
         assert readers and all(at[r] <= at[update] for r in readers), "who reads what is overwritten comes before"
 
 

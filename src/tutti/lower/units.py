@@ -17,18 +17,20 @@ from collections import defaultdict
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from math import inf
+from typing import Any
 
 import torch
 from torch import fx
 
 from tutti.graph.costs import FREE
 from tutti.lower.collectives import COLLECTIVES
+from tutti.lower.inplace import written
 from tutti.nn.adam import IN_PLACE
 
 Unit = list[fx.Node]
 aten = torch.ops.aten
 TURNING = {aten.permute.default, aten.transpose.int, aten.t.default, aten.expand.default}
-WRITES = {in_place: positions for in_place, _, positions in IN_PLACE.values()}
+WRITES = {in_place: positions for in_place, _, positions in IN_PLACE.values()} | {aten.copy_.default: (0,)}
 
 
 def units(graph: fx.Graph, alone: Callable[[fx.Node], bool]) -> list[Unit]:
@@ -49,13 +51,39 @@ def needs(units: list[Unit]) -> list[set[int]]:
         found[i].update(of[x] for x in node.all_input_nodes if x in of)
     for node, i in of.items():
         for place in overwritten(node):
-            found[i].update(of[reader] for reader in place.users if reader in of and node not in reader.all_input_nodes)
+            found[i].update(of[reader] for reader in readers_before(place, node) if reader in of)
     return [read - {i} for i, read in enumerate(found)]
 
 
+def readers_before(place: fx.Node, write: fx.Node) -> list[fx.Node]:
+    """Who reads an input, itself or what looks at it, as it is before calls write into it: these, of which there may be
+    several, come in the order in which they read what others have written."""
+    found, todo = [], [place]
+    while todo:
+        for user in todo.pop().users:
+            if user is write or user.op == "output" or user.target is written or user.target in WRITES:
+                continue
+            if user.target in FREE and user.target is not operator.getitem:
+                todo.append(user)
+            else:
+                found.append(user)
+    return found
+
+
 def overwritten(node: fx.Node) -> list[fx.Node]:
-    """The placeholders that a call writes into."""
-    return [x for at in WRITES.get(node.target, ()) for x in node.args[at]]  # pyright: ignore
+    """The inputs that a call writes into, or into parts of."""
+    places: list[fx.Node] = []
+    for at in WRITES.get(node.target, ()):
+        place: Any = node.args[at]
+        places += place if isinstance(place, list) else [place]
+    return [root for root in map(root_of, places) if root.op == "placeholder"]
+
+
+def root_of(node: fx.Node) -> fx.Node:
+    """What a view looks at; itself of all else."""
+    while node.op == "call_function" and node.target in FREE and node.target is not operator.getitem:
+        node = node.all_input_nodes[0]
+    return node
 
 
 def is_view(node: fx.Node) -> bool:

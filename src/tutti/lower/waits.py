@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from torch import fx
 
 from tutti.lower.collectives import COLLECTIVES, wait
+from tutti.lower.inplace import written
 from tutti.lower.units import Unit, overwritten
 
 
@@ -16,10 +19,13 @@ def insert_waits(graph: fx.Graph, units: list[Unit]) -> None:
     output = graph.output_node()
     of = {node: unit for unit in units for node in unit}
     at = {node: i for i, node in enumerate(graph.nodes)}
-    overwriting = {place: node for node in graph.nodes for place in overwritten(node)}
+    overwriting: dict[fx.Node, list[fx.Node]] = defaultdict(list)
+    for node in graph.nodes:
+        for place in overwritten(node):
+            overwriting[place].append(node)
     for node in [n for n in graph.nodes if n.target in COLLECTIVES]:
         readers = list(node.users)
-        ends = [*readers, *(overwriting[x] for x in _looks_at(node) if x in overwriting)]
+        ends = [*readers, *(write for x in _looks_at(node) for write in overwriting[x])]
         first = min((n for n in ends if at[n] > at[node]), key=at.__getitem__, default=output)
         before = of[first][0] if first in of else first
         with graph.inserting_before(before):
@@ -36,6 +42,8 @@ def _looks_at(collective: fx.Node) -> list[fx.Node]:
         x = todo.pop()
         if x.op == "placeholder":
             found.append(x)
+        elif x.target is written:
+            todo.append(x.args[1])  # pyright: ignore[reportArgumentType]
         elif x.target not in COLLECTIVES and len(x.all_input_nodes) == 1:  # perhaps a view
             todo += x.all_input_nodes
     return found
