@@ -18,7 +18,7 @@ import harness
 import tutti
 from tutti.lower.shard import shard
 from tutti.plan.planner import Planner
-from tutti.run.levels import LEVELS
+from tutti.run.levels import improve
 
 LAYERS, QUICK_LAYERS = 32, 4
 BATCH, SEQUENCE = 8, 4096
@@ -54,8 +54,7 @@ def run(quick: bool) -> dict[str, Any]:
             plan = Planner(graph, tutti.Cluster.parse(CLUSTER)).named(name)
         with timed(seconds, f"lower {name}"):
             program = shard(step, plan, rank=0)
-            for improve in LEVELS["O0"]:  # buckets of collectives, updates in place
-                improve(program.graph)
+            improve(program, "O0")  # buckets of collectives, updates in place
         by_plan[name] = {
             "plan_seconds": seconds[f"plan {name}"],
             "lower_seconds": seconds[f"lower {name}"],

@@ -209,7 +209,7 @@ class Stage:
     def made(self) -> DryRun:
         run, cluster = self.run, a100s(self.run.dp * self.run.tp)  # of one stage: the others are like it
         graph = gpt(run, self.layers)
-        return dry_run(graph, plan_of(run, graph, cluster), cluster, "O2")
+        return dry_run(graph, plan_of(run, graph, cluster), cluster, "O2", overlaps=False)
 
     def seconds(self, shares: Shares | None = None) -> dict[str, float]:
         """Seconds of what the simulated Programs do, of all layers of the stage.

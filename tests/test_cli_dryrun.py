@@ -67,7 +67,7 @@ def test_level_overlap_and_another_cluster(model, plan, capsys):
 
     plain = step()
     assert step("--level", "O0") > plain
-    assert step("--overlap") <= plain
+    assert plain <= step("--overlap", "yes") <= step("--overlap", "no")
     assert step("--cluster", "v100-32:4") > plain
 
 

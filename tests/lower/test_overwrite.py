@@ -135,7 +135,7 @@ def test_steps_give_the_same_bits(name, monkeypatch):
         return written, sum(n.target in PLACE for n in step.program.graph.nodes)
 
     (ours, state), count = losses()
-    monkeypatch.setitem(LEVELS, "O0", tuple(p for p in LEVELS["O0"] if p is not write_over))
+    monkeypatch.setitem(LEVELS, "O0", (LEVELS["O0"][0], ()))
     (theirs, expected), none = losses()
     assert count > 10 and none == 0 and ours == theirs
     assert all(torch.equal(state[name], expected[name]) for name in expected)

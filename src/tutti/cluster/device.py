@@ -59,6 +59,8 @@ class Device:
       weight, by dtype name.
     streams: measured seconds over bytes (read and written), without the overhead, by "family dtype".
     beside: what there is outside of its memory; where it is not given, something that is assumed (`outside`).
+    overlaps: whether it computes on at its speed while collectives are under way; where nothing is said all do but
+      CPUs, whose cores carry the bytes themselves.
     """
 
     name: str
@@ -82,6 +84,13 @@ class Device:
     def outer(self) -> str:
         """The tier outside of its memory: the disk of a CPU, whose memory is the host's already, the host of others."""
         return "disk" if self.name.startswith("cpu") else "host"
+
+    overlaps: bool | None = None
+
+    @property
+    def computes_on(self) -> bool:
+        """Whether it computes while collectives are under way."""
+        return not self.name.startswith("cpu") if self.overlaps is None else self.overlaps
 
     def peak_of(self, dtype: Dtype) -> float:
         """Peak FLOP/s in this dtype. ``ValueError`` where it is not known."""

@@ -4,8 +4,8 @@ A *layer* is a module whose path ends in a number (`model.layers.3`). Two layers
 kind when the nodes inside them, in order, are the same operators on the same shapes. The label of a node is its
 module path with the number of such a layer replaced by `*`, its phase (`again` for what is computed anew in the
 backward pass), its operator and an ordinal. Where a container has layers of several kinds, the numbers of a kind stand
-in the place of `*`: `h.0` and `h.1-11`, `net.2,4`. Analysis and plans speak of labels, so that there are no more of
-them in a deeper model.
+in the place of `*`: `h.0` and `h.1-11`, `net.2,4`. Copies of a batch (`lower.unroll`) share labels, too. Analysis and
+plans speak of labels, so that there are no more of them in a deeper model.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ def annotate_labels(step: StepGraph) -> None:
         if node.op != "call_function":
             continue
         layer, rest = _split(node.meta["path"])
-        operation = f"{_phase(node)}/{_operator(node)}"
-        ordinal = ordinals[layer, rest, operation]
-        ordinals[layer, rest, operation] += 1
+        operation = f"{_phase(node)}/{_named(node)}"
+        copy = node.meta.get("copy", 0)
+        ordinal = ordinals[layer, rest, operation, copy]
+        ordinals[layer, rest, operation, copy] += 1
         operation += f".{ordinal}" if ordinal else ""
         node.meta["label"] = f"{_join(rename.get(layer, layer), rest)}/{operation}"
-        node.meta["name"] = f"{_join(layer, rest)}/{operation}"
+        node.meta["name"] = f"{_join(layer, rest)}/{operation}" + (f"@{copy}" if copy else "")
 
 
 def _split(path: str) -> tuple[str, str]:
@@ -69,6 +70,14 @@ def _phase(node: fx.Node) -> str:
 def _operator(node: fx.Node) -> str:
     name = getattr(node.target, "__name__", str(node.target))
     return str(node.target).removeprefix("aten.").removesuffix(".default") if "." in str(node.target) else name
+
+
+def _named(node: fx.Node) -> str:
+    """The operator; in a copy of the batch that for which it stands, too, as copies share what they compute alike."""
+    operator, of = _operator(node), node.meta.get("of")
+    if of is None or of == operator:
+        return operator
+    return of if re.fullmatch(re.escape(operator) + r"\.\d+", of) else f"{of}>{operator}"
 
 
 def _layer_names(graph: fx.Graph) -> dict[str, str]:

@@ -15,7 +15,7 @@ Inputs and outputs have names of the form `kind:name`:
 Every node carries in `meta`: `val` (a `Spec`, or a tuple of them), `path` (of the module that made it), `phase`
 (forward, backward or update), `flops` and `bytes` (of the whole, unsplit operator), and `label`, a name that
 is the same for corresponding nodes of repeated layers; every call also `name`, which is its own. Where the sequence is
-cut into chunks, every call has the number of its chunk, `slice`.
+cut into chunks, every call has the number of its chunk, `slice`; where the batch is cut into copies, its `copy`.
 """
 
 from __future__ import annotations
@@ -94,6 +94,11 @@ class StepGraph:
     def slices(self) -> int:
         """Into how many chunks the sequence is cut. See `lower.unroll`."""
         return 1 + max((n.meta.get("slice", 0) for n in self.graph.nodes), default=0)
+
+    @property
+    def copies(self) -> int:
+        """Into how many copies the batch is cut. See `lower.unroll`."""
+        return 1 + max((n.meta.get("copy", 0) for n in self.graph.nodes), default=0)
 
     @property
     def flops(self) -> int:

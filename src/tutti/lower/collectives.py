@@ -11,6 +11,9 @@ permutations around them.
 | all_to_all(x, axis) | (k, *y) | (k, *y): row i comes from rank i |
 | shift(x, axes, how) | x | x of the rank `by` places before, counted along the axes (outermost first) |
 
+A collective is carried out where it stands; where only `wait(x)` reads it, it is begun there, and over where that
+stands. Several may be under way. All ranks begin those of one axis in the same order.
+
 `how` is "<by> <edge>": what a rank receives that has nobody there is a number ("1 0.0", "-1 -inf") or, with "1 wrap",
 comes from the other end.
 """
@@ -18,6 +21,7 @@ comes from the other end.
 from __future__ import annotations
 
 import torch
+from torch import fx
 from torch.fx.node import has_side_effect
 
 from tutti.plan.layout import Mesh, coordinates_of, rank_at
@@ -46,6 +50,16 @@ COLLECTIVES = {all_reduce: "all_reduce", all_gather: "all_gather", reduce_scatte
 
 for _collective in COLLECTIVES:  # a rank may have no use for the result, and the others still need its part
     has_side_effect(_collective)
+
+
+def wait(x: torch.Tensor) -> torch.Tensor:
+    """What a collective that is under way brings, once it is over."""
+    return x
+
+
+def is_begun(node: fx.Node) -> bool:
+    """Whether a collective is only begun where it stands."""
+    return bool(node.users) and all(user.target is wait for user in node.users)
 
 
 def peer(rank: int, axes: str, by: int, wrap: bool, mesh: Mesh) -> int | None:

@@ -16,7 +16,7 @@ class Emitter:
 
     def __init__(self, graph: fx.Graph, meta: dict):
         self.graph, self.dtype = graph, meta["val"].dtype
-        self.origin = {key: meta[key] for key in ("phase", "path", "label") if key in meta}
+        self.origin = {key: meta[key] for key in ("phase", "path", "label", "copy") if key in meta}
 
     def __call__(self, target, args: tuple, shape: Shape) -> fx.Node:
         node = self.graph.call_function(target, args)

@@ -178,7 +178,7 @@ class Sharder:
                 if several
                 else [result]
             )
-        origin = {key: node.meta[key] for key in ("phase", "path", "label")}
+        origin = {key: node.meta[key] for key in ("phase", "path", "label", "copy") if key in node.meta}
         for emitted in reversed(self.graph.nodes):
             if "label" in emitted.meta:
                 break

@@ -1,8 +1,9 @@
-"""Unrolling: a step whose sequence is cut into chunks that are computed one after the other.
+"""Unrolling: a step whose sequence is cut into chunks that are computed one after the other, or whose batch is cut
+into copies of the model that are computed beside each other.
 
-That is context parallelism in time instead of space: the step is sharded over an axis of as many ranks as there are
-chunks (`cp` of `plan.textbook`), and all ranks' graphs become one, in which a collective is what it means: a sum of
-values, another chunk's value. Every call knows its chunk (`meta["slice"]`).
+That is parallelism in time instead of space: the step is sharded over an axis of as many ranks as there are parts
+(`cp` or `dp` of `plan.textbook`), and all ranks' graphs become one, in which a collective is what it means: a sum of
+values, another part's value. Every call knows its chunk (`meta["slice"]`) or copy (`meta["copy"]`).
 
     forward    a chunk reads of itself and of those before: keys and values, where attention is causal
     backward   of itself and of those behind
@@ -10,6 +11,9 @@ values, another chunk's value. Every call knows its chunk (`meta["slice"]`).
 
 A model in which a token sees later ones cannot be cut so. Pipelines of chunks hold fewer activations at once and have
 shorter bubbles than pipelines of whole sequences (`plan.schedule`).
+
+Copies may be computed in any order: one computes while another communicates (`run.overlap`). Their gradients are summed
+before anybody reads them.
 """
 
 from __future__ import annotations
@@ -53,14 +57,42 @@ def unroll(step: StepGraph, slices: int) -> StepGraph:
         if node.target is attention.FORWARD and not attention.causal(node.args, 4):
             what = "has a mask" if "attn_mask" in node.kwargs else "is not causal"
             raise ValueError(f"the sequence cannot be cut into chunks: {node.meta['name']} {what}")
-    return _Unroller(step, slices).unroll()
+    unroller = _Unroller(step, slices, Textbook(cp=slices))
+    made = unroller.unroll()
+    unroller.order(made)
+    annotate_labels(made)
+    return made
+
+
+def copy(step: StepGraph, copies: int) -> StepGraph:
+    """The step with its batch, dim 0, in so many copies; itself for one. What needs the whole batch is done once.
+
+    Raises ValueError for a batch that they do not divide, and for a step whose sequence is cut.
+    """
+    if copies == 1:
+        return step
+    if step.slices > 1:
+        raise ValueError("a step is cut into chunks of its sequence or into copies of its batch, not into both")
+    sizes = {name: step.spec(f"batch:{name}").shape for name in step.names("batch")}
+    for name, shape in sizes.items():
+        if shape and shape[0] % copies:
+            raise ValueError(f"the batch cannot be cut into copies: {name} of {shape} does not divide into {copies}")
+    made = _Unroller(step, copies, Textbook(dp=copies)).unroll()
+    for node in made.graph.nodes:
+        node.meta["copy"] = node.meta.pop("slice", 0)
+        if node.op == "call_function" and "label" in node.meta:
+            node.meta["of"] = node.meta["label"].rpartition("/")[2]
+    annotate_labels(made)
+    return made
 
 
 class _Unroller:
-    def __init__(self, step: StepGraph, slices: int):
+    """slices: how many parts; each call knows its own as `slice`. book: the plan that splits the step."""
+
+    def __init__(self, step: StepGraph, slices: int, book: Textbook):
         self.step, self.slices = step, slices
         any_cluster = Cluster.parse(f"h100:{slices}x1")
-        self.plan = Planner(step, any_cluster).textbook(Textbook(cp=slices)).plan()
+        self.plan = Planner(step, any_cluster).textbook(book).plan()
         self.graph = fx.Graph()
         self.whole = False  # whether gradients are
         self.chunks = [_Chunk(step, self.plan, number, self.graph) for number in range(slices)]
@@ -170,8 +202,6 @@ class _Unroller:
             graph, inputs, dict(zip(step.outputs, output.args[0], strict=True)), step.constants, step.device
         )
         annotate_costs(made)
-        self.order(made)
-        annotate_labels(made)
         return made
 
     def order(self, made: StepGraph) -> None:
@@ -193,7 +223,7 @@ class _Unroller:
 
 
 class _Chunk(Sharder):
-    """Writes one chunk's part, which lies in memory as the runtime will arrange it."""
+    """Writes one chunk's (or copy's) part, which lies in memory as the runtime will arrange it."""
 
     def __init__(self, step: StepGraph, plan: Plan, number: int, graph: fx.Graph):
         super().__init__(step, plan, number)

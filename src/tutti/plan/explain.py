@@ -33,6 +33,8 @@ def explain(plan: Plan) -> str:
         named = ", ".join(plan.again[:MOST]) + (", ..." if len(plan.again) > MOST else "")
         lines.append(f"{len(plan.again)} operators are computed again in the backward pass: {named}")
     lines += _tiers(plan.tiers)
+    if plan.copies > 1:
+        lines.append(f"the batch is cut into {plan.copies} copies: one computes while another communicates")
     if plan.accumulate > 1:
         lines.append(f"{plan.accumulate} microbatches per update")
     if plan.prediction:
@@ -45,10 +47,11 @@ def explain(plan: Plan) -> str:
 
 def _predicted(made: Prediction) -> list[str]:
     bubble = f", {seconds(made.bubble_seconds)} for the pipeline" if made.bubble_seconds else ""
+    hidden = f" ({seconds(made.hidden_seconds)} of it hidden)" if made.hidden_seconds else ""
     level = f" at {made.level}" if made.level else ""
     lines = [
         f"predicted step   {seconds(made.step_seconds)}{level}: {seconds(made.compute_seconds)} computing, "
-        f"{seconds(made.communication_seconds)} waiting for communication{bubble}; "
+        f"{seconds(made.communication_seconds)} waiting for communication{hidden}{bubble}; "
         f"{100 * made.fraction_of_peak:.3g} % of peak",
         f"predicted memory {size(made.peak_bytes)} per device"
         + "".join(f"{',' if i else ':'} {kind} {size(n)}" for i, (kind, n) in enumerate(_largest(made.bytes_by_kind))),

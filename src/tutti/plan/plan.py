@@ -28,6 +28,7 @@ class Prediction:
     peak_bytes: of memory, and bytes_by_kind of what. collectives: "all_reduce over dp" -> [number, bytes sent].
     level: at which it runs. bubble_seconds: in which a rank waits for the other devices of a pipeline.
     transfer_seconds: in which it waits for transfers between tiers. bytes_by_tier: at most, on tiers but the device.
+    hidden_seconds: in which collectives are under way while it computes.
     """
 
     step_seconds: float
@@ -42,6 +43,7 @@ class Prediction:
     bubble_seconds: float = 0.0
     transfer_seconds: float = 0.0
     bytes_by_tier: Mapping[str, int] = field(default_factory=dict)
+    hidden_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Plan:
     again: labels of forward nodes that the backward pass computes again (`lower.recompute`).
     tiers: labels of inputs, and of forward nodes whose results wait for the backward pass, that do not lie on the
         device -> where they do (`plan.tier`).
+    copies: into which the batch is cut, so that one computes while another communicates (`lower.unroll`).
     durations: of each stage for a microbatch (`plan.slots`), as they were modelled: what `found` goes by.
     reasons: in words, why this plan and not another.
     """
@@ -70,6 +73,7 @@ class Plan:
     slices: int = 1
     again: tuple[str, ...] = ()
     tiers: Mapping[str, str] = field(default_factory=dict)
+    copies: int = 1
     durations: tuple[tuple[float, ...], ...] = ()
     name: str = ""
     graph: str = ""  # fingerprint of the graph that it was made for
@@ -101,7 +105,7 @@ class Plan:
     @property
     def variant(self) -> Variant:
         """Of the step's graph that it is for."""
-        return Variant(self.slices, self.again)
+        return Variant(self.slices, self.again, self.copies)
 
     @property
     def predicted(self) -> Prediction:
@@ -116,6 +120,8 @@ class Plan:
         """Raise ValueError where the plan names what the graph or its own mesh does not have."""
         if self.slices != step.slices:
             raise ValueError(f"the plan cuts the sequence into {self.slices} chunks, the step into {step.slices}")
+        if self.copies != step.copies:
+            raise ValueError(f"the plan cuts the batch into {self.copies} copies, the step into {step.copies}")
         labels = {node.meta["label"] for node in step.graph.nodes if "label" in node.meta}
         if unknown := [label for label in self.again if label not in labels and label != LAYERS]:
             raise ValueError(f"the plan computes {unknown[0]!r} again, which this model does not have")
@@ -153,6 +159,7 @@ class Plan:
                 "slices": self.slices,
                 "again": list(self.again),
                 "tiers": dict(self.tiers),
+                "copies": self.copies,
                 "durations": [list(stage) for stage in self.durations],
                 "graph": self.graph,
                 "cluster": self.cluster,
@@ -202,7 +209,8 @@ class Plan:
     def diff(self, other: Plan) -> list[str]:
         """What differs, a line each: `-` in this plan, `+` in the other."""
         lines = []
-        for what in ("mesh", "accumulate", "schedule", "slices", "again", "tiers", "stages", "inputs", "operators"):
+        for what in ("mesh", "accumulate", "schedule", "slices", "again", "tiers", "copies", "stages", "inputs",
+                     "operators"):  # fmt: skip
             ours, theirs = getattr(self, what), getattr(other, what)
             if not isinstance(ours, Mapping):
                 ours, theirs = {what: ours or None}, {what: theirs or None}

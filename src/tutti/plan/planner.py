@@ -62,6 +62,9 @@ class Planner:
         if book.pipe.slices != self.step.slices:
             raise ValueError(f"plan {name!r} is one for {book.pipe.slices} chunks of the sequence; the step has "
                              f"{self.step.slices} (tutti.lower.unroll cuts it)")  # fmt: skip
+        if book.copies != self.step.copies:
+            raise ValueError(f"plan {name!r} is one for {book.copies} copies of the batch; the step has "
+                             f"{self.step.copies} (tutti.lower.vary makes them)")  # fmt: skip
         if book.recompute and self.variant.again != book.variant.again:
             raise ValueError(f"plan {name!r} is one for a step that computes layers again (tutti.lower.vary makes it)")
         if book.recompute and not any("again" in node.meta for node in self.step.calls):
@@ -226,13 +229,16 @@ class Candidate:
                 operators[label] = dict(choices)
         if planner.accumulate > 1:
             inputs |= self._accumulators(chosen.choices, gathered)
-        plan = Plan(self.mesh, inputs, operators, planner.accumulate, again=planner.variant.again, name=self.name,
+        plan = Plan(self.mesh, inputs, operators, planner.accumulate, again=planner.variant.again,
+                    copies=planner.variant.copies, name=self.name,
                     graph=planner.step.fingerprint, cluster=str(planner.cluster),
                     reasons=(*planner.without_rule(), self._proof(chosen)))  # fmt: skip
         if not self.name:
             found = title(plan, planner.problem)
             alone = found.startswith("tp") and list(self.mesh) == ["dp"] and not planner.pins
             plan = (renamed(plan, {"dp": "tp"}) if alone else plan).replace(name=f"auto-{found}")
+            if plan.copies > 1:
+                plan = plan.replace(name=f"{plan.name}xcopies{plan.copies}")
         return plan
 
     def _proof(self, chosen: Chosen) -> str:

@@ -8,7 +8,8 @@ search, and so does the time. A plan that is too large is made smaller by a pric
 Microbatches never make a step faster, but smaller: more of them are tried while what fits is slower than what does not.
 Then come pipelines (`plan.pipelines`), where what was found leaves them something to win; what would be faster than
 all that fits, if it fitted, with less kept for the backward pass (`plan.smaller`); where nothing fits, what costs least
-to keep outside of the device lies there (`plan.offload`); and pipelines of parts of sequences.
+to keep outside of the device lies there (`plan.offload`); copies of the batch, where a device waits for others
+(`plan.copies`); and pipelines of parts of sequences.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from tutti.cluster import Cluster
 from tutti.graph.step_graph import StepGraph
 from tutti.plan import reasons
+from tutti.plan.copies import Copies
 from tutti.plan.explain import mesh_name
 from tutti.plan.layout import Mesh, devices
 from tutti.plan.offload import Offload
@@ -36,7 +38,7 @@ FLAT, PIPED = 0.6, 0.8  # shares of it after which pipelines are looked at, wher
 NEAR = 1.02  # costs and judgements agree within this
 TRIES = 4  # to make a plan fit
 DEEPER = 30  # times as long as with two axes it may take to look at a mesh of three
-SAID = ("mesh", "inputs", "operators", "accumulate", "stages", "schedule", "slices", "again", "tiers",
+SAID = ("mesh", "inputs", "operators", "accumulate", "stages", "schedule", "slices", "again", "tiers", "copies",
         "durations")  # fmt: skip
 SHRINKING = ("activations", "temporaries", "communication")  # kinds of memory that microbatches make less
 
@@ -101,6 +103,7 @@ class Search:
         self.deadline = self.begin + self.budget
         Smaller(self).search()
         Offload(self).search()
+        Copies(self).search()
         self.pipes.chunked()
         if not self.candidates and self.impossible:
             raise self.impossible

@@ -16,6 +16,9 @@ the slots to their experts and another back; dropless, the tokens are gathered a
 `recompute` (`zero3xrecompute`, `pp4xrecompute`) keeps of each layer what others read of it, and computes all else again
 in the backward pass (`lower.recompute`).
 
+`copies2` (`tp8xcopies2`) cuts the batch into two copies, one of which computes while the other communicates
+(`lower.unroll`, `run.overlap`).
+
 `pp4` puts a pipeline of 4 around that; a schedule may follow, by default `1f1b`: `pp4-gpipe`, `pp4-interleaved2` (two
 stages on each device), `pp4-seq1f1b8` (8 chunks of the sequence, `lower.unroll`), see `plan.schedule`.
 """
@@ -34,16 +37,16 @@ from tutti.plan.variant import LAYERS, Variant
 
 NAMES = (
     "auto, dp, tp, zero1, zero2, zero3, dp2xtp2, tp2xzero3, cp4, ep4, pp4, pp2-zb-vxdp2, zero3xrecompute, "
-    "zero3xoffload2, ..."
+    "zero3xoffload2, tp8xcopies2, ..."
 )
-WORDS = ("auto", "dp", "tp", "cp", "ep", "pp", "zero", "recompute", "offload", "single")
+WORDS = ("auto", "dp", "tp", "cp", "ep", "pp", "zero", "recompute", "offload", "copies", "single")
 STEMS = {**{word: word for word in WORDS}, "fsdp": "zero3"}
 
 
 @dataclass(frozen=True)
 class Textbook:
-    """Sizes of the axes, the ZeRO stage (0 to 3) of the data-parallel one, the pipeline around them, and how much is
-    offloaded (`plan.tier`)."""
+    """Sizes of the axes, the ZeRO stage (0 to 3) of the data-parallel one, the pipeline around them, how much is
+    offloaded (`plan.tier`), and what is done to the step beforehand."""
 
     dp: int = 1
     tp: int = 1
@@ -53,6 +56,7 @@ class Textbook:
     pipe: Pipe = NO_PIPE
     recompute: bool = False
     offload: int = 0
+    copies: int = 1
 
     def __str__(self) -> str:
         parts = [str(self.pipe)] if self.pipe.devices > 1 else []
@@ -63,12 +67,13 @@ class Textbook:
         parts += [f"zero{self.zero}"] if self.zero else []
         parts += ["recompute"] if self.recompute else []
         parts += [f"offload{self.offload if self.offload > 1 else ''}"] if self.offload else []
+        parts += [f"copies{self.copies}"] if self.copies > 1 else []
         return "x".join(parts) or "single"
 
     @property
     def variant(self) -> Variant:
         """Of the step that it is for."""
-        return Variant(self.pipe.slices, (LAYERS,) if self.recompute else ())
+        return Variant(self.pipe.slices, (LAYERS,) if self.recompute else (), self.copies)
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -92,10 +97,10 @@ def parse_name(name: str, devices: int) -> Textbook:
     Raises ValueError for a name that is none, or sizes that do not multiply to the number of devices.
     """
     sizes: dict[str, int] = {}
-    zero, schedule, chunks, slices, recompute = 0, "1f1b", 1, 1, False
-    offload = 0
+    zero, schedule, chunks, slices, recompute, offload, copies = 0, "1f1b", 1, 1, False, 0, 1
+    pattern = r"(dp|tp|cp|ep|pp)(\d*)(?:-(.+))?|zero([123])|(recompute)|(offload)([123]?)|copies(\d+)|single"
     for part in name.split("x"):
-        match = re.fullmatch(r"(dp|tp|cp|ep|pp)(\d*)(?:-(.+))?|zero([123])|(recompute)|(offload)([123]?)|single", part)
+        match = re.fullmatch(pattern, part)
         if not match:
             near = _nearest(name)
             hint = f"did you mean {near!r}? W" if near else "w"
@@ -106,6 +111,10 @@ def parse_name(name: str, devices: int) -> Textbook:
             recompute = True
         elif match[6]:
             offload = int(match[7] or 1)
+        elif match[8]:
+            copies = int(match[8])
+            if copies < 2:
+                raise ValueError(f"plan {name!r}: there are at least 2 copies of the batch")
         elif match[1]:
             if match[1] in sizes:
                 raise ValueError(f"plan {name!r} names {match[1]} twice")
@@ -127,9 +136,13 @@ def parse_name(name: str, devices: int) -> Textbook:
     if open_axes:
         sizes[open_axes[0]] = devices // given
     dp, tp, cp, ep, pp = (sizes.get(axis, 1) for axis in ("dp", "tp", "cp", "ep", "pp"))
+    if slices > 1 and copies > 1:
+        raise ValueError(f"plan {name!r}: the sequence is cut into chunks or the batch into copies, not both")
     if slices > 1 and pp < 2:
         raise ValueError(f"plan {name!r}: chunks of the sequence need a pipeline of at least 2 devices")
-    return Textbook(dp, tp, zero if dp > 1 else 0, ep, cp, Pipe(pp, schedule, chunks, slices), recompute, offload)
+    return Textbook(
+        dp, tp, zero if dp > 1 else 0, ep, cp, Pipe(pp, schedule, chunks, slices), recompute, offload, copies
+    )
 
 
 def _schedule(name: str, axis: str, said: str) -> tuple[str, int, int]:

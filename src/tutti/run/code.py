@@ -1,12 +1,15 @@
 """A Program as Python code: a generator that computes, and hands out its collectives.
 
     def run(a, b, c):
-        d = mm(a, b); a = None
-        e = yield Request("all_reduce", "tp", "sum", d); d = None
-        return e
+        d = mm(a, b); b = None
+        e = yield Request("all_reduce", "tp", "sum", d, False); d = None
+        f = mm(a, c); c = None
+        g = yield Wait(e); e = None
+        return f, g
 
 Whoever drives it decides how a collective happens: on lists of tensors in one process, through torch.distributed,
-or on a clock. Values are dropped after their last use.
+or on a clock. The answer to a request is the result, or where that is waited for later, something that `Wait` shows
+again. Values are dropped after their last use.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import torch
 from torch import fx
 
 from tutti.graph.step_graph import Call
-from tutti.lower.collectives import COLLECTIVES
+from tutti.lower.collectives import COLLECTIVES, is_begun, wait
 from tutti.lower.transfers import TRANSFERS
 
 if TYPE_CHECKING:
@@ -27,15 +30,23 @@ if TYPE_CHECKING:
 
 
 class Request(NamedTuple):
-    """A collective that a Program asks for. `op` combines (sum, max, ...) or is empty."""
+    """A collective that a Program asks for. `op` combines (sum, max, ...) or is empty. waits: whether it stands still
+    until that is over."""
 
     kind: str
     axis: str
     op: str
     tensor: torch.Tensor
+    waits: bool = True
 
 
-Run = Callable[..., Generator[Request, torch.Tensor, tuple]]
+class Wait(NamedTuple):
+    """The end of a collective that has been begun. begun: the answer to its request."""
+
+    begun: Any
+
+
+Run = Callable[..., Generator[Request | Wait, Any, tuple]]
 
 
 def generate(graph: fx.Graph, carrier: Carrier | None = None, meter: Meter | None = None) -> Run:
@@ -72,7 +83,7 @@ def last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
 class _Writer:
     def __init__(self, graph: fx.Graph, carrier: Carrier | None, meter: Meter | None):
         self.graph, self.carrier, self.meter = graph, carrier, meter
-        self.globals: dict[str, Any] = {"Request": Request}
+        self.globals: dict[str, Any] = {"Request": Request, "Wait": Wait}
         self.names = {node: f"v{i}" for i, node in enumerate(graph.nodes)}
         self.known: dict[int, str] = {}
 
@@ -102,7 +113,10 @@ class _Writer:
         if node.target in COLLECTIVES:
             x, axis, *rest = node.args
             op = rest[0] if rest and isinstance(rest[0], str) else ""
-            return f"yield Request({COLLECTIVES[node.target]!r}, {axis!r}, {op!r}, {self._value(x)})"
+            later = ", False" if is_begun(node) else ""
+            return f"yield Request({COLLECTIVES[node.target]!r}, {axis!r}, {op!r}, {self._value(x)}{later})"
+        if node.target is wait:
+            return f"yield Wait({self._value(node.args[0])})"
         if node.target in TRANSFERS:
             assert self.carrier is not None, f"nobody carries out {node.target}"
             function = getattr(self.carrier, TRANSFERS[node.target])

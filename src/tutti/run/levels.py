@@ -1,7 +1,8 @@
 """Levels: how a Program becomes something that runs.
 
 O0 runs it operator by operator. O2 compiles what lies between two collectives with `torch.compile`; parts with the
-same operators on the same shapes (the layers of a model) share one compiled function.
+same operators on the same shapes (the layers of a model) share one compiled function. Where devices compute on while
+collectives are under way, the order of the Program is one that hides them (`run.overlap`).
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from tutti.cluster import Cluster
 from tutti.lower.bucket import bucket
 from tutti.lower.inplace import update_in_place
 from tutti.lower.overwrite import write_over
 from tutti.lower.program import Program
 from tutti.lower.tiers import use_tiers
 from tutti.lower.workspace import keep_workspaces
+from tutti.run import overlap
 from tutti.run.carrier import Carrier
 from tutti.run.code import Meter, Run, generate
 from tutti.run.ledger import Ledger
@@ -27,9 +30,12 @@ from tutti.run.segments import compile_segments, inline_random
 from tutti.run.simulated.kernels import fuse
 from tutti.run.simulated.replay import replay
 
-LEVELS: dict[str, tuple[Callable[[fx.Graph], None], ...]] = {
-    "O0": (keep_workspaces, bucket, use_tiers, update_in_place, write_over),
-    "O2": (keep_workspaces, bucket, use_tiers, update_in_place, inline_random, compile_segments),
+Passes = tuple[Callable[[fx.Graph], None], ...]
+
+# What is done to a Program's graph before an order is looked for, and after.
+LEVELS: dict[str, tuple[Passes, Passes]] = {
+    "O0": ((keep_workspaces, bucket, use_tiers, update_in_place), (write_over,)),
+    "O2": ((keep_workspaces, bucket, use_tiers, update_in_place, inline_random), ()),
 }
 
 
@@ -47,26 +53,59 @@ class Prepared:
     peaks: Sequence[tuple[str, int]] = ()
 
 
-def improve(program: Program, level: str) -> Program:
-    """Apply the passes of a level, all but compilation, in place: the form in which a Program is simulated."""
-    for change in LEVELS[level]:
-        if change is not compile_segments:
-            change(program.graph)
+def improve(program: Program, level: str, cluster: Cluster | None = None) -> Program:
+    """Apply the passes of a level, all but compilation, in place: the form in which a Program is simulated.
+
+    cluster: on whose devices communication is to be hidden.
+    """
+    before, after = LEVELS[level]
+    _change(program, before)
+    if cluster:
+        overlap.apply(program.graph, overlap.order(program, cluster, level))
+    _change(program, after)
     return program
 
 
-def prepare(program: Program, level: str, carrier: Carrier | None = None, ledger: Ledger | None = None,
-            on: Platform = CPU) -> Prepared:  # fmt: skip
-    """What runs a Program at a level. Its graph is changed into that.
+def _change(program: Program, passes: Passes) -> None:
+    for change in passes:
+        change(program.graph)
 
-    carrier: for a Program that uses tiers. ledger: accounts for the memory of its calls, by what an allocator `on` a
-    platform gives. Without a C++ compiler O2 becomes O0, with a warning.
+
+def prepare(
+    programs: Sequence[Program],
+    level: str,
+    cluster: Cluster | None = None,
+    agree: Callable[[list[str]], bool] = lambda said: True,
+    carrier: Carrier | None = None,
+    ledgers: Sequence[Ledger] = (),
+    on: Platform = CPU,
+) -> list[Prepared]:
+    """What runs Programs of several ranks at a level. Their graphs are changed into that.
+
+    cluster: as in `improve`. agree: whether all ranks of the mesh are given the same as these ones, a text for each;
+    called by all of them. Communication is hidden where they agree on the order. carrier: for Programs that use tiers.
+    ledgers: account for the memory of their calls, by what an allocator `on` a platform gives. Without a C++ compiler
+    O2 becomes O0, with a warning.
     """
     if level == "O2" and not any(shutil.which(compiler) for compiler in ("g++", "clang++", "c++")):
         warnings.warn("level O2 needs a C++ compiler (g++ or clang++); running operator by operator", stacklevel=3)
         level = "O0"
-    graph = improve(program, level).graph
-    meter, peaks = None, []
+    before, after = LEVELS[level]
+    for program in programs:
+        _change(program, before)
+    if cluster:
+        orders = [overlap.order(program, cluster, level) for program in programs]
+        if agree([overlap.digest(order) for order in orders]):
+            for program, order in zip(programs, orders, strict=True):
+                overlap.apply(program.graph, order)
+    for program in programs:
+        _change(program, after)
+    each: Sequence[Ledger | None] = ledgers or [None] * len(programs)
+    return [_prepared(program, level, carrier, ledger, on) for program, ledger in zip(programs, each, strict=True)]
+
+
+def _prepared(program: Program, level: str, carrier: Carrier | None, ledger: Ledger | None, on: Platform) -> Prepared:
+    graph, meter, peaks, known = program.graph, None, [], {}
     if ledger:
         played = replay(program)
         known = spans(fuse(played) if level == "O2" else played, on)

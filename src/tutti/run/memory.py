@@ -5,7 +5,8 @@
 Inputs (parameters, optimizer state, batch) are held by the caller all along; updates in place need no second copy;
 values that share memory count once. What lies on another tier than the device is counted by itself. A collective needs
 its operand in one piece, and memory of its own for the result, which whoever drives the Program holds on to until the
-next collective has answered (`tutti.run.runtime`).
+next collective has answered (`tutti.run.runtime`). One that is waited for later holds both until then, and what the
+backend copies.
 Of what libraries allocate inside of an operator only what `memory_inside` knows counts.
 """
 
@@ -19,6 +20,7 @@ from torch import fx
 
 from tutti.cluster.device import Device
 from tutti.graph.step_graph import BACKWARD, FORWARD, UPDATE
+from tutti.lower.collectives import is_begun, wait
 from tutti.plan.tier import DEVICE
 from tutti.run.memory_inside import INSIDE
 from tutti.run.simulated.replay import Event, Replay, Storage
@@ -94,7 +96,8 @@ def memory(replay: Replay, on: Platform = CPU, held: Mapping[str, int] | None = 
     for i, (_, event, live, workspace, _) in enumerate(walk(replay, on)):  # again: what is alive at the worst
         if i == worst:
             for storage in filter(on_device, live):
-                _add(sizes, storage.node.meta.get("label", storage.node.name), kinds[storage], rounded(storage.bytes))
+                label, kind = storage.node.meta.get("label", storage.node.name), kinds.get(storage, "communication")
+                _add(sizes, label, kind, rounded(storage.bytes))
             _add(sizes, event.label, "workspace", workspace)
             break
     else:
@@ -151,7 +154,7 @@ def course(replay: Replay, on: Platform, held: Mapping[str, int] | None = None, 
             now = Counter(held or {})
             now["workspace" if workspace > 0 else "temporaries"] += workspace  # less than none: what is written over
             for storage in filter(on_device, live):
-                now[kinds[storage]] += on.rounded(storage.bytes)
+                now[kinds.get(storage, "communication")] += on.rounded(storage.bytes)
             found.append((i, now))
     return found
 
@@ -192,11 +195,20 @@ def walk(replay: Replay, on: Platform) -> Iterator[tuple[int, Event, Mapping[Sto
                 if storage not in held:
                     total += counted(storage)
                 held[storage] += 1
-        workspace = sum(on.rounded(count) for count in workspaces(event, on)) - event.reuses
+        needed = workspaces(event, on)
+        if event.collective and is_begun(event.node):
+            more = [Storage(count, event.node) for count in needed]
+            if event.reads[0].contiguous and event.collective != "all_reduce":  # which works in its result
+                more.append(event.reads[0].storage)
+            values[event.node], needed = [*values[event.node], *more], []
+            for storage in more:
+                total += 0 if storage in held else counted(storage)
+                held[storage] += 1
+        workspace = sum(map(on.rounded, needed)) - event.reuses
         yield total + workspace, event, held, workspace, total - before
-        if event.collective:
+        if event.collective or event.node.target is wait:
             total -= release(answer)
-            answer = event.holds[event.node]
+            answer = list(values[event.node])
             held.update(answer)
         for node in event.dies:
             total -= release(values.pop(node))

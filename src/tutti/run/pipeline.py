@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tutti.cluster import Cluster
 from tutti.graph.step_graph import Spec, StepGraph
 from tutti.lower.actions import ONCE, Action, Message, actions_of, had, orders
 from tutti.lower.cut import Cut, Place, cut
@@ -52,11 +53,13 @@ class Pipeline:
     """A step, or a part of one, on the devices that this process holds.
 
     count: of microbatches. state: what is kept between steps; replaced where a step makes successors. homes: the stage
-    that keeps each input. carrier: of what a plan keeps on outer tiers.
+    that keeps each input. carrier: of what a plan keeps on outer tiers. hidden: the cluster, where communication is
+    hidden (`run.overlap`).
     """
 
     def __init__(self, graph: StepGraph, plan: Plan, count: int, level: str, state: State, homes: Mapping[str, int],
-                 carrier: Carrier | None = None):  # fmt: skip
+                 carrier: Carrier | None = None, hidden: Cluster | None = None):  # fmt: skip
+        self.hidden = hidden.of(devices(plan.inner)) if hidden else None
         self.count, self.mesh, self.width, self.state = count, plan.inner, devices(plan.inner), state
         self.carrier = carrier
         self.cut, self.schedule = pipeline_of(graph, plan, count, homes)
@@ -138,8 +141,8 @@ class _Part:
         self.local = {n.meta["input"]: n.meta["val"] for n in self.programs[0].graph.nodes if n.op == "placeholder"}
         self.outputs = list(graph.outputs)
         self.ledgers = [pipeline.ledger(pipeline.device(place), rank) for rank in pipeline.ranks]
-        self.ready = [prepare(program, level, pipeline.carrier, ledger)
-                      for program, ledger in zip(self.programs, self.ledgers, strict=True)]  # fmt: skip
+        self.ready = prepare(self.programs, level, pipeline.hidden, pipeline.driver.agree, pipeline.carrier,
+                             [ledger for ledger in self.ledgers if ledger])  # fmt: skip
         self.runs: list[Run] = [ready.run for ready in self.ready]
 
 

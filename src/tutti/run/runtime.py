@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +17,9 @@ from tutti.compat import all_gather_single, reduce_scatter_single
 from tutti.graph.step_graph import NUMBERS, Spec
 from tutti.lower.collectives import parse_shift, peer
 from tutti.plan.layout import Layout, Mesh, coordinates_of, devices, group_of
-from tutti.run.code import Request, Run
+from tutti.plan.plan import PIPELINE
+from tutti.run.code import Request, Run, Wait
+from tutti.run.underway import UnderWay
 from tutti.run.virtual import COMBINE, run_virtual
 
 OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
@@ -65,14 +68,16 @@ def raw(x: torch.Tensor) -> torch.Tensor:
 class Virtual:
     """All ranks of the mesh in this process, in lockstep."""
 
-    overlaps = False  # whether a rank computes on while a collective is under way
-
     def __init__(self, mesh: Mesh):
         self.mesh, self.rank, self.ranks = mesh, 0, list(range(devices(mesh)))
 
     def run(self, runs: Sequence[Run], inputs: Sequence[Sequence[torch.Tensor]]) -> list[tuple]:
         """The outputs of each held rank."""
         return run_virtual(runs, inputs, self.mesh)
+
+    def agree(self, said: Sequence[str]) -> bool:
+        """Whether all ranks of the mesh say the same."""
+        return len(set(said)) == 1
 
     def whole(self, parts: Sequence[torch.Tensor], layout: Layout, spec: Spec) -> torch.Tensor:
         """The whole tensor from what the held ranks have of it, on the CPU."""
@@ -86,8 +91,6 @@ class Virtual:
 
 class Distributed:
     """One rank of a `torch.distributed` job."""
-
-    overlaps = False
 
     def __init__(self, mesh: Mesh):
         self.mesh, self.rank = mesh, dist.get_rank()
@@ -121,48 +124,65 @@ class Distributed:
         except StopIteration as stop:
             return [stop.value]
 
-    def carry_out(self, request: Request) -> torch.Tensor:
-        """This rank's result of a collective."""
+    def agree(self, said: Sequence[str]) -> bool:
+        agreed = True
+        for axis, group in self.groups.items():  # one after the other, so that in the end all know of all
+            if axis == PIPELINE:  # whose devices have Programs of their own
+                continue
+            told: list = [None] * group.size()
+            dist.all_gather_object(told, (agreed, *said), group)
+            agreed = all(told) and len(set(told)) == 1 and told[0][0]
+        return agreed
+
+    def carry_out(self, request: Request | Wait) -> torch.Tensor | UnderWay:
+        """This rank's result of a collective; of one that is waited for later, what that wait shows again."""
+        if isinstance(request, Wait):
+            return request.begun.over()
+        begun = self.begin(request)
+        return begun.over() if request.waits else begun
+
+    def begin(self, request: Request) -> UnderWay:
+        """Begin a collective. What the backend reads and writes is kept until it is over."""
         if request.kind == "shift":
             return self._shift(request.tensor, request.axis, request.op)
         group, k = self.groups.get(request.axis), self.mesh[request.axis]
         x = request.tensor.contiguous()
         op, scale = OPS.get(request.op, dist.ReduceOp.SUM), 1 / k if request.op == "avg" else None
+        finish = None if scale is None else lambda out: out.mul_(scale)
         if request.kind in UNREDUCED and group is not None and not _reduces(group, x, request.op):
-            return COMBINE[request.op](self.carry_out(request._replace(kind=UNREDUCED[request.kind])))
+            begun = self.begin(request._replace(kind=UNREDUCED[request.kind]))
+            return replace(begun, finish=COMBINE[request.op])
         match request.kind:
             case _ if group is None:  # an axis of one rank
                 out = x.unsqueeze(0) if request.kind == "all_gather" else x
-                return x.squeeze(0) if request.kind == "reduce_scatter" else out
+                return UnderWay((), x.squeeze(0) if request.kind == "reduce_scatter" else out, x)
             case "all_reduce":
                 out = x.clone() if x is request.tensor else x
-                dist.all_reduce(out, op, group)
+                x, work = out, dist.all_reduce(out, op, group, async_op=True)
             case "all_gather":
                 out = x.new_empty((k, *x.shape))
-                all_gather_single(raw(out), raw(x), group)
+                work = all_gather_single(raw(out), raw(x), group, async_op=True)
             case "reduce_scatter":
                 out = x.new_empty(x.shape[1:])
-                reduce_scatter_single(out.view(-1), x.view(-1), op, group)
+                work = reduce_scatter_single(out.view(-1), x.view(-1), op, group, async_op=True)
             case "all_to_all":
                 out = torch.empty_like(x)
-                dist.all_to_all_single(raw(out), raw(x), group=group)
+                work = dist.all_to_all_single(raw(out), raw(x), group=group, async_op=True)
             case kind:
                 raise ValueError(f"unknown collective {kind!r}")
-        return out if scale is None else out.mul_(scale)
+        return UnderWay((work,), out, x, finish)
 
-    def _shift(self, x: torch.Tensor, axes: str, how: str) -> torch.Tensor:
+    def _shift(self, x: torch.Tensor, axes: str, how: str) -> UnderWay:
         """Sent from rank to rank, both ways at once: needs no group."""
         by, edge = parse_shift(how)
         source, target = (peer(self.rank, axes, step, edge is None, self.mesh) for step in (-by, by))
         x = x.contiguous()
         out = torch.empty_like(x) if source is not None else torch.full_like(x, edge)  # pyright: ignore
         if source == self.rank:
-            return out.copy_(x)
+            return UnderWay((), out.copy_(x), x)
         sends = [] if target is None else [dist.P2POp(dist.isend, raw(x), target)]
         receives = [] if source is None else [dist.P2POp(dist.irecv, raw(out), source)]
-        for work in dist.batch_isend_irecv(sends + receives) if sends or receives else []:
-            work.wait()
-        return out
+        return UnderWay(dist.batch_isend_irecv(sends + receives) if sends or receives else (), out, x)
 
     def whole(self, parts: Sequence[torch.Tensor], layout: Layout, spec: Spec) -> torch.Tensor:
         if layout == Layout():

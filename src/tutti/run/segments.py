@@ -9,7 +9,7 @@ from torch import fx
 
 from tutti.graph.inline import inline
 from tutti.graph.step_graph import Spec
-from tutti.lower.collectives import COLLECTIVES
+from tutti.lower.collectives import COLLECTIVES, wait
 from tutti.lower.inplace import written
 from tutti.lower.transfers import TRANSFERS
 from tutti.lower.workspace import KEEPING
@@ -22,7 +22,7 @@ SMALLEST = 3  # operators: what is smaller costs less to run than to call
 COMPILED: dict[str, Callable] = {}
 
 # What layers hand their backward passes has no shape that a compiler could know.
-BREAKS = {*COLLECTIVES, *TRANSFERS, *KEEPING, written, *(in_place for in_place, *_ in IN_PLACE.values())}
+BREAKS = {*COLLECTIVES, wait, *TRANSFERS, *KEEPING, written, *(in_place for in_place, *_ in IN_PLACE.values())}
 
 
 def inline_random(graph: fx.Graph) -> None:
@@ -52,15 +52,17 @@ def compile_segments(graph: fx.Graph) -> None:
 
 
 def segments(graph: fx.Graph) -> Iterator[list[fx.Node]]:
-    """The calls between two that break a compiled function, in order."""
+    """The calls between two that break a compiled function, in order; where the graph was ordered by units
+    (`run.overlap`), of one unit."""
     segment: list[fx.Node] = []
     for node in graph.nodes:
         if node.op == "placeholder":
             continue
-        if node.op == "output" or node.target in BREAKS or "host" in node.meta:
+        ends = node.op == "output" or node.target in BREAKS or "host" in node.meta
+        if ends or (segment and segment[-1].meta.get("unit") != node.meta.get("unit")):
             yield segment
             segment = []
-        else:
+        if not ends:
             segment.append(node)
 
 

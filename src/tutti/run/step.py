@@ -114,6 +114,7 @@ class Step:
         self.memory = None if memory is None else bytes_of(memory)
         if self.memory is not None:
             self.cluster = replace(self.cluster, device=replace(self.cluster.device, memory=self.memory))
+        self._hidden = self.cluster if self.cluster.device.computes_on else None  # where communication is
         self.autocast = _autocast_state(self.device)
         captured = cache(lambda count: self._capture(microbatches(batch, count)[0]))
         graph_of = cache(lambda count, variant: vary(captured(count), variant))
@@ -371,8 +372,9 @@ class Step:
         if (what, signature) not in self._pipelines:
             graph, plan = self._planned(what, signature, batch)
             count = 1 if what == "evaluate" else self.accumulate
-            self._pipelines[what, signature] = Pipeline(graph, plan, count, self.level, self._state, self._homes,
-                                                       self._carrier)  # fmt: skip
+            self._pipelines[what, signature] = Pipeline(
+                graph, plan, count, self.level, self._state, self._homes, self._carrier, self._hidden
+            )
         return self._pipelines[what, signature]
 
     def _check_constants(self) -> None:
@@ -390,9 +392,8 @@ class Step:
         if (what, signature) not in self._ready:
             graph, plan = self._planned(what, signature, batch)
             programs = [shard(graph, plan, rank, self._asked(what, graph, plan)) for rank in self.runtime.ranks]
-            ledgers = self.ledgers or [None] * len(programs)
-            ready = [prepare(program, self.level, self._carrier, ledger, platform(self.cluster.device))
-                     for program, ledger in zip(programs, ledgers, strict=True)]  # fmt: skip
+            ready = prepare(programs, self.level, self._hidden, self.runtime.agree, self._carrier, self.ledgers or (),
+                            platform(self.cluster.device))  # fmt: skip
             self._ready[what, signature] = _Executable(graph, programs, ready)
         return self._ready[what, signature]
 
@@ -414,7 +415,8 @@ class Step:
         """The plan for another graph of the model."""
         plan = self._plan
         if not plan.stages:
-            return replan(graph, plan, self.cluster).replace(again=plan.again, tiers=plan.tiers)
+            made = replan(graph, plan, self.cluster)
+            return made.replace(again=plan.again, tiers=plan.tiers, copies=plan.copies)
         name = "x".join(part for part in plan.name.split("x") if not part.startswith(PIPELINE)) or "single"
         made = replan(graph, plan.replace(mesh=plan.inner, name=name), self.cluster.of(devices(plan.inner)))
         return made.replace(
@@ -424,6 +426,7 @@ class Step:
             slices=plan.slices,
             again=plan.again,
             tiers=plan.tiers,
+            copies=plan.copies,
             durations=plan.durations,
         )
 

@@ -8,7 +8,7 @@ import torch
 
 from tutti.lower.collectives import parse_shift, peer
 from tutti.plan.layout import Mesh, group_of
-from tutti.run.code import Request, Run
+from tutti.run.code import Request, Run, Wait
 
 COMBINE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sum": lambda stacked: stacked.sum(0, dtype=stacked.dtype),  # torch would widen integers
@@ -34,13 +34,20 @@ def run_virtual(runs: Sequence[Run], inputs: Sequence[Sequence[torch.Tensor]], m
         if ended:
             assert ended == len(runs), "ranks disagree on the number of collectives"
             return results
-        answers = exchange(requests, mesh)
+        answers = answer(requests, mesh)
+
+
+def answer(requests: Sequence[Request | Wait], mesh: Mesh) -> list[torch.Tensor]:
+    """What each rank is told. A collective is done where it is begun; its end brings what is there."""
+    asking = [r for r in requests if isinstance(r, Request)]
+    assert len(asking) in (0, len(requests)), "some ranks begin a collective where others wait for one"
+    return exchange(asking, mesh) if asking else [r.begun for r in requests if isinstance(r, Wait)]
 
 
 def exchange(requests: Sequence[Request], mesh: Mesh) -> list[torch.Tensor]:
     """What each rank receives when all ranks ask for the same collective."""
     assert len({r[:3] for r in requests}) == 1, f"ranks disagree: {[r[:3] for r in requests]}"
-    kind, axis, op, _ = requests[0]
+    kind, axis, op = requests[0][:3]
     if kind == "shift":
         return _shift([r.tensor for r in requests], axis, op, mesh)
     answers: list = [None] * len(requests)

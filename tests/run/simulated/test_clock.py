@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -25,22 +26,27 @@ def reduce(seconds: float, axis: str = "dp", levels: frozenset[int] = ON_NODE, w
     return Task(axis, "sum", "backward", seconds, "all_reduce", levels, waits)
 
 
+def blocking(tasks: list[Task]) -> list[Task]:
+    """As of a Program that waits for collectives where they stand."""
+    return [replace(task, blocks=task.stream != COMPUTE) for task in tasks]
+
+
 @given(SECONDS, SECONDS, SECONDS, SECONDS)
 def test_a_collective_hides_behind_what_does_not_need_it(before, sent, meanwhile, after):
     tasks = [compute(before), reduce(sent), compute(meanwhile), compute(after, 1)]
-    blocking, overlapping = (Clock({0: tasks}, {"dp": 1}, overlaps).run() for overlaps in (False, True))
-    assert blocking == pytest.approx(before + sent + meanwhile + after)
+    waiting, overlapping = (Clock({0: todo}, {"dp": 1}).run() for todo in (blocking(tasks), tasks))
+    assert waiting == pytest.approx(before + sent + meanwhile + after)
     assert overlapping == pytest.approx(before + max(sent, meanwhile) + after)
-    assert blocking - overlapping == pytest.approx(min(sent, meanwhile))
+    assert waiting - overlapping == pytest.approx(min(sent, meanwhile))
 
 
 def test_nothing_is_over_before_its_collectives_are():
-    assert Clock({0: [compute(1.0), reduce(5.0), compute(2.0)]}, {"dp": 1}, True).run() == 6.0
+    assert Clock({0: [compute(1.0), reduce(5.0), compute(2.0)]}, {"dp": 1}).run() == 6.0
 
 
 def test_ranks_of_unlike_speed_wait_for_each_other():
-    tasks = [compute(1.0), reduce(0.5), compute(1.0)]
-    clock = Clock({0: tasks, 1: tasks}, {"dp": 2}, False, slower={1: 3.0})
+    tasks = blocking([compute(1.0), reduce(0.5), compute(1.0)])
+    clock = Clock({0: tasks, 1: tasks}, {"dp": 2}, slower={1: 3.0})
     assert clock.run() == 3.0 + 0.5 + 3.0
     stalls = {s.rank: s.end - s.begin for s in clock.stalls}
     assert stalls == {0: 2.5, 1: 0.5}
@@ -48,8 +54,8 @@ def test_ranks_of_unlike_speed_wait_for_each_other():
 
 
 def test_ranks_of_other_groups_are_not_waited_for():
-    tasks = [compute(1.0), reduce(1.0, "tp")]
-    clock = Clock(dict.fromkeys(range(4), tasks), {"dp": 2, "tp": 2}, False, slower={3: 5.0})
+    tasks = blocking([compute(1.0), reduce(1.0, "tp")])
+    clock = Clock(dict.fromkeys(range(4), tasks), {"dp": 2, "tp": 2}, slower={3: 5.0})
     assert clock.run() == 6.0
     assert {s.rank: s.end for s in clock.spans if s.number == 1} == {0: 2.0, 1: 2.0, 2: 6.0, 3: 6.0}
 
@@ -57,33 +63,33 @@ def test_ranks_of_other_groups_are_not_waited_for():
 @pytest.mark.parametrize(("levels", "expected"), [(ON_NODE, 2.0), (BETWEEN, 1.0)])
 def test_collectives_of_two_axes_share_the_links_that_both_use(levels, expected):
     tasks = [reduce(1.0, "dp", ON_NODE), reduce(1.0, "tp", levels)]
-    assert Clock({0: tasks}, {"dp": 1, "tp": 1}, True).run() == pytest.approx(expected)
+    assert Clock({0: tasks}, {"dp": 1, "tp": 1}).run() == pytest.approx(expected)
 
 
 def test_a_shared_link_is_whole_again_when_one_is_over():
     tasks = [reduce(1.0, "dp"), reduce(3.0, "tp")]
-    clock = Clock({0: tasks}, {"dp": 1, "tp": 1}, True)
+    clock = Clock({0: tasks}, {"dp": 1, "tp": 1})
     assert clock.run() == pytest.approx(4.0)
     assert [s.end for s in clock.spans] == [pytest.approx(2.0), pytest.approx(4.0)]
 
 
 def test_collectives_of_one_axis_come_one_after_the_other():
-    clock = Clock({0: [reduce(1.0), reduce(2.0)]}, {"dp": 1}, True)
+    clock = Clock({0: [reduce(1.0), reduce(2.0)]}, {"dp": 1})
     assert clock.run() == 3.0
     assert [(s.begin, s.end) for s in clock.spans] == [(0.0, 1.0), (1.0, 3.0)]
 
 
 def test_a_shift_over_several_axes_joins_all_their_ranks():
-    shift = Task("dp tp", "shift", "forward", 1.0, "shift", ON_NODE)
+    shift = Task("dp tp", "shift", "forward", 1.0, "shift", ON_NODE, blocks=True)
     tasks = (compute(1.0), shift)
-    clock = Clock(dict.fromkeys(range(4), tasks), {"dp": 2, "tp": 2}, False, slower={2: 2.0})
+    clock = Clock(dict.fromkeys(range(4), tasks), {"dp": 2, "tp": 2}, slower={2: 2.0})
     assert clock.run() == 3.0
     assert {s.begin for s in clock.spans if s.number == 1} == {2.0}
 
 
 def test_a_collective_that_others_do_not_issue():
     with pytest.raises(AssertionError, match=r"ranks \[0\] wait"):
-        Clock({0: [reduce(1.0)], 1: []}, {"dp": 2}, False).run()
+        Clock({0: [reduce(1.0)], 1: []}, {"dp": 2}).run()
 
 
 TASKS = st.lists(
@@ -100,7 +106,7 @@ def test_busy_and_idle_make_up_the_time_of_every_stream(drawn, overlaps, slower)
     for i, (seconds, stream, waits) in enumerate(drawn):
         read = tuple(sorted(w for w in waits if w < i and tasks[w].stream != COMPUTE))
         tasks.append(Task(stream, "", "", seconds, "" if stream == COMPUTE else "all_reduce", ON_NODE, read))
-    clock = Clock(dict.fromkeys(range(4), tasks), mesh, overlaps, dict(enumerate(slower)))
+    clock = Clock(dict.fromkeys(range(4), tasks if overlaps else blocking(tasks)), mesh, dict(enumerate(slower)))
     total = clock.run()
     assert len(clock.spans) == len(tasks) * devices(mesh)
     streams = defaultdict(list)

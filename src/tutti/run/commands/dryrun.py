@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -21,13 +21,15 @@ from tutti.run.simulated.pipeline import PipelineDryRun
 from tutti.run.simulated.step import DryRun
 from tutti.run.simulated.timeline import save_timeline
 
+OVERLAPS = {"auto": None, "yes": True, "no": False}
+
 
 def dryrun(
     plan: Annotated[Path, tyro.conf.Positional],
     workload: Annotated[Workload, tyro.conf.arg(name="")],
     cluster: str = "",
     level: str = "O2",
-    overlap: bool = False,
+    overlap: Literal["auto", "yes", "no"] = "auto",
     timeline: Path | None = None,
     gantt: Path | None = None,
     memory: Path | None = None,
@@ -43,8 +45,8 @@ def dryrun(
         cluster: A known device, how many nodes and how many in each: h100:16x8, cpu:4; or a JSON file. By default
             the plan's.
         level: O0 runs operator by operator, O2 fuses what lies between two collectives.
-        overlap: Simulate a runtime in which a device computes on until it needs what a collective brings. Today's
-            waits for each.
+        overlap: Whether collectives are begun early and waited for late, in an order of the operators that hides
+            them; auto wherever devices compute on meanwhile, which the cores of CPUs do not.
         timeline: Write a trace to this JSON file, for https://ui.perfetto.dev.
         gantt: Draw the step to this .svg, .png or .pdf.
         memory: Draw what a device holds over the step to this .svg, .png or .pdf.
@@ -60,7 +62,7 @@ def dryrun(
     console, progress = consoles()
     with progress.status("reading the model") as status:
         graph = Captured(workload, status.update).graph(chosen.accumulate, chosen.variant)
-        made = dry_run(graph, chosen, target, level, overlaps=overlap, progress=status.update)
+        made = dry_run(graph, chosen, target, level, overlaps=OVERLAPS[overlap], progress=status.update)
         status.update("writing")
         if timeline:
             save_timeline(made, timeline)

@@ -162,11 +162,12 @@ def compare(first: Annotated[Path, tyro.conf.Positional], second: Annotated[Path
 
 def _ranking(plans: list[Plan], memory: float):
     """Name, predicted time and memory of plans, and whether they fit into so many bytes."""
-    titles = ("mesh", "step", "computing", "waiting", "of peak", "sent", "microbatches", "memory", "fits")
+    titles = ("mesh", "step", "computing", "waiting", "hidden", "of peak", "sent", "microbatches", "memory", "fits")
     shown = table("plan", *titles, left=("mesh",))
     for p in plans:
         made = p.predicted
-        times = map(seconds, (made.step_seconds, made.compute_seconds, made.communication_seconds))
+        times = map(seconds, (made.step_seconds, made.compute_seconds, made.communication_seconds,
+                              made.hidden_seconds))  # fmt: skip
         sent, peak = size(made.communication_bytes), size(made.peak_bytes)
         fits = "yes" if made.peak_bytes <= memory else "no"
         share = f"{100 * made.fraction_of_peak:.1f} %"

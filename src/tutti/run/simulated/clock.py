@@ -3,9 +3,9 @@
 Each rank issues its tasks in order. It computes one thing at a time; for each axis of the mesh it has one stream of
 collectives, which run in order as well. A collective begins when all simulated ranks of its group have issued it and
 none of them has an earlier one under way on that axis; how long it takes alone is known. Collectives of one rank that
-use the same level of links at the same time get an equal share of it each. Where the runtime does not overlap, a rank
-that has issued a collective stands still until it is over; else until something reads the result. Transfers to and from
-the host, and what that computes, always go on beside: streams that each rank has for itself.
+use the same level of links at the same time get an equal share of it each. A rank that has issued a collective stands
+still until it is over, or where its Program waits for it later, until then. Transfers to and from the host, and what
+that computes, always go on beside: streams that each rank has for itself.
 """
 
 from __future__ import annotations
@@ -70,10 +70,9 @@ class Clock:
         self,
         tasks: Mapping[int, Sequence[Task]],
         mesh: Mesh,
-        overlaps: bool,
         slower: Mapping[int, float] | None = None,
     ):
-        self.mesh, self.overlaps = mesh, overlaps
+        self.mesh = mesh
         self.ranks = {rank: _Rank(todo, (slower or {}).get(rank, 1.0)) for rank, todo in tasks.items()}
         self.spans: list[Span] = []
         self.stalls: list[Stall] = []
@@ -132,7 +131,7 @@ class Clock:
         mine.members[rank] = number
         mine.left = max(mine.left, task.seconds)
         r.at += 1
-        if not self.overlaps and self.axes(task.stream):
+        if task.blocks:
             r.blocked = {number}
         self.begin(queue, now)
         if not r.blocked:

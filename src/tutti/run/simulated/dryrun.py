@@ -7,7 +7,6 @@ from tutti.graph.step_graph import StepGraph
 from tutti.plan.layout import devices
 from tutti.plan.plan import Plan
 from tutti.plan.search import Progress
-from tutti.run.runtime import Distributed
 from tutti.run.simulated import pipeline, step
 from tutti.run.simulated.step import DryRun
 
@@ -18,15 +17,17 @@ def dry_run(
     cluster: Cluster,
     level: str = "O0",
     *,
-    overlaps: bool = Distributed.overlaps,
+    overlaps: bool | None = None,
     progress: Progress = lambda what: None,
 ) -> DryRun:
     """Lower a plan for one rank and simulate it, as `tutti.parallelize` would run it; of a pipeline one of each device.
 
-    graph: of one microbatch. progress: told what is being done. Raises ValueError where plan, graph and cluster do not
-    fit together.
+    graph: of one microbatch. overlaps: whether communication is hidden (`run.overlap`), by default where devices
+    compute on while collectives are under way. progress: told what is being done. Raises ValueError where plan, graph
+    and cluster do not fit together.
     """
     if devices(plan.mesh) != cluster.size:
         raise ValueError(f"the plan is for {devices(plan.mesh)} devices, {cluster} has {cluster.size}")
     plan.check(graph)
+    overlaps = cluster.device.computes_on if overlaps is None else overlaps
     return (pipeline if plan.stages else step).dry_run(graph, plan, cluster, level, overlaps, progress)

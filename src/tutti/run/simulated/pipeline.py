@@ -143,8 +143,8 @@ def dry_run(graph: StepGraph, plan: Plan, cluster: Cluster, level: str, overlaps
         signature = _signature(part, inner, asked)
         if signature not in known:
             progress(f"simulating {place}")
-            program = improve(shard(part, inner, RANK, asked), level)
-            known[signature] = program, simulate([program], within, level, overlaps=overlaps)
+            program = improve(shard(part, inner, RANK, asked), level, within if overlaps else None)
+            known[signature] = program, simulate([program], within, level)
         program, played = known[signature]
         once = place.kind.startswith("U")
         sums = sum(sizes[name] for name in part.outputs if name.startswith("grad:"))  # read twice and written once

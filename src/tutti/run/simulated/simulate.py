@@ -18,7 +18,6 @@ from tutti.graph.costs import FLOPS
 from tutti.lower.program import Program
 from tutti.plan.layout import Mesh, devices
 from tutti.run.memory import Memory, memory, platform
-from tutti.run.runtime import Distributed
 from tutti.run.simulated.clock import Clock, Span, Stall
 from tutti.run.simulated.kernels import fuse
 from tutti.run.simulated.prices import Prices
@@ -99,17 +98,14 @@ def simulate(
     cluster: Cluster,
     level: str = "O0",
     *,
-    overlaps: bool = Distributed.overlaps,
     slower: Mapping[int, float] | None = None,
     held: Mapping[str, int] | None = None,
 ) -> Simulation:
     """Run the Programs of some ranks on a clock.
 
-    programs: after `improve`. Of ranks that are alike one stands for all: ranks that are not given are taken to be
-        at a collective when the given ones of their group are.
+    programs: after `run.levels.improve`. Of ranks that are alike one stands for all: ranks that are not given are
+        taken to be at a collective when the given ones of their group are.
     level: O0 runs call by call; at O2 what lies between collectives is fused (`simulated.kernels`).
-    overlaps: whether a rank computes on while a collective is under way, until something reads the result. By default
-        as the distributed runtime does: not.
     slower: how many times longer a rank takes to compute. held: bytes by kind that are kept beside the Program's own.
 
     ValueError where the cluster has another number of devices than the mesh.
@@ -125,7 +121,7 @@ def simulate(
         replays[program.rank] = played
         tasks[program.rank] = tasks_of(played, Prices(cluster, program))
         memories[program.rank] = memory(played, platform(cluster.device), held)
-    clock = Clock(tasks, mesh, overlaps, slower)
+    clock = Clock(tasks, mesh, slower)
     seconds = clock.run()
     work = sum(task.flops for todo in tasks.values() for task in todo) * devices(mesh) / len(programs)
     return Simulation(seconds, work, mesh, tasks, clock.spans, clock.stalls, memories, replays)

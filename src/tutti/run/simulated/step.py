@@ -112,6 +112,7 @@ class DryRun:
             self.bubble,
             sum(exposed for key, (*_, exposed) in every.items() if key[1] in BESIDE),
             dict(memory.tiers),
+            sum(max(0.0, took - exposed) for *_, took, exposed in communication.values()),
         )
 
     def slowest(self) -> list[tuple[str, str, int, float]]:
@@ -129,11 +130,11 @@ def dry_run(graph: StepGraph, plan: Plan, cluster: Cluster, level: str, overlaps
     parts = []
     for name, part, outputs, runs in _parts(graph, plan):
         progress(f"lowering {name}")
-        program = improve(shard(part, plan, RANK, outputs), level)
+        program = improve(shard(part, plan, RANK, outputs), level, cluster if overlaps else None)
         progress(f"simulating {name}")
         sums = _gradient_bytes(part, graph, plan) if runs > 1 else 0  # read twice and written once
         held = {"accumulated gradients": sums}
-        made = simulate([program], cluster, level, overlaps=overlaps, held=held)
+        made = simulate([program], cluster, level, held=held)
         parts.append(Part(name, program, made, runs, cluster.device.stream_seconds(3 * sums) if sums else 0.0, held))
     peak = peak_of(parts[0].program, cluster)
     return DryRun(tuple(parts), graph.flops * plan.accumulate, peak, cluster, level)

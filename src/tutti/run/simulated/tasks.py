@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tutti.lower.collectives import is_begun, wait
 from tutti.lower.transfers import TRANSFERS, bring, fetch, lend, put, store
 from tutti.plan.tier import DEVICE, HOST
 from tutti.run.simulated.prices import Prices, flops, moved
@@ -22,7 +23,7 @@ class Task:
 
     kind: of the collective or transfer, else empty. levels: of the cluster, whose links it uses. waits: the tasks whose
     result it reads where those run on another stream. bytes: read and written; of a collective sent. event: the number
-    of the call in its replay.
+    of the call in its replay. blocks: whether the rank stands still until a collective is over.
     """
 
     stream: str
@@ -35,14 +36,19 @@ class Task:
     flops: int = 0
     bytes: int = 0
     event: int = -1
+    blocks: bool = False
 
 
 def tasks_of(replay: Replay, prices: Prices) -> list[Task]:
     """In the order in which a rank issues them."""
     tasks: list[Task] = []
     made_by: dict[Storage, int] = {}  # collectives
+    due: set[int] = set()  # that the rank has been told to wait for
     for i, event in enumerate(replay.events):
-        waits = tuple(sorted({made_by[o.storage] for o in event.reads if o.storage in made_by}))
+        if event.node.target is wait:
+            due |= {made_by[o.storage] for o in event.reads}
+            continue
+        waits = tuple(sorted(due | {made_by[o.storage] for o in event.reads if o.storage in made_by}))
         if event.collective:
             copies = prices.copies(event)
             if copies:
@@ -51,13 +57,16 @@ def tasks_of(replay: Replay, prices: Prices) -> list[Task]:
                 waits = ()
             tasks.append(_collective(event, prices, waits, i))
             made_by.update(dict.fromkeys(event.made, len(tasks) - 1))
+            due = set()
         elif (stream := stream_of(event)) and event.computes:
+            due = set()
             seconds, moves = prices.beside(event, stream != HOST_COMPUTES)
             kind = _TRANSFERS.get(event.node.target, "update")
             tasks.append(Task(stream, event.label, event.phase, seconds, kind, waits=waits, bytes=moves, event=i))
             changed = [o.storage for o in event.reads] if stream == HOST_COMPUTES else []
             made_by.update(dict.fromkeys([*event.made, *changed], len(tasks) - 1))
         elif event.computes:
+            due = set()
             took = prices.compute(event)
             task = Task(COMPUTE, event.label, event.phase, took, "", frozenset(), waits, flops(event), moved(event), i)
             tasks.append(task)
@@ -89,4 +98,5 @@ def _collective(event: Event, prices: Prices, waits: tuple[int, ...], i: int) ->
         waits,
         bytes=prices.sent(event),
         event=i,
+        blocks=not is_begun(event.node),
     )

@@ -1,0 +1,200 @@
+"""Units: what a Program computes without a break, so that an order of a Program is one of few and like things.
+
+A collective is a unit of its own, and so is a matrix product or whatever else is said to stand alone. Other calls are
+together where they are as deep (as many such calls lie on the longest way to them, of the same copy of the batch),
+are needed for the same collective first, and are connected or read the same. Depth never falls along a way, and what is
+needed for a collective never comes after it: units do not wait for one another in circles. Equal layers have equal
+units.
+
+What only looks at what was given or received belongs to its reader, so that nobody waits for a collective before he
+has to; what looks at what was computed belongs to its maker.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from math import inf
+from typing import Any
+
+import torch
+from torch import fx
+
+from tutti.graph.costs import FREE
+from tutti.lower.collectives import COLLECTIVES
+from tutti.lower.inplace import written
+from tutti.nn.adam import IN_PLACE
+
+Unit = list[fx.Node]
+aten = torch.ops.aten
+TURNING = {aten.permute.default, aten.transpose.int, aten.t.default, aten.expand.default}
+WRITES = {in_place: positions for in_place, _, positions in IN_PLACE.values()} | {aten.copy_.default: (0,)}
+
+
+def units(graph: fx.Graph, alone: Callable[[fx.Node], bool]) -> list[Unit]:
+    """The units of a graph, in an order in which they could run that is as near to that of its nodes as can be.
+
+    Views of what is given or received are moved in front of their readers, in place, a copy for each. The last unit is
+    what only the output reads of that.
+    """
+    _give_views_to_readers(graph)
+    return _Units(graph, alone).found()
+
+
+def needs(units: list[Unit]) -> list[set[int]]:
+    """For each unit the numbers of those that it has to come after: what it reads, and who reads what it overwrites."""
+    of = {node: i for i, unit in enumerate(units) for node in unit}
+    found: list[set[int]] = [set() for _ in units]
+    for node, i in of.items():
+        found[i].update(of[x] for x in node.all_input_nodes if x in of)
+    for node, i in of.items():
+        for place in overwritten(node):
+            found[i].update(of[reader] for reader in readers_before(place, node) if reader in of)
+    return [read - {i} for i, read in enumerate(found)]
+
+
+def readers_before(place: fx.Node, write: fx.Node) -> list[fx.Node]:
+    """Who reads an input, itself or what looks at it, as it is before calls write into it: these, of which there may be
+    several, come in the order in which they read what others have written."""
+    found, todo = [], [place]
+    while todo:
+        for user in todo.pop().users:
+            if user is write or user.op == "output" or user.target is written or user.target in WRITES:
+                continue
+            if user.target in FREE and user.target is not operator.getitem:
+                todo.append(user)
+            else:
+                found.append(user)
+    return found
+
+
+def overwritten(node: fx.Node) -> list[fx.Node]:
+    """The inputs that a call writes into, or into parts of."""
+    places: list[fx.Node] = []
+    for at in WRITES.get(node.target, ()):
+        place: Any = node.args[at]
+        places += place if isinstance(place, list) else [place]
+    return [root for root in map(root_of, places) if root.op == "placeholder"]
+
+
+def root_of(node: fx.Node) -> fx.Node:
+    """What a view looks at; itself of all else."""
+    while node.op == "call_function" and node.target in FREE and node.target is not operator.getitem:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether a call moves nothing: a reshape does, of what lies in another order than its dims."""
+    if node.op != "call_function" or node.target not in FREE or node.target is operator.getitem:
+        return False
+    if node.target is not aten.reshape.default:
+        return True
+    x = node.all_input_nodes[0]
+    while x.target in FREE and x.target not in TURNING and x.target is not operator.getitem:
+        x = x.all_input_nodes[0]
+    return x.target not in TURNING
+
+
+def _give_views_to_readers(graph: fx.Graph) -> None:
+    for node in reversed(list(graph.nodes)):
+        if is_view(node) and node.users and _is_given(node):
+            first, *others = node.users
+            for reader in others:
+                with graph.inserting_before(reader):
+                    copy = graph.node_copy(node)
+                reader.replace_input_with(node, copy)
+            first.prepend(node)
+
+
+def _is_given(view: fx.Node) -> bool:
+    """Whether it looks at an input, or at what a collective brings."""
+    root = view
+    while is_view(root):
+        root = root.all_input_nodes[0]
+    return root.op == "placeholder" or root.target in COLLECTIVES
+
+
+class _Units:
+    def __init__(self, graph: fx.Graph, alone: Callable[[fx.Node], bool]):
+        self.graph = graph
+        self.calls = [n for n in graph.nodes if n.op == "call_function"]
+        self.alone = {n for n in self.calls if n.target in COLLECTIVES or n.target in WRITES or alone(n)}
+        self.given = {n for n in self.calls if is_view(n) and _is_given(n)}
+        self.root = {n: n for n in self.calls}  # union-find
+
+    def found(self) -> list[Unit]:
+        depth, first = self.depths(), self.firsts()
+        key = {n: (n.meta.get("copy", 0), depth[n], first[n]) for n in self.calls}
+        beside: dict[tuple, fx.Node] = {}
+        for n in self.calls:
+            if n in self.given:
+                continue
+            for x in n.all_input_nodes:
+                if x.op != "call_function" or x in self.given:
+                    continue
+                made = self.find(x)
+                if is_view(n) or n.target is operator.getitem:
+                    self.root[n] = made
+                elif n not in self.alone:
+                    joined = made not in self.alone and key[made] == key[n]
+                    self.root[self.find(n)] = made if joined else self.find(beside.setdefault((x, key[n]), n))
+        last: Unit = []
+        for n in reversed(self.calls):
+            if n in self.given:
+                (reader,) = n.users or (None,)
+                if reader is None or reader.op == "output" or reader in last:
+                    last.insert(0, n)
+                else:
+                    self.root[n] = self.find(reader)
+        groups: dict[fx.Node, Unit] = defaultdict(list)
+        ending = set(last)
+        for n in self.calls:
+            if n not in ending:
+                groups[self.find(n)].append(n)
+        return [*self.ordered(list(groups.values())), *([last] if last else [])]
+
+    def find(self, n: fx.Node) -> fx.Node:
+        """The call that stands for the unit of this one; that which stands alone stands for its own."""
+        while self.root[n] is not n:
+            self.root[n] = self.root[self.root[n]]
+            n = self.root[n]
+        return n
+
+    def depths(self) -> dict[fx.Node, int]:
+        depth: dict[fx.Node, int] = {}
+        for n in self.calls:
+            copy = n.meta.get("copy", 0)
+            before = [x for x in n.all_input_nodes if x in depth]
+            depth[n] = max((depth[x] + (x in self.alone or x.meta.get("copy", 0) != copy) for x in before), default=0)
+        return depth
+
+    def firsts(self) -> dict[fx.Node, float]:
+        """The place of the first collective for which each call is needed."""
+        first: dict[fx.Node, float] = {}
+        for i, n in reversed(list(enumerate(self.calls))):
+            behind = [first[user] for user in n.users if user in first]
+            first[n] = i if n.target in COLLECTIVES else min(behind, default=inf)
+        return first
+
+    def ordered(self, groups: list[Unit]) -> list[Unit]:
+        place = {n: i for i, n in enumerate(self.calls)}
+        waits = needs(groups)
+        behind: list[list[int]] = [[] for _ in groups]
+        for i, before in enumerate(waits):
+            for j in before:
+                behind[j].append(i)
+        ready = [(place[unit[-1]], i) for i, unit in enumerate(groups) if not waits[i]]
+        heapify(ready)
+        order = []
+        while ready:
+            _, i = heappop(ready)
+            order.append(groups[i])
+            for j in behind[i]:
+                waits[j].discard(i)
+                if not waits[j]:
+                    heappush(ready, (place[groups[j][-1]], j))
+        assert len(order) == len(groups), "units wait for each other"
+        return order

@@ -1,0 +1,73 @@
+"""Units are an order of a Program's calls in which none waits for a later one, alike for equal layers."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+import tutti
+from models import case
+from tutti.graph.costs import FLOPS
+from tutti.lower.collectives import COLLECTIVES
+from tutti.lower.order import arrange
+from tutti.lower.shard import shard
+from tutti.lower.units import is_view, needs, overwritten, readers_before, units
+from tutti.lower.unroll import copy
+from tutti.plan.planner import Planner
+from tutti.plan.variant import Variant
+from tutti.run.levels import improve
+
+
+def programs(name: str, plan: str, devices: int, copies: int = 1):
+    model, batch, loss = case(name)
+    step = tutti.capture(model, batch, torch.optim.AdamW(model.parameters()), loss, clip_norm=1.0)
+    step = copy(step.keep([n for n in step.outputs if n not in step.gradient_names]), copies)
+    plan_ = Planner(step, tutti.Cluster.parse(f"cpu:{devices}"), variant=Variant(copies=copies)).named(plan)
+    return [improve(shard(step, plan_, rank), "O0") for rank in range(devices)]
+
+
+def alone(node):
+    return node.target in FLOPS
+
+
+@pytest.mark.parametrize(("name", "plan", "copies"), [("llama", "dp2xtp2", 1), ("qwen3", "dp3xzero3xcopies2", 2),
+                                                      ("mixtral", "ep3", 1), ("t5", "dp3xtp2xzero1", 1)])  # fmt: skip
+def test_no_unit_waits_for_a_later_one(name, plan, copies):
+    devices = {"dp2xtp2": 4, "dp3xtp2xzero1": 6}.get(plan, 3)
+    program = programs(name, plan, devices, copies)[0]
+    graph, calls = program.graph, {n for n in program.graph.nodes if n.op == "call_function"}
+    found = units(graph, alone)
+    assert Counter(n for unit in found for n in unit) == Counter(n for n in graph.nodes if n.op == "call_function")
+    assert calls <= {n for unit in found for n in unit}, "views are copied, nothing is lost"
+    for i, before in enumerate(needs(found)):
+        assert all(j < i for j in before)
+    arrange([n for n in graph.nodes if n.op == "placeholder"] + [n for u in found for n in u] + [graph.output_node()])
+    graph.lint()
+    for unit in found:
+        lone = [n for n in unit if n.target in COLLECTIVES or alone(n)]
+        assert len(lone) <= 1 and all(is_view(n) or "getitem" in n.name for n in unit if lone and n not in lone)
+        assert len({n.meta.get("copy", 0) for n in unit if not is_view(n)}) <= 1
+    at = {n: i for i, unit in enumerate(found) for n in unit}
+    for update in [n for n in calls if overwritten(n)]:
+        readers = [r for x in overwritten(update) for r in readers_before(x, update)]
+        assert readers and all(at[r] <= at[update] for r in readers), "who reads what is overwritten comes before"
+
+
+def test_all_ranks_have_the_same():
+    shapes = []
+    for program in programs("llama", "dp2xtp2", 4):
+        found = units(program.graph, alone)
+        shapes.append([[str(n.target) for n in unit] for unit in found])
+    assert all(shape == shapes[0] for shape in shapes)
+
+
+def test_equal_layers_have_equal_units():
+    found = units(programs("llama", "tp4", 4)[0].graph, alone)
+    layers: dict[str, Counter] = {"0": Counter(), "1": Counter()}
+    for unit in found:
+        paths = {n.meta["path"].split(".")[2] for n in unit if n.meta.get("path", "").startswith("model.layers.")}
+        if len(paths) == 1 and unit[-1].meta["phase"] == "forward":
+            layers[paths.pop()][tuple(str(n.target) for n in unit)] += 1
+    assert layers["0"] and sum((layers["0"] - layers["1"]).values()) <= 2  # the first has no layer before it
