@@ -10,8 +10,8 @@ to it.
 Measured: a small Llama under tensor parallelism on two Gloo processes, whose links are made slow: a collective is not
 over before it would be on links of the cluster that the simulator is given, one after the other. The device's speed is
 one number, fitted on the steps that wait. Two steps of the same plan take turns, one that waits for collectives where
-they stand, one that hides them. `shorter` is how many seconds that saves, measured and as the simulator says, `ratio` the
-one over the other.
+they stand, one that hides them. `shorter` is how many seconds that saves, measured and as the simulator says, `ratio`
+the one over the other.
 """
 
 from __future__ import annotations

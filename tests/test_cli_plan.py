@@ -177,5 +177,5 @@ def test_memory_at_the_peak_is_told_and_drawn(model, tmp_path, capsys):
     code, out, err = run(capsys, "plan", "--model", model, *options)
     assert code == 0, err
     assert "what layers make, and no other reads, is computed again" in out
-    assert "memory at the peak" in out and "exp_avg:" in out and "<svg" in picture.read_text()
+    assert "memory at the peak" in out and "optimizer state" in out and "<svg" in picture.read_text()
     assert out.rstrip().endswith(f"saved {picture}")

@@ -40,21 +40,33 @@ def order(program: Program, cluster: Cluster, level: str) -> list[Unit]:
     graph = program.graph
     if not any(n.target in COLLECTIVES for n in graph.nodes) or any(n.target in TRANSFERS for n in graph.nodes):
         return []
+    prices = Prices(cluster, program)
+    waiting = _seconds(_played(program, level), prices)
     found = units(graph, lambda node: node.target in BREAKS or node.target in FLOPS)
     arrange([*_inputs(graph), *(node for unit in found for node in unit), graph.output_node()])
     _number(found)
-    played = replay(program)
-    jobs, sizes, kept = jobs_of(found, fuse(played) if level == "O2" else played, Prices(cluster, program))
+    played = _played(program, level)
+    jobs, sizes, kept = jobs_of(found, played, prices)
     room = ROOM * cluster.device.memory - sum(storage.bytes for storage in played.inputs.values())
     best = overlapped(jobs, sizes, kept, room)
     if not any(node.users.keys() - {graph.output_node()} - set(found[-1]) for node in found[-1]):
         best.sort(key=lambda i: i == len(found) - 1)  # what only arranges what is returned stays at the end
-    if makespan(jobs, best) < GAIN * sum(job.seconds for job in jobs):
+    if makespan(jobs, best) < GAIN * waiting:
         return [found[i] for i in best]
     for unit in found:
         for node in unit:
             del node.meta[UNIT]
     return []
+
+
+def _played(program: Program, level: str) -> Replay:
+    played = replay(program)
+    return fuse(played) if level == "O2" else played
+
+
+def _seconds(played: Replay, prices: Prices) -> float:
+    """What a Program takes whose collectives are waited for where they stand."""
+    return sum(prices.communicate(e) + prices.copies(e) if e.collective else prices.compute(e) for e in played.events)
 
 
 def digest(order: list[Unit]) -> str:
