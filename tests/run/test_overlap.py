@@ -11,6 +11,8 @@ import torch
 import tutti
 from models import case
 from tutti.lower.collectives import COLLECTIVES, is_begun, wait
+from tutti.plan.planner import Planner
+from tutti.run.simulated.dryrun import dry_run
 
 
 def adam(model):
@@ -40,3 +42,13 @@ def test_the_same_bits_as_where_each_collective_is_waited_for(name, plan):
         begun = [n for n in ours.program.graph.nodes if n.target in COLLECTIVES and is_begun(n)]
         unlike = name == "llama" and plan == "cp4"  # in a causal ring ranks compute as many pieces as are before them
         assert bool(begun) != unlike and not any(n.target is wait for n in plain.program.graph.nodes)
+
+
+def test_a_causal_ring_is_predicted_as_it_runs():
+    """Its ranks differ, and keep to the order that they were given."""
+    model, batch, loss = case("llama")
+    graph, cluster = tutti.capture(model, batch, adam(model), loss), tutti.Cluster.parse("a100-80:4")
+    for name, hides in (("cp4", False), ("zero3", True)):
+        plan = Planner(graph, cluster).named(name)
+        waits, overlaps = (dry_run(graph, plan, cluster, "O0", overlaps=o).seconds for o in (False, True))
+        assert (overlaps < waits) == hides and overlaps <= waits

@@ -20,17 +20,15 @@ from tutti.graph.step_graph import StepGraph
 from tutti.lower.actions import ONCE, Action, Message, actions_of
 from tutti.lower.cut import Cut, Place
 from tutti.lower.program import Program
-from tutti.lower.shard import shard
 from tutti.plan.layout import Layout, devices
 from tutti.plan.plan import PIPELINE, Plan
 from tutti.plan.search import Progress
 from tutti.plan.slots import Schedule
 from tutti.plan.tier import DEVICE
-from tutti.run.levels import improve
 from tutti.run.memory import Memory, input_kind
 from tutti.run.pipeline import passed_layouts, pipeline_of, sizes_of, with_values
 from tutti.run.simulated.simulate import Simulation, simulate
-from tutti.run.simulated.step import RANK, DryRun, Part, peak_of
+from tutti.run.simulated.step import RANK, DryRun, Part, lowered, peak_of
 
 # kinds of memory that a device holds whichever part runs
 KEPT = ("parameters", "optimizer state", "buffers", "numbers", "activations", "accumulated gradients")
@@ -143,7 +141,7 @@ def dry_run(graph: StepGraph, plan: Plan, cluster: Cluster, level: str, overlaps
         signature = _signature(part, inner, asked)
         if signature not in known:
             progress(f"simulating {place}")
-            program = improve(shard(part, inner, RANK, asked), level, within if overlaps else None)
+            program = lowered(part, inner, asked, level, within if overlaps else None)
             known[signature] = program, simulate([program], within, level)
         program, played = known[signature]
         once = place.kind.startswith("U")

@@ -9,9 +9,10 @@ from math import prod
 
 from tutti.cluster import Cluster
 from tutti.graph.step_graph import StepGraph
+from tutti.lower.collectives import shift
 from tutti.lower.program import Program
 from tutti.lower.shard import shard
-from tutti.plan.layout import Layout
+from tutti.plan.layout import Layout, devices
 from tutti.plan.plan import Plan, Prediction
 from tutti.plan.search import Progress
 from tutti.run.levels import improve
@@ -130,7 +131,7 @@ def dry_run(graph: StepGraph, plan: Plan, cluster: Cluster, level: str, overlaps
     parts = []
     for name, part, outputs, runs in _parts(graph, plan):
         progress(f"lowering {name}")
-        program = improve(shard(part, plan, RANK, outputs), level, cluster if overlaps else None)
+        program = lowered(part, plan, outputs, level, cluster if overlaps else None)
         progress(f"simulating {name}")
         sums = _gradient_bytes(part, graph, plan) if runs > 1 else 0  # read twice and written once
         held = {"accumulated gradients": sums}
@@ -138,6 +139,19 @@ def dry_run(graph: StepGraph, plan: Plan, cluster: Cluster, level: str, overlaps
         parts.append(Part(name, program, made, runs, cluster.device.stream_seconds(3 * sums) if sums else 0.0, held))
     peak = peak_of(parts[0].program, cluster)
     return DryRun(tuple(parts), graph.flops * plan.accumulate, peak, cluster, level)
+
+
+def lowered(step: StepGraph, plan: Plan, outputs: Mapping[str, Layout], level: str, hidden: Cluster | None) -> Program:
+    """The Program of one rank as it runs. hidden: the cluster, where communication is hidden (`run.overlap`).
+
+    In a causal ring ranks have more or less to compute, find orders of their own, and so keep to the given one.
+    """
+    program = shard(step, plan, RANK, outputs)
+    if hidden and any(node.target is shift for node in program.graph.nodes):
+        last = shard(step, plan, devices(plan.mesh) - 1, outputs)
+        if [n.target for n in last.graph.nodes] != [n.target for n in program.graph.nodes]:
+            hidden = None
+    return improve(program, level, hidden)
 
 
 def peak_of(program: Program, cluster: Cluster) -> float:
