@@ -116,6 +116,32 @@ def test_softmaxes_in_place_give_the_same_bits(target, shape, dtype):
     assert torch.equal(given[0], expected)
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda call, a: call(aten.t.default, call(aten.mm.default, a, a)),
+        lambda call, a: call(aten.add.Tensor, call(aten.t.default, call(aten.mm.default, a, a)), 1.0),
+        lambda call, a: call(aten.mm.default, a, a),
+    ],
+    ids=["turned", "made of what is turned", "contiguous"],
+)
+def test_softmaxes_write_where_memory_is_contiguous(made):
+    graph = fx.Graph()
+    a = graph.placeholder("a")
+    a.meta["val"] = Spec((6, 6), torch.float32)
+
+    def call(target, *args):
+        node = graph.call_function(target, args)
+        node.meta["val"] = Spec((6, 6), torch.float32)
+        return node
+
+    graph.output(call(aten._log_softmax.default, made(call, a), 1, False))
+    x = torch.randn(6, 6)
+    expected = fx.GraphModule({}, graph)(x)
+    write_over(graph)
+    assert torch.equal(fx.GraphModule({}, graph)(x), expected)
+
+
 def test_softmaxes_over_other_dims_are_left_alone():
     def build(call, a, b):
         return call(aten._softmax.default, call(aten.add.Tensor, a, b), 0, False)

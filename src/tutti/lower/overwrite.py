@@ -1,6 +1,7 @@
 """Elementwise operators write over an operand that nobody reads any more, or right to where their result is copied.
 
-Softmaxes over the last dim and their gradients count as such: their kernels read a row before they write it.
+Softmaxes over the last dim and their gradients count as such: their kernels read a row before they write it. They take
+what they write into for contiguous, though, whatever its strides say.
 """
 
 from __future__ import annotations
@@ -60,12 +61,13 @@ DIM: dict[Any, int] = {  # position of the dim of what works on rows
     aten._softmax_backward_data.default: 2,
     aten._log_softmax_backward_data.default: 2,
 }
-# What makes memory of its own, beside all that torch tags as pointwise.
-FRESH = {
-    *INTO, *PLACE, aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default,
-    aten.nll_loss_backward.default, aten.embedding.default, aten._to_copy.default,
+DENSE = {  # what makes contiguous memory of its own
+    aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.nll_loss_backward.default,
+    aten.embedding.default,
 }  # fmt: skip
+FRESH = {*DENSE, *INTO, *PLACE, aten._to_copy.default}  # and what does beside all that torch tags as pointwise
 PARTS = {aten.slice.Tensor, aten.select.int, aten.expand.default}  # of a memory, or some of it more than once
+TURNING = {aten.permute.default, aten.transpose.int, aten.t.default}
 
 
 def write_over(graph: fx.Graph) -> None:
@@ -124,18 +126,22 @@ def _may_go(x: fx.Node, node: Call, roots: dict[fx.Node, fx.Node], last: dict[fx
         return False
     if root.target not in FRESH and torch.Tag.pointwise not in getattr(root.target, "tags", ()):
         return False
-    if x.meta["val"] != node.meta["val"] or _is_part(x, root):
+    way = _way(x, root)
+    if x.meta["val"] != node.meta["val"] or way & PARTS:
+        return False
+    if node.target in DIM and (root.target not in DENSE or way & TURNING):
         return False
     others = [y for y in node.all_input_nodes if y is not x and roots[y] is root]
     return not others and not _sent(root, roots)
 
 
-def _is_part(x: fx.Node, root: fx.Node) -> bool:
+def _way(x: fx.Node, root: fx.Node) -> set[Any]:
+    """The views between a value and the call in whose memory it lies."""
+    found = set()
     while x is not root:
-        if x.target in PARTS:
-            return True
+        found.add(x.target)
         x = x.all_input_nodes[0]
-    return False
+    return found
 
 
 def _sent(root: fx.Node, roots: dict[fx.Node, fx.Node]) -> bool:
