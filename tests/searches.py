@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import transformers
 
 import tutti
+from tutti.cluster.device import Outer
 from tutti.graph.step_graph import StepGraph
 from tutti.lower.vary import vary
 from tutti.plan.plan import Plan
@@ -23,6 +26,13 @@ def wide(batch: int = 16, layers: int = 2) -> StepGraph:
         model = transformers.LlamaForCausalLM(config).train()
         ids = torch.empty(batch, 1024, dtype=torch.long)
     return tutti.capture(model, {"input_ids": ids, "labels": ids}, torch.optim.AdamW(model.parameters()))
+
+
+def alone(name: str) -> tutti.Cluster:
+    """Devices that stand still while they communicate, with nothing outside of their memory: as the costs know them."""
+    known = tutti.Cluster.parse(name)
+    beside = Outer(0, 1, 1, "nothing lies outside of it")
+    return tutti.Cluster(replace(known.device, overlaps=False, beside=beside), known.levels)
 
 
 def search(graph: StepGraph, cluster: tutti.Cluster | str, **options) -> Search:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import tutti
-from searches import predicted, search, wide
+from searches import alone, predicted, search, wide
 from tutti.lower.vary import vary
 from tutti.plan.explain import seconds
 from tutti.plan.layout import devices
@@ -16,7 +16,7 @@ from tutti.plan.reasons import difference
 from tutti.plan.search import NEAR, Search
 from tutti.run.planning import judge
 
-CLUSTER = tutti.Cluster.parse("h100:4")
+CLUSTER = alone("h100:4")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 import tutti
-from searches import predicted, wide
+from searches import alone, predicted, wide
 from tutti.lower.vary import vary
 from tutti.plan.search import Search
 from tutti.plan.smaller import Smaller
@@ -16,7 +16,7 @@ from tutti.plan.variant import PLAIN
 from tutti.run.planning import judge
 from tutti.run.simulated.dryrun import dry_run
 
-FAST = tutti.Cluster.parse("h100:4")
+FAST = alone("h100:4")
 
 
 @cache
@@ -44,7 +44,7 @@ def test_what_does_not_fit_is_computed_again_in_part(name):
 
 
 def test_a_search_computes_again_where_nothing_fits_without():
-    small = tutti.Cluster.parse("h100:2")
+    small = alone("h100:2")
     least = predicted(graph(), small, "zero3").predicted.peak_bytes
     made = search(0.85 * least, small, accumulate=1, mesh={"dp": 2})
     assert made.best().again

@@ -9,7 +9,7 @@ from torch import fx
 
 from tutti.graph.costs import FREE
 from tutti.lower.order import arrange
-from tutti.lower.transfers import store
+from tutti.lower.transfers import fetch, store
 from tutti.nn.adam import IN_PLACE
 
 _WRITES = {in_place: targets for in_place, _, targets in IN_PLACE.values()}
@@ -72,7 +72,9 @@ def _needs(node: fx.Node, position: dict[fx.Node, int]) -> set[fx.Node]:
     """Calls that have to stand before a node: what it reads, and what reads the old values that it writes over."""
     before = set(node.all_input_nodes)
     for home in overwritten(node):
-        before |= {user for user in behind_views(home) if position[user] < position[node]}
+        readers = behind_views(home)
+        readers |= {user for reader in readers if reader.target is fetch for user in reader.users}  # until it is there
+        before |= {user for user in readers if position[user] < position[node]}
     return {x for x in before if x.op == "call_function"}
 
 

@@ -88,16 +88,30 @@ def write_over(graph: fx.Graph) -> None:
 def _make_there(graph: fx.Graph, copy: Call) -> None:
     """Let what is copied to a place be made there."""
     place, value = copy.args
-    if value.target not in INTO or value.target in DIM or value.meta["val"] != place.meta["val"]:
+    if (
+        place.op != "placeholder"
+        or value.target not in INTO
+        or value.target in DIM
+        or value.meta["val"] != place.meta["val"]
+    ):
         return
+    if any(_looks_at(x, place) for x in value.all_input_nodes if x is not place):
+        return  # in another way
     between = value.next
     while between is not copy:
-        if place in between.all_input_nodes:
+        if any(_looks_at(x, place) for x in between.all_input_nodes):
             return
         between = between.next
     _write_into(value, place)
     copy.replace_all_uses_with(value)
     graph.erase_node(copy)
+
+
+def _looks_at(x: fx.Node, place: fx.Node) -> bool:
+    """Whether a value is a place, or looks at it."""
+    while x is not place and x.target in FREE and x.all_input_nodes:
+        x = x.all_input_nodes[0]
+    return x is place
 
 
 def _lives(graph: fx.Graph) -> tuple[dict[fx.Node, fx.Node], dict[fx.Node, fx.Node]]:

@@ -32,14 +32,15 @@ class Copies:
             return
         best = search.best_of_all
         made = best.predicted
-        if best.slices > 1 or best.copies > 1 or made.communication_seconds < WAITING * made.step_seconds:
+        if best.slices > 1 or best.copies > 1 or best.again or made.communication_seconds < WAITING * made.step_seconds:
             return
         search.progress(f"{best.name} in {COPIES} copies of the batch")
         try:
-            planner = search.planner(best.accumulate, Variant(again=best.again, copies=COPIES))
+            planner = search.planner(best.accumulate, Variant(copies=COPIES))
             candidate = search.candidate(planner.inside(best.pipe), best.inner)
             candidate = Piped(candidate, best.pipe, search.cluster) if best.stages else candidate
-        except ValueError:  # a batch that does not divide, or work that copies do not share
+            search.fit(candidate, slow=True)
+        except (ValueError, RuntimeError) as error:  # a batch that does not divide, or layouts that copies cannot take
+            search.progress(f"{best.name} cannot be had in copies: {error}")
             return
         search.candidates.append(candidate)
-        search.fit(candidate, slow=True)

@@ -31,13 +31,17 @@ ROOM = 0.75  # of a device's memory may be filled for the sake of an order
 UNIT = "unit"  # of a node, in its meta
 
 
-def order(program: Program, cluster: Cluster, level: str) -> list[Unit]:
+Order = list[tuple[int, Unit]]  # units with their numbers, by which ranks compare
+
+
+def order(program: Program, cluster: Cluster, level: str) -> Order:
     """The units of a Program in the order to be run in; none where it has no communication to hide, or where it uses
     tiers, whose transfers keep their order.
 
-    The graph is left as one that still runs.
+    The graph keeps the order that it has.
     """
     graph = program.graph
+    given = list(graph.nodes)
     if not any(n.target in COLLECTIVES for n in graph.nodes) or any(n.target in TRANSFERS for n in graph.nodes):
         return []
     prices = Prices(cluster, program)
@@ -51,12 +55,9 @@ def order(program: Program, cluster: Cluster, level: str) -> list[Unit]:
     best = overlapped(jobs, sizes, kept, room)
     if not any(node.users.keys() - {graph.output_node()} - set(found[-1]) for node in found[-1]):
         best.sort(key=lambda i: i == len(found) - 1)  # what only arranges what is returned stays at the end
-    if makespan(jobs, best) < GAIN * waiting:
-        return [found[i] for i in best]
-    for unit in found:
-        for node in unit:
-            del node.meta[UNIT]
-    return []
+    gains = makespan(jobs, best) < GAIN * waiting
+    _restore(graph, given)
+    return [(i, found[i]) for i in best] if gains else []
 
 
 def _played(program: Program, level: str) -> Replay:
@@ -69,17 +70,19 @@ def _seconds(played: Replay, prices: Prices) -> float:
     return sum(prices.communicate(e) + prices.copies(e) if e.collective else prices.compute(e) for e in played.events)
 
 
-def digest(order: list[Unit]) -> str:
+def digest(order: Order) -> str:
     """What all ranks have to have in common of an order: their collectives."""
-    said = [f"{n.meta[UNIT]} {n.target} {n.args[1:]}" for unit in order for n in unit if n.target in COLLECTIVES]
+    said = [f"{i} {n.target} {n.args[1:]}" for i, unit in order for n in unit if n.target in COLLECTIVES]
     return hashlib.sha1("\n".join(said).encode()).hexdigest()
 
 
-def apply(graph: fx.Graph, order: list[Unit]) -> None:
+def apply(graph: fx.Graph, order: Order) -> None:
     """Bring a graph into the order of its units, in place, with collectives that are waited for late."""
     if order:
-        arrange([*_inputs(graph), *(node for unit in order for node in unit), graph.output_node()])
-        insert_waits(graph, order)
+        units = [unit for _, unit in order]
+        arrange([*_inputs(graph), *(node for unit in units for node in unit), graph.output_node()])
+        _number(units)
+        insert_waits(graph, units)
 
 
 def jobs_of(units: list[Unit], played: Replay, prices: Prices) -> tuple[list[Job], list[int], set[int]]:
@@ -124,6 +127,24 @@ def jobs_of(units: list[Unit], played: Replay, prices: Prices) -> tuple[list[Job
 
 def _inputs(graph: fx.Graph) -> list[fx.Node]:
     return [n for n in graph.nodes if n.op == "placeholder"]
+
+
+def _restore(graph: fx.Graph, given: list[fx.Node]) -> None:
+    """The order that a graph had, views that were copied for their readers right before these."""
+    placed: dict[fx.Node, None] = {}
+    known = set(given)
+
+    def place(node: fx.Node) -> None:
+        for x in node.all_input_nodes:
+            if x not in known and x not in placed:
+                place(x)
+        placed[node] = None
+
+    for node in given:
+        place(node)
+    arrange(placed)
+    for node in placed:
+        node.meta.pop(UNIT, None)
 
 
 def _number(units: list[Unit]) -> None:

@@ -29,6 +29,7 @@ from tutti.run.carrier import Carrier
 from tutti.run.code import Run
 from tutti.run.ledger import Ledger
 from tutti.run.levels import prepare
+from tutti.run.memory import CPU, Platform
 from tutti.run.runtime import Distributed, Virtual, own_part, raw
 from tutti.run.state import State
 
@@ -54,11 +55,12 @@ class Pipeline:
 
     count: of microbatches. state: what is kept between steps; replaced where a step makes successors. homes: the stage
     that keeps each input. carrier: of what a plan keeps on outer tiers. hidden: the cluster, where communication is
-    hidden (`run.overlap`).
+    hidden (`run.overlap`). on: the platform whose memory is accounted for.
     """
 
     def __init__(self, graph: StepGraph, plan: Plan, count: int, level: str, state: State, homes: Mapping[str, int],
-                 carrier: Carrier | None = None, hidden: Cluster | None = None):  # fmt: skip
+                 carrier: Carrier | None = None, hidden: Cluster | None = None, on: Platform = CPU):  # fmt: skip
+        self.on = on
         self.hidden = hidden.of(devices(plan.inner)) if hidden else None
         self.count, self.mesh, self.width, self.state = count, plan.inner, devices(plan.inner), state
         self.carrier = carrier
@@ -142,7 +144,7 @@ class _Part:
         self.outputs = list(graph.outputs)
         self.ledgers = [pipeline.ledger(pipeline.device(place), rank) for rank in pipeline.ranks]
         self.ready = prepare(self.programs, level, pipeline.hidden, pipeline.driver.agree, pipeline.carrier,
-                             [ledger for ledger in self.ledgers if ledger])  # fmt: skip
+                             [ledger for ledger in self.ledgers if ledger], pipeline.on)  # fmt: skip
         self.runs: list[Run] = [ready.run for ready in self.ready]
 
 

@@ -373,8 +373,9 @@ class Step:
             graph, plan = self._planned(what, signature, batch)
             count = 1 if what == "evaluate" else self.accumulate
             self._pipelines[what, signature] = Pipeline(
-                graph, plan, count, self.level, self._state, self._homes, self._carrier, self._hidden
-            )
+                graph, plan, count, self.level, self._state, self._homes, self._carrier, self._hidden,
+                platform(self.cluster.device),
+            )  # fmt: skip
         return self._pipelines[what, signature]
 
     def _check_constants(self) -> None:
