@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from tutti.graph.costs import FREE
+from tutti.graph.step_graph import UPDATE
 from tutti.lower.order import advance, sort
 from tutti.lower.transfers import store
 from tutti.nn.adam import IN_PLACE
@@ -98,8 +99,8 @@ def _write_back(graph: fx.Graph) -> None:
     results, gathered, dead = list(output.args[0]), [], []
     for i, (name, value) in enumerate(zip(output.meta.get("names", ()), results, strict=False)):
         old = inputs.get(name)
-        if old is None or value.op != "call_function" or value.target in (written, store):
-            continue
+        if old is None or value.meta.get("phase") != UPDATE or value.target in (written, store):
+            continue  # another Program may still read a buffer as it was: the backward pass of a pipeline does
         if old in last and at[last[old]] > at[_made(value)]:
             continue
         call = _written_into(graph, old, value)
