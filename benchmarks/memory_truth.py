@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 import harness
 from gloo import Pool
-from liveness import most_alive
+from liveness import most_of_step
 
 MODELS = ("gpt2", "llama", "bert", "t5", "vit", "mixtral", "unet2d", "lstm")
 PLANS = ("dp", "zero3", "dp2xtp2")
@@ -51,15 +51,7 @@ def measure(name: str, plan: str, cluster: str, level: str) -> dict[str, int]:
         peak(step, batch)
     found["allocated"] = peaks[0] - before + held
     if level == "O0":
-        run = step.runtime.run
-
-        def measured(runs, inputs):
-            own = [[x.clone() if x.untyped_storage().nbytes() > x.nbytes else x for x in row] for row in inputs]
-            result, found["tensors"] = most_alive(run, runs, own)  # a batch is a view of the user's
-            return result
-
-        step.runtime.run = measured
-        step(batch)
+        found["tensors"] = most_of_step(step, batch)
     return found
 
 

@@ -44,6 +44,22 @@ class Live(TorchDispatchMode):
         return out
 
 
+def most_of_step(step: Any, batch: Any) -> int:
+    """The most bytes that one more run of a step holds at once, on all ranks of this process; what it looks at of the
+    user's batch counts as memory of its own."""
+    run, found = step.runtime.run, []
+
+    def measured(runs, inputs):
+        own = [[x.clone() if x.untyped_storage().nbytes() > x.nbytes else x for x in row] for row in inputs]
+        result, most = most_alive(run, runs, own)
+        found.append(most)
+        return result
+
+    step.runtime.run = measured
+    step(batch)
+    return found[0]
+
+
 def most_alive(function: Callable[..., Any], *args: Any) -> tuple[Any, int]:
     """What the function returns, and the most bytes that its arguments and what it makes hold at once."""
     live = Live(x for x in pytree.tree_leaves(args) if isinstance(x, torch.Tensor))

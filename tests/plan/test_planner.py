@@ -7,7 +7,7 @@ import torch
 
 import tutti
 import zoo
-from searches import predicted
+from searches import alone, predicted
 from tutti.plan.layout import Layout, Split, devices
 from tutti.plan.planner import Planner, replan
 from tutti.plan.textbook import Textbook
@@ -72,7 +72,7 @@ def test_a_price_on_memory_makes_a_candidate_smaller_and_slower(graph):
 
 def test_what_is_kept_is_what_changes_the_peak(graph):
     """The bytes that a price makes fewer are those of which a rank's peak is made."""
-    cluster = tutti.Cluster.parse("h100:4")
+    cluster = alone("h100:4")
     candidate = Planner(graph, cluster).on({"dp": 4})
     beside = []
     for chosen in (candidate.chosen, candidate.smallest()):

@@ -13,7 +13,7 @@ import torch
 
 import models
 import tutti
-from liveness import most_alive
+from liveness import most_of_step
 from tutti.run.memory import CPU, memory
 from tutti.run.simulated.replay import replay
 
@@ -28,18 +28,8 @@ def predicted_and_measured(name: str, plan: str) -> tuple[int, int]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     step = tutti.parallelize(model, optimizer, batch, loss=loss, cluster="cpu:4", plan=plan, level="O0")
     expected = memory(replay(step.program), replace(CPU, inside=False)).peak
-    run, found = step.runtime.run, []
-
-    def measured(runs, inputs):
-        own = [[x.clone() if x.untyped_storage().nbytes() > x.nbytes else x for x in row] for row in inputs]
-        result, most = most_alive(run, runs, own)  # a batch is a view of the user's
-        found.append(most)
-        return result
-
     step(batch)
-    step.runtime.run = measured
-    step(batch)
-    return expected, found[0]
+    return expected, most_of_step(step, batch)
 
 
 def check(pool, name: str, plan: str) -> None:

@@ -14,7 +14,7 @@ import torch
 
 import models
 import tutti
-from liveness import most_alive
+from liveness import most_alive, most_of_step
 from tutti.lower.inplace import update_in_place
 from tutti.run.levels import LEVELS
 
@@ -45,17 +45,7 @@ def ours(name: str, optimizer=torch.optim.AdamW, plan: str = "dp", cluster: str 
         model, optimizer(model.parameters(), lr=1e-3), batch, loss=loss, cluster=cluster, plan=plan, level="O0", **how
     )
     step(batch)
-    run, found = step.runtime.run, []
-
-    def measured(runs, inputs):
-        own = [[x.clone() if x.untyped_storage().nbytes() > x.nbytes else x for x in row] for row in inputs]
-        result, most = most_alive(run, runs, own)  # a batch is a view of the user's
-        found.append(most)
-        return result
-
-    step.runtime.run = measured
-    step(batch)
-    return found[0]
+    return most_of_step(step, batch)
 
 
 @pytest.mark.parametrize("name", models.MODELS)

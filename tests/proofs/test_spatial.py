@@ -165,7 +165,7 @@ class Measuring:
     """
 
     def __init__(self, runtime):
-        self.mesh, self.ranks, self.peaks = runtime.mesh, runtime.ranks, []
+        self.mesh, self.ranks, self.agree, self.peaks = runtime.mesh, runtime.ranks, runtime.agree, []
 
     def run(self, runs: Sequence[Run], inputs: Sequence[Sequence[torch.Tensor]]) -> list[tuple]:
         copies = [[x.clone() for x in row] for row in inputs]

@@ -1,6 +1,7 @@
 """Whole runs of a tiny model in this process."""
 
 import errno
+import gc
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ from tutti.data.loader import Loader
 from tutti.run.launch import Interrupted
 from tutti.train import checkpoint, command, trainer
 from tutti.train.history import read, series
+from tutti.train.memory import live_bytes
 from tutti.train.model import build_model, build_optimizer, model_config
 from tutti.train.prepare import prepare
 from tutti.train.progress import Display
@@ -62,6 +64,8 @@ def test_a_run_gives_the_losses_of_a_plain_loop_and_a_model_that_transformers_lo
 
 
 def test_held_out_losses_and_memory_are_measured(tiny):
+    gc.collect()
+    beside = live_bytes()  # what other tests have left
     command.run(tiny)
     lines = read(command.Path(tiny.out))
     steps, values = series(lines, "held_out_loss")
@@ -70,7 +74,7 @@ def test_held_out_losses_and_memory_are_measured(tiny):
     ((step,), (peak,)) = series(lines, "peak_bytes")
     parameters = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(
         f"{tiny.out}/checkpoints/step-00000008").parameters())  # fmt: skip
-    assert step == 4 and 4 * 3 * parameters < peak < 4 * 3 * parameters + 5e6  # weights and two moments, and the rest
+    assert step == 4 and 4 * 3 * parameters < peak < 4 * 3 * parameters + 5e6 + beside  # weights, moments, the rest
 
 
 def test_a_finished_run_says_so_and_trains_no_more(tiny, capsys, monkeypatch):

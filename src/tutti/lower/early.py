@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 from torch import fx
 
-from tutti.graph.costs import FREE
 from tutti.lower.order import arrange
-from tutti.lower.transfers import fetch, store
-from tutti.nn.adam import IN_PLACE
-
-_WRITES = {in_place: targets for in_place, _, targets in IN_PLACE.values()}
+from tutti.lower.transfers import fetch
+from tutti.lower.writes import behind_views, overwritten
 
 
 def early(graph: fx.Graph, moved: Collection[fx.Node]) -> None:
@@ -55,19 +52,6 @@ def early(graph: fx.Graph, moved: Collection[fx.Node]) -> None:
     arrange(order)
 
 
-def behind_views(node: fx.Node) -> set[fx.Node]:
-    """All that reads a value, itself or a view of it; views are not among them."""
-    found: set[fx.Node] = set()
-    todo = [node]
-    while todo:
-        for user in todo.pop().users:
-            if user.target in FREE:
-                todo.append(user)
-            else:
-                found.add(user)
-    return found
-
-
 def _needs(node: fx.Node, position: dict[fx.Node, int]) -> set[fx.Node]:
     """Calls that have to stand before a node: what it reads, and what reads the old values that it writes over."""
     before = set(node.all_input_nodes)
@@ -76,14 +60,6 @@ def _needs(node: fx.Node, position: dict[fx.Node, int]) -> set[fx.Node]:
         readers |= {user for reader in readers if reader.target is fetch for user in reader.users}  # until it is there
         before |= {user for user in readers if position[user] < position[node]}
     return {x for x in before if x.op == "call_function"}
-
-
-def overwritten(node: fx.Node) -> Iterator[fx.Node]:
-    """What a call writes over."""
-    if node.target is store:
-        yield node.args[0]  # pyright: ignore[reportReturnType]
-    for i in _WRITES.get(node.target, ()):
-        yield from node.args[i]  # pyright: ignore
 
 
 def _late(node: fx.Node, lazy: set[fx.Node], placed: set[fx.Node]) -> list[fx.Node]:

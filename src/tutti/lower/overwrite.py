@@ -15,6 +15,7 @@ from tutti.graph.costs import FREE
 from tutti.graph.step_graph import Call, Spec
 from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.transfers import TRANSFERS
+from tutti.lower.writes import TURNING, root_of
 
 aten = torch.ops.aten
 
@@ -67,7 +68,6 @@ DENSE = {  # what makes contiguous memory of its own
 }  # fmt: skip
 FRESH = {*DENSE, *INTO, *PLACE, aten._to_copy.default}  # and what does beside all that torch tags as pointwise
 PARTS = {aten.slice.Tensor, aten.select.int, aten.expand.default}  # of a memory, or some of it more than once
-TURNING = {aten.permute.default, aten.transpose.int, aten.t.default}
 
 
 def write_over(graph: fx.Graph) -> None:
@@ -95,23 +95,16 @@ def _make_there(graph: fx.Graph, copy: Call) -> None:
         or value.meta["val"] != place.meta["val"]
     ):
         return
-    if any(_looks_at(x, place) for x in value.all_input_nodes if x is not place):
+    if any(root_of(x) is place for x in value.all_input_nodes if x is not place):
         return  # in another way
     between = value.next
     while between is not copy:
-        if any(_looks_at(x, place) for x in between.all_input_nodes):
+        if any(root_of(x) is place for x in between.all_input_nodes):
             return
         between = between.next
     _write_into(value, place)
     copy.replace_all_uses_with(value)
     graph.erase_node(copy)
-
-
-def _looks_at(x: fx.Node, place: fx.Node) -> bool:
-    """Whether a value is a place, or looks at it."""
-    while x is not place and x.target in FREE and x.all_input_nodes:
-        x = x.all_input_nodes[0]
-    return x is place
 
 
 def _lives(graph: fx.Graph) -> tuple[dict[fx.Node, fx.Node], dict[fx.Node, fx.Node]]:

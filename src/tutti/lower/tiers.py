@@ -22,9 +22,10 @@ from tutti.graph.costs import FREE
 from tutti.graph.labels import layer_of
 from tutti.graph.step_graph import BACKWARD, NUMBERS, UPDATE, Call
 from tutti.lower.collectives import COLLECTIVES
-from tutti.lower.early import behind_views, early
+from tutti.lower.early import early
 from tutti.lower.inplace import written
 from tutti.lower.transfers import arrived, bring, fetch, lend, put, store
+from tutti.lower.writes import behind_views
 from tutti.nn.adam import IN_PLACE
 from tutti.plan.tier import DEVICE, HOST
 

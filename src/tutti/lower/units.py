@@ -17,7 +17,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Any
 
 import torch
 from torch import fx
@@ -25,12 +24,10 @@ from torch import fx
 from tutti.graph.costs import FREE
 from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.inplace import written
-from tutti.nn.adam import IN_PLACE
+from tutti.lower.writes import TURNING, WRITES, overwritten
 
 Unit = list[fx.Node]
 aten = torch.ops.aten
-TURNING = {aten.permute.default, aten.transpose.int, aten.t.default, aten.expand.default}
-WRITES = {in_place: positions for in_place, _, positions in IN_PLACE.values()} | {aten.copy_.default: (0,)}
 
 
 def units(graph: fx.Graph, alone: Callable[[fx.Node], bool]) -> list[Unit]:
@@ -68,22 +65,6 @@ def readers_before(place: fx.Node, write: fx.Node) -> list[fx.Node]:
             else:
                 found.append(user)
     return found
-
-
-def overwritten(node: fx.Node) -> list[fx.Node]:
-    """The inputs that a call writes into, or into parts of."""
-    places: list[fx.Node] = []
-    for at in WRITES.get(node.target, ()):
-        place: Any = node.args[at]
-        places += place if isinstance(place, list) else [place]
-    return [root for root in map(root_of, places) if root.op == "placeholder"]
-
-
-def root_of(node: fx.Node) -> fx.Node:
-    """What a view looks at; itself of all else."""
-    while node.op == "call_function" and node.target in FREE and node.target is not operator.getitem:
-        node = node.all_input_nodes[0]
-    return node
 
 
 def is_view(node: fx.Node) -> bool:

@@ -8,7 +8,8 @@ from torch import fx
 
 from tutti.lower.collectives import COLLECTIVES, wait
 from tutti.lower.inplace import written
-from tutti.lower.units import Unit, overwritten
+from tutti.lower.units import Unit
+from tutti.lower.writes import overwritten
 
 
 def insert_waits(graph: fx.Graph, units: list[Unit]) -> None:

@@ -23,7 +23,7 @@ from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.overwrite import PLACE
 from tutti.lower.program import Program
 from tutti.lower.transfers import arrived, bring, fetch, lend, put, store
-from tutti.nn.adam import IN_PLACE
+from tutti.lower.writes import WRITES
 from tutti.plan.tier import DEVICE
 from tutti.run.code import last_uses
 from tutti.run.memory_inside import lstm_workspace
@@ -209,7 +209,7 @@ class _Replayer:
         made = []
         if node.target is operator.getitem:
             value = self.values[node.args[0]][node.args[1]]  # pyright: ignore
-        elif node.target in _WRITING:
+        elif node.target in WRITES and node.target not in FAKES:  # it returns nothing
             value = None
         else:
             key = node.target, self.key(node.args), self.key(node.kwargs)
@@ -292,19 +292,13 @@ def _flat(value: Any) -> Iterator[_Value]:
             yield from _flat(x)
 
 
-_WRITING: dict[Any, tuple[int, ...]] = {in_place: positions for in_place, _, positions in IN_PLACE.values()}
-_WRITING[aten.copy_.default] = (0,)
-
-
 def _read_and_written(node: fx.Node) -> tuple[Any, Any]:
     """The arguments that a call reads, and those that it writes into."""
     if node.target is aten.copy_.default:
         return node.args[1:], node.args[:1]
     if node.target in PLACE:
         return node.args, node.kwargs[PLACE[node.target]]
-    if node.target is store:
-        return node.args, node.args[:1]
-    return (node.args, node.kwargs), tuple(node.args[i] for i in _WRITING.get(node.target, ()))
+    return (node.args, node.kwargs), tuple(node.args[i] for i in WRITES.get(node.target, ()))
 
 
 def _exchanged(shape: Callable[..., tuple[int, ...]]) -> Callable[..., torch.Tensor]:
