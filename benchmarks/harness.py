@@ -4,7 +4,7 @@
 
 Progress goes to stderr. The last line on stdout is one JSON object with the device, the date, the versions,
 the medians and the ratios; the same object is saved as ``benchmarks/results/NAME.json`` (``NAME-quick.json``
-with ``--quick``, which is done within a minute and measures a smaller case).
+with ``--quick``, which is done within a minute and measures a smaller case; ``gpu-NAME.json`` from ``gpu/NAME.py``).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def main(run: Callable[[bool], dict[str, Any]], script: str, packages: Sequence[
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
     parser.add_argument("--quick", action="store_true", help="a smaller case, done within a minute")
     quick = parser.parse_args().quick
-    name = Path(script).stem
+    name = "-".join(Path(script).resolve().relative_to(RESULTS.parent).with_suffix("").parts)
     result = {"benchmark": name, "quick": quick, **environment(packages), **run(quick)}
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}{'-quick' if quick else ''}.json"

@@ -120,11 +120,12 @@ class _Placer:
         """Run updates that read what lies elsewhere on the host, and lend it what else they read."""
         self.spread()
         lent: dict[fx.Node, fx.Node] = {}
-        for node in [n for n in self.graph.nodes if n in self.at and n.op == "call_function" and n.target not in FREE]:
-            if node.target is put:
+        for node in [n for n in self.graph.nodes if n in self.at and n.op == "call_function" and n.target is not put]:
+            tier = self.at[node]
+            if node.target in FREE:
+                node.meta |= {"host": tier} if any(map(_made_by_host, node.all_input_nodes)) else {}
                 continue
             self.moved.add(node)
-            tier = self.at[node]
             if node.target is not written:
                 node.meta["host"] = tier
             if tier != HOST:  # of a CPU: they share their memory
@@ -232,6 +233,13 @@ class _Stretch:
     def __init__(self, key: tuple, first: fx.Node):
         self.key, self.first = key, first
         self.made: dict[fx.Node, fx.Node] = {}
+
+
+def _made_by_host(x: fx.Node) -> bool:
+    """Whether the host computes a value; what it writes into an input is there from the beginning."""
+    while x.target is written:
+        x = x.args[1]  # pyright: ignore[reportAssignmentType]
+    return "host" in x.meta
 
 
 def _module(node: fx.Node) -> str:

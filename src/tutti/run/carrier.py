@@ -1,42 +1,71 @@
-"""Carriers: who carries out the transfers between tiers of a Program (`tutti.lower.transfers`).
+"""Carriers: who carries out the transfers between tiers of a Program (`tutti.lower.transfers`), and what the host
+computes of it.
 
-A copy that is fetched is under way while the device computes, in a thread. All that a process carries goes in the order
-in which it was asked for.
+All that a process carries goes in the order in which it was asked for.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 from tutti.graph.step_graph import Spec
+from tutti.plan.tier import HOST
 from tutti.run.shelf import Shelf
+from tutti.run.stream import Stream
 
 
 @cache
-def _thread() -> ThreadPoolExecutor:
-    """The one that copies for this process: memory is no faster to two."""
+def _copying() -> ThreadPoolExecutor:
+    """The thread that copies for this process: memory is no faster to two."""
     return ThreadPoolExecutor(1, "tutti-carrier")
 
 
-def _raw(x: torch.Tensor) -> np.ndarray:
-    """The bytes of a tensor without holes."""
-    return x.as_strided((x.numel(),), (1,)).view(torch.uint8).numpy()
+@cache
+def _computing() -> ThreadPoolExecutor:
+    """The thread that computes what the host does for another device."""
+    return ThreadPoolExecutor(1, "tutti-host")
+
+
+def carrier_for(device: torch.device, shelf: Shelf) -> Carrier:
+    """The one of this kind of device."""
+    return Queued(shelf, Stream(device)) if device.type == "cuda" else Threaded(shelf)
+
+
+class _Thread:
+    """One that does what it is asked for, in order. What goes wrong there is raised when it is settled."""
+
+    def __init__(self, pool: ThreadPoolExecutor):
+        self.pool = pool
+        self.failed: list[BaseException] = []
+
+    def ask(self, function: Callable, *args: Any) -> Future[Any]:
+        asked = self.pool.submit(function, *args)
+        asked.add_done_callback(lambda done: self.failed.extend(e for e in [done.exception()] if e))
+        return asked
+
+    def settle(self) -> None:
+        self.pool.submit(int).result()
+        if self.failed:
+            error, self.failed = self.failed[0], []
+            raise error
 
 
 class Threaded:
-    """Of a CPU. What is fetched or put aside is copied in a thread, all else at once."""
+    """Of a CPU. What is fetched or put aside is copied in a thread, while the device computes; all else at once."""
 
     def __init__(self, shelf: Shelf):
-        self.shelf = shelf
+        self.shelf, self.thread = shelf, _Thread(_copying())
 
     def fetch(self, home: torch.Tensor) -> Any:
         x = torch.empty_like(home)
-        x.carried = _thread().submit(np.copyto, _raw(x), _raw(home))  # pyright: ignore
+        x.carried = self.thread.ask(np.copyto, _raw(x), _raw(home))  # pyright: ignore
         return x
 
     def arrived(self, x: Any) -> torch.Tensor:
@@ -45,10 +74,9 @@ class Threaded:
         return x
 
     def put(self, x: torch.Tensor, tier: str) -> torch.Tensor:
-        dense = torch.empty_like(x, device="meta").stride()  # as it lies, if there are no holes in it
-        kept = self.shelf.take(Spec.of(x), tier, dense)
-        x = x if x.stride() == dense else torch.empty_like(x).copy_(x)
-        _thread().submit(np.copyto, _raw(kept), _raw(x)).add_done_callback(_check)
+        x = _without_holes(x)
+        kept = self.shelf.take(Spec.of(x), tier, x.stride())
+        self.thread.ask(np.copyto, _raw(kept), _raw(x))
         return kept
 
     def lend(self, x: torch.Tensor) -> torch.Tensor:
@@ -60,13 +88,85 @@ class Threaded:
     def store(self, home: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return home.copy_(x)
 
+    def compute(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
     def settle(self) -> None:
         """Wait until all that is under way is there."""
-        _thread().submit(int).result()
+        self.thread.settle()
 
 
-Carrier = Threaded
+class Queued:
+    """Of a device that works off a queue. Copies between it and the shelf go in a queue of their own, each when all is
+    done that the device was given before it. The host computes in a thread, when all copies are done that were asked
+    for before; what it makes is a `Future` until somebody has to have it.
+    """
+
+    def __init__(self, shelf: Shelf, stream: Stream):
+        self.shelf, self.stream, self.thread = shelf, stream, _Thread(_computing())
+
+    def fetch(self, home: torch.Tensor) -> Any:
+        x: Any = self.stream.empty_like(home)
+        x.carried = self.stream.copy(x, home)
+        return x
+
+    def arrived(self, x: Any) -> torch.Tensor:
+        self.stream.wait(x.carried)
+        del x.carried
+        return x
+
+    def put(self, x: torch.Tensor, tier: str) -> torch.Tensor:
+        x = _without_holes(x)
+        kept = self.shelf.take(Spec.of(x), tier, x.stride())
+        self.stream.copy(kept, x)
+        return kept
+
+    def lend(self, x: torch.Tensor) -> torch.Tensor:
+        kept = self.shelf.take(Spec.of(x), HOST)
+        self.stream.copy(kept, x.contiguous())
+        return kept
+
+    def bring(self, x: Any) -> torch.Tensor:
+        return self.arrived(self.fetch(_there(x)))
+
+    def store(self, home: torch.Tensor, x: Any) -> torch.Tensor:
+        if self.shelf.holds(home) and (isinstance(x, Future) or self.shelf.holds(x)):
+            self.compute(home.copy_, x)
+        else:  # when the host has made it, and is done with what was there; the device has read that then
+            given = self.stream.now()
+            self.compute(lambda value: self.stream.copy(home, value, after=given), x)
+        return home
+
+    def compute(self, function: Callable, *args: Any, **kwargs: Any) -> Future[Any]:
+        """The result of a function of tensors on the host, some of which may still be under way."""
+        copied = self.stream.copied()
+
+        def run() -> Any:
+            copied.synchronize()
+            with torch.no_grad():
+                return function(*pytree.tree_map(_there, args), **pytree.tree_map(_there, kwargs))
+
+        return self.thread.ask(run)
+
+    def settle(self) -> None:
+        """Wait until all that is under way is there."""
+        self.thread.settle()
+        self.stream.copied().synchronize()
 
 
-def _check(done) -> None:
-    done.result()
+Carrier = Threaded | Queued
+
+
+def _there(x: Any) -> Any:
+    return x.result() if isinstance(x, Future) else x
+
+
+def _raw(x: torch.Tensor) -> np.ndarray:
+    """The bytes of a tensor without holes."""
+    return x.as_strided((x.numel(),), (1,)).view(torch.uint8).numpy()
+
+
+def _without_holes(x: torch.Tensor) -> torch.Tensor:
+    """The tensor as it lies, or a copy where there are holes in it."""
+    dense = torch.empty_like(x, device="meta").stride()
+    return x if x.stride() == dense else torch.empty_like(x).copy_(x)

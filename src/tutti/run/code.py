@@ -121,9 +121,10 @@ class _Writer:
             assert self.carrier is not None, f"nobody carries out {node.target}"
             function = getattr(self.carrier, TRANSFERS[node.target])
             return f"{self._constant(function)}({', '.join(map(self._value, node.args))})"
-        positional = [self._value(a) for a in node.args]
-        named = [f"{k}={self._value(v)}" for k, v in node.kwargs.items()]
-        return f"{self._constant(node.target)}({', '.join(positional + named)})"
+        values = [self._value(a) for a in node.args] + [f"{k}={self._value(v)}" for k, v in node.kwargs.items()]
+        if self.carrier and "host" in node.meta:
+            return f"{self._constant(self.carrier.compute)}({', '.join([self._constant(node.target), *values])})"
+        return f"{self._constant(node.target)}({', '.join(values)})"
 
     def _value(self, value: Any) -> str:
         if isinstance(value, fx.Node):

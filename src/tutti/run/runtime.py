@@ -187,12 +187,15 @@ class Distributed:
     def whole(self, parts: Sequence[torch.Tensor], layout: Layout, spec: Spec) -> torch.Tensor:
         if layout == Layout():
             return parts[0].to("cpu", copy=True)  # the next step writes into the part
-        world = [torch.empty_like(parts[0]) for _ in range(devices(self.mesh))]
-        dist.all_gather(world, parts[0].contiguous())
+        own = parts[0].contiguous().to(self.device)
+        world = [torch.empty_like(own) for _ in range(devices(self.mesh))]
+        dist.all_gather(world, own)
         return layout.assemble([p.cpu() for p in world], spec.shape, self.mesh)
 
     def of_rank(self, rank: int, part: torch.Tensor | None, spec: Spec) -> torch.Tensor:
-        x = torch.empty(spec.shape, dtype=spec.dtype, device=self.device) if part is None else part.contiguous().clone()
+        x = torch.empty(spec.shape, dtype=spec.dtype, device=self.device)
+        if part is not None:
+            x.copy_(part)
         dist.broadcast(raw(x), rank)
         return x.cpu()
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from tutti import compat
 from tutti.cluster import machine
 from tutti.graph.step_graph import Spec
 from tutti.plan.explain import size
@@ -26,11 +27,12 @@ FOLDER = machine.FOLDER / "tiers"
 class Shelf:
     """Tensors of one process that do not lie on the device.
 
-    folder: where files are made. bytes: on the shelf now, those that wait to be used again included.
+    folder: where files are made. pinned: whether memory of the host is, for a GPU that copies from and to it.
+    bytes: on the shelf now, those that wait to be used again included.
     """
 
-    def __init__(self, folder: str | Path | None = None):
-        self.folder = Path(folder or FOLDER)
+    def __init__(self, folder: str | Path | None = None, pinned: bool = False):
+        self.folder, self.pinned = Path(folder or FOLDER), pinned
         self.bytes = 0
         self.free: dict[tuple[str, int], list[torch.Tensor]] = defaultdict(list)
         self.known: set[int] = set()  # storages, by id
@@ -63,6 +65,8 @@ class Shelf:
             raw = torch.empty(0, dtype=torch.uint8).set_(self.file(count))
         else:
             raw = torch.empty(count, dtype=torch.uint8)
+            if self.pinned and count:
+                compat.pin(raw)
         self.bytes += count
         self.known.add(id(raw.untyped_storage()))
         return raw

@@ -31,7 +31,7 @@ from tutti.plan.tier import DEVICE
 from tutti.plan.variant import PLAIN, Variant
 from tutti.run.allocator import keep_freed_memory
 from tutti.run.batches import Signature, batch_size, check_like, microbatches, signature_of
-from tutti.run.carrier import Carrier
+from tutti.run.carrier import carrier_for
 from tutti.run.ledger import Ledger, bytes_of
 from tutti.run.levels import Prepared, check_level, prepare
 from tutti.run.memory import platform
@@ -125,7 +125,7 @@ class Step:
         self._plan, self.accumulate = chosen, chosen.accumulate
         self.graph, first = graph_of(self.accumulate, chosen.variant), microbatches(batch, self.accumulate)[0]
         chosen.check(self.graph)
-        _check_tiers(chosen, self.cluster, self.device)
+        _check_tiers(chosen, self.cluster)
         self.runtime = runtime_for(chosen.mesh)
         self.rank, self.world_size = self.runtime.rank, devices(chosen.mesh)
         if self.device.type == "cpu":
@@ -142,8 +142,8 @@ class Step:
             made, schedule = pipeline_of(self.graph, chosen, self.accumulate)
             self._homes = made.homes
             devices_of = {name: schedule.place[stage] for name, stage in made.homes.items()}
-        self.shelf = Shelf(folder)
-        self._carrier = Carrier(self.shelf) if chosen.tiers else None
+        self.shelf = Shelf(folder, pinned=self.device.type == "cuda")
+        self._carrier = carrier_for(self.device, self.shelf) if chosen.tiers else None
         self.ledgers = [] if self.memory is None else [Ledger(self.shelf, self.memory) for _ in self.runtime.ranks]
         self._state = State(self.graph, chosen, self.runtime, devices_of, self.shelf, self.ledgers)
         self._state.begin(model, optimizer, masters)
@@ -470,13 +470,8 @@ def _cluster(cluster: Cluster | str, device: torch.device) -> Cluster:
     return local(1, device.type) if cluster == "auto" else Cluster.parse(cluster)
 
 
-def _check_tiers(plan: Plan, cluster: Cluster, device: torch.device) -> None:
-    """ValueError for a tier that the devices do not have, or that nobody carries anything to."""
-    if plan.tiers and device.type != "cpu":
-        raise ValueError(
-            f"the plan keeps {next(iter(plan.tiers))!r} outside of the device; on {device.type} that is planned and "
-            "simulated only: write a plan without 'offload', as 'recompute' or 'zero3', or run it on the CPU"
-        )
+def _check_tiers(plan: Plan, cluster: Cluster) -> None:
+    """ValueError for a tier that the devices do not have."""
     has = (DEVICE, cluster.device.outer)
     if unknown := [label for label, tier in plan.tiers.items() if tier not in has]:
         raise ValueError(
