@@ -19,7 +19,7 @@ import harness
 import tutti
 from tutti.lower.vary import vary
 from tutti.plan.search import Search
-from tutti.run.planning import judge
+from tutti.run.planning import Simulator
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def run(quick: bool) -> dict[str, Any]:
         graph = tutti.capture(model, {"input_ids": ids, "labels": ids}, optimizer, clip_norm=1.0, masters=True)
     with part("plan"):
         search = Search(
-            lambda count, variant: vary(graph, variant), case.batch, tutti.Cluster.parse(case.cluster), judge("O2")
+            lambda count, variant: vary(graph, variant), case.batch, tutti.Cluster.parse(case.cluster), Simulator("O2")
         )
         plan = search.best()
     prediction = plan.predicted

@@ -28,7 +28,7 @@ from tutti.plan.planner import Planner
 from tutti.plan.schedule import Pipe
 from tutti.plan.search import Search
 from tutti.plan.variant import Variant
-from tutti.run.planning import judge
+from tutti.run.planning import Simulator
 from tutti.run.simulated.dryrun import dry_run
 
 FLAT = 64  # microbatches without a pipeline: with fewer nothing that is fast fits
@@ -90,7 +90,7 @@ def large(layers: int, hidden: int, on: str, batch: int, stages: int, budget: fl
     piped = {"pp": stages, "dp": cluster.size // stages // 8, "tp": 8}
     for name, mesh, count in (("flat", None, FLAT), ("pipeline", piped, None)):
         start = time.perf_counter()
-        search = Search(varied, batch, cluster, judge("O2"), accumulate=count, mesh=mesh, budget=budget,
+        search = Search(varied, batch, cluster, Simulator("O2"), accumulate=count, mesh=mesh, budget=budget,
                         progress=harness.say)  # fmt: skip
         if mesh:
             search.ranked()

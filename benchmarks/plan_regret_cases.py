@@ -26,7 +26,7 @@ from tutti.plan.plan import Plan, renamed
 from tutti.plan.planner import Planner
 from tutti.plan.random import random_plan
 from tutti.plan.search import Search
-from tutti.run.planning import judge
+from tutti.run.planning import Simulator
 
 TEXT, LENGTH, VOCABULARY = 16, 128, 4096  # sequences, tokens of each
 IMAGES, PIXELS = 16, 32
@@ -180,7 +180,7 @@ def _proposed(graph: StepGraph, cluster: Cluster, level: str) -> Iterator[tuple[
 
 def _searched(graph: StepGraph, cluster: Cluster, level: str) -> Plan:
     """The fastest plan that fits, else the smallest."""
-    return Search(lambda count, variant: vary(graph, variant), 1, cluster, judge(level)).ranked()[0]
+    return Search(lambda count, variant: vary(graph, variant), 1, cluster, Simulator(level)).ranked()[0]
 
 
 def _changed(graph: StepGraph, chosen: Plan, others: list[Plan]) -> Iterator[tuple[str, Plan]]:

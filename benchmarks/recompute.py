@@ -28,10 +28,9 @@ import tutti
 from tutti.cluster import Cluster
 from tutti.lower.vary import vary
 from tutti.plan.planner import Planner
-from tutti.plan.price import Pricer
-from tutti.plan.problem import problem_of
 from tutti.plan.recompute import Activations
 from tutti.plan.variant import Variant
+from tutti.run.simulated.forward import forward_seconds
 from tutti.train.memory import PeakMemory, live_bytes
 
 SHARES = (1.0, 0.5, 0.25, 0.0)
@@ -107,8 +106,8 @@ def extra_bytes(step: Callable[[], torch.Tensor]) -> int:
 def _ours(model, batch, loss, optimizer, share):
     cluster = Cluster.parse("cpu:1")
     graph = tutti.capture(model, batch, optimizer, loss)
-    found, operators, pricer = Activations(graph), problem_of(graph).operators, Pricer(cluster, {})
-    again = found.again(share * found.whole, lambda node: pricer.compute(operators[node.meta["label"]], {}))
+    found = Activations(graph)
+    again = found.again(share * found.whole, forward_seconds(graph, cluster, "O2"))
     variant = Variant(again=again)
     plan = Planner(vary(graph, variant), cluster, variant=variant).named("single")
     step = tutti.parallelize(model, optimizer, batch, loss=loss, cluster=cluster, plan=plan, level="O2")

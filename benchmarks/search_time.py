@@ -29,7 +29,7 @@ from tutti.plan.joint import Joint
 from tutti.plan.price import Pricer
 from tutti.plan.problem import problem_of
 from tutti.plan.search import Search
-from tutti.run.planning import judge
+from tutti.run.planning import Simulator
 
 SEQUENCE = 8192
 MESHES = {"h100:8": {"dp": 8}, "h100:4": {"dp": 2, "tp": 2}, "h100:32x8": {"dp": 32, "tp": 8},
@@ -93,7 +93,7 @@ def by_mesh(graph: StepGraph) -> dict[str, Any]:
 
 def timed_search(graph: StepGraph, cluster: str) -> dict[str, Any]:
     start, on = time.perf_counter(), tutti.Cluster.parse(cluster)
-    plan = Search(lambda count, variant: vary(graph, variant), 1, on, judge("O2"), accumulate=1).ranked()[0]
+    plan = Search(lambda count, variant: vary(graph, variant), 1, on, Simulator("O2"), accumulate=1).ranked()[0]
     seconds, made = time.perf_counter() - start, plan.predicted
     return {
         "seconds": seconds, "plan": plan.name, "mesh": dict(plan.mesh), "step_seconds": made.step_seconds,

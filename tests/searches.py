@@ -14,7 +14,7 @@ from tutti.lower.vary import vary
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
 from tutti.plan.search import Search
-from tutti.run.planning import judge
+from tutti.run.planning import Simulator
 
 
 def wide(batch: int = 16, layers: int = 2) -> StepGraph:
@@ -38,11 +38,11 @@ def alone(name: str) -> tutti.Cluster:
 def search(graph: StepGraph, cluster: tutti.Cluster | str, **options) -> Search:
     known = tutti.Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     batch = next((graph.spec(f"batch:{name}").shape[0] for name in graph.names("batch")), 1)
-    return Search(lambda count, variant: vary(graph, variant), batch, known, judge("O0"), **options)
+    return Search(lambda count, variant: vary(graph, variant), batch, known, Simulator("O0"), **options)
 
 
 def predicted(graph: StepGraph, cluster: tutti.Cluster | str, name: str, accumulate: int = 1) -> Plan:
     """A textbook plan with its prediction."""
     known = tutti.Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     plan = Planner(graph, known, accumulate=accumulate).named(name)
-    return plan.replace(prediction=judge("O0")(graph, plan, known))
+    return plan.replace(prediction=Simulator("O0")(graph, plan, known))

@@ -11,7 +11,7 @@ from tutti.plan.planner import Planner
 from tutti.plan.price import Pricer
 from tutti.plan.problem import problem_of
 from tutti.plan.title import title
-from tutti.run.planning import judge
+from tutti.run.planning import Simulator
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_the_modelled_cost_is_what_the_simulation_of_the_plan_says():
     planner = Planner(graph, tutti.Cluster.parse("h100:8"))
     for mesh in ({"dp": 8}, {"dp": 4, "tp": 2}, {"dp": 2, "tp": 4}):
         candidate = planner.on(mesh)
-        made = judge("O0")(graph, candidate.plan(), planner.cluster)
+        made = Simulator("O0")(graph, candidate.plan(), planner.cluster)
         assert candidate.chosen.cost == pytest.approx(made.step_seconds, rel=0.06), mesh
 
 

@@ -14,7 +14,7 @@ from tutti.plan.plan import Plan
 from tutti.plan.recompute import Activations
 from tutti.plan.search import Search
 from tutti.plan.tier import offloaded
-from tutti.run.planning import judge
+from tutti.run.planning import Simulator
 from tutti.run.simulated.dryrun import dry_run
 
 CLUSTER = tutti.Cluster.parse("v100-32:2")
@@ -22,7 +22,7 @@ CLUSTER = tutti.Cluster.parse("v100-32:2")
 
 def search(step, memory: float) -> Search:
     tight = tutti.Cluster(replace(CLUSTER.device, memory=memory), CLUSTER.levels)
-    return Search(lambda count, variant: step, 8, tight, judge("O0"), accumulate=1, mesh={"dp": 2}, budget=300)
+    return Search(lambda count, variant: step, 8, tight, Simulator("O0"), accumulate=1, mesh={"dp": 2}, budget=300)
 
 
 def test_a_search_offloads_where_nothing_fits_and_no_more_than_it_has_to():

@@ -18,7 +18,7 @@ from tutti.plan.planner import Planner
 from tutti.plan.schedule import Pipe
 from tutti.plan.search import Search
 from tutti.plan.variant import PLAIN, Variant
-from tutti.run.planning import judge
+from tutti.run.planning import Simulator
 from tutti.run.simulated.dryrun import dry_run
 
 BATCH = 32
@@ -32,7 +32,7 @@ def graph(count: int, variant: Variant = PLAIN):
 
 
 def search(cluster: tutti.Cluster, **options) -> Search:
-    return Search(graph, BATCH, cluster, judge("O0"), **{"accumulate": None, "budget": 600, **options})
+    return Search(graph, BATCH, cluster, Simulator("O0"), **{"accumulate": None, "budget": 600, **options})
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,9 @@ def test_what_the_parent_of_layers_makes_is_sent_too():
 
 def test_what_cannot_be_cut_is_no_pipeline_and_no_end_of_the_search():
     cluster = tutti.Cluster(SLOW.device, ((2, SLOW.levels[0][1]),))
-    found = Search(lambda count, variant: vary(blocks(True, count), variant), 8, cluster, judge("O0"), accumulate=None)
+    found = Search(
+        lambda count, variant: vary(blocks(True, count), variant), 8, cluster, Simulator("O0"), accumulate=None
+    )
     assert found.best().predicted.step_seconds > 0 and "of stage 0 reads" in str(found.impossible)
     assert not any(PIPELINE in c.mesh for c in found.candidates)
 

@@ -11,7 +11,7 @@ from searches import alone, predicted
 from tutti.plan.layout import Layout, Split, devices
 from tutti.plan.planner import Planner, replan
 from tutti.plan.textbook import Textbook
-from tutti.run.planning import judge
+from tutti.run.planning import Simulator
 
 
 def capture(make=zoo.llama, batch=12, **options):
@@ -76,7 +76,7 @@ def test_what_is_kept_is_what_changes_the_peak(graph):
     candidate = Planner(graph, cluster).on({"dp": 4})
     beside = []
     for chosen in (candidate.chosen, candidate.smallest()):
-        made = judge("O0")(graph, candidate.plan(chosen), cluster)
+        made = Simulator("O0")(graph, candidate.plan(chosen), cluster)
         beside.append(made.peak_bytes - chosen.kept)
     assert candidate.smallest().kept < 0.7 * candidate.chosen.kept
     assert abs(beside[0] - beside[1]) < 0.1 * candidate.chosen.kept

@@ -14,7 +14,7 @@ from tutti.plan.layout import devices
 from tutti.plan.plan import Plan
 from tutti.plan.reasons import difference
 from tutti.plan.search import NEAR, Search
-from tutti.run.planning import judge
+from tutti.run.planning import Simulator
 
 CLUSTER = alone("h100:4")
 
@@ -50,7 +50,7 @@ def test_a_plan_is_judged_once(graph):
 
     def counting(graph, plan, cluster):
         judged.append(plan)
-        return judge("O0")(graph, plan, cluster)
+        return Simulator("O0")(graph, plan, cluster)
 
     found = search(graph, CLUSTER)
     found.judge = counting
@@ -82,7 +82,7 @@ def test_as_few_microbatches_as_fit():
             lambda n, variant: vary(graphs[n], variant),
             16,
             with_memory(memory),
-            judge("O0"),
+            Simulator("O0"),
             accumulate=accumulate,
             mesh={"dp": 4},
             budget=600,

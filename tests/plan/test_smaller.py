@@ -13,7 +13,7 @@ from tutti.lower.vary import vary
 from tutti.plan.search import Search
 from tutti.plan.smaller import Smaller
 from tutti.plan.variant import PLAIN
-from tutti.run.planning import judge
+from tutti.run.planning import Simulator
 from tutti.run.simulated.dryrun import dry_run
 
 FAST = alone("h100:4")
@@ -26,7 +26,7 @@ def graph(count: int = 1, variant=PLAIN):
 
 def search(memory: float, cluster: tutti.Cluster = FAST, **options) -> Search:
     tight = tutti.Cluster(replace(cluster.device, memory=memory), cluster.levels)
-    return Search(graph, 8, tight, judge("O0"), budget=300, **options)
+    return Search(graph, 8, tight, Simulator("O0"), budget=300, **options)
 
 
 @pytest.mark.parametrize("name", ["dp4", "pp2xdp2"])

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
 
 from tutti.cluster import Cluster
-from tutti.graph.step_graph import StepGraph
+from tutti.graph.step_graph import Call, StepGraph
 from tutti.plan import reasons
 from tutti.plan.copies import Copies
 from tutti.plan.explain import mesh_name
@@ -42,8 +43,19 @@ SAID = ("mesh", "inputs", "operators", "accumulate", "stages", "schedule", "slic
         "durations")  # fmt: skip
 SHRINKING = ("activations", "temporaries", "communication")  # kinds of memory that microbatches make less
 
-Judge = Callable[[StepGraph, Plan, Cluster], Prediction]
 Progress = Callable[[str], None]
+
+
+class Judge(Protocol):
+    """Who says what runs take."""
+
+    def __call__(self, graph: StepGraph, plan: Plan, cluster: Cluster) -> Prediction:
+        """Of a plan's step."""
+        ...
+
+    def forward_seconds(self, graph: StepGraph, cluster: Cluster) -> Callable[[Call], float]:
+        """Of any one call of the forward pass, whole, on one device."""
+        ...
 
 
 class Search:

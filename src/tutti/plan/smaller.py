@@ -6,12 +6,13 @@ and the cut of a pipeline, are chosen anew for that step; more, while it does no
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
+from tutti.graph.step_graph import Call
 from tutti.plan.piped import Piped
 from tutti.plan.plan import Plan
-from tutti.plan.price import Pricer
 from tutti.plan.recompute import Activations
 from tutti.plan.variant import Variant
 
@@ -48,11 +49,11 @@ class Smaller:
         """Compute more of it again until it fits, or nothing is left to be."""
         search, made, share = self.of, plan, 1.0
         known: set[tuple[str, ...]] = {()}
-        activations = self.activations(plan.accumulate, plan.slices)
+        activations, seconds = self.activations(plan.accumulate, plan.slices)
         for _ in range(TRIES):
             held = plan.predicted.bytes_by_kind.get(HELD, 0)
             share -= (made.predicted.peak_bytes - search.memory) / held if held else share
-            again = activations.again(max(0.0, share) * activations.whole, self.seconds(plan))
+            again = activations.again(max(0.0, share) * activations.whole, seconds)
             if again in known or search.late:
                 return
             known.add(again)
@@ -69,11 +70,7 @@ class Smaller:
             if search.fits(made):
                 return
 
-    def seconds(self, plan: Plan):
-        """What an operator of a plan's step takes, whole."""
-        problem = self.of.planner(plan.accumulate, Variant(plan.slices)).problem
-        pricer = Pricer(self.of.cluster.of(1), {})
-        return lambda node: pricer.compute(problem.operators[node.meta["label"]], {})
-
-    def _activations(self, count: int, slices: int) -> Activations:
-        return Activations(self.of.planner(count, Variant(slices)).step)
+    def _activations(self, count: int, slices: int) -> tuple[Activations, Callable[[Call], float]]:
+        """What the forward pass of a step makes, and what its calls take."""
+        step = self.of.planner(count, Variant(slices)).step
+        return Activations(step), self.of.judge.forward_seconds(step, self.of.cluster)

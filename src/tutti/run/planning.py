@@ -11,6 +11,7 @@ import hashlib
 import os
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from rich.console import Console
 
 import tutti
 from tutti.cluster import Cluster, machine
-from tutti.graph.step_graph import StepGraph
+from tutti.graph.step_graph import Call, StepGraph
 from tutti.plan.layout import Mesh
 from tutti.plan.pin import Pin
 from tutti.plan.plan import Plan, Prediction
@@ -26,17 +27,22 @@ from tutti.plan.search import BUDGET, Judge, Search
 from tutti.plan.variant import PLAIN, Variant
 from tutti.rules import LOCAL, RULES
 from tutti.run.simulated.dryrun import dry_run
+from tutti.run.simulated.forward import forward_seconds
 
 SAID = "taken from the plans that were found before: the same graph, cluster and options"
 
 
-def judge(level: str) -> Judge:
-    """What a plan takes at a level, by simulation."""
+@dataclass(frozen=True)
+class Simulator(Judge):
+    """A judge that simulates Programs, at a level."""
 
-    def predict(graph: StepGraph, plan: Plan, cluster: Cluster) -> Prediction:
-        return dry_run(graph, plan, cluster, level).prediction()
+    level: str
 
-    return predict
+    def __call__(self, graph: StepGraph, plan: Plan, cluster: Cluster) -> Prediction:
+        return dry_run(graph, plan, cluster, self.level).prediction()
+
+    def forward_seconds(self, graph: StepGraph, cluster: Cluster) -> Callable[[Call], float]:
+        return forward_seconds(graph, cluster, self.level)
 
 
 def best_plan(
@@ -59,7 +65,7 @@ def best_plan(
         return known.replace(reasons=(*known.reasons, SAID))
     with Console(stderr=True).status("planning") as status:  # seen on a terminal alone
         search = Search(
-            graph_of, batch, cluster, judge(level), pins=pins, accumulate=accumulate, mesh=mesh, budget=budget,
+            graph_of, batch, cluster, Simulator(level), pins=pins, accumulate=accumulate, mesh=mesh, budget=budget,
             progress=lambda what: status.update(f"planning: {what}"),
         )  # fmt: skip
         found = search.best()

@@ -36,7 +36,7 @@ from tutti.run.ledger import Ledger, bytes_of
 from tutti.run.levels import Prepared, check_level, prepare
 from tutti.run.memory import platform
 from tutti.run.pipeline import Pipeline, pipeline_of
-from tutti.run.planning import best_plan, judge
+from tutti.run.planning import Simulator, best_plan
 from tutti.run.runtime import check_same_everywhere, in_job, join_job, own_part, runtime_for
 from tutti.run.shelf import Shelf
 from tutti.run.state import State
@@ -206,7 +206,7 @@ class Step:
     def plan(self) -> Plan:
         """What runs, with its prediction: simulated now, where the plan was not searched for this cluster."""
         if self._plan.prediction is None or self._plan.cluster != str(self.cluster):
-            made = judge(self.level)(self.graph, self._plan, self.cluster)
+            made = Simulator(self.level)(self.graph, self._plan, self.cluster)
             self._plan = self._plan.replace(prediction=made, cluster=str(self.cluster))
         return self._plan
 

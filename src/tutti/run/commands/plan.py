@@ -18,7 +18,7 @@ from tutti.plan.textbook import parse_name
 from tutti.run.commands.tables import consoles, read, show_alive, show_kinds, table
 from tutti.run.commands.workload import Captured, Workload
 from tutti.run.levels import check_level
-from tutti.run.planning import judge
+from tutti.run.planning import Simulator
 from tutti.run.simulated.dryrun import dry_run
 from tutti.run.simulated.memory_picture import save_memory
 from tutti.run.simulated.picture import check_suffix
@@ -88,7 +88,7 @@ def make(
         progress.print(f"captured {len(graph.nodes):,} nodes: {captured.parameters:.3g} parameters, "
                        f"{count * graph.flops:.3g} FLOP a step")  # fmt: skip
         search = Search(
-            captured.graph, captured.batch, target, judge(level), pins=pins, mesh=axes or None, budget=budget,
+            captured.graph, captured.batch, target, Simulator(level), pins=pins, mesh=axes or None, budget=budget,
             accumulate=None if accumulate == "auto" else accumulate, progress=status.update,
         )  # fmt: skip
         if plan != "auto":

@@ -1,0 +1,44 @@
+"""What operators of a forward pass take, in the kernels of a level."""
+
+from __future__ import annotations
+
+import pytest
+
+import tutti
+import zoo
+from tutti.graph.costs import FREE
+from tutti.graph.step_graph import FORWARD
+from tutti.lower.shard import shard
+from tutti.plan.plan import Plan
+from tutti.run.levels import improve
+from tutti.run.simulated.forward import forward_seconds
+from tutti.run.simulated.simulate import simulate
+
+CLUSTER = tutti.Cluster.parse("h100:4")
+
+
+def step():
+    model = zoo.llama(3)
+    return tutti.capture(model, zoo.tokens(4))
+
+
+def forward(graph):
+    return [node for node in graph.calls if node.meta["phase"] == FORWARD and node.target not in FREE]
+
+
+@pytest.mark.parametrize("level", ["O0", "O2"])
+def test_calls_add_up_to_the_forward_pass(level):
+    graph = step()
+    seconds = forward_seconds(graph, CLUSTER, level)
+    program = improve(shard(graph.keep(["loss"]), Plan({"dp": 1}), 0), level)
+    whole = simulate([program], CLUSTER.of(1), level).seconds
+    assert sum(map(seconds, forward(graph))) == pytest.approx(whole, rel=0.02), "all but reshapes that copy"
+
+
+def test_what_fuses_costs_less_and_products_the_same():
+    graph = step()
+    plain, fused = (forward_seconds(graph, CLUSTER, level) for level in ("O0", "O2"))
+    norms = [n for n in forward(graph) if "norm" in n.meta["path"]]
+    products = [n for n in forward(graph) if n.meta["flops"] and "proj" in n.meta["path"]]
+    assert sum(map(fused, norms)) < 0.5 * sum(map(plain, norms))
+    assert products and all(fused(n) == pytest.approx(plain(n)) for n in products)
