@@ -94,7 +94,7 @@ def _run(argv: list[str] | None) -> int:
     except LaunchError as e:
         print(f"{'' if e.plain else e.trace}tutti {name}: {e}", file=sys.stderr)
         return e.exit_code
-    except (ValueError, OSError) as e:
+    except (ValueError, OSError, MemoryError) as e:
         if isinstance(e, BrokenPipeError) or not is_plain(e):
             raise
         print(f"tutti {name}: {e}", file=sys.stderr)

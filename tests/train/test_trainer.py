@@ -209,3 +209,12 @@ def test_bfloat16_trains_with_float32_masters(but):
     masters = {k: v for k, v in state.items() if k.startswith("master:")}
     assert masters and all(v.dtype is torch.float32 for v in masters.values())
     assert losses(config)[1][-1] < losses(config)[1][0]
+
+
+def test_a_budget_of_memory_is_kept_with_state_on_disk(tiny, but):
+    with pytest.raises(MemoryError, match="keep less there"):
+        command.run(but(out=f"{tiny.out}-small", parallel={"memory": "700KiB", "plan": "single"}))
+    command.run(tiny)
+    other = but(out=f"{tiny.out}-outside", parallel={"memory": "700KiB", "plan": "offload2"})
+    command.run(other)
+    assert losses(other) == losses(tiny)

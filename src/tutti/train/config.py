@@ -106,6 +106,9 @@ class Parallel:
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of weights and activations; bfloat16 keeps float32 masters for the optimizer. "auto" is bfloat16
     where the device multiplies it faster."""
+    memory: str | None = None
+    """Of each device, as in "2GiB": no step takes more. What does not fit then lies outside, where the plan says so
+    (offload, offload2, or "auto"): of a GPU on the host, of a CPU on disk. None takes what there is."""
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,7 @@ class Trainer:
             accumulate=config.batch.accumulate,
             masters=dtype is not torch.float32,
             seed=config.seed,
+            memory=parallel.memory,
         )
         self.dtype = str(dtype).removeprefix("torch.")
         self.peak_seconds = self.step.flops / self.step.cluster.peak(dtype)  # of a step, at the full peak
