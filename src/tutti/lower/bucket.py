@@ -1,7 +1,7 @@
 """Buckets: collectives of one kind, axis and dtype that wait for the same become one, so that latency is paid once.
 
 Gradients are reduced, layer by layer, as soon as a bucket of them is full: where they are scattered, no more than that
-of them is ever whole.
+of them is ever whole, and where nothing couples them, no more than that has to wait for an update (`lower.inplace`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def bucket(graph: fx.Graph) -> None:
         operand: Spec = node.args[0].meta["val"]
         groups.setdefault((node in waits, depth, node.target, *node.args[1:], operand.dtype), []).append(node)
     for (in_update, *_), nodes in groups.items():
-        early = not in_update or nodes[0].target is reduce_scatter
+        early = not in_update or nodes[0].target in (all_reduce, reduce_scatter)
         layers = _in_layers(advance(graph, nodes)) if early else [[n] for n in nodes]
         for piece in _pieces(layers):
             if len(piece) > 1:
