@@ -1,19 +1,23 @@
 """Updates write into the parameters, all of a group in one call, with the same numbers."""
 
+import pytest
 import torch
 
 import tutti
 import zoo
+from tutti.lower import inplace as module
 from tutti.lower.inplace import update_in_place
 from tutti.lower.shard import shard
 from tutti.nn.adam import IN_PLACE
 from tutti.plan.plan import Plan
 from tutti.run.code import generate
+from tutti.run.memory import CPU, course
+from tutti.run.simulated.replay import replay
 
 
-def programs(optimizer):
-    model = zoo.llama(1)
-    step = tutti.capture(model, zoo.tokens(4), optimizer(model))
+def programs(optimizer, layers=1, dtype=torch.float32, **options):
+    model = zoo.llama(layers).to(dtype)
+    step = tutti.capture(model, zoo.tokens(4), optimizer(model), **options)
     step = step.keep([name for name in step.outputs if name not in step.gradient_names])
     return model, step, [shard(step, Plan({"dp": 1}), 0) for _ in range(2)]
 
@@ -25,7 +29,9 @@ def run(step, program, model):
         kind, _, key = name.partition(":")
         if kind == "param":
             values[name] = dict(model.named_parameters())[key].detach().clone()
-        elif kind in ("exp_avg", "exp_avg_sq"):
+        elif kind == "master":
+            values[name] = dict(model.named_parameters())[key].detach().float()
+        elif kind in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
             values[name] = torch.rand(spec.shape, generator=generator)
         elif kind == "buffer":
             values[name] = dict(model.named_buffers())[key].clone()
@@ -56,6 +62,59 @@ def test_one_call_for_each_group_with_the_same_numbers():
     torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-7)
     for name in step.state_names:
         assert ours[name] is held[name], f"{name} is written where it lies"
+
+
+ADAM = torch.ops.tutti.adam_.default
+KINDS = {
+    "adamw": lambda model: torch.optim.AdamW(model.parameters()),
+    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
+}
+
+
+def gradients_held(program):
+    """The most bytes of gradients that the Program holds at once."""
+    played = replay(program)
+    return max(now["gradients"] for _, now in course(played, CPU, points=len(played.events)))
+
+
+@pytest.mark.parametrize("masters", [False, True])
+@pytest.mark.parametrize("name", KINDS)
+def test_gradients_die_piece_by_piece_with_the_same_bits(name, masters, monkeypatch):
+    kind = dict(dtype=torch.bfloat16, masters=True) if masters else {}
+    model, step, (late, early) = programs(KINDS[name], 3, **kind)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_let_go", lambda graph: None)
+        update_in_place(late.graph)
+    monkeypatch.setattr(module, "PIECE", 1 << 12)
+    update_in_place(early.graph)
+    early.graph.lint()
+    whole = sum(step.spec(f"param:{key}").bytes for key in step.names("param"))
+    assert gradients_held(late) > 0.9 * whole and gradients_held(early) < 0.3 * whole
+    (_, expected), (held, ours) = run(step, late, model), run(step, early, model)
+    for key, exact in expected.items():
+        assert torch.equal(ours[key], exact), key
+    for key in step.state_names:
+        assert ours[key] is held[key], f"{key} is written where it lies"
+
+
+def test_a_piece_is_a_call(monkeypatch):
+    _, _, (whole, program) = programs(KINDS["adamw"], 3)
+    update_in_place(whole.graph)
+    monkeypatch.setattr(module, "PIECE", 1 << 14)
+    update_in_place(program.graph)
+    calls = [n for n in program.graph.nodes if n.target is ADAM]
+    sizes = [sum(x.meta["val"].bytes for x in call.args[1]) for call in calls]
+    assert len(calls) > 3 and min(sizes[:-1]) >= 1 << 14
+    assert [n.target for n in whole.graph.nodes].count(ADAM) == 1, "all that has is less than a piece"
+
+
+def test_gradients_that_wait_for_their_norm_are_updated_together(monkeypatch):
+    _, _, (plain, program) = programs(KINDS["adamw"], 3, clip_norm=1.0)
+    update_in_place(plain.graph)
+    monkeypatch.setattr(module, "PIECE", 1)
+    update_in_place(program.graph)
+    assert [str(n) for n in program.graph.nodes] == [str(n) for n in plain.graph.nodes]
+    assert [n.target for n in program.graph.nodes].count(ADAM) == 1
 
 
 def test_an_input_that_is_read_later_is_not_overwritten():

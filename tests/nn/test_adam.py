@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-import tutti.nn.adam  # noqa: F401
+from tutti.nn import adam
 
 HYPER = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1, "decoupled": True, "maximize": False}
 STEP = torch.tensor(3)
@@ -65,6 +65,21 @@ def test_any_memory_order(which):
         torch.ops.tutti.adam_(*([t] for t in odd), STEP, LR, **HYPER)
         param, _, m, v = odd
         assert all(torch.equal(a, b) for a, b in zip((param, m, v), expected, strict=True))
+
+
+def test_gradients_of_another_dtype_are_cast_in_pieces(monkeypatch):
+    monkeypatch.setitem(adam.PIECE, "cpu", 256)
+    table = rows(shapes=((40, 16), (5,), (), (0, 3), (16, 16), (30,)))
+    low = [(param, grad.bfloat16(), *held) for param, grad, *held in table]
+    low[4] = tuple(t.t() for t in low[4])  # lies in another order
+    wide = [(param.clone(), grad.float(), *(t.clone() for t in held)) for param, grad, *held in low]
+    numbers = [[part.numel() for part, *_ in piece] for piece in adam._pieces(low, 256)]
+    assert numbers == [[256], [256], [128, 5, 1, 0], [256], [30]]
+    for those in (low, wide):
+        torch.ops.tutti.adam_(*(list(c) for c in zip(*those, strict=True)), STEP, LR, **HYPER)
+    for ours, exact in zip(low, wide, strict=True):
+        for i in (0, 2, 3):
+            torch.testing.assert_close(ours[i], exact[i], rtol=1e-6, atol=0)
 
 
 def test_schemas_and_fakes_agree_with_the_kernels():

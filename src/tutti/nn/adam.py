@@ -21,12 +21,14 @@ Kingma and Ba, "Adam" (2015), algorithm 1; Loshchilov and Hutter, "Decoupled wei
 (2019), algorithm 2; Reddi et al., "On the convergence of Adam and beyond" (2018), algorithm 2.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-PIECE = 1 << 20  # numbers, so many that kernels take them as they take the whole
+# Numbers that are cast at once, by device: so many that kernels take them as they take the whole.
+PIECE = {"cpu": 1 << 20, "cuda": 1 << 24}
 
 _HYPER = "float beta1, float beta2, float eps, float weight_decay, bool decoupled, bool maximize"
 
@@ -74,11 +76,11 @@ def _apply(params, grads, moments, step, lr, *, beta1, beta2, eps, weight_decay,
         return
     hyper = dict(beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, decoupled=decoupled, maximize=maximize)
     every = list(zip(params, grads, *moments, strict=True))
-    if params[0].device.type == "cpu" and any(map(_cast, every)):
-        for row in every:
-            pieces = zip(*(t.view(-1).split(PIECE) for t in row), strict=True) if _cast(row) else [row]
-            for param, grad, *held in pieces:
-                _apply([param], [grad.to(param.dtype)], [[t] for t in held], step, lr, **hyper)
+    if any(grad.dtype != param.dtype for param, grad, *_ in every):
+        for rows in _pieces(every, PIECE[params[0].device.type]):
+            columns = [list(column) for column in zip(*rows, strict=True)]
+            columns[1] = [grad.to(row[0].dtype) for grad, row in zip(columns[1], rows, strict=True)]
+            _apply(columns[0], columns[1], columns[2:], step, lr, **hyper)
         return
     rows = list(zip(params, *moments, strict=True))
     work = [_aligned(row) for row in rows]
@@ -106,10 +108,19 @@ def _apply(params, grads, moments, step, lr, *, beta1, beta2, eps, weight_decay,
                 target.copy_(source)
 
 
-def _cast(row: tuple[Tensor, ...]) -> bool:
-    """Whether a gradient has to be cast, which takes no memory if it is done in pieces."""
-    param, grad, *_ = row
-    return grad.dtype != param.dtype and all(t.is_contiguous() for t in row)
+def _pieces(every: list[tuple[Tensor, ...]], size: int) -> Iterator[list[tuple[Tensor, ...]]]:
+    """Rows of so many numbers together, at most: a cast gradient takes no more memory. Large ones are cut, unless they
+    lie in another order than their dims."""
+    piece, count = [], 0
+    for row in every:
+        whole = all(t.is_contiguous() for t in row)
+        for part in zip(*(t.view(-1).split(size) for t in row), strict=True) if whole else [row]:
+            if piece and count + part[0].numel() > size:
+                yield piece
+                piece, count = [], 0
+            piece.append(part)
+            count += part[0].numel()
+    yield piece
 
 
 def _count(step: Tensor, device: torch.device) -> Tensor:
