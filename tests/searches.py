@@ -17,15 +17,15 @@ from tutti.plan.search import Search
 from tutti.run.planning import Simulator
 
 
-def wide(batch: int = 16, layers: int = 2) -> StepGraph:
+def wide(batch: int = 16, layers: int = 2, length: int = 1024, **options) -> StepGraph:
     """A Llama whose operators are worth more than their launch."""
     config = transformers.LlamaConfig(
         hidden_size=2048, num_hidden_layers=layers, num_attention_heads=16, intermediate_size=5632, vocab_size=8192
     )
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(config).train()
-        ids = torch.empty(batch, 1024, dtype=torch.long)
-    return tutti.capture(model, {"input_ids": ids, "labels": ids}, torch.optim.AdamW(model.parameters()))
+        ids = torch.empty(batch, length, dtype=torch.long)
+    return tutti.capture(model, {"input_ids": ids, "labels": ids}, torch.optim.AdamW(model.parameters()), **options)
 
 
 def alone(name: str) -> tutti.Cluster:

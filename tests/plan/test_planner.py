@@ -7,7 +7,7 @@ import torch
 
 import tutti
 import zoo
-from searches import alone, predicted
+from searches import alone, predicted, wide
 from tutti.plan.layout import Layout, Split, devices
 from tutti.plan.planner import Planner, replan
 from tutti.plan.textbook import Textbook
@@ -80,6 +80,19 @@ def test_what_is_kept_is_what_changes_the_peak(graph):
         beside.append(made.peak_bytes - chosen.kept)
     assert candidate.smallest().kept < 0.7 * candidate.chosen.kept
     assert abs(beside[0] - beside[1]) < 0.1 * candidate.chosen.kept
+
+
+def test_gradients_are_kept_together_where_they_wait_for_one_another():
+    """Of a large model; of a small one they always are, in one piece."""
+    cluster, peaks = alone("h100:2"), []
+    for options, together in (({}, False), ({"clip_norm": 1.0}, True)):
+        step = wide(batch=2, layers=4, length=16, **options)
+        candidate = Planner(step, cluster).textbook(Textbook(2, 1, 0))
+        assert bool(candidate.joint.gradients) == together
+        peaks.append(judge("O0")(step, candidate.plan(), cluster).peak_bytes)
+    whole = sum(step.spec(f"param:{name}").bytes for name in step.names("param"))
+    assert peaks[1] - peaks[0] > 0.3 * whole
+    assert Planner(capture(), cluster).textbook(Textbook(2, 1, 0)).joint.gradients
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Buckets: collectives of one kind, axis and dtype that wait for the same become one, so that latency is paid once.
 
 Gradients are reduced, layer by layer, as soon as a bucket of them is full: where they are scattered, no more than that
-of them is ever whole, and where nothing couples them, no more than that has to wait for an update (`lower.inplace`).
+of them is ever whole, and where nothing
+couples them, they are updated then and let go (`lower.inplace`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import fx
 
 from tutti.graph.costs import FREE
+from tutti.graph.coupling import coupled
 from tutti.graph.labels import layer_of
 from tutti.graph.step_graph import BACKWARD, Call, Spec
 from tutti.lower.collectives import all_gather, all_reduce, reduce_scatter
@@ -27,13 +29,14 @@ aten = torch.ops.aten
 def bucket(graph: fx.Graph) -> None:
     """Merge collectives of the update, and of gradients, in place, in pieces of at most BUCKET bytes."""
     waits = collectives_together(graph)
+    together = coupled(graph)
     groups: dict[tuple, list[Call]] = {}  # those that wait for others behind these
     node: Call
     for node, depth in [*sorted(waits.items(), key=lambda item: item[1]), *_handed_out(graph).items()]:
         operand: Spec = node.args[0].meta["val"]
         groups.setdefault((node in waits, depth, node.target, *node.args[1:], operand.dtype), []).append(node)
-    for (in_update, *_), nodes in groups.items():
-        early = not in_update or nodes[0].target in (all_reduce, reduce_scatter)
+    for (in_update, depth, target, *_), nodes in groups.items():
+        early = not in_update or target is reduce_scatter or not (together or depth[0])
         layers = _in_layers(advance(graph, nodes)) if early else [[n] for n in nodes]
         for piece in _pieces(layers):
             if len(piece) > 1:

@@ -1,9 +1,9 @@
 """Updates in place: no second copy of parameters and optimizer state.
 
-Parameters of a kind are updated in calls for many of them, that write into them. A rank that updates its part of a parameter which
-it keeps whole writes into that part, or into a copy of it where the part is no run of memory; what is then gathered
-from all ranks is written where the parameter lies, bucket by bucket. What other optimizers make is written back as
-soon as it is there.
+Parameters of a kind are updated in calls for many of them, that write into them. A rank that updates its part of a
+parameter which it keeps whole writes into that part, or into a copy of it where the part is no run of memory; what is
+then gathered from all ranks is written where the parameter lies, bucket by bucket. What other optimizers make is
+written back as soon as it is there.
 
 Where nothing couples all gradients, as their global norm does, updates are done in pieces while the backward pass still
 runs: each piece as soon as its gradients are there and nobody reads the old parameters any more, so that the gradients
@@ -13,7 +13,7 @@ of one are let go before those of the next are made.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,14 +27,11 @@ from tutti.lower.order import advance, sort
 from tutti.lower.transfers import TRANSFERS, store
 from tutti.lower.writes import WRITES, behind_views, overwritten
 from tutti.nn.adam import IN_PLACE
+from tutti.plan.price import PIECE
 
 aten = torch.ops.aten
 GRADIENT = 1  # among the operands of an update
-
-# Bytes of gradients that are updated by one call, at least. A fused kernel moves 14 (bfloat16, with masters) or 7 times
-# as much, which takes a GPU 50 microseconds or more: ten times what it takes to begin one. At O2 a call ends a compiled
-# function.
-PIECE = 32 << 20
+ARRANGING = {*FREE, aten.cat.default}
 
 
 def written(call: None, tensor: torch.Tensor) -> torch.Tensor:
@@ -51,7 +48,7 @@ def update_in_place(graph: fx.Graph) -> None:
 
 def _update_together(graph: fx.Graph) -> None:
     """One call for all updates of a kind that make up a piece."""
-    last, ready = _last_reads(graph), _ready(graph)
+    last, ready = _last_reads(graph), _ready(graph, _updates(graph))
     at = {node: i for i, node in enumerate(graph.nodes)}
     groups: dict[tuple, list[fx.Node]] = defaultdict(list)
     for node in graph.nodes:
@@ -107,13 +104,19 @@ def _take_uncast(graph: fx.Graph, update: Call) -> None:
             graph.erase_node(cast)
 
 
-def _moves(node: fx.Node) -> bool:
-    """Whether a call belongs to an update that the device computes."""
-    updates = node.op == "call_function" and node.meta.get("phase") == UPDATE and "host" not in node.meta
-    return updates and node.target not in COLLECTIVES and node.target not in TRANSFERS
+def _updates(graph: fx.Graph) -> set[fx.Node]:
+    """Calls of updates that the device computes, and what arranges gradients for these alone."""
+    found: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op != "call_function" or node.target in COLLECTIVES or node.target in TRANSFERS or "host" in node.meta:
+            continue
+        arranges = node.target in ARRANGING and node.users and all(user in found for user in node.users)
+        if node.meta.get("phase") == UPDATE or arranges:
+            found.add(node)
+    return found
 
 
-def _ready(graph: fx.Graph) -> dict[fx.Node, int]:
+def _ready(graph: fx.Graph, updates: Collection[fx.Node]) -> dict[fx.Node, int]:
     """Of each call the number of the last that is not part of an update and has to come before it."""
     ready: dict[fx.Node, int] = {}
     for i, node in enumerate(graph.nodes):
@@ -123,19 +126,20 @@ def _ready(graph: fx.Graph) -> dict[fx.Node, int]:
         else:
             homes = overwritten(node)
         before += [ready[x] for home in homes for x in behind_views(home) if x in ready]
-        ready[node] = max(before, default=-1) if _moves(node) else -1 if node.op == "placeholder" else i
+        ready[node] = max(before, default=-1) if node in updates else -1 if node.op == "placeholder" else i
     return ready
 
 
 def _let_go(graph: fx.Graph) -> None:
     """Bring updates forward that need not wait for the last gradient, with all that they need."""
-    ready = _ready(graph)
-    writes = [node for node in graph.nodes if _moves(node) and node.target in WRITES]
+    updates = _updates(graph)
+    ready = _ready(graph, updates)
+    writes = [node for node in graph.nodes if node in updates and node.target in WRITES]
     end = max((ready[node] for node in writes), default=-1)
     moved = {node for node in writes if ready[node] < end}
     for node in reversed(graph.nodes):
         if node in moved:
-            moved.update(filter(_moves, node.all_input_nodes))
+            moved.update(updates.intersection(node.all_input_nodes))
     if moved:
         early(graph, moved)
 

@@ -13,6 +13,7 @@ in each phase, as lowering does (`lower.shard`).
 
     bytes[v][s]     = of inputs, of what the forward pass keeps for the backward, and
                       of gradients, which the backward keeps for the update         `Joint.keep`
+                      where they accumulate, wait for one another, or make few pieces (`lower.inplace`)
     bytes[u,v][s,t] = of what a move makes: of all that a view keeps, and of one that passes   `Joint.version`
 
 are constrained by what a rank has: a price on them is added to the costs (`Joint.choose`).
@@ -32,8 +33,10 @@ from tutti.plan.minimize import CLOSE, minimize
 from tutti.plan.moves import Moves
 from tutti.plan.network import NEVER, Network
 from tutti.plan.options import Allowed, Given, OptionTable
-from tutti.plan.price import Pricer
+from tutti.plan.price import PIECE, Pricer
 from tutti.plan.problem import Edge, Operator, Problem, Tensor
+
+FEW = 4  # pieces, of which it does not matter whether they are there together
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,7 @@ class Joint:
         self.versions: list[_Version] = []  # what moves make
         self.hubs: dict[str, tuple[Tensor, str]] = {}  # what lies there, and the first who reads it
         self.holding = _holding(problem)
+        self.together = self.runs.get(BACKWARD, 1) > 1 or problem.coupled or problem.gradient_bytes <= FEW * PIECE
         self.moves = {
             FORWARD: Moves(pricer.mesh, pricer.collective),
             UPDATE: Moves(pricer.mesh, pricer.bucketed),
@@ -197,7 +201,7 @@ class Joint:
         kept = any(self.holds(e) or self.phase(e) == BACKWARD for e in edges)
         kept = kept and maker.phase == FORWARD and not maker.is_input and maker.bytes
         held = weight * maker.outputs[tensor[1]].bytes
-        if UPDATE in phases and maker.phase == BACKWARD and maker.bytes:
+        if self.together and UPDATE in phases and maker.phase == BACKWARD and maker.bytes:
             self.keep(self.gradients, source, held, made)
         if len(edges) > 1:
             layouts = _unique([made, *(self.read(edge) for edge in edges)])

@@ -14,6 +14,7 @@ from functools import cached_property
 from string import ascii_lowercase
 
 from tutti.cluster.operators import keeps_rows, lies_transposed
+from tutti.graph.coupling import coupled
 from tutti.graph.step_graph import BACKWARD, UPDATE, Call, Spec, StepGraph
 from tutti.rules import operands, replicated, rule_of, source, specs
 from tutti.rules.rule import Rule
@@ -82,6 +83,7 @@ class Problem:
     outputs: Mapping[Tensor, int]  # what leaves the step replicated: the loss
     without_rule: list[str] = field(default_factory=list)  # operators that nobody has said how to split
     cuts: dict[str, dict[str, set[int]]] = field(default_factory=dict)
+    coupled: bool = False  # whether updates wait for gradients of other parameters
 
     @cached_property
     def weights(self) -> set[str]:
@@ -117,6 +119,12 @@ class Problem:
         views = {label for label in self.gradients if not self.operators[label].bytes}
         return {e.tensor for e in self.edges if e.tensor[0] in self.gradients
                 and (e.reader in views or self.operators[e.reader].phase == UPDATE)}  # fmt: skip
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of all gradients, whole."""
+        makers = ((self.operators[label], i) for label, i in self.handed_on)
+        return sum(o.count * o.outputs[i].bytes for o, i in makers if o.bytes)  # views have no memory of their own
 
     def weight_factors(self, o: Operator) -> set[str]:
         """The factors of an operator that its weight has, where it reads one."""
@@ -171,7 +179,7 @@ def problem_of(step: StepGraph) -> Problem:
             edges[Edge(_tensor(node), step.inputs[name].meta["label"], -1)] += 1
         elif not name.startswith("grad:"):
             outputs[_tensor(node)] += 1
-    problem = Problem(operators, edges, outputs, sorted(without))
+    problem = Problem(operators, edges, outputs, sorted(without), coupled=coupled(step.graph))
     problem.cuts = _cuts(problem)
     return problem
 
