@@ -5,6 +5,7 @@ import torch
 
 import tutti
 import zoo
+from tutti.lower import bucket as merging
 from tutti.lower import inplace as module
 from tutti.lower.inplace import update_in_place
 from tutti.lower.shard import shard
@@ -115,6 +116,33 @@ def test_gradients_that_wait_for_their_norm_are_updated_together(monkeypatch):
     update_in_place(program.graph)
     assert [str(n) for n in program.graph.nodes] == [str(n) for n in plain.graph.nodes]
     assert [n.target for n in program.graph.nodes].count(ADAM) == 1
+
+
+PLANS = ["dp4", "dp2xtp2", "zero1", "zero2", "tp2xzero3", "zero3xrecompute", "zero3xoffload2"]
+
+
+def trained(name, optimizer, plan, cluster, folder=None):
+    """Losses and parameters after three steps; GPT-2 has tied embeddings and dropout."""
+    model, batch = {"llama": zoo.llama, "gpt2": zoo.gpt2}[name](), zoo.tokens(8)
+    outside = {"memory": "1GiB", "folder": folder} if "offload" in plan else {}
+    step = tutti.parallelize(model, KINDS[optimizer](model), batch, cluster=cluster, plan=plan, level="O0", **outside)
+    return [step(batch).item() for _ in range(3)], step.state_dict(), step
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(("name", "optimizer"), [("llama", "adamw"), ("gpt2", "sgd")])
+def test_pieces_give_the_numbers_of_one_device(name, optimizer, plan, monkeypatch, tmp_path):
+    losses, state, _ = trained(name, optimizer, "single", "cpu:1")
+    monkeypatch.setattr(module, "PIECE", 1)
+    monkeypatch.setattr(merging, "BUCKET", 1 << 14)
+    ours, after, step = trained(name, optimizer, plan, "cpu:4", str(tmp_path))
+    events = replay(step.program).events
+    computed = [i for i, event in enumerate(events) if event.phase == "backward" and event.made]
+    written = [i for i, event in enumerate(events) if event.phase == "update" and event.writes]
+    assert written[0] < computed[2 * len(computed) // 3], "updates go along with the backward pass"
+    assert ours == pytest.approx(losses, rel=1e-5)
+    for key, exact in state.items():
+        assert (after[key] - exact).norm() <= 1e-5 * exact.norm(), key
 
 
 def test_an_input_that_is_read_later_is_not_overwritten():

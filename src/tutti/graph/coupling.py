@@ -16,7 +16,8 @@ def coupled(graph: fx.Graph) -> bool:
         found = {of.get(x, x) for x in node.all_input_nodes if x in of or _is_result(x)}
         if len(found) > 1:
             return True
-        of.update((node, x) for x in found)
+        for x in found:
+            of[node] = x
     return False
 
 
