@@ -1,4 +1,5 @@
-"""No model needs more memory than eager PyTorch takes; updates in place save a copy of parameters and state.
+"""No model needs more memory than eager PyTorch takes; updates in place save a copy of parameters and state, and those
+that go along with the backward pass most of the gradients.
 
 Counted is every memory that an operator returned and something still refers to. On one device, operator by operator,
 against the same model's `loss.backward()` and PyTorch's fused AdamW.
@@ -11,10 +12,12 @@ from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
 import models
 import tutti
 from liveness import most_alive, most_of_step
+from tutti.lower import bucket, inplace
 from tutti.lower.inplace import update_in_place
 from tutti.run.levels import LEVELS
 
@@ -67,3 +70,32 @@ def test_updates_in_place_save_copies(optimizer, plan, cluster, copies, monkeypa
     in_place = ours("dlrm", optimizer, plan, cluster)
     monkeypatch.setitem(LEVELS, "O0", (tuple(p for p in LEVELS["O0"][0] if p is not update_in_place), ()))
     assert ours("dlrm", optimizer, plan, cluster) - in_place >= copies * parameters
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "plan", "cluster"),
+    [
+        (torch.optim.AdamW, "dp", "cpu:1"),
+        (torch.optim.AdamW, "dp", "cpu:2"),
+        (partial(torch.optim.SGD, momentum=0.9), "dp", "cpu:1"),
+    ],
+)
+def test_updates_along_the_backward_pass_save_gradients(optimizer, plan, cluster, monkeypatch):
+    """Of a model with more parameters than activations, cut into pieces and buckets as a large one is; of the most that
+    is held beside parameters and state."""
+    monkeypatch.setattr(bucket, "BUCKET", 1 << 14)
+    monkeypatch.setattr(inplace, "PIECE", 1 << 14)
+    monkeypatch.setitem(models.MODELS, "deep", deep)
+    ranks = int(cluster[-1])
+    parameters = ranks * sum(p.nbytes for p in deep()[0].parameters())
+    kept = parameters * (3 if optimizer is torch.optim.AdamW else 2)
+    early = ours("deep", optimizer, plan, cluster) - kept
+    monkeypatch.setattr(inplace, "_let_go", lambda graph: None)
+    late = ours("deep", optimizer, plan, cluster) - kept
+    assert late > parameters and early < 0.5 * late
+
+
+def deep() -> models.Case:
+    """Linear layers on few rows."""
+    layers = [nn.Linear(64, 64) for _ in range(12)]
+    return nn.Sequential(*layers), {"input": models.random(2, 64)}, lambda model, batch: model(**batch).square().mean()
