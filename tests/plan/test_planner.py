@@ -89,7 +89,7 @@ def test_gradients_are_kept_together_where_they_wait_for_one_another():
         step = wide(batch=2, layers=4, length=16, **options)
         candidate = Planner(step, cluster).textbook(Textbook(2, 1, 0))
         assert bool(candidate.joint.gradients) == together
-        peaks.append(judge("O0")(step, candidate.plan(), cluster).peak_bytes)
+        peaks.append(Simulator("O0")(step, candidate.plan(), cluster).peak_bytes)
     whole = sum(step.spec(f"param:{name}").bytes for name in step.names("param"))
     assert peaks[1] - peaks[0] > 0.3 * whole
     assert Planner(capture(), cluster).textbook(Textbook(2, 1, 0)).joint.gradients

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import fx
 
 from tutti.graph.step_graph import BACKWARD, UPDATE
@@ -13,7 +15,7 @@ def coupled(graph: fx.Graph) -> bool:
     for node in graph.nodes:
         if node.op != "call_function" or node.meta.get("phase") != UPDATE:
             continue
-        found = {of.get(x, x) for x in node.all_input_nodes if x in of or _is_result(x)}
+        found: set[Any] = {of.get(x, x) for x in node.all_input_nodes if x in of or _is_result(x)}
         if len(found) > 1:
             return True
         for x in found:
