@@ -8,6 +8,7 @@ from torch import fx
 import tutti
 from tutti.graph.step_graph import UPDATE, Spec
 from tutti.lower import bucket as module
+from tutti.lower import inplace
 from tutti.lower.bucket import bucket
 from tutti.lower.collectives import COLLECTIVES, all_gather, all_reduce, reduce_scatter
 from tutti.run.code import generate
@@ -121,3 +122,22 @@ def test_gradients_are_reduced_as_soon_as_a_bucket_is_full(name, count, monkeypa
     if name.startswith("zero") and (count == 1 or name != "zero1"):
         whole = sum(x.nbytes for key, x in state.items() if "." in key)
         assert early.peak < late.peak - whole // 4, "of the gradients no more than a bucket is whole"
+
+
+@pytest.mark.parametrize("name", ["dp", "zero1", "zero3", "pp2xzero1", "pp2xtp2"])
+def test_accumulated_gradients_are_reduced_in_buckets_too(name, monkeypatch):
+    """In a Program of the update alone, where they are inputs and nothing couples them."""
+    monkeypatch.setattr(inplace, "PIECE", 1)
+    monkeypatch.setattr(module, "BUCKET", 1 << 14)
+
+    def trained(cluster, plan):
+        model, batch = llama()
+        step = tutti.parallelize(model, torch.optim.AdamW(model.parameters()), batch, cluster=cluster, plan=plan,
+                                 level="O0", accumulate=2)  # fmt: skip
+        return [step(batch).item() for _ in range(3)], step.state_dict()
+
+    losses, state = trained("cpu:1", "single")
+    ours, after = trained("cpu:4", name)
+    assert ours == pytest.approx(losses, rel=1e-5)
+    for key, exact in state.items():
+        assert (after[key] - exact).norm() <= 1e-5 * exact.norm(), key

@@ -36,12 +36,17 @@ def bucket(graph: fx.Graph) -> None:
         operand: Spec = node.args[0].meta["val"]
         groups.setdefault((node in waits, depth, node.target, *node.args[1:], operand.dtype), []).append(node)
     for (in_update, depth, target, *_), nodes in groups.items():
-        early = not in_update or target is reduce_scatter or not (together or depth[0])
+        early = not in_update or target is reduce_scatter or not (together or depth[0] or _of_inputs(nodes))
         layers = _in_layers(advance(graph, nodes)) if early else [[n] for n in nodes]
         for piece in _pieces(layers):
             if len(piece) > 1:
                 _merge(graph, piece)
     sort(graph)  # what reads the first of a piece stood before the last
+
+
+def _of_inputs(nodes: Sequence[Call]) -> bool:
+    """Whether some of what they send is there from the beginning."""
+    return any(root.op == "placeholder" for node in nodes for root in chain(node)[0])
 
 
 def _handed_out(graph: fx.Graph) -> dict[fx.Node, int]:

@@ -96,6 +96,8 @@ def advance(graph: fx.Graph, nodes: Sequence[fx.Node]) -> list[tuple[fx.Node, fx
         last = behind.get(made[node], made[node])
         while last.next.target in FREE and last.next.args[0] is made[node]:  # its parts
             last = last.next
+        while last.next.op == "placeholder":
+            last = last.next
         for x in [*sorted(set(chains[node][1]), key=at.__getitem__), node]:
             if at[x] > at[made[node]] and x not in moved:
                 last.append(x)
