@@ -417,7 +417,7 @@ class Step:
         plan = self._plan
         if not plan.stages:
             made = replan(graph, plan, self.cluster)
-            return made.replace(again=plan.again, tiers=plan.tiers, copies=plan.copies)
+            return made.replace(again=plan.again, tiers=plan.tiers, copies=plan.copies, regions=plan.regions)
         name = "x".join(part for part in plan.name.split("x") if not part.startswith(PIPELINE)) or "single"
         made = replan(graph, plan.replace(mesh=plan.inner, name=name), self.cluster.of(devices(plan.inner)))
         return made.replace(
