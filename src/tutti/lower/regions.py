@@ -34,6 +34,9 @@ def divide(graph: fx.Graph, count: int) -> None:
         if node in found or source(node)[0] in found:
             divider.write(node)
     divider.join()
+    for node in reversed(list(divider.parts)):
+        if not node.users:  # collectives, which are not taken for dead, among them
+            graph.erase_node(node)
     graph.eliminate_dead_code()
 
 
