@@ -1,10 +1,10 @@
 """Parts: which calls of a Program can be computed in parts, so that one part computes while another communicates.
 
 A part is to time what a rank is to space: a call is computed in parts by the choice of a factor of its rule, as if an
-axis of so many ranks split it, and where a value lies so is a `Split` of one of its dims. From a collective between
+axis of so many ranks split it, and where a value lies so is a `Split` of one of its dims. From collectives between
 computations the split is followed through the graph, both ways, as far as rules allow, through reshapes and gathers,
-which make it a strided one. Of the dims and places where it could begin, that is taken by which most is computed in
-parts; mostly the batch, or, where it does not divide, the sequence between one attention and the next.
+which make it a strided one. Of the dims and places where it could begin, those are taken by which most is computed in
+parts between two collectives; mostly the batch, or, where it does not divide, the sequence between one attention and the next.
 
     in parts      all that is reached and lies on the way of a collective
     whole         what only prepares operands for that, or only works on its results, where that joins no more bytes
@@ -55,21 +55,30 @@ class _Search:
         self.graph, self.count = graph, count
         self.calls = [n for n in graph.nodes if n.op == "call_function" and n.target is not operator.getitem]
         self.rules: dict[fx.Node, Rule | None] = {}
+        self.known: dict[tuple, InParts | None] = {}
         self.taken: dict[fx.Node, InParts] = {}
 
     def found(self) -> dict[fx.Node, InParts]:
-        for seed in self.seeds:
-            if seed not in self.taken:
-                reached = [self.reached(seed, how) for how in self.beginnings(seed)]
-                self.taken |= max(reached, key=self.work, default={})
+        for region in sorted(self.regions(), key=self.work, reverse=True):
+            self.taken = region | self.taken
         while self.peel():
             pass
         self.keep_regions()
         self.taken |= self.sums()
         return self.taken
 
+    def regions(self) -> Iterator[dict[fx.Node, InParts]]:
+        """What is reached from each collective, whatever way it is cut."""
+        known: set[tuple[fx.Node, InParts]] = set()
+        for seed in self.seeds:
+            for how in self.beginnings(seed):
+                if (seed, how) not in known:
+                    region = self.reached(seed, how)
+                    known.update((n, region[n]) for n in self.seeds if n in region)
+                    yield region
+
     @cached_property
-    def seeds(self) -> list[fx.Node]:
+    def seeds(self) -> dict[fx.Node, None]:
         """Collectives of what is computed from the batch, with products of matrices or the like behind them."""
         moving: set[fx.Node] = set()
         for node in self.graph.nodes:
@@ -79,7 +88,7 @@ class _Search:
         for node in reversed(self.graph.nodes):
             if self.divisible(node) and any(self.divisible(u) and (u in before or _heavy(u)) for u in node.users):
                 before.add(node)
-        return [n for n in self.calls if n.target in COLLECTIVES and n in moving and n in before]
+        return {n: None for n in self.calls if n.target in COLLECTIVES and n in moving and n in before}
 
     def divisible(self, node: fx.Node) -> bool:
         return node.op == "call_function" and node.meta.get("phase") != UPDATE
@@ -89,8 +98,24 @@ class _Search:
             self.rules[node] = local_rule(node) if self.divisible(node) else None
         return self.rules[node]
 
-    def work(self, reached: dict[fx.Node, InParts]) -> int:
-        return sum(FLOPS[node.target](node) for node in reached if _heavy(node))
+    def work(self, region: dict[fx.Node, InParts]) -> tuple[int, int]:
+        """Of a region: FLOPs between two of its collectives, and all."""
+        before, behind = set(), set()
+        for node in (n for n in self.calls if n in region):
+            if any(n in before or n in self.seeds for n in self.makers(node, region)):
+                before.add(node)
+        for node in (n for n in reversed(self.calls) if n in region):
+            if node in behind or node in self.seeds:
+                behind.update(self.makers(node, region))
+        flops = {node: FLOPS[node.target](node) for node in region if _heavy(node)}
+        return sum(n for node, n in flops.items() if node in before and node in behind), sum(flops.values())
+
+    def makers(self, node: fx.Node, region: dict[fx.Node, InParts]) -> Iterator[fx.Node]:
+        """The calls whose parts a call reads part by part."""
+        for x, at in zip(operands(node), region[node].ins, strict=True):
+            maker, output = source(x)
+            if isinstance(at, Split) and maker in region and region[maker].outs[output] == at:
+                yield maker
 
     def beginnings(self, seed: fx.Node) -> Iterator[InParts]:
         """The ways in which a collective could be cut into parts."""
@@ -113,7 +138,13 @@ class _Search:
         right = all(isinstance(p, Split) or p == Partial() for p in outs)
         return InParts(ins, outs) if right and not any(isinstance(p, Partial) for p in ins) else None
 
-    def follow(self, node: fx.Node, output: bool, number: int, split: Split) -> InParts | None:
+    def follow(self, *asked) -> InParts | None:
+        """As `followed`, found once."""
+        if asked not in self.known:
+            self.known[asked] = self.followed(*asked)
+        return self.known[asked]
+
+    def followed(self, node: fx.Node, output: bool, number: int, split: Split) -> InParts | None:
         """A call in parts, one of whose operands or outputs lies so."""
         rule = self.rule(node)
         dims = rule and (rule.outputs if output else rule.inputs)[number]
@@ -133,7 +164,7 @@ class _Search:
         todo = deque([(seed, how)])
         while todo:
             node, how = todo.popleft()
-            if node in found or node in self.taken or not any(isinstance(p, Split) for p in how.outs):
+            if node in found or not any(isinstance(p, Split) for p in how.outs):
                 continue
             found[node] = how
             for x, at in zip(operands(node), how.ins, strict=True):
@@ -196,10 +227,9 @@ class _Search:
         """Only what is connected with a collective, and with what could be computed meanwhile."""
         beside: dict[fx.Node, list[fx.Node]] = defaultdict(list)
         for node in self.taken:
-            for x, at in zip(operands(node), self.taken[node].ins, strict=True):
-                if isinstance(at, Split) and self.split(x) == at:
-                    beside[node].append(source(x)[0])
-                    beside[source(x)[0]].append(node)
+            for maker in self.makers(node, self.taken):
+                beside[node].append(maker)
+                beside[maker].append(node)
         seen: set[fx.Node] = set()
         for node in list(self.taken):
             region, todo = [], [node]
