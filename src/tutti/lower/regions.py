@@ -15,9 +15,11 @@ from torch import fx
 
 from tutti.graph.costs import FREE
 from tutti.graph.step_graph import Spec
+from tutti.lower.collectives import shift
 from tutti.lower.emit import Emitter
 from tutti.lower.move import take
 from tutti.lower.parts import InParts, in_parts
+from tutti.lower.program import Program
 from tutti.lower.shard import dense
 from tutti.plan.layout import Layout, Placement, Split
 from tutti.rules import ARGUMENTS, CONTIGUOUS, DENSE, operands, source, specs
@@ -26,9 +28,16 @@ aten = torch.ops.aten
 AXIS = "part"
 
 
-def divide(graph: fx.Graph, count: int) -> None:
-    """Compute the regions of a graph in so many parts, in place. Where it has none it stays as it is."""
-    found = in_parts(graph, count)
+def divide(program: Program) -> None:
+    """Compute the regions of a Program in as many parts as it says, in place.
+
+    Where it has none it stays as it is, and says that it has one part; so where ranks pass on what they hold to one
+    another, as they may then have other things to compute, and other regions.
+    """
+    graph, count = program.graph, program.regions
+    found = {} if any(n.target is shift for n in graph.nodes) else in_parts(graph, count)
+    if not found:
+        program.regions = 1
     divider = _Divider(graph, found, count)
     for node in list(graph.nodes):
         if node in found or source(node)[0] in found:
@@ -38,6 +47,15 @@ def divide(graph: fx.Graph, count: int) -> None:
         if not node.users:  # collectives, which are not taken for dead, among them
             graph.erase_node(node)
     graph.eliminate_dead_code()
+
+
+def check_divided(program: Program, wanted: int) -> None:
+    """ValueError where a Program that was to be computed in so many parts has no regions."""
+    if wanted > program.regions:
+        raise ValueError(
+            f"regions cannot be computed in {wanted} parts: on a mesh {dict(program.mesh)} no communication lies between "
+            "computations whose batch or sequence is split alike around it; write the plan without 'regions', or with 'tp'"
+        )
 
 
 class _Divider:

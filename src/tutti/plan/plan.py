@@ -124,6 +124,9 @@ class Plan:
             raise ValueError(f"the plan cuts the sequence into {self.slices} chunks, the step into {step.slices}")
         if self.copies != step.copies:
             raise ValueError(f"the plan cuts the batch into {self.copies} copies, the step into {step.copies}")
+        if self.regions > 1 and (self.stages or self.tiers or self.copies > 1):
+            other = "stages" if self.stages else "tiers" if self.tiers else "copies"
+            raise ValueError(f"the plan computes regions in {self.regions} parts; that does not go with {other}")
         labels = {node.meta["label"] for node in step.graph.nodes if "label" in node.meta}
         if unknown := [label for label in self.again if label not in labels and label != LAYERS]:
             raise ValueError(f"the plan computes {unknown[0]!r} again, which this model does not have")

@@ -75,8 +75,7 @@ def _change(program: Program, passes: Passes) -> None:
 
 def _divide(program: Program) -> None:
     if program.regions > 1:
-        divide(program.graph, program.regions)
-        program.regions = 1
+        divide(program)
 
 
 def prepare(
