@@ -54,7 +54,7 @@ class Copies:
             candidate = search.candidate(planner.inside(best.pipe), best.inner)
             candidate = Piped(candidate, best.pipe, search.cluster) if best.stages else candidate
             search.fit(candidate, slow=True)
-        except (ValueError, RuntimeError) as error:  # a batch that does not divide, or layouts that copies cannot take
+        except ValueError as error:  # a batch that does not divide
             search.progress(f"{best.name} cannot be had in copies: {error}")
             return
         search.candidates.append(candidate)
