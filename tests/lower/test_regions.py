@@ -12,7 +12,7 @@ import tutti
 import zoo
 from tutti.graph.costs import FLOPS
 from tutti.graph.step_graph import UPDATE
-from tutti.lower.collectives import COLLECTIVES
+from tutti.lower.collectives import COLLECTIVES, all_gather
 from tutti.lower.parts import in_parts
 from tutti.lower.regions import divide
 from tutti.lower.shard import shard
@@ -40,7 +40,8 @@ def program(batch: int, plan: str, devices: int):
 
 @pytest.mark.parametrize(("plan", "devices", "batch"), [
     ("tp2xregions2", 2, 2), ("tp2xregions2", 2, 1), ("tp4xregions2", 4, 3), ("tp4xregions4", 4, 1),
-    ("dp2xtp2xregions2", 4, 2), ("dp2xtp2xregions2", 4, 4), ("tp2xzero3xregions2", 4, 2), ("tp2xrecomputexregions2", 2, 1),
+    ("dp2xtp2xregions2", 4, 2), ("dp2xtp2xregions2", 4, 4), ("tp2xzero3xregions2", 4, 2),
+    ("tp2xrecomputexregions2", 2, 1),
 ])  # fmt: skip
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_numbers_are_those_of_one_device(name, plan, devices, batch):
@@ -82,23 +83,26 @@ def test_attention_is_whole_where_the_sequence_is_cut(batch):
     found = in_parts(made.graph, 2)
     attention = [n for n in made.graph.nodes if n.target is ATTENTION]
     assert len(attention) == 2 and all((n in found) == (batch == 2) for n in attention)
-    products = [n for n in made.graph.nodes if n.target in FLOPS and n.meta["phase"] == "forward" and n not in attention]
+    products = [
+        n for n in made.graph.nodes if n.target in FLOPS and n.meta["phase"] == "forward" and n not in attention
+    ]
     assert all(found[n].outs == (Split(0),) for n in products)
 
 
 def test_gathered_pieces_of_a_sequence_are_cut_in_strides():
-    """Sequence parallelism gathers a sequence: half of each piece is half of the tokens, not those of the first half."""
-    made = program(1, "tp2xregions2", 2)
-    from tutti.plan.layout import Layout
-
-    plan = Planner(graph(1), tutti.Cluster.parse("h100:2")).named("tp2")
-    assert plan.inputs and isinstance(Layout(), Layout)
-    assert made.regions == 2
+    """Half of what each of two ranks holds of a sequence is no half of it, but one of each of its halves."""
+    step = graph(1, "gpt2")
+    made = shard(step, Planner(step, tutti.Cluster.parse("h100:2")).named("tp2"), 0)
+    found = in_parts(made.graph, 2)
+    gathers = [n for n in made.graph.nodes if n.target is all_gather and n in found and "h.*" in n.meta["label"]]
+    assert gathers and all(str(found[n].ins[0]) == "S1" and str(found[n].outs[0]) == "S2" for n in gathers)
+    strided = [n for n in found if n.target is torch.ops.aten.addmm.default and found[n].outs == (Split(0, 2),)]
+    assert strided, "products over tokens of a gathered sequence"
 
 
 def test_what_has_no_part_in_hiding_is_left_whole():
     """Updates, gathers of parameters, and what is computed before the first communication."""
-    made = program(2, "tp2xzero3xregions2".replace("zero3", "zero3"), 4)
+    made = program(2, "tp2xzero3xregions2", 4)
     found = in_parts(made.graph, 2)
     assert all(n.meta["phase"] != UPDATE for n in found)
     gathers = [n for n in made.graph.nodes if n.target in COLLECTIVES and n.meta["label"].startswith("param:")]
@@ -108,12 +112,12 @@ def test_what_has_no_part_in_hiding_is_left_whole():
 def test_what_cannot_be_is_an_error():
     with pytest.raises(ValueError, match="at least 2 parts"):
         parse_name("tp2xregions1", 2)
-    for name, other in (("pp2xregions2", "a pipeline"), ("tp2xcopies2xregions2", "copies"), ("tp2xoffloadxregions2", "offload")):
+    for name, other in (("pp2", "a pipeline"), ("tp2xcopies2", "copies"), ("tp2xoffload", "offload")):
         with pytest.raises(ValueError, match=f"regions do not go with {other}"):
-            parse_name(name, 2)
+            parse_name(f"{name}xregions2", 2)
     plan = Planner(graph(2), tutti.Cluster.parse("h100:2")).named("tp2xregions2")
-    with pytest.raises(ValueError, match="does not go with copies"):
-        plan.replace(copies=graph(2).copies + 0, tiers={}, regions=2, stages={}).replace(copies=2).check(graph(2))
+    with pytest.raises(ValueError, match="does not go with tiers"):
+        plan.replace(tiers={"param:lm_head.weight": "host"}).check(graph(2))
 
 
 @pytest.mark.parametrize("plan", ["dp2xregions2", "cp2xregions2"])

@@ -4,7 +4,8 @@ A part is to time what a rank is to space: a call is computed in parts by the ch
 axis of so many ranks split it, and where a value lies so is a `Split` of one of its dims. From collectives between
 computations the split is followed through the graph, both ways, as far as rules allow, through reshapes and gathers,
 which make it a strided one. Of the dims and places where it could begin, those are taken by which most is computed in
-parts between two collectives; mostly the batch, or, where it does not divide, the sequence between one attention and the next.
+parts between two collectives; mostly the batch, or, where it does not divide, the sequence between one attention and
+the next.
 
     in parts      all that is reached and lies on the way of a collective
     whole         what only prepares operands for that, or only works on its results, where that joins no more bytes
@@ -24,7 +25,7 @@ from torch import fx
 
 from tutti.graph.costs import FLOPS, FREE, flat
 from tutti.graph.step_graph import UPDATE
-from tutti.lower.collectives import COLLECTIVES
+from tutti.lower.collectives import COLLECTIVES, all_gather, all_to_all, reduce_scatter
 from tutti.lower.shard import dense
 from tutti.plan.choice import Choice, input_placement, output_placement
 from tutti.plan.layout import Partial, Placement, R, Split
@@ -33,7 +34,7 @@ from tutti.rules.view import names
 
 aten = torch.ops.aten
 ROW = "row!"  # the leading dim of what goes over an axis
-LINES = {"all_reduce": ("", ""), "all_gather": ("", ROW), "reduce_scatter": (ROW, ""), "all_to_all": (ROW, ROW)}
+LINES: dict[object, tuple[str, str]] = {all_gather: ("", ROW), reduce_scatter: (ROW, ""), all_to_all: (ROW, ROW)}
 ARRANGING = (aten.contiguous.default, dense)
 
 
@@ -59,7 +60,7 @@ class _Search:
         self.taken: dict[fx.Node, InParts] = {}
 
     def found(self) -> dict[fx.Node, InParts]:
-        for region in sorted(self.regions(), key=self.work, reverse=True):
+        for region in sorted(self.regions(), key=self.worth, reverse=True):
             self.taken = region | self.taken
         while self.peel():
             pass
@@ -98,8 +99,9 @@ class _Search:
             self.rules[node] = local_rule(node) if self.divisible(node) else None
         return self.rules[node]
 
-    def work(self, region: dict[fx.Node, InParts]) -> tuple[int, int]:
-        """Of a region: FLOPs between two of its collectives, and all."""
+    def worth(self, region: dict[fx.Node, InParts]) -> tuple[int, int, int]:
+        """Of a region: FLOPs between two of its collectives, how many these are (parts wait for each other at all
+        others), and all FLOPs."""
         before, behind = set(), set()
         for node in (n for n in self.calls if n in region):
             if any(n in before or n in self.seeds for n in self.makers(node, region)):
@@ -108,7 +110,8 @@ class _Search:
             if node in behind or node in self.seeds:
                 behind.update(self.makers(node, region))
         flops = {node: FLOPS[node.target](node) for node in region if _heavy(node)}
-        return sum(n for node, n in flops.items() if node in before and node in behind), sum(flops.values())
+        between = sum(n for node, n in flops.items() if node in before and node in behind)
+        return between, sum(node in self.seeds for node in region), sum(flops.values())
 
     def makers(self, node: fx.Node, region: dict[fx.Node, InParts]) -> Iterator[fx.Node]:
         """The calls whose parts a call reads part by part."""
@@ -272,7 +275,7 @@ def local_rule(node: fx.Node) -> Rule | None:
     if not isinstance(node.target, torch._ops.OpOverload) and node.target not in ARRANGING:
         return None
     if node.target in COLLECTIVES or node.target in ARRANGING:
-        left, right = LINES.get(COLLECTIVES.get(node.target, "all_reduce"), ("", ""))
+        left, right = LINES.get(node.target, ("", ""))
         shape = operands(node)[0].meta["val"].shape
         dims = " ".join(names(shape[1:] if left else shape))
         made = node.meta["val"].shape

@@ -53,8 +53,8 @@ def check_divided(program: Program, wanted: int) -> None:
     """ValueError where a Program that was to be computed in so many parts has no regions."""
     if wanted > program.regions:
         raise ValueError(
-            f"regions cannot be computed in {wanted} parts: on a mesh {dict(program.mesh)} no communication lies between "
-            "computations whose batch or sequence is split alike around it; write the plan without 'regions', or with 'tp'"
+            f"regions cannot be computed in {wanted} parts: on a mesh {dict(program.mesh)} no communication lies "
+            "between computations whose batch or sequence could be cut; write the plan without 'regions', or with 'tp'"
         )
 
 

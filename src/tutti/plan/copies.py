@@ -1,8 +1,8 @@
 """Copies: where the best plan has devices that wait for communication, one part computes while another communicates.
 
 The batch, or the microbatch, is cut in two (`lower.unroll`); layouts, and the cut of a pipeline, are chosen anew for
-that step. Or the regions between communications are (`lower.regions`), of the best plan as it is. The judge says whether
-the order that is found for either (`run.overlap`) ends earlier.
+that step. Or the regions between communications are (`lower.regions`), of the best plan as it is. The judge says
+whether the order that is found for either (`run.overlap`) ends earlier.
 """
 
 from __future__ import annotations
