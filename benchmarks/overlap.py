@@ -5,8 +5,8 @@ level O2) on eight A100s, by NVLink and by links of 25 GB/s. Of each plan: the s
 the forward and in the backward pass when collectives are waited for where they stand (`waits`), when they are begun
 early (`begun`), with the batch in two copies besides (`copies`), where a device has several sequences, and, instead,
 with what lies between communications in two parts (`regions`), also where it has one. `bound` is the most that could
-be: seconds of computation over those of communication, or 1. The order is found by the list scheduler; nothing about the
-model is told to it.
+be: seconds of computation over those of communication, or 1. The order is found by the list scheduler; nothing about
+the model is told to it.
 
 Measured: a small Llama under tensor parallelism on two Gloo processes, whose links are made slow: a collective is not
 over before it would be on links of the cluster that the simulator is given, one after the other. The device's speed is
