@@ -10,7 +10,7 @@ import tutti
 from searches import search
 from tutti.cluster.device import Link
 from tutti.plan.layout import Mesh
-from tutti.run.planning import judge
+from tutti.run.planning import Simulator
 from tutti.run.simulated.dryrun import dry_run
 
 
@@ -35,7 +35,7 @@ def found(graph, bandwidth: float, mesh: Mesh):
     device = tutti.Cluster.parse("a100-80:2").device
     told: list[str] = []
     made = search(graph, tutti.Cluster(device, ((2, Link(bandwidth, 5e-6)),)), mesh=mesh, progress=told.append)
-    made.judge = judge("O2")
+    made.judge = Simulator("O2")
     return made, made.best(), told
 
 
