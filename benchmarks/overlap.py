@@ -3,9 +3,10 @@
 Simulated: a step of Llama-2 13B with 10 of its 40 layers (sequences of 4096, bfloat16 with float32 masters, AdamW,
 level O2) on eight A100s, by NVLink and by links of 25 GB/s. Of each plan: the share of communication that is hidden in
 the forward and in the backward pass when collectives are waited for where they stand (`waits`), when they are begun
-early (`begun`), and with the batch in two copies besides (`copies`). `bound` is the most that could be: seconds of
-computation over those of communication, or 1. The order is found by the list scheduler; nothing about the model is told
-to it.
+early (`begun`), with the batch in two copies besides (`copies`), where a device has several sequences, and, instead,
+with what lies between communications in two parts (`regions`), also where it has one. `bound` is the most that could
+be: seconds of computation over those of communication, or 1. The order is found by the list scheduler; nothing about
+the model is told to it.
 
 Measured: a small Llama under tensor parallelism on two Gloo processes, whose links are made slow: a collective is not
 over before it would be on links of the cluster that the simulator is given, one after the other. The device's speed is
@@ -51,7 +52,9 @@ from tutti.run.underway import UnderWay
 
 LLAMA_13B = dict(hidden_size=5120, num_attention_heads=40, intermediate_size=13824, vocab_size=32000)
 SLOW = Link(25e9, 5e-6, source="25 GB/s a device", ways=RING_ONLY)
-CASES = (("nvlink", "tp8", 2), ("25 GB/s", "tp8", 2), ("25 GB/s", "tp4xdp2", 8), ("25 GB/s", "tp2xdp4", 32))
+CASES = (("nvlink", "tp8", 2), ("25 GB/s", "tp8", 2), ("25 GB/s", "tp4xdp2", 8), ("25 GB/s", "tp2xdp4", 32),
+         ("nvlink", "tp8", 1), ("25 GB/s", "tp8", 1), ("25 GB/s", "tp4xdp2", 2), ("25 GB/s", "tp2xdp4", 4))  # fmt: skip
+KINDS = {"waits": "", "begun": "", "copies": "xcopies2", "regions": "xregions2"}
 
 
 def cluster_of(links: str) -> Cluster:
@@ -87,10 +90,12 @@ def simulated(layers: int) -> list[dict[str, Any]]:
             model, {"input_ids": ids, "labels": ids}, torch.optim.AdamW(model.parameters()), masters=True
         )
         cluster, row = cluster_of(links), {"links": links, "plan": name, "layers": layers, "batch": batch}
-        for copies, kind in ((1, "waits"), (1, "begun"), (2, "copies")):
-            variant = parse_name(name + (f"xcopies{copies}" if copies > 1 else ""), 8).variant
-            graph = vary(whole, variant)
-            plan = Planner(graph, cluster, variant=variant).named(name + (f"xcopies{copies}" if copies > 1 else ""))
+        for kind, more in KINDS.items():
+            book = parse_name(name + more, 8)
+            if book.copies > 1 and batch // book.dp == 1:
+                continue
+            graph = vary(whole, book.variant)
+            plan = Planner(graph, cluster, variant=book.variant).named(name + more)
             begin = time.perf_counter()
             row[kind] = shares(dry_run(graph, plan, cluster, "O2", overlaps=kind != "waits"))
             row[kind] |= {"calls": len(graph.calls), "simulation_seconds": time.perf_counter() - begin}

@@ -47,6 +47,16 @@ def test_each_copy_has_half_of_the_work_and_the_labels_of_the_whole():
     assert len(names) == len(set(names))
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mixtral", "t5", "resnet", "mixture"])
+def test_calls_of_one_label_are_alike(name):
+    """Plans are made for labels."""
+    shapes: dict[str, set] = {}
+    for node in copied(graph(name), 2).calls:
+        kind = node.target, str([x.meta["val"] for x in (node, *node.all_input_nodes)])
+        shapes.setdefault(node.meta["label"], set()).add(kind)
+    assert {label: kinds for label, kinds in shapes.items() if len(kinds) > 1} == {}
+
+
 @pytest.mark.parametrize(("plan", "devices"), [("tp2xcopies2", 2), ("dp2xtp2xcopies2", 4), ("zero3xcopies2", 2),
                                                ("pp2xcopies2", 2), ("tp2xrecomputexcopies2", 2)])  # fmt: skip
 def test_a_plan_by_its_name(plan, devices):

@@ -20,11 +20,15 @@ LLAMA_13B = dict(hidden_size=5120, num_attention_heads=40, intermediate_size=138
 
 @pytest.fixture(scope="module")
 def step():
-    """Llama-2 13B with 6 of its 40 layers, of two sequences."""
+    return captured(2)
+
+
+def captured(batch: int):
+    """Llama-2 13B with 6 of its 40 layers."""
     config = transformers.LlamaConfig(num_hidden_layers=6, max_position_embeddings=4096, **LLAMA_13B)
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
-        ids = torch.empty(2, 4096, dtype=torch.long)
+        ids = torch.empty(batch, 4096, dtype=torch.long)
     return tutti.capture(model, {"input_ids": ids, "labels": ids}, torch.optim.AdamW(model.parameters()), masters=True)
 
 
@@ -58,8 +62,22 @@ def test_tensor_parallelism_hides_half_of_the_forward_and_most_of_the_backward_p
     assert both < early < waits and most < 1.1 * peak
 
 
-def test_numbers_on_processes(pool):
-    ours = pool.run(trained, "tp2xdp2xcopies2")
+def test_regions_hide_as_much_and_do_so_for_a_single_sequence(step):
+    """Half of what attention sends is hidden only by its own projection where the sequence is cut."""
+    _, early, peak = hidden(step, "tp8", True)
+    regions, both, most = hidden(step, "tp8xregions2", True)
+    assert regions["forward"] >= 0.9 and regions["backward"] >= 0.95
+    assert both < early and most < 1.1 * peak
+    alone = captured(1)
+    begun, early, peak = hidden(alone, "tp8", True)
+    regions, both, most = hidden(alone, "tp8xregions2", True)
+    assert begun["forward"] < 0.2 and regions["forward"] >= 0.75 and regions["backward"] >= 0.95
+    assert both < early and most < 1.1 * peak
+
+
+@pytest.mark.parametrize("plan", ["tp2xdp2xcopies2", "tp2xdp2xregions2"])
+def test_numbers_on_processes(pool, plan):
+    ours = pool.run(trained, plan)
     model, batch = llama(2), tokens(8)
     alone = tutti.parallelize(model, torch.optim.AdamW(model.parameters(), lr=1e-3), batch, cluster="cpu:1", level="O0",
                               plan="single")  # fmt: skip

@@ -27,6 +27,7 @@ def annotate_labels(step: StepGraph) -> None:
         layer, rest = _split(path) if kind not in ("batch", "lr") else ("", path)  # which are no module's
         node.meta["label"] = f"{kind}:{_join(rename.get(layer, layer), rest)}" if path else kind
     ordinals: dict[tuple, int] = defaultdict(int)
+    alike: dict[tuple, dict[str, int]] = defaultdict(dict)
     for node in step.graph.nodes:
         if node.op != "call_function":
             continue
@@ -35,7 +36,13 @@ def annotate_labels(step: StepGraph) -> None:
         copy = node.meta.get("copy", 0)
         ordinal = ordinals[layer, rest, operation, copy]
         ordinals[layer, rest, operation, copy] += 1
-        operation += f".{ordinal}" if ordinal else ""
+        between = ">" if "of" in node.meta else "."  # `reshape.1` is what stands for that of the whole batch
+        operation += f"{between}{ordinal}" if ordinal else ""
+        if "of" in node.meta:  # what one copy does for all is unlike what the others do
+            known = alike[_join(rename.get(layer, layer), rest), operation]
+            kind = repr((str(node.target), [x.meta["val"] for x in (node, *node.all_input_nodes)]))
+            number = known.setdefault(kind, len(known))
+            operation += f"#{number}" if number else ""
         node.meta["label"] = f"{_join(rename.get(layer, layer), rest)}/{operation}"
         node.meta["name"] = f"{_join(layer, rest)}/{operation}" + (f"@{copy}" if copy else "")
 

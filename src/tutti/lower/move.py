@@ -32,7 +32,7 @@ def move(graph: fx.Graph, node: fx.Node, step: Step, shape: Shape, mesh: Mesh, w
     if isinstance(new, Split):  # take the dim apart: the axis' digit becomes visible
         before = step.source.before(new.dim, shape[new.dim], mesh, new.outer)
         if step.kind == "slice":
-            return _take(emit, x, new.dim, before, k, where[step.axis])
+            return take(emit, x, new.dim, before, k, where[step.axis])
         x = _to_front(emit, x, new.dim, before, k)
     if step.kind == "reduce_scatter":
         assert isinstance(old, Partial)
@@ -49,7 +49,7 @@ def _parted(shape: Shape, dim: int, before: int, k: int) -> Shape:
     return (*shape[:dim], before, k, shape[dim] // (before * k), *shape[dim + 1 :])
 
 
-def _take(emit: Emitter, x: fx.Node, dim: int, before: int, k: int, index: int) -> fx.Node:
+def take(emit: Emitter, x: fx.Node, dim: int, before: int, k: int, index: int) -> fx.Node:
     shape = x.meta["val"].shape
     if before == 1:  # one block: a view
         size = shape[dim] // k

@@ -27,7 +27,8 @@ class Collective(NamedTuple):
 class Program:
     """A graph of local operators and collectives with named inputs and outputs.
 
-    inputs, outputs: name -> (layout, spec of the whole tensor).
+    inputs, outputs: name -> (layout, spec of the whole tensor). regions: parts in which what lies between its
+    communications is to be computed (`lower.regions`).
     """
 
     graph: fx.Graph
@@ -35,6 +36,7 @@ class Program:
     rank: int
     inputs: dict[str, tuple[Layout, Spec]]
     outputs: dict[str, tuple[Layout, Spec]]
+    regions: int = 1
 
     @property
     def collectives(self) -> list[Collective]:

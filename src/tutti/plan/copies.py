@@ -1,8 +1,8 @@
-"""Copies of the batch: where the best plan has devices that wait for communication, one copy computes while the other
-communicates.
+"""Copies: where the best plan has devices that wait for communication, one part computes while another communicates.
 
 The batch, or the microbatch, is cut in two (`lower.unroll`); layouts, and the cut of a pipeline, are chosen anew for
-that step, and the judge says whether the order that is found for it (`run.overlap`) ends earlier.
+that step. Or the regions between communications are (`lower.regions`), of the best plan as it is. The judge says
+whether the order that is found for either (`run.overlap`) ends earlier.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tutti.plan.piped import Piped
+from tutti.plan.plan import Plan
 from tutti.plan.variant import Variant
 
 if TYPE_CHECKING:
@@ -26,21 +27,34 @@ class Copies:
         self.of = search
 
     def search(self) -> None:
-        """Try the best plan that fits in copies."""
+        """Try the best plan that fits in copies, and with its regions in parts."""
         search = self.of
-        if not search.cluster.device.computes_on or search.fastest is None or search.late:
+        if not search.cluster.device.computes_on or search.fastest is None:
             return
         best = search.best_of_all
         made = best.predicted
-        if best.slices > 1 or best.copies > 1 or best.again or made.communication_seconds < WAITING * made.step_seconds:
+        if best.slices > 1 or best.copies > 1 or made.communication_seconds < WAITING * made.step_seconds:
             return
+        if not best.stages and not best.tiers and not search.late:
+            self.regions(best)
+        if not best.again and not search.late:
+            self.copies(best)
+
+    def regions(self, best: Plan) -> None:
+        try:
+            self.of.judgement(best.replace(name=f"{best.name}xregions{COPIES}", regions=COPIES, prediction=None))
+        except ValueError as error:  # there are none
+            self.of.progress(f"{best.name}: {error}")
+
+    def copies(self, best: Plan) -> None:
+        search = self.of
         search.progress(f"{best.name} in {COPIES} copies of the batch")
         try:
             planner = search.planner(best.accumulate, Variant(copies=COPIES))
             candidate = search.candidate(planner.inside(best.pipe), best.inner)
             candidate = Piped(candidate, best.pipe, search.cluster) if best.stages else candidate
             search.fit(candidate, slow=True)
-        except (ValueError, RuntimeError) as error:  # a batch that does not divide, or layouts that copies cannot take
+        except ValueError as error:  # a batch that does not divide
             search.progress(f"{best.name} cannot be had in copies: {error}")
             return
         search.candidates.append(candidate)

@@ -35,6 +35,8 @@ def explain(plan: Plan) -> str:
     lines += _tiers(plan.tiers)
     if plan.copies > 1:
         lines.append(f"the batch is cut into {plan.copies} copies: one computes while another communicates")
+    if plan.regions > 1:
+        lines.append(f"between communications is computed in {plan.regions} parts: one while another communicates")
     if plan.accumulate > 1:
         lines.append(f"{plan.accumulate} microbatches per update")
     if plan.prediction:

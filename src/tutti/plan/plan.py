@@ -60,6 +60,7 @@ class Plan:
     tiers: labels of inputs, and of forward nodes whose results wait for the backward pass, that do not lie on the
         device -> where they do (`plan.tier`).
     copies: into which the batch is cut, so that one computes while another communicates (`lower.unroll`).
+    regions: parts in which what lies between communications is computed, to the same end (`lower.regions`).
     durations: of each stage for a microbatch (`plan.slots`), as they were modelled: what `found` goes by.
     reasons: in words, why this plan and not another.
     """
@@ -74,6 +75,7 @@ class Plan:
     again: tuple[str, ...] = ()
     tiers: Mapping[str, str] = field(default_factory=dict)
     copies: int = 1
+    regions: int = 1
     durations: tuple[tuple[float, ...], ...] = ()
     name: str = ""
     graph: str = ""  # fingerprint of the graph that it was made for
@@ -122,6 +124,9 @@ class Plan:
             raise ValueError(f"the plan cuts the sequence into {self.slices} chunks, the step into {step.slices}")
         if self.copies != step.copies:
             raise ValueError(f"the plan cuts the batch into {self.copies} copies, the step into {step.copies}")
+        if self.regions > 1 and (self.stages or self.tiers or self.copies > 1):
+            other = "stages" if self.stages else "tiers" if self.tiers else "copies"
+            raise ValueError(f"the plan computes regions in {self.regions} parts; that does not go with {other}")
         labels = {node.meta["label"] for node in step.graph.nodes if "label" in node.meta}
         if unknown := [label for label in self.again if label not in labels and label != LAYERS]:
             raise ValueError(f"the plan computes {unknown[0]!r} again, which this model does not have")
@@ -160,6 +165,7 @@ class Plan:
                 "again": list(self.again),
                 "tiers": dict(self.tiers),
                 "copies": self.copies,
+                "regions": self.regions,
                 "durations": [list(stage) for stage in self.durations],
                 "graph": self.graph,
                 "cluster": self.cluster,
@@ -209,8 +215,8 @@ class Plan:
     def diff(self, other: Plan) -> list[str]:
         """What differs, a line each: `-` in this plan, `+` in the other."""
         lines = []
-        for what in ("mesh", "accumulate", "schedule", "slices", "again", "tiers", "copies", "stages", "inputs",
-                     "operators"):  # fmt: skip
+        for what in ("mesh", "accumulate", "schedule", "slices", "again", "tiers", "copies", "regions", "stages",
+                     "inputs", "operators"):  # fmt: skip
             ours, theirs = getattr(self, what), getattr(other, what)
             if not isinstance(ours, Mapping):
                 ours, theirs = {what: ours or None}, {what: theirs or None}

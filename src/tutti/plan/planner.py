@@ -73,7 +73,7 @@ class Planner:
         made = self.piped(book) if book.pipe.devices > 1 else self.textbook(book)
         plan = made.plan(gathered=book.zero >= 2)
         tiers = offloaded(self.step, book.offload, self.cluster.device.outer) if book.offload else {}
-        return plan.replace(name=str(book) if without_effect else name, tiers=tiers)
+        return plan.replace(name=str(book) if without_effect else name, tiers=tiers, regions=book.regions)
 
     def textbook(self, book: Textbook, stored: Mapping[str, Layout] | None = None) -> Candidate:
         """The textbook plan with the cheapest choices.

@@ -8,8 +8,8 @@ search, and so does the time. A plan that is too large is made smaller by a pric
 Microbatches never make a step faster, but smaller: more of them are tried while what fits is slower than what does not.
 Then come pipelines (`plan.pipelines`), where what was found leaves them something to win; what would be faster than
 all that fits, if it fitted, with less kept for the backward pass (`plan.smaller`); where nothing fits, what costs least
-to keep outside of the device lies there (`plan.offload`); copies of the batch, where a device waits for others
-(`plan.copies`); and pipelines of parts of sequences.
+to keep outside of the device lies there (`plan.offload`); copies of the batch, or parts of the regions between
+communications, where a device waits for others (`plan.copies`); and pipelines of parts of sequences.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NEAR = 1.02  # costs and judgements agree within this
 TRIES = 4  # to make a plan fit
 DEEPER = 30  # times as long as with two axes it may take to look at a mesh of three
 SAID = ("mesh", "inputs", "operators", "accumulate", "stages", "schedule", "slices", "again", "tiers", "copies",
-        "durations")  # fmt: skip
+        "regions", "durations")  # fmt: skip
 SHRINKING = ("activations", "temporaries", "communication")  # kinds of memory that microbatches make less
 
 Progress = Callable[[str], None]

@@ -17,7 +17,8 @@ the slots to their experts and another back; dropless, the tokens are gathered a
 in the backward pass (`lower.recompute`).
 
 `copies2` (`tp8xcopies2`) cuts the batch into two copies, one of which computes while the other communicates
-(`lower.unroll`, `run.overlap`).
+(`lower.unroll`, `run.overlap`). `regions2` (`tp8xregions2`) does so with what lies between two communications alone,
+of which it cuts the batch or the sequence (`lower.regions`).
 
 `pp4` puts a pipeline of 4 around that; a schedule may follow, by default `1f1b`: `pp4-gpipe`, `pp4-interleaved2` (two
 stages on each device), `pp4-seq1f1b8` (8 chunks of the sequence, `lower.unroll`), see `plan.schedule`.
@@ -37,9 +38,9 @@ from tutti.plan.variant import LAYERS, Variant
 
 NAMES = (
     "auto, dp, tp, zero1, zero2, zero3, dp2xtp2, tp2xzero3, cp4, ep4, pp4, pp2-zb-vxdp2, zero3xrecompute, "
-    "zero3xoffload2, tp8xcopies2, ..."
+    "zero3xoffload2, tp8xcopies2, tp8xregions2, ..."
 )
-WORDS = ("auto", "dp", "tp", "cp", "ep", "pp", "zero", "recompute", "offload", "copies", "single")
+WORDS = ("auto", "dp", "tp", "cp", "ep", "pp", "zero", "recompute", "offload", "copies", "regions", "single")
 STEMS = {**{word: word for word in WORDS}, "fsdp": "zero3"}
 
 
@@ -57,6 +58,7 @@ class Textbook:
     recompute: bool = False
     offload: int = 0
     copies: int = 1
+    regions: int = 1
 
     def __str__(self) -> str:
         parts = [str(self.pipe)] if self.pipe.devices > 1 else []
@@ -68,6 +70,7 @@ class Textbook:
         parts += ["recompute"] if self.recompute else []
         parts += [f"offload{self.offload if self.offload > 1 else ''}"] if self.offload else []
         parts += [f"copies{self.copies}"] if self.copies > 1 else []
+        parts += [f"regions{self.regions}"] if self.regions > 1 else []
         return "x".join(parts) or "single"
 
     @property
@@ -97,8 +100,10 @@ def parse_name(name: str, devices: int) -> Textbook:
     Raises ValueError for a name that is none, or sizes that do not multiply to the number of devices.
     """
     sizes: dict[str, int] = {}
-    zero, schedule, chunks, slices, recompute, offload, copies = 0, "1f1b", 1, 1, False, 0, 1
-    pattern = r"(dp|tp|cp|ep|pp)(\d*)(?:-(.+))?|zero([123])|(recompute)|(offload)([123]?)|copies(\d+)|single"
+    zero, schedule, chunks, slices, recompute, offload, copies, regions = 0, "1f1b", 1, 1, False, 0, 1, 1
+    pattern = (
+        r"(dp|tp|cp|ep|pp)(\d*)(?:-(.+))?|zero([123])|(recompute)|(offload)([123]?)|copies(\d+)|regions(\d+)|single"
+    )
     for part in name.split("x"):
         match = re.fullmatch(pattern, part)
         if not match:
@@ -115,6 +120,10 @@ def parse_name(name: str, devices: int) -> Textbook:
             copies = int(match[8])
             if copies < 2:
                 raise ValueError(f"plan {name!r}: there are at least 2 copies of the batch")
+        elif match[9]:
+            regions = int(match[9])
+            if regions < 2:
+                raise ValueError(f"plan {name!r}: regions are cut into at least 2 parts")
         elif match[1]:
             if match[1] in sizes:
                 raise ValueError(f"plan {name!r} names {match[1]} twice")
@@ -138,11 +147,13 @@ def parse_name(name: str, devices: int) -> Textbook:
     dp, tp, cp, ep, pp = (sizes.get(axis, 1) for axis in ("dp", "tp", "cp", "ep", "pp"))
     if slices > 1 and copies > 1:
         raise ValueError(f"plan {name!r}: the sequence is cut into chunks or the batch into copies, not both")
+    if regions > 1 and (pp > 1 or copies > 1 or offload):
+        other = "a pipeline" if pp > 1 else "copies" if copies > 1 else "offload"
+        raise ValueError(f"plan {name!r}: regions do not go with {other}; leave one of them out")
     if slices > 1 and pp < 2:
         raise ValueError(f"plan {name!r}: chunks of the sequence need a pipeline of at least 2 devices")
-    return Textbook(
-        dp, tp, zero if dp > 1 else 0, ep, cp, Pipe(pp, schedule, chunks, slices), recompute, offload, copies
-    )
+    pipe = Pipe(pp, schedule, chunks, slices)
+    return Textbook(dp, tp, zero if dp > 1 else 0, ep, cp, pipe, recompute, offload, copies, regions)
 
 
 def _schedule(name: str, axis: str, said: str) -> tuple[str, int, int]:

@@ -19,6 +19,7 @@ from tutti.lower.bucket import bucket
 from tutti.lower.inplace import update_in_place
 from tutti.lower.overwrite import write_over
 from tutti.lower.program import Program
+from tutti.lower.regions import divide
 from tutti.lower.tiers import use_tiers
 from tutti.lower.workspace import keep_workspaces
 from tutti.run import overlap
@@ -59,6 +60,7 @@ def improve(program: Program, level: str, cluster: Cluster | None = None) -> Pro
     cluster: on whose devices communication is to be hidden.
     """
     before, after = LEVELS[level]
+    _divide(program)
     _change(program, before)
     if cluster:
         overlap.apply(program.graph, overlap.order(program, cluster, level))
@@ -69,6 +71,11 @@ def improve(program: Program, level: str, cluster: Cluster | None = None) -> Pro
 def _change(program: Program, passes: Passes) -> None:
     for change in passes:
         change(program.graph)
+
+
+def _divide(program: Program) -> None:
+    if program.regions > 1:
+        divide(program)
 
 
 def prepare(
@@ -92,6 +99,7 @@ def prepare(
         level = "O0"
     before, after = LEVELS[level]
     for program in programs:
+        _divide(program)
         _change(program, before)
     if cluster:
         orders = [overlap.order(program, cluster, level) for program in programs]

@@ -18,6 +18,7 @@ from tutti.graph import optimizers
 from tutti.graph.capture import Batch, Loss, batch_items, capture, device_of
 from tutti.graph.step_graph import StepGraph
 from tutti.lower.program import Collective, Program
+from tutti.lower.regions import check_divided
 from tutti.lower.shard import shard
 from tutti.lower.unroll import unroll
 from tutti.lower.vary import vary
@@ -395,6 +396,8 @@ class Step:
             programs = [shard(graph, plan, rank, self._asked(what, graph, plan)) for rank in self.runtime.ranks]
             ready = prepare(programs, self.level, self._hidden, self.runtime.agree, self._carrier, self.ledgers or (),
                             platform(self.cluster.device))  # fmt: skip
+            if what in ("train", "accumulate"):
+                check_divided(programs[0], plan.regions)
             self._ready[what, signature] = _Executable(graph, programs, ready)
         return self._ready[what, signature]
 
@@ -417,7 +420,7 @@ class Step:
         plan = self._plan
         if not plan.stages:
             made = replan(graph, plan, self.cluster)
-            return made.replace(again=plan.again, tiers=plan.tiers, copies=plan.copies)
+            return made.replace(again=plan.again, tiers=plan.tiers, copies=plan.copies, regions=plan.regions)
         name = "x".join(part for part in plan.name.split("x") if not part.startswith(PIPELINE)) or "single"
         made = replan(graph, plan.replace(mesh=plan.inner, name=name), self.cluster.of(devices(plan.inner)))
         return made.replace(

@@ -11,6 +11,7 @@ from tutti.cluster import Cluster
 from tutti.graph.step_graph import StepGraph
 from tutti.lower.collectives import shift
 from tutti.lower.program import Program
+from tutti.lower.regions import check_divided
 from tutti.lower.shard import shard
 from tutti.plan.layout import Layout, devices
 from tutti.plan.plan import Plan, Prediction
@@ -132,6 +133,8 @@ def dry_run(graph: StepGraph, plan: Plan, cluster: Cluster, level: str, overlaps
     for name, part, outputs, runs in _parts(graph, plan):
         progress(f"lowering {name}")
         program = lowered(part, plan, outputs, level, cluster if overlaps else None)
+        if not parts:
+            check_divided(program, plan.regions)
         progress(f"simulating {name}")
         sums = _gradient_bytes(part, graph, plan) if runs > 1 else 0  # read twice and written once
         held = {"accumulated gradients": sums}

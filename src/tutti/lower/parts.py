@@ -1,0 +1,312 @@
+"""Parts: which calls of a Program can be computed in parts, so that one part computes while another communicates.
+
+A part is to time what a rank is to space: a call is computed in parts by the choice of a factor of its rule, as if an
+axis of so many ranks split it, and where a value lies so is a `Split` of one of its dims. From collectives between
+computations the split is followed through the graph, both ways, as far as rules allow, through reshapes and gathers,
+which make it a strided one. Of the dims and places where it could begin, those are taken by which most is computed in
+parts between two collectives; mostly the batch, or, where it does not divide, the sequence between one attention and
+the next.
+
+    in parts      all that is reached and lies on the way of a collective
+    whole         what only prepares operands for that, or only works on its results, where that joins no more bytes
+    as a sum      what contracts over the split dim (gradients of weights), where adding moves fewer bytes than joining
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import fx
+
+from tutti.graph.costs import FLOPS, FREE, flat
+from tutti.graph.step_graph import UPDATE
+from tutti.lower.collectives import COLLECTIVES, all_gather, all_to_all, reduce_scatter
+from tutti.lower.shard import dense
+from tutti.plan.choice import Choice, input_placement, output_placement
+from tutti.plan.layout import Partial, Placement, R, Split
+from tutti.rules import Rule, operands, parse, rule_of, source, specs
+from tutti.rules.view import names
+
+aten = torch.ops.aten
+ROW = "row!"  # the leading dim of what goes over an axis
+LINES: dict[object, tuple[str, str]] = {all_gather: ("", ROW), reduce_scatter: (ROW, ""), all_to_all: (ROW, ROW)}
+ARRANGING = (aten.contiguous.default, dense)
+
+
+@dataclass(frozen=True)
+class InParts:
+    """How the operands and outputs of a call that is computed in parts lie over these."""
+
+    ins: tuple[Placement, ...]
+    outs: tuple[Placement, ...]
+
+
+def in_parts(graph: fx.Graph, count: int) -> dict[fx.Node, InParts]:
+    """The calls that are to be computed in so many parts."""
+    return _Search(graph, count).found()
+
+
+class _Search:
+    def __init__(self, graph: fx.Graph, count: int):
+        self.graph, self.count = graph, count
+        self.calls = [n for n in graph.nodes if n.op == "call_function" and n.target is not operator.getitem]
+        self.rules: dict[fx.Node, Rule | None] = {}
+        self.known: dict[tuple, InParts | None] = {}
+        self.taken: dict[fx.Node, InParts] = {}
+
+    def found(self) -> dict[fx.Node, InParts]:
+        for region in sorted(self.regions(), key=self.worth, reverse=True):
+            self.taken = region | self.taken
+        while self.peel():
+            pass
+        self.keep_regions()
+        self.taken |= self.sums()
+        return self.taken
+
+    def regions(self) -> Iterator[dict[fx.Node, InParts]]:
+        """What is reached from each collective, whatever way it is cut."""
+        known: set[tuple[fx.Node, InParts]] = set()
+        for seed in self.seeds:
+            for how in self.beginnings(seed):
+                if (seed, how) not in known:
+                    region = self.reached(seed, how)
+                    known.update((n, region[n]) for n in self.seeds if n in region)
+                    yield region
+
+    @cached_property
+    def seeds(self) -> dict[fx.Node, None]:
+        """Collectives of what is computed from the batch, with products of matrices or the like behind them."""
+        moving: set[fx.Node] = set()
+        for node in self.graph.nodes:
+            if node.meta.get("input", "").startswith("batch:") or any(x in moving for x in node.all_input_nodes):
+                moving.add(node)
+        before: set[fx.Node] = set()  # what is computed
+        for node in reversed(self.graph.nodes):
+            if self.divisible(node) and any(self.divisible(u) and (u in before or _heavy(u)) for u in node.users):
+                before.add(node)
+        return {n: None for n in self.calls if n.target in COLLECTIVES and n in moving and n in before}
+
+    def divisible(self, node: fx.Node) -> bool:
+        return node.op == "call_function" and node.meta.get("phase") != UPDATE
+
+    def rule(self, node: fx.Node) -> Rule | None:
+        if node not in self.rules:
+            self.rules[node] = local_rule(node) if self.divisible(node) else None
+        return self.rules[node]
+
+    def worth(self, region: dict[fx.Node, InParts]) -> tuple[int, int, int]:
+        """Of a region: FLOPs between two of its collectives, how many these are (parts wait for each other at all
+        others), and all FLOPs."""
+        before, behind = set(), set()
+        for node in (n for n in self.calls if n in region):
+            if any(n in before or n in self.seeds for n in self.makers(node, region)):
+                before.add(node)
+        for node in (n for n in reversed(self.calls) if n in region):
+            if node in behind or node in self.seeds:
+                behind.update(self.makers(node, region))
+        flops = {node: FLOPS[node.target](node) for node in region if _heavy(node)}
+        between = sum(n for node, n in flops.items() if node in before and node in behind)
+        return between, sum(node in self.seeds for node in region), sum(flops.values())
+
+    def makers(self, node: fx.Node, region: dict[fx.Node, InParts]) -> Iterator[fx.Node]:
+        """The calls whose parts a call reads part by part."""
+        for x, at in zip(operands(node), region[node].ins, strict=True):
+            maker, output = source(x)
+            if isinstance(at, Split) and maker in region and region[maker].outs[output] == at:
+                yield maker
+
+    def beginnings(self, seed: fx.Node) -> Iterator[InParts]:
+        """The ways in which a collective could be cut into parts."""
+        (x,), rule = operands(seed), self.rule(seed)
+        assert rule is not None
+        around = [self.rule(n) for n in (source(x)[0], *seed.users)]
+        for factor, size in rule.sizes.items():
+            outers = {1} | {n for r in around if r for n in _places(r, size)}
+            for outer in sorted(outers):
+                if size % (outer * self.count) == 0 and (how := self.how(rule, Choice(factor, outer))):
+                    yield how
+
+    def how(self, rule: Rule, choice: Choice) -> InParts | None:
+        """The call in parts by a choice; None where it must stay whole, or parts of its operands are sums."""
+        size = rule.sizes[choice.factor]
+        if choice.factor in rule.whole | rule.local or size % (choice.outer * self.count):
+            return None
+        ins = tuple(input_placement(rule, choice, i) for i in range(len(rule.inputs)))
+        outs = tuple(output_placement(rule, choice, i) for i in range(len(rule.outputs)))
+        right = all(isinstance(p, Split) or p == Partial() for p in outs)
+        return InParts(ins, outs) if right and not any(isinstance(p, Partial) for p in ins) else None
+
+    def follow(self, *asked) -> InParts | None:
+        """As `followed`, found once."""
+        if asked not in self.known:
+            self.known[asked] = self.followed(*asked)
+        return self.known[asked]
+
+    def followed(self, node: fx.Node, output: bool, number: int, split: Split) -> InParts | None:
+        """A call in parts, one of whose operands or outputs lies so."""
+        rule = self.rule(node)
+        dims = rule and (rule.outputs if output else rule.inputs)[number]
+        if not rule or not dims or split.dim >= len(dims):
+            return None
+        outside = 1
+        for factor in dims[split.dim]:
+            outer, rest = divmod(split.outer, outside)
+            if not rest and outer and (how := self.how(rule, Choice(factor, outer))):
+                return how
+            outside *= rule.sizes[factor]
+        return None
+
+    def reached(self, seed: fx.Node, how: InParts) -> dict[fx.Node, InParts]:
+        """All that one split passes through."""
+        found: dict[fx.Node, InParts] = {}
+        todo = deque([(seed, how)])
+        while todo:
+            node, how = todo.popleft()
+            if node in found or not any(isinstance(p, Split) for p in how.outs):
+                continue
+            found[node] = how
+            for x, at in zip(operands(node), how.ins, strict=True):
+                maker, i = source(x)
+                if isinstance(at, Split) and (next_ := self.follow(maker, True, i, at)):
+                    todo.append((maker, next_))
+            for reader, number, i in _readers(node):
+                at = how.outs[i]
+                if isinstance(at, Split) and (next_ := self.follow(reader, False, number, at)):
+                    todo.append((reader, next_))
+        return found
+
+    def split(self, x: fx.Node) -> Placement:
+        """How a value is computed: R where whole."""
+        maker, i = source(x)
+        return self.taken[maker].outs[i] if maker in self.taken else R
+
+    def peel(self) -> bool:
+        """Leave whole what need not be in parts: whether there was such a call."""
+        count = len(self.taken)
+        for node in [n for n in self.calls if n in self.taken and not self.wanted(n)]:
+            if not any(isinstance(self.split(x), Split) for x in operands(node)):
+                del self.taken[node]  # it reads only what is whole
+        for node in [n for n in reversed(self.calls) if n in self.taken and not self.wanted(n)]:
+            if not any(self.reads_part(*reader, node) for reader in _readers(node)) and self.cheaper_whole(node):
+                del self.taken[node]
+        return len(self.taken) < count
+
+    def wanted(self, node: fx.Node) -> bool:
+        return _heavy(node) or node.target in COLLECTIVES
+
+    def reads_part(self, reader: fx.Node, number: int, output: int, node: fx.Node) -> bool:
+        return reader in self.taken and self.taken[reader].ins[number] == self.taken[node].outs[output]
+
+    def cheaper_whole(self, node: fx.Node) -> bool:
+        """Whether fewer bytes have to be joined for it than of what it makes."""
+        roots = {self.root(x) for x in operands(node) if isinstance(self.split(x), Split)}
+        mine = sum(spec.bytes for spec in specs(node) if spec.dtype)
+        joined = sum(_bytes(x) for x in roots if not self.joined(x, node))
+        return joined < mine or (joined == mine and node.target in ARRANGING)
+
+    def root(self, x: fx.Node) -> fx.Node:
+        """What has to be joined for a value to be whole: it, or what it looks at."""
+        while x.target in FREE and x.target is not operator.getitem and x in self.taken:
+            x = x.all_input_nodes[0]
+        return x
+
+    def joined(self, x: fx.Node, but: fx.Node) -> bool:
+        """Whether somebody else needs a value whole."""
+        for user in x.users:
+            if user is but:
+                continue
+            if user.op == "output" or (user.target is not operator.getitem and user not in self.taken):
+                return True
+            if user.target in FREE and user.target is not operator.getitem and self.joined(user, but):
+                return True
+        return False
+
+    def keep_regions(self) -> None:
+        """Only what is connected with a collective, and with what could be computed meanwhile."""
+        beside: dict[fx.Node, list[fx.Node]] = defaultdict(list)
+        for node in self.taken:
+            for maker in self.makers(node, self.taken):
+                beside[node].append(maker)
+                beside[maker].append(node)
+        seen: set[fx.Node] = set()
+        for node in list(self.taken):
+            region, todo = [], [node]
+            while todo:
+                n = todo.pop()
+                if n not in seen:
+                    seen.add(n)
+                    region.append(n)
+                    todo += beside[n]
+            if region and not (any(n in self.seeds for n in region) and any(map(_heavy, region))):
+                for n in region:
+                    del self.taken[n]
+
+    def sums(self) -> dict[fx.Node, InParts]:
+        """What contracts over a split dim, where parts of it are added with fewer bytes moved than are to be joined."""
+        found: dict[fx.Node, InParts] = {}
+        readers: dict[fx.Node, int] = defaultdict(int)
+        for node in self.calls:
+            if node in self.taken:
+                continue
+            for number, x in enumerate(operands(node)):
+                at = self.split(x)
+                how = self.follow(node, False, number, at) if isinstance(at, Split) else None
+                if how and all(isinstance(p, Partial) for p in how.outs):
+                    found[node] = how
+                    break
+        roots = {node: {self.root(x) for x in operands(node) if isinstance(self.split(x), Split)} for node in found}
+        for those in roots.values():
+            for x in those:
+                readers[x] += 1
+        return {
+            node: how
+            for node, how in found.items()
+            if 3 * _bytes(node) * (self.count - 1) < sum(2 * _bytes(x) / readers[x] for x in roots[node])
+        }
+
+
+def local_rule(node: fx.Node) -> Rule | None:
+    """The rule of a call of a Program: of an operator, a collective, or of what only arranges memory."""
+    if not isinstance(node.target, torch._ops.OpOverload) and node.target not in ARRANGING:
+        return None
+    if node.target in COLLECTIVES or node.target in ARRANGING:
+        left, right = LINES.get(node.target, ("", ""))
+        shape = operands(node)[0].meta["val"].shape
+        dims = " ".join(names(shape[1:] if left else shape))
+        made = node.meta["val"].shape
+        return parse(f"{left} {dims} -> {right} {dims}", [shape], [made])
+    return rule_of(node)
+
+
+def _heavy(node: fx.Node) -> bool:
+    return node.target in FLOPS
+
+
+def _bytes(x: fx.Node) -> int:
+    return sum(spec.bytes for spec in flat(x.meta["val"]))
+
+
+def _places(rule: Rule, size: int) -> Iterator[int]:
+    """The places of a dim of this size at which a call sees a factor begin."""
+    for dims in (*rule.inputs, *rule.outputs):
+        for factors in dims:
+            outside = 1
+            for factor in factors if rule.shape((factors,)) == (size,) else ():
+                yield outside
+                outside *= rule.sizes[factor]
+
+
+def _readers(node: fx.Node) -> Iterator[tuple[fx.Node, int, int]]:
+    """(call, number of its operand, output of this call) for all who read what a call makes."""
+    values = [(u, u.args[1]) for u in node.users if u.target is operator.getitem] or [(node, 0)]
+    for value, output in values:
+        for user in value.users:
+            if user.op == "call_function":
+                for number, x in enumerate(operands(user)):
+                    if x is value:
+                        yield user, number, output  # pyright: ignore[reportReturnType]

@@ -1,0 +1,148 @@
+"""Regions: what lies between a Program's communications is computed in parts, in place.
+
+Of each call that is (`lower.parts`) there is one for each part, which knows its number (`meta["copy"]`); what others
+need whole is joined from the parts, or added up. `run.overlap` then finds an order in which one part computes while
+another communicates. Unlike copies of the batch (`lower.unroll`), regions also cut sequences, and leave whole what
+would have to wait for all parts.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+
+from tutti.graph.costs import FREE
+from tutti.graph.step_graph import Spec
+from tutti.lower.collectives import shift
+from tutti.lower.emit import Emitter
+from tutti.lower.move import take
+from tutti.lower.parts import InParts, in_parts
+from tutti.lower.program import Program
+from tutti.lower.shard import dense
+from tutti.plan.layout import Layout, Placement, Split
+from tutti.rules import ARGUMENTS, CONTIGUOUS, DENSE, operands, source, specs
+
+aten = torch.ops.aten
+AXIS = "part"
+
+
+def divide(program: Program) -> None:
+    """Compute the regions of a Program in as many parts as it says, in place.
+
+    Where it has none it stays as it is, and says that it has one part; so where ranks pass on what they hold to one
+    another, as they may then have other things to compute, and other regions.
+    """
+    graph, count = program.graph, program.regions
+    found = {} if any(n.target is shift for n in graph.nodes) else in_parts(graph, count)
+    if not found:
+        program.regions = 1
+    divider = _Divider(graph, found, count)
+    for node in list(graph.nodes):
+        if node in found or source(node)[0] in found:
+            divider.write(node)
+    divider.join()
+    for node in reversed(list(divider.parts)):
+        if not node.users:  # collectives, which are not taken for dead, among them
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+
+
+def check_divided(program: Program, wanted: int) -> None:
+    """ValueError where a Program that was to be computed in so many parts has no regions."""
+    if wanted > program.regions:
+        raise ValueError(
+            f"regions cannot be computed in {wanted} parts: on a mesh {dict(program.mesh)} no communication lies "
+            "between computations whose batch or sequence could be cut; write the plan without 'regions', or with 'tp'"
+        )
+
+
+class _Divider:
+    """parts: of each value those that were written; cuts: of values that are whole, those that were taken out."""
+
+    def __init__(self, graph: fx.Graph, found: dict[fx.Node, InParts], count: int):
+        self.graph, self.found, self.count = graph, found, count
+        self.mesh = {AXIS: count}
+        self.parts: dict[fx.Node, list[fx.Node]] = {}
+        self.cuts: dict[tuple[fx.Node, Split, int], fx.Node] = {}
+
+    def lies(self, x: fx.Node) -> Placement:
+        maker, output = source(x)
+        return self.found[maker].outs[output]
+
+    def write(self, node: fx.Node) -> None:
+        """The parts of a call, in front of it."""
+        with self.graph.inserting_before(node):
+            self.parts[node] = [self.part(node, i) for i in range(self.count)]
+
+    def part(self, node: fx.Node, i: int) -> fx.Node:
+        if node.target is operator.getitem:
+            maker, output = source(node)
+            made = self.graph.call_function(operator.getitem, (self.parts[maker][i], output))
+            made.meta = {**node.meta, "val": self.specs(maker)[output], "copy": i}
+            return made
+        how, local = self.found[node], self.specs(node)
+        held = [
+            self.read(node, number, x, at, i) if isinstance(at, Split) else x
+            for number, (x, at) in enumerate(zip(operands(node), how.ins, strict=True))
+        ]
+        parts = iter(held)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda _: next(parts))  # pyright: ignore
+        if node.target in ARGUMENTS:
+            args = ARGUMENTS[node.target](args, [spec.shape for spec in local])
+        made = self.graph.create_node("call_function", node.target, args, kwargs)
+        several = isinstance(node.meta["val"], tuple)
+        val = tuple(spec if spec.dtype else None for spec in local) if several else local[0]
+        made.meta = {**node.meta, "val": val, "copy": i}
+        return made
+
+    def specs(self, node: fx.Node) -> list[Spec]:
+        """Of the outputs of one part of a call."""
+        return [
+            Spec(self.layout(at).local_shape(spec.shape, self.mesh), spec.dtype)
+            for spec, at in zip(specs(node), self.found[node].outs, strict=True)
+        ]
+
+    def layout(self, at: Placement) -> Layout:
+        return Layout.of({AXIS: at})
+
+    def read(self, node: fx.Node, number: int, x: fx.Node, at: Split, i: int) -> fx.Node:
+        """Part i of an operand."""
+        if x in self.parts and self.lies(x) == at:
+            return self.parts[x][i]
+        if (x, at, i) not in self.cuts:
+            emit = Emitter(self.graph, {**x.meta, "phase": node.meta["phase"], "copy": i})
+            self.cuts[x, at, i] = take(emit, x, at.dim, at.outer, self.count, i)
+        cut = self.cuts[x, at, i]
+        for table, arrange in ((CONTIGUOUS, aten.contiguous.default), (DENSE, dense)):
+            if number in table.get(node.target, ()):
+                arranged = self.graph.call_function(arrange, (cut,))
+                arranged.meta = dict(cut.meta)
+                return arranged
+        return cut
+
+    def join(self) -> None:
+        """Put what is needed whole together; what only looks at that is left to look at it."""
+        for node, parts in self.parts.items():
+            if source(node)[0].target in FREE or not isinstance(node.meta["val"], Spec):
+                continue
+            at, emit = self.lies(node), Emitter(self.graph, node.meta)
+            with self.graph.inserting_before(node):
+                whole = self.joined(emit, parts, at) if isinstance(at, Split) else self.added(emit, parts)
+            node.replace_all_uses_with(whole)
+
+    def joined(self, emit: Emitter, parts: list[fx.Node], at: Split) -> fx.Node:
+        """(..., outer inner, ...) of each part as (..., outer parts inner, ...)"""
+        before, (n, *after) = parts[0].meta["val"].shape[: at.dim], parts[0].meta["val"].shape[at.dim :]
+        if at.outer == 1:
+            return emit(aten.cat.default, (parts, at.dim), (*before, self.count * n, *after))
+        rows = [emit.reshape(x, (*before, at.outer, 1, n // at.outer, *after)) for x in parts]
+        shape = (*before, at.outer, self.count, n // at.outer, *after)
+        return emit.reshape(emit(aten.cat.default, (rows, at.dim + 1), shape), (*before, self.count * n, *after))
+
+    def added(self, emit: Emitter, parts: list[fx.Node]) -> fx.Node:
+        total, *others = parts
+        for x in others:
+            total = emit(aten.add.Tensor, (total, x), x.meta["val"].shape)
+        return total

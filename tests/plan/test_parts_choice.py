@@ -1,0 +1,56 @@
+"""Where the best plan waits for communication, its regions are tried in parts, and the judge decides."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+import tutti
+from searches import search
+from tutti.cluster.device import Link
+from tutti.plan.layout import Mesh
+from tutti.run.planning import Simulator
+from tutti.run.simulated.dryrun import dry_run
+
+
+def long(length: int) -> tutti.StepGraph:
+    """Two layers of a Llama 7B's width, of a single sequence."""
+    config = transformers.LlamaConfig(
+        hidden_size=4096, num_hidden_layers=2, num_attention_heads=32, num_key_value_heads=8, intermediate_size=11008,
+        vocab_size=8192, max_position_embeddings=length,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config).bfloat16()
+        ids = torch.empty(1, length, dtype=torch.long)
+    return tutti.capture(model, {"input_ids": ids, "labels": ids}, torch.optim.AdamW(model.parameters()))
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return long(8192)
+
+
+def found(graph, bandwidth: float, mesh: Mesh):
+    device = tutti.Cluster.parse("a100-80:2").device
+    told: list[str] = []
+    made = search(graph, tutti.Cluster(device, ((2, Link(bandwidth, 5e-6)),)), mesh=mesh, progress=told.append)
+    made.judge = Simulator("O2")
+    return made, made.best(), told
+
+
+def test_one_long_sequence_is_hidden_by_its_regions(graph):
+    made, best, told = found(graph, 50e9, {"tp": 2})
+    whole = next(p for p in made.plans if p.regions == 1)
+    assert best.name == "auto-tp2xregions2" and best.regions == 2
+    assert best.predicted.communication_seconds < 0.5 * whole.predicted.communication_seconds
+    assert best.predicted.step_seconds < whole.predicted.step_seconds
+    assert any("cannot be had in copies: the batch cannot be cut" in line for line in told)
+    again = dry_run(graph, best, made.cluster, "O2").prediction()
+    assert again == best.predicted, "what is kept of the plan is what was judged"
+
+
+def test_what_costs_more_than_it_hides_is_not_taken(graph):
+    made, best, _ = found(graph, 200e9, {"tp": 2})
+    parts = [p for p in made.plans if p.regions == 2]
+    assert best.regions == 1 and all(p.predicted.step_seconds > best.predicted.step_seconds for p in parts)
