@@ -97,7 +97,7 @@ def main(run: Callable[[bool], dict[str, Any]], script: str, packages: Sequence[
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
     parser.add_argument("--quick", action="store_true", help="a smaller case, done within a minute")
     quick = parser.parse_args().quick
-    name = "-".join(Path(script).resolve().relative_to(RESULTS.parent).with_suffix("").parts)
+    name = ("gpu-" if Path(script).parent.name == "gpu" else "") + Path(script).stem
     result = {"benchmark": name, "quick": quick, **environment(packages), **run(quick)}
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}{'-quick' if quick else ''}.json"

@@ -54,8 +54,11 @@ def test_summary(harness):
     assert harness.summary([[2.0]])["median"] == 2.0
 
 
-@pytest.mark.parametrize(("options", "name"), [([], "speed.json"), (["--quick"], "speed-quick.json")])
-def test_last_line_is_the_saved_object(harness, monkeypatch, capsys, options, name):
+@pytest.mark.parametrize(("script", "options", "name"), [
+    ("somewhere/speed.py", [], "speed.json"), ("somewhere/speed.py", ["--quick"], "speed-quick.json"),
+    ("somewhere/gpu/speed.py", [], "gpu-speed.json"),
+])  # fmt: skip
+def test_last_line_is_the_saved_object(harness, monkeypatch, capsys, script, options, name):
     monkeypatch.setattr(sys, "argv", ["speed.py", *options])
 
     def run(quick):
@@ -63,7 +66,7 @@ def test_last_line_is_the_saved_object(harness, monkeypatch, capsys, options, na
         harness.say("half done")
         return {"figure": 1.5, "case": "small" if quick else "large"}
 
-    harness.main(run, "somewhere/speed.py", packages=["numpy"])
+    harness.main(run, script, packages=["numpy"])
     captured = capsys.readouterr()
     result = json.loads(captured.out.splitlines()[-1])
     assert result == json.loads((harness.RESULTS / name).read_text())
