@@ -76,7 +76,7 @@ class Case:
         try:
             step = tutti.parallelize(model, torch.optim.AdamW(model.parameters(), lr=1e-4), self.batch(DEVICE),
                                      plan=plan, level="O0", masters=True, memory=self.budget)  # fmt: skip
-            del model
+            step.model.to("cpu")  # the step has copies of its own
             losses, seconds = [], []
             for i in range(STEPS):
                 if GPU and i == 1:

@@ -7,7 +7,7 @@ from torch import fx
 import models
 import tutti
 from tutti.graph.step_graph import Spec
-from tutti.lower.collectives import all_reduce
+from tutti.lower.collectives import all_reduce, wait
 from tutti.lower.overwrite import DIM, INTO, PLACE, write_over
 from tutti.run.levels import LEVELS
 
@@ -165,3 +165,63 @@ def test_steps_give_the_same_bits(name, monkeypatch):
     (theirs, expected), none = losses()
     assert count > 10 and none == 0 and ours == theirs
     assert all(torch.equal(state[name], expected[name]) for name in expected)
+
+
+class Looked(torch.nn.Module):
+    """A value is read through a view after an operator that could take its memory."""
+
+    def __init__(self, view):
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight, self.view = torch.nn.Parameter(torch.randn(6, 6) * 0.3), view
+
+    def forward(self, x):
+        y = x @ self.weight
+        v = self.view(y)
+        z = torch.tanh(y)
+        return (z * 0.5).sum() + (v * v * v).sum()
+
+
+@pytest.mark.parametrize("view", [
+    lambda y: y.squeeze(), lambda y: y.diagonal(dim1=0, dim2=2), lambda y: y.unfold(2, 2, 2), lambda y: y.reshape(-1),
+    lambda y: torch.view_as_complex(y.reshape(8, 3, 2)).real, lambda y: y.contiguous().mT,
+    lambda y: torch.nn.functional.group_norm(y, 1), lambda y: torch.softmax(y.chunk(2, -1)[1], -1),
+    lambda y: torch.nn.functional.scaled_dot_product_attention(y[None], y[None], y[None]),
+], ids=["squeeze", "diagonal", "unfold", "reshape", "complex", "contiguous", "norm", "chunk", "attention"])  # fmt: skip
+def test_whoever_looks_at_a_memory_keeps_it(view):
+    model, x = Looked(view), torch.randn(8, 1, 6)
+    expected = model(x)
+    (gradient,) = torch.autograd.grad(expected, [model.weight])
+    step = tutti.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1), (x,), plan="single", level="O0",
+                             cluster="cpu:1")  # fmt: skip
+    loss = step((x,))
+    torch.testing.assert_close(loss, expected.detach())
+    torch.testing.assert_close(step.state_dict()["weight"], model.weight.detach() - 0.1 * gradient)
+
+
+def test_a_piece_of_a_split_is_no_place_for_a_softmax():
+    class Halves(torch.nn.Linear):
+        def forward(self, x):
+            a, b = super().forward(x).chunk(2, -1)
+            return torch.tanh(a).sum() + (torch.softmax(b, -1) ** 2).sum()
+
+    torch.manual_seed(0)
+    model, x = Halves(6, 8), torch.randn(16, 6)
+    step = tutti.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1), (x,), plan="single", level="O0",
+                             cluster="cpu:1")  # fmt: skip
+    torch.testing.assert_close(step((x,)), model(x).detach())
+
+
+def test_what_is_being_sent_is_not_written_into():
+    """A place is made into only behind the end of whatever may still read it."""
+    graph = fx.Graph()
+    place, other = graph.placeholder("place"), graph.placeholder("other")
+    sent = graph.call_function(all_reduce, (place, "dp", "sum"))
+    made = graph.call_function(aten.sub.Tensor, (other, other))
+    over = graph.call_function(wait, (sent,))
+    copy = graph.call_function(aten.copy_.default, (place, made))
+    graph.output((over, copy))
+    for node in (place, other, sent, made, over, copy):
+        node.meta["val"] = Spec(SHAPE, torch.float32)
+    write_over(graph)
+    assert not written(graph)

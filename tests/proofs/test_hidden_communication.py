@@ -63,7 +63,8 @@ def test_tensor_parallelism_hides_half_of_the_forward_and_most_of_the_backward_p
 
 
 def test_regions_hide_as_much_and_do_so_for_a_single_sequence(step):
-    """Half of what attention sends is hidden only by its own projection where the sequence is cut."""
+    """Half of what attention sends is hidden only by its own projection where the sequence is cut: what is won there is
+    about what smaller kernels lose."""
     _, early, peak = hidden(step, "tp8", True)
     regions, both, most = hidden(step, "tp8xregions2", True)
     assert regions["forward"] >= 0.9 and regions["backward"] >= 0.95
@@ -72,7 +73,7 @@ def test_regions_hide_as_much_and_do_so_for_a_single_sequence(step):
     begun, early, peak = hidden(alone, "tp8", True)
     regions, both, most = hidden(alone, "tp8xregions2", True)
     assert begun["forward"] < 0.2 and regions["forward"] >= 0.75 and regions["backward"] >= 0.95
-    assert both < early and most < 1.1 * peak
+    assert both < 1.02 * early and most < 1.1 * peak
 
 
 @pytest.mark.parametrize("plan", ["tp2xdp2xcopies2", "tp2xdp2xregions2"])

@@ -13,6 +13,7 @@ import torch
 
 import tutti
 import zoo
+from tutti.lower import bucket
 from tutti.plan.tier import HOST
 from tutti.run import step as module
 from tutti.run.carrier import Queued
@@ -107,3 +108,21 @@ def test_what_goes_wrong_on_the_host_is_raised_when_all_is_settled():
     with pytest.raises(OSError, match="no room"):
         carrier.settle()
     carrier.settle()
+
+
+def test_what_is_gathered_is_what_a_slow_host_has_updated(monkeypatch):
+    """Each parameter in a bucket of its own: nothing but its update lies between it and the gather."""
+
+    class Slow(Queued):
+        def compute(self, function, *args, **kwargs):
+            def late(*args, **kwargs):
+                assert not threading.Event().wait(0.005)
+                return function(*args, **kwargs)
+
+            return super().compute(late, *args, **kwargs)
+
+    monkeypatch.setattr(bucket, "BUCKET", 1)
+    _, losses, state = trained("zero1", "adamw", 2)
+    monkeypatch.setattr(module, "carrier_for", lambda device, shelf: Slow(shelf, Late(shelf)))  # pyright: ignore
+    _, ours, after = trained("zero1xoffload", "adamw", 2)
+    assert ours == losses and all(torch.equal(after[name], state[name]) for name in state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 
 from torch import fx
 
@@ -36,7 +36,7 @@ def early(graph: fx.Graph, moved: Collection[fx.Node]) -> None:
         todo = [node]
         while todo:
             n = todo.pop()
-            for x in _late(n, lazy, placed):
+            for x in _late(n, needs, lazy, placed):
                 order.append(x)
                 placed.add(x)
             order.append(n)
@@ -62,12 +62,14 @@ def _needs(node: fx.Node, position: dict[fx.Node, int]) -> set[fx.Node]:
     return {x for x in before if x.op == "call_function"}
 
 
-def _late(node: fx.Node, lazy: set[fx.Node], placed: set[fx.Node]) -> list[fx.Node]:
+def _late(
+    node: fx.Node, needs: Mapping[fx.Node, Iterable[fx.Node]], lazy: set[fx.Node], placed: set[fx.Node]
+) -> list[fx.Node]:
     """What a node needs of the lazy, in order."""
     found: list[fx.Node] = []
 
     def visit(n: fx.Node) -> None:
-        for x in n.all_input_nodes:
+        for x in needs.get(n, n.all_input_nodes):
             if x in lazy and x not in placed and x not in found:
                 visit(x)
                 found.append(x)

@@ -25,7 +25,7 @@ from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.early import early
 from tutti.lower.order import advance, sort
 from tutti.lower.transfers import TRANSFERS, store
-from tutti.lower.writes import WRITES, behind_views, overwritten
+from tutti.lower.writes import WRITES, behind_views, looks, overwritten
 from tutti.nn.adam import IN_PLACE
 from tutti.plan.price import PIECE
 
@@ -153,7 +153,7 @@ def _last_reads(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
             roots[node] = [node]
         looked_at = [x for read in node.all_input_nodes for x in roots.get(read, ())]
         last.update((x, node) for x in looked_at)
-        if node.target in FREE:
+        if looks(node):
             roots[node] = looked_at
     return last
 
@@ -198,7 +198,7 @@ def _write_back(graph: fx.Graph) -> None:
 
 def _made(value: Any) -> fx.Node:
     """The call whose result a value looks at."""
-    while value.target in FREE and value.args[0].op == "call_function":
+    while looks(value) and value.args[0].op == "call_function":
         value = value.args[0]
     return value
 

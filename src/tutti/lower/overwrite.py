@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from tutti.graph.costs import FREE
 from tutti.graph.step_graph import Call, Spec
-from tutti.lower.collectives import COLLECTIVES
+from tutti.lower.collectives import COLLECTIVES, wait
 from tutti.lower.transfers import TRANSFERS
-from tutti.lower.writes import TURNING, root_of
+from tutti.lower.writes import TURNING, looks, root_of
 
 aten = torch.ops.aten
 
@@ -67,7 +66,10 @@ DENSE = {  # what makes contiguous memory of its own
     aten.embedding.default,
 }  # fmt: skip
 FRESH = {*DENSE, *INTO, *PLACE, aten._to_copy.default}  # and what does beside all that torch tags as pointwise
-PARTS = {aten.slice.Tensor, aten.select.int, aten.expand.default}  # of a memory, or some of it more than once
+WHOLE = {  # views of all of a memory, each number once
+    aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default,
+    aten.permute.default, aten.transpose.int, aten.t.default,
+}  # fmt: skip
 
 
 def write_over(graph: fx.Graph) -> None:
@@ -99,8 +101,8 @@ def _make_there(graph: fx.Graph, copy: Call) -> None:
         return  # in another way
     between = value.next
     while between is not copy:
-        if any(root_of(x) is place for x in between.all_input_nodes):
-            return
+        if between.target is wait or any(root_of(x) is place for x in between.all_input_nodes):
+            return  # what is waited for may read it until then
         between = between.next
     _write_into(value, place)
     copy.replace_all_uses_with(value)
@@ -114,7 +116,7 @@ def _lives(graph: fx.Graph) -> tuple[dict[fx.Node, fx.Node], dict[fx.Node, fx.No
     node: Call
     for node in graph.nodes:
         reads = node.all_input_nodes
-        looks_at = reads[0] if node.target in FREE and reads else node.kwargs.get(PLACE.get(node.target))
+        looks_at = reads[0] if looks(node) else node.kwargs.get(PLACE.get(node.target))
         roots[node] = roots[looks_at] if looks_at is not None else node
         last.update((roots[x], node) for x in reads)
     return roots, last
@@ -134,7 +136,7 @@ def _may_go(x: fx.Node, node: Call, roots: dict[fx.Node, fx.Node], last: dict[fx
     if root.target not in FRESH and torch.Tag.pointwise not in getattr(root.target, "tags", ()):
         return False
     way = _way(x, root)
-    if x.meta["val"] != node.meta["val"] or way & PARTS:
+    if x.meta["val"] != node.meta["val"] or not way <= WHOLE:
         return False
     if node.target in DIM and (root.target not in DENSE or way & TURNING):
         return False

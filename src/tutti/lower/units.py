@@ -24,7 +24,7 @@ from torch import fx
 from tutti.graph.costs import FREE
 from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.inplace import written
-from tutti.lower.writes import TURNING, WRITES, overwritten
+from tutti.lower.writes import TURNING, WRITES, looks, overwritten
 
 Unit = list[fx.Node]
 aten = torch.ops.aten
@@ -60,7 +60,7 @@ def readers_before(place: fx.Node, write: fx.Node) -> list[fx.Node]:
         for user in todo.pop().users:
             if user is write or user.op == "output" or user.target is written or user.target in WRITES:
                 continue
-            if user.target in FREE and user.target is not operator.getitem:
+            if looks(user) and user.target is not operator.getitem:
                 todo.append(user)
             else:
                 found.append(user)

@@ -1,14 +1,16 @@
-"""Who writes into what: calls that change their operands, and who else reads these."""
+"""Who writes into what, and who looks at it: calls that change their operands, and calls that return their memory."""
 
 from __future__ import annotations
 
 import operator
+from functools import cache
 from typing import Any
 
 import torch
 from torch import fx
 
 from tutti.graph.costs import FREE
+from tutti.lower.shard import dense
 from tutti.lower.transfers import store
 from tutti.nn.adam import IN_PLACE
 
@@ -23,6 +25,19 @@ WRITES: dict[Any, tuple[int, ...]] = {
 TURNING = {aten.permute.default, aten.transpose.int, aten.t.default, aten.expand.default}  # views in another order
 
 
+def looks(node: fx.Node) -> bool:
+    """Whether a call may return the memory of its first operand, or a part of it: a reshape does where it can."""
+    return node.op == "call_function" and _looks(node.target)
+
+
+@cache
+def _looks(target: Any) -> bool:
+    if target in FREE or target is dense:
+        return True
+    returns = target._schema.returns if isinstance(target, torch._ops.OpOverload) else ()
+    return any(x.alias_info is not None and not x.alias_info.is_write for x in returns)
+
+
 def overwritten(node: fx.Node) -> list[fx.Node]:
     """The inputs that a call writes into, or into parts of."""
     places: list[fx.Node] = []
@@ -34,7 +49,7 @@ def overwritten(node: fx.Node) -> list[fx.Node]:
 
 def root_of(node: fx.Node) -> fx.Node:
     """What a view looks at; itself of all else."""
-    while node.op == "call_function" and node.target in FREE and node.target is not operator.getitem:
+    while looks(node) and node.target is not operator.getitem:
         node = node.all_input_nodes[0]
     return node
 
@@ -45,7 +60,7 @@ def behind_views(node: fx.Node) -> set[fx.Node]:
     todo = [node]
     while todo:
         for user in todo.pop().users:
-            if user.target in FREE:
+            if looks(user):
                 todo.append(user)
             else:
                 found.add(user)

@@ -8,6 +8,7 @@ back. What computing hides of a transfer is not known here: the judge of the sea
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from functools import cache
 from math import prod
 from typing import TYPE_CHECKING
@@ -79,6 +80,8 @@ def things_of(step: StepGraph, plan: Plan, device: Device, found: Activations) -
         kind, _, path = label.partition(":")
         if name.partition(":")[0] in FIXED:
             continue
+        if kind == "param":
+            kinds[path] += []
         sizes[label] += prod(plan.input_layout(label).local_shape(spec.shape, plan.inner)) * spec.dtype.itemsize
         if kind != "param" and label not in kinds[path]:
             kinds[path].append(label)
@@ -88,10 +91,14 @@ def things_of(step: StepGraph, plan: Plan, device: Device, found: Activations) -
     for path, labels in kinds.items():
         state, own = sum(sizes[label] for label in labels), sizes[f"param:{path}"]
         moved = 2 * state + 3 * own  # read and written; a parameter, and its gradient read
+        param = Thing(f"param:{path}", own, 2 * runs * own / outside.link)
+        if not labels:  # the update needs no more than the gradient, which goes out
+            things.append(replace(param, outside=param.outside + own / outside.link))
+            continue
         at = len(things)
         there = own / outside.link + moved / outside.bandwidth  # the gradient goes out
         things.append(Thing("\n".join(labels), state, there, moved / device.bandwidth))
-        things.append(Thing(f"param:{path}", own, 2 * runs * own / outside.link))
+        things.append(param)
         pairs[at, at + 1] = own / outside.link  # the parameter comes back
         pairs[at + 1, at] = 2 * state / outside.link  # state goes to where the update is computed, and back
     for label in sorted(found.needed):

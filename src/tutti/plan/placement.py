@@ -71,7 +71,7 @@ def place(things: Sequence[Thing], pairs: Pairs, wanted: float) -> set[int]:
     best = cut(things, pairs)
     if _freed(things, best) >= wanted:
         return best
-    low, high, best = 0.0, 1.0, set(range(len(things)))
+    low, best = 0.0, set(range(len(things)))
     total = cost(things, pairs, best) + cost(things, pairs, set())
     high = total / max(1, min(t.bytes for t in things if t.bytes))  # dearer than anything else
     bound = 0.0

@@ -127,6 +127,7 @@ class Queued:
         return kept
 
     def bring(self, x: Any) -> torch.Tensor:
+        self.thread.settle()  # what writes into it may have been asked for after what made it
         return self.arrived(self.fetch(_there(x)))
 
     def store(self, home: torch.Tensor, x: Any) -> torch.Tensor:

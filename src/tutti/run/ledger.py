@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch.utils import _pytree as pytree
@@ -42,10 +42,12 @@ class OverBudget(MemoryError):
 
 
 class Ledger:
-    """Of one rank. budget: bytes; without one all is counted and nothing refused. now, most: bytes held."""
+    """Of one rank. budget: bytes; without one all is counted and nothing refused. now, most: bytes held. settle: waits
+    until all is gone that is only held to be copied elsewhere."""
 
     def __init__(self, shelf: Shelf, budget: float | None = None):
         self.shelf, self.budget = shelf, budget
+        self.settle: Callable[[], None] = lambda: None
         self.known: dict[int, int] = {}
         self.now = self.most = 0
 
@@ -69,6 +71,8 @@ class Ledger:
 
     def need(self, count: int, what: str) -> None:
         """OverBudget where so many bytes more do not fit."""
+        if self.budget is not None and self.now + count > self.budget:
+            self.settle()
         self.most = max(self.most, self.now + count)
         if self.budget is not None and self.now + count > self.budget:
             raise OverBudget(

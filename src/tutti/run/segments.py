@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 
 import torch
@@ -92,12 +93,8 @@ def _replace(graph: fx.Graph, segment: list[fx.Node], function: Callable, inputs
     call.meta = {"val": tuple(n.meta["val"] for n in outputs), "label": "segment", "inside": segment}
     for i, node in reversed(list(enumerate(outputs))):
         with graph.inserting_after(call):
-            part = graph.call_function(_take, (call, i))
+            part = graph.call_function(operator.getitem, (call, i))
         part.meta = dict(node.meta)
         node.replace_all_uses_with(part)
     for node in reversed(segment):
         graph.erase_node(node)
-
-
-def _take(results: tuple[torch.Tensor, ...], i: int) -> torch.Tensor:
-    return results[i]

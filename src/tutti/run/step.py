@@ -146,6 +146,9 @@ class Step:
         self.shelf = Shelf(folder, pinned=self.device.type == "cuda")
         self._carrier = carrier_for(self.device, self.shelf) if chosen.tiers else None
         self.ledgers = [] if self.memory is None else [Ledger(self.shelf, self.memory) for _ in self.runtime.ranks]
+        if self._carrier:
+            for ledger in self.ledgers:
+                ledger.settle = self._carrier.settle
         self._state = State(self.graph, chosen, self.runtime, devices_of, self.shelf, self.ledgers)
         self._state.begin(model, optimizer, masters)
 
