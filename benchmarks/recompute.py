@@ -3,8 +3,8 @@
 Ours: the cheapest operators whose results need not be kept (`plan.recompute`), for shares of the activations.
 PyTorch's: `torch.compile` with the same shares as `activation_memory_budget` of its min-cut partitioner. A Llama, a T5
 and a UNet2D of diffusers, all with a fused AdamW; one process for each contender. A peak is what is allocated at once
-beyond what lies there between steps; `at_equal_time` holds each of our peaks against the smallest of PyTorch's that
-takes no longer, interpolated. `--quick` is the Llama at two shares, and takes three minutes to compile.
+beyond what lies there between steps; `at_equal_time` holds the smallest of our peaks that takes no longer,
+interpolated, against each of PyTorch's. `--quick` is the Llama at two shares, and takes three minutes to compile.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tutti.plan.variant import Variant
 from tutti.run.simulated.forward import forward_seconds
 from tutti.train.memory import PeakMemory, live_bytes
 
-SHARES = (1.0, 0.5, 0.25, 0.0)
+SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
 ROUNDS, STEPS = 5, 2
 VOCABULARY = 4096
 
@@ -149,19 +149,19 @@ def measure(name: str, shares: tuple[float, ...]) -> dict[str, Any]:
     return {**curves, "at_equal_time": at_equal_time(curves["tutti"].values(), curves["torch"].values())}
 
 
-def at_equal_time(ours, theirs) -> list[float]:
-    """Each of our peaks as a share of what PyTorch's curve has where it takes as long; none where that is slower."""
-    points = sorted((p["time"], p["extra_bytes"]) for p in theirs)
+def at_equal_time(ours, theirs) -> list[float | None]:
+    """The smallest of our peaks that take no longer than each of PyTorch's, as a share of that; none where all do."""
+    curve = sorted((p["time"], p["extra_bytes"]) for p in ours)
     found = []
-    for p in ours:
-        before = [x for x in points if x[0] <= p["time"]]
-        after = [x for x in points if x[0] > p["time"]]
-        if before:
-            least = min(bytes for _, bytes in before)
-            if after and (low := min(after, key=lambda x: x[0]))[1] < least:
-                t0 = max(before)[0]
-                least += (low[1] - least) * (p["time"] - t0) / (low[0] - t0)
-            found.append(round(p["extra_bytes"] / least, 4))
+    for p in theirs:
+        before, after = [[x for x in curve if (x[0] > p["time"]) == later] for later in (False, True)]
+        if not before:
+            found.append(None)
+            continue
+        last, least = max(before)[0], min(size for _, size in before)
+        if after and after[0][1] < least:
+            least += (after[0][1] - least) * (p["time"] - last) / (after[0][0] - last)
+        found.append(round(least / p["extra_bytes"], 4))
     return found
 
 
@@ -169,7 +169,7 @@ def run(quick: bool) -> dict[str, Any]:
     result = {}
     for name in ["llama"] if quick else MODELS:
         harness.say(name)
-        result[name] = measure(name, SHARES[::2] if quick else SHARES)
+        result[name] = measure(name, SHARES[::3] if quick else SHARES)
         for who in ("tutti", "torch"):
             for share, p in result[name][who].items():
                 harness.say(f"{name} {who} {share}: {p['extra_bytes'] / 2**20:.1f} MiB, {p['time']:.3f} of the time")

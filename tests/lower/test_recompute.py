@@ -68,6 +68,14 @@ def test_what_is_not_kept_is_not_there(step):
     assert all(b <= 1.02 * a for a, b in pairwise(peaks)) and peaks[-1] < 0.7 * peaks[0]
 
 
+def test_a_compiler_keeps_no_copy_that_it_could_have_made_in_the_forward_pass(step):
+    variant = Variant(again=("layers",))
+    made = vary(step, variant)
+    plan = Planner(made, CLUSTER, variant=variant).named("recompute")
+    plain, fused = (dry_run(made, plan, CLUSTER, level).memory.peak for level in ("O0", "O2"))
+    assert fused < 1.1 * plain
+
+
 def test_what_a_plan_computes_again_has_to_be_there(step):
     assert recompute(step, ()) is step
     variant = Variant(again=("lm_head/forward/mm",))

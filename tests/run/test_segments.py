@@ -69,6 +69,19 @@ def test_small_segments_are_left_alone(uncompiled):
     assert uncompiled == [] and aten.sin.default in [n.target for n in graph.nodes]
 
 
+def test_what_is_computed_again_of_a_layer_begins_a_segment():
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = Spec((4,), torch.float32)
+    paths = ["", "", "layers.1", "layers.1.mlp", "", "layers.1", "", "layers.0", "layers.0.mlp", ""]
+    for i, path in enumerate(paths):
+        x = call(graph, aten.sin.default, x)
+        x.meta |= {"path": path, "number": i} | ({"again": "sin"} if path else {})
+    graph.output((x,))
+    found = [[node.meta["number"] for node in segment] for segment in segments.segments(graph)]
+    assert found == [[0, 1], [2, 3, 4, 5, 6], [7, 8, 9]]
+
+
 def test_random_operators_are_written_out_with_the_same_numbers():
     graph = fx.Graph()
     seed, step = graph.placeholder("seed"), graph.placeholder("step")

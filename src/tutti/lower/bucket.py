@@ -1,8 +1,7 @@
 """Buckets: collectives of one kind, axis and dtype that wait for the same become one, so that latency is paid once.
 
 Gradients are reduced, layer by layer, as soon as a bucket of them is full: where they are scattered, no more than that
-of them is ever whole, and where nothing
-couples them, they are updated then and let go (`lower.inplace`).
+of them is ever whole, and where nothing couples them, they are updated then and let go (`lower.inplace`).
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from tutti.graph.step_graph import Spec
 
 aten = torch.ops.aten
 Shape = tuple[int, ...]
+ORIGIN = ("phase", "path", "label", "copy", "again")  # in the meta of a call, and of what stands for it
 
 
 class Emitter:
@@ -16,7 +17,7 @@ class Emitter:
 
     def __init__(self, graph: fx.Graph, meta: dict):
         self.graph, self.dtype = graph, meta["val"].dtype
-        self.origin = {key: meta[key] for key in ("phase", "path", "label", "copy") if key in meta}
+        self.origin = {key: meta[key] for key in ORIGIN if key in meta}
 
     def __call__(self, target, args: tuple, shape: Shape) -> fx.Node:
         node = self.graph.call_function(target, args)

@@ -23,7 +23,7 @@ from tutti.graph.costs import FREE
 from tutti.graph.step_graph import UPDATE, Call
 from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.early import early
-from tutti.lower.order import advance, sort
+from tutti.lower.order import ARRANGING, advance, sort
 from tutti.lower.transfers import TRANSFERS, store
 from tutti.lower.writes import WRITES, behind_views, looks, overwritten
 from tutti.nn.adam import IN_PLACE
@@ -31,7 +31,6 @@ from tutti.plan.price import PIECE
 
 aten = torch.ops.aten
 GRADIENT = 1  # among the operands of an update
-ARRANGING = {*FREE, aten.cat.default}
 
 
 def written(call: None, tensor: torch.Tensor) -> torch.Tensor:
@@ -95,13 +94,16 @@ def _gradient_bytes(update: Call) -> int:
     return update.args[GRADIENT].meta["val"].bytes
 
 
+def uncast(gradient: Call) -> fx.Node:
+    """A gradient as it was before it was cast, which an update does in parts."""
+    return gradient.args[0] if gradient.target is aten._to_copy.default else gradient
+
+
 def _take_uncast(graph: fx.Graph, update: Call) -> None:
-    """Give an update the gradient as it was before it was cast, which the update does in parts."""
-    cast = update.args[GRADIENT]
-    if cast.target is aten._to_copy.default:
-        update.args = (*update.args[:GRADIENT], cast.args[0], *update.args[GRADIENT + 1 :])
-        if not cast.users:
-            graph.erase_node(cast)
+    gradient = update.args[GRADIENT]
+    update.args = (*update.args[:GRADIENT], uncast(gradient), *update.args[GRADIENT + 1 :])
+    if not gradient.users:
+        graph.erase_node(gradient)
 
 
 def _updates(graph: fx.Graph) -> set[fx.Node]:

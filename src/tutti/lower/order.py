@@ -13,6 +13,8 @@ from tutti.graph.step_graph import UPDATE
 from tutti.lower.collectives import COLLECTIVES
 from tutti.nn.adam import IN_PLACE
 
+ARRANGING = {*FREE, torch.ops.aten.cat.default}
+
 
 def arrange(nodes: Iterable[fx.Node]) -> None:
     """Bring all nodes of the graph into this order."""
@@ -76,7 +78,7 @@ def chain(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
     roots, arranging, todo = [], [], list(node.all_input_nodes)
     while todo:
         x = todo.pop()
-        if x.op == "call_function" and (x.target in FREE or x.target is torch.ops.aten.cat.default):
+        if x.op == "call_function" and x.target in ARRANGING:
             arranging.append(x)
             todo += x.all_input_nodes
         else:

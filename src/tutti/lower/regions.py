@@ -35,6 +35,8 @@ def divide(program: Program) -> None:
     another, as they may then have other things to compute, and other regions.
     """
     graph, count = program.graph, program.regions
+    if count == 1:
+        return
     found = {} if any(n.target is shift for n in graph.nodes) else in_parts(graph, count)
     if not found:
         program.regions = 1
@@ -54,7 +56,8 @@ def check_divided(program: Program, wanted: int) -> None:
     if wanted > program.regions:
         raise ValueError(
             f"regions cannot be computed in {wanted} parts: on a mesh {dict(program.mesh)} no communication lies "
-            "between computations whose batch or sequence could be cut; write the plan without 'regions', or with 'tp'"
+            f"between computations whose batch or sequence divides into {wanted}; take a number that divides them, "
+            "a plan with 'tp', or one without 'regions'"
         )
 
 

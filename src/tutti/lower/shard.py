@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from tutti.graph.costs import FREE
 from tutti.graph.inline import paste, trace
 from tutti.graph.step_graph import FORWARD, Spec, StepGraph
+from tutti.lower.emit import ORIGIN
 from tutti.lower.here import Here
 from tutti.lower.move import move
 from tutti.lower.program import Program
@@ -178,7 +179,7 @@ class Sharder:
                 if several
                 else [result]
             )
-        origin = {key: node.meta[key] for key in ("phase", "path", "label", "copy") if key in node.meta}
+        origin = {key: node.meta[key] for key in ORIGIN if key in node.meta}
         for emitted in reversed(self.graph.nodes):
             if "label" in emitted.meta:
                 break

@@ -23,7 +23,7 @@ from tutti.graph.labels import layer_of
 from tutti.graph.step_graph import BACKWARD, NUMBERS, UPDATE, Call
 from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.early import early
-from tutti.lower.inplace import written
+from tutti.lower.inplace import GRADIENT, uncast, written
 from tutti.lower.transfers import arrived, bring, fetch, lend, put, store
 from tutti.lower.writes import behind_views
 from tutti.nn.adam import IN_PLACE
@@ -31,7 +31,6 @@ from tutti.plan.tier import DEVICE, HOST
 
 aten = torch.ops.aten
 ORIGIN = ("phase", "path", "label")
-GRADIENT = 1  # among the operands of an update
 COPIES = (aten._to_copy.default, aten.clone.default)
 
 
@@ -100,8 +99,7 @@ class _Placer:
                 continue
             in_place, lists, targets = IN_PLACE[node.target]
             operands: list[Call] = list(node.args[:lists])
-            if operands[GRADIENT].target is aten._to_copy.default:  # which the update does in pieces
-                operands[GRADIENT] = operands[GRADIENT].args[0]
+            operands[GRADIENT] = uncast(operands[GRADIENT])  # pyright: ignore[reportArgumentType]
             for i in targets:
                 last = max(position[user] for user in (node, *behind_views(operands[i])))
                 if operands[i].op != "placeholder" or last > position[node]:
@@ -123,7 +121,8 @@ class _Placer:
         for node in [n for n in self.graph.nodes if n in self.at and n.op == "call_function" and n.target is not put]:
             tier = self.at[node]
             if node.target in FREE:
-                node.meta |= {"host": tier} if any(map(_made_by_host, node.all_input_nodes)) else {}
+                if any(map(_made_by_host, node.all_input_nodes)):
+                    node.meta["host"] = tier
                 continue
             self.moved.add(node)
             if node.target is not written:

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from tutti.graph.inline import inline
+from tutti.graph.labels import layer_of
 from tutti.graph.step_graph import Spec
 from tutti.lower.collectives import COLLECTIVES, wait
 from tutti.lower.inplace import written
@@ -54,13 +55,20 @@ def compile_segments(graph: fx.Graph) -> None:
 
 def segments(graph: fx.Graph) -> Iterator[list[fx.Node]]:
     """The calls between two that break a compiled function, in order; where the graph was ordered by units
-    (`run.overlap`), of one unit."""
+    (`run.overlap`), of one unit.
+
+    With what is computed again of a layer a segment begins: in one with the forward pass the compiler would compute it
+    there already, beside what reads the same, and keep it.
+    """
     segment: list[fx.Node] = []
+    layer = None  # of what was computed again last
     for node in graph.nodes:
         if node.op == "placeholder":
             continue
         ends = node.op == "output" or node.target in BREAKS or "host" in node.meta
-        if ends or (segment and segment[-1].meta.get("unit") != node.meta.get("unit")):
+        again = layer_of(node.meta["path"]) if "again" in node.meta else layer
+        if ends or again != layer or (segment and segment[-1].meta.get("unit") != node.meta.get("unit")):
+            layer = again
             yield segment
             segment = []
         if not ends:

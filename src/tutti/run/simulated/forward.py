@@ -28,7 +28,7 @@ def forward_seconds(step: StepGraph, cluster: Cluster, level: str) -> Callable[[
     for task in made.tasks[0]:
         sizes = {n: sum(x.bytes for x in flat(n.meta["val"])) for n in made.replays[0].events[task.event].nodes
                  if n.target not in FREE}  # fmt: skip
+        whole = sum(sizes.values())
         for node, size in sizes.items():
-            share = size / sum(sizes.values()) if sum(sizes.values()) else 1 / len(sizes)
-            taken[node.meta["label"]] += task.seconds * share
+            taken[node.meta["label"]] += task.seconds * (size / whole if whole else 1 / len(sizes))
     return lambda node: taken[node.meta["label"]] / calls[node.meta["label"]]
