@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from tutti.plan.pin import pin as pin
     from tutti.plan.plan import Plan as Plan
     from tutti.plan.random import random_plan as random_plan
+    from tutti.run.checkpoint.checkpoints import Checkpoints as Checkpoints
     from tutti.run.step import Step as Step
     from tutti.run.step import parallelize as parallelize
 
 # Public name -> its module, imported on first use: `tutti --help` need not wait for torch.
 NAMES = {
+    "Checkpoints": "tutti.run.checkpoint.checkpoints",
     "Cluster": "tutti.cluster",
     "Layout": "tutti.plan.layout",
     "Plan": "tutti.plan.plan",

@@ -33,6 +33,7 @@ VERBS = {
     "train": Verb("tutti.train.command:train", "train a model as a config file says", raw=True, extra="train"),
     "eval": Verb("tutti.train.evaluate:evaluate", "loss of a checkpoint on held-out text", extra="train"),
     "generate": Verb("tutti.train.generate:generate", "continue a text with a trained model", extra="train"),
+    "export": Verb("tutti.train.export:command", "a checkpoint as a model of transformers", extra="train"),
     "plan": Verb(
         "tutti.run.commands.plan:plan",
         "plan for any cluster; explain and compare plans",
@@ -42,6 +43,8 @@ VERBS = {
     "dryrun": Verb("tutti.run.commands.dryrun:dryrun", "a step's time and memory, before it is run", extra="train"),
     "calibrate": Verb("tutti.cluster.command:command", "measure this machine, for plans that run on it"),
     "rules": Verb("tutti.check.command:show_rules", "how each operator can be split", extra="train"),
+    "checkpoint": Verb("tutti.run.commands.checkpoint:checkpoint", "show, verify and compare checkpoints", raw=True),
+    "reshard": Verb("tutti.run.commands.checkpoint:reshard", "write a checkpoint anew for another plan"),
     "run": Verb("tutti.run.launch:run", "start a script in several processes", raw=True),
 }
 

@@ -68,7 +68,7 @@ def test_any_memory_order(which):
 
 
 def test_gradients_of_another_dtype_are_cast_in_pieces(monkeypatch):
-    monkeypatch.setitem(adam.PIECE, "cpu", 256)
+    monkeypatch.setitem(adam.CAST, "cpu", 256)
     table = rows(shapes=((40, 16), (5,), (), (0, 3), (16, 16), (30,)))
     low = [(param, grad.bfloat16(), *held) for param, grad, *held in table]
     low[4] = tuple(t.t() for t in low[4])  # lies in another order

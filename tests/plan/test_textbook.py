@@ -53,7 +53,8 @@ def test_names(name, devices, book):
         ("dpxtp", "leaves the sizes of dp and tp open"),
         ("dp3", "needs 3 devices, not 4"),
         ("tp3xzero1", "needs a multiple of 3 devices, not 4"),
-        ("single", "needs 1 devices, not 4"),
+        ("single", "needs 1 device, not 4$"),
+        ("copies2", "needs 1 device, not 4: say how they are used, as in 'dpxcopies2'"),
     ],
 )
 def test_names_that_are_none(name, message):

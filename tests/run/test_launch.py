@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tutti.run.launch import Failure, LaunchError, launch
+from tutti.run.launch import Failure, LaunchError, Machines, launch
 
 SCRIPT = r"""
 import os, sys, torch, torch.distributed as dist
@@ -124,3 +124,30 @@ def test_the_cause_is_told_from_its_consequences():
     late, early, follower = Failure(2, 1, error("b", 9)), Failure(3, 1, error("a", 5)), Failure(4, 1, lost)
     ranked = sorted([follower, stopped, late, early, killed], key=lambda f: f.order)
     assert [f.rank for f in ranked] == [1, 3, 2, 0, 4]
+
+
+def dies_at_first(folder: str) -> str:
+    """Rank 1 is killed when it is started first, and fails when it is started again."""
+    count, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+    if rank == "1" and count == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == "1" and count == "1":
+        raise ValueError("the second time")
+    return count
+
+
+def test_a_job_starts_anew_as_often_as_it_may(tmp_path, capfd):
+    assert launch(dies_at_first, 2, str(tmp_path), restarts=2) == ["2", "2"]
+    said = capfd.readouterr().err
+    assert "started anew, for the 1. time of 2, in 2 processes" in said and "for the 2. time of 2" in said
+    with pytest.raises(LaunchError, match=r"rank 1 of 2 failed: ValueError: the second time"):
+        launch(dies_at_first, 2, str(tmp_path), restarts=1)
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ((0, 1), "a job on 0 to 1 machines cannot be"), ((3, 2), "a job on 3 to 2 machines cannot be"),
+    ((1, 2), "several machines have to meet"), ((1, 2, "here"), "several machines have to meet"),
+])  # fmt: skip
+def test_machines_that_cannot_be(given, message):
+    with pytest.raises(ValueError, match=message):
+        Machines(*given)

@@ -42,7 +42,7 @@ def test_the_score_is_that_of_the_trainer_and_of_a_plain_loop(trained):
     row = torch.from_numpy(prepared.held_out.open().astype("int64"))
     windows = row[: len(row) // 64 * 64].view(-1, 16)
     with torch.no_grad():
-        logits = AutoModelForCausalLM.from_pretrained(folder).eval()(windows).logits
+        logits = AutoModelForCausalLM.from_pretrained(f"{trained.out}/model").eval()(windows).logits
     plain = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), windows[:, 1:].flatten())
     assert whole.loss == pytest.approx(plain.item(), rel=0.02)  # the windows are spread, not the first ones
     assert whole.tokens == len(windows) * 15

@@ -6,20 +6,27 @@ import os
 import re
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tutti.data.loader import Loader
+from tutti.run.checkpoint import folder
+from tutti.run.checkpoint.checkpoints import SaveError
+from tutti.run.checkpoint.stored import Stored
 from tutti.run.launch import Interrupted
-from tutti.train import checkpoint, command, trainer
+from tutti.train import command, trainer
+from tutti.train.generate import stored_model
 from tutti.train.history import read, series
 from tutti.train.memory import live_bytes
 from tutti.train.model import build_model, build_optimizer, model_config
 from tutti.train.prepare import prepare
 from tutti.train.progress import Display
 from tutti.train.schedule import learning_rate
+
+DATA = "__0_0.distcp"  # the tensors of rank 0
 
 
 def losses(config):
@@ -55,10 +62,10 @@ def test_a_run_gives_the_losses_of_a_plain_loop_and_a_model_that_transformers_lo
     newest = f"{tiny.out}/checkpoints/step-00000008"
     for text in ("read ", "tokenizer ", "plan ", f"step 8  saved {newest}", f"report      {tiny.out}/report.html"):
         assert text in out
-    loaded = AutoModelForCausalLM.from_pretrained(newest)
+    loaded = AutoModelForCausalLM.from_pretrained(f"{tiny.out}/model")
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(loaded.state_dict()[name], tensor, rtol=1e-4, atol=1e-6)
-    assert AutoTokenizer.from_pretrained(newest).model_max_length == 16
+    assert AutoTokenizer.from_pretrained(f"{tiny.out}/model").model_max_length == 16
     kept = sorted(os.listdir(f"{tiny.out}/checkpoints"))
     assert kept == ["step-00000006", "step-00000008"]
 
@@ -73,7 +80,7 @@ def test_held_out_losses_and_memory_are_measured(tiny):
     assert values[2] < values[1] < values[0]
     ((step,), (peak,)) = series(lines, "peak_bytes")
     parameters = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(
-        f"{tiny.out}/checkpoints/step-00000008").parameters())  # fmt: skip
+        f"{tiny.out}/model").parameters())  # fmt: skip
     assert step == 4 and 4 * 3 * parameters < peak < 4 * 3 * parameters + 5e6 + beside  # weights, moments, the rest
 
 
@@ -107,17 +114,18 @@ def test_an_interrupted_run_saves_and_continues_bit_for_bit(tiny, but, tmp_path,
     command.run(other)
     assert "continuing after step 5" in capsys.readouterr().out
     assert losses(other) == losses(tiny)
-    ends = [trainer.load_file(f"{c.out}/checkpoints/step-00000008/{trainer.STATE}") for c in (tiny, other)]
-    assert ends[0].keys() == ends[1].keys() and all(torch.equal(ends[0][k], ends[1][k]) for k in ends[0])
+    ends = [Stored(Path(c.out, "checkpoints/step-00000008")) for c in (tiny, other)]
+    assert ends[0].tensors == ends[1].tensors
+    assert all(torch.equal(ends[0].whole(name), ends[1].whole(name)) for name in ends[0].tensors)
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_the_losses_are_the_same(tiny, monkeypatch, capsys):
     command.run(tiny)
     before = losses(tiny)
-    (command.Path(tiny.out) / "checkpoints/step-00000008" / trainer.STATE).write_bytes(b"half")
+    (Path(tiny.out) / "checkpoints/step-00000008" / DATA).write_bytes(b"half")
     command.run(tiny)
     out = capsys.readouterr().out
-    assert f"step-00000008 is not complete: {trainer.STATE} has 4 bytes" in out
+    assert f"step-00000008 is not complete: {DATA} has 4 bytes" in out
     assert "continuing after step 6" in out
     assert losses(tiny) == before
 
@@ -125,7 +133,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_the_losses_are_the_same(tiny, m
 @pytest.fixture
 def full_disk(monkeypatch):
     """`full_disk(4)`: there is no space while the checkpoint of step 4 is written."""
-    real = checkpoint._to_disk
+    real = folder.to_disk
 
     def at(*steps):
         def full(path):
@@ -133,7 +141,7 @@ def full_disk(monkeypatch):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             real(path)
 
-        monkeypatch.setattr(checkpoint, "_to_disk", full)
+        monkeypatch.setattr(folder, "to_disk", full)
 
     return at
 
@@ -149,7 +157,7 @@ def test_training_goes_on_when_the_disk_is_full_for_a_while(tiny, full_disk, cap
 
 def test_a_full_disk_at_the_end_is_an_error_and_nothing_is_lost(tiny, but, full_disk, tmp_path, monkeypatch):
     full_disk(8)
-    with pytest.raises(checkpoint.SaveError, match=r"step 8 .*No space left.*step-00000006 is intact"):
+    with pytest.raises(SaveError, match=r"step 8 .*No space left.*step-00000006 is intact"):
         command.run(tiny)
     monkeypatch.undo()
     command.run(tiny)
@@ -204,10 +212,9 @@ def test_bfloat16_trains_with_float32_masters(but):
     config = but(parallel={"precision": "bfloat16"})
     command.run(config)
     newest = f"{config.out}/checkpoints/step-00000008"
-    assert AutoModelForCausalLM.from_pretrained(newest).dtype is torch.bfloat16
-    state = trainer.load_file(f"{newest}/{trainer.STATE}")
-    masters = {k: v for k, v in state.items() if k.startswith("master:")}
-    assert masters and all(v.dtype is torch.float32 for v in masters.values())
+    assert stored_model(Path(newest)).dtype is torch.bfloat16
+    masters = {spec.dtype for name, spec in Stored(Path(newest)).tensors.items() if name.startswith("master:")}
+    assert masters == {torch.float32}
     assert losses(config)[1][-1] < losses(config)[1][0]
 
 

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 # Numbers that are cast at once, by device: so many that kernels take them as they take the whole.
-PIECE = {"cpu": 1 << 20, "cuda": 1 << 24}
+CAST = {"cpu": 1 << 20, "cuda": 1 << 24}
 
 _HYPER = "float beta1, float beta2, float eps, float weight_decay, bool decoupled, bool maximize"
 
@@ -77,7 +77,7 @@ def _apply(params, grads, moments, step, lr, *, beta1, beta2, eps, weight_decay,
     hyper = dict(beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, decoupled=decoupled, maximize=maximize)
     every = list(zip(params, grads, *moments, strict=True))
     if any(grad.dtype != param.dtype for param, grad, *_ in every):
-        for rows in _pieces(every, PIECE[params[0].device.type]):
+        for rows in _pieces(every, CAST[params[0].device.type]):
             columns = [list(column) for column in zip(*rows, strict=True)]
             columns[1] = [grad.to(row[0].dtype) for grad, row in zip(columns[1], rows, strict=True)]
             _apply(columns[0], columns[1], columns[2:], step, lr, **hyper)

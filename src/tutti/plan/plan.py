@@ -188,6 +188,9 @@ class Plan:
         if not isinstance(data, dict) or "mesh" not in data or set(data) - known:
             unknown = sorted(set(data) - known) if isinstance(data, dict) else type(data).__name__
             raise ValueError(f"not a plan: a plan is an object with the keys {sorted(known)}; found {unknown}")
+        for key in ("inputs", "operators", "tiers", "stages"):
+            if not isinstance(data.get(key, {}), dict):
+                raise ValueError(f"not a plan: its {key} are an object, by label; found {type(data[key]).__name__}")
         prediction = data.pop("prediction", None)
         inputs, operators = data.pop("inputs", {}), data.pop("operators", {})
         try:

@@ -108,7 +108,7 @@ def parse_name(name: str, devices: int) -> Textbook:
         match = re.fullmatch(pattern, part)
         if not match:
             near = _nearest(name)
-            hint = f"did you mean {near!r}? W" if near else "w"
+            hint = f"did you mean {near!r}? W" if near and near != name else "w"
             raise ValueError(f"no plan {name!r}: {hint}rite {NAMES}, or the path of a saved plan, *.json")
         if match[4]:
             zero = int(match[4])
@@ -141,7 +141,11 @@ def parse_name(name: str, devices: int) -> Textbook:
     if len(open_axes) > 1:
         raise ValueError(f"plan {name!r} leaves the sizes of {' and '.join(open_axes)} open: give all but one")
     if devices % given or (not open_axes and given != devices):
-        raise ValueError(f"plan {name!r} needs {'a multiple of ' if open_axes else ''}{given} devices, not {devices}")
+        several = "device" if given == 1 else "devices"
+        hint = f": say how they are used, as in 'dpx{name}'" if not sizes and name != "single" else ""
+        raise ValueError(
+            f"plan {name!r} needs {'a multiple of ' if open_axes else ''}{given} {several}, not {devices}{hint}"
+        )
     if open_axes:
         sizes[open_axes[0]] = devices // given
     dp, tp, cp, ep, pp = (sizes.get(axis, 1) for axis in ("dp", "tp", "cp", "ep", "pp"))

@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+LAST_CALL = 3  # seconds that a job waits for more machines, once there are enough
+
 # What the ranks that did nothing wrong report when a peer has gone.
 _LOST_PEER = re.compile(r"gloo/transport|Connection (closed|reset) by peer|NCCL error|ncclRemoteError")
 
@@ -80,8 +82,30 @@ class Failure:
         return f"{who} exited with code {self.exit_code}"
 
 
-def launch(function: Callable[..., Any], processes: int, *args: Any) -> list[Any]:
+@dataclass(frozen=True)
+class Machines:
+    """How many a job needs and takes, and where they meet: `host:port` of one of them, which has to stay."""
+
+    least: int = 1
+    most: int = 1
+    meet: str = ""
+
+    def __post_init__(self):
+        if not 1 <= self.least <= self.most:
+            raise ValueError(f"a job on {self.least} to {self.most} machines cannot be: give 1 <= --min <= --max")
+        if self.most > 1 and not re.fullmatch(r"[^:]+:[0-9]+", self.meet):
+            raise ValueError("several machines have to meet: give --meet host:port of one of them, the same on each")
+
+    @property
+    def here(self) -> bool:
+        """Whether all of it is on this machine."""
+        return not self.meet or self.meet.startswith(("localhost:", "127.0.0.1:"))
+
+
+def launch(function: Callable[..., Any], processes: int, *args: Any, restarts: int = 0) -> list[Any]:
     """Call `function(*args)` in `processes` new processes; returns their results, in rank order.
+
+    restarts: how often it is called anew in new processes when one of them fails or dies.
 
     The function must be importable by name, arguments and results picklable. Inside, `torch.distributed`
     finds its usual environment variables (RANK, WORLD_SIZE, ...). Raises LaunchError when a rank fails.
@@ -91,7 +115,7 @@ def launch(function: Callable[..., Any], processes: int, *args: Any) -> list[Any
     with tempfile.TemporaryDirectory(prefix="tutti-") as scratch:
         payload = Path(scratch, "payload.pkl")
         payload.write_bytes(pickle.dumps((sys.path, pickle.dumps((function, args)))))
-        _start(["--call", str(payload), scratch], processes)
+        _start(["--call", str(payload), scratch], processes, restarts)
         results = [Path(scratch, f"{rank}.pkl") for rank in range(processes)]
         for rank, path in enumerate(results):
             if not path.exists():
@@ -103,17 +127,31 @@ def run(argv: list[str]) -> int:
     """The verb `tutti run`: returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="tutti run",
-        description="Start a script in several processes on this machine; plain torchrun works as well.",
+        description="Start a script in several processes, on this machine or, called on each, on several. "
+        "Plain torchrun works as well.",
     )
-    parser.add_argument("-n", "--processes", type=int, default=1, help="how many processes to start (default: 1)")
+    parser.add_argument("-n", "--processes", type=int, default=1, help="how many to start on this machine (default: 1)")
+    parser.add_argument(
+        "--restarts", type=int, default=0, help="how often to start all anew when one fails or dies (default: 0)"
+    )
+    parser.add_argument("--min", type=int, default=1, help="machines that the job needs at least (default: 1)")
+    parser.add_argument(
+        "--max", type=int, help="machines that it takes; when one is lost or gained all start anew (default: as --min)"
+    )
+    parser.add_argument("--meet", default="", help="host:port of one of the machines, where all meet; the same on each")
     parser.add_argument("-m", "--module", action="store_true", help="the script is a module name, as in python -m")
     parser.add_argument("script", help="the Python file to run in each process")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="arguments handed to the script unchanged")
     given = parser.parse_args(argv)
     if not given.module and not Path(given.script).is_file():
         raise ValueError(f"no file {given.script}")
+    if given.restarts < 0:
+        raise ValueError(f"--restarts is {given.restarts}; it must be 0 or more")
+    machines = Machines(given.min, given.min if given.max is None else given.max, given.meet)
     try:
-        _start([*(["-m"] if given.module else []), given.script, *given.args], given.processes)
+        _start(
+            [*(["-m"] if given.module else []), given.script, *given.args], given.processes, given.restarts, machines
+        )
     except LaunchError as e:
         print(f"{e.trace}tutti run: {e}", file=sys.stderr)
         return e.exit_code
@@ -156,8 +194,13 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _start(worker_args: list[str], processes: int) -> None:
-    """Run `python -m tutti.run.worker WORKER_ARGS` in every process and wait; LaunchError when one fails."""
+def _start(
+    worker_args: list[str],
+    processes: int,
+    restarts: int = 0,
+    machines: Machines = Machines(),
+) -> None:
+    """Run `python -m tutti.run.worker WORKER_ARGS` in every process and wait; LaunchError when one fails for good."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -168,18 +211,19 @@ def _start(worker_args: list[str], processes: int) -> None:
         tempfile.TemporaryDirectory(prefix="tutti-") as logs,
         _quiet(),
         _signals_restored(),
-        _environment(processes),
+        _environment(processes, machines),
     ):
         config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
+            min_nodes=machines.least,
+            max_nodes=machines.most,
             nproc_per_node=processes,
-            run_id=uuid.uuid4().hex,
+            run_id=machines.meet or uuid.uuid4().hex,
             role="rank",
             rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            local_addr="localhost",
-            max_restarts=0,
+            rdzv_endpoint=machines.meet or "localhost:0",
+            rdzv_configs={"last_call_timeout": LAST_CALL},
+            local_addr="localhost" if machines.here else None,
+            max_restarts=restarts,
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(log_dir=logs),
         )
@@ -193,11 +237,12 @@ def _start(worker_args: list[str], processes: int) -> None:
 
 
 def _errors(logs: Path) -> dict[int, dict[str, Any]]:
-    """What each rank recorded: rank -> {type, text, frame, time_ns, py_callstack}."""
-    found = {}
-    for path in logs.glob("**/error.json"):
-        found[int(path.parent.name)] = json.loads(path.read_text())["message"]["extraInfo"]
-    return found
+    """What each rank recorded when it was last started: rank -> {type, text, frame, time_ns, py_callstack}."""
+    attempts = sorted(logs.glob("*/attempt_*"), key=lambda path: int(path.name.removeprefix("attempt_")))
+    return {
+        int(path.parent.name): json.loads(path.read_text())["message"]["extraInfo"]
+        for path in (attempts[-1].glob("*/error.json") if attempts else ())
+    }
 
 
 def _failure(codes: dict[int, int], errors: dict[int, dict[str, Any]], world_size: int) -> LaunchError:
@@ -211,13 +256,13 @@ def _failure(codes: dict[int, int], errors: dict[int, dict[str, Any]], world_siz
 
 
 @contextmanager
-def _environment(processes: int) -> Iterator[None]:
+def _environment(processes: int, machines: Machines) -> Iterator[None]:
     """Variables that the processes inherit; what the user has set stays."""
     defaults = {
         "OMP_NUM_THREADS": str(max(1, cores() // processes)),
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # restarts over Gloo fail when the agents' store is shared
     }
-    if "lo" in [name for _, name in socket.if_nameindex()]:
+    if machines.here and "lo" in [name for _, name in socket.if_nameindex()]:
         defaults["GLOO_SOCKET_IFNAME"] = "lo"  # all ranks are here; host names need not resolve
     added = {k: v for k, v in defaults.items() if k not in os.environ}
     os.environ.update(added)

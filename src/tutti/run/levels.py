@@ -60,7 +60,7 @@ def improve(program: Program, level: str, cluster: Cluster | None = None) -> Pro
     cluster: on whose devices communication is to be hidden.
     """
     before, after = LEVELS[level]
-    _divide(program)
+    divide(program)
     _change(program, before)
     if cluster:
         overlap.apply(program.graph, overlap.order(program, cluster, level))
@@ -71,11 +71,6 @@ def improve(program: Program, level: str, cluster: Cluster | None = None) -> Pro
 def _change(program: Program, passes: Passes) -> None:
     for change in passes:
         change(program.graph)
-
-
-def _divide(program: Program) -> None:
-    if program.regions > 1:
-        divide(program)
 
 
 def prepare(
@@ -99,7 +94,7 @@ def prepare(
         level = "O0"
     before, after = LEVELS[level]
     for program in programs:
-        _divide(program)
+        divide(program)
         _change(program, before)
     if cluster:
         orders = [overlap.order(program, cluster, level) for program in programs]

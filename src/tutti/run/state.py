@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -12,6 +13,8 @@ from tutti.graph.step_graph import GIVEN, Spec, StepGraph
 from tutti.plan.layout import Layout, coordinates_of, devices
 from tutti.plan.plan import Plan
 from tutti.plan.tier import DEVICE
+from tutti.run.checkpoint.held import Held
+from tutti.run.checkpoint.weights import Wanted, load_weights
 from tutti.run.ledger import Ledger
 from tutti.run.runtime import Runtime, own_slice, same_everywhere
 from tutti.run.shelf import Shelf
@@ -74,8 +77,11 @@ class State:
         """A full CPU tensor. Every rank of a job has to ask for it."""
         node = self.graph.inputs[name]
         layout = self.plan.input_layout(node.meta["label"])
-        return self.assemble({rank: held[name] for rank, held in zip(self.runtime.ranks, self.parts, strict=True)
-                              if name in held}, self.homes.get(name), layout, node.meta["val"])  # fmt: skip
+        return self.assemble(self._parts(name), self.homes.get(name), layout, node.meta["val"])
+
+    def _parts(self, name: str) -> dict[int, torch.Tensor]:
+        """What ranks of this process hold of a kept input."""
+        return {rank: held[name] for rank, held in zip(self.runtime.ranks, self.parts, strict=True) if name in held}
 
     def assemble(self, parts: Mapping[int, torch.Tensor], home: int | None, layout: Layout, spec: Spec) -> torch.Tensor:
         """A full CPU tensor from what held ranks have of it: those of one device of a pipeline, or all."""
@@ -85,6 +91,25 @@ class State:
         mesh = self.plan.inner
         own = Spec(layout.local_shape(spec.shape, mesh), spec.dtype)
         return layout.assemble([self.runtime.of_rank(r, parts.get(r), own) for r in ranks], spec.shape, mesh)
+
+    def held(self) -> dict[str, Held]:
+        """What the ranks of this process hold of each kept input; in a pipeline nothing of other devices'."""
+        found = {}
+        for number, name in enumerate(self.names):
+            layout, parts = self.plan.input_layout(self.graph.inputs[name].meta["label"]), self._parts(name)
+            mesh, width = (self.plan.inner, self.width) if name in self.homes else (self.plan.mesh, None)
+            own = {rank % width if width else rank: part for rank, part in parts.items()}
+            found[name] = Held(self.graph.spec(name), layout, mesh, own, number)
+        return found
+
+    def load_weights(self, folder: Path, model: nn.Module) -> int:
+        """Read parameters, the copies that stand for them in float32, and buffers from safetensors; how many bytes."""
+        held = self.held()
+        wanted = [
+            Wanted(name, held[f"{kind}:{name}"], optional=kind == "buffer")
+            for kind in ("param", "master", "buffer") for name in self.graph.names(kind)
+        ]  # fmt: skip
+        return load_weights(folder, wanted, _aliases(model))
 
     def of_model(self, model: nn.Module, sharded: bool) -> dict[str, torch.Tensor]:
         """Parameters and buffers under the model's names: full CPU tensors, or with `sharded` this rank's parts."""
@@ -103,10 +128,7 @@ class State:
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take full tensors under all the kept names, and no others; ValueError leaves everything as it was."""
-        missing, unknown = set(self.names) - set(state), set(state) - set(self.names)
-        if missing or unknown:
-            what = f"lacks {sorted(missing)[0]!r}" if missing else f"has {sorted(unknown)[0]!r}, which is unknown"
-            raise ValueError(f"the state does not belong to this model and optimizer: it {what}")
+        check_names(self.names, state)
         for name in self.names:
             spec = self.graph.spec(name)
             if Spec.of(state[name]) != spec:
@@ -114,6 +136,14 @@ class State:
                                  f"{spec.shape} {spec.dtype} here")  # fmt: skip
         for name in self.names:
             self.place(name, state[name])
+
+
+def check_names(wanted: Collection[str], given: Collection[str]) -> None:
+    """ValueError where a state has other tensors than those wanted."""
+    missing, unknown = set(wanted) - set(given), set(given) - set(wanted)
+    if missing or unknown:
+        what = f"lacks {sorted(missing)[0]!r}" if missing else f"has {sorted(unknown)[0]!r}, which is unknown"
+        raise ValueError(f"the state does not belong to this model and optimizer: it {what}")
 
 
 def _aliases(model: nn.Module) -> dict[str, str]:

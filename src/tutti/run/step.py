@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -33,6 +34,10 @@ from tutti.plan.variant import PLAIN, Variant
 from tutti.run.allocator import keep_freed_memory
 from tutti.run.batches import Signature, batch_size, check_like, microbatches, signature_of
 from tutti.run.carrier import carrier_for
+from tutti.run.checkpoint.checkpoints import Checkpoints
+from tutti.run.checkpoint.folder import check, manifest
+from tutti.run.checkpoint.stored import Stored
+from tutti.run.checkpoint.weights import has_weights
 from tutti.run.ledger import Ledger, bytes_of
 from tutti.run.levels import Prepared, check_level, prepare
 from tutti.run.memory import platform
@@ -40,7 +45,7 @@ from tutti.run.pipeline import Pipeline, pipeline_of
 from tutti.run.planning import Simulator, best_plan
 from tutti.run.runtime import check_same_everywhere, in_job, join_job, own_part, runtime_for
 from tutti.run.shelf import Shelf
-from tutti.run.state import State
+from tutti.run.state import State, check_names
 
 
 def parallelize(
@@ -194,6 +199,38 @@ class Step:
         Every rank of a job has to call it.
         """
         return self._state.of_model(self.model, sharded)
+
+    def save(
+        self,
+        checkpoints: Checkpoints,
+        facts: Mapping[str, Any] | None = None,
+        fill: Callable[[Path], None] = lambda folder: None,
+    ) -> None:
+        """Begin a checkpoint of all that resuming bit for bit needs; it is written while training goes on.
+
+        facts: more for its manifest. fill: writes more files into its folder, on rank 0. Every rank of a job has to
+        call it. Raises SaveError where an earlier one could not be written.
+        """
+        labels = {name: node.meta["label"] for name, node in self.graph.inputs.items() if name in self._state.names}
+        known = {"seed": self.seed, "plan": json.loads(self._plan.to_json()), "labels": labels}
+        checkpoints.save(self.steps, self._state.held(), {**known, **(facts or {})}, fill)
+
+    def load(self, folder: str | Path) -> int:
+        """Go on from a checkpoint, of any plan on any number of devices; bytes that this process read.
+
+        Of a folder with a model of `transformers` (safetensors) parameters and buffers alone are read. Raises
+        ValueError where it is not of this model and optimizer, or files are not there or have another size; nothing
+        has changed then. Checksums are looked into by `Checkpoints.latest`.
+        """
+        if has_weights(Path(folder)):
+            return self._state.load_weights(Path(folder), self.model)
+        about = manifest(Path(folder))
+        check(Path(folder), parts=0)
+        stored, held = Stored(Path(folder)), self._state.held()
+        check_names({name for name, x in held.items() if x.spec.bytes}, stored.tensors)
+        stored.load(held)
+        self.steps = about["step"]
+        return stored.bytes
 
     def training_state(self) -> dict[str, torch.Tensor]:
         """Everything that resuming bit for bit needs, as full CPU tensors. Every rank of a job has to call it."""

@@ -96,8 +96,16 @@ def _execute(argv: list[str]) -> None:
         runpy.run_path(argv[0], run_name="__main__")
 
 
+def _tell_of_restart() -> None:
+    count, most = (int(os.environ.get(f"TORCHELASTIC_{what}", "0")) for what in ("RESTART_COUNT", "MAX_RESTARTS"))
+    if count and os.environ.get("RANK") == "0":
+        processes = os.environ.get("WORLD_SIZE", "1")
+        print(f"started anew, for the {count}. time of {most}, in {processes} processes", file=sys.stderr, flush=True)
+
+
 def main(argv: list[str]) -> None:
     _die_with_parent()
+    _tell_of_restart()
     code = 0
     try:
         record(_execute, error_handler=_Recorder())(argv)

@@ -42,7 +42,8 @@ def train(argv: list[str]) -> None:
 
 def run(config: Config) -> None:
     """Prepare, train, report; every rank of a job may call it."""
-    from tutti.train import checkpoint, trainer
+    from tutti.run.checkpoint.folder import CHECKPOINTS, find_fault, folders, step_of
+    from tutti.train import trainer
     from tutti.train.finish import finish
     from tutti.train.model import check_model
     from tutti.train.prepare import prepare
@@ -53,15 +54,15 @@ def run(config: Config) -> None:
     prepared = prepare(config, display)
     if rank() == 0:
         _check_same_run(folder, config, prepared.key, display)
-    newest = checkpoint.latest(folder / trainer.CHECKPOINTS, say=lambda _: None)
-    if newest is not None and checkpoint.step_of(newest) >= config.schedule.steps:
+    newest = next(iter(folders(folder / CHECKPOINTS)), None)
+    if newest and step_of(newest) >= config.schedule.steps and find_fault(newest) is None:
         display.say(f"all {config.schedule.steps} steps are done; more need a larger schedule.steps")
     elif under_launcher() or config.parallel.processes == 1:
         trainer.train(config, prepared)
     else:
         _calibrate(config, display)
         display.say(f"starting {config.parallel.processes} processes")
-        launch(trainer.train, config.parallel.processes, config, prepared)
+        launch(trainer.train, config.parallel.processes, config, prepared, restarts=config.parallel.restarts)
     if rank() == 0:
         finish(config, display)
 
@@ -82,7 +83,7 @@ def _check_same_run(folder: Path, config: Config, text_key: str, display: Any) -
 
     A run that has saved nothing begins anew, whatever it was told: a mistake can be put right.
     """
-    from tutti.train.trainer import CHECKPOINTS
+    from tutti.run.checkpoint.folder import CHECKPOINTS
 
     now = {"text": text_key, "config": json.loads(json.dumps(asdict(config)))}
     path = folder / RUN

@@ -97,6 +97,8 @@ class Parallel:
 
     processes: int = 1
     """Processes to start on this machine; under torchrun or `tutti run`, theirs are used instead."""
+    restarts: int = 0
+    """How often the processes are started anew, from the newest checkpoint, when one of them fails or dies."""
     cluster: str = "auto"
     """Devices to plan for: "auto" is the processes of this job; "cpu:4" in one process: 4 virtual devices."""
     plan: str = "auto"
@@ -119,6 +121,8 @@ class Checkpoint:
     """Steps between checkpoints; there is one more at the end and when the run is interrupted."""
     keep: int = 2
     """How many of the newest checkpoints stay on disk."""
+    second: str = ""
+    """Another folder, to which each checkpoint is copied; empty: none."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +177,7 @@ _AT_LEAST = {
     "schedule.floor": 0,
     "optimizer.lr": 0,
     "parallel.processes": 1,
+    "parallel.restarts": 0,
     "checkpoint.every": 1,
     "checkpoint.keep": 1,
     "eval.every": 1,

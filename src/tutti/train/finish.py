@@ -4,6 +4,7 @@ from pathlib import Path
 
 from tutti.train import history
 from tutti.train.config import Config
+from tutti.train.export import export
 from tutti.train.generate import continue_text, model_folder
 from tutti.train.progress import Display
 from tutti.train.report import write_report
@@ -12,11 +13,14 @@ from tutti.train.report import write_report
 def finish(config: Config, display: Display) -> None:
     """Generate the sample, write the report unless it is there, and say where things are."""
     folder, sample = Path(config.out), Path(config.out, "sample.txt")
-    newest = model_folder(folder)
-    if not sample.exists() or sample.stat().st_mtime < newest.stat().st_mtime:
+    newest, model = model_folder(folder), folder / "model"
+    if not model.exists() or model.stat().st_mtime < newest.stat().st_mtime:
+        with display.stage("model"):
+            export(newest, model)
+    if not sample.exists() or sample.stat().st_mtime < model.stat().st_mtime:
         asked = config.sample
         with display.stage("sample"):
-            text = continue_text(newest, asked.prompt, asked.tokens, asked.temperature, config.seed)
+            text = continue_text(model, asked.prompt, asked.tokens, asked.temperature, config.seed)
             sample.write_text(text)
     with display.stage("report"):
         report = write_report(folder, sample.read_text())
@@ -26,7 +30,7 @@ def finish(config: Config, display: Display) -> None:
     display.say(f"held-out loss {held_out[-1]:.4f} after {config.schedule.steps} steps, {part}")
     for name, path in {
         "report": report,
-        "model": newest,
+        "model": model,
         "logs": folder / "tensorboard",
     }.items():
         display.say(f"{name:{11}} {path}")

@@ -5,10 +5,13 @@ from typing import Annotated, Any
 
 import torch
 import tyro
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers import logging as transformers_logging
+from transformers.initialization import no_init_weights
 
-from tutti.train import checkpoint
+from tutti.run.checkpoint.folder import CHECKPOINTS, MANIFEST, latest
+from tutti.run.checkpoint.held import Held
+from tutti.run.checkpoint.stored import Stored
 
 
 def generate(
@@ -52,8 +55,29 @@ def load_model(folder: Path) -> Any:
     """The model in a folder, ready for inference: on the GPU, or in float32 on the CPU."""
     transformers_logging.disable_progress_bar()
     on_gpu = torch.cuda.is_available()
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto" if on_gpu else torch.float32)
+    if (folder / MANIFEST).exists():
+        model = stored_model(folder) if on_gpu else stored_model(folder).float()
+    else:
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto" if on_gpu else torch.float32)
     return model.to("cuda" if on_gpu else "cpu").eval()
+
+
+def stored_model(folder: Path) -> Any:
+    """The model in a checkpoint, with its own dtypes."""
+    stored = Stored(folder)
+    with no_init_weights():
+        model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    model.tie_weights()
+    wanted = {}
+    for kind, tensors in (("param", dict(model.named_parameters())), ("buffer", dict(model.named_buffers()))):
+        for name, tensor in tensors.items():
+            if (key := f"{kind}:{name}") in stored.tensors:
+                tensor.data = tensor.data.to(stored.tensors[key].dtype)
+                wanted[key] = Held.whole(tensor.data)
+    if missing := {f"param:{name}" for name, _ in model.named_parameters()} - wanted.keys():
+        raise ValueError(f"{folder} has no tensor {min(missing)!r}, which its config.json asks for")
+    stored.load(wanted)
+    return model
 
 
 def model_folder(run: str | Path) -> Path:
@@ -61,7 +85,7 @@ def model_folder(run: str | Path) -> Path:
     folder = Path(run)
     if (folder / "config.json").exists():
         return folder
-    newest = checkpoint.latest(folder / "checkpoints", say=print) or checkpoint.latest(folder, say=print)
+    newest = latest(folder / CHECKPOINTS, say=print) or latest(folder, say=print)
     if newest is None:
         raise ValueError(f"no complete checkpoint in {folder}; give the folder of a run (the `out` of its config)")
     return newest

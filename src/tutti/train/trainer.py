@@ -7,19 +7,20 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median_low
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 
 import tutti
 from tutti.data.loader import Loader, batch_at, held_out_batches
 from tutti.data.tokenizer import load_tokenizer
 from tutti.plan.explain import mesh_name
+from tutti.run.checkpoint.checkpoints import Checkpoints, SaveError
+from tutti.run.checkpoint.folder import CHECKPOINTS, step_of
 from tutti.run.launch import Interrupted, local_rank, rank, world_size
-from tutti.train import checkpoint
 from tutti.train.config import Config
 from tutti.train.history import History
 from tutti.train.memory import PeakMemory
@@ -28,9 +29,6 @@ from tutti.train.prepare import Prepared
 from tutti.train.progress import Display
 from tutti.train.schedule import learning_rate
 from tutti.train.stop import StopSignal
-
-CHECKPOINTS = "checkpoints"
-STATE = "training.safetensors"
 
 
 def train(config: Config, prepared: Prepared) -> None:
@@ -62,6 +60,7 @@ class Trainer:
         with self.display.stage("plan") as stage:
             self._parallelize()
             stage.result(describe(self.step))
+        self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, config.checkpoint.keep, config.checkpoint.second)
 
     def _parallelize(self) -> None:
         config, parallel = self.config, self.config.parallel
@@ -105,10 +104,10 @@ class Trainer:
 
     def resume(self) -> None:
         """Go on from the newest complete checkpoint, if there is one."""
-        found = checkpoint.latest(self.folder / CHECKPOINTS, self.display.say)
+        found = self.checkpoints.latest(self.display.say)
         if found is not None:
-            self.step.load_training_state(load_file(found / STATE))
-            self.done = self.saved = checkpoint.step_of(found)
+            self.step.load(found)
+            self.done = self.saved = self.step.steps
             self.display.say(f"continuing after step {self.done}, from {found}")
 
     def run(self) -> None:
@@ -136,8 +135,10 @@ class Trainer:
                 if self.done % config.eval.every == 0 or self.done == steps:
                     history.add(self.done, held_out_loss=self._evaluate())
                 signal = stop.agreed()
-                if self.done % config.checkpoint.every == 0 or self.done == steps or signal:
-                    self._save(last=self.done == steps or bool(signal))
+                last = self.done == steps or bool(signal)
+                self._tell(last=False, wait=False)
+                if self.done % config.checkpoint.every == 0 or last:
+                    self._save(last)
                 if signal:
                     self.display.say("the same command again continues from here")
                     raise Interrupted(signal)
@@ -159,24 +160,30 @@ class Trainer:
         return loss
 
     def _save(self, last: bool) -> None:
-        """A checkpoint of this step. When the disk is full training goes on, unless this is the `last`."""
-        weights, state = self.step.state_dict(), self.step.training_state()
-        if not self.first_rank:
-            return
+        """Begin a checkpoint of this step, and wait for the `last`."""
+        self._tell(last=False, wait=True)  # of the one before
 
         def fill(folder: Path) -> None:
-            self.model.save_pretrained(folder, state_dict=weights)
+            self.model.config.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
-            save_file(state, folder / STATE)
 
+        self.step.save(self.checkpoints, {"config": asdict(self.config)}, fill)
+        if last:
+            self._tell(last=True, wait=True)
+
+    def _tell(self, last: bool, wait: bool) -> None:
+        """Say what became of the checkpoint that was begun. When the disk is full training goes on, unless this is the
+        `last`."""
         try:
-            saved = checkpoint.save(self.folder / CHECKPOINTS, self.done, fill, self.config.checkpoint.keep)
-            self.saved = self.done
-            self.display.say(f"step {self.done}  saved {saved}")
-        except checkpoint.SaveError as e:
+            saved = self.checkpoints.wait() if wait else self.checkpoints.done()
+        except SaveError as e:
             if last:
                 raise
             self.display.say(f"{e}; training goes on")
+            return
+        if saved is not None:
+            self.saved = step_of(saved)
+            self.display.say(f"step {self.saved}  saved {saved}")
 
     def _check(self, loss: float) -> None:
         if not math.isfinite(loss):

@@ -1,0 +1,130 @@
+"""Folders of checkpoints that are either complete or not there.
+
+A checkpoint is a folder `step-00000200`: files, and `manifest.json` with the size and checksum of each and facts about
+the run. It is written under another name, brought to the disk, and renamed, so that a crash, a kill or a full disk at
+any moment leaves the checkpoints before it as they were.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+CHECKPOINTS = "checkpoints"  # in the folder of a run
+MANIFEST = "manifest.json"
+WRITING = ".writing-"
+
+Files = dict[str, dict[str, int | str]]  # by name: bytes and sha256
+
+
+def scratch(root: Path, step: int) -> Path:
+    """Where the checkpoint of so many completed steps is written."""
+    return root / f"{WRITING}{step:08d}"
+
+
+def commit(root: Path, step: int, files: Files, facts: Mapping[str, Any]) -> Path:
+    """Make what was written a checkpoint; its folder. The files are on the disk already."""
+    made, final = scratch(root, step), root / f"step-{step:08d}"
+    (made / MANIFEST).write_text(json.dumps({"step": step, **facts, "files": files}, indent=1))
+    to_disk(made / MANIFEST)
+    to_disk(made)
+    if final.exists():  # a broken one of the same step
+        shutil.rmtree(final)
+    made.rename(final)
+    to_disk(root)
+    return final
+
+
+def clear(root: Path) -> None:
+    """Drop what was never finished."""
+    for left_over in root.glob(f"{WRITING}*"):
+        shutil.rmtree(left_over)
+
+
+def step_of(folder: Path) -> int:
+    """How many steps a checkpoint had completed, by its name."""
+    return int(folder.name.removeprefix("step-"))
+
+
+def unfinished(root: Path) -> int | None:
+    """The step of a checkpoint that was begun and never finished."""
+    left_over = sorted(root.glob(f"{WRITING}*"))
+    return int(left_over[-1].name.removeprefix(WRITING)) if left_over else None
+
+
+def folders(root: Path) -> list[Path]:
+    """Newest first."""
+    return sorted((p for p in root.glob("step-*") if p.is_dir()), reverse=True)
+
+
+def latest(root: Path, say: Callable[[str], None] = lambda said: None) -> Path | None:
+    """The newest complete checkpoint, or None; `say` is told of newer ones that are skipped."""
+    if (step := unfinished(root)) is not None:
+        say(f"the checkpoint of step {step} was not finished: skipped")
+    for folder in folders(root):
+        fault = find_fault(folder)
+        if fault is None:
+            return folder
+        say(f"checkpoint {folder} is not complete: {fault}: skipped")
+    return None
+
+
+def manifest(folder: Path) -> dict[str, Any]:
+    """What was written about a checkpoint. Raises ValueError where it is no complete one."""
+    try:
+        found = json.loads((folder / MANIFEST).read_text())
+        if not {"files", "step"} <= found.keys():
+            raise KeyError
+    except (FileNotFoundError, NotADirectoryError):
+        hint = f"; it holds some: name one, as {inside[0]}" if (inside := folders(folder)) else ""
+        raise ValueError(f"{folder} is no checkpoint: it has no {MANIFEST}{hint}") from None
+    except (ValueError, KeyError, AttributeError):
+        raise ValueError(f"{folder} is no checkpoint: its {MANIFEST} is damaged") from None
+    return found
+
+
+def check(folder: Path, part: int = 0, parts: int = 1) -> None:
+    """ValueError where `find_fault` finds one."""
+    if fault := find_fault(folder, part, parts):
+        raise ValueError(f"checkpoint {folder} is not complete: {fault}")
+
+
+def find_fault(folder: Path, part: int = 0, parts: int = 1) -> str | None:
+    """What is wrong with a checkpoint, or None when every file is as it was written.
+
+    part, of so many parts: which of the files are looked into; of all it is seen whether they are there, with the
+    size that they had. With no parts none is looked into.
+    """
+    try:
+        files: Files = manifest(folder)["files"]
+    except ValueError as error:
+        return str(error).partition(": ")[2]
+    for i, (name, told) in enumerate(sorted(files.items())):
+        path = folder / name
+        if not path.exists():
+            return f"{name} is missing"
+        if path.stat().st_size != told["bytes"]:
+            return f"{name} has {path.stat().st_size} bytes instead of {told['bytes']}"
+        if parts and i % parts == part and describe(path) != told:
+            return f"{name} has changed since it was written"
+    return None
+
+
+def describe(path: Path) -> dict[str, int | str]:
+    """Size and checksum of a file, as in a manifest."""
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def to_disk(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,108 @@
+"""Claim: a job in which any rank is killed at any moment, while a checkpoint is written too, ends by itself with the
+losses of a job that was left alone, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jobs import TINY, places
+from tutti.train.history import read, series
+
+STEPS, EVERY = 24, 3
+TRAIN = [
+    *TINY,
+    *("--batch.size", "4", "--model.hidden-size", "32", "--model.num-attention-heads", "2"),
+    *("--schedule.steps", str(STEPS), "--checkpoint.every", str(EVERY), "--eval.every", "12"),
+    *("--parallel.processes", "2", "--parallel.restarts", "3", "--parallel.plan", "zero3"),
+]
+PATIENCE = 300  # seconds: no run hangs
+
+
+def start(text: Path, out: Path) -> subprocess.Popen:
+    line = [sys.executable, "-m", "tutti.cli", "train", *places(text, out), *TRAIN]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TUTTI_PLANS": "off"}
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+
+
+@pytest.fixture(scope="module")
+def alone(text, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "alone"
+    job = start(text, out)
+    said, _ = job.communicate(timeout=PATIENCE)
+    assert job.returncode == 0, said
+    return out
+
+
+def ranks(job: subprocess.Popen) -> dict[int, int]:
+    """Process ids of a job's ranks."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            variables = (folder / "environ").read_bytes().split(b"\0") if parent == job.pid else []
+        except OSError:
+            continue
+        numbers = [int(v.partition(b"=")[2]) for v in variables if v.startswith(b"RANK=")]
+        found |= {rank: int(folder.name) for rank in numbers}
+    return found
+
+
+def steps_of(out: Path) -> int:
+    return len(series(read(out), "loss")[0])
+
+
+def wait_for(true, job: subprocess.Popen) -> None:
+    end = time.monotonic() + PATIENCE
+    while not true():
+        assert job.poll() is None and time.monotonic() < end, "the job ended, or hangs"
+        time.sleep(0.005)
+
+
+def kill_one(text: Path, out: Path, seed: int) -> dict[str, float]:
+    """Run a job and kill a rank at a moment; what was killed, and seconds until the first step after it."""
+    draw = random.Random(seed)
+    job, victim, when = start(text, out), draw.randrange(2), draw.randrange(1, STEPS - 1)
+    if draw.random() < 0.5:  # while the checkpoint is written
+        step = max(1, when // EVERY) * EVERY
+        scratch = out / "checkpoints" / f".writing-{step:08d}"
+        wait_for(lambda: scratch.exists() or steps_of(out) > step, job)
+    else:
+        wait_for(lambda: steps_of(out) >= when, job)
+        time.sleep(draw.random() * 0.05)
+    before = steps_of(out)
+    os.kill(ranks(job)[victim], signal.SIGKILL)
+    killed, process = time.monotonic(), ranks(job)
+    wait_for(lambda: ranks(job).keys() == {0, 1} and not set(ranks(job).values()) & set(process.values()), job)
+    wait_for(lambda: steps_of(out) > 0 and out.joinpath("history.jsonl").stat().st_mtime > time.time() - 1, job)
+    seconds = time.monotonic() - killed
+    said, _ = job.communicate(timeout=PATIENCE)
+    assert job.returncode == 0, said
+    assert "started anew, for the 1. time of 3, in 2 processes" in said
+    return {"seed": seed, "rank": victim, "step": before, "seconds": round(seconds, 2)}
+
+
+def check(text: Path, out: Path, alone: Path, seed: int) -> None:
+    found = kill_one(text, out, seed)
+    print(json.dumps(found))
+    for name in ("loss", "held_out_loss"):
+        assert series(read(out), name) == series(read(alone), name), found
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_killed_rank_changes_nothing(text, alone, tmp_path, seed):
+    check(text, tmp_path / "run", alone, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 20))
+def test_twenty_killed_ranks_change_nothing(text, alone, tmp_path, seed):
+    check(text, tmp_path / "run", alone, seed)
