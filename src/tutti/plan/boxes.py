@@ -56,6 +56,13 @@ def is_owner(layout: Layout, mesh: Mesh, rank: int, number: int) -> bool:
     return True
 
 
+def overlap(begin: Shape, sizes: Shape, other: Shape, others: Shape) -> tuple[Shape, Shape] | None:
+    """From where to where in the whole tensor two blocks share numbers, given where they begin and their sizes."""
+    low = tuple(max(a, b) for a, b in zip(begin, other, strict=True))
+    high = tuple(min(a + n, b + m) for a, n, b, m in zip(begin, sizes, other, others, strict=True))
+    return None if any(a >= b for a, b in zip(low, high, strict=True)) else (low, high)
+
+
 def _runs(layout: Layout, dim: int, size: int, mesh: Mesh, where: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:
     """(begin in the whole dim, begin in the local one, length) of a rank's blocks of a dim."""
     digits = layout.digits(dim, size, mesh)

@@ -165,7 +165,7 @@ def test_the_state_of_the_moment_is_saved_while_training_goes_on(tmp_path, monke
     def slow(*args):
         begun.set()
         go.wait()
-        real(*args)
+        return real(*args)
 
     monkeypatch.setattr(module, "write", slow)
     state, made = torch.arange(10.0), Checkpoints(tmp_path)

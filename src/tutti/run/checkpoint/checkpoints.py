@@ -112,8 +112,7 @@ class Checkpoints:
         """What went wrong, the same on all ranks, or None."""
         made, why, mine = folders.scratch(self.root, step), None, {}
         try:
-            write(made, self._copies, self.group)
-            mine = {path.name: folders.describe(path) for path in made.glob(f"__{self.rank}_*")}
+            mine = write(made, self._copies, self.group)
         except (Exception, CheckpointException) as error:
             why = _reason(error)
         everyone = self._all((why, mine))

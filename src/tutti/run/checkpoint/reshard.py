@@ -51,13 +51,12 @@ def reshard(
     made = folders.scratch(out, about["step"])
     shutil.rmtree(made, ignore_errors=True)
     try:
-        write_each(made, parts())
+        files = write_each(made, parts())
         for path in source.iterdir():
             if path.name not in (folders.MANIFEST, ".metadata") and path.suffix != ".distcp":
-                shutil.copy(path, made)
-        for path in made.iterdir():
-            folders.to_disk(path)
-        files = {path.name: folders.describe(path) for path in made.iterdir()}
+                copy = Path(shutil.copy(path, made))
+                folders.to_disk(copy)
+                files[copy.name] = folders.describe(copy)
         return folders.commit(out, about["step"], files, {**about, "plan": json.loads(plan.to_json())})
     finally:
         shutil.rmtree(made, ignore_errors=True)

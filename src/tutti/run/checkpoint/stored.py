@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, TensorStorageMetadata
 
 from tutti.graph.step_graph import Spec
-from tutti.plan.boxes import Shape
+from tutti.plan.boxes import Shape, overlap
 from tutti.run.checkpoint.held import Held
 
 LOCAL_HEADER = 30  # bytes, before the name and the extra field of a member (zip's APPNOTE, 4.3.7)
@@ -38,15 +38,38 @@ class Block:
     count: int
 
 
+@dataclass(frozen=True)
+class Piece:
+    """What a stored block and one that is held share: from where to where in the whole tensor."""
+
+    block: Block
+    low: Shape
+    high: Shape
+    dtype: torch.dtype
+
+    @property
+    def sizes(self) -> Shape:
+        return tuple(b - a for a, b in zip(self.low, self.high, strict=True))
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.sizes) * self.dtype.itemsize
+
+    def within(self, begin: Shape) -> tuple[slice, ...]:
+        """... in a block that begins there."""
+        return tuple(slice(a - o, b - o) for a, b, o in zip(self.low, self.high, begin, strict=True))
+
+
 class Stored:
     """The tensors of a checkpoint.
 
-    tensors: what they are, whole. bytes: of numbers that were read. Raises FileNotFoundError where there is none.
+    metadata: its `.metadata`, read where it is not given. tensors: what they are, whole. bytes: of numbers that were
+    read. Raises FileNotFoundError where there is none.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, metadata: Metadata | None = None):
         self.folder, self.bytes = folder, 0
-        metadata = FileSystemReader(folder).read_metadata()
+        metadata = metadata or FileSystemReader(folder).read_metadata()
         self.tensors: dict[str, Spec] = {}
         self.blocks: dict[str, list[Block]] = {}
         self._files: dict[str, np.memmap] = {}
@@ -70,9 +93,8 @@ class Stored:
             if (here := self.tensors[name]) != held.spec:
                 raise ValueError(f"{name} has {here.shape} {here.dtype} in {self.folder}, "
                                  f"{held.spec.shape} {held.spec.dtype} is wanted")  # fmt: skip
-        for name, held in wanted.items():
-            for begin, into in held.first():
-                self._fill(name, begin, into)
+        self._fill([x for name, held in wanted.items() for x in self._pieces(name, held.first())])
+        for held in wanted.values():
             held.spread()
 
     def whole(self, name: str) -> torch.Tensor:
@@ -83,24 +105,28 @@ class Stored:
     def block(self, name: str, begin: Shape, sizes: Shape) -> torch.Tensor:
         """A block of a tensor."""
         made = torch.empty(sizes, dtype=self.tensors[name].dtype)
-        self._fill(name, begin, made)
+        self._fill(list(self._pieces(name, [(begin, made)])))
         return made
 
-    def _fill(self, name: str, begin: Shape, into: torch.Tensor) -> None:
-        for block in self.blocks[name]:
-            self._read(block, begin, into)
+    def _pieces(
+        self, name: str, wanted: Iterable[tuple[Shape, torch.Tensor]]
+    ) -> Iterator[tuple[Piece, torch.Tensor]]:
+        """What is to be read of a tensor, and into what memory."""
+        for begin, into in wanted:
+            for block in self.blocks[name]:
+                if shared := overlap(block.begin, block.sizes, begin, tuple(into.shape)):
+                    piece = Piece(block, *shared, into.dtype)
+                    yield piece, into[piece.within(begin)]
 
-    def _read(self, block: Block, begin: Shape, into: torch.Tensor) -> None:
-        """What a stored block and one that is held share."""
-        low = [max(a, b) for a, b in zip(block.begin, begin, strict=True)]
-        high = [min(a + n, b + m) for a, n, b, m in zip(block.begin, block.sizes, begin, into.shape, strict=True)]
-        if any(a >= b for a, b in zip(low, high, strict=True)):
-            return
-        stored = self._numbers(block, into.dtype)[_slices(low, high, block.begin)]
-        part = torch.from_numpy(np.array(stored)).view(into.dtype)  # a copy, of these rows alone
-        self.bytes += part.nbytes
-        target = into[_slices(low, high, begin)]
-        target.copy_(part.view(target.shape))
+    def _fill(self, pieces: Sequence[tuple[Piece, torch.Tensor]]) -> None:
+        for piece, into in pieces:
+            into.copy_(self.read(piece).view(into.shape))
+            self.bytes += piece.bytes
+
+    def read(self, piece: Piece) -> torch.Tensor:
+        """A copy of what lies in a file here, of these rows alone: bytes of numbers, in their order."""
+        stored = self._numbers(piece.block, piece.dtype)[piece.within(piece.block.begin)]
+        return torch.from_numpy(np.array(stored)).view(piece.dtype)
 
     def _numbers(self, block: Block, dtype: torch.dtype) -> np.ndarray:
         """A block where it lies, as bytes: its sizes, and the bytes of a number."""
@@ -115,10 +141,6 @@ class Stored:
 
 def _block(chunk: ChunkStorageMetadata, place: Any) -> Block:
     return Block(tuple(chunk.offsets), tuple(chunk.sizes), place.relative_path, place.offset, place.length)
-
-
-def _slices(low: list[int], high: list[int], begin: Shape) -> tuple[slice, ...]:
-    return tuple(slice(a - o, b - o) for a, b, o in zip(low, high, begin, strict=True))
 
 
 def _begin(archive: np.ndarray) -> int:
