@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs import TINY, places
+from jobs import TINY, places, ranks
 from tutti.train.history import read, series
 
 STEPS, EVERY = 24, 3
@@ -40,20 +40,6 @@ def alone(text, tmp_path_factory) -> Path:
     said, _ = job.communicate(timeout=PATIENCE)
     assert job.returncode == 0, said
     return out
-
-
-def ranks(job: subprocess.Popen) -> dict[int, int]:
-    """Process ids of a job's ranks."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            variables = (folder / "environ").read_bytes().split(b"\0") if parent == job.pid else []
-        except OSError:
-            continue
-        numbers = [int(v.partition(b"=")[2]) for v in variables if v.startswith(b"RANK=")]
-        found |= {rank: int(folder.name) for rank in numbers}
-    return found
 
 
 def steps_of(out: Path) -> int:

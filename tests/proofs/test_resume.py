@@ -34,7 +34,7 @@ def killed_step(self, rate):
         os.kill(os.getpid(), signal.SIGKILL)
     return advance(self, rate)
 def killed_save(path):
-    if what == "save" and path.name == ".metadata" and f"{when:08d}" in str(path):
+    if what == "save" and path.name == "manifest.json" and f"{when:08d}" in str(path):
         os.kill(os.getpid(), signal.SIGKILL)
     to_disk(path)
 trainer.Trainer._advance, folder.to_disk = killed_step, killed_save

@@ -47,13 +47,17 @@ def boxes(layout: Layout, shape: Shape, mesh: Mesh, rank: int) -> list[Box]:
 def is_owner(layout: Layout, mesh: Mesh, rank: int, number: int) -> bool:
     """Whether a rank is the one, of all that hold the same, who writes the tensor of this number."""
     where = coordinates_of(rank, mesh)
+    return all(where[axis] == digit for axis, digit in turn_of(layout, mesh, number).items())
+
+
+def turn_of(layout: Layout, mesh: Mesh, number: int) -> dict[str, int]:
+    """Where the owner of the tensor of this number lies along the axes that do not split it."""
     beside = [axis for axis in mesh if axis not in layout.splits]
     turn = number % prod(mesh[axis] for axis in beside)
+    digits = {}
     for axis in reversed(beside):
-        turn, digit = divmod(turn, mesh[axis])
-        if where[axis] != digit:
-            return False
-    return True
+        turn, digits[axis] = divmod(turn, mesh[axis])
+    return digits
 
 
 def overlap(begin: Shape, sizes: Shape, other: Shape, others: Shape) -> tuple[Shape, Shape] | None:

@@ -178,6 +178,11 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def machine_memory() -> Path:
+    """A folder in the memory of this machine that outlives processes, TUTTI_MEMORY or /dev/shm."""
+    return Path(os.environ.get("TUTTI_MEMORY", "/dev/shm"))
+
+
 def is_plain(e: BaseException) -> bool:
     """Whether a message was written for the user: a ValueError or OSError that this package raised itself,
     or the system's word about a file. A mistake deeper down needs its traceback."""

@@ -36,6 +36,7 @@ from tutti.run.batches import Signature, batch_size, check_like, microbatches, s
 from tutti.run.carrier import carrier_for
 from tutti.run.checkpoint.checkpoints import Checkpoints
 from tutti.run.checkpoint.folder import check, manifest
+from tutti.run.checkpoint.gathered import Gathered
 from tutti.run.checkpoint.stored import Stored
 from tutti.run.checkpoint.weights import has_weights
 from tutti.run.ledger import Ledger, bytes_of
@@ -205,32 +206,38 @@ class Step:
         checkpoints: Checkpoints,
         facts: Mapping[str, Any] | None = None,
         fill: Callable[[Path], None] = lambda folder: None,
+        in_memory: bool = False,
     ) -> None:
         """Begin a checkpoint of all that resuming bit for bit needs; it is written while training goes on.
 
-        facts: more for its manifest. fill: writes more files into its folder, on rank 0. Every rank of a job has to
-        call it. Raises SaveError where an earlier one could not be written.
+        facts: more for its manifest. fill: writes more files into its folder, on rank 0. in_memory: of the machines,
+        not on disk. Every rank of a job has to call it. Raises SaveError where an earlier one could not be written.
         """
         labels = {name: node.meta["label"] for name, node in self.graph.inputs.items() if name in self._state.names}
         known = {"seed": self.seed, "plan": json.loads(self._plan.to_json()), "labels": labels}
-        checkpoints.save(self.steps, self._state.held(), {**known, **(facts or {})}, fill)
+        checkpoints.save(self.steps, self._state.held(), {**known, **(facts or {})}, fill, in_memory)
 
-    def load(self, folder: str | Path) -> int:
+    def load(self, folder: str | Path | Gathered) -> int:
         """Go on from a checkpoint, of any plan on any number of devices; bytes that this process read.
 
         Of a folder with a model of `transformers` (safetensors) parameters and buffers alone are read. Raises
         ValueError where it is not of this model and optimizer, or files are not there or have another size; nothing
-        has changed then. Checksums are looked into by `Checkpoints.latest`.
+        has changed then. Checksums are looked into by `Checkpoints.latest`; what that finds in memory is loaded by all
+        ranks together.
         """
-        if has_weights(Path(folder)):
+        if isinstance(folder, Gathered):
+            about, stored = folder.about, folder
+        elif has_weights(Path(folder)):
             return self._state.load_weights(Path(folder), self.model)
-        about = manifest(Path(folder))
-        check(Path(folder), parts=0)
-        stored, held = Stored(Path(folder)), self._state.held()
+        else:
+            about = manifest(Path(folder))
+            check(Path(folder), parts=0)
+            stored = Stored(Path(folder))
+        held, before = self._state.held(), stored.bytes
         check_names({name for name, x in held.items() if x.spec.bytes}, stored.tensors)
         stored.load(held)
         self.steps = about["step"]
-        return stored.bytes
+        return stored.bytes - before
 
     def training_state(self) -> dict[str, torch.Tensor]:
         """Everything that resuming bit for bit needs, as full CPU tensors. Every rank of a job has to call it."""

@@ -123,6 +123,9 @@ class Checkpoint:
     """How many of the newest checkpoints stay on disk."""
     second: str = ""
     """Another folder, to which each checkpoint is copied; empty: none."""
+    memory_every: int = 0
+    """Steps between copies of the state in the memory of machines (/dev/shm, or TUTTI_MEMORY), each with that of the
+    one before it, from which a job goes on that lost processes or a machine; 0: none."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +183,7 @@ _AT_LEAST = {
     "parallel.restarts": 0,
     "checkpoint.every": 1,
     "checkpoint.keep": 1,
+    "checkpoint.memory_every": 0,
     "eval.every": 1,
     "eval.batches": 1,
     "sample.tokens": 1,

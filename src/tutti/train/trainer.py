@@ -20,7 +20,7 @@ from tutti.data.tokenizer import load_tokenizer
 from tutti.plan.explain import mesh_name
 from tutti.run.checkpoint.checkpoints import Checkpoints, SaveError
 from tutti.run.checkpoint.folder import CHECKPOINTS, step_of
-from tutti.run.launch import Interrupted, local_rank, rank, world_size
+from tutti.run.launch import Interrupted, local_rank, machine_memory, rank, world_size
 from tutti.train.config import Config
 from tutti.train.history import History
 from tutti.train.memory import PeakMemory
@@ -60,7 +60,9 @@ class Trainer:
         with self.display.stage("plan") as stage:
             self._parallelize()
             stage.result(describe(self.step))
-        self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, config.checkpoint.keep, config.checkpoint.second)
+        keep, second = config.checkpoint.keep, config.checkpoint.second
+        memory = machine_memory() if config.checkpoint.memory_every else None
+        self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, keep, second, memory)
 
     def _parallelize(self) -> None:
         config, parallel = self.config, self.config.parallel
@@ -139,6 +141,8 @@ class Trainer:
                 self._tell(last=False, wait=False)
                 if self.done % config.checkpoint.every == 0 or last:
                     self._save(last)
+                elif self.checkpoints.copying and self.done % config.checkpoint.memory_every == 0:
+                    self._keep()
                 if signal:
                     self.display.say("the same command again continues from here")
                     raise Interrupted(signal)
@@ -170,6 +174,13 @@ class Trainer:
         self.step.save(self.checkpoints, {"config": asdict(self.config)}, fill)
         if last:
             self._tell(last=True, wait=True)
+            self.checkpoints.forget()
+
+    def _keep(self) -> None:
+        """Begin a copy of this step in memory, unless the one before shows that there is not enough."""
+        self._tell(last=False, wait=True)
+        if self.checkpoints.copying:
+            self.step.save(self.checkpoints, {"config": asdict(self.config)}, in_memory=True)
 
     def _tell(self, last: bool, wait: bool) -> None:
         """Say what became of the checkpoint that was begun. When the disk is full training goes on, unless this is the

@@ -8,12 +8,14 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from tutti.run.checkpoint import folder as folders
+from tutti.run.checkpoint.gathered import Gathered
 from tutti.run.checkpoint.held import Held
-from tutti.run.checkpoint.write import Copies, copies, write
+from tutti.run.checkpoint.peers import Peers
+from tutti.run.checkpoint.together import Together
+from tutti.run.checkpoint.write import Copies, copies, reason, write
 
 
 class SaveError(OSError):
@@ -24,46 +26,53 @@ class Checkpoints:
     """The folder in which a run keeps its checkpoints. Every rank of a job makes one, and calls the same.
 
     root: a folder that all ranks see. keep: how many of the newest stay there. second: another such folder, to which
-    each checkpoint is copied. At most one is being written at a time, from a copy of the state in the host's memory.
+    each checkpoint is copied. memory: a folder in the memory of each machine, /dev/shm for one, for copies that outlive
+    the processes (`peers`); `forget` gives it back. At most one is being written at a time, from a copy of the state in
+    the host's memory.
     """
 
-    def __init__(self, root: str | Path, keep: int = 2, second: str | Path | None = None):
+    def __init__(
+        self, root: str | Path, keep: int = 2, second: str | Path | None = None, memory: str | Path | None = None
+    ):
         if keep < 1:
             raise ValueError(f"keep is {keep}; at least one checkpoint has to stay")
         self.roots = [Path(root), *([Path(second)] if second else [])]
         self.root, self.keep = self.roots[0], keep
-        several = dist.is_initialized() and dist.get_world_size() > 1
-        self.group: Any = dist.new_group(backend="gloo") if several else None
-        self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
+        self.together = Together()
+        self.peers = Peers(Path(memory), self.root, self.together) if memory else None
+        self.copying = bool(memory)  # until memory does not suffice
         self._copies: Copies = {}
         self._thread: Thread | None = None
         self._outcome: Path | SaveError | None = None
 
-    def latest(self, say: Callable[[str], None] = lambda said: None) -> Path | None:
-        """The newest complete checkpoint, or None; rank 0 is told of newer ones that are skipped.
+    def latest(self, say: Callable[[str], None] = lambda said: None) -> Path | Gathered | None:
+        """The newest complete checkpoint, in memory or on disk, or None; rank 0 is told of newer ones that are skipped.
 
         Files are looked into by one rank each. What was never finished is dropped.
         """
         self.wait()
+        kept = self.peers.newest(say) if self.peers else None
         for root in self.roots:
             found, skipped = None, []
-            for candidate in self._same(folders.folders(root)):
-                faults = self._all(folders.find_fault(candidate, self.rank, self.ranks))
+            for candidate in self.together.same(folders.folders(root)):
+                if kept and kept.step >= folders.step_of(candidate):
+                    break
+                faults = self.together.all(folders.find_fault(candidate, self.together.rank, self.together.ranks))
                 if not any(faults):
                     found = candidate
                     break
                 fault = next(fault for fault in faults if fault)
                 skipped.append(f"checkpoint {candidate} is not complete: {fault}: skipped")
-            if self.rank == 0:
+            if self.together.rank == 0:
                 if (step := folders.unfinished(root)) is not None:
                     say(f"the checkpoint of step {step} was not finished: skipped")
                 for line in skipped:
                     say(line)
                 folders.clear(root)
-            self._all(None)
+            self.together.all(None)
             if found:
                 return found
-        return None
+        return kept
 
     def save(
         self,
@@ -71,23 +80,28 @@ class Checkpoints:
         tensors: Mapping[str, Held],
         facts: Mapping[str, Any] | None = None,
         fill: Callable[[Path], None] = lambda folder: None,
+        in_memory: bool = False,
     ) -> None:
         """Begin to write the checkpoint of so many completed steps; returns when the state is copied.
 
-        facts: of the manifest. fill: writes more files into the folder, on rank 0. Waits for an earlier one, and
-        raises SaveError where that could not be written.
+        facts: of the manifest. fill: writes more files into the folder, on rank 0; not those `in_memory`. Waits for an
+        earlier one, and raises SaveError where that could not be written.
         """
         self.wait()
+        if in_memory and not self.copying:
+            raise ValueError("no copies are kept in memory: Checkpoints(..., memory='/dev/shm') says where")
         self._copies = copies(tensors, self._copies)
-        self._thread = Thread(target=self._run, args=(step, dict(facts or {}), fill), daemon=True, name="checkpoint")
+        work = self._keep if in_memory else self._run
+        self._thread = Thread(target=work, args=(step, dict(facts or {}), fill), daemon=True, name="checkpoint")
         self._thread.start()
 
     def done(self) -> Path | None:
-        """The checkpoint that was begun last, once, when it is complete; None before. Raises SaveError as `wait`."""
+        """The checkpoint on disk that was begun last, once, when it is complete; None before. Raises as `wait`."""
         return None if self._thread is None or self._thread.is_alive() else self.wait()
 
     def wait(self) -> Path | None:
-        """The checkpoint that was begun last, when it is complete. Raises SaveError where it could not be written."""
+        """The checkpoint that was begun last, if on disk, when it is complete. Raises SaveError where it could not be
+        written."""
         if self._thread is None:
             return None
         self._thread.join()
@@ -100,7 +114,7 @@ class Checkpoints:
         try:
             why = self._write(step, facts, fill)
         except Exception as error:  # told by `wait`, in the thread of the run
-            why = _reason(error)
+            why = reason(error)
         if why is None:
             self._outcome = self.root / f"step-{step:08d}"
             return
@@ -108,25 +122,41 @@ class Checkpoints:
         still = f"{before} is intact" if before else "there is no checkpoint before it"
         self._outcome = SaveError(f"could not save the checkpoint of step {step} in {self.root}: {why}; {still}")
 
+    def _keep(self, step: int, facts: dict[str, Any], _fill) -> None:
+        assert self.peers
+        try:
+            why = self.peers.save(step, self._copies, facts)
+        except Exception as error:  # told by `wait`
+            why = reason(error)
+        if why is not None:
+            self.copying = False
+            self._outcome = SaveError(f"could not keep step {step} in memory: {why}; no more copies are kept there")
+
+    def forget(self) -> None:
+        """Give back the memory of all machines that copies take; for the end of a job."""
+        self.wait()
+        if self.peers:
+            self.peers.forget()
+
     def _write(self, step: int, facts: dict[str, Any], fill: Callable[[Path], None]) -> str | None:
         """What went wrong, the same on all ranks, or None."""
         made, why, mine = folders.scratch(self.root, step), None, {}
         try:
-            mine = write(made, self._copies, self.group)
+            mine = write(made, self._copies, self.together.group)
         except (Exception, CheckpointException) as error:
-            why = _reason(error)
-        everyone = self._all((why, mine))
+            why = reason(error)
+        everyone = self.together.all((why, mine))
         whys = [theirs for theirs, _ in everyone if theirs]
         verdict = whys[0] if whys else None
-        if self.rank == 0:
+        if self.together.rank == 0:
             try:
                 if verdict is None:
                     self._finish(made, step, {k: v for _, files in everyone for k, v in files.items()}, facts, fill)
             except Exception as error:
-                verdict = _reason(error)
+                verdict = reason(error)
             if verdict is not None:
                 shutil.rmtree(made, ignore_errors=True)
-        return self._same(verdict)
+        return self.together.same(verdict)
 
     def _finish(self, made: Path, step: int, files: folders.Files, facts, fill: Callable[[Path], None]) -> None:
         fill(made)
@@ -146,29 +176,3 @@ class Checkpoints:
         for root in self.roots:
             for old in folders.folders(root)[self.keep :]:
                 shutil.rmtree(old, ignore_errors=True)
-
-    def _all(self, mine: Any) -> list[Any]:
-        """What each rank gives, on all ranks."""
-        if self.group is None:
-            return [mine]
-        given: list[Any] = [None] * self.ranks
-        dist.all_gather_object(given, mine, self.group)
-        return given
-
-    def _same(self, mine: Any) -> Any:
-        """What rank 0 gives."""
-        if self.group is None:
-            return mine
-        box = [mine]
-        dist.broadcast_object_list(box, 0, self.group)
-        return box[0]
-
-
-def _reason(error: BaseException) -> str:
-    """Why, in a line; of what several ranks report the first."""
-    if isinstance(error, CheckpointException):
-        rank, (cause, _) = min(error.failures.items())
-        return f"rank {rank}: {_reason(cause)}" if len(error.failures) > 1 or rank else _reason(cause)
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error) or type(error).__name__

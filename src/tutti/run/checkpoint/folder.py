@@ -17,6 +17,7 @@ from typing import Any
 
 CHECKPOINTS = "checkpoints"  # in the folder of a run
 MANIFEST = "manifest.json"
+METADATA = ".metadata"  # of torch.distributed.checkpoint
 WRITING = ".writing-"
 
 Files = dict[str, dict[str, int | str]]  # by name: bytes and sha256

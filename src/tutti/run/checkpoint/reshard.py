@@ -53,7 +53,7 @@ def reshard(
     try:
         files = write_each(made, parts())
         for path in source.iterdir():
-            if path.name not in (folders.MANIFEST, ".metadata") and path.suffix != ".distcp":
+            if path.name not in (folders.MANIFEST, folders.METADATA) and path.suffix != ".distcp":
                 copy = Path(shutil.copy(path, made))
                 folders.to_disk(copy)
                 files[copy.name] = folders.describe(copy)

@@ -108,9 +108,7 @@ class Stored:
         self._fill(list(self._pieces(name, [(begin, made)])))
         return made
 
-    def _pieces(
-        self, name: str, wanted: Iterable[tuple[Shape, torch.Tensor]]
-    ) -> Iterator[tuple[Piece, torch.Tensor]]:
+    def _pieces(self, name: str, wanted: Iterable[tuple[Shape, torch.Tensor]]) -> Iterator[tuple[Piece, torch.Tensor]]:
         """What is to be read of a tensor, and into what memory."""
         for begin, into in wanted:
             for block in self.blocks[name]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
@@ -140,6 +141,16 @@ def _begin_to_write(file: int, begin: int, count: int) -> None:
     """Let the disk begin while more is being made; Linux writes what it is told to forget."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(file, begin, count, os.POSIX_FADV_DONTNEED)
+
+
+def reason(error: BaseException) -> str:
+    """Why something could not be written, in a line; of what several ranks report the first."""
+    if isinstance(error, CheckpointException):
+        rank, (cause, _) = min(error.failures.items())
+        return f"rank {rank}: {reason(cause)}" if len(error.failures) > 1 or rank else reason(cause)
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__
 
 
 class _Planner(DefaultSavePlanner):
