@@ -14,6 +14,7 @@ from tutti.graph.load import load
 from tutti.plan.explain import seconds, size
 from tutti.plan.planner import Planner
 from tutti.run.simulated.dryrun import dry_run
+from tutti.run.simulated.restart import Storage, restart
 
 OPTIONS = ("--batch", "8", "--seq", "32")
 
@@ -71,6 +72,19 @@ def test_level_overlap_and_another_cluster(model, plan, capsys):
     assert step("--cluster", "v100-32:4") > plain
 
 
+def test_what_a_restart_reads(model, graph, plan, tmp_path, capsys):
+    before = tmp_path / "before.json"
+    Planner(graph, Cluster.parse("h100:8"), ()).named("zero3").save(before)
+    options = ("--restart", "--before", before, "--storage.process", "1e3")
+    code, out, err = run(capsys, "dryrun", plan, "--model", model, *OPTIONS, *options)
+    assert code == 0, err
+    made = restart(graph, tutti.Plan.load(plan), 4, tutti.Plan.load(before), Storage(process=1e3))
+    assert f"restart    {size(made.state)} of state, on 1 machines\n" in out
+    row = next(line for line in out.splitlines() if "by a device" in line)
+    assert row.split()[3:] == [*size(made.devices[0]).split()] * 3
+    assert f"{seconds(max(made.devices) / 1e3)} to read" in out and f"each byte {made.times:.2f} times" in out
+
+
 def test_a_plan_for_another_batch_is_told(model, plan, capsys):
     code, out, _ = run(capsys, "dryrun", plan, "--model", model, "--batch", "4", "--seq", "16")
     assert code == 0 and out.startswith("the plan was made for another step of this model")
@@ -83,6 +97,7 @@ def test_a_plan_for_another_batch_is_told(model, plan, capsys):
         (["--level", "O3"], "no level 'O3'; there are O0, O2"),
         (["--gantt", "step.gif"], "must end in .svg, .png, .pdf"),
         (["--optimizer", "sgd"], "the plan was made for an optimizer that keeps"),
+        (["--before", "plan.json"], "--before and --storage are of a restart: add --restart"),
         (["--dtype", "float16"], "no dtype 'float16'; there are float32, bfloat16"),
     ],
 )

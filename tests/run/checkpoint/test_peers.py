@@ -16,12 +16,13 @@ from tutti.run.checkpoint import folder as folders
 from tutti.run.checkpoint import gathered, passing, peers
 from tutti.run.checkpoint.checkpoints import SaveError
 from tutti.run.checkpoint.gathered import Gathered
+from tutti.run.simulated.restart import Restart, restart
 
 
-def made(plan: str, seed: int = 0) -> tutti.Step:
+def made(plan: str, seed: int = 0, cluster: str = "auto") -> tutti.Step:
     model = zoo.llama(4, seed=seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    return tutti.parallelize(model, optimizer, zoo.tokens(120), cluster="auto", plan=plan, level="O0",
+    return tutti.parallelize(model, optimizer, zoo.tokens(120), cluster=cluster, plan=plan, level="O0",
                              accumulate=4 if "pp" in plan else 1)  # fmt: skip
 
 
@@ -95,13 +96,21 @@ def copies_in(root: Path) -> list[Path]:
     return sorted(root.glob("machine */tutti-*/step-*"))
 
 
+def predicted(plan: str, per_machine: int, lost: int) -> Restart:
+    """What a dry run says of it."""
+    after = made(plan, cluster="cpu:4")
+    return restart(after.graph, after.plan, per_machine, made("dp2xtp2", cluster="cpu:4").plan, lost=lost)
+
+
 @pytest.mark.parametrize(("plan", "lost"), [("dp2xtp2", 0), ("dp2xtp2", 1), ("zero3", 1), ("pp2xtp2", 0)])
 def test_the_loss_of_a_machine_loses_nothing(pool, left, plan, lost):
     root, expected, files = left(2)
     data = [f"__{rank}_0.distcp" for rank in range(4)]
     assert all(names == [".metadata", *data, "manifest.json"] for names in files), "with two machines each has all"
     shutil.rmtree(root / f"machine {lost}")
+    told = predicted(plan, 2, lost)
     for rank, (kind, done, count, sent, loss, said) in enumerate(pool.run(resumed, str(root), plan)):
+        assert count == told.devices[rank] and told.sent[1 - lost] == 0
         assert (kind, done, said) == ("Gathered", 2, [])
         assert sent == (count if rank // 2 == lost else 0), "what is on a rank's own machine is read there"
         assert loss == (expected if plan == "dp2xtp2" else pytest.approx(expected, rel=1e-5))
@@ -112,8 +121,10 @@ def test_each_machine_has_its_own_parts_and_those_of_the_one_before(pool, left):
     for rank, names in enumerate(files):
         assert names == [".metadata", *sorted(f"__{r}_0.distcp" for r in (rank, (rank - 1) % 4)), "manifest.json"]
     shutil.rmtree(root / "machine 2")
-    for kind, done, count, sent, loss, _ in pool.run(resumed, str(root), "dp2xtp2", 1):
-        assert (kind, done, loss) == ("Gathered", 2, expected) and 0 <= sent <= count
+    results = pool.run(resumed, str(root), "dp2xtp2", 1)
+    assert [(kind, done, loss) for kind, done, _, _, loss, _ in results] == [("Gathered", 2, expected)] * 4
+    told = predicted("dp2xtp2", 1, lost=2)
+    assert [row[2] for row in results] == told.devices and [row[3] for row in results] == told.sent
 
 
 def test_where_two_neighbours_are_lost_the_disk_is_taken(pool, left):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,6 +11,7 @@ from rich.console import Console
 
 from tutti.cluster import Cluster
 from tutti.plan.explain import mesh_name, seconds, size
+from tutti.run.commands.restart import machine_width, show_restart
 from tutti.run.commands.tables import SHOWN, consoles, read, show_alive, show_kinds, table
 from tutti.run.commands.workload import Captured, Workload
 from tutti.run.levels import check_level
@@ -18,6 +20,8 @@ from tutti.run.simulated.gantt import save_gantt
 from tutti.run.simulated.memory_picture import save_memory
 from tutti.run.simulated.picture import check_suffix
 from tutti.run.simulated.pipeline import PipelineDryRun
+from tutti.run.simulated.restart import USUAL, Storage
+from tutti.run.simulated.restart import restart as read_again
 from tutti.run.simulated.step import DryRun
 from tutti.run.simulated.timeline import save_timeline
 
@@ -33,6 +37,9 @@ def dryrun(
     timeline: Path | None = None,
     gantt: Path | None = None,
     memory: Path | None = None,
+    restart: bool = False,
+    before: Path | None = None,
+    storage: Storage = USUAL,
 ) -> None:
     """Simulate a training step under a plan. Neither model nor cluster has to be there: nothing is allocated.
 
@@ -50,8 +57,13 @@ def dryrun(
         timeline: Write a trace to this JSON file, for https://ui.perfetto.dev.
         gantt: Draw the step to this .svg, .png or .pdf.
         memory: Draw what a device holds over the step to this .svg, .png or .pdf.
+        restart: Tell what going on from a checkpoint reads, and how long that takes.
+        before: The plan under which that was written, by default the same.
+        storage: How fast it is read.
     """
     check_level(level)
+    if not restart and (before or storage != USUAL):
+        raise ValueError("--before and --storage are of a restart: add --restart")
     for picture in (gantt, memory):
         if picture:
             check_suffix(picture)
@@ -59,10 +71,13 @@ def dryrun(
     if not cluster and not chosen.cluster:
         raise ValueError(f"{plan} does not say which cluster it is for: give --cluster")
     target = Cluster.parse(cluster or chosen.cluster)
+    written, start = read(before) if before else chosen, time.perf_counter()
     console, progress = consoles()
     with progress.status("reading the model") as status:
         graph = Captured(workload, status.update).graph(chosen.accumulate, chosen.variant)
         made = dry_run(graph, chosen, target, level, overlaps=OVERLAPS[overlap], progress=status.update)
+        planned = time.perf_counter() - start
+        again = read_again(graph, chosen, machine_width(target), written, storage) if restart else None
         status.update("writing")
         if timeline:
             save_timeline(made, timeline)
@@ -73,7 +88,10 @@ def dryrun(
     if chosen.graph and chosen.graph != graph.fingerprint:
         console.print("the plan was made for another step of this model: another batch, seq, dtype or optimizer")
     console.print(f"plan {chosen.name or plan} at {level} on {target}: {mesh_name(chosen.mesh)}")
-    _show(made, console)
+    if again:
+        show_restart(again, made.seconds, planned, console)
+    else:
+        _show(made, console)
     for file in (timeline, gantt, memory):
         if file:
             console.print(f"saved {file}")
