@@ -36,7 +36,7 @@ class Gathered(Stored):
         return self.about["step"]
 
     def __str__(self) -> str:
-        return f"memory, where it is {self.folder}"
+        return f"memory ({self.folder})"
 
     def _fill(self, pieces: Pieces) -> None:
         super()._fill([x for x in pieces if x[0].block.file not in self.servers])
