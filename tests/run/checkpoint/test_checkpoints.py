@@ -56,6 +56,12 @@ def test_only_the_newest_are_kept(root):
         Checkpoints(root, keep=0)
 
 
+def test_a_damaged_one_of_a_later_step_does_not_count_among_those_kept(root):
+    truncate(root / "step-00000020" / "manifest.json")
+    save(root, 15, keep=1)
+    assert latest(root) == root / "step-00000015"
+
+
 def test_no_checkpoint_is_none(tmp_path):
     assert latest(tmp_path, say=pytest.fail) is None
     assert latest(tmp_path / "missing", say=pytest.fail) is None

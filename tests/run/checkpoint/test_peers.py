@@ -108,9 +108,10 @@ def test_the_loss_of_a_machine_loses_nothing(pool, left, plan, lost):
     data = [f"__{rank}_0.distcp" for rank in range(4)]
     assert all(names == [".metadata", *data, "manifest.json"] for names in files), "with two machines each has all"
     shutil.rmtree(root / f"machine {lost}")
-    told = predicted(plan, 2, lost)
-    for rank, (kind, done, count, sent, loss, said) in enumerate(pool.run(resumed, str(root), plan)):
-        assert count == told.devices[rank] and told.sent[1 - lost] == 0
+    told, results = predicted(plan, 2, lost), pool.run(resumed, str(root), plan)
+    assert told.devices == [row[2] for row in results]
+    assert told.sent == [results[2 * i][3] + results[2 * i + 1][3] for i in range(2)]
+    for rank, (kind, done, count, sent, loss, said) in enumerate(results):
         assert (kind, done, said) == ("Gathered", 2, [])
         assert sent == (count if rank // 2 == lost else 0), "what is on a rank's own machine is read there"
         assert loss == (expected if plan == "dp2xtp2" else pytest.approx(expected, rel=1e-5))
@@ -214,9 +215,13 @@ def test_one_process_keeps_a_copy_too(tmp_path):
     memory = tmp_path / "memory"
     memory.mkdir()
     checkpoints = tutti.Checkpoints(tmp_path / "disk", memory=memory)
+    assert checkpoints.peers
+    (checkpoints.peers.folder / "step-00000009").mkdir()  # of a time that is lost
     step.save(checkpoints, in_memory=True)
     before = step.training_state()
     step(zoo.tokens())
+    checkpoints.wait()
+    assert [path.name for path in checkpoints.peers.folder.iterdir()] == ["step-00000001"]
     found = checkpoints.latest(pytest.fail)
     assert isinstance(found, Gathered) and step.load(found) > 0
     after = step.training_state()
@@ -226,3 +231,10 @@ def test_one_process_keeps_a_copy_too(tmp_path):
 def test_memory_that_is_not_there_is_said(tmp_path):
     with pytest.raises(ValueError, match="there is no folder /no/memory"):
         tutti.Checkpoints(tmp_path, memory="/no/memory")
+
+
+def test_ranks_that_do_not_know_one_another_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="make the step first, then its checkpoints"):
+        tutti.Checkpoints(tmp_path)

@@ -174,5 +174,6 @@ class Checkpoints:
                 folders.to_disk(path)
             folders.commit(other, step, files, facts)
         for root in self.roots:
-            for old in folders.folders(root)[self.keep :]:
+            done = [x for x in folders.folders(root) if folders.step_of(x) <= step]  # later ones may be damaged
+            for old in done[self.keep :]:
                 shutil.rmtree(old, ignore_errors=True)

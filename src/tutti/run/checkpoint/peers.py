@@ -70,8 +70,9 @@ class Peers:
         why = _first(self.together.all(why))  # every machine has it before any drops the one before
         if self.place == 0:
             folders.clear(self.folder)
-            for old in folders.folders(self.folder)[1:] if why is None else ():
-                shutil.rmtree(old, ignore_errors=True)
+            for other in folders.folders(self.folder) if why is None else ():
+                if folders.step_of(other) != step:  # later ones, too: nobody could go on from them
+                    shutil.rmtree(other, ignore_errors=True)
         return why
 
     def newest(self, say: Callable[[str], None]) -> Gathered | None:
