@@ -12,12 +12,10 @@ from rich.console import Console
 
 from tutti.run.commands.tables import SHOWN, consoles, table
 from tutti.run.monitoring.calls import MATMULS, REST
-from tutti.run.monitoring.diagnosis import Diagnosis
+from tutti.run.monitoring.diagnosis import MONITOR, Diagnosis
 from tutti.run.monitoring.diagnosis import diagnose as look_into
 from tutti.run.monitoring.picture import save_picture, save_timeline
 from tutti.run.simulated.picture import check_suffix
-
-RECORDED = "monitor"  # the folder of a run
 
 
 def diagnose(
@@ -38,7 +36,7 @@ def diagnose(
     """
     if picture:
         check_suffix(picture)
-    folder = folder / RECORDED if (folder / RECORDED).is_dir() else folder
+    folder = folder / MONITOR if (folder / MONITOR).is_dir() else folder
     console, told = consoles()
     with told.status(f"reading {folder}"):
         found = look_into(folder)

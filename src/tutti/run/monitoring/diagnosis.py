@@ -14,6 +14,7 @@ from tutti.run.monitoring.recording import Recording, read
 from tutti.run.monitoring.shares import Share, shares
 
 WORTH = 0.05  # of a step: what takes less is not spoken of
+MONITOR = "monitor"  # the folder of all this in that of a run
 STEP = "step"  # the phase in which a step runs
 TITLES = {MATMULS: "matmuls", REST: "other operators"}
 

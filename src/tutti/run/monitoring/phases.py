@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -13,9 +13,13 @@ from typing import Any
 
 
 class Phases:
-    """Of one rank, in `phases-<rank>.jsonl`. A run that goes on after `step` drops what was written beyond it."""
+    """Of one rank, in `phases-<rank>.jsonl`. A run that goes on after `step` drops what was written beyond it.
 
-    def __init__(self, folder: Path, rank: int, step: int = 0):
+    scalar: told of each number as well, as (name, value, step).
+    """
+
+    def __init__(self, folder: Path, rank: int, step: int = 0, scalar: Callable[[str, float, int], None] | None = None):
+        self.scalar = scalar
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"phases-{rank}.jsonl"
         kept = [line for line in _lines(path) if line["step"] <= step] if step else []
@@ -30,12 +34,14 @@ class Phases:
         yield
         self.seconds[name] += time.perf_counter() - begin
 
-    def end(self, step: int, **more: float) -> dict[str, float]:
-        """The step is over: write down its phases, in seconds, and what else is known of it. Returns the phases."""
+    def end(self, step: int, **more: float) -> None:
+        """The step is over: write down its phases, in seconds, and what else is known of it."""
         phases = {name: round(seconds, 6) for name, seconds in self.seconds.items()}
         self.file.write(json.dumps({"step": step, "phases": phases, **more}) + "\n")
         self.seconds.clear()
-        return phases
+        if self.scalar:
+            for name, value in {**{f"seconds/{name}": took for name, took in phases.items()}, **more}.items():
+                self.scalar(name, value, step)
 
     def __enter__(self) -> Phases:
         return self

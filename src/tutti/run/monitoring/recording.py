@@ -29,7 +29,8 @@ class Collective(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A call as it ran, in seconds. collective: that it carries out, begins or waits for."""
+    """A call as it ran, in seconds. collective: that it carries out, begins or waits for. begins: whether no more than
+    that."""
 
     program: str
     number: int
@@ -37,6 +38,7 @@ class Block(NamedTuple):
     begin: float
     end: float
     collective: Collective | None = None
+    begins: bool = False
 
 
 @dataclass
@@ -138,6 +140,7 @@ def _step(rank: Rank, line: dict[str, Any]) -> Step:
     for name, marks in line["runs"]:
         times = SECOND * np.array(marks, dtype=np.float64).reshape(-1, len(rank.programs[name]) + 1)
         runs += [(run[0], name, run) for run in times]
+    begun = {name: {call.ends for call in calls} for name, calls in rank.programs.items()}
     blocks, places = [], defaultdict(int)
     for _, name, times in sorted(runs, key=lambda run: run[0]):
         own: dict[int, Collective] = {}
@@ -147,7 +150,7 @@ def _step(rank: Rank, line: dict[str, Any]) -> Step:
                 own[i] = Collective(call.kind, call.axis, group, places[call.axis])
                 places[call.axis] += 1
             collective = own.get(call.ends if call.kind == WAIT else i)
-            blocks.append(Block(name, i, call, times[i], times[i + 1], collective))
+            blocks.append(Block(name, i, call, times[i], times[i + 1], collective, i in begun[name]))
     waits = [(what, source, SECOND * begin, SECOND * end) for what, source, begin, end in line.get("waits", ())]
     links = {int(source): seconds for source, seconds in (line.get("links") or {}).items()}
     return Step(line["step"], SECOND * line["begin"], SECOND * line["end"], blocks, waits, links)

@@ -65,6 +65,6 @@ def arrivals(recording: Recording, step: int) -> dict[Collective, dict[int, floa
 
 def late(block: Block, came: Mapping[Collective, Mapping[int, float]]) -> tuple[int, float]:
     """The rank that came last to what a block stands still for, and seconds that it was waited for."""
-    by = came.get(block.collective, {}) if block.collective else {}
+    by = came.get(block.collective, {}) if block.collective and not block.begins else {}
     last = max(by, key=by.__getitem__, default=-1)
     return last, min(max(by[last] - block.begin, 0.0), block.end - block.begin) if by else 0.0
