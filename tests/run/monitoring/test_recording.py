@@ -47,11 +47,9 @@ def test_who_waits_late_for_a_collective_waits_for_whoever_began_it_last(tmp_pat
     assert not second.waiting
 
 
-def test_a_file_that_was_cut_short_counts_as_far_as_it_goes(tmp_path):
-    write(tmp_path, 2, steps=5)
-    path = tmp_path / "rank-1.jsonl"
-    path.write_text(path.read_text()[:-30])
-    assert read(tmp_path).steps == [2, 3, 4]
+def test_of_many_ranks_the_newest_steps_are_read(tmp_path):
+    write(tmp_path, 500, steps=9)
+    assert read(tmp_path).steps == [5, 6, 7, 8, 9]
 
 
 @pytest.mark.parametrize(

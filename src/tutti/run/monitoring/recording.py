@@ -17,6 +17,7 @@ from tutti.run.monitoring.calls import WAIT, Call
 from tutti.run.monitoring.predicted import SIMULATED
 
 SECOND = 1e-9  # of what clocks count
+MOST, FEWEST = 2000, 6  # steps that are looked into, of all ranks together, and of each
 
 
 class Collective(NamedTuple):
@@ -122,11 +123,10 @@ def _rank(file: Path) -> Rank:
     lines = file.read_text().splitlines()
     about = json.loads(lines[0])
     rank = Rank(about["rank"], about["ranks"], about["host"], about["groups"], about["message"])
-    for text in lines[1:]:
-        try:
-            line = json.loads(text)
-        except ValueError:  # the process was ended while it wrote
-            break
+    programs = [line for line in lines[1:] if line.startswith('{"program"')]
+    newest = lines[1 + len(programs) :][-max(FEWEST, MOST // rank.ranks) :]
+    for text in [*programs, *newest]:
+        line = json.loads(text)
         if "program" in line:
             rank.programs[line["program"]] = [Call(**call) for call in line["calls"]]
             rank.nodes[line["program"]] = line["nodes"]
