@@ -12,6 +12,7 @@ test: lint
 
 proofs: .venv/dev.done
 	$(BIN)/pytest -m "slow or not slow" tests/proofs
+	$(BIN)/pytest -m slow --ignore tests/proofs
 
 lint: .venv/dev.done
 	$(BIN)/ruff check .

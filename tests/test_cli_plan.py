@@ -92,6 +92,7 @@ def test_show_and_compare(model, tmp_path, capsys):
     assert run(capsys, "plan", "--compare", files["dp2"], files["dp2"])[1].startswith("the plans say the same\n")
 
 
+@pytest.mark.slow
 def test_parts_that_are_given_and_why_a_parameter_lies_so(model, capsys):
     up = "model.layers.*.mlp.up_proj.weight"
     options = ["--batch", "8", "--seq", "32", "--mesh", "tp=2,dp=2", "--pin", f"{up}=tp:S1", "--accumulate", "2"]

@@ -41,6 +41,9 @@ VERBS = {
         extra="train",
     ),
     "dryrun": Verb("tutti.run.commands.dryrun:dryrun", "a step's time and memory, before it is run", extra="train"),
+    "diagnose": Verb(
+        "tutti.run.commands.diagnose:diagnose", "what is slow in a run, and where its time goes", extra="train"
+    ),
     "calibrate": Verb("tutti.cluster.command:command", "measure this machine, for plans that run on it"),
     "rules": Verb("tutti.check.command:show_rules", "how each operator can be split", extra="train"),
     "checkpoint": Verb("tutti.run.commands.checkpoint:checkpoint", "show, verify and compare checkpoints", raw=True),

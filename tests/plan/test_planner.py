@@ -58,6 +58,7 @@ def test_what_a_batch_leaves_out(graph):
     assert "a microbatch of 12" in Planner(graph, tutti.Cluster.parse("cpu:8"), (), 2).undivided()[0]
 
 
+@pytest.mark.slow
 def test_a_price_on_memory_makes_a_candidate_smaller_and_slower(graph):
     candidate = Planner(graph, tutti.Cluster.parse("h100:4")).on({"dp": 2, "tp": 2})
     fastest, smallest = candidate.chosen, candidate.smallest()

@@ -59,6 +59,7 @@ def test_a_plan_is_judged_once(graph):
     assert len(keys) == len(set(keys)) == len(found.plans)
 
 
+@pytest.mark.slow
 def test_the_tightest_memory_that_is_met(graph):
     """Down to what ZeRO-3 takes, plans fit, and the less memory there is the slower they are."""
     free = search(graph, CLUSTER, budget=600).best().predicted
@@ -108,6 +109,7 @@ def test_awkward_numbers_of_devices(count):
     assert devices(plan.mesh) == count and plan.operators
 
 
+@pytest.mark.slow
 def test_meshes_of_three_axes_are_looked_at_while_there_is_time(graph):
     found = search(graph, "h100:2x4", budget=600)
     found.ranked()

@@ -30,7 +30,7 @@ def number(text: str) -> float:
     return float(value) * UNITS[unit]
 
 
-@pytest.mark.parametrize("memory", [1e9, 1.9e6])  # enough, and so little that all plans have to be made smaller
+@pytest.mark.parametrize("memory", [1e9, pytest.param(1.9e6, marks=pytest.mark.slow)])  # ... made smaller
 def test_the_difference_that_is_printed_is_that_of_two_simulations(graph, memory):
     known = tutti.Cluster.parse("h100:4")
     from dataclasses import replace

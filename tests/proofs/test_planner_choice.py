@@ -58,6 +58,7 @@ def test_slow_links_and_enough_memory_choose_data_parallelism():
     assert "chosen " in why and "communication" in why and "runner-up" in why
 
 
+@pytest.mark.slow
 def test_memory_that_is_impossible_is_an_error_that_says_what_would_do(graph):
     two = cluster(FAST, predicted(graph, "h100:4", "zero3").predicted.peak_bytes * 0.5)
     message = (

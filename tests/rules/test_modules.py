@@ -52,7 +52,7 @@ class Spread(nn.Module):
 CASES = {
     "a frozen batch norm": (lambda: nn.BatchNorm2d(4).eval(), IMAGES),
     "an instance norm": (lambda: nn.InstanceNorm2d(4, affine=True), IMAGES),
-    "a GRU": (lambda: nn.GRU(8, 8, 2, bidirectional=True), STEPS),
+    "a GRU": (lambda: nn.GRU(8, 8, bidirectional=True), STEPS),
     "bicubic up-sampling": (lambda: nn.Upsample(scale_factor=2, mode="bicubic"), IMAGES),
     "an adaptive maximum pool": (lambda: nn.AdaptiveMaxPool2d((2, 4)), IMAGES),
     "a mean pool of volumes": (lambda: nn.AvgPool3d(2), VOLUMES),

@@ -12,12 +12,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tutti.cli import main
 from tutti.data.loader import Loader
 from tutti.run.checkpoint import folder
 from tutti.run.checkpoint.checkpoints import SaveError
 from tutti.run.checkpoint.stored import Stored
 from tutti.run.launch import Interrupted
+from tutti.run.monitoring.phases import read_phases
 from tutti.train import command, trainer
+from tutti.train.config import Monitor
 from tutti.train.generate import stored_model
 from tutti.train.history import read, series
 from tutti.train.memory import live_bytes
@@ -82,6 +85,20 @@ def test_held_out_losses_and_memory_are_measured(tiny):
     parameters = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(
         f"{tiny.out}/model").parameters())  # fmt: skip
     assert step == 4 and 4 * 3 * parameters < peak < 4 * 3 * parameters + 5e6 + beside  # weights, moments, the rest
+
+
+def test_steps_are_recorded_and_their_phases_told(tiny, capsys):
+    command.run(replace(tiny, monitor=Monitor(every=2)))
+    assert f"tutti diagnose {tiny.out}" in capsys.readouterr().out
+    assert main(["diagnose", tiny.out]) == 0
+    out = capsys.readouterr().out
+    assert "3 recorded steps, 4 to 8, on 1 ranks" in out and "matmuls" in out
+    lines = read_phases(command.Path(tiny.out, "monitor"))[0]
+    assert [line["step"] for line in lines] == list(range(1, 9))
+    assert all(line["phases"]["step"] > 0 and line["peak_bytes"] > 1e6 for line in lines)
+    assert [line["step"] for line in lines if "evaluation" in line["phases"]] == [1, 4, 8]
+    assert {"tokens_per_second", "fraction_of_peak"} <= {key for line in read(command.Path(tiny.out)) for key in line}
+    assert os.listdir(f"{tiny.out}/tensorboard/rank-0")
 
 
 def test_a_finished_run_says_so_and_trains_no_more(tiny, capsys, monkeypatch):

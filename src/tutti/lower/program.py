@@ -40,15 +40,13 @@ class Program:
 
     @property
     def collectives(self) -> list[Collective]:
-        found = []
-        node: Call
-        for node in self.graph.nodes:
-            if node.target in COLLECTIVES:
-                operand: Spec = node.args[0].meta["val"]
-                kind, axis = COLLECTIVES[node.target], node.args[1]
-                sent = self._sent(kind, axis, node.args[2:], operand.bytes)
-                found.append(Collective(kind, axis, sent, node.meta.get("label", "")))
-        return found
+        return [self.collective(node) for node in self.graph.nodes if node.target in COLLECTIVES]
+
+    def collective(self, node: Call) -> Collective:
+        """What a call of the graph communicates."""
+        operand: Spec = node.args[0].meta["val"]
+        kind, axis = COLLECTIVES[node.target], node.args[1]
+        return Collective(kind, axis, self._sent(kind, axis, node.args[2:], operand.bytes), node.meta.get("label", ""))
 
     def _sent(self, kind: str, axis: str, rest: tuple, local: int) -> int:
         if kind != "shift":

@@ -14,7 +14,7 @@ again. Values are dropped after their last use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -49,12 +49,15 @@ class Wait(NamedTuple):
 Run = Callable[..., Generator[Request | Wait, Any, tuple]]
 
 
-def generate(graph: fx.Graph, carrier: Carrier | None = None, meter: Meter | None = None) -> Run:
+def generate(
+    graph: fx.Graph, carrier: Carrier | None = None, meter: Meter | None = None, stopwatch: Stopwatch | None = None
+) -> Run:
     """The generator function of a graph. Positional arguments are its placeholders, in order; returns its outputs.
 
     carrier: carries out the transfers. meter: is told what each call is going to need, and given what it returns.
+    stopwatch: is told when the Program begins, and when calls are over.
     """
-    writer = _Writer(graph, carrier, meter)
+    writer = _Writer(graph, carrier, meter, stopwatch)
     source = writer.source()
     namespace = writer.globals
     exec(compile(source, "<tutti program>", "exec"), namespace)
@@ -66,6 +69,13 @@ class Meter:
 
     def __init__(self, ledger: Ledger, needs: Mapping[fx.Node, int]):
         self.ledger, self.needs = ledger, needs
+
+
+class Stopwatch(NamedTuple):
+    """mark: called when a Program begins, and after each of these calls."""
+
+    mark: Callable[[], None]
+    calls: Collection[fx.Node]
 
 
 def last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
@@ -81,8 +91,8 @@ def last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
 
 
 class _Writer:
-    def __init__(self, graph: fx.Graph, carrier: Carrier | None, meter: Meter | None):
-        self.graph, self.carrier, self.meter = graph, carrier, meter
+    def __init__(self, graph: fx.Graph, carrier: Carrier | None, meter: Meter | None, stopwatch: Stopwatch | None):
+        self.graph, self.carrier, self.meter, self.stopwatch = graph, carrier, meter, stopwatch
         self.globals: dict[str, Any] = {"Request": Request, "Wait": Wait}
         self.names = {node: f"v{i}" for i, node in enumerate(graph.nodes)}
         self.known: dict[int, str] = {}
@@ -91,12 +101,16 @@ class _Writer:
         dies = last_uses(self.graph)
         arguments = [self.names[n] for n in self.graph.nodes if n.op == "placeholder"]
         lines = [f"def run({', '.join(arguments)}):", "    if False: yield"]
+        if self.stopwatch:
+            lines.append(f"    {self._constant(self.stopwatch.mark)}()")
         for node in self.graph.nodes:
             if node.op == "output":
                 lines.append(f"    return {self._value(node.args[0])}")
             elif node.op == "call_function":
                 drop = "".join(f"; {self.names[d]} = None" for d in dies.get(node, ()))
                 lines += self._metered(node, f"    {self.names[node]} = {self._call(node)}", drop)
+                if self.stopwatch and node in self.stopwatch.calls:
+                    lines.append(f"    {self._constant(self.stopwatch.mark)}()")
         if self.carrier:
             lines.insert(-1, f"    {self._constant(self.carrier.settle)}()")
         return "\n".join(lines)

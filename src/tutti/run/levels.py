@@ -11,6 +11,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch import fx
 
@@ -24,7 +25,7 @@ from tutti.lower.tiers import use_tiers
 from tutti.lower.workspace import keep_workspaces
 from tutti.run import overlap
 from tutti.run.carrier import Carrier
-from tutti.run.code import Meter, Run, generate
+from tutti.run.code import Meter, Run, Stopwatch, generate
 from tutti.run.ledger import Ledger
 from tutti.run.memory import CPU, Platform, spans
 from tutti.run.segments import compile_segments, inline_random
@@ -48,9 +49,11 @@ def check_level(level: str) -> None:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What runs a Program. peaks: of each call the label, and bytes that the device then holds beyond the inputs."""
+    """What runs a Program. timed: makes what also tells a stopwatch. peaks: of each call the label, and bytes that the
+    device then holds beyond the inputs."""
 
     run: Run
+    timed: Callable[[Stopwatch], Run]
     peaks: Sequence[tuple[str, int]] = ()
 
 
@@ -119,7 +122,8 @@ def _prepared(program: Program, level: str, carrier: Carrier | None, ledger: Led
     if ledger:
         meter = Meter(ledger, _needs(graph, known))
     graph.lint()
-    return Prepared(generate(graph, carrier, meter), peaks)
+    make = partial(generate, graph, carrier, meter)
+    return Prepared(make(), make, peaks)
 
 
 def _needs(graph: fx.Graph, known: Mapping[fx.Node, tuple[int, int, int]]) -> dict[fx.Node, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -26,10 +27,10 @@ from tutti.plan.plan import PIPELINE, Plan
 from tutti.plan.schedule import forward
 from tutti.plan.slots import Schedule
 from tutti.run.carrier import Carrier
-from tutti.run.code import Run
 from tutti.run.ledger import Ledger
 from tutti.run.levels import prepare
 from tutti.run.memory import CPU, Platform
+from tutti.run.monitoring.recorder import Recorder
 from tutti.run.runtime import Distributed, Virtual, own_part, raw
 from tutti.run.state import State
 
@@ -67,6 +68,7 @@ class Pipeline:
         self.cut, self.schedule = pipeline_of(graph, plan, count, homes)
         self.plan = with_values(plan.replace(mesh=self.mesh), self.cut)
         self.actions = actions_of(self.cut, self.schedule)
+        self.recorder: Recorder | None = None
         kept: dict[int, list[dict[str, torch.Tensor]]] = {}  # by device
         for rank, tensors in zip(state.runtime.ranks, state.parts, strict=True):
             kept.setdefault(rank // self.width, []).append(tensors)
@@ -89,9 +91,9 @@ class Pipeline:
             return None
         return self.state.ledgers[self.state.runtime.ranks.index(device * self.width + rank)]
 
-    def run(self, given: Given) -> None:
-        """Let all held devices act until all is done."""
-        given = cache(given)
+    def run(self, given: Given, recorder: Recorder | None = None) -> None:
+        """Let all held devices act until all is done. recorder: of the rank that this process holds."""
+        given, self.recorder = cache(given), recorder
         for device in self.held.values():
             device.begin()
         while going := [device for device in self.held.values() if device.todo]:
@@ -145,7 +147,6 @@ class _Part:
         self.ledgers = [pipeline.ledger(pipeline.device(place), rank) for rank in pipeline.ranks]
         self.ready = prepare(self.programs, level, pipeline.hidden, pipeline.driver.agree, pipeline.carrier,
                              [ledger for ledger in self.ledgers if ledger], pipeline.on)  # fmt: skip
-        self.runs: list[Run] = [ready.run for ready in self.ready]
 
 
 class _Device:
@@ -175,7 +176,9 @@ class _Device:
             for total in (x for row in self.sums.values() for x in row):
                 total.div_(self.pipeline.count)
         for message, source in action.receives:
-            self.values[message] = self.counted(mail.receive(message, source, self.number))
+            recorder = self.pipeline.recorder
+            with recorder.waiting(message.name, source) if recorder else nullcontext():
+                self.values[message] = self.counted(mail.receive(message, source, self.number))
         if action.place:
             self.run(action, given(max(action.microbatch, 0)))
         for message, target in action.sends:
@@ -213,8 +216,11 @@ class _Device:
             rows.append(row)
             if ledger := part.ledgers[i]:
                 ledger.admit(part.ready[i].peaks)
+        runs = [ready.run for ready in part.ready]
+        if pipeline.recorder:
+            runs = [pipeline.recorder.watch(str(action.place), part.programs[0], part.ready[0])]
         with torch.no_grad():
-            results = pipeline.driver.run(part.runs, rows)
+            results = pipeline.driver.run(runs, rows)
         for name, row in zip(part.outputs, zip(*results, strict=True), strict=True):
             self.keep(name, list(row), action.microbatch)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import fx
 
+from tutti.graph.costs import FLOPS
 from tutti.graph.inline import inline
 from tutti.graph.labels import layer_of
 from tutti.graph.step_graph import Spec
@@ -98,7 +99,8 @@ def _replace(graph: fx.Graph, segment: list[fx.Node], function: Callable, inputs
     last = segment[-1]
     with graph.inserting_after(last):
         call = graph.create_node("call_function", function, tuple(inputs), name="segment")
-    call.meta = {"val": tuple(n.meta["val"] for n in outputs), "label": "segment", "inside": segment}
+    flops = sum(FLOPS[n.target](n) for n in segment if n.target in FLOPS)  # pyright: ignore[reportArgumentType]
+    call.meta = {"val": tuple(n.meta["val"] for n in outputs), "label": "segment", "inside": segment, "flops": flops}
     for i, node in reversed(list(enumerate(outputs))):
         with graph.inserting_after(call):
             part = graph.call_function(operator.getitem, (call, i))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -42,10 +43,13 @@ from tutti.run.checkpoint.weights import has_weights
 from tutti.run.ledger import Ledger, bytes_of
 from tutti.run.levels import Prepared, check_level, prepare
 from tutti.run.memory import platform
+from tutti.run.monitoring.predicted import SIMULATED, predicted
+from tutti.run.monitoring.recorder import Recorder
 from tutti.run.pipeline import Pipeline, pipeline_of
 from tutti.run.planning import Simulator, best_plan
 from tutti.run.runtime import check_same_everywhere, in_job, join_job, own_part, runtime_for
 from tutti.run.shelf import Shelf
+from tutti.run.simulated.dryrun import dry_run
 from tutti.run.state import State, check_names
 
 
@@ -143,6 +147,7 @@ class Step:
         self._dtypes = {key: x.dtype for key, x in batch_items(batch)}
         self._constants = _constants(optimizer)
         self._pipelines: dict[tuple[str, Signature], Pipeline] = {}
+        self._recorder: Recorder | None = None
         self._homes: dict[str, int] = {}  # stages of a pipeline that keep the inputs
         devices_of: dict[str, int] = {}
         if chosen.stages:
@@ -162,6 +167,10 @@ class Step:
 
     def __call__(self, batch: Batch) -> torch.Tensor:
         """One optimizer step on a global batch; the mean loss, a 0-d tensor."""
+        with self._recorder.recording(self.steps + 1) if self._recorder else nullcontext():
+            return self._train(batch)
+
+    def _train(self, batch: Batch) -> torch.Tensor:
         self._check_constants()
         if not self._compared:  # once: a data loader that differs between ranks shows at once
             check_same_everywhere(dict(batch_items(batch)))
@@ -175,6 +184,19 @@ class Step:
         self.steps += 1
         compat.mark_stepped(self.optimizer)
         return loss
+
+    def record(self, folder: str | Path, every: int = 1) -> None:
+        """Record each `every`-th step from now on: when each call was over on each rank, for `tutti diagnose`.
+
+        folder: for a file of each rank; those of an earlier recording go. Every rank of a job has to call it. Raises
+        ValueError for virtual devices, which take turns in one process: their times say nothing.
+        """
+        if len(self.runtime.ranks) > 1:
+            raise ValueError(f"{len(self.runtime.ranks)} virtual devices take turns in one process: no time is taken")
+        self._recorder = Recorder(Path(folder), self.runtime, self.device, every)
+        if self.rank == 0:
+            made = predicted(dry_run(self.graph, self._plan, self.cluster, self.level))
+            Path(folder, SIMULATED).write_text(json.dumps(made))
 
     def evaluate(self, batch: Batch) -> torch.Tensor:
         """The loss in evaluation mode, without an update; a 0-d tensor."""
@@ -393,8 +415,11 @@ class Step:
             if self.ledgers:
                 self.ledgers[i].hold([x for name, x in zip(program.inputs, row, strict=True) if name not in given])
                 self.ledgers[i].admit(executable.ready[i].peaks)
+        runs = [ready.run for ready in executable.ready]
+        if self._recorder and self._recorder.active:
+            runs = [self._recorder.watch(what, executable.programs[0], executable.ready[0])]
         with torch.no_grad():
-            results = self.runtime.run([ready.run for ready in executable.ready], inputs)
+            results = self.runtime.run(runs, inputs)
         names = list(executable.programs[0].outputs)
         return [dict(zip(names, values, strict=True)) for values in results]
 
@@ -412,7 +437,8 @@ class Step:
         check_like(batch, self._dtypes)
         parts = microbatches(batch, 1 if what == "evaluate" else self.accumulate)
         pipeline = self._pipeline(what, signature_of(parts[0]), parts[0])
-        pipeline.run(lambda i: self._given(parts[i], i) | pipeline.cut.step.constants)
+        recorder = self._recorder if self._recorder and self._recorder.active else None
+        pipeline.run(lambda i: self._given(parts[i], i) | pipeline.cut.step.constants, recorder)
         return pipeline
 
     def _pipeline(self, what: str, signature: Signature, batch: Batch | None = None) -> Pipeline:

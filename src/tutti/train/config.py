@@ -139,6 +139,14 @@ class Eval:
 
 
 @dataclass(frozen=True)
+class Monitor:
+    """What `tutti diagnose` looks into."""
+
+    every: int = 20
+    """Steps between those in which every rank records when its calls are over; 0 records none."""
+
+
+@dataclass(frozen=True)
 class Sample:
     """The text generated at the end, for the report."""
 
@@ -167,6 +175,7 @@ class Config:
     parallel: Parallel = field(default_factory=Parallel)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     eval: Eval = field(default_factory=Eval)
+    monitor: Monitor = field(default_factory=Monitor)
     sample: Sample = field(default_factory=Sample)
 
 
@@ -186,6 +195,7 @@ _AT_LEAST = {
     "checkpoint.memory_every": 0,
     "eval.every": 1,
     "eval.batches": 1,
+    "monitor.every": 0,
     "sample.tokens": 1,
     "sample.temperature": 0,
     "tokenizer.vocab_size": 257,

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from tutti.run.monitoring.diagnosis import MONITOR
 from tutti.train import history
 from tutti.train.config import Config
 from tutti.train.export import export
@@ -34,4 +35,6 @@ def finish(config: Config, display: Display) -> None:
         "logs": folder / "tensorboard",
     }.items():
         display.say(f"{name:{11}} {path}")
+    if (folder / MONITOR / "rank-0.jsonl").exists():
+        display.say(f"speed       tutti diagnose {folder}")
     display.say(f"more text   tutti generate {folder} --prompt 'class '")

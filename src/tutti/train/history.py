@@ -28,7 +28,7 @@ class History:
             scratch.write_text("".join(json.dumps(line) + "\n" for line in kept))
             scratch.replace(folder / _NAME)
             self._file = open(folder / _NAME, "a", buffering=1)  # noqa: SIM115
-            self._board = _tensorboard(folder / "tensorboard", step)
+            self._board = tensorboard(folder / "tensorboard", step)
 
     def add(self, step: int, **values: float) -> None:
         if self._file is not None:
@@ -62,7 +62,7 @@ def series(lines: list[dict[str, Any]], name: str) -> tuple[list[int], list[floa
     return [step for step, _ in found], [value for _, value in found]
 
 
-def _tensorboard(folder: Path, step: int) -> Any:
+def tensorboard(folder: Path, step: int) -> Any:
     """A writer that hides what an interrupted run logged beyond `step`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its dependencies use deprecated names

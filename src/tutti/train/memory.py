@@ -2,6 +2,7 @@
 
 import gc
 import json
+import resource
 import tempfile
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -52,6 +53,13 @@ def _on_gpu(except_for: list[torch.Tensor], function: Callable[..., Any], *args:
     torch.cuda.reset_peak_memory_stats()
     result = function(*args)
     return result, torch.cuda.max_memory_allocated() - sum(t.nbytes for t in except_for if t.is_cuda)
+
+
+def peak_bytes() -> int:
+    """The most that this process has held so far: of tensors on its GPU, or without one of physical memory."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def live_bytes(except_for: Iterable[torch.Tensor] = ()) -> int:

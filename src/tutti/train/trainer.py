@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median_low
@@ -21,9 +21,11 @@ from tutti.plan.explain import mesh_name
 from tutti.run.checkpoint.checkpoints import Checkpoints, SaveError
 from tutti.run.checkpoint.folder import CHECKPOINTS, step_of
 from tutti.run.launch import Interrupted, local_rank, machine_memory, rank, world_size
+from tutti.run.monitoring.diagnosis import MONITOR, STEP
+from tutti.run.monitoring.phases import Phases
 from tutti.train.config import Config
-from tutti.train.history import History
-from tutti.train.memory import PeakMemory
+from tutti.train.history import History, tensorboard
+from tutti.train.memory import PeakMemory, peak_bytes
 from tutti.train.model import build_model, build_optimizer, model_config, precision
 from tutti.train.prepare import Prepared
 from tutti.train.progress import Display
@@ -117,8 +119,12 @@ class Trainer:
         config, steps = self.config, self.config.schedule.steps
         tokens = config.batch.size * config.batch.seq
         recent: deque[float] = deque(maxlen=20)
+        logs = tensorboard(self.folder / "tensorboard" / f"rank-{rank()}", self.done)
+        self._record(steps - self.done)
         with (
             History(self.folder, self.done, write=self.first_rank) as history,
+            Phases(self.folder / MONITOR, rank(), self.done, logs.add_scalar) as self.phases,
+            closing(logs),
             self.display.training(steps, self.done, config.parallel.level != "O0", self.dtype) as bar,
             StopSignal() as stop,
         ):
@@ -131,7 +137,8 @@ class Trainer:
                 start = time.perf_counter()
                 loss = memory(self._advance, rate)
                 recent.append(time.perf_counter() - start)
-                history.add(self.done, loss=loss, learning_rate=rate, seconds=recent[-1])
+                speed = {"tokens_per_second": tokens / recent[-1], "fraction_of_peak": self.peak_seconds / recent[-1]}
+                history.add(self.done, loss=loss, learning_rate=rate, seconds=recent[-1], **speed)
                 bar.step(self.done, loss, median_low(recent), tokens, self.peak_seconds)
                 self._check(loss)
                 if self.done % config.eval.every == 0 or self.done == steps:
@@ -143,6 +150,7 @@ class Trainer:
                     self._save(last)
                 elif self.checkpoints.copying and self.done % config.checkpoint.memory_every == 0:
                     self._keep()
+                self.phases.end(self.done, peak_bytes=peak_bytes())
                 if signal:
                     self.display.say("the same command again continues from here")
                     raise Interrupted(signal)
@@ -151,14 +159,18 @@ class Trainer:
         """One optimizer step; returns its loss."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        loss = self.step(self.loader(self.done))
+        with self.phases("data"):
+            batch = self.loader(self.done)
+        with self.phases(STEP):
+            loss = self.step(batch).item()
         self.done += 1
-        return loss.item()
+        return loss
 
     def _evaluate(self) -> float:
         """Mean loss over the held-out windows."""
         seq = self.config.batch.seq
-        losses = [self.step.evaluate(batch_at(self.text, starts, seq)).item() for starts in self.windows]
+        with self.phases("evaluation"):
+            losses = [self.step.evaluate(batch_at(self.text, starts, seq)).item() for starts in self.windows]
         loss = sum(losses) / len(losses)
         self.display.say(f"step {self.done}  held-out loss {loss:.4f}")
         return loss
@@ -171,16 +183,24 @@ class Trainer:
             self.model.config.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
 
-        self.step.save(self.checkpoints, {"config": asdict(self.config)}, fill)
-        if last:
-            self._tell(last=True, wait=True)
-            self.checkpoints.forget()
+        with self.phases("checkpoint"):
+            self.step.save(self.checkpoints, {"config": asdict(self.config)}, fill)
+            if last:
+                self._tell(last=True, wait=True)
+                self.checkpoints.forget()
 
     def _keep(self) -> None:
         """Begin a copy of this step in memory, unless the one before shows that there is not enough."""
-        self._tell(last=False, wait=True)
-        if self.checkpoints.copying:
-            self.step.save(self.checkpoints, {"config": asdict(self.config)}, in_memory=True)
+        with self.phases("copy in memory"):
+            self._tell(last=False, wait=True)
+            if self.checkpoints.copying:
+                self.step.save(self.checkpoints, {"config": asdict(self.config)}, in_memory=True)
+
+    def _record(self, steps: int) -> None:
+        """Let each of some steps to come be recorded, for `tutti diagnose`."""
+        every = self.config.monitor.every
+        if every and steps > every and len(self.step.runtime.ranks) == 1:  # virtual devices take turns
+            self.step.record(self.folder / MONITOR, every)
 
     def _tell(self, last: bool, wait: bool) -> None:
         """Say what became of the checkpoint that was begun. When the disk is full training goes on, unless this is the

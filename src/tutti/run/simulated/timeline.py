@@ -27,7 +27,7 @@ def timeline(made: DryRun) -> dict[str, Any]:
     summary = {"seconds": made.seconds, "fraction_of_peak": made.fraction_of_peak, "cluster": str(made.cluster)}
     if isinstance(made, PipelineDryRun):
         head = names(range(len(made.memories)), [COMPUTE], "device")
-        events = [_block(s.device, 0, s.name, s.begin, s.end - s.begin, s.work, {}) for s in made.spans if s.work]
+        events = [block(s.device, 0, s.name, s.begin, s.end - s.begin, s.work, {}) for s in made.spans if s.work]
         return {"traceEvents": head + events, "displayTimeUnit": "ms", "otherData": summary}
     events: list[dict[str, Any]] = []
     at = 0.0
@@ -39,7 +39,7 @@ def timeline(made: DryRun) -> dict[str, Any]:
         if part.runs > 1:
             name = f"{part.runs - 1} more of {part.name}"
             for rank in part.simulation.ranks:
-                events.append(_block(rank, 0, name, at + once, (part.runs - 1) * once, "folded", {}))
+                events.append(block(rank, 0, name, at + once, (part.runs - 1) * once, "folded", {}))
         at += part.seconds
     head = names(made.parts[0].simulation.ranks, streams)
     return {"traceEvents": head + events, "displayTimeUnit": "ms", "otherData": summary}
@@ -74,7 +74,7 @@ def spans(made: Simulation, streams: Sequence[str], at: float) -> list[dict[str,
             more["operators"] = [str(n.target) for n in made.replays[span.rank].events[task.event].nodes]
         name = f"{task.kind} {task.name}" if task.kind else task.name
         kind = task.kind or task.phase
-        found.append(_block(span.rank, threads[task.stream], name, at + span.begin, span.end - span.begin, kind, more))
+        found.append(block(span.rank, threads[task.stream], name, at + span.begin, span.end - span.begin, kind, more))
     return found
 
 
@@ -97,7 +97,7 @@ def _streams(made: Simulation) -> list[str]:
     return list(dict.fromkeys([COMPUTE, *(made.task(span).stream for span in made.spans)]))
 
 
-def _block(rank: int, thread: int, name: str, begin: float, took: float, kind: str, more: dict) -> dict[str, Any]:
+def block(rank: int, thread: int, name: str, begin: float, took: float, kind: str, more: dict) -> dict[str, Any]:
     return {
         "ph": "X",
         "name": name or "unnamed",

@@ -1,0 +1,1 @@
+"""Monitoring: what every rank did in some steps, and what that says."""

@@ -1,0 +1,66 @@
+"""Phases of a training loop: what each step spent on data, computing, saving, ... on every rank, a JSON line a step."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+
+class Phases:
+    """Of one rank, in `phases-<rank>.jsonl`. A run that goes on after `step` drops what was written beyond it.
+
+    scalar: told of each number as well, as (name, value, step).
+    """
+
+    def __init__(self, folder: Path, rank: int, step: int = 0, scalar: Callable[[str, float, int], None] | None = None):
+        self.scalar = scalar
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"phases-{rank}.jsonl"
+        kept = [line for line in _lines(path) if line["step"] <= step] if step else []
+        path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        self.file = open(path, "a", buffering=1)  # noqa: SIM115
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time that counts as this phase of the step under way."""
+        begin = time.perf_counter()
+        yield
+        self.seconds[name] += time.perf_counter() - begin
+
+    def end(self, step: int, **more: float) -> None:
+        """The step is over: write down its phases, in seconds, and what else is known of it."""
+        phases = {name: round(seconds, 6) for name, seconds in self.seconds.items()}
+        self.file.write(json.dumps({"step": step, "phases": phases, **more}) + "\n")
+        self.seconds.clear()
+        if self.scalar:
+            for name, value in {**{f"seconds/{name}": took for name, took in phases.items()}, **more}.items():
+                self.scalar(name, value, step)
+
+    def __enter__(self) -> Phases:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.file.close()
+
+
+def read_phases(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    """The lines of every rank."""
+    files = {int(path.stem.partition("-")[2]): path for path in folder.glob("phases-*.jsonl")}
+    return {rank: _lines(path) for rank, path in sorted(files.items())}
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    found = []
+    for text in path.read_text().splitlines() if path.exists() else []:
+        try:
+            found.append(json.loads(text))
+        except ValueError:  # a crash cut it short
+            break
+    return found

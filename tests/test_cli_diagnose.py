@@ -1,0 +1,56 @@
+import json
+
+import pytest
+
+from recorded import write
+from tutti.cli import main
+from tutti.run.monitoring.phases import Phases
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    write(tmp_path, 4, slower={(3, "matmuls"): 2.0}, links={(1, 2): 4.0})
+    return tmp_path
+
+
+def test_what_is_slow_is_said_in_words(recorded, capsys):
+    for rank in range(2):
+        with Phases(recorded, rank) as phases:
+            for step in range(3):
+                phases.seconds |= {"step": 0.1, "data": 0.05 * rank}
+                phases.end(step)
+    assert main(["diagnose", str(recorded)]) == 0
+    out = capsys.readouterr().out
+    assert "11 recorded steps, 2 to 12, on 4 ranks" in out
+    assert "rank 3's matmuls run at 5" in out and "; the others wait for it 4" in out
+    assert "link 1-2 at 0.2" in out
+    assert "data takes 33% of rank 1's time, beside its steps" in out
+
+
+def test_a_rank_whose_links_are_all_slow(tmp_path, capsys):
+    write(tmp_path, 4, links={pair: 4.0 for other in range(4) for pair in ((2, other), (other, 2))})
+    main(["diagnose", str(tmp_path)])
+    out = capsys.readouterr().out
+    assert "all links of rank 2 at 0.2" in out and "link " not in out.replace("all links", "")
+
+
+def test_nothing_is_slow(tmp_path, capsys):
+    write(tmp_path, 4)
+    main(["diagnose", str(tmp_path)])
+    assert "nothing is slow" in capsys.readouterr().out
+
+
+def test_picture_timeline_and_numbers(recorded, tmp_path):
+    files = [tmp_path / name for name in ("p.svg", "t.json", "n.json")]
+    assert main(["diagnose", str(recorded), "--picture", str(files[0]), "--timeline", str(files[1]), "--numbers",
+                 str(files[2])]) == 0  # fmt: skip
+    assert "rank 3 computes" in files[0].read_text()
+    events = json.loads(files[1].read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {0, 1, 2, 3}
+    numbers = json.loads(files[2].read_text())
+    assert numbers["slow_ranks"][0]["rank"] == 3 and numbers["slow_links"][0]["source"] == 1
+
+
+def test_a_folder_without_a_recording(tmp_path, capsys):
+    assert main(["diagnose", str(tmp_path)]) == 2
+    assert "has no recorded steps" in capsys.readouterr().err
