@@ -2,7 +2,7 @@
 
     def run(a, b, c):
         d = mm(a, b); b = None
-        e = yield Request("all_reduce", "tp", "sum", d, False); d = None
+        e = yield Request("all_reduce", "tp", "sum", d, False, "layers.3.mlp.down/mm"); d = None
         f = mm(a, c); c = None
         g = yield Wait(e); e = None
         return f, g
@@ -31,13 +31,14 @@ if TYPE_CHECKING:
 
 class Request(NamedTuple):
     """A collective that a Program asks for. `op` combines (sum, max, ...) or is empty. waits: whether it stands still
-    until that is over."""
+    until that is over. label: of the operator that made what is sent."""
 
     kind: str
     axis: str
     op: str
     tensor: torch.Tensor
     waits: bool = True
+    label: str = ""
 
 
 class Wait(NamedTuple):
@@ -113,8 +114,8 @@ class _Writer:
         if node.target in COLLECTIVES:
             x, axis, *rest = node.args
             op = rest[0] if rest and isinstance(rest[0], str) else ""
-            later = ", False" if is_begun(node) else ""
-            return f"yield Request({COLLECTIVES[node.target]!r}, {axis!r}, {op!r}, {self._value(x)}{later})"
+            how = f"{not is_begun(node)}, {node.meta.get('label', '')!r}"
+            return f"yield Request({COLLECTIVES[node.target]!r}, {axis!r}, {op!r}, {self._value(x)}, {how})"
         if node.target is wait:
             return f"yield Wait({self._value(node.args[0])})"
         if node.target in TRANSFERS:

@@ -30,6 +30,7 @@ from tutti.run.code import Run
 from tutti.run.ledger import Ledger
 from tutti.run.levels import prepare
 from tutti.run.memory import CPU, Platform
+from tutti.run.position import HERE, Meeting
 from tutti.run.runtime import Distributed, Virtual, own_part, raw
 from tutti.run.state import State
 
@@ -287,10 +288,12 @@ class _Posted:
                 coming.extend(self.orders[source, target])
             self.post(coming.popleft(), source, target)
         work, x = self.under_way.pop(message)
+        HERE.enter(Meeting("receive", PIPELINE, message.name, self.peer(source)))
         work.wait()
         for _ in range(self.known[source, target][message] - self.over_with[source]):
             self.sent[source].popleft()[0].wait()  # Gloo does not say otherwise that a message has been sent
             self.over_with[source] += 1
+        HERE.leave()
         return [x]
 
     def post(self, message: Message, source: int, target: int) -> None:
@@ -300,12 +303,16 @@ class _Posted:
         self.under_way[message] = work, x  # pyright: ignore[reportArgumentType]
 
     def over(self) -> None:
-        for work, _ in (pair for sent in self.sent.values() for pair in sent):
-            work.wait()
+        for target, sent in self.sent.items():
+            HERE.enter(Meeting("send", PIPELINE, "the last messages of the step", self.peer(target)))
+            for work, _ in sent:
+                work.wait()
+            HERE.leave()
         self.sent, self.over_with = {}, Counter()
 
     def shared(self, value: torch.Tensor, source: int) -> torch.Tensor:
-        dist.broadcast(value, source)
+        with HERE.within("broadcast", "the loss"):
+            dist.broadcast(value, source)
         return value
 
 

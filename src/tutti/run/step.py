@@ -43,6 +43,7 @@ from tutti.run.levels import Prepared, check_level, prepare
 from tutti.run.memory import platform
 from tutti.run.pipeline import Pipeline, pipeline_of
 from tutti.run.planning import Simulator, best_plan
+from tutti.run.position import HERE
 from tutti.run.runtime import check_same_everywhere, in_job, join_job, own_part, runtime_for
 from tutti.run.shelf import Shelf
 from tutti.run.state import State, check_names
@@ -89,8 +90,9 @@ def parallelize(
     Raises ValueError for what does not fit together: a batch that does not divide, a plan for another model or
     another number of devices, an optimizer that is not in the table; MemoryError where `memory` is too little.
     """
-    return Step(model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, mesh,
-                budget, seed, memory, folder)  # fmt: skip
+    with HERE.working("captures and plans the step"):
+        return Step(model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, mesh,
+                    budget, seed, memory, folder)  # fmt: skip
 
 
 @dataclass
@@ -162,6 +164,7 @@ class Step:
     def __call__(self, batch: Batch) -> torch.Tensor:
         """One optimizer step on a global batch; the mean loss, a 0-d tensor."""
         self._check_constants()
+        HERE.go(f"in step {self.steps + 1}")
         if not self._compared:  # once: a data loader that differs between ranks shows at once
             check_same_everywhere(dict(batch_items(batch)))
             self._compared = True
@@ -172,6 +175,7 @@ class Step:
             self._state.keep(outputs)
             loss = outputs[0]["loss"]
         self.steps += 1
+        HERE.go(f"between steps {self.steps} and {self.steps + 1}")
         compat.mark_stepped(self.optimizer)
         return loss
 
@@ -336,10 +340,12 @@ class Step:
         box: list = [None]
         if dist.get_rank() == 0:
             try:
-                box[0] = make()
+                with HERE.working("plans"):
+                    box[0] = make()
             except (ValueError, OSError) as error:
                 box[0] = error
-        dist.broadcast_object_list(box)
+        with HERE.within("broadcast", "the plan"):
+            dist.broadcast_object_list(box)
         if isinstance(box[0], Exception):
             raise box[0]
         return box[0]
@@ -371,6 +377,7 @@ class Step:
     ) -> list[dict[str, torch.Tensor]]:
         """Run one of the Programs on all held ranks; named outputs by rank. Each `draw` has its own random numbers."""
         check_like(batch, self._dtypes)
+        HERE.moves += 1
         executable = self._executable(what, signature_of(batch), batch)
         mesh, given = self._plan.mesh, self._given(batch, draw) | executable.graph.constants
         inputs = []
@@ -411,12 +418,13 @@ class Step:
     def _pipeline(self, what: str, signature: Signature, batch: Batch | None = None) -> Pipeline:
         """The pipeline for microbatches of these shapes, made when it is first needed."""
         if (what, signature) not in self._pipelines:
-            graph, plan = self._planned(what, signature, batch)
-            count = 1 if what == "evaluate" else self.accumulate
-            self._pipelines[what, signature] = Pipeline(
-                graph, plan, count, self.level, self._state, self._homes, self._carrier, self._hidden,
-                platform(self.cluster.device),
-            )  # fmt: skip
+            with HERE.working("lowers the plan"):
+                graph, plan = self._planned(what, signature, batch)
+                count = 1 if what == "evaluate" else self.accumulate
+                self._pipelines[what, signature] = Pipeline(
+                    graph, plan, count, self.level, self._state, self._homes, self._carrier, self._hidden,
+                    platform(self.cluster.device),
+                )  # fmt: skip
         return self._pipelines[what, signature]
 
     def _check_constants(self) -> None:
@@ -432,14 +440,17 @@ class Step:
     def _executable(self, what: str, signature: Signature, batch: Batch | None = None) -> _Executable:
         """The Programs for a batch of these shapes, made when they are first needed."""
         if (what, signature) not in self._ready:
-            graph, plan = self._planned(what, signature, batch)
-            programs = [shard(graph, plan, rank, self._asked(what, graph, plan)) for rank in self.runtime.ranks]
-            ready = prepare(programs, self.level, self._hidden, self.runtime.agree, self._carrier, self.ledgers or (),
-                            platform(self.cluster.device))  # fmt: skip
-            if what in ("train", "accumulate"):
-                check_divided(programs[0], plan.regions)
-            self._ready[what, signature] = _Executable(graph, programs, ready)
+            with HERE.working("lowers the plan"):
+                self._ready[what, signature] = self._lowered(what, *self._planned(what, signature, batch))
         return self._ready[what, signature]
+
+    def _lowered(self, what: str, graph: StepGraph, plan: Plan) -> _Executable:
+        programs = [shard(graph, plan, rank, self._asked(what, graph, plan)) for rank in self.runtime.ranks]
+        ready = prepare(programs, self.level, self._hidden, self.runtime.agree, self._carrier, self.ledgers or (),
+                        platform(self.cluster.device))  # fmt: skip
+        if what in ("train", "accumulate"):
+            check_divided(programs[0], plan.regions)
+        return _Executable(graph, programs, ready)
 
     def _planned(self, what: str, signature: Signature, batch: Batch | None) -> tuple[StepGraph, Plan]:
         if what == "evaluate":

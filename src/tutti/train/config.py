@@ -99,6 +99,9 @@ class Parallel:
     """Processes to start on this machine; under torchrun or `tutti run`, theirs are used instead."""
     restarts: int = 0
     """How often the processes are started anew, from the newest checkpoint, when one of them fails or dies."""
+    hang: float | None = 600.0
+    """Seconds without progress after which the job is ended, with the rank that hangs and the stacks of all threads; 6
+    times as many while a rank compiles, saves or loads. None waits for ever."""
     cluster: str = "auto"
     """Devices to plan for: "auto" is the processes of this job; "cpu:4" in one process: 4 virtual devices."""
     plan: str = "auto"
@@ -194,6 +197,8 @@ def check(config: Config) -> None:
     for key, lowest in _AT_LEAST.items():
         if flat[key] < lowest:
             raise ValueError(f"{key} must be at least {lowest}, not {flat[key]}")
+    if config.parallel.hang is not None and not config.parallel.hang > 0:
+        raise ValueError(f"parallel.hang must be more than 0 seconds, not {config.parallel.hang}")
     warmup, steps = config.schedule.warmup, config.schedule.steps
     if warmup > steps:
         raise ValueError(f"schedule.warmup ({warmup}) exceeds schedule.steps ({steps}): "

@@ -21,6 +21,8 @@ from tutti.plan.explain import mesh_name
 from tutti.run.checkpoint.checkpoints import Checkpoints, SaveError
 from tutti.run.checkpoint.folder import CHECKPOINTS, step_of
 from tutti.run.launch import Interrupted, local_rank, rank, world_size
+from tutti.run.position import HERE
+from tutti.run.watchdog import Watchdog
 from tutti.train.config import Config
 from tutti.train.history import History
 from tutti.train.memory import PeakMemory
@@ -41,8 +43,10 @@ def train(config: Config, prepared: Prepared) -> None:
         display = Display(silent=rank() > 0)
         with display.warnings():
             trainer = Trainer(config, prepared, display)
-            trainer.resume()
-            trainer.run()
+            hang = config.parallel.hang
+            with Watchdog(hang, trainer.folder / "stacks") if hang else nullcontext():
+                trainer.resume()
+                trainer.run()
 
 
 class Trainer:
@@ -104,9 +108,11 @@ class Trainer:
 
     def resume(self) -> None:
         """Go on from the newest complete checkpoint, if there is one."""
-        found = self.checkpoints.latest(self.display.say)
+        with HERE.working("loads a checkpoint"):
+            found = self.checkpoints.latest(self.display.say)
+            if found is not None:
+                self.step.load(found)
         if found is not None:
-            self.step.load(found)
             self.done = self.saved = self.step.steps
             self.display.say(f"continuing after step {self.done}, from {found}")
 
@@ -175,7 +181,8 @@ class Trainer:
         """Say what became of the checkpoint that was begun. When the disk is full training goes on, unless this is the
         `last`."""
         try:
-            saved = self.checkpoints.wait() if wait else self.checkpoints.done()
+            with HERE.working("saves a checkpoint"):
+                saved = self.checkpoints.wait() if wait else self.checkpoints.done()
         except SaveError as e:
             if last:
                 raise
