@@ -48,14 +48,18 @@ class Wait(NamedTuple):
 
 
 Run = Callable[..., Generator[Request | Wait, Any, tuple]]
+Inspect = Callable[[fx.Node, Any], None]
 
 
-def generate(graph: fx.Graph, carrier: Carrier | None = None, meter: Meter | None = None) -> Run:
+def generate(
+    graph: fx.Graph, carrier: Carrier | None = None, meter: Meter | None = None, inspect: Inspect | None = None
+) -> Run:
     """The generator function of a graph. Positional arguments are its placeholders, in order; returns its outputs.
 
     carrier: carries out the transfers. meter: is told what each call is going to need, and given what it returns.
+    inspect: is given each input and result.
     """
-    writer = _Writer(graph, carrier, meter)
+    writer = _Writer(graph, carrier, meter, inspect)
     source = writer.source()
     namespace = writer.globals
     exec(compile(source, "<tutti program>", "exec"), namespace)
@@ -82,8 +86,8 @@ def last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
 
 
 class _Writer:
-    def __init__(self, graph: fx.Graph, carrier: Carrier | None, meter: Meter | None):
-        self.graph, self.carrier, self.meter = graph, carrier, meter
+    def __init__(self, graph: fx.Graph, carrier: Carrier | None, meter: Meter | None, inspect: Inspect | None):
+        self.graph, self.carrier, self.meter, self.inspect = graph, carrier, meter, inspect
         self.globals: dict[str, Any] = {"Request": Request, "Wait": Wait}
         self.names = {node: f"v{i}" for i, node in enumerate(graph.nodes)}
         self.known: dict[int, str] = {}
@@ -97,7 +101,11 @@ class _Writer:
                 lines.append(f"    return {self._value(node.args[0])}")
             elif node.op == "call_function":
                 drop = "".join(f"; {self.names[d]} = None" for d in dies.get(node, ()))
-                lines += self._metered(node, f"    {self.names[node]} = {self._call(node)}", drop)
+                lines += self._metered(
+                    node, f"    {self.names[node]} = {self._call(node)}", self._inspected(node) + drop
+                )
+            elif self.inspect:
+                lines.append("    None" + self._inspected(node))
         if self.carrier:
             lines.insert(-1, f"    {self._constant(self.carrier.settle)}()")
         return "\n".join(lines)
@@ -109,6 +117,9 @@ class _Writer:
         count, what = self.meter.needs[node], str(node.meta.get("label") or node.name)
         need, hold = (self._constant(f) for f in (self.meter.ledger.need, self.meter.ledger.hold))
         return [f"    {need}({count}, {what!r})", call, f"    {hold}({self.names[node]}){drop}"]
+
+    def _inspected(self, node: fx.Node) -> str:
+        return f"; {self._constant(self.inspect)}({self._constant(node)}, {self.names[node]})" if self.inspect else ""
 
     def _call(self, node: Call) -> str:
         if node.target in COLLECTIVES:

@@ -77,6 +77,9 @@ class Optimizer:
     """Weight decay of matrices; vectors (norms, biases) have none."""
     clip_norm: float | None = 1.0
     """Scale the gradient down to this global norm when it is longer; None leaves it."""
+    skips: int | None = 0
+    """How many steps in a row may be left out, as if they had never been, when their loss or gradients are not finite;
+    one more stops the run with the operator that made such a value. None does not look at gradients."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,7 @@ _AT_LEAST = {
     "schedule.warmup": 0,
     "schedule.floor": 0,
     "optimizer.lr": 0,
+    "optimizer.skips": 0,
     "parallel.processes": 1,
     "parallel.restarts": 0,
     "checkpoint.every": 1,
@@ -195,7 +199,7 @@ def check(config: Config) -> None:
     """ValueError for a number outside its range."""
     flat = flatten(asdict(config))
     for key, lowest in _AT_LEAST.items():
-        if flat[key] < lowest:
+        if flat[key] is not None and flat[key] < lowest:
             raise ValueError(f"{key} must be at least {lowest}, not {flat[key]}")
     if config.parallel.hang is not None and not config.parallel.hang > 0:
         raise ValueError(f"parallel.hang must be more than 0 seconds, not {config.parallel.hang}")

@@ -21,6 +21,7 @@ from tutti.plan.explain import mesh_name
 from tutti.run.checkpoint.checkpoints import Checkpoints, SaveError
 from tutti.run.checkpoint.folder import CHECKPOINTS, step_of
 from tutti.run.launch import Interrupted, local_rank, rank, world_size
+from tutti.run.nonfinite import NonFinite
 from tutti.run.position import HERE
 from tutti.run.watchdog import Watchdog
 from tutti.train.config import Config
@@ -84,6 +85,7 @@ class Trainer:
             accumulate=config.batch.accumulate,
             masters=dtype is not torch.float32,
             seed=config.seed,
+            skips=config.optimizer.skips,
             memory=parallel.memory,
         )
         self.dtype = str(dtype).removeprefix("torch.")
@@ -133,11 +135,15 @@ class Trainer:
             while self.done < steps:
                 rate = learning_rate(self.done, config.optimizer.lr, config.schedule)
                 start = time.perf_counter()
-                loss = memory(self._advance, rate)
+                loss, skipped = memory(self._advance, rate)
                 recent.append(time.perf_counter() - start)
-                history.add(self.done, loss=loss, learning_rate=rate, seconds=recent[-1])
+                measured = {"skipped": self.step.skipped} if skipped else {"loss": loss}
+                history.add(self.done, **measured, learning_rate=rate, seconds=recent[-1])
                 bar.step(self.done, loss, median_low(recent), tokens, self.peak_seconds)
-                self._check(loss)
+                if skipped:
+                    self.display.say(f"step {self.done}  left out: loss or gradients are not finite")
+                else:
+                    self._check(loss)
                 if self.done % config.eval.every == 0 or self.done == steps:
                     history.add(self.done, held_out_loss=self._evaluate())
                 signal = stop.agreed()
@@ -149,13 +155,17 @@ class Trainer:
                     self.display.say("the same command again continues from here")
                     raise Interrupted(signal)
 
-    def _advance(self, rate: float) -> float:
-        """One optimizer step; returns its loss."""
+    def _advance(self, rate: float) -> tuple[float, bool]:
+        """One optimizer step: its loss, and whether it was left out."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        loss = self.step(self.loader(self.done))
+        before = self.step.skipped
+        try:
+            loss = self.step(self.loader(self.done))
+        except NonFinite as error:
+            raise NonFinite(f"{error}; {self._advice()}") from None
         self.done += 1
-        return loss.item()
+        return loss.item(), self.step.skipped > before
 
     def _evaluate(self) -> float:
         """Mean loss over the held-out windows."""
@@ -194,10 +204,11 @@ class Trainer:
 
     def _check(self, loss: float) -> None:
         if not math.isfinite(loss):
-            raise ValueError(
-                f"the loss of step {self.done} is {loss}; the newest checkpoint is of step {self.saved}; "
-                f"a lower optimizer.lr than {self.config.optimizer.lr} may help"
-            )
+            raise ValueError(f"the loss of step {self.done} is {loss}; {self._advice()}")
+
+    def _advice(self) -> str:
+        lower = f"a lower optimizer.lr than {self.config.optimizer.lr} may help"
+        return f"the newest checkpoint is of step {self.saved}; {lower}"
 
 
 def describe(step: "tutti.Step") -> str:
