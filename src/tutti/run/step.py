@@ -45,6 +45,7 @@ from tutti.run.nonfinite import Inspector, NonFinite
 from tutti.run.pipeline import Pipeline, pipeline_of
 from tutti.run.planning import Simulator, best_plan
 from tutti.run.position import HERE
+from tutti.run.replicas import compare
 from tutti.run.runtime import check_same_everywhere, in_job, join_job, own_part, runtime_for
 from tutti.run.shelf import Shelf
 from tutti.run.state import State, check_names
@@ -229,6 +230,11 @@ class Step:
                     key = name.removeprefix("grad:")
                     totals[key] = totals[key] + g if key in totals else g
         return {name: (g / self.accumulate).cpu() for name, g in totals.items()}
+
+    def compare_replicas(self) -> None:
+        """Compare checksums of all that several ranks hold alike; RuntimeError on all of them, with the tensor and the
+        rank, where memory has changed on one. Every rank of a job has to call it."""
+        compare(self._state)
 
     def state_dict(self, sharded: bool = False) -> dict[str, torch.Tensor]:
         """Parameters and buffers under the model's own names: full CPU tensors, or with `sharded` this rank's parts.

@@ -105,6 +105,9 @@ class Parallel:
     hang: float | None = 600.0
     """Seconds without progress after which the job is ended, with the rank that hangs and the stacks of all threads; 6
     times as many while a rank compiles, saves or loads. None waits for ever."""
+    compare: int | None = None
+    """Steps between comparisons of checksums of what several ranks hold alike: memory that has changed by itself ends
+    the run, with the tensor and the rank, before a checkpoint is made of it. None compares nothing."""
     cluster: str = "auto"
     """Devices to plan for: "auto" is the processes of this job; "cpu:4" in one process: 4 virtual devices."""
     plan: str = "auto"
@@ -185,6 +188,7 @@ _AT_LEAST = {
     "optimizer.skips": 0,
     "parallel.processes": 1,
     "parallel.restarts": 0,
+    "parallel.compare": 1,
     "checkpoint.every": 1,
     "checkpoint.keep": 1,
     "eval.every": 1,

@@ -148,6 +148,8 @@ class Trainer:
                     history.add(self.done, held_out_loss=self._evaluate())
                 signal = stop.agreed()
                 last = self.done == steps or bool(signal)
+                if config.parallel.compare and (last or self.done % config.parallel.compare == 0):
+                    self.step.compare_replicas()
                 self._tell(last=False, wait=False)
                 if self.done % config.checkpoint.every == 0 or last:
                     self._save(last)
