@@ -60,7 +60,8 @@ def check_left_out(**options) -> None:
 
 
 @pytest.mark.parametrize("options", [
-    {"clip_norm": 1.0}, {"optimizer": sgd}, {"norm": True}, {"accumulate": 2}, {"level": "O2"},
+    {"clip_norm": 1.0}, {"optimizer": sgd}, {"norm": True}, {"accumulate": 2},
+    pytest.param({"level": "O2"}, marks=pytest.mark.slow),
     {"cluster": "cpu:4", "plan": "dp2xtp2", "clip_norm": 0.1}, {"cluster": "cpu:4", "plan": "zero3"},
     {"cluster": "cpu:2", "plan": "pp2", "accumulate": 2}, {"cluster": "cpu:2", "plan": "zero1", "optimizer": sgd},
     pytest.param({"cluster": "cpu:2", "plan": "dp", "accumulate": 2, "level": "O2"}, marks=pytest.mark.slow),
@@ -133,8 +134,11 @@ class Shifted(Net):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"accumulate": 2}, {"cluster": "cpu:2", "plan": "pp2", "accumulate": 2}], ids=str
-)
+    "options",
+    [{}, {"accumulate": 2}, {"cluster": "cpu:2", "plan": "pp2", "accumulate": 2},
+     pytest.param({"level": "O2"}, marks=pytest.mark.slow)],
+    ids=str,
+)  # fmt: skip
 def test_an_infinite_loss_counts_and_masks_do_not(options):
     step = step_of(model=Shifted, skips=0, **options)
     step(batches()[0])

@@ -2,7 +2,7 @@
 
     def run(a, b, c):
         d = mm(a, b); b = None
-        e = yield Request("all_reduce", "tp", "sum", d, False, "layers.3.mlp.down/mm"); d = None
+        e = yield Request("all_reduce", "tp", "sum", d, False, meeting); d = None
         f = mm(a, c); c = None
         g = yield Wait(e); e = None
         return f, g
@@ -23,6 +23,7 @@ from torch import fx
 from tutti.graph.step_graph import Call
 from tutti.lower.collectives import COLLECTIVES, is_begun, wait
 from tutti.lower.transfers import TRANSFERS
+from tutti.run.position import Meeting
 
 if TYPE_CHECKING:
     from tutti.run.carrier import Carrier
@@ -31,14 +32,14 @@ if TYPE_CHECKING:
 
 class Request(NamedTuple):
     """A collective that a Program asks for. `op` combines (sum, max, ...) or is empty. waits: whether it stands still
-    until that is over. label: of the operator that made what is sent."""
+    until that is over. meeting: what a watchdog tells of it."""
 
     kind: str
     axis: str
     op: str
     tensor: torch.Tensor
     waits: bool = True
-    label: str = ""
+    meeting: Meeting | None = None
 
 
 class Wait(NamedTuple):
@@ -125,7 +126,8 @@ class _Writer:
         if node.target in COLLECTIVES:
             x, axis, *rest = node.args
             op = rest[0] if rest and isinstance(rest[0], str) else ""
-            how = f"{not is_begun(node)}, {node.meta.get('label', '')!r}"
+            meeting = Meeting(COLLECTIVES[node.target], axis, node.meta.get("label", ""))
+            how = f"{not is_begun(node)}, {self._constant(meeting)}"
             return f"yield Request({COLLECTIVES[node.target]!r}, {axis!r}, {op!r}, {self._value(x)}, {how})"
         if node.target is wait:
             return f"yield Wait({self._value(node.args[0])})"

@@ -46,7 +46,7 @@ class Position:
         self.where = where
         self.moves += 1
 
-    def enter(self, meeting: Meeting) -> None:
+    def enter(self, meeting: Meeting | None) -> None:
         self.meeting = meeting
         self.moves += 1
 
@@ -58,8 +58,10 @@ class Position:
     def within(self, kind: str, label: str) -> Iterator[None]:
         """In a communication of all ranks."""
         self.enter(Meeting(kind, "", label))
-        yield
-        self.leave()
+        try:
+            yield
+        finally:
+            self.leave()
 
     @contextmanager
     def working(self, work: str) -> Iterator[None]:

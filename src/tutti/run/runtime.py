@@ -20,7 +20,7 @@ from tutti.plan.layout import Layout, Mesh, coordinates_of, devices, group_of
 from tutti.plan.plan import PIPELINE
 from tutti.run import watchdog
 from tutti.run.code import Request, Run, Wait
-from tutti.run.position import HERE, Meeting
+from tutti.run.position import HERE
 from tutti.run.underway import UnderWay
 from tutti.run.virtual import COMBINE, run_virtual
 
@@ -143,7 +143,7 @@ class Distributed:
 
     def carry_out(self, request: Request | Wait) -> torch.Tensor | UnderWay:
         """This rank's result of a collective; of one that is waited for later, what that wait shows again."""
-        meeting = request.begun.meeting if isinstance(request, Wait) else Meeting(*request[:2], request.label)
+        meeting = (request.begun if isinstance(request, Wait) else request).meeting
         HERE.enter(meeting)
         if isinstance(request, Wait):
             answer = request.begun.over()

@@ -491,9 +491,9 @@ class Step:
     def _lowered(self, what: str, graph: StepGraph, plan: Plan) -> _Executable:
         programs = [shard(graph, plan, rank, self._asked(what, graph, plan)) for rank in self.runtime.ranks]
         inspector = self._inspector if what == "inspect" else None
-        ready = prepare(programs, "O0" if inspector else self.level, None if inspector else self._hidden,
-                        self.runtime.agree, self._carrier, self.ledgers or (), platform(self.cluster.device),
-                        inspector)  # fmt: skip
+        level, hidden, ledgers = ("O0", None, ()) if inspector else (self.level, self._hidden, self.ledgers)
+        ready = prepare(programs, level, hidden, self.runtime.agree, self._carrier, ledgers,
+                        platform(self.cluster.device), inspector)  # fmt: skip
         if what in ("train", "accumulate"):
             check_divided(programs[0], plan.regions)
         return _Executable(graph, programs, ready)

@@ -184,15 +184,17 @@ class _Wire:
         if self.store.check(["verdict"]):
             self.said = self.store.get("verdict").decode()
         elif self.judge:
-            now, doubt = time.monotonic(), self.dog.seconds / 2
+            now, doubt, heard = time.monotonic(), self.dog.seconds / 2, self.heard
             for rank, report in self._reports().items():
-                if rank not in self.heard or self.heard[rank][0].beat != report.beat:
-                    self.heard[rank] = report, now
-            reports = {rank: report for rank, (report, _) in self.heard.items()}
-            since = {rank: now - self.heard[rank][1] if rank in self.heard else now - alert
-                     for rank in range(self.dog.ranks)}  # fmt: skip
-            silent = {rank: quiet for rank, quiet in since.items()
-                      if quiet > doubt and not (rank in reports and reports[rank].left)}  # fmt: skip
+                if rank not in heard or heard[rank][0].beat != report.beat:
+                    heard[rank] = report, now
+            reports = {rank: report for rank, (report, _) in heard.items()}
+            silent = {}
+            for rank in range(self.dog.ranks):
+                report, new = heard.get(rank, (None, alert))
+                patience = doubt * (LONG if report and report.busy and not report.meeting else 1)
+                if now - new > patience and not (report and report.left):
+                    silent[rank] = now - new
             said = verdict(reports, silent, self.dog.ranks)
             if said and self.dog.report(0).stuck:
                 self.said = self.store.compare_set("verdict", "", said).decode()
