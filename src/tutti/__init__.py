@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tutti.run.checkpoint.checkpoints import Checkpoints as Checkpoints
     from tutti.run.step import Step as Step
     from tutti.run.step import parallelize as parallelize
+    from tutti.run.watchdog import Watchdog as Watchdog
 
 # Public name -> its module, imported on first use: `tutti --help` need not wait for torch.
 NAMES = {
@@ -26,6 +27,7 @@ NAMES = {
     "Plan": "tutti.plan.plan",
     "Step": "tutti.run.step",
     "StepGraph": "tutti.graph.step_graph",
+    "Watchdog": "tutti.run.watchdog",
     "capture": "tutti.graph.capture",
     "parallelize": "tutti.run.step",
     "pin": "tutti.plan.pin",

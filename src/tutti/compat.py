@@ -90,6 +90,24 @@ def mark_stepped(optimizer: torch.optim.Optimizer) -> None:
     optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def tell_of_compilation(told: Callable[[bool], None]) -> None:
+    """Let `told(True)` be called when torch begins to compile something, `told(False)` when it is done."""
+    from torch._dynamo.callback import callback_handler  # slow to import
+
+    if told not in _told_of_compilation:
+        _told_of_compilation.append(told)
+        callback_handler.register_start_callback(lambda args: told(True))
+        callback_handler.register_end_callback(lambda args: told(False))
+
+
+_told_of_compilation: list[Callable[[bool], None]] = []
+
+
+def job_store(prefix: str) -> Any:
+    """A connection of one's own to the store of this job: threads of one process do not wait for each other there."""
+    return dist.PrefixStore(prefix, dist.distributed_c10d._get_default_store().clone())  # pyright: ignore
+
+
 def pin(memory: torch.Tensor) -> None:
     """Lock memory of the host, so that a GPU copies from and to it by itself, for as long as this tensor lives.
 

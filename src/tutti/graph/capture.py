@@ -38,6 +38,7 @@ def capture(
     clip_norm: float | None = None,
     masters: bool = False,
     gradients: bool = True,
+    guarded: bool = False,
 ) -> StepGraph:
     """Record loss, gradients and optimizer update of one training step as one functional ATen graph.
 
@@ -48,6 +49,8 @@ def capture(
     clip_norm: clip the global norm of all gradients, as `torch.nn.utils.clip_grad_norm_` does.
     masters: keep and update float32 copies of low-precision parameters with the optimizer state.
     gradients: False records the forward pass only.
+    guarded: parameters and optimizer state stay what they were where loss or gradients are not finite; the output
+        `skipped`, a 0-d float32 tensor, then is 1.
 
     An enclosing `torch.autocast` is recorded with the graph. Checks of values, as the one for singular matrices behind
     `torch.linalg.solve`, are not: there the result is infinite or NaN. Raises ValueError where the loss is not a
@@ -79,9 +82,12 @@ def capture(
             recorder.backward(value)
             values = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
             grads = {name: g for name, g in zip(leaves, values, strict=True) if g is not None}
+            if guarded:
+                recorder.mark(BACKWARD, "")
+                grads = optimizers.poisoned(grads, value.detach())
             outputs |= {f"grad:{name}": g for name, g in grads.items()}
             if optimizer is not None:
-                outputs |= _update(optimizer, params, grads, state, inputs, recorder, clip_norm)
+                outputs |= _update(optimizer, params, grads, state, inputs, recorder, clip_norm, guarded)
         recorder.mark()
         return outputs
 
@@ -138,13 +144,15 @@ def _refill(batch: Batch, inputs: dict[str, torch.Tensor]) -> Batch:
     return tuple(inputs[f"batch:{i}"] for i in range(len(batch)))
 
 
-def _update(optimizer, params, grads, state, inputs, recorder, clip_norm) -> dict[str, torch.Tensor]:
+def _update(optimizer, params, grads, state, inputs, recorder, clip_norm, guarded) -> dict[str, torch.Tensor]:
     """The optimizer's update of every parameter that has a gradient, as named outputs."""
     recorder.mark(UPDATE, "")
+    norm = optimizers.global_norm(list(grads.values())) if guarded else None
     if clip_norm is not None:
-        grads = dict(zip(grads, optimizers.clip_by_global_norm(list(grads.values()), clip_norm), strict=True))
+        grads = dict(zip(grads, optimizers.clip_by_global_norm(list(grads.values()), clip_norm, norm), strict=True))
     names = {p: name for name, p in params.items()}
-    outputs = {}
+    skip = None if norm is None else optimizers.not_finite(norm)
+    outputs = {} if skip is None else {"skipped": skip}
     for i, group in enumerate(optimizer.param_groups):
         for param in group["params"]:
             name = names[param]
@@ -153,7 +161,7 @@ def _update(optimizer, params, grads, state, inputs, recorder, clip_norm) -> dic
             recorder.mark(UPDATE, name.rpartition(".")[0])
             old = {kind: inputs[f"{kind}:{name}"] for kind in state.get(name, {})}
             new, new_state = optimizers.update(
-                optimizer, group, inputs[f"param:{name}"], grads[name], old, inputs["step"], inputs[f"lr:{i}"]
+                optimizer, group, inputs[f"param:{name}"], grads[name], old, inputs["step"], inputs[f"lr:{i}"], skip
             )
             outputs[f"param:{name}"] = new
             outputs |= {f"{kind}:{name}": value for kind, value in new_state.items()}

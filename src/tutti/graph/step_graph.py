@@ -11,6 +11,7 @@ Inputs and outputs have names of the form `kind:name`:
 | `step`, `seed` | number of this update (1 for the first) and random seed, 0-d int64 | |
 | `constant` | small tensors that the model makes out of Python numbers | |
 | `loss`, `grad` | | the loss, 0-d; the gradient of a parameter |
+| `skipped` | | 1 where the update was left out, of a step that is guarded, 0-d |
 
 Every node carries in `meta`: `val` (a `Spec`, or a tuple of them), `path` (of the module that made it), `phase`
 (forward, backward or update), `flops` and `bytes` (of the whole, unsplit operator), and `label`, a name that

@@ -8,7 +8,8 @@ Two faces of the same update:
 
 The ``_amsgrad`` variants carry the running maximum of the second moment as well. ``step`` is a 0-d integer
 tensor holding the number of this update (1 for the first), ``lr`` a 0-d floating tensor: used in full where
-it lies on the CPU, rounded to float32 on a GPU, as torch.optim does with a tensor learning rate.
+it lies on the CPU, rounded to float32 on a GPU, as torch.optim does with a tensor learning rate. Where ``skip``,
+a 0-d float32 tensor, is given and is 1, nothing changes.
 
 With g the gradient (negated when ``maximize``), t the step, lambda the weight decay:
 
@@ -34,45 +35,45 @@ _HYPER = "float beta1, float beta2, float eps, float weight_decay, bool decouple
 
 _library = torch.library.Library("tutti", "FRAGMENT")
 _library.define(
-    "adam(Tensor param, Tensor grad, Tensor exp_avg, Tensor exp_avg_sq, Tensor step, Tensor lr, *, "
+    "adam(Tensor param, Tensor grad, Tensor exp_avg, Tensor exp_avg_sq, Tensor step, Tensor lr, Tensor? skip=None, *, "
     f"{_HYPER}) -> (Tensor, Tensor, Tensor)"
 )
 _library.define(
     "adam_amsgrad(Tensor param, Tensor grad, Tensor exp_avg, Tensor exp_avg_sq, Tensor max_exp_avg_sq, "
-    f"Tensor step, Tensor lr, *, {_HYPER}) -> (Tensor, Tensor, Tensor, Tensor)"
+    f"Tensor step, Tensor lr, Tensor? skip=None, *, {_HYPER}) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 _library.define(
     "adam_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, "
-    f"Tensor step, Tensor lr, *, {_HYPER}) -> ()"
+    f"Tensor step, Tensor lr, Tensor? skip=None, *, {_HYPER}) -> ()"
 )
 _library.define(
     "adam_amsgrad_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, "
-    f"Tensor(d!)[] max_exp_avg_sqs, Tensor step, Tensor lr, *, {_HYPER}) -> ()"
+    f"Tensor(d!)[] max_exp_avg_sqs, Tensor step, Tensor lr, Tensor? skip=None, *, {_HYPER}) -> ()"
 )
 
 
-def _adam_(params, grads, exp_avgs, exp_avg_sqs, step, lr, **hyper) -> None:
-    _apply(params, grads, [exp_avgs, exp_avg_sqs], step, lr, **hyper)
+def _adam_(params, grads, exp_avgs, exp_avg_sqs, step, lr, skip=None, **hyper) -> None:
+    _apply(params, grads, [exp_avgs, exp_avg_sqs], step, lr, skip, **hyper)
 
 
-def _adam_amsgrad_(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, step, lr, **hyper) -> None:
-    _apply(params, grads, [exp_avgs, exp_avg_sqs, max_exp_avg_sqs], step, lr, **hyper)
+def _adam_amsgrad_(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, step, lr, skip=None, **hyper) -> None:
+    _apply(params, grads, [exp_avgs, exp_avg_sqs, max_exp_avg_sqs], step, lr, skip, **hyper)
 
 
-def _adam(param, grad, exp_avg, exp_avg_sq, step, lr, **hyper):
+def _adam(param, grad, exp_avg, exp_avg_sq, step, lr, skip=None, **hyper):
     new = [torch.empty_like(t).copy_(t) for t in (param, exp_avg, exp_avg_sq)]
-    _apply(new[:1], [grad], [[t] for t in new[1:]], step, lr, **hyper)
+    _apply(new[:1], [grad], [[t] for t in new[1:]], step, lr, skip, **hyper)
     return tuple(new)
 
 
-def _adam_amsgrad(param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq, step, lr, **hyper):
+def _adam_amsgrad(param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq, step, lr, skip=None, **hyper):
     new = [torch.empty_like(t).copy_(t) for t in (param, exp_avg, exp_avg_sq, max_exp_avg_sq)]
-    _apply(new[:1], [grad], [[t] for t in new[1:]], step, lr, **hyper)
+    _apply(new[:1], [grad], [[t] for t in new[1:]], step, lr, skip, **hyper)
     return tuple(new)
 
 
-def _apply(params, grads, moments, step, lr, *, beta1, beta2, eps, weight_decay, decoupled, maximize) -> None:
-    if not params:
+def _apply(params, grads, moments, step, lr, skip, *, beta1, beta2, eps, weight_decay, decoupled, maximize) -> None:
+    if not params or (skip is not None and skip.device.type == "cpu" and skip.item()):
         return
     hyper = dict(beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, decoupled=decoupled, maximize=maximize)
     every = list(zip(params, grads, *moments, strict=True))
@@ -80,7 +81,7 @@ def _apply(params, grads, moments, step, lr, *, beta1, beta2, eps, weight_decay,
         for rows in _pieces(every, CAST[params[0].device.type]):
             columns = [list(column) for column in zip(*rows, strict=True)]
             columns[1] = [grad.to(row[0].dtype) for grad, row in zip(columns[1], rows, strict=True)]
-            _apply(columns[0], columns[1], columns[2:], step, lr, **hyper)
+            _apply(columns[0], columns[1], columns[2:], step, lr, skip, **hyper)
         return
     rows = list(zip(params, *moments, strict=True))
     work = [_aligned(row) for row in rows]
@@ -101,6 +102,7 @@ def _apply(params, grads, moments, step, lr, *, beta1, beta2, eps, weight_decay,
         eps=eps,
         amsgrad=len(columns) > 3,
         maximize=maximize,
+        found_inf=None if skip is None else skip.to(params[0].device),
     )
     for row, copy in zip(rows, work, strict=True):
         if copy is not row:
@@ -161,11 +163,11 @@ def _is_dense(tensor: Tensor) -> bool:
     return True
 
 
-def _fake_adam(param, grad, exp_avg, exp_avg_sq, step, lr, **hyper):
+def _fake_adam(param, grad, exp_avg, exp_avg_sq, step, lr, skip=None, **hyper):
     return torch.empty_like(param), torch.empty_like(exp_avg), torch.empty_like(exp_avg_sq)
 
 
-def _fake_amsgrad(param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq, step, lr, **hyper):
+def _fake_amsgrad(param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq, step, lr, skip=None, **hyper):
     return tuple(torch.empty_like(t) for t in (param, exp_avg, exp_avg_sq, max_exp_avg_sq))
 
 

@@ -2,7 +2,7 @@
 
     def run(a, b, c):
         d = mm(a, b); b = None
-        e = yield Request("all_reduce", "tp", "sum", d, False); d = None
+        e = yield Request("all_reduce", "tp", "sum", d, False, meeting); d = None
         f = mm(a, c); c = None
         g = yield Wait(e); e = None
         return f, g
@@ -23,6 +23,7 @@ from torch import fx
 from tutti.graph.step_graph import Call
 from tutti.lower.collectives import COLLECTIVES, is_begun, wait
 from tutti.lower.transfers import TRANSFERS
+from tutti.run.position import Meeting
 
 if TYPE_CHECKING:
     from tutti.run.carrier import Carrier
@@ -31,13 +32,14 @@ if TYPE_CHECKING:
 
 class Request(NamedTuple):
     """A collective that a Program asks for. `op` combines (sum, max, ...) or is empty. waits: whether it stands still
-    until that is over."""
+    until that is over. meeting: what a watchdog tells of it."""
 
     kind: str
     axis: str
     op: str
     tensor: torch.Tensor
     waits: bool = True
+    meeting: Meeting | None = None
 
 
 class Wait(NamedTuple):
@@ -47,17 +49,22 @@ class Wait(NamedTuple):
 
 
 Run = Callable[..., Generator[Request | Wait, Any, tuple]]
+Inspect = Callable[[fx.Node, Any], None]
 
 
 def generate(
-    graph: fx.Graph, carrier: Carrier | None = None, meter: Meter | None = None, stopwatch: Stopwatch | None = None
+    graph: fx.Graph,
+    carrier: Carrier | None = None,
+    meter: Meter | None = None,
+    inspect: Inspect | None = None,
+    stopwatch: Stopwatch | None = None,
 ) -> Run:
     """The generator function of a graph. Positional arguments are its placeholders, in order; returns its outputs.
 
     carrier: carries out the transfers. meter: is told what each call is going to need, and given what it returns.
-    stopwatch: is told when the Program begins, and when calls are over.
+    inspect: is given each input and result. stopwatch: is told when the Program begins, and when calls are over.
     """
-    writer = _Writer(graph, carrier, meter, stopwatch)
+    writer = _Writer(graph, carrier, meter, inspect, stopwatch)
     source = writer.source()
     namespace = writer.globals
     exec(compile(source, "<tutti program>", "exec"), namespace)
@@ -91,8 +98,15 @@ def last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
 
 
 class _Writer:
-    def __init__(self, graph: fx.Graph, carrier: Carrier | None, meter: Meter | None, stopwatch: Stopwatch | None):
-        self.graph, self.carrier, self.meter, self.stopwatch = graph, carrier, meter, stopwatch
+    def __init__(
+        self,
+        graph: fx.Graph,
+        carrier: Carrier | None,
+        meter: Meter | None,
+        inspect: Inspect | None,
+        stopwatch: Stopwatch | None,
+    ):
+        self.graph, self.carrier, self.meter, self.inspect, self.stopwatch = graph, carrier, meter, inspect, stopwatch
         self.globals: dict[str, Any] = {"Request": Request, "Wait": Wait}
         self.names = {node: f"v{i}" for i, node in enumerate(graph.nodes)}
         self.known: dict[int, str] = {}
@@ -108,9 +122,12 @@ class _Writer:
                 lines.append(f"    return {self._value(node.args[0])}")
             elif node.op == "call_function":
                 drop = "".join(f"; {self.names[d]} = None" for d in dies.get(node, ()))
-                lines += self._metered(node, f"    {self.names[node]} = {self._call(node)}", drop)
+                call = f"    {self.names[node]} = {self._call(node)}"
+                lines += self._metered(node, call, self._inspected(node) + drop)
                 if self.stopwatch and node in self.stopwatch.calls:
                     lines.append(f"    {self._constant(self.stopwatch.mark)}()")
+            elif self.inspect:
+                lines.append("    None" + self._inspected(node))
         if self.carrier:
             lines.insert(-1, f"    {self._constant(self.carrier.settle)}()")
         return "\n".join(lines)
@@ -123,12 +140,16 @@ class _Writer:
         need, hold = (self._constant(f) for f in (self.meter.ledger.need, self.meter.ledger.hold))
         return [f"    {need}({count}, {what!r})", call, f"    {hold}({self.names[node]}){drop}"]
 
+    def _inspected(self, node: fx.Node) -> str:
+        return f"; {self._constant(self.inspect)}({self._constant(node)}, {self.names[node]})" if self.inspect else ""
+
     def _call(self, node: Call) -> str:
         if node.target in COLLECTIVES:
             x, axis, *rest = node.args
             op = rest[0] if rest and isinstance(rest[0], str) else ""
-            later = ", False" if is_begun(node) else ""
-            return f"yield Request({COLLECTIVES[node.target]!r}, {axis!r}, {op!r}, {self._value(x)}{later})"
+            meeting = Meeting(COLLECTIVES[node.target], axis, node.meta.get("label", ""))
+            how = f"{not is_begun(node)}, {self._constant(meeting)}"
+            return f"yield Request({COLLECTIVES[node.target]!r}, {axis!r}, {op!r}, {self._value(x)}, {how})"
         if node.target is wait:
             return f"yield Wait({self._value(node.args[0])})"
         if node.target in TRANSFERS:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+_HANG = "TUTTI_HANG"  # in the environment of ranks: seconds without progress
 LAST_CALL = 3  # seconds that a job waits for more machines, once there are enough
 
 # What the ranks that did nothing wrong report when a peer has gone.
@@ -42,6 +43,10 @@ class LaunchError(RuntimeError):
     ):
         super().__init__(message)
         self.rank, self.kind, self.trace, self.plain, self.exit_code = rank, kind, trace, plain, exit_code
+
+
+class Hang(RuntimeError):
+    """A job has been ended because a rank of it made no progress; the message names it."""
 
 
 class Interrupted(Exception):
@@ -64,11 +69,14 @@ class Failure:
     def order(self) -> tuple[int, int]:
         """Sorts the cause before its consequences.
 
-        A rank killed from outside leaves no record and comes first; then errors by time; then ranks ended by
-        SIGTERM, which is how the launcher stops the rest; then those that only report a lost peer.
+        What a watchdog has found comes first; then a rank killed from outside, which leaves no record; then errors
+        by time; then ranks ended by SIGTERM, which is how the launcher stops the rest; then those that only report a
+        lost peer.
         """
         if self.error is None:
             return (2 if self.exit_code == -signal.SIGTERM else 0, 0)
+        if self.error["type"] == Hang.__name__:
+            return (-1, self.error["time_ns"])
         return (3 if _LOST_PEER.search(self.error["text"]) else 1, self.error["time_ns"])
 
     def describe(self, world_size: int) -> str:
@@ -134,6 +142,10 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--restarts", type=int, default=0, help="how often to start all anew when one fails or dies (default: 0)"
     )
+    parser.add_argument(
+        "--hang", type=float, help="seconds without progress of steps after which the job is ended, with the rank that "
+        "hangs; stacks of all threads are saved in ./stacks (default: waits for ever)"
+    )  # fmt: skip
     parser.add_argument("--min", type=int, default=1, help="machines that the job needs at least (default: 1)")
     parser.add_argument(
         "--max", type=int, help="machines that it takes; when one is lost or gained all start anew (default: as --min)"
@@ -147,11 +159,12 @@ def run(argv: list[str]) -> int:
         raise ValueError(f"no file {given.script}")
     if given.restarts < 0:
         raise ValueError(f"--restarts is {given.restarts}; it must be 0 or more")
+    if given.hang is not None and not given.hang > 0:
+        raise ValueError(f"--hang is {given.hang}; it must be more than 0 seconds")
     machines = Machines(given.min, given.min if given.max is None else given.max, given.meet)
     try:
-        _start(
-            [*(["-m"] if given.module else []), given.script, *given.args], given.processes, given.restarts, machines
-        )
+        _start([*(["-m"] if given.module else []), given.script, *given.args], given.processes, given.restarts,
+               machines, given.hang)  # fmt: skip
     except LaunchError as e:
         print(f"{e.trace}tutti run: {e}", file=sys.stderr)
         return e.exit_code
@@ -183,10 +196,15 @@ def machine_memory() -> Path:
     return Path(os.environ.get("TUTTI_MEMORY", "/dev/shm"))
 
 
+def hang() -> float | None:
+    """Seconds without progress after which this job is to be ended; None: it waits for ever."""
+    return float(os.environ[_HANG]) if os.environ.get(_HANG) else None
+
+
 def is_plain(e: BaseException) -> bool:
     """Whether a message was written for the user: a ValueError or OSError that this package raised itself,
     or the system's word about a file. A mistake deeper down needs its traceback."""
-    if isinstance(e, OSError) and e.filename is not None:
+    if isinstance(e, Hang) or (isinstance(e, OSError) and e.filename is not None):
         return True
     frames = traceback.extract_tb(e.__traceback__)
     package, worker = Path(__file__).parents[1], Path(__file__).with_name("worker.py")
@@ -204,6 +222,7 @@ def _start(
     processes: int,
     restarts: int = 0,
     machines: Machines = Machines(),
+    hang: float | None = None,
 ) -> None:
     """Run `python -m tutti.run.worker WORKER_ARGS` in every process and wait; LaunchError when one fails for good."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -216,7 +235,7 @@ def _start(
         tempfile.TemporaryDirectory(prefix="tutti-") as logs,
         _quiet(),
         _signals_restored(),
-        _environment(processes, machines),
+        _environment(processes, machines, hang),
     ):
         config = LaunchConfig(
             min_nodes=machines.least,
@@ -261,7 +280,7 @@ def _failure(codes: dict[int, int], errors: dict[int, dict[str, Any]], world_siz
 
 
 @contextmanager
-def _environment(processes: int, machines: Machines) -> Iterator[None]:
+def _environment(processes: int, machines: Machines, hang: float | None) -> Iterator[None]:
     """Variables that the processes inherit; what the user has set stays."""
     defaults = {
         "OMP_NUM_THREADS": str(max(1, cores() // processes)),
@@ -269,6 +288,8 @@ def _environment(processes: int, machines: Machines) -> Iterator[None]:
     }
     if machines.here and "lo" in [name for _, name in socket.if_nameindex()]:
         defaults["GLOO_SOCKET_IFNAME"] = "lo"  # all ranks are here; host names need not resolve
+    if hang is not None:
+        defaults[_HANG] = str(hang)
     added = {k: v for k, v in defaults.items() if k not in os.environ}
     os.environ.update(added)
     try:

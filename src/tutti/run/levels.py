@@ -25,9 +25,10 @@ from tutti.lower.tiers import use_tiers
 from tutti.lower.workspace import keep_workspaces
 from tutti.run import overlap
 from tutti.run.carrier import Carrier
-from tutti.run.code import Meter, Run, Stopwatch, generate
+from tutti.run.code import Inspect, Meter, Run, Stopwatch, generate
 from tutti.run.ledger import Ledger
 from tutti.run.memory import CPU, Platform, spans
+from tutti.run.nonfinite import Inspector
 from tutti.run.segments import compile_segments, inline_random
 from tutti.run.simulated.kernels import fuse
 from tutti.run.simulated.replay import replay
@@ -84,13 +85,14 @@ def prepare(
     carrier: Carrier | None = None,
     ledgers: Sequence[Ledger] = (),
     on: Platform = CPU,
+    inspector: Inspector | None = None,
 ) -> list[Prepared]:
     """What runs Programs of several ranks at a level. Their graphs are changed into that.
 
     cluster: as in `improve`. agree: whether all ranks of the mesh are given the same as these ones, a text for each;
     called by all of them. Communication is hidden where they agree on the order. carrier: for Programs that use tiers.
     ledgers: account for the memory of their calls, by what an allocator `on` a platform gives. Without a C++ compiler
-    O2 becomes O0, with a warning.
+    O2 becomes O0, with a warning. inspector: looks at all that is made.
     """
     if level == "O2" and not any(shutil.which(compiler) for compiler in ("g++", "clang++", "c++")):
         warnings.warn("level O2 needs a C++ compiler (g++ or clang++); running operator by operator", stacklevel=3)
@@ -107,10 +109,12 @@ def prepare(
     for program in programs:
         _change(program, after)
     each: Sequence[Ledger | None] = ledgers or [None] * len(programs)
-    return [_prepared(program, level, carrier, ledger, on) for program, ledger in zip(programs, each, strict=True)]
+    return [_prepared(program, level, carrier, ledger, on, inspector.of(program) if inspector else None)
+            for program, ledger in zip(programs, each, strict=True)]  # fmt: skip
 
 
-def _prepared(program: Program, level: str, carrier: Carrier | None, ledger: Ledger | None, on: Platform) -> Prepared:
+def _prepared(program: Program, level: str, carrier: Carrier | None, ledger: Ledger | None, on: Platform,
+              inspect: Inspect | None) -> Prepared:  # fmt: skip
     graph, meter, peaks, known = program.graph, None, [], {}
     if ledger:
         played = replay(program)
@@ -122,8 +126,8 @@ def _prepared(program: Program, level: str, carrier: Carrier | None, ledger: Led
     if ledger:
         meter = Meter(ledger, _needs(graph, known))
     graph.lint()
-    make = partial(generate, graph, carrier, meter)
-    return Prepared(make(), make, peaks)
+    make = partial(generate, graph, carrier, meter, inspect)
+    return Prepared(make(), lambda stopwatch: make(stopwatch=stopwatch), peaks)
 
 
 def _needs(graph: fx.Graph, known: Mapping[fx.Node, tuple[int, int, int]]) -> dict[fx.Node, int]:

@@ -31,6 +31,8 @@ from tutti.run.ledger import Ledger
 from tutti.run.levels import prepare
 from tutti.run.memory import CPU, Platform
 from tutti.run.monitoring.recorder import Recorder
+from tutti.run.nonfinite import Inspector
+from tutti.run.position import HERE, Meeting
 from tutti.run.runtime import Distributed, Virtual, own_part, raw
 from tutti.run.state import State
 
@@ -56,12 +58,13 @@ class Pipeline:
 
     count: of microbatches. state: what is kept between steps; replaced where a step makes successors. homes: the stage
     that keeps each input. carrier: of what a plan keeps on outer tiers. hidden: the cluster, where communication is
-    hidden (`run.overlap`). on: the platform whose memory is accounted for.
+    hidden (`run.overlap`). on: the platform whose memory is accounted for. inspector: looks at all that is made.
     """
 
     def __init__(self, graph: StepGraph, plan: Plan, count: int, level: str, state: State, homes: Mapping[str, int],
-                 carrier: Carrier | None = None, hidden: Cluster | None = None, on: Platform = CPU):  # fmt: skip
-        self.on = on
+                 carrier: Carrier | None = None, hidden: Cluster | None = None, on: Platform = CPU,
+                 inspector: Inspector | None = None):  # fmt: skip
+        self.on, self.inspector = on, inspector
         self.hidden = hidden.of(devices(plan.inner)) if hidden else None
         self.count, self.mesh, self.width, self.state = count, plan.inner, devices(plan.inner), state
         self.carrier = carrier
@@ -119,6 +122,12 @@ class Pipeline:
         total = self.held[home].loss if home in self.held else torch.zeros((), device=step.device)
         return self.mail.shared((total / self.count).to(step.outputs["loss"].meta["val"].dtype), home * self.width)
 
+    def skipped(self) -> bool:
+        """Whether the last run, of a step that is guarded, has left out the update."""
+        home = self.device(self.cut.makers["skipped"])
+        known = self.held[home].skipped if home in self.held else torch.zeros((), device=self.cut.step.device)
+        return bool(self.mail.shared(known, home * self.width))
+
     def collectives(self) -> list[Collective]:
         """What one run of each part of the first held device communicates, and what that sends to other devices."""
         found: dict[str, list[Collective]] = {}
@@ -146,7 +155,9 @@ class _Part:
         self.outputs = list(graph.outputs)
         self.ledgers = [pipeline.ledger(pipeline.device(place), rank) for rank in pipeline.ranks]
         self.ready = prepare(self.programs, level, pipeline.hidden, pipeline.driver.agree, pipeline.carrier,
-                             [ledger for ledger in self.ledgers if ledger], pipeline.on)  # fmt: skip
+                             [ledger for ledger in self.ledgers if ledger], pipeline.on,
+                             pipeline.inspector and pipeline.inspector.shifted(
+                                 pipeline.device(place) * pipeline.width))  # fmt: skip
 
 
 class _Device:
@@ -157,7 +168,7 @@ class _Device:
         self.todo: deque[Action] = deque()
         self.values: dict[Message, Row] = {}
         self.sums: dict[str, Row] = {}
-        self.loss = torch.zeros(())
+        self.loss = self.skipped = torch.zeros(())
         self.divided = False
 
     def begin(self) -> None:
@@ -229,6 +240,8 @@ class _Device:
             self.values[Message(name, microbatch)] = row
         elif name == "loss":
             self.loss = self.loss + row[0]
+        elif name == "skipped":
+            self.skipped = row[0]
         elif name.startswith("grad:"):
             known = self.sums.get(name)
             if known is None:  # a copy: two gradients may be one tensor, or a broadcast one
@@ -293,10 +306,12 @@ class _Posted:
                 coming.extend(self.orders[source, target])
             self.post(coming.popleft(), source, target)
         work, x = self.under_way.pop(message)
+        HERE.enter(Meeting("receive", PIPELINE, message.name, self.peer(source)))
         work.wait()
         for _ in range(self.known[source, target][message] - self.over_with[source]):
             self.sent[source].popleft()[0].wait()  # Gloo does not say otherwise that a message has been sent
             self.over_with[source] += 1
+        HERE.leave()
         return [x]
 
     def post(self, message: Message, source: int, target: int) -> None:
@@ -306,12 +321,16 @@ class _Posted:
         self.under_way[message] = work, x  # pyright: ignore[reportArgumentType]
 
     def over(self) -> None:
-        for work, _ in (pair for sent in self.sent.values() for pair in sent):
-            work.wait()
+        for target, sent in self.sent.items():
+            HERE.enter(Meeting("send", PIPELINE, "the last messages of the step", self.peer(target)))
+            for work, _ in sent:
+                work.wait()
+            HERE.leave()
         self.sent, self.over_with = {}, Counter()
 
     def shared(self, value: torch.Tensor, source: int) -> torch.Tensor:
-        dist.broadcast(value, source)
+        with HERE.within("broadcast", "what one rank knows of the step"):
+            dist.broadcast(value, source)
         return value
 
 

@@ -18,7 +18,9 @@ from tutti.graph.step_graph import NUMBERS, Spec
 from tutti.lower.collectives import parse_shift, peer
 from tutti.plan.layout import Layout, Mesh, coordinates_of, devices, group_of
 from tutti.plan.plan import PIPELINE
+from tutti.run import watchdog
 from tutti.run.code import Request, Run, Wait
+from tutti.run.position import HERE
 from tutti.run.underway import UnderWay
 from tutti.run.virtual import COMBINE, run_virtual
 
@@ -30,7 +32,8 @@ def same_everywhere(tensor: torch.Tensor) -> torch.Tensor:
     """Rank 0's tensor on every rank of a job: ranks whose seeds differ would else train different models."""
     if dist.is_initialized() and dist.get_world_size() > 1:
         tensor = tensor.clone(memory_format=torch.contiguous_format)
-        dist.broadcast(tensor, 0)
+        with HERE.within("broadcast", "the model"):
+            dist.broadcast(tensor, 0)
     return tensor
 
 
@@ -40,7 +43,8 @@ def check_same_everywhere(tensors: Mapping[str, torch.Tensor]) -> None:
         return
     digests = {key: _digest(tensor) for key, tensor in tensors.items()}
     everywhere: list = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, digests)
+    with HERE.within("all_gather", "the first batch's checksums"):
+        dist.all_gather_object(everywhere, digests)
     for rank, theirs in enumerate(everywhere):
         if differing := [key for key in digests if theirs.get(key) != everywhere[0].get(key)]:
             raise ValueError(
@@ -95,7 +99,9 @@ class Distributed:
     def __init__(self, mesh: Mesh):
         self.mesh, self.rank = mesh, dist.get_rank()
         self.ranks = [self.rank]
-        self.groups = {axis: self._group(axis) for axis, size in mesh.items() if size > 1}
+        with HERE.within("new_group", "the mesh"):
+            self.groups = {axis: self._group(axis) for axis, size in mesh.items() if size > 1}
+        HERE.place(self.rank, mesh)
 
     @cached_property
     def device(self) -> torch.device:
@@ -130,16 +136,23 @@ class Distributed:
             if axis == PIPELINE:  # whose devices have Programs of their own
                 continue
             told: list = [None] * group.size()
-            dist.all_gather_object(told, (agreed, *said), group)
+            with HERE.within("all_gather", f"the order of operators over {axis}"):
+                dist.all_gather_object(told, (agreed, *said), group)
             agreed = all(told) and len(set(told)) == 1 and told[0][0]
         return agreed
 
     def carry_out(self, request: Request | Wait) -> torch.Tensor | UnderWay:
         """This rank's result of a collective; of one that is waited for later, what that wait shows again."""
+        meeting = (request.begun if isinstance(request, Wait) else request).meeting
+        HERE.enter(meeting)
         if isinstance(request, Wait):
-            return request.begun.over()
-        begun = self.begin(request)
-        return begun.over() if request.waits else begun
+            answer = request.begun.over()
+        else:
+            begun = self.begin(request)
+            begun.meeting = meeting
+            answer = begun.over() if request.waits else begun
+        HERE.leave()
+        return answer
 
     def begin(self, request: Request) -> UnderWay:
         """Begin a collective. What the backend reads and writes is kept until it is over."""
@@ -189,14 +202,16 @@ class Distributed:
             return parts[0].to("cpu", copy=True)  # the next step writes into the part
         own = parts[0].contiguous().to(self.device)
         world = [torch.empty_like(own) for _ in range(devices(self.mesh))]
-        dist.all_gather(world, own)
+        with HERE.within("all_gather", "what all ranks hold of a tensor"):
+            dist.all_gather(world, own)
         return layout.assemble([p.cpu() for p in world], spec.shape, self.mesh)
 
     def of_rank(self, rank: int, part: torch.Tensor | None, spec: Spec) -> torch.Tensor:
         x = torch.empty(spec.shape, dtype=spec.dtype, device=self.device)
         if part is not None:
             x.copy_(part)
-        dist.broadcast(raw(x), rank)
+        with HERE.within("broadcast", f"what rank {rank} holds of a tensor"):
+            dist.broadcast(raw(x), rank)
         return x.cpu()
 
 
@@ -217,6 +232,7 @@ def join_job(device: torch.device) -> int:
         elif beside:
             machine.keep_to_own_cores(place, beside, torch.get_num_threads())
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    watchdog.watch_as_asked()
     return dist.get_world_size()
 
 

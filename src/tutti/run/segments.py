@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import fx
 
+from tutti import compat
 from tutti.graph.costs import FLOPS
 from tutti.graph.inline import inline
 from tutti.graph.labels import layer_of
@@ -18,6 +19,7 @@ from tutti.lower.transfers import TRANSFERS
 from tutti.lower.workspace import KEEPING
 from tutti.nn import random
 from tutti.nn.adam import IN_PLACE
+from tutti.run.position import HERE
 
 SMALLEST = 3  # operators: what is smaller costs less to run than to call
 
@@ -40,6 +42,7 @@ def inline_random(graph: fx.Graph) -> None:
 
 def compile_segments(graph: fx.Graph) -> None:
     """Replace each segment by a call of its compiled function, in place."""
+    compat.tell_of_compilation(HERE.compiles)
     users = {n: set(n.users) for n in graph.nodes}
     for segment in list(segments(graph)):
         if len(segment) < SMALLEST:

@@ -73,6 +73,16 @@ class State:
         for held, new in zip(self.parts, outputs, strict=True):
             held.update({name: value for name, value in new.items() if name in held})
 
+    def copies_of_buffers(self) -> list[dict[str, torch.Tensor]]:
+        """Of the buffers that a step replaces, by rank."""
+        names = [name for name in self.graph.state_names if name.startswith("buffer:")]
+        return [{name: held[name].clone() for name in names if name in held} for held in self.parts]
+
+    def give_back(self, copies: list[dict[str, torch.Tensor]]) -> None:
+        for held, before in zip(self.parts, copies, strict=True):
+            for name, x in before.items():
+                held[name].copy_(x)
+
     def whole(self, name: str) -> torch.Tensor:
         """A full CPU tensor. Every rank of a job has to ask for it."""
         node = self.graph.inputs[name]

@@ -45,8 +45,11 @@ from tutti.run.levels import Prepared, check_level, prepare
 from tutti.run.memory import platform
 from tutti.run.monitoring.predicted import SIMULATED, predicted
 from tutti.run.monitoring.recorder import Recorder
+from tutti.run.nonfinite import Inspector, NonFinite
 from tutti.run.pipeline import Pipeline, pipeline_of
 from tutti.run.planning import Simulator, best_plan
+from tutti.run.position import HERE
+from tutti.run.replicas import compare
 from tutti.run.runtime import check_same_everywhere, in_job, join_job, own_part, runtime_for
 from tutti.run.shelf import Shelf
 from tutti.run.simulated.dryrun import dry_run
@@ -71,6 +74,7 @@ def parallelize(
     seed: int = 0,
     memory: float | str | None = None,
     folder: str | Path | None = None,
+    skips: int | None = None,
 ) -> Step:
     """Lift a model written for one device to a cluster. The model is read, never changed.
 
@@ -90,12 +94,16 @@ def parallelize(
     budget: seconds after which the search takes the best plan so far. seed: of all random numbers.
     memory: of each device, in bytes or as in "2GiB". What Tutti holds there is counted, and no step takes more.
     folder: for files of what a plan keeps on disk, by default under the user's cache; they go with the step.
+    skips: how many steps in a row may be left out whose loss or gradients are not finite, as if they had never been;
+        one more is an error that names the operator which made the first such value, and changes nothing either (0: the
+        first). None: it is not looked at. Costs what the norm of the gradients costs, if they are not clipped anyway.
 
     Raises ValueError for what does not fit together: a batch that does not divide, a plan for another model or
     another number of devices, an optimizer that is not in the table; MemoryError where `memory` is too little.
     """
-    return Step(model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, mesh,
-                budget, seed, memory, folder)  # fmt: skip
+    with HERE.working("captures and plans the step"):
+        return Step(model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, mesh,
+                    budget, seed, memory, folder, skips)  # fmt: skip
 
 
 @dataclass
@@ -111,12 +119,16 @@ class Step:
     """A training step on a cluster: `loss = step(batch)`."""
 
     def __init__(self, model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, mesh,
-                 budget, seed, memory, folder):  # fmt: skip
+                 budget, seed, memory, folder, skips=None):  # fmt: skip
         if accumulate != "auto" and not (isinstance(accumulate, int) and accumulate >= 1):
             raise ValueError(f"accumulate is {accumulate!r}; it must be a whole number, at least 1, or 'auto'")
         if not isinstance(plan, Plan | str | Path):
             raise ValueError(f"plan is {plan!r}; it may be {NAMES}, the path of a saved plan, or a tutti.Plan")
+        if skips is not None and not (isinstance(skips, int) and skips >= 0):
+            raise ValueError(f"skips is {skips!r}; it must be a whole number of steps, or None")
         check_level(level)
+        self.skips, self.skipped, self._in_a_row = skips, 0, 0
+        self._inspector = Inspector()
         self.model, self.optimizer, self.loss_function = model, optimizer, loss
         self.level, self.clip_norm, self.masters = level, clip_norm, masters
         self.seed, self.pins, self.mesh, self.budget = seed, tuple(pins or ()), mesh, budget
@@ -172,18 +184,44 @@ class Step:
 
     def _train(self, batch: Batch) -> torch.Tensor:
         self._check_constants()
+        HERE.go(f"in step {self.steps + 1}")
         if not self._compared:  # once: a data loader that differs between ranks shows at once
             check_same_everywhere(dict(batch_items(batch)))
             self._compared = True
+        buffers, skipped = [] if self.skips is None else self._state.copies_of_buffers(), False
         if self._plan.stages:
-            loss = self._piped("train", batch).loss()
+            pipeline = self._piped("train", batch)
+            loss = pipeline.loss()
+            if self.skips is not None:
+                skipped = pipeline.skipped()
         else:
             outputs = self._run("train", batch) if self.accumulate == 1 else self._accumulated(batch)
             self._state.keep(outputs)
-            loss = outputs[0]["loss"]
+            loss, skipped = outputs[0]["loss"], self.skips is not None and bool(outputs[0]["skipped"])
+        if skipped:
+            self._state.give_back(buffers)
+            self._skip(batch)
+        else:
+            self._in_a_row = 0
         self.steps += 1
+        HERE.go(f"between steps {self.steps} and {self.steps + 1}")
         compat.mark_stepped(self.optimizer)
         return loss
+
+    def _skip(self, batch: Batch) -> None:
+        """Count a step that was left out; NonFinite where there have been too many in a row."""
+        if self._in_a_row == self.skips:
+            self._inspector.begin()
+            if self._plan.stages:
+                self._piped("inspect", batch)
+            else:
+                for i, part in enumerate(microbatches(batch, self.accumulate)):
+                    self._run("inspect", part, draw=i)
+            again = f", after {self.skips} in a row that were skipped" if self.skips else ""
+            raise NonFinite(f"the loss or a gradient of step {self.steps + 1} is not finite{again}: "
+                            f"{self._inspector.first()}; parameters and optimizer state are as before it")  # fmt: skip
+        self._in_a_row += 1
+        self.skipped += 1
 
     def record(self, folder: str | Path, every: int = 1) -> None:
         """Record each `every`-th step from now on: when each call was over on each rank, for `tutti diagnose`.
@@ -216,6 +254,11 @@ class Step:
                     totals[key] = totals[key] + g if key in totals else g
         return {name: (g / self.accumulate).cpu() for name, g in totals.items()}
 
+    def compare_replicas(self) -> None:
+        """Compare checksums of all that several ranks hold alike; RuntimeError on all of them, with the tensor and the
+        rank, where memory has changed on one. Every rank of a job has to call it."""
+        compare(self._state)
+
     def state_dict(self, sharded: bool = False) -> dict[str, torch.Tensor]:
         """Parameters and buffers under the model's own names: full CPU tensors, or with `sharded` this rank's parts.
 
@@ -236,7 +279,7 @@ class Step:
         not on disk. Every rank of a job has to call it. Raises SaveError where an earlier one could not be written.
         """
         labels = {name: node.meta["label"] for name, node in self.graph.inputs.items() if name in self._state.names}
-        known = {"seed": self.seed, "plan": json.loads(self._plan.to_json()), "labels": labels}
+        known = {"seed": self.seed, "skipped": self.skipped, "plan": json.loads(self._plan.to_json()), "labels": labels}
         checkpoints.save(self.steps, self._state.held(), {**known, **(facts or {})}, fill, in_memory)
 
     def load(self, folder: str | Path | Gathered) -> int:
@@ -258,17 +301,19 @@ class Step:
         held, before = self._state.held(), stored.bytes
         check_names({name for name, x in held.items() if x.spec.bytes}, stored.tensors)
         stored.load(held)
-        self.steps = about["step"]
+        self.steps, self.skipped = about["step"], about.get("skipped", 0)
         return stored.bytes - before
 
     def training_state(self) -> dict[str, torch.Tensor]:
         """Everything that resuming bit for bit needs, as full CPU tensors. Every rank of a job has to call it."""
-        return {name: self._state.whole(name) for name in self._state.names} | {"step": torch.tensor(self.steps)}
+        counts = {"step": self.steps, **({"skipped": self.skipped} if self.skipped else {})}
+        held = {name: self._state.whole(name) for name in self._state.names}
+        return held | {name: torch.tensor(count) for name, count in counts.items()}
 
     def load_training_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """The inverse of `training_state`; from any plan to any other."""
-        self._state.load({name: value for name, value in state.items() if name != "step"})
-        self.steps = int(state["step"])
+        self._state.load({name: value for name, value in state.items() if name not in ("step", "skipped")})
+        self.steps, self.skipped = int(state["step"]), int(state.get("skipped", 0))
 
     # -- what one can ask ------------------------------------------------------------------------------------------
 
@@ -321,6 +366,7 @@ class Step:
                     self.loss_function,
                     clip_norm=self.clip_norm,
                     masters=self.masters,
+                    guarded=self.skips is not None,
                 )
         finally:
             for module, training in modes.items():
@@ -365,10 +411,12 @@ class Step:
         box: list = [None]
         if dist.get_rank() == 0:
             try:
-                box[0] = make()
+                with HERE.working("plans"):
+                    box[0] = make()
             except (ValueError, OSError) as error:
                 box[0] = error
-        dist.broadcast_object_list(box)
+        with HERE.within("broadcast", "the plan"):
+            dist.broadcast_object_list(box)
         if isinstance(box[0], Exception):
             raise box[0]
         return box[0]
@@ -400,6 +448,7 @@ class Step:
     ) -> list[dict[str, torch.Tensor]]:
         """Run one of the Programs on all held ranks; named outputs by rank. Each `draw` has its own random numbers."""
         check_like(batch, self._dtypes)
+        HERE.moves += 1
         executable = self._executable(what, signature_of(batch), batch)
         mesh, given = self._plan.mesh, self._given(batch, draw) | executable.graph.constants
         inputs = []
@@ -425,7 +474,8 @@ class Step:
 
     def _given(self, batch: Batch, draw: int) -> dict[str, torch.Tensor]:
         """Inputs that every rank is given anew, whole. Each `draw` has its own random numbers."""
-        numbers = {"step": torch.tensor(self.steps + 1), "seed": torch.tensor(self.seed + (draw << 32))}
+        update = self.steps - self.skipped + 1
+        numbers = {"step": torch.tensor(update), "seed": torch.tensor(self.seed + (draw << 32))}
         numbers |= {
             f"lr:{i}": torch.tensor(float(g["lr"]), dtype=torch.float64)
             for i, g in enumerate(self.optimizer.param_groups)
@@ -444,12 +494,14 @@ class Step:
     def _pipeline(self, what: str, signature: Signature, batch: Batch | None = None) -> Pipeline:
         """The pipeline for microbatches of these shapes, made when it is first needed."""
         if (what, signature) not in self._pipelines:
-            graph, plan = self._planned(what, signature, batch)
-            count = 1 if what == "evaluate" else self.accumulate
-            self._pipelines[what, signature] = Pipeline(
-                graph, plan, count, self.level, self._state, self._homes, self._carrier, self._hidden,
-                platform(self.cluster.device),
-            )  # fmt: skip
+            with HERE.working("lowers the plan"):
+                graph, plan = self._planned(what, signature, batch)
+                count = 1 if what == "evaluate" else self.accumulate
+                inspector = self._inspector if what == "inspect" else None
+                self._pipelines[what, signature] = Pipeline(
+                    graph, plan, count, "O0" if inspector else self.level, self._state, self._homes, self._carrier,
+                    None if inspector else self._hidden, platform(self.cluster.device), inspector,
+                )  # fmt: skip
         return self._pipelines[what, signature]
 
     def _check_constants(self) -> None:
@@ -465,14 +517,19 @@ class Step:
     def _executable(self, what: str, signature: Signature, batch: Batch | None = None) -> _Executable:
         """The Programs for a batch of these shapes, made when they are first needed."""
         if (what, signature) not in self._ready:
-            graph, plan = self._planned(what, signature, batch)
-            programs = [shard(graph, plan, rank, self._asked(what, graph, plan)) for rank in self.runtime.ranks]
-            ready = prepare(programs, self.level, self._hidden, self.runtime.agree, self._carrier, self.ledgers or (),
-                            platform(self.cluster.device))  # fmt: skip
-            if what in ("train", "accumulate"):
-                check_divided(programs[0], plan.regions)
-            self._ready[what, signature] = _Executable(graph, programs, ready)
+            with HERE.working("lowers the plan"):
+                self._ready[what, signature] = self._lowered(what, *self._planned(what, signature, batch))
         return self._ready[what, signature]
+
+    def _lowered(self, what: str, graph: StepGraph, plan: Plan) -> _Executable:
+        programs = [shard(graph, plan, rank, self._asked(what, graph, plan)) for rank in self.runtime.ranks]
+        inspector = self._inspector if what == "inspect" else None
+        level, hidden, ledgers = ("O0", None, ()) if inspector else (self.level, self._hidden, self.ledgers)
+        ready = prepare(programs, level, hidden, self.runtime.agree, self._carrier, ledgers,
+                        platform(self.cluster.device), inspector)  # fmt: skip
+        if what in ("train", "accumulate"):
+            check_divided(programs[0], plan.regions)
+        return _Executable(graph, programs, ready)
 
     def _planned(self, what: str, signature: Signature, batch: Batch | None) -> tuple[StepGraph, Plan]:
         if what == "evaluate":
@@ -522,6 +579,8 @@ def _part(graph: StepGraph, what: str, piped: bool) -> StepGraph:
         return graph.keep([name for name in graph.outputs if name not in graph.gradient_names])
     if what == "gradients":
         return graph.keep(graph.gradient_names)
+    if what == "inspect":
+        return graph.keep(["loss", *graph.gradient_names])
     before, after = graph.at_gradients()
     return before if what == "accumulate" else after
 

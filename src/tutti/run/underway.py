@@ -12,16 +12,19 @@ from typing import Any
 
 import torch
 
+from tutti.run.position import Meeting
+
 
 @dataclass
 class UnderWay:
     """works: what the backend does. result: where it writes. held: what it reads. finish: what becomes of the result
-    when all is there."""
+    when all is there. meeting: what is under way."""
 
     works: Sequence[Any]
     result: torch.Tensor
     held: torch.Tensor
     finish: Callable[[torch.Tensor], torch.Tensor] | None = None
+    meeting: Meeting | None = None
 
     def over(self) -> torch.Tensor:
         """The result of the collective, when it is there."""

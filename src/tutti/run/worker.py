@@ -9,62 +9,18 @@ process leaves at once, because a rank that lingers keeps the others waiting in 
 """
 
 import ctypes
-import json
 import os
 import pickle
 import runpy
 import signal
 import sys
-import sysconfig
-import time
-import traceback
 from pathlib import Path
-from types import TracebackType
 
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import ErrorHandler, record
+from torch.distributed.elastic.multiprocessing.errors import record
 
-from tutti.run.launch import is_plain
-
-_PACKAGE = Path(__file__).parents[1]
-_NOT_USER = (str(_PACKAGE), "<frozen", sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))
-
-
-class _Recorder(ErrorHandler):
-    """TorchElastic's error file with the fields that tell a cause from its consequences."""
-
-    def record_exception(self, e: BaseException) -> None:
-        path = self._get_error_file_path()
-        if not path:  # nobody reads it: the traceback is all there is
-            traceback.print_exception(e)
-            return
-        extra = {
-            "py_callstack": "".join(traceback.format_exception(type(e), e, _without_launcher(e.__traceback__))),
-            "timestamp": str(int(time.time())),
-            "time_ns": time.time_ns(),
-            "type": type(e).__name__,
-            "text": str(e),
-            "frame": _user_frame(e),
-            "plain": is_plain(e),
-        }
-        whole = Path(path).with_suffix(".part")  # the launcher may read meanwhile, and end this process
-        whole.write_text(json.dumps({"message": {"message": f"{type(e).__name__}: {e}", "extraInfo": extra}}))
-        whole.replace(path)
-
-
-def _without_launcher(tb: TracebackType | None) -> TracebackType | None:
-    """The traceback from the first frame that is neither this file, nor runpy, nor the `record` wrapper."""
-    machinery = (__file__, "<frozen runpy>", record.__code__.co_filename)
-    while tb is not None and tb.tb_next is not None and tb.tb_frame.f_code.co_filename in machinery:
-        tb = tb.tb_next
-    return tb
-
-
-def _user_frame(e: BaseException) -> str:
-    """`file:line in function: source` of the deepest frame outside libraries, or of the deepest of all."""
-    frames = traceback.extract_tb(_without_launcher(e.__traceback__))
-    own = [f for f in frames if not f.filename.startswith(_NOT_USER)] or frames[-1:]
-    return f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name}: {own[-1].line}" if own else ""
+from tutti.run import watchdog
+from tutti.run.error_file import ErrorFile
 
 
 def _die_with_parent() -> None:
@@ -108,7 +64,8 @@ def main(argv: list[str]) -> None:
     _tell_of_restart()
     code = 0
     try:
-        record(_execute, error_handler=_Recorder())(argv)
+        record(_execute, error_handler=ErrorFile())(argv)
+        watchdog.done()
         if dist.is_initialized():  # threads of its store may else end the process with an error
             dist.destroy_process_group()
     except KeyboardInterrupt:

@@ -77,6 +77,9 @@ class Optimizer:
     """Weight decay of matrices; vectors (norms, biases) have none."""
     clip_norm: float | None = 1.0
     """Scale the gradient down to this global norm when it is longer; None leaves it."""
+    skips: int | None = 0
+    """How many steps in a row may be left out, as if they had never been, when their loss or gradients are not finite;
+    one more stops the run with the operator that made such a value. None does not look at gradients."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,12 @@ class Parallel:
     """Processes to start on this machine; under torchrun or `tutti run`, theirs are used instead."""
     restarts: int = 0
     """How often the processes are started anew, from the newest checkpoint, when one of them fails or dies."""
+    hang: float | None = 600.0
+    """Seconds without progress after which the job is ended, with the rank that hangs and the stacks of all threads; 6
+    times as many while a rank compiles, saves or loads. None waits for ever."""
+    compare: int | None = None
+    """Steps between comparisons of checksums of what several ranks hold alike: memory that has changed by itself ends
+    the run, with the tensor and the rank, before a checkpoint is made of it. None compares nothing."""
     cluster: str = "auto"
     """Devices to plan for: "auto" is the processes of this job; "cpu:4" in one process: 4 virtual devices."""
     plan: str = "auto"
@@ -188,8 +197,10 @@ _AT_LEAST = {
     "schedule.warmup": 0,
     "schedule.floor": 0,
     "optimizer.lr": 0,
+    "optimizer.skips": 0,
     "parallel.processes": 1,
     "parallel.restarts": 0,
+    "parallel.compare": 1,
     "checkpoint.every": 1,
     "checkpoint.keep": 1,
     "checkpoint.memory_every": 0,
@@ -206,8 +217,10 @@ def check(config: Config) -> None:
     """ValueError for a number outside its range."""
     flat = flatten(asdict(config))
     for key, lowest in _AT_LEAST.items():
-        if flat[key] < lowest:
+        if flat[key] is not None and flat[key] < lowest:
             raise ValueError(f"{key} must be at least {lowest}, not {flat[key]}")
+    if config.parallel.hang is not None and not config.parallel.hang > 0:
+        raise ValueError(f"parallel.hang must be more than 0 seconds, not {config.parallel.hang}")
     warmup, steps = config.schedule.warmup, config.schedule.steps
     if warmup > steps:
         raise ValueError(f"schedule.warmup ({warmup}) exceeds schedule.steps ({steps}): "

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tutti.run.position import HERE
+
 
 class StopSignal:
     """SIGINT and SIGTERM are noted instead of obeyed, from the first time that `agreed()` is asked.
@@ -36,7 +38,8 @@ class StopSignal:
             return self._received
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
         highest = torch.tensor([self._received], device=device)
-        dist.all_reduce(highest, dist.ReduceOp.MAX)
+        with HERE.within("all_reduce", "signals received"):
+            dist.all_reduce(highest, dist.ReduceOp.MAX)
         return int(highest.item())
 
     def _note(self, number: int, frame: FrameType | None) -> None:

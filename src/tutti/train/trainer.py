@@ -23,6 +23,9 @@ from tutti.run.checkpoint.folder import CHECKPOINTS, step_of
 from tutti.run.launch import Interrupted, local_rank, machine_memory, rank, world_size
 from tutti.run.monitoring.diagnosis import MONITOR, STEP
 from tutti.run.monitoring.phases import Phases
+from tutti.run.nonfinite import NonFinite
+from tutti.run.position import HERE
+from tutti.run.watchdog import Watchdog
 from tutti.train.config import Config
 from tutti.train.history import History, tensorboard
 from tutti.train.memory import PeakMemory, peak_bytes
@@ -43,8 +46,10 @@ def train(config: Config, prepared: Prepared) -> None:
         display = Display(silent=rank() > 0)
         with display.warnings():
             trainer = Trainer(config, prepared, display)
-            trainer.resume()
-            trainer.run()
+            hang = config.parallel.hang
+            with Watchdog(hang, trainer.folder / "stacks") if hang else nullcontext():
+                trainer.resume()
+                trainer.run()
 
 
 class Trainer:
@@ -84,6 +89,7 @@ class Trainer:
             accumulate=config.batch.accumulate,
             masters=dtype is not torch.float32,
             seed=config.seed,
+            skips=config.optimizer.skips,
             memory=parallel.memory,
         )
         self.dtype = str(dtype).removeprefix("torch.")
@@ -108,9 +114,11 @@ class Trainer:
 
     def resume(self) -> None:
         """Go on from the newest complete checkpoint, if there is one."""
-        found = self.checkpoints.latest(self.display.say)
+        with HERE.working("loads a checkpoint"):
+            found = self.checkpoints.latest(self.display.say)
+            if found is not None:
+                self.step.load(found)
         if found is not None:
-            self.step.load(found)
             self.done = self.saved = self.step.steps
             self.display.say(f"continuing after step {self.done}, from {found}")
 
@@ -135,16 +143,22 @@ class Trainer:
             while self.done < steps:
                 rate = learning_rate(self.done, config.optimizer.lr, config.schedule)
                 start = time.perf_counter()
-                loss = memory(self._advance, rate)
+                loss, skipped = memory(self._advance, rate)
                 recent.append(time.perf_counter() - start)
+                measured = {"skipped": self.step.skipped} if skipped else {"loss": loss}
                 speed = {"tokens_per_second": tokens / recent[-1], "fraction_of_peak": self.peak_seconds / recent[-1]}
-                history.add(self.done, loss=loss, learning_rate=rate, seconds=recent[-1], **speed)
+                history.add(self.done, **measured, learning_rate=rate, seconds=recent[-1], **speed)
                 bar.step(self.done, loss, median_low(recent), tokens, self.peak_seconds)
-                self._check(loss)
+                if skipped:
+                    self.display.say(f"step {self.done}  left out: loss or gradients are not finite")
+                else:
+                    self._check(loss)
                 if self.done % config.eval.every == 0 or self.done == steps:
                     history.add(self.done, held_out_loss=self._evaluate())
                 signal = stop.agreed()
                 last = self.done == steps or bool(signal)
+                if config.parallel.compare and (last or self.done % config.parallel.compare == 0):
+                    self.step.compare_replicas()
                 self._tell(last=False, wait=False)
                 if self.done % config.checkpoint.every == 0 or last:
                     self._save(last)
@@ -155,16 +169,20 @@ class Trainer:
                     self.display.say("the same command again continues from here")
                     raise Interrupted(signal)
 
-    def _advance(self, rate: float) -> float:
-        """One optimizer step; returns its loss."""
+    def _advance(self, rate: float) -> tuple[float, bool]:
+        """One optimizer step: its loss, and whether it was left out."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+        before = self.step.skipped
         with self.phases("data"):
             batch = self.loader(self.done)
-        with self.phases(STEP):
-            loss = self.step(batch).item()
+        try:
+            with self.phases(STEP):
+                loss = self.step(batch).item()
+        except NonFinite as error:
+            raise NonFinite(f"{error}; {self._advice()}") from None
         self.done += 1
-        return loss
+        return loss, self.step.skipped > before
 
     def _evaluate(self) -> float:
         """Mean loss over the held-out windows."""
@@ -206,7 +224,8 @@ class Trainer:
         """Say what became of the checkpoint that was begun. When the disk is full training goes on, unless this is the
         `last`."""
         try:
-            saved = self.checkpoints.wait() if wait else self.checkpoints.done()
+            with HERE.working("saves a checkpoint"):
+                saved = self.checkpoints.wait() if wait else self.checkpoints.done()
         except SaveError as e:
             if last:
                 raise
@@ -218,10 +237,11 @@ class Trainer:
 
     def _check(self, loss: float) -> None:
         if not math.isfinite(loss):
-            raise ValueError(
-                f"the loss of step {self.done} is {loss}; the newest checkpoint is of step {self.saved}; "
-                f"a lower optimizer.lr than {self.config.optimizer.lr} may help"
-            )
+            raise ValueError(f"the loss of step {self.done} is {loss}; {self._advice()}")
+
+    def _advice(self) -> str:
+        lower = f"a lower optimizer.lr than {self.config.optimizer.lr} may help"
+        return f"the newest checkpoint is of step {self.saved}; {lower}"
 
 
 def describe(step: "tutti.Step") -> str:

@@ -1,0 +1,111 @@
+"""Which rank holds up the others: told from what each rank says of itself."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a rank says of itself. beat: counts reports. stuck: whether it has made no progress for too long.
+
+    seconds: since it did last. where: the step, or between which. busy: at what known to take long. at: the line that
+    its main thread is in. meeting: the communication that it waits in, of ranks `peers` (None: all). left: it is done.
+    """
+
+    beat: int
+    stuck: bool = False
+    seconds: float = 0.0
+    where: str = ""
+    busy: str = ""
+    at: str = ""
+    meeting: str = ""
+    peers: Sequence[int] | None = None
+    left: bool = False
+    process: int = 0
+    host: str = field(default_factory=socket.gethostname)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str | bytes) -> Report:
+        return Report(**json.loads(text))
+
+    def takes(self, rank: int) -> bool:
+        """Whether its communication takes a rank."""
+        return self.peers is None or rank in self.peers
+
+
+def verdict(reports: Mapping[int, Report], silent: Mapping[int, float], ranks: int) -> str | None:
+    """Which rank hangs and what the others wait in; None as long as any rank gets on, or is at what takes long.
+
+    reports: the newest of each rank that has made one. silent: ranks that have not reported for so many seconds.
+    """
+    here = {rank: report for rank, report in sorted(reports.items()) if not report.left and rank not in silent}
+    if not all(report.stuck for report in here.values()):
+        return None
+    waiting = {rank: report for rank, report in here.items() if report.meeting}
+    causes = {rank: report for rank, report in here.items() if not report.meeting}
+    said = [
+        _rank(rank, _silence(seconds, reports.get(rank)), waiting, ranks) for rank, seconds in sorted(silent.items())
+    ]
+    said += [_rank(rank, _doing(report), waiting, ranks) for rank, report in causes.items()]
+    if not said:
+        said = [f"all ranks of {ranks} wait for one another: {_waits(waiting)}"]
+    return "\n  ".join(said)
+
+
+def _doing(report: Report) -> str:
+    doing = f"{report.busy}, {report.where}," if report.busy else f"is {report.where}"
+    return f"{doing} since {report.seconds:.0f} s" + (f", at {report.at}" if report.at else "")
+
+
+def _silence(seconds: float, report: Report | None) -> str:
+    if report is None:
+        return "has not come so far as to be watched"
+    state = _state(report) or "or that machine does not answer"
+    return (
+        f"says nothing since {seconds:.0f} s, {report.where} before: process {report.process} of {report.host} {state}"
+    )
+
+
+def _rank(rank: int, doing: str, waiting: Mapping[int, Report], ranks: int) -> str:
+    """A rank, and what others wait in for it."""
+    its = {other: report for other, report in waiting.items() if report.takes(rank)} or waiting
+    if not its:
+        return f"rank {rank} of {ranks} hangs: it {doing}"
+    first = next(iter(its.values()))
+    there = {other: report for other, report in waiting.items() if report.meeting == first.meeting}
+    others = {other: report for other, report in waiting.items() if other not in there}
+    more = f"; {_waits(others)}" if others else ""
+    those = f"{_ranks(there)} there since {first.seconds:.0f} s{more}"
+    return f"rank {rank} of {ranks} has not come to {first.meeting} ({first.where}): it {doing}; {those}"
+
+
+def _waits(waiting: Mapping[int, Report]) -> str:
+    by_meeting: dict[str, dict[int, Report]] = {}
+    for rank, report in waiting.items():
+        by_meeting.setdefault(f"{report.meeting} ({report.where})", {})[rank] = report
+    return "; ".join(f"{_ranks(those)} in {meeting}" for meeting, those in by_meeting.items())
+
+
+def _ranks(those: Mapping[int, Report]) -> str:
+    names = ", ".join(map(str, those))
+    return f"ranks {names} wait" if len(those) > 1 else f"rank {names} waits"
+
+
+def _state(report: Report) -> str:
+    """What Linux says of a process of this machine."""
+    if report.host != socket.gethostname():
+        return ""
+    try:
+        state = Path(f"/proc/{report.process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "is gone"
+    known = {"T": "is stopped", "D": "waits for a device or a file system", "Z": "has ended"}
+    return known.get(state, "lets no other thread run")

@@ -1,0 +1,130 @@
+"""Which operator made the first value that is not finite: what a step that is run again, operator by operator, shows.
+
+Infinities alone are no fault, as masks are made of them: sought is the first NaN, with the infinity that it came of; or
+where there is none, the infinity that loss or gradients came of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import fx
+
+from tutti.lower.collectives import COLLECTIVES, wait
+from tutti.lower.program import Program
+
+
+class NonFinite(ValueError):
+    """The loss or a gradient of a step is not finite; parameters, buffers and optimizer state are what they were."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a rank has found. order: those that were given such a value last; then by microbatch and operator."""
+
+    order: tuple[bool, int, int]
+    rank: int
+    text: str
+
+
+class Inspector:
+    """Looks at all that Programs of this process make. offset: of the ranks that they count from 0."""
+
+    def __init__(self, offset: int = 0, logs: list[Log] | None = None):
+        self.offset, self.logs = offset, [] if logs is None else logs
+
+    def shifted(self, offset: int) -> Inspector:
+        """The same for Programs whose ranks begin there."""
+        return Inspector(offset, self.logs)
+
+    def of(self, program: Program) -> Log:
+        self.logs.append(Log(program.graph, program.rank + self.offset))
+        return self.logs[-1]
+
+    def begin(self) -> None:
+        """Forget what was found."""
+        for log in self.logs:
+            log.begin()
+
+    def first(self) -> str:
+        """What made the first such value on any rank. All ranks of a job have to ask."""
+        found: Sequence[Made | None] = [log.close() for log in self.logs]
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            told: list = [None] * dist.get_world_size()
+            dist.all_gather_object(told, found)
+            found = [made for theirs in told for made in theirs]
+        known = [made for made in found if made]
+        if not known:
+            return (
+                "every value is finite where operators run one by one, at level O0: compiled code rounds otherwise, or "
+                "the norm of the gradients is more than float32 holds"
+            )
+        made = min(known, key=lambda made: (made.order, made.rank))
+        return f"{made.text}, on rank {made.rank}"
+
+
+class Log:
+    """Of one Program: told of every input and of every result, in order, run after run, until one is NaN."""
+
+    def __init__(self, graph: fx.Graph, rank: int):
+        self.rank = rank
+        nodes = [node for node in graph.nodes if node.op != "output"]
+        self.at = {node: i for i, node in enumerate(nodes)}
+        self.outputs = graph.output_node().all_input_nodes
+        self.begin()
+
+    def begin(self) -> None:
+        self.run = -1
+        self.infinite: set[fx.Node] = set()
+        self.found: Made | None = None
+
+    def __call__(self, node: fx.Node, value: Any) -> None:
+        if self.found:
+            return
+        if self.at[node] == 0:
+            self.close()
+            self.run, self.infinite = self.run + 1, set()
+        tensors = [x for x in (value if isinstance(value, tuple | list) else [value]) if isinstance(x, torch.Tensor)]
+        tensors = [x for x in tensors if x.is_floating_point() or x.is_complex()]
+        if any(x.isnan().any() for x in tensors):
+            self.found = self.made(node, "NaN")
+        elif any(x.isinf().any() for x in tensors):
+            self.infinite.add(node)
+
+    def close(self) -> Made | None:
+        """What was found, all runs being over."""
+        if not self.found and (bad := next((x for x in self.outputs if x in self.infinite), None)):
+            self.found = self.made(self.source(bad), "an infinity")
+        return self.found
+
+    def source(self, node: fx.Node) -> fx.Node:
+        """The first infinite value that one came of, by infinite ones alone."""
+        while before := [x for x in node.all_input_nodes if x in self.infinite]:
+            node = min(before, key=self.at.__getitem__)
+        return node
+
+    def made(self, node: fx.Node, what: str) -> Made:
+        order = _is_given(node), self.run, self.at[node]
+        if node.op == "placeholder":
+            return Made(order, self.rank, f"{_name(node)} holds {what}")
+        of = "finite operands"
+        if infinite := [x for x in node.all_input_nodes if x in self.infinite]:
+            first = self.source(infinite[0])
+            of = f"infinities, the first of which {_name(first)} " + (
+                "made" if first.op == "call_function" else "holds"
+            )
+        return Made(order, self.rank, f"{_name(node)} made {what} of {of}")
+
+
+def _is_given(node: fx.Node) -> bool:
+    """Whether a value came from other ranks, or from another part of the step."""
+    given = node.meta.get("input", "").startswith(("value:", "grad:"))
+    return given or node.target in COLLECTIVES or node.target is wait
+
+
+def _name(node: fx.Node) -> str:
+    return node.meta["input"] if node.op == "placeholder" else node.meta.get("label") or node.name
