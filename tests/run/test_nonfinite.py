@@ -66,7 +66,7 @@ def check_left_out(**options) -> None:
     {"cluster": "cpu:2", "plan": "pp2", "accumulate": 2}, {"cluster": "cpu:2", "plan": "zero1", "optimizer": sgd},
     pytest.param({"cluster": "cpu:2", "plan": "dp", "accumulate": 2, "level": "O2"}, marks=pytest.mark.slow),
     {"plan": "offload"}, {"cluster": "cpu:2", "plan": "dpxcopies2"},
-], ids=str)  # fmt: skip
+], ids=lambda options: " ".join(getattr(x, "__name__", str(x)) for x in options.values()))  # fmt: skip
 @pytest.mark.filterwarnings("ignore:no rule says how to split")
 def test_a_step_that_breaks_is_as_if_it_had_never_been(options):
     check_left_out(**options)
