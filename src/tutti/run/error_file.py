@@ -10,7 +10,7 @@ from types import TracebackType
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 from torch.distributed.elastic.multiprocessing.errors import record as elastic
 
-from tutti.run.launch import is_plain
+from tutti.run.launch import is_plain, rank, world_size
 
 _WORKER = str(Path(__file__).with_name("worker.py"))
 _NOT_USER = (str(Path(__file__).parents[1]), "<frozen", sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))
@@ -33,6 +33,8 @@ class ErrorFile(ErrorHandler):
             "py_callstack": "".join(traceback.format_exception(e.with_traceback(tb))) if tb else "",
             "timestamp": str(int(time.time())),
             "time_ns": time.time_ns(),
+            "rank": rank(),
+            "ranks": world_size(),
             "type": type(e).__name__,
             "text": str(e),
             "frame": frame_of_user(traceback.extract_tb(tb)),

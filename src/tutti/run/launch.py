@@ -255,18 +255,19 @@ def _start(
             elastic_launch(config, sys.executable)("-u", "-m", "tutti.run.worker", *worker_args)
         except ChildFailedError as e:
             codes = {rank: failure.exitcode for rank, failure in e.failures.items()}
-            raise _failure(codes, _errors(Path(logs)), processes) from None
+            errors = _errors(Path(logs))
+            ranks = max((error["ranks"] for error in errors.values()), default=processes)  # of all machines
+            raise _failure(codes, errors, ranks) from None
         except SignalException as e:
             raise Interrupted(e.sigval) from None
 
 
 def _errors(logs: Path) -> dict[int, dict[str, Any]]:
-    """What each rank recorded when it was last started: rank -> {type, text, frame, time_ns, py_callstack}."""
+    """What each rank here recorded when it was last started: rank -> {type, text, frame, time_ns, py_callstack}."""
     attempts = sorted(logs.glob("*/attempt_*"), key=lambda path: int(path.name.removeprefix("attempt_")))
-    return {
-        int(path.parent.name): json.loads(path.read_text())["message"]["extraInfo"]
-        for path in (attempts[-1].glob("*/error.json") if attempts else ())
-    }
+    files = attempts[-1].glob("*/error.json") if attempts else ()
+    errors = [json.loads(path.read_text())["message"]["extraInfo"] for path in files]
+    return {error["rank"]: error for error in errors}
 
 
 def _failure(codes: dict[int, int], errors: dict[int, dict[str, Any]], world_size: int) -> LaunchError:

@@ -278,6 +278,10 @@ class Step:
         facts: more for its manifest. fill: writes more files into its folder, on rank 0. in_memory: of the machines,
         not on disk. Every rank of a job has to call it. Raises SaveError where an earlier one could not be written.
         """
+        if not isinstance(checkpoints, Checkpoints):
+            raise ValueError(
+                f"checkpoints is {checkpoints!r}: make `tutti.Checkpoints(folder)` once, and save into that"
+            )
         labels = {name: node.meta["label"] for name, node in self.graph.inputs.items() if name in self._state.names}
         known = {"seed": self.seed, "skipped": self.skipped, "plan": json.loads(self._plan.to_json()), "labels": labels}
         checkpoints.save(self.steps, self._state.held(), {**known, **(facts or {})}, fill, in_memory)
