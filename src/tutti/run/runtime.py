@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +26,7 @@ from tutti.run.underway import UnderWay
 from tutti.run.virtual import COMBINE, run_virtual
 
 OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+TIMEOUT = timedelta(hours=2)  # of collectives: longer than ranks compile or write, and than a watchdog waits
 UNREDUCED = {"all_reduce": "all_gather", "reduce_scatter": "all_to_all"}  # the same ways, without the reduction
 
 
@@ -112,14 +114,14 @@ class Distributed:
     @cached_property
     def directions(self) -> dict[bool, Any]:
         """Groups of all ranks for what goes up and what goes down a pipeline. All ranks make them at once."""
-        return {up: dist.new_group() for up in (True, False)}
+        return {up: dist.new_group(timeout=TIMEOUT) for up in (True, False)}
 
     def _group(self, axis: str) -> dist.ProcessGroup:
         """This rank's group along an axis. Every rank makes all groups, in one order, as torch asks."""
         if self.mesh[axis] == dist.get_world_size():
             return dist.group.WORLD  # pyright: ignore[reportReturnType]
         members = {tuple(group_of(rank, axis, self.mesh)): None for rank in range(devices(self.mesh))}
-        groups = {group: dist.new_group(list(group)) for group in members}
+        groups = {group: dist.new_group(list(group), TIMEOUT) for group in members}
         return groups[tuple(group_of(self.rank, axis, self.mesh))]  # pyright: ignore[reportReturnType]
 
     def run(self, runs: Sequence[Run], inputs: Sequence[Sequence[torch.Tensor]]) -> list[tuple]:
@@ -231,7 +233,7 @@ def join_job(device: torch.device) -> int:
             torch.cuda.set_device(place)
         elif beside:
             machine.keep_to_own_cores(place, beside, torch.get_num_threads())
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
     watchdog.watch_as_asked()
     return dist.get_world_size()
 

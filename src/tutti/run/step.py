@@ -233,7 +233,8 @@ class Step:
             raise ValueError(f"{len(self.runtime.ranks)} virtual devices take turns in one process: no time is taken")
         self._recorder = Recorder(Path(folder), self.runtime, self.device, every)
         if self.rank == 0:
-            made = predicted(dry_run(self.graph, self._plan, self.cluster, self.level))
+            with HERE.working("simulates the step"):
+                made = predicted(dry_run(self.graph, self._plan, self.cluster, self.level))
             Path(folder, SIMULATED).write_text(json.dumps(made))
 
     def evaluate(self, batch: Batch) -> torch.Tensor:
@@ -279,11 +280,10 @@ class Step:
         not on disk. Every rank of a job has to call it. Raises SaveError where an earlier one could not be written.
         """
         if not isinstance(checkpoints, Checkpoints):
-            raise ValueError(
-                f"checkpoints is {checkpoints!r}: make `tutti.Checkpoints(folder)` once, and save into that"
-            )
+            raise ValueError(f"checkpoints is {checkpoints!r}: make `tutti.Checkpoints(folder)` once, and save into it")
         labels = {name: node.meta["label"] for name, node in self.graph.inputs.items() if name in self._state.names}
-        known = {"seed": self.seed, "skipped": self.skipped, "plan": json.loads(self._plan.to_json()), "labels": labels}
+        counts = {"skipped": self.skipped, "in_a_row": self._in_a_row}
+        known = {"seed": self.seed, **counts, "plan": json.loads(self._plan.to_json()), "labels": labels}
         checkpoints.save(self.steps, self._state.held(), {**known, **(facts or {})}, fill, in_memory)
 
     def load(self, folder: str | Path | Gathered) -> int:
@@ -305,7 +305,7 @@ class Step:
         held, before = self._state.held(), stored.bytes
         check_names({name for name, x in held.items() if x.spec.bytes}, stored.tensors)
         stored.load(held)
-        self.steps, self.skipped = about["step"], about.get("skipped", 0)
+        self.steps, self.skipped, self._in_a_row = about["step"], about.get("skipped", 0), about.get("in_a_row", 0)
         return stored.bytes - before
 
     def training_state(self) -> dict[str, torch.Tensor]:
@@ -469,8 +469,8 @@ class Step:
                 self.ledgers[i].hold([x for name, x in zip(program.inputs, row, strict=True) if name not in given])
                 self.ledgers[i].admit(executable.ready[i].peaks)
         runs = [ready.run for ready in executable.ready]
-        if self._recorder and self._recorder.active:
-            runs = [self._recorder.watch(what, executable.programs[0], executable.ready[0])]
+        if recorder := self._recording(what):
+            runs = [recorder.watch(what, executable.programs[0], executable.ready[0])]
         with torch.no_grad():
             results = self.runtime.run(runs, inputs)
         names = list(executable.programs[0].outputs)
@@ -491,9 +491,14 @@ class Step:
         check_like(batch, self._dtypes)
         parts = microbatches(batch, 1 if what == "evaluate" else self.accumulate)
         pipeline = self._pipeline(what, signature_of(parts[0]), parts[0])
-        recorder = self._recorder if self._recorder and self._recorder.active else None
-        pipeline.run(lambda i: self._given(parts[i], i) | pipeline.cut.step.constants, recorder)
+        HERE.moves += 1
+        constants = pipeline.cut.step.constants
+        pipeline.run(lambda i: self._given(parts[i], i) | constants, self._recording(what))
         return pipeline
+
+    def _recording(self, what: str) -> Recorder | None:
+        """Who is to be told of a run now."""
+        return self._recorder if self._recorder and self._recorder.active and what != "inspect" else None
 
     def _pipeline(self, what: str, signature: Signature, batch: Batch | None = None) -> Pipeline:
         """The pipeline for microbatches of these shapes, made when it is first needed."""

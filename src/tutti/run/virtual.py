@@ -9,6 +9,7 @@ import torch
 from tutti.lower.collectives import parse_shift, peer
 from tutti.plan.layout import Mesh, group_of
 from tutti.run.code import Request, Run, Wait
+from tutti.run.position import HERE
 
 COMBINE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sum": lambda stacked: stacked.sum(0, dtype=stacked.dtype),  # torch would widen integers
@@ -25,6 +26,7 @@ def run_virtual(runs: Sequence[Run], inputs: Sequence[Sequence[torch.Tensor]], m
     answers: list = [None] * len(runs)
     results: list = [None] * len(runs)
     while True:
+        HERE.moves += 1
         requests, ended = [], 0
         for rank in ranks:
             try:

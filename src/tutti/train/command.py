@@ -7,23 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from tutti.run.launch import launch, rank, under_launcher
-from tutti.train.config import Config, flatten
+from tutti.train.config import Config, changes, is_fixed
 from tutti.train.configfile import parse
 
 RUN = "run.json"
-
-# A run that continues must have begun with the same of these.
-_FIXED = (
-    "seed",
-    "data.",
-    "tokenizer.",
-    "model.",
-    "batch.size",
-    "batch.seq",
-    "optimizer.name",
-    "parallel.precision",
-)
-_FREE = ("data.cache",)
 
 
 def train(argv: list[str]) -> None:
@@ -89,9 +76,8 @@ def _check_same_run(folder: Path, config: Config, text_key: str, display: Any) -
     path = folder / RUN
     saved = path.exists() and any((folder / CHECKPOINTS).glob("step-*"))
     before = json.loads(path.read_text()) if saved else now
-    was, is_ = flatten(before["config"]), flatten(now["config"])
-    changed = {key: f"{key} was {was.get(key)} and is {is_[key]}" for key in is_ if was.get(key) != is_[key]}
-    if other := [text for key, text in changed.items() if key.startswith(_FIXED) and key not in _FREE]:
+    changed = changes(before["config"], now["config"])
+    if other := [text for key, text in changed.items() if is_fixed(key)]:
         raise ValueError(f"{folder} holds another run: {'; '.join(other)}; choose another --out")
     if before["text"] != text_key:
         raise ValueError(f"the files of {config.data.source} have changed since {folder} began; choose another --out")

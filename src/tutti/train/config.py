@@ -188,6 +188,19 @@ class Config:
     sample: Sample = field(default_factory=Sample)
 
 
+# A run that continues must have begun with the same of these.
+_FIXED = (
+    "seed",
+    "data.",
+    "tokenizer.",
+    "model.",
+    "batch.size",
+    "batch.seq",
+    "optimizer.name",
+    "parallel.precision",
+)
+_FREE = ("data.cache",)
+
 _AT_LEAST = {
     "seed": 0,
     "batch.size": 1,
@@ -236,3 +249,14 @@ def flatten(table: dict[str, Any]) -> dict[str, Any]:
     for name, value in table.items():
         flat |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
     return flat
+
+
+def is_fixed(key: str) -> bool:
+    """Whether a run that continues must have begun with the same of this."""
+    return key.startswith(_FIXED) and key not in _FREE
+
+
+def changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:
+    """What differs between the configs of two runs, as JSON has them: by key, in words."""
+    was, is_ = flatten(before), flatten(now)
+    return {key: f"{key} was {was.get(key)} and is {is_[key]}" for key in is_ if was.get(key) != is_[key]}

@@ -19,14 +19,14 @@ from tutti.data.loader import Loader, batch_at, held_out_batches
 from tutti.data.tokenizer import load_tokenizer
 from tutti.plan.explain import mesh_name
 from tutti.run.checkpoint.checkpoints import Checkpoints, SaveError
-from tutti.run.checkpoint.folder import CHECKPOINTS, step_of
+from tutti.run.checkpoint.folder import CHECKPOINTS, manifest, step_of
+from tutti.run.checkpoint.gathered import Gathered
 from tutti.run.launch import Interrupted, local_rank, machine_memory, rank, world_size
 from tutti.run.monitoring.diagnosis import MONITOR, STEP
 from tutti.run.monitoring.phases import Phases
 from tutti.run.nonfinite import NonFinite
-from tutti.run.position import HERE
 from tutti.run.watchdog import Watchdog
-from tutti.train.config import Config
+from tutti.train.config import Config, changes, is_fixed
 from tutti.train.history import History, tensorboard
 from tutti.train.memory import PeakMemory, peak_bytes
 from tutti.train.model import build_model, build_optimizer, model_config, precision
@@ -47,7 +47,7 @@ def train(config: Config, prepared: Prepared) -> None:
         with display.warnings():
             trainer = Trainer(config, prepared, display)
             hang = config.parallel.hang
-            with Watchdog(hang, trainer.folder / "stacks") if hang else nullcontext():
+            with Watchdog(hang, trainer.folder / "stacks") if hang and world_size() > 1 else nullcontext():
                 trainer.resume()
                 trainer.run()
 
@@ -114,13 +114,18 @@ class Trainer:
 
     def resume(self) -> None:
         """Go on from the newest complete checkpoint, if there is one."""
-        with HERE.working("loads a checkpoint"):
-            found = self.checkpoints.latest(self.display.say)
-            if found is not None:
-                self.step.load(found)
+        found = self.checkpoints.latest(self.display.say)
         if found is not None:
+            self._check_same(found.about if isinstance(found, Gathered) else manifest(found))
+            self.step.load(found)
             self.done = self.saved = self.step.steps
             self.display.say(f"continuing after step {self.done}, from {found}")
+
+    def _check_same(self, about: dict[str, Any]) -> None:
+        """ValueError where a checkpoint is of another run: one in memory may be all that it has left."""
+        differs = changes(about["config"], json.loads(json.dumps(asdict(self.config))))
+        if other := [text for key, text in differs.items() if is_fixed(key)]:
+            raise ValueError(f"{self.folder} holds another run: {'; '.join(other)}; choose another --out")
 
     def run(self) -> None:
         """The loop: a step, its measurements, and at their times evaluation and checkpoint."""
@@ -217,15 +222,15 @@ class Trainer:
     def _record(self, steps: int) -> None:
         """Let each of some steps to come be recorded, for `tutti diagnose`."""
         every = self.config.monitor.every
-        if every and steps > every and len(self.step.runtime.ranks) == 1:  # virtual devices take turns
+        virtual = len(self.step.runtime.ranks) > 1  # devices that take turns
+        if every and not virtual and (self.done + steps) // every - self.done // every >= 2:
             self.step.record(self.folder / MONITOR, every)
 
     def _tell(self, last: bool, wait: bool) -> None:
         """Say what became of the checkpoint that was begun. When the disk is full training goes on, unless this is the
         `last`."""
         try:
-            with HERE.working("saves a checkpoint"):
-                saved = self.checkpoints.wait() if wait else self.checkpoints.done()
+            saved = self.checkpoints.wait() if wait else self.checkpoints.done()
         except SaveError as e:
             if last:
                 raise

@@ -59,19 +59,19 @@ def test_every_third_step_and_no_more_than_are_kept(tmp_path):
     step.evaluate(batch)
     assert list(read(tmp_path).ranks[0].steps) == [3, 6]
     step.record(tmp_path)
-    for _ in range(KEPT + 2):
+    for _ in range(2 * KEPT + 2):
         step(batch)
     kept = list(read(tmp_path).ranks[0].steps)
-    assert kept == list(range(10, 8 + KEPT + 2))
+    assert kept == list(range(8 + KEPT, 8 + 2 * KEPT + 2))
 
 
 def test_another_shape_of_batch_is_another_program(tmp_path):
     step, batch = made(level="O0")
     step.record(tmp_path)
-    for own in (batch, tokens(4), batch):
+    for own in (batch, tokens(4), batch, tokens(8)):
         step(own)
     rank = read(tmp_path).ranks[0]
-    assert list(rank.programs) == ["train", "train 2"]
+    assert list(rank.programs) == ["train", "train 2", "train 3"]
     assert diagnose(tmp_path).seconds > 0
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from tutti.run.runtime import in_job
+from tutti.run.runtime import TIMEOUT, in_job
 
 
 class Together:
@@ -19,7 +19,7 @@ class Together:
         if in_job() and not dist.is_initialized():
             raise ValueError("the ranks of this job do not know one another: make the step first, then its checkpoints")
         several = dist.is_initialized() and dist.get_world_size() > 1
-        self.group: Any = dist.new_group(backend="gloo") if several else None
+        self.group: Any = dist.new_group(backend="gloo", timeout=TIMEOUT) if several else None
         self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
 
     def all(self, mine: Any) -> list[Any]:

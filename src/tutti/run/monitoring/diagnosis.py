@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
-from tutti.run.monitoring.calls import MATMULS, REST
+from tutti.run.monitoring.calls import MATMULS, REST, WAIT
 from tutti.run.monitoring.findings import SlowLink, SlowRank, slow_links, slow_ranks
 from tutti.run.monitoring.phases import read_phases
 from tutti.run.monitoring.recording import Recording, read
@@ -15,13 +15,14 @@ from tutti.run.monitoring.shares import Share, shares
 
 WORTH = 0.05  # of a step: what takes less is not spoken of
 MONITOR = "monitor"  # the folder of all this in that of a run
+UNUSUAL = 5  # times as long as most steps
 STEP = "step"  # the phase in which a step runs
 TITLES = {MATMULS: "matmuls", REST: "other operators"}
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """shares: of every rank. ranks, links: those that are slow, the worst first. phases: of the training loop, median
+    """shares: of every rank. ranks, links: those that are slow, the worst first. phases: of the training loop, mean
     seconds by rank. kinds: (title, predicted or None, measured seconds a step), of the first rank."""
 
     recording: Recording
@@ -83,18 +84,27 @@ def diagnose(folder: Path) -> Diagnosis:
     recording = read(folder)
     times = shares(recording)
     return Diagnosis(
-        recording, times, slow_ranks(recording), slow_links(recording), _typical(folder), _kinds(recording, times[0])
+        recording,
+        times,
+        slow_ranks(recording),
+        slow_links(recording),
+        _typical(folder, len(times)),
+        _kinds(recording, times[0]),
     )
 
 
-def _typical(folder: Path) -> dict[int, dict[str, float]]:
-    """Seconds of each phase of a training loop, by rank: the mean over its steps."""
+def _typical(folder: Path, ranks: int) -> dict[int, dict[str, float]]:
+    """Seconds of each phase of a training loop, by rank: the mean over its steps, but for those that took much longer
+    than most, as the first ones do, in which Programs are made."""
     found = {}
     for rank, lines in read_phases(folder).items():
-        phases = [line["phases"] for line in lines[1:]]  # in the first step Programs are made
+        phases = [line["phases"] for line in lines if STEP in line["phases"]]
+        usual = median(line[STEP] for line in phases) if phases else 0.0
+        phases = [line for line in phases if line[STEP] < UNUSUAL * usual]
         names = dict.fromkeys(name for line in phases for name in line)
-        found[rank] = {name: fmean(line.get(name, 0.0) for line in phases) for name in names}
-    return {rank: phases for rank, phases in found.items() if phases}
+        if phases and rank < ranks:
+            found[rank] = {name: fmean(line.get(name, 0.0) for line in phases) for name in names}
+    return found
 
 
 def _kinds(recording: Recording, share: Share) -> list[tuple[str, float | None, float]]:
@@ -110,6 +120,8 @@ def _kinds(recording: Recording, share: Share) -> list[tuple[str, float | None, 
         for call in calls:
             expected[call.kind, call.axis] += runs * sum(seconds[at : at + call.nodes])
             at += call.nodes
+    for begun in (calls[call.ends] for calls in rank.programs.values() for call in calls if call.kind == WAIT):
+        expected.pop((begun.kind, begun.axis), None)  # of hidden collectives only what is exposed is measured
     measured = {**{(kind, ""): took for kind, took in share.computing.items()}, **share.moving}
     return [
         (TITLES.get(kind, f"{kind} over {axis}" if axis else kind), expected.get((kind, axis)), took)

@@ -11,6 +11,8 @@ import time
 import torch
 import torch.distributed as dist
 
+from tutti.run.position import HERE
+
 MESSAGES = 4  # of each, the fastest counts
 SIZE = {"cpu": 1 << 20, "cuda": 1 << 24}  # bytes
 
@@ -25,6 +27,10 @@ class Links:
 
     def measure(self) -> dict[int, float]:
         """Seconds that a message takes from other ranks, by rank. All ranks have to call it."""
+        with HERE.within("exchange", "messages that try out links"):
+            return self._measured()
+
+    def _measured(self) -> dict[int, float]:
         outgoing, incoming = torch.zeros(2, self.bytes, dtype=torch.uint8, device=self.device)
         ready, found = torch.zeros(2, device=self.device), {}
         for distance in self.distances:

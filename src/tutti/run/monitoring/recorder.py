@@ -12,9 +12,8 @@ GPU it is an event of the stream, and a recorded step ends with the queue empty.
 from __future__ import annotations
 
 import json
-import socket
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tutti.cluster.machine import identity
 from tutti.lower.program import Program
 from tutti.plan.layout import devices
 from tutti.run.code import Run, Stopwatch
@@ -35,38 +35,46 @@ KEPT = 50  # steps
 
 
 class Recorder:
-    """Records every `every`-th step of one rank, and keeps the newest `KEPT`. folder: for the files of all ranks."""
+    """Records every `every`-th step of one rank, and keeps the newest, `KEPT` or more. folder: for all ranks."""
 
     def __init__(self, folder: Path, runtime: Runtime, device: torch.device, every: int = 1):
         folder.mkdir(parents=True, exist_ok=True)
         self.device, self.every, self.active = device, every, False
         self.path = folder / f"rank-{runtime.rank}.jsonl"
         self.watched: dict[int, tuple[str, Run, Tape]] = {}
-        self.step: dict[str, Any] = {}
+        self.shapes: Counter[str] = Counter()
+        self.waits: list[tuple[str, int]] = []
+        self.waited = Tape(device)
         self.links, groups, message = None, {}, 0
         if isinstance(runtime, Distributed):
             self.links = Links(runtime.device)
             message = self.links.bytes
             groups = {axis: dist.get_process_group_ranks(group) for axis, group in runtime.groups.items()}
-        about = {"rank": runtime.rank, "ranks": devices(runtime.mesh), "host": socket.gethostname()}
+        about = {"rank": runtime.rank, "ranks": devices(runtime.mesh), "host": identity()}
         self.head = [json.dumps({**about, "groups": groups, "message": message})]
         self.steps: deque[str] = deque(maxlen=KEPT)
-        self.write()
+        self.written = 0  # steps in the file
+        self.rewrite()
 
-    def write(self) -> None:
-        whole = self.path.with_suffix(".part")
-        whole.write_text("\n".join([*self.head, *self.steps]) + "\n")
+    def rewrite(self) -> None:
+        whole, self.written = self.path.with_suffix(".part"), len(self.steps)
+        whole.write_text("".join(f"{line}\n" for line in (*self.head, *self.steps)))
         whole.replace(self.path)
+
+    def append(self, line: str) -> None:
+        with open(self.path, "a") as file:
+            file.write(line + "\n")
 
     def watch(self, name: str, program: Program, ready: Prepared) -> Run:
         """What runs a Program, and marks the times of its calls."""
         if id(ready) not in self.watched:
             calls, tape = calls_of(program), Tape(self.device)
-            names = [watched for watched, *_ in self.watched.values()]
-            name += f" {names.count(name) + 1}" if name in names else ""  # of another batch shape
+            self.shapes[name] += 1
+            name += f" {self.shapes[name]}" if self.shapes[name] > 1 else ""  # of another batch shape
             self.watched[id(ready)] = name, ready.timed(Stopwatch(tape.mark, calls)), tape
             told = [call.to_json() for call in calls.values()]
             self.head.append(json.dumps({"program": name, "nodes": count(program), "calls": told}))
+            self.append(self.head[-1])
         return self.watched[id(ready)][1]
 
     @contextmanager
@@ -75,28 +83,35 @@ class Recorder:
         if number % self.every:
             yield
             return
-        zero = _anchor(self.device)
-        self.step = {"step": number, "begin": time.monotonic_ns(), "waits": []}
-        for _, _, tape in self.watched.values():
+        zero, self.waits = _anchor(self.device), []
+        for tape in (self.waited, *(tape for *_, tape in self.watched.values())):
             tape.marks.clear()
-        self.active = True
-        yield
-        self.active = False
+        begin, self.active = time.monotonic_ns(), True
+        try:
+            yield
+        finally:
+            self.active = False
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-        self.step["end"] = time.monotonic_ns()
-        self.step["runs"] = [[name, tape.times(zero)] for name, _, tape in self.watched.values() if tape.marks]
-        if self.links:
-            self.step["links"] = self.links.measure()
-        self.steps.append(json.dumps(self.step))
-        self.write()
+        end = time.monotonic_ns()
+        runs = [[name, tape.times(zero)] for name, _, tape in self.watched.values() if tape.marks]
+        times = self.waited.times(zero)
+        waits = [[*what, *times[2 * i : 2 * i + 2]] for i, what in enumerate(self.waits)]
+        links = self.links.measure() if self.links else {}
+        line = {"step": number, "begin": begin, "end": end, "runs": runs, "waits": waits, "links": links}
+        self.steps.append(json.dumps(line))
+        self.append(self.steps[-1])
+        self.written += 1
+        if self.written >= 2 * KEPT:
+            self.rewrite()
 
     @contextmanager
     def waiting(self, what: str, source: int) -> Iterator[None]:
         """What comes from another rank of a pipeline."""
-        begin = time.monotonic_ns()
+        self.waits.append((what, source))
+        self.waited.mark()
         yield
-        self.step["waits"].append([what, source, begin, time.monotonic_ns()])
+        self.waited.mark()
 
 
 class Tape:

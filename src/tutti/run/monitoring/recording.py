@@ -16,6 +16,7 @@ import numpy as np
 from tutti.run.monitoring.calls import WAIT, Call
 from tutti.run.monitoring.predicted import SIMULATED
 
+PROGRAM = '{"program"'  # begins a line that tells of one
 SECOND = 1e-9  # of what clocks count
 MOST, FEWEST = 2000, 6  # steps that are looked into, of all ranks together, and of each
 
@@ -123,10 +124,13 @@ def _rank(file: Path) -> Rank:
     lines = file.read_text().splitlines()
     about = json.loads(lines[0])
     rank = Rank(about["rank"], about["ranks"], about["host"], about["groups"], about["message"])
-    programs = [line for line in lines[1:] if line.startswith('{"program"')]
-    newest = lines[1 + len(programs) :][-max(FEWEST, MOST // rank.ranks) :]
+    programs = [line for line in lines[1:] if line.startswith(PROGRAM)]
+    newest = [line for line in lines[1:] if not line.startswith(PROGRAM)][-max(FEWEST, MOST // rank.ranks) :]
     for text in [*programs, *newest]:
-        line = json.loads(text)
+        try:
+            line = json.loads(text)
+        except ValueError:  # the process was ended while it wrote
+            break
         if "program" in line:
             rank.programs[line["program"]] = [Call(**call) for call in line["calls"]]
             rank.nodes[line["program"]] = line["nodes"]
@@ -165,7 +169,7 @@ def _align(recording: Recording) -> None:
         ends: dict[Collective | None, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for rank, taken in recording.of(step):
             for block in taken.blocks:
-                if block.call.axis:
+                if block.call.axis and not block.begins:
                     ends[block.collective][rank.host].append(block.end)
         for at in ends.values():
             for a in at:
