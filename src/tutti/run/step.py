@@ -286,6 +286,7 @@ class Step:
         known = {"seed": self.seed, **counts, "plan": json.loads(self._plan.to_json()), "labels": labels}
         checkpoints.save(self.steps, self._state.held(), {**known, **(facts or {})}, fill, in_memory)
 
+    @HERE.working("loads a checkpoint")
     def load(self, folder: str | Path | Gathered) -> int:
         """Go on from a checkpoint, of any plan on any number of devices; bytes that this process read.
 
@@ -302,8 +303,8 @@ class Step:
             about = manifest(Path(folder))
             check(Path(folder), parts=0)
             stored = Stored(Path(folder))
-        held, before = self._state.held(), stored.bytes
-        check_names({name for name, x in held.items() if x.spec.bytes}, stored.tensors)
+        held, before = {k: x for k, x in self._state.held().items() if x.spec.bytes}, stored.bytes
+        check_names(held, stored.tensors)
         stored.load(held)
         self.steps, self.skipped, self._in_a_row = about["step"], about.get("skipped", 0), about.get("in_a_row", 0)
         return stored.bytes - before

@@ -5,18 +5,21 @@ import json
 import os
 import re
 import resource
+import shutil
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 
+import tutti
 from tutti.run.checkpoint import checkpoints as module
 from tutti.run.checkpoint import folder as folders
 from tutti.run.checkpoint.checkpoints import Checkpoints, SaveError
 from tutti.run.checkpoint.folder import find_fault, latest, manifest, step_of
 from tutti.run.checkpoint.held import Held
 from tutti.run.checkpoint.stored import Stored
+from tutti.run.position import HERE
 
 STATE = {"a": torch.arange(1000.0), "b": torch.tensor(3)}
 DATA = "__0_0.distcp"
@@ -78,11 +81,17 @@ def flip(path):
     path.write_bytes(bytes(content))
 
 
+def directory(path):
+    path.unlink()
+    path.mkdir()
+
+
 @pytest.mark.parametrize(
     ("file", "damage", "fault"),
     [
         ("manifest.json", os.unlink, "it has no manifest.json"),
         ("manifest.json", truncate, "its manifest.json is damaged"),
+        ("manifest.json", directory, "its manifest.json cannot be read: Is a directory"),
         ("config.json", os.unlink, "config.json is missing"),
         (DATA, truncate, f"{DATA} has [0-9]+ bytes instead of [0-9]+"),
         (DATA, flip, f"{DATA} has changed since it was written"),
@@ -96,6 +105,33 @@ def test_a_damaged_checkpoint_is_skipped_and_that_is_said(root, file, damage, fa
     assert find(root, said.append) == root / "step-00000010"
     (line,) = said
     assert re.fullmatch(f"checkpoint {root / 'step-00000020'} is not complete: {fault}: skipped", line)
+
+
+def test_a_file_that_cannot_be_read_is_a_fault_of_its_checkpoint(root, monkeypatch):
+    real = folders.describe
+
+    def describe(path):
+        if path == root / "step-00000020" / DATA:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path)
+
+    monkeypatch.setattr(folders, "describe", describe)
+    said = []
+    assert Checkpoints(root).latest(said.append) == root / "step-00000010"
+    assert f"{DATA} cannot be read: Input/output error" in said[0]
+
+
+def test_a_watchdog_is_told_of_what_takes_long(root, monkeypatch):
+    seen, find, write = [], folders.find_fault, module.write
+    monkeypatch.setattr(folders, "find_fault", lambda *a: seen.append(HERE.busy) or find(*a))
+    Checkpoints(root).latest()
+    waited = threading.Event()
+    monkeypatch.setattr(module, "write", lambda *a: waited.wait(10) and write(*a))
+    made = Checkpoints(root)
+    made.save(30, {"a": Held.whole(STATE["a"])})
+    monkeypatch.setattr(made._thread, "join", lambda: (seen.append(HERE.busy), waited.set()))
+    made.wait()
+    assert seen == ["loads a checkpoint", "saves a checkpoint"] and HERE.busy == ""
 
 
 def test_a_half_written_checkpoint_is_skipped_and_cleared_away(root):
@@ -194,4 +230,59 @@ def test_a_second_folder_gets_each_and_is_looked_into_where_the_first_has_none(t
     for folder in folders.folders(first):
         (folder / DATA).unlink()
     said = []
-    assert made.latest(said.append) == second / "step-00000003" and len(said) == 2
+    assert made.latest(said.append) == second / "step-00000003"
+    assert said == [f"checkpoint {first}/step-00000003 is not complete: {DATA} is missing: skipped"]
+
+
+def test_of_two_folders_the_newest_is_taken_and_both_are_cleared(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    save(first, 1)
+    save(second, 1)
+    assert Checkpoints(first, 2, second).latest(pytest.fail) == first / "step-00000001"
+    save(second, 2)
+    for root in (first, second):
+        (root / ".writing-00000003").mkdir()
+    assert Checkpoints(first, 2, second).latest() == second / "step-00000002"
+    assert not list(tmp_path.glob("*/.writing-*"))
+
+
+def test_where_the_second_folder_is_full_the_first_goes_on(tmp_path, monkeypatch):
+    first, second, real = tmp_path / "first", tmp_path / "second", shutil.copyfile
+
+    def full(source, target, **known):
+        if str(target).endswith(DATA):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(source, target, **known)
+
+    made = Checkpoints(first, 1, second)
+    for step in (1, 2, 3):
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "copyfile", full if step == 2 else real)
+            made.save(step, {name: Held.whole(x) for name, x in STATE.items()})
+            newest = first / f"step-0000000{step}"
+            if step == 2:
+                with pytest.warns(match=f"{newest} is complete, and has no second copy: {second}: .*No space left"):
+                    assert made.wait() == newest
+                assert [path.name for path in second.iterdir()] == ["step-00000001"]
+            else:
+                assert made.wait() == newest
+        assert list(first.iterdir()) == [newest]
+    assert [path.name for path in second.iterdir()] == ["step-00000003"]
+
+
+def test_a_model_with_an_empty_buffer_is_loaded(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2))
+    model.register_buffer("nothing", torch.zeros(0, 3))
+    batch = (torch.randn(2, 4),)
+
+    def loss(model, batch):
+        return model(*batch).sum() + model.get_buffer("nothing").sum()
+
+    step = tutti.parallelize(model, torch.optim.SGD(model.parameters()), batch, loss=loss, level="O0", cluster="cpu:1")
+    step(batch)
+    checkpoints = tutti.Checkpoints(tmp_path)
+    step.save(checkpoints)
+    before, saved = step.training_state(), checkpoints.wait()
+    assert "buffer:nothing" in before and saved
+    step(batch)
+    assert step.load(saved) > 0 and all(torch.equal(x, before[name]) for name, x in step.training_state().items())

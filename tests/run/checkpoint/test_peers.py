@@ -179,7 +179,9 @@ def without_room(root: str, what: str) -> tuple[str, str, bool]:
         if what == "before":
             patch.setattr(peers.shutil, "disk_usage", lambda folder: full)
         elif os.environ["RANK"] == "2":
-            patch.setattr(passing, "open", takes_nothing, raising=False)
+            at, name = {"cleared": (folders, "clear"), "looked": (peers.shutil, "disk_usage"),
+                        "read": (passing, "_contents"), "received": (passing, "open")}[what]  # fmt: skip
+            patch.setattr(at, name, fails, raising=False)
         step.save(checkpoints, in_memory=True)
         with pytest.raises(SaveError) as said:
             checkpoints.wait()
@@ -191,13 +193,13 @@ def without_room(root: str, what: str) -> tuple[str, str, bool]:
     return str(said.value), str(refused.value), machine(root, 2).exists() and not any(machine(root, 2).iterdir())
 
 
-def takes_nothing(path, mode):
+def fails(*_, **__):
     raise OSError(28, "No space left on device")
 
 
 @pytest.mark.parametrize(("what", "why"), [
     ("before", "do not fit into {root}/machine 0/tutti-.*, which has 1 B left"),
-    ("received", "No space left on device"),
+    *((phase, "No space left on device") for phase in ("cleared", "looked", "read", "received")),
 ])  # fmt: skip
 def test_where_memory_does_not_suffice_that_is_said_and_the_copy_before_stays(pool, tmp_path, what, why):
     results = pool.run(without_room, str(tmp_path), what)
@@ -226,6 +228,13 @@ def test_one_process_keeps_a_copy_too(tmp_path):
     assert isinstance(found, Gathered) and step.load(found) > 0
     after = step.training_state()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_there_is_no_more_room_than_the_machine_has_memory(monkeypatch):
+    monkeypatch.setattr(peers.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1 << 60, 0, 1 << 60))
+    told = Path("/proc/meminfo")
+    total = told.exists() and int(told.read_text().split()[1]) * 1024
+    assert 0 < peers._room(Path("/")) <= (total or 1 << 60)
 
 
 def test_memory_that_is_not_there_is_said(tmp_path):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from threading import Thread
 from typing import Any
-
-from torch.distributed.checkpoint.api import CheckpointException
 
 from tutti.run.checkpoint import folder as folders
 from tutti.run.checkpoint.gathered import Gathered
@@ -16,6 +15,7 @@ from tutti.run.checkpoint.held import Held
 from tutti.run.checkpoint.peers import Peers
 from tutti.run.checkpoint.together import Together
 from tutti.run.checkpoint.write import Copies, copies, reason, write
+from tutti.run.position import HERE
 
 
 class SaveError(OSError):
@@ -44,35 +44,45 @@ class Checkpoints:
         self._copies: Copies = {}
         self._thread: Thread | None = None
         self._outcome: Path | SaveError | None = None
+        self._not_copied: str | None = None  # to the second folder, why; on rank 0
 
+    @HERE.working("loads a checkpoint")
     def latest(self, say: Callable[[str], None] = lambda said: None) -> Path | Gathered | None:
         """The newest complete checkpoint, in memory or on disk, or None; rank 0 is told of newer ones that are skipped.
 
-        Files are looked into by one rank each. What was never finished is dropped.
+        Files are looked into by one rank each. What was never finished is dropped. Of the same step in both folders
+        that in the first is taken.
         """
         self.wait()
         kept = self.peers.newest(say) if self.peers else None
+        candidates, said = self.together.one(self._candidates)
+        found: Path | Gathered | None = kept
+        for candidate in candidates:
+            if kept and kept.step >= folders.step_of(candidate):
+                break
+            faults = self.together.all(folders.find_fault(candidate, self.together.rank, self.together.ranks))
+            if not any(faults):
+                found = candidate
+                break
+            fault = next(fault for fault in faults if fault)
+            said.append(f"checkpoint {candidate} is not complete: {fault}: skipped")
+        if self.together.rank == 0:
+            for line in said:
+                say(line)
+        return found
+
+    def _candidates(self) -> tuple[list[Path], list[str]]:
+        """Checkpoints of all folders, newest first, and what is to be said of others. Drops what was never finished."""
+        found, said = [], []
         for root in self.roots:
-            found, skipped = None, []
-            for candidate in self.together.same(folders.folders(root)):
-                if kept and kept.step >= folders.step_of(candidate):
-                    break
-                faults = self.together.all(folders.find_fault(candidate, self.together.rank, self.together.ranks))
-                if not any(faults):
-                    found = candidate
-                    break
-                fault = next(fault for fault in faults if fault)
-                skipped.append(f"checkpoint {candidate} is not complete: {fault}: skipped")
-            if self.together.rank == 0:
+            try:
+                found += folders.folders(root)
                 if (step := folders.unfinished(root)) is not None:
-                    say(f"the checkpoint of step {step} was not finished: skipped")
-                for line in skipped:
-                    say(line)
+                    said.append(f"the checkpoint of step {step} was not finished: skipped")
                 folders.clear(root)
-            self.together.all(None)
-            if found:
-                return found
-        return kept
+            except OSError as error:
+                said.append(f"{root} cannot be read: {reason(error)}: skipped")
+        return sorted(found, key=folders.step_of, reverse=True), said  # of equal steps in the order of the folders
 
     def save(
         self,
@@ -99,38 +109,47 @@ class Checkpoints:
         """The checkpoint on disk that was begun last, once, when it is complete; None before. Raises as `wait`."""
         return None if self._thread is None or self._thread.is_alive() else self.wait()
 
+    @HERE.working("saves a checkpoint")
     def wait(self) -> Path | None:
         """The checkpoint that was begun last, if on disk, when it is complete. Raises SaveError where it could not be
-        written."""
+        written, and warns where it could not be copied to the second folder."""
         if self._thread is None:
             return None
         self._thread.join()
         self._thread, outcome, self._outcome = None, self._outcome, None
+        why, self._not_copied = self._not_copied, None
         if isinstance(outcome, SaveError):
             raise outcome
+        if why:
+            warnings.warn(f"{outcome} is complete, and has no second copy: {why}", stacklevel=3)
         return outcome
 
     def _run(self, step: int, facts: dict[str, Any], fill: Callable[[Path], None]) -> None:
+        made = folders.scratch(self.root, step)
         try:
-            why = self._write(step, facts, fill)
+            everyone = self.together.each(lambda: write(made, self._copies, self.together.group))
+            files = {name: told for theirs in everyone for name, told in theirs.items()}
+            self._outcome = self.together.one(lambda: self._finish(made, step, files, facts, fill))
         except Exception as error:  # told by `wait`, in the thread of the run
-            why = reason(error)
-        if why is None:
-            self._outcome = self.root / f"step-{step:08d}"
-            return
-        before = folders.latest(self.root)
-        still = f"{before} is intact" if before else "there is no checkpoint before it"
-        self._outcome = SaveError(f"could not save the checkpoint of step {step} in {self.root}: {why}; {still}")
+            what = f"could not save the checkpoint of step {step} in {self.root}: {reason(error)}"
+            self._outcome = SaveError(what + self._remains(made) if self.together.rank == 0 else what)
+
+    def _remains(self, made: Path) -> str:
+        """Drop what was begun; what there is without it."""
+        shutil.rmtree(made, ignore_errors=True)
+        try:
+            before = next((x for x in folders.folders(self.root) if folders.find_fault(x, parts=0) is None), None)
+        except OSError:
+            return "; the ones before cannot be read"
+        return f"; {before} is intact" if before else "; there is no checkpoint before it"
 
     def _keep(self, step: int, facts: dict[str, Any], _fill) -> None:
         assert self.peers
         try:
-            why = self.peers.save(step, self._copies, facts)
+            self.peers.save(step, self._copies, facts)
         except Exception as error:  # told by `wait`
-            why = reason(error)
-        if why is not None:
-            self.copying = False
-            self._outcome = SaveError(f"could not keep step {step} in memory: {why}; no more copies are kept there")
+            what = f"could not keep step {step} in memory: {reason(error)}; no more copies are kept there"
+            self.copying, self._outcome = False, SaveError(what)
 
     def forget(self) -> None:
         """Give back the memory of all machines that copies take; for the end of a job."""
@@ -138,42 +157,31 @@ class Checkpoints:
         if self.peers:
             self.peers.forget()
 
-    def _write(self, step: int, facts: dict[str, Any], fill: Callable[[Path], None]) -> str | None:
-        """What went wrong, the same on all ranks, or None."""
-        made, why, mine = folders.scratch(self.root, step), None, {}
-        try:
-            mine = write(made, self._copies, self.together.group)
-        except (Exception, CheckpointException) as error:
-            why = reason(error)
-        everyone = self.together.all((why, mine))
-        whys = [theirs for theirs, _ in everyone if theirs]
-        verdict = whys[0] if whys else None
-        if self.together.rank == 0:
-            try:
-                if verdict is None:
-                    self._finish(made, step, {k: v for _, files in everyone for k, v in files.items()}, facts, fill)
-            except Exception as error:
-                verdict = reason(error)
-            if verdict is not None:
-                shutil.rmtree(made, ignore_errors=True)
-        return self.together.same(verdict)
-
-    def _finish(self, made: Path, step: int, files: folders.Files, facts, fill: Callable[[Path], None]) -> None:
+    def _finish(
+        self, made: Path, step: int, files: folders.Files, facts: dict[str, Any], fill: Callable[[Path], None]
+    ) -> Path:
         fill(made)
         for path in sorted(made.iterdir()):
             if path.name not in files:
                 folders.to_disk(path)
                 files[path.name] = folders.describe(path)
         complete = folders.commit(self.root, step, files, facts)
+        folders.prune(self.root, step, self.keep)
         for other in self.roots[1:]:
-            other.mkdir(parents=True, exist_ok=True)
             copy = folders.scratch(other, step)
-            shutil.rmtree(copy, ignore_errors=True)
-            shutil.copytree(complete, copy)
-            for path in copy.iterdir():
-                folders.to_disk(path)
-            folders.commit(other, step, files, facts)
-        for root in self.roots:
-            done = [x for x in folders.folders(root) if folders.step_of(x) <= step]  # later ones may be damaged
-            for old in done[self.keep :]:
-                shutil.rmtree(old, ignore_errors=True)
+            try:
+                _copy(complete, copy)
+                folders.commit(other, step, files, facts)
+                folders.prune(other, step, self.keep)
+            except OSError as error:
+                self._not_copied = f"{other}: {reason(error)}"
+                shutil.rmtree(copy, ignore_errors=True)
+        return complete
+
+
+def _copy(complete: Path, to: Path) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(to, ignore_errors=True)
+    shutil.copytree(complete, to)
+    for path in to.iterdir():
+        folders.to_disk(path)

@@ -44,7 +44,13 @@ def commit(root: Path, step: int, files: Files, facts: Mapping[str, Any]) -> Pat
 def clear(root: Path) -> None:
     """Drop what was never finished."""
     for left_over in root.glob(f"{WRITING}*"):
-        shutil.rmtree(left_over)
+        shutil.rmtree(left_over, ignore_errors=True)
+
+
+def prune(root: Path, step: int, keep: int) -> None:
+    """Drop all but some of the newest of so many completed steps or fewer; later ones may be damaged."""
+    for old in [x for x in folders(root) if step_of(x) <= step][keep:]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def step_of(folder: Path) -> int:
@@ -60,7 +66,7 @@ def unfinished(root: Path) -> int | None:
 
 def folders(root: Path) -> list[Path]:
     """Newest first."""
-    return sorted((p for p in root.glob("step-*") if p.is_dir()), reverse=True)
+    return sorted((p for p in root.glob("step-*") if p.name[5:].isdecimal() and p.is_dir()), reverse=True)
 
 
 def latest(root: Path, say: Callable[[str], None] = lambda said: None) -> Path | None:
@@ -86,6 +92,8 @@ def manifest(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder} is no checkpoint: it has no {MANIFEST}{hint}") from None
     except (ValueError, KeyError, AttributeError):
         raise ValueError(f"{folder} is no checkpoint: its {MANIFEST} is damaged") from None
+    except OSError as error:
+        raise ValueError(f"{folder} is no checkpoint: its {MANIFEST} cannot be read: {error.strerror}") from None
     return found
 
 
@@ -106,14 +114,21 @@ def find_fault(folder: Path, part: int = 0, parts: int = 1) -> str | None:
     except ValueError as error:
         return str(error).partition(": ")[2]
     for i, (name, told) in enumerate(sorted(files.items())):
-        path = folder / name
-        if not path.exists():
-            return f"{name} is missing"
-        if path.stat().st_size != told["bytes"]:
-            return f"{name} has {path.stat().st_size} bytes instead of {told['bytes']}"
-        if parts and i % parts == part and describe(path) != told:
-            return f"{name} has changed since it was written"
+        if fault := fault_of(folder / name, told, parts > 0 and i % parts == part):
+            return f"{name} {fault}"
     return None
+
+
+def fault_of(path: Path, told: dict[str, int | str], read: bool = True) -> str | None:
+    """What is wrong with a file, or None when it is as the manifest says: by its size alone where it is not `read`."""
+    try:
+        if not path.exists():
+            return "is missing"
+        if (count := path.stat().st_size) != told["bytes"]:
+            return f"has {count} bytes instead of {told['bytes']}"
+        return "has changed since it was written" if read and describe(path) != told else None
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
 
 
 def describe(path: Path) -> dict[str, int | str]:

@@ -14,26 +14,29 @@ from tutti.run.checkpoint.write import reason
 CHUNK = 1 << 26  # bytes that are sent at once
 
 
-def pass_on(
-    folder: Path, mine: Files, target: int, others: Mapping[int, Files], group: dist.ProcessGroup
-) -> str | None:
+def pass_on(folder: Path, mine: Files, target: int, others: Mapping[int, Files], group: dist.ProcessGroup) -> None:
     """Send what this rank wrote into a folder, and write what others send into that of the same name here.
 
-    others: what each rank sends whose target this one is. All of that is taken, though it cannot be kept; the first
-    reason why, or None. Every rank of the group calls it.
+    others: what each rank sends whose target this one is. Every rank of the group calls it. Raises OSError at its end
+    where something could not be read or kept here: all is sent and taken before, so that no other rank waits.
     """
     faults: list[str] = []
 
-    def keep(name: str, part: bytes | memoryview) -> None:
+    def keep(name: str, part: bytes | memoryview, mode: str = "ab") -> None:
         try:
-            with open(folder / name, "ab") as file:
+            with open(folder / name, mode) as file:
                 file.write(part)
         except OSError as error:
             faults.append(reason(error))
 
     for name in (name for files in others.values() for name, _ in _tensors(files)):
-        keep(name, b"")
-    outgoing = list(_contents(folder, mine))
+        keep(name, b"", "wb")
+    try:
+        outgoing = list(_contents(folder, mine))
+    except (OSError, RuntimeError) as error:  # torch.from_file raises the latter
+        faults.append(reason(error))
+        anything = torch.zeros(CHUNK, dtype=torch.uint8)
+        outgoing = [anything[:count] for _, count in _chunks(mine)]
     incoming = {rank: list(_chunks(files)) for rank, files in others.items()}
     for i in range(max(len(outgoing), *map(len, incoming.values()), 0)):
         work = dist.isend(outgoing[i], target, group) if i < len(outgoing) else None
@@ -45,7 +48,8 @@ def pass_on(
                 keep(name, part.numpy().data)
         if work:
             work.wait()
-    return faults[0] if faults else None
+    if faults:
+        raise OSError(faults[0])
 
 
 def _tensors(files: Files) -> list[tuple[str, int]]:

@@ -7,15 +7,16 @@ manifest of all. A checkpoint is there as long as each of its files is on some m
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import socket
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
-
-from torch.distributed.checkpoint.api import CheckpointException
 
 from tutti.plan.explain import size
 from tutti.run.checkpoint import folder as folders
@@ -23,7 +24,7 @@ from tutti.run.checkpoint.folder import METADATA, Files
 from tutti.run.checkpoint.gathered import Gathered
 from tutti.run.checkpoint.passing import pass_on
 from tutti.run.checkpoint.together import Together
-from tutti.run.checkpoint.write import Copies, reason, write
+from tutti.run.checkpoint.write import Copies, write
 
 HEADERS = 4096  # bytes that a block takes in a file besides its numbers, at most
 NAME = ".memory"  # a file next to the checkpoints on disk, with the name of the folders in memory
@@ -38,63 +39,54 @@ class Peers:
 
     def __init__(self, memory: Path, root: Path, together: Together):
         self.together = together
-        if not memory.is_dir():
+        if not all(together.all(os.path.isdir(memory))):
             raise ValueError(f"there is no folder {memory}, in which copies of the state are to be kept in memory")
-        self.folder = memory / f"tutti-{together.same(_name(root) if together.rank == 0 else None)}"
-        self.folder.mkdir(mode=0o700, exist_ok=True)
-        everywhere = together.all(_machine(self.folder))
+        self.folder = memory / f"tutti-{together.one(lambda: _name(root))}"
+        together.each(lambda: self.folder.mkdir(mode=0o700, exist_ok=True))
+        everywhere = together.each(lambda: _machine(self.folder))
         machines = list(dict.fromkeys(everywhere))
         self.members = [[rank for rank, x in enumerate(everywhere) if x == machine] for machine in machines]
         self.machine = machines.index(everywhere[together.rank])
         self.place = self.members[self.machine].index(together.rank)  # of this rank among those of its machine
 
-    def save(self, step: int, tensors: Copies, facts: Mapping[str, Any]) -> str | None:
+    def save(self, step: int, tensors: Copies, facts: Mapping[str, Any]) -> None:
         """Write the checkpoint of so many completed steps, then drop the one before.
 
-        What went wrong, the same on all ranks, or None; that one stays then.
+        Raises OSError on all ranks where one of them fails; the one before stays then.
         """
-        if self.place == 0:
-            folders.clear(self.folder)
-        made, files = folders.scratch(self.folder, step), []
-        why = self._lacking(tensors)
-        if why is None:
-            why, files = self._write(made, tensors)
-        if why is None:
-            facts, metadata = self.together.same((facts, _read(made / METADATA)))
-            if self.place == 0:
-                try:
-                    (made / METADATA).write_bytes(metadata)
-                    folders.commit(self.folder, step, {k: v for theirs in files for k, v in theirs.items()}, facts)
-                except OSError as error:
-                    why = reason(error)
-        why = _first(self.together.all(why))  # every machine has it before any drops the one before
-        if self.place == 0:
-            folders.clear(self.folder)
-            for other in folders.folders(self.folder) if why is None else ():
-                if folders.step_of(other) != step:  # later ones, too: nobody could go on from them
-                    shutil.rmtree(other, ignore_errors=True)
-        return why
+        together, made = self.together, folders.scratch(self.folder, step)
+        together.each(self._clear)
+        try:
+            self._check_room(tensors)
+            files = together.each(lambda: write(made, tensors, together.group))
+            if len(self.members) > 1:
+                together.each(lambda: self._pass_on(made, files))
+            told = together.one(lambda: (facts, (made / METADATA).read_bytes()))
+            together.each(lambda: self._commit(step, files, *told))  # on every machine before any drops the one before
+        except OSError:
+            self._clear()
+            raise
+        together.each(lambda: self._drop_all_but(step))
 
     def newest(self, say: Callable[[str], None]) -> Gathered | None:
         """The newest checkpoint of which every file is on some machine; rank 0 is told of newer ones.
 
         Each file is looked into by one rank of its machine. What was never finished is dropped.
         """
-        if self.place == 0:
-            folders.clear(self.folder)
-        here = {key: path for path in folders.folders(self.folder) if (key := _key(path))}
+        self.together.each(self._clear)
+        here: dict[tuple[int, str], dict[str, Any]] = {}
+        self.together.each(lambda: here.update(self._found()))
         for key in sorted({key for keys in self.together.all(list(here)) for key in keys}, reverse=True):
-            path = here.get(key)
-            whole = self.together.all(self._whole(path) if path else None)  # files, by rank
-            source = next(rank for rank, names in enumerate(whole) if names is not None)
-            about = self.together.same(folders.manifest(path) if path else None, source)
+            folder, about = self.folder / f"step-{key[0]:08d}", here.get(key)
+            whole = self.together.all(about and self._whole(folder, about["files"]))  # files, by rank
+            about = self.together.same(about, next(rank for rank, names in enumerate(whole) if names is not None))
             if lost := about["files"].keys() - {name for names in whole for name in names or ()}:
                 if self.together.rank == 0:
                     say(f"the checkpoint of step {key[0]} in memory is not complete: {min(lost)} is lost: skipped")
                 continue
             source = next(rank for rank, names in enumerate(whole) if names and METADATA in names)
-            metadata = self.together.same(_read(path / METADATA) if path else b"", source)
-            return Gathered(self.folder / f"step-{key[0]:08d}", about, metadata, self._servers(whole), self.together)
+            metadata = self.together.one((folder / METADATA).read_bytes, source)
+            return Gathered(folder, about, metadata, self._servers(whole), self.together)
         return None
 
     def forget(self) -> None:
@@ -104,44 +96,51 @@ class Peers:
             shutil.rmtree(self.folder, ignore_errors=True)
         self.together.all(None)
 
-    def _lacking(self, tensors: Copies) -> str | None:
-        """Where there is no room for a checkpoint."""
-        blocks = [block for _, owned in tensors.values() for block in owned.values()]
-        mine = sum(block.nbytes + HEADERS for block in blocks)
-        told = self.together.all((mine, shutil.disk_usage(self.folder).free, str(self.folder)))
+    def _clear(self) -> None:
+        if self.place == 0:
+            folders.clear(self.folder)
+
+    def _check_room(self, tensors: Copies) -> None:
+        """OSError on all ranks where one machine has no room for a checkpoint."""
+        mine = sum(block.nbytes + HEADERS for _, owned in tensors.values() for block in owned.values())
+        told = self.together.each(lambda: (mine, _room(self.folder), str(self.folder)))
         for machine, members in enumerate(self.members):
-            _, free, folder = told[members[0]]
+            _, room, folder = told[members[0]]
             kept = {*members, *self.members[machine - 1]}
-            if (need := sum(told[rank][0] for rank in kept)) > free:
-                return f"{size(need)} do not fit into {folder}, which has {size(free)} left"
-        return None
+            if (need := sum(told[rank][0] for rank in kept)) > room:
+                raise OSError(f"{size(need)} do not fit into {folder}, which has {size(room)} left")
 
-    def _write(self, made: Path, tensors: Copies) -> tuple[str | None, list[Files]]:
-        """Write the files of all ranks, on their machine and on the next; what went wrong, and the files by rank."""
-        why, mine = None, {}
-        try:
-            mine = write(made, tensors, self.together.group)
-        except (Exception, CheckpointException) as error:
-            why = reason(error)
-        everyone = self.together.all((why, mine))
-        whys, files = [why for why, _ in everyone], [theirs for _, theirs in everyone]
-        if not any(whys) and len(self.members) > 1:
-            whys = self.together.all(self._pass_on(made, files))
-        return _first(whys), files
+    def _commit(self, step: int, files: Sequence[Files], facts: Mapping[str, Any], metadata: bytes) -> None:
+        if self.place == 0:
+            (folders.scratch(self.folder, step) / METADATA).write_bytes(metadata)
+            folders.commit(self.folder, step, {k: v for theirs in files for k, v in theirs.items()}, facts)
 
-    def _pass_on(self, made: Path, files: Sequence[Files]) -> str | None:
-        """Send what this rank wrote to one of the next machine, and keep what is sent here; what went wrong with it."""
+    def _drop_all_but(self, step: int) -> None:
+        for other in folders.folders(self.folder) if self.place == 0 else ():
+            if folders.step_of(other) != step:  # later ones, too: nobody could go on from them
+                shutil.rmtree(other, ignore_errors=True)
+
+    def _pass_on(self, made: Path, files: Sequence[Files]) -> None:
+        """Send what this rank wrote to one of the next machine, and keep what is sent here."""
         after = self.members[(self.machine + 1) % len(self.members)]
         own, me, group = self.members[self.machine], self.together.rank, self.together.group
         sources = [x for i, x in enumerate(self.members[self.machine - 1]) if own[i % len(own)] == me]
-        return pass_on(made, files[me], after[self.place % len(after)], {x: files[x] for x in sources}, group)
+        pass_on(made, files[me], after[self.place % len(after)], {x: files[x] for x in sources}, group)
 
-    def _whole(self, path: Path) -> list[str]:
+    def _found(self) -> dict[tuple[int, str], dict[str, Any]]:
+        """Manifests of the checkpoints here that have one, by step and by what tells it from another of that step."""
+        found = {}
+        for path in folders.folders(self.folder):
+            with suppress(ValueError):
+                about = folders.manifest(path)
+                found[folders.step_of(path), sha256(json.dumps(about).encode()).hexdigest()] = about
+        return found
+
+    def _whole(self, path: Path, files: Files) -> list[str]:
         """Of the files of a checkpoint that are here, and that this rank looks into, those that are as written."""
-        files = folders.manifest(path)["files"]
-        there = sorted(name for name in files if (path / name).exists())
+        there = sorted(name for name in files if os.path.exists(path / name))
         mine = there[self.place :: len(self.members[self.machine])]
-        return [name for name in mine if folders.describe(path / name) == files[name]]
+        return [name for name in mine if folders.fault_of(path / name, files[name]) is None]
 
     def _servers(self, whole: Sequence[Sequence[str] | None]) -> dict[str, int]:
         """The rank that reads a file for this one, where it is on other machines alone."""
@@ -152,10 +151,6 @@ class Peers:
                 found.setdefault(name, members[self.place % len(members)])
         here = {name for rank in self.members[self.machine] for name in whole[rank] or ()}
         return {name: rank for name, rank in found.items() if name not in here}
-
-
-def _first(faults: Sequence[str | None]) -> str | None:
-    return next((fault for fault in faults if fault), None)
 
 
 def _name(root: Path) -> str:
@@ -173,14 +168,8 @@ def _machine(folder: Path) -> tuple[str, int, int]:
     return boot.read_text() if boot.exists() else socket.gethostname(), told.st_dev, told.st_ino
 
 
-def _key(path: Path) -> tuple[int, str] | None:
-    """The step of a checkpoint, and what tells it from another of that step; None where it has no whole manifest."""
-    try:
-        folders.manifest(path)
-    except ValueError:
-        return None
-    return folders.step_of(path), sha256(_read(path / folders.MANIFEST)).hexdigest()
-
-
-def _read(path: Path) -> bytes:
-    return path.read_bytes() if path.exists() else b""
+def _room(folder: Path) -> int:
+    """Bytes that may be written there: what its file system allows, and no more than the machine has memory for."""
+    free, told = shutil.disk_usage(folder).free, Path("/proc/meminfo")
+    lines = told.read_text().splitlines() if told.exists() else []
+    return min([free, *(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable:"))])

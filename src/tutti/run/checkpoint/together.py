@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
+from tutti.run.checkpoint.write import reason
 from tutti.run.runtime import TIMEOUT, in_job
+
+T = TypeVar("T")
 
 
 class Together:
@@ -37,3 +42,26 @@ class Together:
         box = [mine]
         dist.broadcast_object_list(box, source, self.group)
         return box[0]
+
+    def each(self, work: Callable[[], T]) -> list[T]:
+        """What some work gives on each rank, on all ranks. Raises OSError on all where it fails on one, with the reason
+        of the first: no rank goes on to communicate with one that does not."""
+        return _results(self.all(_attempt(work)))
+
+    def one(self, work: Callable[[], T], source: int = 0) -> T:
+        """What some work gives on one rank, on all ranks. Raises as `each`."""
+        return _results([self.same(_attempt(work) if self.rank == source else None, source)])[0]
+
+
+def _attempt(work: Callable[[], T]) -> tuple[str | None, T | None]:
+    """Why it failed, and what it gives."""
+    try:
+        return None, work()
+    except (Exception, CheckpointException) as error:
+        return reason(error), None
+
+
+def _results(attempts: list[Any]) -> list[Any]:
+    if whys := [why for why, _ in attempts if why is not None]:
+        raise OSError(whys[0])
+    return [result for _, result in attempts]

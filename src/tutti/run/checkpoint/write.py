@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -148,6 +149,8 @@ def reason(error: BaseException) -> str:
     if isinstance(error, CheckpointException):
         rank, (cause, _) = min(error.failures.items())
         return f"rank {rank}: {reason(cause)}" if len(error.failures) > 1 or rank else reason(cause)
+    if isinstance(error, shutil.Error):  # of a tree that was copied: (from, to, why) of each file
+        return str(error.args[0][0][-1])
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__
