@@ -27,6 +27,16 @@ def test_what_is_slow_is_said_in_words(recorded, capsys):
     assert "data takes 33% of rank 1's time, beside its steps" in out
 
 
+def test_communication_that_takes_longer_than_predicted(tmp_path, capsys):
+    write(tmp_path, 2)
+    predicted = {"seconds": 0.0142, "programs": {"train": [0, 4e-3, 1e-3, 2e-4, 0, 0, 8e-3]}, "panels": []}
+    (tmp_path / "simulated.json").write_text(json.dumps(predicted))
+    main(["diagnose", str(tmp_path)])
+    out = capsys.readouterr().out
+    assert "predicted 14.2 ms" in out and "all_reduce over dp takes 10.0 times what was predicted: 2 ms a step" in out
+    assert "matmuls takes" not in out and "nothing is slow" not in out
+
+
 def test_a_rank_whose_links_are_all_slow(tmp_path, capsys):
     write(tmp_path, 4, links={pair: 4.0 for other in range(4) for pair in ((2, other), (other, 2))})
     main(["diagnose", str(tmp_path)])

@@ -72,6 +72,17 @@ def test_a_step_that_breaks_is_as_if_it_had_never_been(options):
     check_left_out(**options)
 
 
+@pytest.mark.parametrize("clip_norm", [None, 0.1])
+def test_a_plan_is_for_steps_that_look_and_for_others(clip_norm):
+    options = {"cluster": "cpu:4", "clip_norm": clip_norm}
+    guarded = step_of(plan="dp2xtp2", skips=0, **options)
+    plain = step_of(plan="dp2xtp2", **options)
+    for plan, skips in ((guarded.plan, None), (plain.plan, 0)):
+        other = step_of(plan=plan, skips=skips, **options)
+        for batch in batches(entry=0.5)[:2]:
+            torch.testing.assert_close(other(batch), plain(batch) if skips is None else guarded(batch))
+
+
 def test_without_such_values_no_number_changes():
     """Nor does the order of additions, with the norm that clipping takes anyway."""
     guarded, plain = step_of(clip_norm=0.1, skips=0), step_of(clip_norm=0.1)

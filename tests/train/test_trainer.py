@@ -73,6 +73,14 @@ def test_a_run_gives_the_losses_of_a_plain_loop_and_a_model_that_transformers_lo
     assert kept == ["step-00000006", "step-00000008"]
 
 
+def test_the_plan_of_a_run_is_for_dry_runs(tiny, capsys):
+    command.run(tiny)
+    size, seq, clip = (str(x) for x in (tiny.batch.size, tiny.batch.seq, tiny.optimizer.clip_norm))
+    assert main(["dryrun", f"{tiny.out}/plan.json", "--model", f"{tiny.out}/checkpoints/step-00000008", "--batch", size,
+                 "--seq", seq, "--dtype", "float32", "--clip-norm", clip]) == 0  # fmt: skip
+    assert "memory" in capsys.readouterr().out.split("saved ")[-1]
+
+
 def test_held_out_losses_and_memory_are_measured(tiny):
     gc.collect()
     beside = live_bytes()  # what other tests have left

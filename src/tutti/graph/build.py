@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import fx
 
@@ -10,7 +12,7 @@ from tutti.graph.costs import FREE, annotate_costs
 from tutti.graph.labels import annotate_labels
 from tutti.graph.randomness import make_reproducible
 from tutti.graph.simplify import simplify
-from tutti.graph.step_graph import FORWARD, UPDATE, Call, Spec, StepGraph
+from tutti.graph.step_graph import FORWARD, GUARD, UPDATE, Call, Spec, StepGraph
 from tutti.graph.workspaces import without_workspaces
 
 
@@ -67,9 +69,18 @@ def _adopt(graph: fx.Graph) -> None:
     """What the update does to one parameter's gradient alone belongs to that parameter's module."""
     for node in graph.nodes:
         if node.op == "call_function" and node.meta["phase"] == UPDATE and not node.meta["path"]:
-            owners = {n.meta["path"] for n in node.all_input_nodes if n.op == "call_function" and n.meta["path"]}
+            owners = set(_owners(node))
             if len(owners) == 1:
                 node.meta["path"] = owners.pop()
+
+
+def _owners(node: fx.Node) -> Iterator[str]:
+    """The modules that operands belong to, seen through what only looks whether they are finite."""
+    for operand in node.all_input_nodes:
+        if operand.op == "call_function" and operand.meta["path"] == GUARD:
+            yield from (path for x in operand.all_input_nodes if (path := x.meta.get("path")) and path != GUARD)
+        elif operand.op == "call_function" and operand.meta["path"]:
+            yield operand.meta["path"]
 
 
 def _own(graph: fx.Graph, node: Call) -> Call:

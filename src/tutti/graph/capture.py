@@ -21,7 +21,7 @@ from tutti import compat
 from tutti.graph import optimizers
 from tutti.graph.build import build
 from tutti.graph.functional import functionalize
-from tutti.graph.step_graph import BACKWARD, FORWARD, UPDATE, StepGraph
+from tutti.graph.step_graph import BACKWARD, FORWARD, GUARD, UPDATE, StepGraph
 
 Batch = Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...]
 Loss = Callable[[nn.Module, Batch], torch.Tensor]
@@ -83,7 +83,7 @@ def capture(
             values = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
             grads = {name: g for name, g in zip(leaves, values, strict=True) if g is not None}
             if guarded:
-                recorder.mark(BACKWARD, "")
+                recorder.mark(BACKWARD, GUARD)
                 grads = optimizers.poisoned(grads, value.detach())
             outputs |= {f"grad:{name}": g for name, g in grads.items()}
             if optimizer is not None:
@@ -146,12 +146,15 @@ def _refill(batch: Batch, inputs: dict[str, torch.Tensor]) -> Batch:
 
 def _update(optimizer, params, grads, state, inputs, recorder, clip_norm, guarded) -> dict[str, torch.Tensor]:
     """The optimizer's update of every parameter that has a gradient, as named outputs."""
-    recorder.mark(UPDATE, "")
+    recorder.mark(UPDATE, GUARD if clip_norm is None else "")
     norm = optimizers.global_norm(list(grads.values())) if guarded else None
+    recorder.mark(UPDATE, "")
     if clip_norm is not None:
         grads = dict(zip(grads, optimizers.clip_by_global_norm(list(grads.values()), clip_norm, norm), strict=True))
     names = {p: name for name, p in params.items()}
+    recorder.mark(UPDATE, GUARD)
     skip = None if norm is None else optimizers.not_finite(norm)
+    recorder.mark(UPDATE, "")
     outputs = {} if skip is None else {"skipped": skip}
     for i, group in enumerate(optimizer.param_groups):
         for param in group["params"]:

@@ -32,6 +32,7 @@ from torch import fx
 Call = Any  # an fx.Node whose arguments are looked into: fx types them too loosely to be of use
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
+GUARD = "finite"  # the path of what only looks whether values are finite
 NUMBERS = ("lr", "step", "seed")  # kinds of inputs that are single numbers
 GIVEN = ("batch", "constant", *NUMBERS)  # kinds of inputs that each call is given anew
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from tutti.graph.step_graph import StepGraph
+from tutti.graph.step_graph import GUARD, StepGraph
 from tutti.plan.choice import Choices, parse_choice
 from tutti.plan.explain import explain
 from tutti.plan.layout import Layout, Mesh, parse_placement
@@ -138,7 +138,8 @@ class Plan:
         check_tiers(self.tiers, step)
         labels |= {step.gradient_label(name) for name in step.names("param")}
         axes = {label: layout.splits | layout.partials for label, layout in self.inputs.items()}
-        if unknown := [label for label in (*self.inputs, *self.operators) if label not in labels]:
+        named = [label for label in (*self.inputs, *self.operators) if not label.startswith(f"{GUARD}/")]
+        if unknown := [label for label in named if label not in labels]:
             raise ValueError(_stranger(unknown, labels))
         if bool(self.stages) != (PIPELINE in self.mesh) or (self.stages and next(iter(self.mesh)) != PIPELINE):
             raise ValueError(

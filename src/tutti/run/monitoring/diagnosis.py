@@ -13,6 +13,7 @@ from tutti.run.monitoring.phases import read_phases
 from tutti.run.monitoring.recording import Recording, read
 from tutti.run.monitoring.shares import Share, shares
 
+BEYOND = 2  # times what was predicted
 WORTH = 0.05  # of a step: what takes less is not spoken of
 MONITOR = "monitor"  # the folder of all this in that of a run
 UNUSUAL = 5  # times as long as most steps
@@ -48,7 +49,7 @@ class Diagnosis:
             wait = self.caused(slow.rank)
             cost = f"; the others wait for it {1e3 * wait:.3g} ms a step, {wait / self.seconds:.0%}"
             found.append(f"{slow}{cost if wait > WORTH * self.seconds else ''}")
-        return [*found, *self._links(), *self._phases()]
+        return [*found, *self._links(), *self._kinds(), *self._phases()]
 
     def _links(self) -> list[str]:
         """Slow links; where all that lead to a rank and from it are, that rank."""
@@ -64,6 +65,15 @@ class Diagnosis:
         for (source, target), link in slow.items():
             pairs[min(source, target), max(source, target)].append(link)
         return [*found, *(str(min(links, key=lambda link: link.speed)) for links in pairs.values())]
+
+    def _kinds(self) -> list[str]:
+        """Communication that takes much longer than was predicted."""
+        return [
+            f"{title} takes {took / expects:.1f} times what was predicted: {1e3 * took:.3g} ms a step, "
+            f"{took / self.seconds:.0%}"
+            for title, expects, took in self.kinds
+            if title not in TITLES.values() and expects and took > BEYOND * expects and took > WORTH * self.seconds
+        ]
 
     def _phases(self) -> list[str]:
         """Phases beside the step itself that take long."""
