@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from tutti.cluster.machine import identity
 from tutti.plan.explain import size
 from tutti.run.checkpoint import folder as folders
 from tutti.run.checkpoint.folder import METADATA, Files
@@ -164,8 +164,8 @@ def _name(root: Path) -> str:
 
 def _machine(folder: Path) -> tuple[str, int, int]:
     """The same for all processes that see the same folder, and for no others."""
-    boot, told = Path("/proc/sys/kernel/random/boot_id"), folder.stat()
-    return boot.read_text() if boot.exists() else socket.gethostname(), told.st_dev, told.st_ino
+    told = folder.stat()
+    return identity(), told.st_dev, told.st_ino
 
 
 def _room(folder: Path) -> int:

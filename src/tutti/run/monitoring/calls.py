@@ -13,6 +13,7 @@ from tutti.lower.program import Program
 from tutti.lower.transfers import TRANSFERS
 
 MATMULS, REST, WAIT = "matmuls", "rest", "wait"
+TITLES = {MATMULS: "matmuls", REST: "other operators"}  # of what computes, in words
 
 
 @dataclass(frozen=True)

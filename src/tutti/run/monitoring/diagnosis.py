@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
-from tutti.run.monitoring.calls import MATMULS, REST, WAIT
+from tutti.run.monitoring.calls import TITLES, WAIT
 from tutti.run.monitoring.findings import SlowLink, SlowRank, slow_links, slow_ranks
 from tutti.run.monitoring.phases import read_phases
 from tutti.run.monitoring.recording import Recording, read
@@ -18,7 +18,6 @@ WORTH = 0.05  # of a step: what takes less is not spoken of
 MONITOR = "monitor"  # the folder of all this in that of a run
 UNUSUAL = 5  # times as long as most steps
 STEP = "step"  # the phase in which a step runs
-TITLES = {MATMULS: "matmuls", REST: "other operators"}
 
 
 @dataclass(frozen=True)

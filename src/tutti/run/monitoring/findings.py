@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tutti.run.monitoring.calls import MATMULS, REST
+from tutti.run.monitoring.calls import TITLES
 from tutti.run.monitoring.recording import Rank, Recording
 
 SLOWER = 1.25  # times as long as others: what differs less is no finding
@@ -31,8 +31,7 @@ class SlowRank:
     seconds: float
 
     def __str__(self) -> str:
-        what = "matmuls" if self.kind == MATMULS else "other operators"
-        return f"rank {self.rank}'s {what} run at {self.speed:.0%} of the others' speed"
+        return f"rank {self.rank}'s {TITLES[self.kind]} run at {self.speed:.0%} of the others' speed"
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def slow_ranks(recording: Recording) -> list[SlowRank]:
             each = np.stack([_seconds(rank, recording.steps) for rank in ranks])
             for i, rank in enumerate(ranks):
                 others = np.median(np.delete(each, i, axis=0), axis=0)
-                found += [slow for kind in (MATMULS, REST) if (slow := _compare(rank, kind, each[i], others))]
+                found += [slow for kind in TITLES if (slow := _compare(rank, kind, each[i], others))]
     return sorted(found, key=lambda slow: -slow.seconds)
 
 
