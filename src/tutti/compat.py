@@ -5,8 +5,9 @@ Tested on torch 2.11 and 2.13.
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -90,17 +91,29 @@ def mark_stepped(optimizer: torch.optim.Optimizer) -> None:
     optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def tell_of_compilation(told: Callable[[bool], None]) -> None:
-    """Let `told(True)` be called when torch begins to compile something, `told(False)` when it is done."""
-    from torch._dynamo.callback import callback_handler  # slow to import
+def get_compiler_ready() -> None:
+    """Let Inductor find out in the background which vector instructions there are: it compiles and runs small programs
+    for that, which takes seconds."""
+    from torch._inductor import codecache, cpu_vec_isa  # noqa: F401  (slow to import, and not by two threads)
 
-    if told not in _told_of_compilation:
-        _told_of_compilation.append(told)
-        callback_handler.register_start_callback(lambda args: told(True))
-        callback_handler.register_end_callback(lambda args: told(False))
+    if not _processor:
+        _processor.append(threading.Thread(target=cpu_vec_isa.pick_vec_isa, name="tutti compiler", daemon=True))
+        _processor[0].start()
 
 
-_told_of_compilation: list[Callable[[bool], None]] = []
+_processor: list[threading.Thread] = []
+
+
+def compile_graph(graph: fx.Graph, args: Sequence[torch.Tensor]) -> Callable:
+    """A function compiled by Inductor from a functional ATen graph without gradients, for arguments that have the
+    shapes, dtypes, strides and devices of these. What is compiled is kept in torch's cache on disk."""
+    from torch._inductor.compile_fx import compile_fx  # slow to import
+
+    get_compiler_ready()
+    _processor[0].join()
+    with torch.no_grad():
+        fake = FakeTensorMode()
+        return compile_fx(fx.GraphModule({}, graph), [fake.from_tensor(x) for x in args])  # pyright: ignore
 
 
 def job_store(prefix: str) -> Any:

@@ -35,8 +35,9 @@ needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ comp
 
 
 @needs_compiler
-def test_compiled_equals_operator_by_operator():
-    assert losses("O2") == pytest.approx(losses("O0"), rel=1e-5)
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_compiled_equals_operator_by_operator(level):
+    assert losses(level) == pytest.approx(losses("O0"), rel=1e-5)
 
 
 @needs_compiler

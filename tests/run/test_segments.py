@@ -4,11 +4,22 @@ import pytest
 import torch
 from torch import fx
 
+from tutti import compat
 from tutti.graph.step_graph import Spec
 from tutti.lower.collectives import COLLECTIVES, all_reduce
 from tutti.run import segments
 from tutti.run.code import generate
-from tutti.run.segments import SMALLEST, compile_segments, inline_random
+from tutti.run.fusing import kernels
+from tutti.run.segments import (
+    LARGEST,
+    LAYER,
+    SMALLEST,
+    compile_segments,
+    gather_kernels,
+    gather_layers,
+    inline_random,
+    stretches,
+)
 from tutti.run.virtual import run_virtual
 
 aten = torch.ops.aten
@@ -19,7 +30,7 @@ def uncompiled(monkeypatch):
     """A compiler that only counts, and knows nothing from before."""
     made = []
     monkeypatch.setattr(segments, "COMPILED", {})
-    monkeypatch.setattr(torch, "compile", lambda module, **options: made.append(module) or module)
+    monkeypatch.setattr(compat, "compile_graph", lambda graph, args: made.append(graph) or fx.GraphModule({}, graph))
     return made
 
 
@@ -38,7 +49,7 @@ def layers(depth: int, length: int = SMALLEST):
 
 def call(graph, target, *args):
     node = graph.call_function(target, args)
-    node.meta = {"val": Spec((4,), torch.float32), "label": "x", "phase": "forward"}
+    node.meta = {"val": Spec((4,), torch.float32), "label": "x", "phase": "forward", "path": ""}
     return node
 
 
@@ -49,24 +60,120 @@ def run(graph):
 def test_equal_segments_are_compiled_once(uncompiled):
     graph = layers(5)
     expected = run(graph)
-    compile_segments(graph)
+    compile_segments(graph, "O2")
     graph.lint()
-    assert len(uncompiled) == 1
     calls = [n for n in graph.nodes if n.op == "call_function"]
     assert len([n for n in calls if n.target in COLLECTIVES]) == 5 and len(calls) == 15
     torch.testing.assert_close(run(graph), expected)
+    assert len(uncompiled) == 1
 
 
 def test_other_programs_share_what_is_compiled(uncompiled):
-    compile_segments(layers(1))
-    compile_segments(layers(3))
+    for depth in (1, 3):
+        graph = layers(depth)
+        compile_segments(graph, "O2")
+        run(graph)
     assert len(uncompiled) == 1
 
 
 def test_small_segments_are_left_alone(uncompiled):
     graph = layers(2, SMALLEST - 1)
-    compile_segments(graph)
-    assert uncompiled == [] and aten.sin.default in [n.target for n in graph.nodes]
+    compile_segments(graph, "O2")
+    assert segments.COMPILED == {} and aten.sin.default in [n.target for n in graph.nodes]
+
+
+def of_layers(paths):
+    """A chain of elementwise operators that belong to these modules."""
+    graph = fx.Graph()
+    x = first = graph.placeholder("x")
+    x.meta["val"] = Spec((4,), torch.float32)
+    for path in paths:
+        x = call(graph, aten.sin.default, first if path == "outside" else x)
+        x.meta["path"] = path
+    graph.output((x,))
+    return graph
+
+
+def test_layers_that_are_alike_are_segments_of_their_own():
+    paths = ["embed"] * 5 + ["h.0"] * LAYER + ["h.1"] * LAYER + ["h.2"] * (LAYER + 1) + ["head"] * 4
+    found = segments.segments(of_layers(paths), "O2")
+    assert [len(calls) for calls in found] == [5, LAYER, LAYER, LAYER + 1 + 4]
+
+
+def test_short_layers_are_compiled_together():
+    paths = [f"{i}" for i in range(12) for _ in range(LAYER - 1)]
+    assert [len(calls) for calls in segments.segments(of_layers(paths), "O2")] == [len(paths)]
+
+
+def test_unlike_layers_are_parted_where_a_function_gets_too_long():
+    sizes = [LARGEST // 2 - 20, LARGEST // 2 - 10, LARGEST // 2 - 5]
+    paths = [f"h.{i}" for i, size in enumerate(sizes) for _ in range(size)]
+    assert [len(calls) for calls in segments.segments(of_layers(paths), "O2")] == [sizes[0] + sizes[1], sizes[2]]
+
+
+def test_what_belongs_to_no_layer_does_not_part_one():
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = Spec((4,), torch.float32)
+    a = call(graph, aten.sin.default, x)
+    foreign = call(graph, aten.cos.default, x)
+    b = call(graph, aten.add.Tensor, a, foreign)
+    bound = call(graph, aten.cos.default, b)
+    c = call(graph, aten.add.Tensor, b, bound)
+    graph.output((c,))
+    for node in (a, b, c):
+        node.meta["path"] = "h.0.mlp"
+    gather_layers(graph)
+    graph.lint()
+    assert [n for n in graph.nodes if n.op == "call_function"] == [foreign, a, b, bound, c]
+
+
+def test_kernels_are_brought_together_and_products_are_not_in_them(uncompiled):
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = Spec((4, 4), torch.float32)
+
+    def square(target, *args):
+        node = call(graph, target, *args)
+        node.meta["val"] = Spec((4, 4), torch.float32)
+        return node
+
+    a = square(aten.sin.default, x)
+    p = square(aten.mm.default, x, x)
+    b = square(aten.cos.default, a)
+    c = square(aten.add.Tensor, p, b)
+    d = square(aten.exp.default, c)
+    turned = square(aten.transpose.int, d, 0, 1)
+    graph.output((d, turned, square(aten.mm.default, turned, d)))
+    inputs = [(torch.randn(4, 4, generator=torch.Generator().manual_seed(0)),)]
+    expected = run_virtual([generate(graph)], inputs, {"dp": 1})
+    gather_kernels(graph)
+    graph.lint()
+    assert segments.segments(graph, "O1") == [[a, b], [c, d]]
+    compile_segments(graph, "O1")
+    torch.testing.assert_close(run_virtual([generate(graph)], inputs, {"dp": 1}), expected)
+    assert len(uncompiled) == 2
+
+
+def test_one_number_does_not_join_what_reads_it():
+    graph = fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    x.meta["val"] = y.meta["val"] = Spec((4,), torch.float32)
+    norm = call(graph, aten.sum.default, x)
+    root = call(graph, aten.sqrt.default, norm)
+    norm.meta["val"] = root.meta["val"] = Spec((), torch.float32)
+    scaled = [[a := call(graph, aten.mul.Tensor, z, root), call(graph, aten.neg.default, a)] for z in (x, y)]
+    graph.output(tuple(b for _, b in scaled))
+    assert kernels([norm, root, *scaled[0], *scaled[1]]) == [[norm], [root], *scaled]
+
+
+def test_functions_are_compiled_anew_for_another_order_in_memory(uncompiled):
+    graph = layers(1)
+    compile_segments(graph, "O2")
+    (function,) = segments.COMPILED.values()
+    for x in (torch.ones(4), torch.ones(4), torch.ones(8)[::2]):
+        torch.testing.assert_close(function(x)[0], torch.ones(4).sin().sin().sin())
+    assert len(uncompiled) == 2
 
 
 def test_what_is_computed_again_of_a_layer_begins_a_segment():
@@ -78,7 +185,7 @@ def test_what_is_computed_again_of_a_layer_begins_a_segment():
         x = call(graph, aten.sin.default, x)
         x.meta |= {"path": path, "number": i} | ({"again": "sin"} if path else {})
     graph.output((x,))
-    found = [[node.meta["number"] for node in segment] for segment in segments.segments(graph)]
+    found = [[node.meta["number"] for node in segment] for segment in stretches(graph)]
     assert found == [[0, 1], [2, 3, 4, 5, 6], [7, 8, 9]]
 
 

@@ -53,7 +53,7 @@ def test_without_a_file_there_are_only_options():
         ("[batch]\nsize = true", r"batch\.size = True should be a whole number"),
         ("[data]\npatterns = '*.py'", r"data\.patterns = '\*\.py' should be a list of strings"),
         ("[optimizer]\nbetas = [0.9]", r"optimizer\.betas = \[0\.9\] should be a list of 2 numbers"),
-        ("[parallel]\nlevel = 'O3'", r"parallel\.level = 'O3' should be one of 'O0', 'O2'"),
+        ("[parallel]\nlevel = 'O3'", r"parallel\.level = 'O3' should be one of 'O0', 'O1', 'O2'"),
         ("[model]\noptions = 1", r"model\.options = 1 should be a table"),
         ("batch = 16", r"batch is a section: write \[batch\] and its keys below"),
         ("seed = ", r"run\.toml: Invalid value"),

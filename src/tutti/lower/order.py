@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
 
 import torch
 from torch import fx
@@ -45,6 +46,29 @@ def sort(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         place(node)
     arrange(order)
+
+
+def contract(nodes: Sequence[fx.Node], groups: Sequence[Sequence[fx.Node]]) -> Iterator[fx.Node]:
+    """An order of calls in which each group stands together, those first that were complete first before.
+
+    groups: of all of the nodes; none may need another that needs it.
+    """
+    at = {node: i for i, node in enumerate(nodes)}
+    group_of = {node: i for i, group in enumerate(groups) for node in group}
+    needs = [{group_of[x] for n in group for x in n.all_input_nodes if x in at} - {i} for i, group in enumerate(groups)]
+    behind: list[list[int]] = [[] for _ in groups]
+    for i, before in enumerate(needs):
+        for j in before:
+            behind[j].append(i)
+    ready = [(max(map(at.__getitem__, groups[i])), i) for i, before in enumerate(needs) if not before]
+    heapify(ready)
+    while ready:
+        _, i = heappop(ready)
+        yield from sorted(groups[i], key=at.__getitem__)
+        for j in behind[i]:
+            needs[j].discard(i)
+            if not needs[j]:
+                heappush(ready, (max(map(at.__getitem__, groups[j])), j))
 
 
 def collectives_together(graph: fx.Graph) -> dict[fx.Node, tuple[bool, int]]:

@@ -1,8 +1,7 @@
 """Levels: how a Program becomes something that runs.
 
-O0 runs it operator by operator. O2 compiles what lies between two collectives with `torch.compile`; parts with the
-same operators on the same shapes (the layers of a model) share one compiled function. Where devices compute on while
-collectives are under way, the order of the Program is one that hides them (`run.overlap`).
+O0 runs it operator by operator. O1 compiles what fuses into one kernel, O2 whole layers (`run.segments`). Where devices
+compute on while collectives are under way, the order of the Program is one that hides them (`run.overlap`).
 """
 
 from __future__ import annotations
@@ -29,16 +28,29 @@ from tutti.run.code import Inspect, Meter, Run, Stopwatch, generate
 from tutti.run.ledger import Ledger
 from tutti.run.memory import CPU, Platform, spans
 from tutti.run.nonfinite import Inspector
-from tutti.run.segments import compile_segments, inline_random
+from tutti.run.segments import CUTS, compile_segments, gather_kernels, gather_layers, inline_random
 from tutti.run.simulated.kernels import fuse
 from tutti.run.simulated.replay import replay
 
-Passes = tuple[Callable[[fx.Graph], None], ...]
+Pass = Callable[[fx.Graph], None]
 
-# What is done to a Program's graph before an order is looked for, and after.
-LEVELS: dict[str, tuple[Passes, Passes]] = {
-    "O0": ((keep_workspaces, bucket, use_tiers, update_in_place), (write_over,)),
-    "O2": ((keep_workspaces, bucket, use_tiers, update_in_place, inline_random), ()),
+
+@dataclass(frozen=True)
+class Level:
+    """What is done to a Program's graph before an order is looked for in which communication is hidden, and after; then
+    its segments are compiled, if the level has any."""
+
+    summary: str
+    before: tuple[Pass, ...]
+    after: tuple[Pass, ...]
+
+
+ALL = keep_workspaces, bucket, use_tiers, update_in_place
+
+LEVELS = {
+    "O0": Level("operator by operator", ALL, (write_over,)),
+    "O1": Level("what fuses into one kernel is compiled", (*ALL, inline_random), (gather_kernels,)),
+    "O2": Level("whole layers are compiled", (*ALL, inline_random, gather_layers), ()),
 }
 
 
@@ -63,16 +75,15 @@ def improve(program: Program, level: str, cluster: Cluster | None = None) -> Pro
 
     cluster: on whose devices communication is to be hidden.
     """
-    before, after = LEVELS[level]
     divide(program)
-    _change(program, before)
+    _change(program, LEVELS[level].before)
     if cluster:
         overlap.apply(program.graph, overlap.order(program, cluster, level))
-    _change(program, after)
+    _change(program, LEVELS[level].after)
     return program
 
 
-def _change(program: Program, passes: Passes) -> None:
+def _change(program: Program, passes: tuple[Pass, ...]) -> None:
     for change in passes:
         change(program.graph)
 
@@ -92,22 +103,21 @@ def prepare(
     cluster: as in `improve`. agree: whether all ranks of the mesh are given the same as these ones, a text for each;
     called by all of them. Communication is hidden where they agree on the order. carrier: for Programs that use tiers.
     ledgers: account for the memory of their calls, by what an allocator `on` a platform gives. Without a C++ compiler
-    O2 becomes O0, with a warning. inspector: looks at all that is made.
+    O1 and O2 become O0, with a warning. inspector: looks at all that is made.
     """
-    if level == "O2" and not any(shutil.which(compiler) for compiler in ("g++", "clang++", "c++")):
-        warnings.warn("level O2 needs a C++ compiler (g++ or clang++); running operator by operator", stacklevel=3)
+    if level in CUTS and not any(shutil.which(compiler) for compiler in ("g++", "clang++", "c++")):
+        warnings.warn(f"level {level} needs a C++ compiler (g++, clang++); running operator by operator", stacklevel=3)
         level = "O0"
-    before, after = LEVELS[level]
     for program in programs:
         divide(program)
-        _change(program, before)
+        _change(program, LEVELS[level].before)
     if cluster:
         orders = [overlap.order(program, cluster, level) for program in programs]
         if agree([overlap.digest(order) for order in orders]):
             for program, order in zip(programs, orders, strict=True):
                 overlap.apply(program.graph, order)
     for program in programs:
-        _change(program, after)
+        _change(program, LEVELS[level].after)
     each: Sequence[Ledger | None] = ledgers or [None] * len(programs)
     return [_prepared(program, level, carrier, ledger, on, inspector.of(program) if inspector else None)
             for program, ledger in zip(programs, each, strict=True)]  # fmt: skip
@@ -117,12 +127,10 @@ def _prepared(program: Program, level: str, carrier: Carrier | None, ledger: Led
               inspect: Inspect | None) -> Prepared:  # fmt: skip
     graph, meter, peaks, known = program.graph, None, [], {}
     if ledger:
-        played = replay(program)
-        known = spans(fuse(played) if level == "O2" else played, on)
+        known = spans(fuse(replay(program), level), on)
         first = min((before for _, before, _ in known.values()), default=0)
         peaks = [(node.meta.get("label", ""), total - first) for node, (_, _, total) in known.items()]
-    if level == "O2":
-        compile_segments(graph)
+    compile_segments(graph, level)
     if ledger:
         meter = Meter(ledger, _needs(graph, known))
     graph.lint()

@@ -61,8 +61,7 @@ def order(program: Program, cluster: Cluster, level: str) -> Order:
 
 
 def _played(program: Program, level: str) -> Replay:
-    played = replay(program)
-    return fuse(played) if level == "O2" else played
+    return fuse(replay(program), level)
 
 
 def _seconds(played: Replay, prices: Prices) -> float:

@@ -85,7 +85,7 @@ def parallelize(
     cluster: "auto" (the processes of this job, or one device), a `Cluster`, or its name ("cpu:4", "h100:16x8").
         More devices than this job has processes are run virtually, in this process.
     plan: "auto", a `Plan`, the path of one, or a textbook name ("dp", "tp", "zero3", "dp2xtp2").
-    level: "O0" runs operator by operator, "O2" compiles.
+    level: "O0" runs operator by operator, "O1" compiles what fuses into one kernel, "O2" whole layers.
     clip_norm: clips the global gradient norm. accumulate: microbatches (equal parts of the batch) per update; with
         "auto" as few as fit into memory.
     masters: float32 copies of low-precision parameters are updated in their stead.
@@ -127,6 +127,8 @@ class Step:
         if skips is not None and not (isinstance(skips, int) and skips >= 0):
             raise ValueError(f"skips is {skips!r}; it must be a whole number of steps, or None")
         check_level(level)
+        if level != "O0":
+            compat.get_compiler_ready()
         self.skips, self.skipped, self._in_a_row = skips, 0, 0
         self._inspector = Inspector()
         self.model, self.optimizer, self.loss_function = model, optimizer, loss

@@ -112,7 +112,7 @@ class Parallel:
     """Devices to plan for: "auto" is the processes of this job; "cpu:4" in one process: 4 virtual devices."""
     plan: str = "auto"
     """"auto" searches; dp, tp, zero1, zero2, zero3, dp2xtp2, ... are textbook plans; a path: a saved one."""
-    level: Literal["O0", "O2"] = "O2"
+    level: Literal["O0", "O1", "O2"] = "O2"
     """O0 runs operator by operator, O2 compiles what lies between collectives."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of weights and activations; bfloat16 keeps float32 masters for the optimizer. "auto" is bfloat16

@@ -19,7 +19,7 @@ N = 64 * 64 * 4  # bytes of a square
 
 def kernels(build, inputs, mesh=None):
     """The labels of what runs together."""
-    played = fuse(replay(program(build, inputs, mesh or {"dp": 1})))
+    played = fuse(replay(program(build, inputs, mesh or {"dp": 1})), "O2")
     return [[n.meta["label"] for n in event.nodes] for event in played.events if event.computes or event.collective]
 
 
@@ -36,9 +36,9 @@ def chain(calls, x):
 def test_a_chain_of_elementwise_calls_reads_once_and_writes_once():
     assert kernels(chain, {"batch:x": (64, 64)}) == [["a", "b", "c"]]
     played = replay(program(chain, {"batch:x": (64, 64)}, {"dp": 1}))
-    (kernel,) = fuse(played).events
+    (kernel,) = fuse(played, "O2").events
     assert moved(kernel) == 2 * N and sum(map(moved, played.events)) == 7 * N
-    assert memory(fuse(played)).peak == 2 * N and memory(played).peak == 3 * N
+    assert memory(fuse(played, "O2")).peak == 2 * N and memory(played).peak == 3 * N
     device = Cluster.parse("h100:1").device
     made = simulate([played.program], Cluster.parse("h100:1"), "O2")
     assert made.seconds == 2 * N / device.bandwidth + device.overhead

@@ -1,6 +1,6 @@
-"""Level O2: which calls of a Program become one kernel, and what then is never written to memory.
+"""Levels that compile: which calls of a Program become one kernel, and what then is never written to memory.
 
-Between two collectives the compiler fuses. The model of it: calls that work element by element, reductions of rows,
+Within a segment the compiler fuses. The model of it: calls that work element by element, reductions of rows,
 softmaxes, norms and look-ups join where one reads what another makes, or where they read the same memory at the same
 size, unless something that does not fuse lies on a way between them. To tell, each call has a depth: the number of
 calls that end a kernel on the longest way to it. A kernel is a connected set of calls of one depth. It reads once what
@@ -14,31 +14,19 @@ from collections.abc import Iterable
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
-import torch
 from torch import fx
 
-from tutti.run.segments import SMALLEST, segments
+from tutti.run.fusing import ends, fuses
+from tutti.run.segments import segments
 from tutti.run.simulated.replay import Event, Operand, Replay, Storage
 
-aten = torch.ops.aten
 
-# What fuses beside all that torch tags as pointwise or as a reduction.
-FUSED = {
-    aten._to_copy.default, aten.contiguous.default, aten.reshape.default, aten.native_layer_norm.default,
-    aten.native_layer_norm_backward.default, aten._softmax.default, aten._softmax_backward_data.default,
-    aten._log_softmax.default, aten._log_softmax_backward_data.default, aten.native_dropout.default,
-    aten.slice_backward.default, aten.select_backward.default, aten.constant_pad_nd.default, aten.full.default,
-    aten.full_like.default, aten.zeros_like.default, aten.ones_like.default, aten.zeros.default, aten.ones.default,
-    aten.scalar_tensor.default, aten.arange.default, aten.arange.start, aten.embedding.default, aten.gather.default,
-    aten.index.Tensor, aten.expand.default, aten.repeat.default, aten.nll_loss_forward.default,
-    aten.nll_loss_backward.default, aten.copy_.default,
-}  # fmt: skip
-
-
-def fuse(replay: Replay) -> Replay:
-    """The replay of the same Program with a kernel as one event, in an order in which they could run."""
+def fuse(replay: Replay, level: str) -> Replay:
+    """The replay of the same Program at a level, with a kernel as one event, in an order in which they could run."""
+    parts = segments(replay.program.graph, level)
+    if not parts:
+        return replay
     at = {event.node: event for event in replay.events}
-    parts = [part for part in segments(replay.program.graph) if len(part) >= SMALLEST]
     first, inside = {part[0]: part for part in parts}, {node for part in parts for node in part}
     readers, events = _readers(replay), []
     for event in replay.events:
@@ -47,24 +35,6 @@ def fuse(replay: Replay) -> Replay:
         elif event.node not in inside:
             events.append(event)
     return Replay(replay.program, replay.inputs, events, replay.outputs)
-
-
-def fuses(event: Event) -> bool:
-    target = event.node.target
-    tags = getattr(target, "tags", ())
-    return target in FUSED or torch.Tag.pointwise in tags or torch.Tag.reduction in tags
-
-
-def ends(event: Event) -> bool:
-    """Whether what reads this call's result begins another kernel: it does not fuse, or is no reduction of rows."""
-    if not fuses(event):
-        return True
-    if torch.Tag.reduction not in getattr(event.node.target, "tags", ()) or not event.reads:
-        return False
-    whole, made = event.reads[0].spec.shape, event.outputs[0].shape
-    while made and made[-1] == 1:
-        made = made[:-1]
-    return not made or whole[: len(made)] != made
 
 
 def _readers(replay: Replay) -> dict[Storage, set[fx.Node]]:
@@ -103,10 +73,10 @@ class _Segment:
         beside: dict[tuple, int] = {}
         for i, event in enumerate(self.events):
             before = {maker[o.storage] for o in event.reads if o.storage in maker}
-            depth.append(max((depth[j] + ends(self.events[j]) for j in before), default=0))
-            if event.computes and fuses(event):
+            depth.append(max((depth[j] + ends(self.events[j].node) for j in before), default=0))
+            if event.computes and fuses(event.node):
                 for j in before:
-                    if depth[j] == depth[i] and fuses(self.events[j]) and not ends(self.events[j]):
+                    if depth[j] == depth[i] and fuses(self.events[j].node) and not ends(self.events[j].node):
                         self.root[self.find(i)] = self.find(j)
                 for operand in event.reads:
                     key = operand.storage, (event.outputs[0] if event.outputs else operand.spec).numel, depth[i]
@@ -181,7 +151,7 @@ class _Segment:
     def reused(self, kernel: Event, kernels: list[Event]) -> int:
         """Bytes that a kernel writes over what it reads: made in this segment, of the same size, and read by no other
         from then on."""
-        if not kernel.computes or not fuses(kernel):
+        if not kernel.computes or not fuses(kernel.node):
             return 0
         if not self.last_reader:
             for other in kernels:

@@ -105,7 +105,7 @@ def simulate(
 
     programs: after `run.levels.improve`. Of ranks that are alike one stands for all: ranks that are not given are
         taken to be at a collective when the given ones of their group are.
-    level: O0 runs call by call; at O2 what lies between collectives is fused (`simulated.kernels`).
+    level: what is fused (`run.levels`, `simulated.kernels`).
     slower: how many times longer a rank takes to compute. held: bytes by kind that are kept beside the Program's own.
 
     ValueError where the cluster has another number of devices than the mesh.
@@ -115,9 +115,7 @@ def simulate(
         raise ValueError(f"the plan is for {devices(mesh)} devices, {cluster} has {cluster.size}")
     tasks, memories, replays = {}, {}, {}
     for program in programs:
-        played = replay(program)
-        if level == "O2":
-            played = fuse(played)
+        played = fuse(replay(program), level)
         replays[program.rank] = played
         tasks[program.rank] = tasks_of(played, Prices(cluster, program))
         memories[program.rank] = memory(played, platform(cluster.device), held)
