@@ -207,3 +207,31 @@ def test_random_operators_are_written_out_with_the_same_numbers():
     inline_random(graph)
     assert torch.ops.tutti.uniform.default not in [n.target for n in graph.nodes]
     assert torch.equal(result(), expected)
+
+
+def test_salts_do_not_tell_layers_apart():
+    """Dropout in each layer, with numbers of its own."""
+    graph = fx.Graph()
+    x, seed, step = (graph.placeholder(name) for name in ("x", "seed", "step"))
+    x.meta["val"] = Spec((4, 6), torch.float32)
+    seed.meta["val"] = step.meta["val"] = Spec((), torch.int64)
+
+    def of_layer(target, *args, **kwargs):
+        node = graph.call_function(target, args, kwargs)
+        node.meta = {"val": Spec((4, 6), torch.float32), "label": "x", "phase": "forward", "path": f"h.{layer}"}
+        return node
+
+    for layer in range(3):
+        where = [4, 6], [24], [1], 0
+        u = of_layer(torch.ops.tutti.uniform.default, seed, step, layer, *where, device=torch.device("cpu"))
+        x = of_layer(aten.mul.Tensor, x, u)
+        for _ in range(LAYER):
+            x = of_layer(aten.sin.default, x)
+    graph.output((x,))
+    inputs = [(torch.ones(4, 6), torch.tensor(3), torch.tensor(5))]
+    expected = run_virtual([generate(graph)], inputs, {"dp": 1})
+    inline_random(graph)
+    compile_segments(graph, "O2")
+    graph.lint()
+    assert len(segments.COMPILED) == 1 and sum(n.name.startswith("segment") for n in graph.nodes) == 3
+    torch.testing.assert_close(run_virtual([generate(graph)], inputs, {"dp": 1}), expected)

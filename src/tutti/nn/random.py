@@ -56,14 +56,25 @@ def uniform(
     with what uses the numbers; run as it is, each operator makes a pass through memory.
     ``torch.ops.tutti.uniform`` gives the same bits quickly without a compiler.
     """
+    return uniform_of(keys(seed, step, salt), shape, sizes, strides, offset, device or seed.device)
+
+
+def uniform_of(
+    words: Sequence[Tensor] | Tensor,
+    shape: Sequence[int],
+    sizes: Sequence[int] | None,
+    strides: Sequence[int] | None,
+    offset: int,
+    device: torch.device,
+) -> Tensor:
+    """``uniform`` of what ``keys`` has made of seed, step and salt."""
     sizes, strides = _digits(shape, sizes, strides)
-    device = seed.device if device is None else device
     last = offset + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
     index = torch.int32 if last < 1 << 31 else torch.int64
     position = torch.full((), offset, dtype=index, device=device)
     for size, stride in zip(sizes, strides, strict=True):
         position = position.unsqueeze(-1) + torch.arange(size, dtype=index, device=device) * stride
-    return _draw(position, *_keys(seed, step, salt), high=last > _MASK).reshape(shape)
+    return _draw(position, words[0], words[1], high=last > _MASK).reshape(shape)
 
 
 def bernoulli(u: Tensor, p: float | Tensor) -> Tensor:
@@ -99,7 +110,7 @@ def _draw_in_blocks(seed, step, salt, shape, sizes, strides, offset) -> Tensor:
     out = torch.empty(shape, dtype=torch.float32, device="cpu")
     flat = out.view(-1)
     sizes, strides = _digits(shape, sizes, strides)
-    k, l = _keys(int(seed), int(step), salt)  # noqa: E741
+    k, l = keys(int(seed), int(step), salt)  # noqa: E741
     table, blocks = _blocks(sizes, strides, offset, _BLOCK * torch.get_num_threads())
     low = table.to(torch.int32)
     words, scratch = torch.empty_like(low), torch.empty_like(low)
@@ -124,18 +135,28 @@ def _uniform(seed, step, salt, shape, sizes, strides, offset, *, device) -> Tens
     return uniform(seed, step, salt, shape, sizes, strides, offset, device)
 
 
+def _fake_keys(seed, step, salt, *, device) -> Tensor:
+    return torch.empty(2, dtype=torch.int64, device=device)
+
+
 def _fake_uniform(seed, step, salt, shape, sizes, strides, offset, *, device) -> Tensor:
     return torch.empty(shape, dtype=torch.float32, device=device)
 
 
-def _keys(seed: Word, step: Word, salt: int) -> tuple[Word, Word]:
-    keys = []
+def keys(seed: Word, step: Word, salt: int) -> tuple[Word, Word]:
+    """The two words that make the numbers of a draw what they are. ``torch.ops.tutti.keys`` is the same of tensors, for
+    a compiler that is to see no salt in what it compiles: int64, (2,)."""
+    found = []
     for word in _STARTS:
         salted = _mix(_mix(word) ^ salt & _MASK)
         for part in (seed & _MASK, seed >> 32 & _MASK, step & _MASK, step >> 32 & _MASK):
             word = _mix(part ^ word)
-        keys.append(_mix(word ^ salted))
-    return keys[0], keys[1]
+        found.append(_mix(word ^ salted))
+    return found[0], found[1]
+
+
+def _keys(seed: Tensor, step: Tensor, salt: int, *, device: torch.device) -> Tensor:
+    return torch.tensor(keys(int(seed), int(step), salt), device=device)
 
 
 def _mix(x: Word) -> Word:
@@ -224,6 +245,9 @@ _library.define(
     "uniform(Tensor seed, Tensor step, int salt, SymInt[] shape, SymInt[] sizes, SymInt[] strides, "
     "SymInt offset, *, Device device) -> Tensor"
 )
+_library.define("keys(Tensor seed, Tensor step, int salt, *, Device device) -> Tensor")
 for _device in ("CPU", "CUDA"):
     _library.impl("uniform", _uniform, _device)
+    _library.impl("keys", _keys, _device)
 torch.library.register_fake("tutti::uniform", _fake_uniform)
+torch.library.register_fake("tutti::keys", _fake_keys)

@@ -40,7 +40,15 @@ KERNEL = "kernel"  # in the meta of a call: the kernel that it is part of
 COMPILED: dict[str, Compiled] = {}
 
 # What layers hand their backward passes has no shape that a compiler could know.
-BREAKS = {*COLLECTIVES, wait, *TRANSFERS, *KEEPING, written, *(in_place for in_place, *_ in IN_PLACE.values())}
+BREAKS = {
+    *COLLECTIVES,
+    wait,
+    torch.ops.tutti.keys.default,
+    *TRANSFERS,
+    *KEEPING,
+    written,
+    *(in_place for in_place, *_ in IN_PLACE.values()),
+}
 
 
 Cut = Callable[[fx.Graph], list[list[fx.Node]]]
@@ -241,10 +249,22 @@ def _replace(part: Part, function: Callable) -> None:
 
 
 def inline_random(graph: fx.Graph) -> None:
-    """Write out the random operator as arithmetic, so that the compiler fuses it with what uses it."""
+    """Write out the random operator as arithmetic, so that the compiler fuses it with what uses it.
+
+    What depends on its salt comes first of all: layers that differ in that alone are then alike."""
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
+    node: Call
     for node in [n for n in graph.nodes if n.target is torch.ops.tutti.uniform.default]:
+        seed, step, salt, *shape = node.args
+        with graph.inserting_after(inputs[-1]):
+            keys = graph.call_function(torch.ops.tutti.keys.default, (seed, step, salt), dict(node.kwargs))
+        keys.meta = {**node.meta, "val": Spec((2,), torch.int64)}
+        before = node.prev
         with graph.inserting_before(node):
             device = node.kwargs["device"]
-            new = inline(graph, random.uniform, node.args, node.kwargs, device)
+            new = inline(graph, random.uniform_of, (keys, *shape, device), {}, device)
+        made = node.prev
+        while made is not before:
+            made.meta, made = {**node.meta, **made.meta}, made.prev
         node.replace_all_uses_with(new)
         graph.erase_node(node)
