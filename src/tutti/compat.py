@@ -14,8 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import fx
 from torch._decomp.decompositions import native_batch_norm_decomposition
+from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 # Operators that write into an argument though their schema denies it, as ones that admit it.
 HONEST = {torch.ops.aten.native_batch_norm.default: native_batch_norm_decomposition}
@@ -111,9 +113,9 @@ def compile_graph(graph: fx.Graph, args: Sequence[torch.Tensor]) -> Callable:
 
     get_compiler_ready()
     _processor[0].join()
-    with torch.no_grad():
-        fake = FakeTensorMode()
-        return compile_fx(fx.GraphModule({}, graph), [fake.from_tensor(x) for x in args])  # pyright: ignore
+    fake = FakeTensorMode(shape_env=ShapeEnv(specialize_zero_one=True))  # without one nothing is kept on disk
+    with torch.no_grad(), tracing(TracingContext(fake)):
+        return compile_fx(fx.GraphModule({}, graph), [fake.from_tensor(x, static_shapes=True) for x in args])  # pyright: ignore
 
 
 def job_store(prefix: str) -> Any:
