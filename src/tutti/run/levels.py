@@ -48,6 +48,14 @@ def check_level(level: str) -> None:
         raise ValueError(f"no level {level!r}; there are {', '.join(LEVELS)}")
 
 
+def available(level: str) -> str:
+    """The level, but O0, with a warning, where it is O2 and there is no C++ compiler."""
+    if level == "O2" and not any(shutil.which(compiler) for compiler in ("g++", "clang++", "c++")):
+        warnings.warn("level O2 needs a C++ compiler (g++ or clang++); running operator by operator", stacklevel=4)
+        return "O0"
+    return level
+
+
 @dataclass(frozen=True)
 class Prepared:
     """What runs a Program. timed: makes what also tells a stopwatch. peaks: of each call the label, and bytes that the
@@ -94,9 +102,7 @@ def prepare(
     ledgers: account for the memory of their calls, by what an allocator `on` a platform gives. Without a C++ compiler
     O2 becomes O0, with a warning. inspector: looks at all that is made.
     """
-    if level == "O2" and not any(shutil.which(compiler) for compiler in ("g++", "clang++", "c++")):
-        warnings.warn("level O2 needs a C++ compiler (g++ or clang++); running operator by operator", stacklevel=3)
-        level = "O0"
+    level = available(level)
     before, after = LEVELS[level]
     for program in programs:
         divide(program)
