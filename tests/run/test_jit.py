@@ -51,6 +51,12 @@ def test_what_depends_on_data_does_what_python_does(function):
     assert fast.report().breaks
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("function", CASES, ids=lambda function: function.__name__)
+def test_compiled_it_does_the_same(function):
+    agrees(function, (UP,), (DOWN,), (UP / 10,), (UP,), level="O2")
+
+
 def test_of_graphs_that_are_compiled_results_and_gradients_are_within_rounding():
     def scaled(x, w):
         y = torch.tanh(x @ w)
@@ -263,7 +269,8 @@ def test_sizes_that_vary_have_one_graph_after_the_second():
     assert len(always.report().graphs) == 1
 
 
-def test_a_llama_generates_the_same_tokens():
+@pytest.mark.parametrize("level", ["O0", pytest.param("O2", marks=pytest.mark.slow)])
+def test_a_llama_generates_the_same_tokens(level):
     import transformers
 
     torch.manual_seed(0)
@@ -272,7 +279,7 @@ def test_a_llama_generates_the_same_tokens():
     ids = torch.randint(0, 64, (2, 5))
     told = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
     expected = model.generate(ids, **told)
-    model.forward = tutti.jit(model.forward, level="O0")
+    model.forward = tutti.jit(model.forward, level=level)
     assert torch.equal(model.generate(ids, **told), expected)
     assert sum(graph.operators.get("linear", 0) for graph in model.forward.report().graphs) > 0
 
