@@ -47,8 +47,8 @@ class Prefetch(Iterator[Any]):
         self.late += not future.done()
         begin = perf_counter()
         batch = future.result()
-        self.waited = perf_counter() - begin
         self._begin(1)
+        self.waited = perf_counter() - begin
         return batch
 
     def close(self) -> None:
