@@ -81,8 +81,8 @@ REASONS: list[tuple[str, str, str]] = [
     (r"marked as skipped|skipped function|Unsupported (function|method) call|builtin operator|__torch_dispatch__",
      "it calls what is not Python that can be followed: a C extension, or a part of a library that is left out",
      "call it before or after; a kernel of one's own becomes part of graphs by torch.library.custom_op"),
-    (r"compile_fx raised|inductor|BackendCompilerFailed|CppCompileError|LoweringException",
-     "the compiler fails on the graph that ends here",
+    (r"^backend=.* raised",
+     "the compiler fails on a graph of it",
      'level="O0" runs it without'),
 ]  # fmt: skip
 

@@ -104,12 +104,14 @@ class Jit:
         return Report(name, self.level, tuple(self._graphs), tuple(self._breaks.values()), tuple(self._recompilations))
 
     def _compile(self, graph: fx.GraphModule, inputs: list) -> Callable:
-        if (made := Graph.of(graph)).operators:
-            self._graphs.append(made)
+        made = Graph.of(graph)
         for node in graph.graph.find_nodes(op="call_function", target=torch.tensor):
             node.target = _copied
         graph.recompile()
-        return LEVELS[self.level](graph, inputs)
+        runs = LEVELS[self.level](graph, inputs)
+        if made.operators:
+            self._graphs.append(made)
+        return runs
 
     def _add(self, found: compat.GraphBreak) -> None:
         """A function is compiled more than once: its breaks are found as often."""
