@@ -25,6 +25,10 @@ def test_what_is_slow_is_said_in_words(recorded, capsys):
     assert "rank 3's matmuls run at 5" in out and "; the others wait for it 4" in out
     assert "link 1-2 at 0.2" in out
     assert "data takes 33% of rank 1's time, beside its steps" in out
+    assert "batches are waited for 50 ms a step, 33.3% of the time of rank 1" in out
+    main(["diagnose", str(recorded), "--numbers", str(recorded / "n.json")])
+    told = json.loads((recorded / "n.json").read_text())["data"]
+    assert told == {"rank": 1, "seconds": pytest.approx(0.05), "share": pytest.approx(1 / 3)}
 
 
 def test_communication_that_takes_longer_than_predicted(tmp_path, capsys):
@@ -47,7 +51,8 @@ def test_a_rank_whose_links_are_all_slow(tmp_path, capsys):
 def test_nothing_is_slow(tmp_path, capsys):
     write(tmp_path, 4)
     main(["diagnose", str(tmp_path)])
-    assert "nothing is slow" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "nothing is slow" in out and "batches" not in out  # without a training loop
 
 
 def test_picture_timeline_and_numbers(recorded, tmp_path):

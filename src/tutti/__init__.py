@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tutti.plan.plan import Plan as Plan
     from tutti.plan.random import random_plan as random_plan
     from tutti.run.checkpoint.checkpoints import Checkpoints as Checkpoints
+    from tutti.run.jit import jit as jit
     from tutti.run.step import Step as Step
     from tutti.run.step import parallelize as parallelize
     from tutti.run.watchdog import Watchdog as Watchdog
@@ -29,6 +30,7 @@ NAMES = {
     "StepGraph": "tutti.graph.step_graph",
     "Watchdog": "tutti.run.watchdog",
     "capture": "tutti.graph.capture",
+    "jit": "tutti.run.jit",
     "parallelize": "tutti.run.step",
     "pin": "tutti.plan.pin",
     "random_plan": "tutti.plan.random",

@@ -5,9 +5,19 @@ Tested on torch 2.11 and 2.13.
 
 from __future__ import annotations
 
+import importlib
+import logging
+import re
+import sysconfig
 import threading
+import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from inspect import signature
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -106,6 +116,19 @@ def get_compiler_ready() -> None:
 _processor: list[threading.Thread] = []
 
 
+def tell_of_compilation(told: Callable[[bool], None]) -> None:
+    """Let `told(True)` be called when torch begins to compile something, `told(False)` when it is done."""
+    from torch._dynamo.callback import callback_handler  # slow to import
+
+    if told not in _told_of_compilation:
+        _told_of_compilation.append(told)
+        callback_handler.register_start_callback(lambda args: told(True))
+        callback_handler.register_end_callback(lambda args: told(False))
+
+
+_told_of_compilation: list[Callable[[bool], None]] = []
+
+
 def compile_graph(graph: fx.Graph, args: Sequence[torch.Tensor]) -> Callable:
     """A function compiled by Inductor from a functional ATen graph without gradients, for arguments that have the
     shapes, dtypes, strides and devices of these. What is compiled is kept in torch's cache on disk."""
@@ -136,3 +159,147 @@ def pin(memory: torch.Tensor) -> None:
         raise RuntimeError(f"{memory.nbytes} bytes of host memory cannot be pinned (CUDA error {int(error)}): "
                            "keep less on tier host, or raise the limit of locked memory (ulimit -l)")  # fmt: skip
     weakref.finalize(memory, cuda.cudaHostUnregister, place).atexit = False
+
+
+# Settings of TorchDynamo under which what it compiles does what plain Python would have done.
+AS_PYTHON: dict[str, Any] = {
+    "suppress_errors": True,  # what it cannot trace is run, and raises then what it raises
+    "skip_nnmodule_hook_guards": False,  # hooks come and go
+    "trace_numpy": False,  # numpy's numbers, the random ones above all, are numpy's
+    "rewrite_assert_with_torch_assert": False,  # AssertionError, not RuntimeError
+    "allow_unspec_int_on_nn_module": True,  # a module may count
+}
+
+
+LIMIT = "recompile limit exceeded"  # in its reason to compile a function no more
+
+
+@dataclass(frozen=True)
+class GraphBreak:
+    """Where TorchDynamo left the graph, in the innermost frame that is not torch's. whole: it gave up the function."""
+
+    reason: str
+    file: str
+    line: int
+    function: str
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class Recompiled:
+    """A function that TorchDynamo has compiled once more, and the guard that failed. given_up: it was not, as its
+    limit of graphs is reached."""
+
+    guard: str
+    file: str
+    line: int
+    function: str
+    given_up: bool
+
+
+def split_by_dynamo(function: Callable, backend: Callable, dynamic: bool | None) -> Callable:
+    """`torch.compile`, with graphs that no other call of it shares or counts, where torch can."""
+    alone: Any = {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}
+    return torch.compile(function, backend=backend, dynamic=dynamic, **alone)
+
+
+def as_python() -> Any:
+    """A context in which TorchDynamo compiles with AS_PYTHON."""
+    from torch._dynamo import config
+
+    return config.patch(AS_PYTHON)
+
+
+def inductor(graph: fx.GraphModule, inputs: list) -> Callable:
+    """A graph of TorchDynamo's, compiled, its backward pass as well; random numbers are those of eager mode."""
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(graph, inputs, config_patches={"fallback_random": True})  # pyright: ignore[reportReturnType]
+
+
+def is_traced() -> bool:
+    """Whether what runs is being traced, by TorchDynamo or by `trace`."""
+    return torch.compiler.is_dynamo_compiling() or get_proxy_mode() is not None
+
+
+def compilations() -> tuple[Any, int]:
+    """A place in TorchDynamo's record of what it compiles."""
+    from torch._dynamo import output_graph, utils
+
+    frames = utils._compilation_metrics
+    return frames[-1] if frames else None, len(output_graph.graph_break_reasons)  # pyright: ignore
+
+
+def compiled_since(place: tuple[Any, int]) -> tuple[list[GraphBreak], list[Recompiled]]:
+    """What has come to that record since, but for functions of torch and of Python's library; of the last 64."""
+    from torch._dynamo import output_graph, utils
+
+    last, count = place
+    frames = list(takewhile(lambda frame: frame is not last, reversed(utils._compilation_metrics)))[::-1]
+    reasons = output_graph.graph_break_reasons  # pyright: ignore
+    stacks = [(broken, _innermost(broken.user_stack)) for broken in reasons[count if count <= len(reasons) else 0 :]]
+    breaks = [GraphBreak(broken.reason, *place) for broken, place in stacks if place]
+    again = []
+    for frame in frames:
+        given_up = LIMIT in (frame.fail_reason or "")
+        file, line, name = _begin(frame)
+        if _is_librarys(file):
+            continue
+        if frame.fail_type not in (None, "SkipFrame") and not given_up:
+            at = frame.fail_user_frame_filename or file, frame.fail_user_frame_lineno or line
+            at = (file, line) if _is_librarys(at[0]) else at
+            breaks.append(GraphBreak(frame.fail_reason or str(frame.fail_type), *at, name, whole=True))
+        if frame.recompile_reason:
+            again.append(Recompiled(frame.recompile_reason, file, line, name, given_up))
+    return breaks, again
+
+
+def _begin(frame: Any) -> tuple[str, int, str]:
+    """File, line and name of a function in the record. Those that are given up are nameless: there of an earlier entry
+    with the same id ("3/8": the eighth graph of function 3)."""
+    from torch._dynamo import utils
+
+    if frame.co_name is None:
+        same = f"{(frame.compile_id or '').partition('/')[0]}/"
+        named = (f for f in reversed(utils._compilation_metrics) if f.co_name and (f.compile_id or "").startswith(same))
+        frame = next(named, frame)
+    return frame.co_filename or "?", frame.co_firstlineno or 0, function_of(frame.co_name or "?")
+
+
+def function_of(name: str) -> str:
+    """The function as it was written; of one goes on after a graph break, that one."""
+    return re.sub(r"^torch_dynamo_resume_in_(.*)_at_\d+$", r"\1", name)
+
+
+def _innermost(stack: list) -> tuple[str, int, str] | None:
+    frame = next((frame for frame in reversed(stack) if not _is_librarys(frame.filename)), None)
+    return (frame.filename, frame.lineno or 0, function_of(frame.name)) if frame else None
+
+
+def _is_librarys(file: str) -> bool:
+    """Whether a file is torch's or Python's: what breaks there follows from the line that calls it."""
+    torchs, pythons = str(Path(torch.__file__).parent), sysconfig.get_path("stdlib")
+    return file.startswith(torchs) or (file.startswith(pythons) and "site-packages" not in file)
+
+
+@contextmanager
+def no_warnings_of_compilation() -> Iterator[None]:
+    """Without warnings that torch's compiler gives of itself; those of the code that it follows are given."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"torch\._(dynamo|inductor|subclasses|functorch)")
+        warnings.filterwarnings("ignore", message=r"\s*((Torch)?Dynamo|`torch.jit)")
+        yield
+
+
+def quiet_compiler(when: Callable[[], bool]) -> None:
+    """Keep from the terminal what torch's compiler says of its trouble while `when()`."""
+    parts = ("torch._dynamo", "torch._inductor", "torch._subclasses", "torch.fx")
+    importlib.import_module("torch._dynamo")  # makes the loggers
+
+    def passes(record: logging.LogRecord) -> bool:
+        return record.levelno < logging.WARNING or not record.name.startswith(parts) or not when()
+
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        if name.partition(".")[0] == "torch" and isinstance(logger, logging.Logger):
+            for handler in logger.handlers:
+                handler.addFilter(passes)

@@ -16,6 +16,12 @@ def test_the_line_of_a_step():
     assert text == "step 120 of 600  loss 3.2100  10,240 tokens/s  25 % of float32 peak  3:12 left"
 
 
+def test_the_line_of_a_step_tells_of_data_that_is_waited_for():
+    numbers = 1, 2, 3.0, 1.0, 10, 0.1, "float32"
+    assert "peak  12 % waiting for data  0:01" in line(*numbers, waiting=0.12)
+    assert "data" not in line(*numbers, waiting=0.004)
+
+
 def test_times_are_written_as_on_a_clock():
     assert [clock(s) for s in (0, 7.4, 192, 3723)] == ["0:00", "0:07", "3:12", "1:02:03"]
 

@@ -16,7 +16,7 @@ def folder(tmp_path):
     """A run of three steps, as the trainer leaves it."""
     with History(tmp_path, 0) as history:
         for step, (loss, seconds) in enumerate([(8.0, 9.0), (6.0, 0.4), (5.0, 0.6)], 1):
-            history.add(step, loss=loss, seconds=seconds)
+            history.add(step, loss=loss, seconds=seconds, data_seconds=0.02 * seconds)
         history.add(3, held_out_loss=5.25)
         history.add(3, peak_bytes=5_000_000)
     facts = {
@@ -43,6 +43,7 @@ def test_the_page_has_everything_and_needs_nothing(folder):
         "llama, 10.2 M parameters",
         "stdlib; 12,288 tokens seen in 3 steps",
         "6,827 tokens/s, 50% of bfloat16 peak",
+        "steps waited 2.0% of that time for their batches",
         "8.000 at the first step, 5.000 at the last",
         "<td>held-out loss</td><td>5.250 on 8 batches; `tutti eval` takes all the text</td>",
         "<td>time of a step</td><td>500 ms</td><td>600 ms</td><td>1.20</td>",

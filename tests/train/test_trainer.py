@@ -2,9 +2,11 @@
 
 import errno
 import gc
+import itertools
 import os
 import re
 import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tutti.cli import main
+from tutti.data import prefetch
 from tutti.data.loader import Loader
 from tutti.run.checkpoint import folder
 from tutti.run.checkpoint.checkpoints import SaveError
@@ -107,6 +110,35 @@ def test_steps_are_recorded_and_their_phases_told(tiny, capsys):
     assert [line["step"] for line in lines if "evaluation" in line["phases"]] == [1, 4, 8]
     assert {"tokens_per_second", "fraction_of_peak"} <= {key for line in read(command.Path(tiny.out)) for key in line}
     assert os.listdir(f"{tiny.out}/tensorboard/rank-0")
+
+
+def test_batches_are_made_ahead_and_the_wait_for_them_is_told(tiny, monkeypatch):
+    """By a clock that goes on two seconds with each batch of training, none of which is made before it is asked for."""
+    now, asked, reads, made = [0.0], threading.Semaphore(0), itertools.count(), []
+
+    def clock():
+        value = now[0]
+        if next(reads) % 2 == 0:
+            asked.release()
+        return value
+
+    def slow(loader, step, make=Loader.__call__):
+        if threading.current_thread() is threading.main_thread():  # the example
+            return make(loader, step)
+        assert asked.acquire(timeout=60)
+        now[0] += 2.0
+        made.append(step)
+        return make(loader, step)
+
+    monkeypatch.setattr(prefetch, "perf_counter", clock)
+    monkeypatch.setattr(Loader, "__call__", slow)
+    monkeypatch.setattr(trainer.Trainer, "_evaluate", lambda trainer: 5.0)  # it has batches of its own
+    command.run(tiny)
+    lines = [line for line in read(command.Path(tiny.out)) if "data_seconds" in line]
+    assert made == list(range(8)) and [line["step"] for line in lines] == list(range(1, 9))
+    assert [line["data_seconds"] for line in lines] == [2.0] * 8
+    assert all(line["data_share"] == line["data_seconds"] / line["seconds"] for line in lines)
+    assert all(set(line["phases"]) >= {"data", "step"} for line in read_phases(command.Path(tiny.out, "monitor"))[0])
 
 
 def test_a_finished_run_says_so_and_trains_no_more(tiny, capsys, monkeypatch):

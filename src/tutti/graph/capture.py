@@ -197,7 +197,8 @@ def _branching(error: Exception) -> ValueError:
     return ValueError(
         f"{where}the model branches on the values of a tensor, or makes a shape of them ({error}). A step is captured "
         "once for all values: write torch.where or a mask for an if, a loop, .item() or x[mask], or decide it before "
-        "the batch is made" + (hint if "expert" in where else "")
+        "the batch is made. On one device tutti.jit(model) runs it as it is, and its report() tells of all such places"
+        + (hint if "expert" in where else "")
     )
 
 

@@ -28,7 +28,7 @@ from tutti.run.code import Inspect, Meter, Run, Stopwatch, generate
 from tutti.run.ledger import Ledger
 from tutti.run.memory import CPU, Platform, spans
 from tutti.run.nonfinite import Inspector
-from tutti.run.segments import CUTS, compile_segments, gather_kernels, gather_layers, inline_random
+from tutti.run.segments import compile_segments, gather_kernels, gather_layers, inline_random
 from tutti.run.simulated.kernels import fuse
 from tutti.run.simulated.replay import replay
 
@@ -58,6 +58,14 @@ def check_level(level: str) -> None:
     """ValueError where there is no such level."""
     if level not in LEVELS:
         raise ValueError(f"no level {level!r}; there are {', '.join(LEVELS)}")
+
+
+def available(level: str) -> str:
+    """The level, but O0, with a warning, where it compiles and there is no C++ compiler."""
+    if level != "O0" and not any(shutil.which(compiler) for compiler in ("g++", "clang++", "c++")):
+        warnings.warn(f"level {level} needs a C++ compiler (g++, clang++); running operator by operator", stacklevel=4)
+        return "O0"
+    return level
 
 
 @dataclass(frozen=True)
@@ -105,9 +113,7 @@ def prepare(
     ledgers: account for the memory of their calls, by what an allocator `on` a platform gives. Without a C++ compiler
     O1 and O2 become O0, with a warning. inspector: looks at all that is made.
     """
-    if level in CUTS and not any(shutil.which(compiler) for compiler in ("g++", "clang++", "c++")):
-        warnings.warn(f"level {level} needs a C++ compiler (g++, clang++); running operator by operator", stacklevel=3)
-        level = "O0"
+    level = available(level)
     for program in programs:
         divide(program)
         _change(program, LEVELS[level].before)

@@ -21,6 +21,8 @@ class Data:
     """Fraction of the files kept from training, to measure the loss on; the hash of a file decides."""
     cache: str = "out/cache"
     """Folder for tokenizers and packed tokens, shared by runs; what is there is used again."""
+    ahead: int = 2
+    """Batches that a thread makes before their steps begin."""
 
 
 @dataclass(frozen=True)
@@ -199,10 +201,11 @@ _FIXED = (
     "optimizer.name",
     "parallel.precision",
 )
-_FREE = ("data.cache",)
+_FREE = ("data.cache", "data.ahead")
 
 _AT_LEAST = {
     "seed": 0,
+    "data.ahead": 1,
     "batch.size": 1,
     "batch.seq": 2,
     "batch.accumulate": 1,

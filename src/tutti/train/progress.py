@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 _NAME = 11  # width of the column with the names of stages
 _COMPILING = "compiling the step: about a minute, seconds when it is cached; --parallel.level O0 does without"
+WORTH_TELLING = 0.01  # of the time of steps, that passes in waiting for batches
 _PLAIN_SECONDS = 10.0  # between two lines about the same stage where the display is not live
 
 
@@ -100,24 +101,38 @@ class Training:
         if not display.live:
             display.say(begin)
 
-    def step(self, done: int, loss: float, seconds: float, tokens: int, peak_seconds: float) -> None:
-        """`done` steps are complete. A step has `tokens`, takes `seconds`, at full peak `peak_seconds`."""
+    def step(
+        self, done: int, loss: float, seconds: float, tokens: int, peak_seconds: float, waiting: float = 0.0
+    ) -> None:
+        """`done` steps are complete. A step has `tokens`, takes `seconds`, at full peak `peak_seconds`, and waits that
+        share of its time for its batch."""
         if self._start is not None:
             text = f"{'compile':{_NAME}} and first step" if self._compiles else f"{'first step':{_NAME}}"
             self._display.say(f"{text} ({time.perf_counter() - self._start:.1f} s)")
             self._start = None
             self._bar.update(self._task, completed=done, description=f"step {done} of {self._steps}  loss {loss:.4f}")
             return
-        text = line(done, self._steps, loss, seconds, tokens, peak_seconds, self._dtype)
+        text = line(done, self._steps, loss, seconds, tokens, peak_seconds, self._dtype, waiting)
         self._bar.update(self._task, completed=done, description=text)
         if not self._display.live and (time.perf_counter() - self._spoke > _PLAIN_SECONDS or done == self._steps):
             self._spoke = time.perf_counter()
             self._display.say(text)
 
 
-def line(done: int, steps: int, loss: float, seconds: float, tokens: int, peak_seconds: float, dtype: str) -> str:
-    """`step 120 of 600  loss 3.2100  5,400 tokens/s  31 % of bfloat16 peak  3:12 left`."""
+def line(
+    done: int,
+    steps: int,
+    loss: float,
+    seconds: float,
+    tokens: int,
+    peak_seconds: float,
+    dtype: str,
+    waiting: float = 0.0,
+) -> str:
+    """`step 120 of 600  loss 3.2100  5,400 tokens/s  31 % of bfloat16 peak  3:12 left`; where the steps wait for their
+    batches, `7 % waiting for data` as well."""
     speed = f"{tokens / seconds:,.0f} tokens/s  {100 * peak_seconds / seconds:.0f} % of {dtype} peak"
+    speed += f"  {100 * waiting:.0f} % waiting for data" if waiting >= WORTH_TELLING else ""
     return f"step {done} of {steps}  loss {loss:.4f}  {speed}  {clock((steps - done) * seconds)} left"
 
 

@@ -78,6 +78,8 @@ def summary(lines: list[dict[str, Any]], facts: dict[str, Any], config: dict[str
         ("speed", f"{tokens / typical:,.0f} tokens/s, {facts['peak_seconds'] / typical:.0%} of {facts['dtype']} peak"),
         ("training loss", f"{losses[0]:.3f} at the first step, {losses[-1]:.3f} at the last"),
     ]
+    if waits := history.series(lines, "data_seconds")[1]:
+        rows.append(("data", f"steps waited {sum(waits) / sum(seconds):.1%} of that time for their batches"))
     batches = config["eval"]["batches"]
     told = f"{held_out[-1]:.3f} on {batches} batches; `tutti eval` takes all the text" if held_out else ""
     return [*rows, ("held-out loss", told)] if held_out else rows

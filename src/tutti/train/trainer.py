@@ -16,13 +16,14 @@ import torch
 
 import tutti
 from tutti.data.loader import Loader, batch_at, held_out_batches
+from tutti.data.prefetch import Prefetch
 from tutti.data.tokenizer import load_tokenizer
 from tutti.plan.explain import mesh_name
 from tutti.run.checkpoint.checkpoints import Checkpoints, SaveError
 from tutti.run.checkpoint.folder import CHECKPOINTS, manifest, step_of
 from tutti.run.checkpoint.gathered import Gathered
 from tutti.run.launch import Interrupted, local_rank, machine_memory, rank, world_size
-from tutti.run.monitoring.diagnosis import MONITOR, STEP
+from tutti.run.monitoring.diagnosis import DATA, MONITOR, STEP
 from tutti.run.monitoring.phases import Phases
 from tutti.run.nonfinite import NonFinite
 from tutti.run.watchdog import Watchdog
@@ -131,13 +132,15 @@ class Trainer:
         """The loop: a step, its measurements, and at their times evaluation and checkpoint."""
         config, steps = self.config, self.config.schedule.steps
         tokens = config.batch.size * config.batch.seq
-        recent: deque[float] = deque(maxlen=20)
+        recent: deque[float] = deque(maxlen=20)  # seconds of steps, and how many of them waited for their batches
+        waits: deque[float] = deque(maxlen=20)
         logs = tensorboard(self.folder / "tensorboard" / f"rank-{rank()}", self.done)
         self._record(steps - self.done)
         with (
             History(self.folder, self.done, write=self.first_rank) as history,
             Phases(self.folder / MONITOR, rank(), self.done, logs.add_scalar) as self.phases,
             closing(logs),
+            Prefetch(self.loader, range(self.done, steps), config.data.ahead) as self.batches,
             self.display.training(steps, self.done, config.parallel.level != "O0", self.dtype) as bar,
             StopSignal() as stop,
         ):
@@ -150,10 +153,12 @@ class Trainer:
                 start = time.perf_counter()
                 loss, skipped = memory(self._advance, rate)
                 recent.append(time.perf_counter() - start)
+                waits.append(self.batches.waited)
+                data = {"data_seconds": waits[-1], "data_share": waits[-1] / recent[-1]}
                 measured = {"skipped": self.step.skipped} if skipped else {"loss": loss}
                 speed = {"tokens_per_second": tokens / recent[-1], "fraction_of_peak": self.peak_seconds / recent[-1]}
-                history.add(self.done, **measured, learning_rate=rate, seconds=recent[-1], **speed)
-                bar.step(self.done, loss, median_low(recent), tokens, self.peak_seconds)
+                history.add(self.done, **measured, learning_rate=rate, seconds=recent[-1], **data, **speed)
+                bar.step(self.done, loss, median_low(recent), tokens, self.peak_seconds, sum(waits) / sum(recent))
                 if skipped:
                     self.display.say(f"step {self.done}  left out: loss or gradients are not finite")
                 else:
@@ -179,8 +184,8 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         before = self.step.skipped
-        with self.phases("data"):
-            batch = self.loader(self.done)
+        with self.phases(DATA):
+            batch = next(self.batches)
         try:
             with self.phases(STEP):
                 loss = self.step(batch).item()
@@ -191,9 +196,12 @@ class Trainer:
 
     def _evaluate(self) -> float:
         """Mean loss over the held-out windows."""
-        seq = self.config.batch.seq
-        with self.phases("evaluation"):
-            losses = [self.step.evaluate(batch_at(self.text, starts, seq)).item() for starts in self.windows]
+        seq, windows = self.config.batch.seq, self.windows
+        with (
+            self.phases("evaluation"),
+            Prefetch(lambda i: batch_at(self.text, windows[i], seq), range(len(windows))) as batches,
+        ):
+            losses = [self.step.evaluate(batch).item() for batch in batches]
         loss = sum(losses) / len(losses)
         self.display.say(f"step {self.done}  held-out loss {loss:.4f}")
         return loss

@@ -59,6 +59,9 @@ def _say(found: Diagnosis, console: Console) -> None:
     )
     for sentence in found.words() or ["nothing is slow: ranks that compute the same take as long, links carry as much"]:
         console.print(sentence)
+    if found.exposed:
+        rank, seconds, share = found.exposed
+        console.print(f"batches are waited for {1e3 * seconds:.3g} ms a step, {share:.1%} of the time of rank {rank}")
     shown = table("share of rank", "matmuls", "other", "communicates", "waits", "pipeline", "Python", "is waited for")
     for rank, share in sorted(enumerate(found.shares), key=lambda item: -found.caused(item[0]))[:SHOWN]:
         parts = (share.computing[MATMULS], share.computing[REST], sum(share.moving.values()),
@@ -84,6 +87,7 @@ def _numbers(found: Diagnosis) -> str:
         "slow_links": [asdict(slow) for slow in found.links],
         "ranks": shares,
         "phases": found.phases,
+        "data": dict(zip(("rank", "seconds", "share"), found.exposed, strict=True)) if found.exposed else None,
         "kinds": found.kinds,
     }
     return json.dumps(whole, indent=1) + "\n"

@@ -18,6 +18,7 @@ WORTH = 0.05  # of a step: what takes less is not spoken of
 MONITOR = "monitor"  # the folder of all this in that of a run
 UNUSUAL = 5  # times as long as most steps
 STEP = "step"  # the phase in which a step runs
+DATA = "data"  # ... and that in which it waits for its batch
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,15 @@ class Diagnosis:
     def caused(self, rank: int) -> float:
         """Seconds a step for which the others stand still because this rank comes late, on average."""
         return sum(share.waiting.get(rank, 0.0) for share in self.shares) / max(1, len(self.shares) - 1)
+
+    @property
+    def exposed(self) -> tuple[int, float, float] | None:
+        """The rank that waits longest for its batches: seconds a step, and their share of its time."""
+        waits = {rank: phases[DATA] for rank, phases in self.phases.items() if DATA in phases}
+        if not waits:
+            return None
+        worst = max(waits, key=waits.__getitem__)
+        return worst, waits[worst], waits[worst] / sum(self.phases[worst].values())
 
     def words(self) -> list[str]:
         """What is slow, a sentence each; empty where nothing is."""

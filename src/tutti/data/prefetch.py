@@ -1,0 +1,79 @@
+"""Batches made ahead of the steps that take them, by a thread: a step waits only for what is made more slowly than it
+runs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from time import perf_counter
+from types import TracebackType
+from typing import Any
+
+import torch
+
+AHEAD = 2  # one being taken, one being made
+
+
+class Prefetch(Iterator[Any]):
+    """`make(step)` of each of some steps, in their order, `ahead` of them at most made before they are asked for.
+
+    What `make` raises is raised where the batch of that step is asked for. Where there is a GPU the tensors of a batch,
+    a dict or a tuple, lie in pinned memory, from which they are copied without the CPU waiting.
+
+    waited: seconds of the last `next`: the exposed time of the data. late: how many batches were not ready when they
+    were asked for.
+
+    >>> batches = Prefetch(lambda step: {"x": torch.full((2,), step)}, range(3))
+    >>> [batch["x"].tolist() for batch in batches]
+    [[0, 0], [1, 1], [2, 2]]
+    """
+
+    def __init__(self, make: Callable[[int], Any], steps: Iterable[int], ahead: int = AHEAD):
+        if ahead < 1:
+            raise ValueError(f"at least one batch is made ahead, not {ahead}")
+        self.make, self.steps = make, iter(steps)
+        self.waited, self.late = 0.0, 0
+        self._thread = ThreadPoolExecutor(1, "prefetch")
+        self._ahead: deque[Future] = deque()
+        self._begin(ahead)
+
+    def __next__(self) -> Any:
+        if not self._ahead:
+            self.close()
+            raise StopIteration
+        future = self._ahead.popleft()
+        self.late += not future.done()
+        begin = perf_counter()
+        batch = future.result()
+        self._begin(1)
+        self.waited = perf_counter() - begin
+        return batch
+
+    def close(self) -> None:
+        """Make no more; wait for the one that is being made."""
+        self._thread.shutdown(cancel_futures=True)
+        self._ahead.clear()
+
+    def _begin(self, count: int) -> None:
+        self._ahead.extend(self._thread.submit(self._made, step) for step in islice(self.steps, count))
+
+    def _made(self, step: int) -> Any:
+        batch = self.make(step)
+        return pinned(batch) if torch.cuda.is_available() else batch
+
+    def __enter__(self) -> Prefetch:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def pinned(batch: Any) -> Any:
+    """A dict or tuple of tensors, those of the host in pinned memory."""
+    if isinstance(batch, Mapping):
+        return {key: pinned(x) for key, x in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(map(pinned, batch))
+    return batch.pin_memory() if isinstance(batch, torch.Tensor) and batch.device.type == "cpu" else batch
