@@ -41,7 +41,7 @@ FAMILY = {
     "silu": ("silu", "mish", "elu"),
     "softmax": ("_softmax", "_log_softmax"),
     "norm": ("native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit",
-             "_fused_rms_norm"),
+             "_fused_rms_norm", "tutti::rms_norm", "tutti::rms_norm_backward"),
     "index": ("embedding", "index", "index_select", "gather", "take"),
     "scatter": ("index_put", "index_add", "scatter", "scatter_add", "scatter_reduce"),
     "table": ("embedding_dense", "_embedding_bag_backward"),

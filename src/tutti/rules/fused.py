@@ -1,0 +1,37 @@
+"""Fused operators: their rows, and what else is independent, may be split."""
+
+from __future__ import annotations
+
+from string import ascii_lowercase
+
+import torch
+
+import tutti.nn.rms_norm  # noqa: F401  (registers the operators)
+from tutti.graph.step_graph import Call
+from tutti.rules.registry import rules
+
+ops = torch.ops.tutti
+
+
+def _rows(x: Call) -> str:
+    """All dims but the last."""
+    return " ".join(ascii_lowercase[: len(x.meta["val"].shape) - 1])
+
+
+def _rms_norm(node: Call) -> str:
+    rows, weight = _rows(node.args[0]), ", h!" if node.args[1] is not None else ""
+    return f"{rows} h!{weight} -> {rows} h!, {rows} 1"
+
+
+def _rms_norm_backward(node: Call) -> str:
+    _, x, weight, _, offset, _, wanted, *added = node.args
+    rows, given = _rows(x), ", h!" if weight is not None else ""
+    gx, gw = f"{rows} h!" if wanted[0] else "1", "h!" if given and wanted[1] else "1"
+    if added:
+        last = 3 + bool(given)
+        return f"{rows} h!, {rows} h!{given}, {rows} 1, {rows} h! -> {gx}, {gw} | ~0{last}"
+    linear = "~0 ~2" if given and gw == "1" and not offset else "~0"
+    return f"{rows} h!, {rows} h!{given}, {rows} 1 -> {gx}, {gw} | {linear}"
+
+
+rules({ops.rms_norm.default: _rms_norm, ops.rms_norm_backward.default: _rms_norm_backward})
