@@ -26,6 +26,10 @@ class Joint:
     outputs: tuple[fx.Node | None, ...]
 
     @property
+    def forward(self) -> list[fx.Node]:
+        return [n for n in self.graph.nodes if n.op == "call_function" and n.meta["phase"] == FORWARD]
+
+    @property
     def components(self) -> list[list[fx.Node]]:
         """The calls in order, in parts of which none reads what another makes."""
         part: dict[fx.Node, list[fx.Node]] = {}
@@ -51,7 +55,8 @@ def joint(
 ) -> Joint:
     """Trace `function(*tensors, *numbers)` of tensors of these specs, and the gradients of those at `learns`.
 
-    reused: operands that something else reads later, so that its gradient is there first and the own ones are added. through: the function returns them too, last, for that reader.
+    reused: operands that something else reads later, so that its gradient is there first and the own ones are added.
+    through: the function returns them too, last, for that reader.
     """
 
     def flat(*given: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -25,7 +25,7 @@ from tutti.graph.match import Search, leaves
 from tutti.graph.rewrite import rewrite
 from tutti.graph.step_graph import BACKWARD, FORWARD, Spec
 
-HOLES = (0.12345678901, 0.23456789012)  # numbers that stand for any, in a trace that is only to find the operands
+HOLES = (1234567 / 2**24, 2345679 / 2**24)  # stand for any numbers in a trace that is only to find the operands
 DTYPES = (torch.float32, torch.bfloat16)  # of which a function is traced in different ways
 
 
@@ -34,8 +34,9 @@ class Pattern:
     """A function of tensors, then of numbers, in two forms.
 
     operator: what stands in its place. shapes: of the tensors, as an example. anchor: the rarest of the reference's
-    operators. learned: tensors that may have gradients. reused: one of them that models read again later; then `reusing`
-    is the replacement, which returns that tensor, too. labels: tensors of int64. numbers: how many.
+    operators. learned: tensors that may have gradients; together: all of them or none. reused: one of them that models
+    read again later; then `reusing` is the replacement, which returns that tensor, too. labels: tensors of int64.
+    numbers: how many.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Pattern:
     shapes: tuple[tuple[int, ...], ...]
     anchor: object
     learned: tuple[int, ...]
+    together: bool = False
     reused: int | None = None
     reusing: Callable | None = None
     labels: tuple[int, ...] = ()
@@ -52,7 +54,7 @@ class Pattern:
 
     def variants(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
         """(tensors that learn, that of them that is read again)"""
-        for count in range(len(self.learned), -1, -1):
+        for count in (len(self.learned), 0) if self.together else range(len(self.learned), -1, -1):
             for learns in combinations(self.learned, count):
                 if self.reused in learns:
                     yield learns, (self.reused,)
@@ -65,7 +67,7 @@ def fuse_patterns(graph: fx.Graph, patterns: Sequence[Pattern], device: torch.de
     for pattern in patterns:
         if graph.find_nodes(op="call_function", target=pattern.anchor):
             finder = _Finder(graph, pattern, device)
-            found[pattern.name] = finder.replace(FORWARD)
+            found[pattern.name] += finder.replace(FORWARD)
             finder.replace(BACKWARD)
     return +found
 
@@ -83,28 +85,33 @@ class _Finder:
 
     def _replace(self, phase: str, dtype: torch.dtype) -> int:
         count, pattern = 0, self.pattern
-        specs = (Spec(s, torch.int64 if i in pattern.labels else dtype) for i, s in enumerate(pattern.shapes))
-        loose = self.reference(tuple(specs), HOLES[: pattern.numbers], pattern.learned, ())
+        specs = tuple(Spec(s, torch.int64 if i in pattern.labels else dtype) for i, s in enumerate(pattern.shapes))
+        numbers = HOLES[: pattern.numbers]
+        trained = self.reference(specs, numbers, pattern.learned, ())
+        count += self._replace_like(phase, trained, pattern.learned)
+        if phase == FORWARD:
+            evaluated = self.reference(specs, numbers, (), ())
+            if len(evaluated.forward) < len(trained.forward):  # something is made for the backward pass alone
+                count += self._replace_like(phase, evaluated, ())
+        return count
+
+    def _replace_like(self, phase: str, loose: Joint, learned: tuple[int, ...]) -> int:
+        count = 0
         for calls in _parts(loose, phase):
             calls = [n for n in calls if n.meta["phase"] == phase]
             like = {n: self.graph.find_nodes(op="call_function", target=n.target) for n in calls}
             first = min(calls, key=lambda n: len(like[n]))
             for node in like[first]:
                 if node.users and node.meta["phase"] == phase:
-                    count += self._replace_at(phase, loose, Search(calls, exact=False), first, node)
+                    search = Search(calls, exact=False)
+                    count += any(self._replace_exactly(phase, *given, node)
+                                 for _ in search.matches(first, node)
+                                 if (given := self._operands(loose, learned, search.mapping)))  # fmt: skip
         return count
 
-    def _replace_at(self, phase: str, loose: Joint, search: Search, first: fx.Node, node: fx.Node) -> bool:
-        for _ in search.matches(first, node):
-            operands = self._operands(loose, search.mapping)
-            if operands and self._replace_exactly(phase, *operands, node):
-                return True
-        return False
-
-    def _operands(self, loose: Joint, mapping: dict[fx.Node, fx.Node]) -> tuple | None:
+    def _operands(self, loose: Joint, learned: tuple[int, ...], mapping: dict[fx.Node, fx.Node]) -> tuple | None:
         """Nodes of the operands or None, their specs, and the numbers. Of an operand that is not read its gradient
         tells the spec."""
-        learned = self.pattern.learned
         gradients = dict(zip(learned, loose.outputs[len(loose.outputs) - len(learned) :], strict=True))
         nodes = [mapping.get(x) for x in loose.inputs[: len(self.pattern.shapes)]]
         like = [n or mapping.get(gradients.get(i)) for i, n in enumerate(nodes)]  # pyright: ignore

@@ -54,10 +54,7 @@ def rewrite(graph: fx.Graph, found: Joint, new: Joint, search: Search) -> bool:
 
 def _is_read(taken: set[fx.Node], outputs: set[fx.Node]) -> bool:
     """Whether others read what is neither a result nor a view of what comes in, which may stay."""
-    inside = taken - outputs
-    return any(
-        not user_is_ours for n in inside for user_is_ours in (u in taken for u in n.users) if not _looks(n, taken)
-    )
+    return any(not taken.issuperset(node.users) for node in taken - outputs if not _looks(node, taken))
 
 
 def _looks(node: fx.Node, taken: set[fx.Node]) -> bool:
