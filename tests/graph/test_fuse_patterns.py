@@ -97,9 +97,11 @@ def test_nodes_belong_to_the_module_whose_place_they_take():
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
+            self.first = nn.Linear(8, 8)
             self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.RMSNorm(8, eps=1e-5)) for _ in range(3))
 
         def forward(self, x):
+            x = self.first(x)
             for layer in self.layers:
                 x = layer(x)
             return x.sum()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tutti.nn.activation import activation_of
+from tutti.nn.dense import register
 
 _library = torch.library.Library("tutti", "FRAGMENT")
 _library.define("glu(Tensor gate, Tensor up, str activation) -> Tensor")
@@ -38,13 +39,8 @@ def backward(grad: Tensor, gate: Tensor, up: Tensor, activation: str) -> tuple[T
     return act.backward(grad * up, gate), grad * act.forward(gate)
 
 
-for _device in ("CPU", "CUDA"):
-    _library.impl("glu", forward, _device)
-    _library.impl("glu_backward", backward, _device)
-torch.library.register_fake("tutti::glu", lambda gate, up, activation: gate.new_empty(gate.shape))
-torch.library.register_fake(
-    "tutti::glu_backward", lambda grad, gate, up, activation: (gate.new_empty(gate.shape), up.new_empty(up.shape))
-)
+register(_library, "glu", forward)
+register(_library, "glu_backward", backward)
 
 
 def _save(ctx, inputs, output) -> None:

@@ -93,9 +93,9 @@ def backward(
     wanted: list[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Its gradients; that of a logit is softmax times grad_lse, and grad_picked more where it is the label's."""
-    gh = torch.zeros_like(hidden, dtype=lse.dtype) if wanted[0] else None
-    gw = torch.empty_like(weight) if wanted[1] else None
-    gb = torch.empty_like(bias) if bias is not None and wanted[2] else None
+    gh = hidden.new_zeros(hidden.shape, dtype=lse.dtype) if wanted[0] else None
+    gw = weight.new_empty(weight.shape) if wanted[1] else None
+    gb = bias.new_empty(bias.shape) if bias is not None and wanted[2] else None
     for block in _blocks(hidden, weight):
         logits = _logits(hidden, weight, bias, block)
         grad = logits.sub_(lse.unsqueeze(1)).exp_().mul_(grad_lse.unsqueeze(1))

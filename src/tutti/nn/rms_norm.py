@@ -17,6 +17,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tutti.nn.dense import register
+
 _library = torch.library.Library("tutti", "FRAGMENT")
 _options = "float offset, bool wide"
 _library.define(f"rms_norm(Tensor x, Tensor? weight, float eps, {_options}) -> (Tensor, Tensor)")
@@ -93,22 +95,8 @@ def _scale(weight: Tensor, offset: float, dtype: torch.dtype) -> Tensor:
     return offset + weight if offset else weight
 
 
-def _fake(x, weight, eps, offset, wide):
-    dtype = x.dtype if weight is None or wide else torch.promote_types(x.dtype, weight.dtype)
-    rows = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return x.new_empty(x.shape, dtype=dtype), x.new_empty((*x.shape[:-1], 1), dtype=rows)
-
-
-def _fake_backward(grad, x, weight, rstd, offset, wide, wanted, added=None):
-    learned = weight if wanted[1] else None
-    return x.new_empty(x.shape) if wanted[0] else None, None if learned is None else learned.new_empty(learned.shape)
-
-
-for _device in ("CPU", "CUDA"):
-    _library.impl("rms_norm", forward, _device)
-    _library.impl("rms_norm_backward", backward, _device)
-torch.library.register_fake("tutti::rms_norm", _fake)
-torch.library.register_fake("tutti::rms_norm_backward", _fake_backward)
+register(_library, "rms_norm", forward)
+register(_library, "rms_norm_backward", backward)
 
 
 def _save(ctx, inputs, output) -> None:

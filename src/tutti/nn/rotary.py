@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tutti.nn.dense import register
+
 _library = torch.library.Library("tutti", "FRAGMENT")
 _library.define("rotary(Tensor x, Tensor cos, Tensor sin) -> Tensor")
 _library.define("rotary_backward(Tensor grad, Tensor cos, Tensor sin) -> Tensor")
@@ -29,7 +31,7 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def forward(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """The operator in plain ATen."""
     first, second = x.chunk(2, -1)
-    return x * cos + torch.cat((-second, first), -1) * sin
+    return torch.cat((-second, first), -1) * sin + x * cos
 
 
 def backward(grad: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -38,15 +40,8 @@ def backward(grad: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((second, -first), -1) + grad * cos
 
 
-def _fake(x, cos, sin):
-    return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, cos.dtype))
-
-
-for _device in ("CPU", "CUDA"):
-    _library.impl("rotary", forward, _device)
-    _library.impl("rotary_backward", backward, _device)
-torch.library.register_fake("tutti::rotary", _fake)
-torch.library.register_fake("tutti::rotary_backward", _fake)
+register(_library, "rotary", forward)
+register(_library, "rotary_backward", backward)
 
 
 def _save(ctx, inputs, output) -> None:
