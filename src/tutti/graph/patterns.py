@@ -44,7 +44,7 @@ class Pattern:
     reference: Callable
     replacement: Callable
     shapes: tuple[tuple[int, ...], ...]
-    anchor: object
+    anchor: torch._ops.OpOverload
     learned: tuple[int, ...]
     together: bool = False
     reused: int | None = None
