@@ -18,7 +18,7 @@ from tutti.graph.step_graph import BACKWARD, FORWARD, Spec
 
 @dataclass(frozen=True)
 class Joint:
-    """operands: placeholders, then those of the gradients that come in. outputs: results, then the gradients of the
+    """inputs: the tensors, then the gradients that come in. outputs: results, then the gradients of the
     operands that learn, None for what is no operator's result."""
 
     graph: fx.Graph
@@ -56,7 +56,8 @@ def joint(
     """Trace `function(*tensors, *numbers)` of tensors of these specs, and the gradients of those at `learns`.
 
     reused: operands that something else reads later, so that its gradient is there first and the own ones are added.
-    through: the function returns them too, last, for that reader.
+    through: the function returns them too, last, for that reader. An enclosing `torch.autocast` is left out of account:
+    its casts are operators of their own in a captured step.
     """
 
     def flat(*given: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -72,7 +73,7 @@ def joint(
         _sign(BACKWARD)
         return (*(x.detach() for x in results), *grads)
 
-    with compat.fake_mode():
+    with compat.fake_mode(), torch.enable_grad(), torch.autocast(device.type, enabled=False):
         tensors = [torch.empty(s.shape, dtype=s.dtype, device=device) for s in specs]
         made = function(*tensors, *numbers)
         results = list(made) if isinstance(made, tuple) else [made]

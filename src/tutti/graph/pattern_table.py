@@ -83,11 +83,15 @@ def _gated(name: str) -> Pattern:
                    anchor, learned=(0, 1), together=True)  # fmt: skip
 
 
-def _linear_loss(dims: int, biased: bool, upcast: bool, reduction: str) -> Pattern:
+def _linear_loss(dims: int, biased: bool, upcast: str, reduction: str) -> Pattern:
+    """upcast: when the logits are made float32: "early", "late" (where they are seen as rows, as autocast does) or
+    never."""
+
     def reference(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None) -> Tensor:
         logits = F.linear(hidden, weight, bias)
-        logits = logits.float() if upcast else logits
-        return F.cross_entropy(logits.view(-1, logits.shape[-1]), labels, reduction=reduction)
+        logits = logits.float() if upcast == "early" else logits
+        rows = logits.view(-1, logits.shape[-1])
+        return F.cross_entropy(rows.float() if upcast == "late" else rows, labels, reduction=reduction)
 
     def replacement(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None) -> Tensor:
         loss = linear_cross_entropy(hidden.flatten(0, -2), weight, labels, bias, reduction=reduction)
@@ -110,5 +114,5 @@ PATTERNS: tuple[Pattern, ...] = (
             aten.neg.default, learned=(0,)),
     Pattern("tanh GELU", "aten::gelu", _gelu_new, _gelu_tanh, ((2, 4, 6),), aten.tanh.default, learned=(0,)),
     *(_gated(name) for name in ACTIVATED),
-    *(_linear_loss(*options) for options in product((3, 2), (False, True), (True, False), ("mean", "sum"))),
+    *(_linear_loss(*options) for options in product((3, 2), (False, True), ("early", "late", ""), ("mean", "sum"))),
 )  # fmt: skip
