@@ -46,6 +46,9 @@ VERBS = {
     ),
     "calibrate": Verb("tutti.cluster.command:command", "measure this machine, for plans that run on it"),
     "rules": Verb("tutti.check.command:show_rules", "how each operator can be split", extra="train"),
+    "patterns": Verb(
+        "tutti.run.commands.patterns:patterns", "which fused operators a model's step is made of", extra="train"
+    ),
     "levels": Verb("tutti.run.commands.levels:show_levels", "what each level does to a step", extra="train"),
     "checkpoint": Verb("tutti.run.commands.checkpoint:checkpoint", "show, verify and compare checkpoints", raw=True),
     "reshard": Verb("tutti.run.commands.checkpoint:reshard", "write a checkpoint anew for another plan"),

@@ -7,6 +7,7 @@ from torch import fx
 from tutti import compat
 from tutti.graph.step_graph import Spec
 from tutti.lower.collectives import COLLECTIVES, all_reduce
+from tutti.lower.write_out import write_out
 from tutti.run import segments
 from tutti.run.code import generate
 from tutti.run.fusing import kernels
@@ -17,7 +18,6 @@ from tutti.run.segments import (
     compile_segments,
     gather_kernels,
     gather_layers,
-    inline_random,
     stretches,
 )
 from tutti.run.virtual import run_virtual
@@ -204,7 +204,7 @@ def test_random_operators_are_written_out_with_the_same_numbers():
         return run_virtual([generate(graph)], [(torch.tensor(3), torch.tensor(5))], {"dp": 1})[0][0]
 
     expected = result()
-    inline_random(graph)
+    write_out(graph)
     assert torch.ops.tutti.uniform.default not in [n.target for n in graph.nodes]
     assert torch.equal(result(), expected)
 
@@ -230,7 +230,7 @@ def test_salts_do_not_tell_layers_apart():
     graph.output((x,))
     inputs = [(torch.ones(4, 6), torch.tensor(3), torch.tensor(5))]
     expected = run_virtual([generate(graph)], inputs, {"dp": 1})
-    inline_random(graph)
+    write_out(graph)
     compile_segments(graph, "O2")
     graph.lint()
     assert len(segments.COMPILED) == 1 and sum(n.name.startswith("segment") for n in graph.nodes) == 3

@@ -38,14 +38,14 @@ FAMILY = {
     "tanh": ("tanh", "sin", "cos", "atan"),
     "erf": ("erf", "erfc", "erfinv"),
     "gelu": ("gelu",),
-    "silu": ("silu", "mish", "elu"),
+    "silu": ("silu", "mish", "elu", "tutti::glu", "tutti::glu_backward"),
     "softmax": ("_softmax", "_log_softmax"),
     "norm": ("native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit",
-             "_fused_rms_norm"),
+             "_fused_rms_norm", "tutti::rms_norm", "tutti::rms_norm_backward"),
     "index": ("embedding", "index", "index_select", "gather", "take"),
     "scatter": ("index_put", "index_add", "scatter", "scatter_add", "scatter_reduce"),
     "table": ("embedding_dense", "_embedding_bag_backward"),
-    "transpose": ("clone", "pixel_shuffle", "pixel_unshuffle"),
+    "transpose": ("clone", "pixel_shuffle", "pixel_unshuffle", "tutti::rotary", "tutti::rotary_backward"),
     "pool": ("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d"),
 }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import torch
@@ -10,14 +11,21 @@ from torch import fx
 from tutti.graph.anew import make_without_operands
 from tutti.graph.costs import FREE, annotate_costs
 from tutti.graph.labels import annotate_labels
+from tutti.graph.pattern_table import PATTERNS
+from tutti.graph.patterns import fuse_patterns
 from tutti.graph.randomness import make_reproducible
 from tutti.graph.simplify import simplify
 from tutti.graph.step_graph import FORWARD, GUARD, UPDATE, Call, Spec, StepGraph
 from tutti.graph.workspaces import without_workspaces
 
 
-def build(traced: fx.GraphModule, inputs: list[str], outputs: list[str], device: torch.device) -> StepGraph:
-    """The StepGraph of a functional trace whose inputs and outputs have these names, in order."""
+def build(
+    traced: fx.GraphModule, inputs: list[str], outputs: list[str], device: torch.device, patterns: bool = True
+) -> StepGraph:
+    """The StepGraph of a functional trace whose inputs and outputs have these names, in order.
+
+    patterns: whether fused operators take the places of what models write out.
+    """
     graph = traced.graph
     placeholders = dict(zip(inputs, (n for n in graph.nodes if n.op == "placeholder"), strict=True))
     for node in graph.nodes:
@@ -33,6 +41,7 @@ def build(traced: fx.GraphModule, inputs: list[str], outputs: list[str], device:
     without_workspaces(graph)
     make_without_operands(graph, device)
     simplify(graph)
+    matches = fuse_patterns(graph, PATTERNS, device) if patterns else Counter()
     _adopt(graph)
     results = dict(zip(outputs, output.args[0], strict=True))
     results = {k: v for k, v in results.items() if v is not placeholders.get(k)}  # an untouched buffer is no output
@@ -43,7 +52,7 @@ def build(traced: fx.GraphModule, inputs: list[str], outputs: list[str], device:
         del constants[name]
         graph.erase_node(placeholders.pop(name))
     graph.lint()
-    step = StepGraph(graph, placeholders, results, constants, device)
+    step = StepGraph(graph, placeholders, results, constants, device, matches)
     annotate_costs(step)
     annotate_labels(step)
     return step

@@ -39,6 +39,7 @@ def capture(
     masters: bool = False,
     gradients: bool = True,
     guarded: bool = False,
+    patterns: bool = True,
 ) -> StepGraph:
     """Record loss, gradients and optimizer update of one training step as one functional ATen graph.
 
@@ -51,6 +52,7 @@ def capture(
     gradients: False records the forward pass only.
     guarded: parameters and optimizer state stay what they were where loss or gradients are not finite; the output
         `skipped`, a 0-d float32 tensor, then is 1.
+    patterns: False leaves norms, rotary embeddings, losses and the like as the model writes them (`graph.patterns`).
 
     An enclosing `torch.autocast` is recorded with the graph. Checks of values, as the one for singular matrices behind
     `torch.linalg.solve`, are not: there the result is infinite or NaN. Raises ValueError where the loss is not a
@@ -119,7 +121,7 @@ def capture(
             traced = functionalize(compat.trace(flat, *inputs.values()), list(inputs.values()))
         except compat.ValuesNeeded as error:
             raise _branching(error) from error
-    return build(traced, list(inputs), results, device)
+    return build(traced, list(inputs), results, device, patterns)
 
 
 def batch_items(batch: Batch) -> list[tuple[str, torch.Tensor]]:

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 import tutti.nn.experts
+import tutti.nn.fused
 import tutti.nn.lstm  # noqa: F401  (registers the operators)
 from tutti.graph.step_graph import Call, Spec, StepGraph
 
@@ -84,6 +85,15 @@ def _lstm(products: int) -> Callable[[Call], int]:
     return flops
 
 
+def _linear_logsumexp(node: Call) -> int:
+    return 2 * prod(_shape(node.args[0])) * _shape(node.args[1])[0]
+
+
+def _linear_logsumexp_backward(node: Call) -> int:
+    """A product for each gradient that is wanted; that the logits are made anew is not counted."""
+    return 2 * prod(_shape(node.args[2])) * _shape(node.args[3])[0] * sum(node.args[7][:2])
+
+
 def _experts(products: int, backward: bool = False) -> Callable[[Call], int]:
     """`products` times those of the forward pass: both matrices of an expert, for the choices that fall on average to
     the experts that are here. Where the backward pass repeats the first product, that is not counted."""
@@ -122,6 +132,8 @@ FLOPS: dict[object, Callable[[Call], int]] = {
     aten.convolution_backward.default: _convolution_backward,
     torch.ops.tutti.lstm_layer.default: _lstm(1),
     torch.ops.tutti.lstm_layer_backward.default: _lstm(2),
+    torch.ops.tutti.linear_logsumexp.default: _linear_logsumexp,
+    torch.ops.tutti.linear_logsumexp_backward.default: _linear_logsumexp_backward,
     torch.ops.tutti.experts.default: _experts(1),
     torch.ops.tutti.experts_training.default: _experts(1),
     torch.ops.tutti.experts_backward.default: _experts(2, backward=True),

@@ -22,6 +22,7 @@ cut into chunks, every call has the number of its chunk, `slice`; where the batc
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -71,6 +72,7 @@ class StepGraph:
     outputs: dict[str, fx.Node]
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    matches: Counter[str] = field(default_factory=Counter)  # of each pattern of `graph.pattern_table`, at capture
 
     @property
     def nodes(self) -> list[fx.Node]:

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 import tutti.nn.experts
+import tutti.nn.linear_cross_entropy
 import tutti.nn.random  # noqa: F401  (registers the operators)
 from tutti.cluster.device import Device
 from tutti.cluster.operators import PRODUCTS, Shape, family_of
@@ -31,6 +32,10 @@ EXPERTS: dict[object, bool] = {  # whether it is a backward pass
     _ops.experts_training.default: False,
     _ops.experts_backward.default: True,
     _ops.experts_backward_kept.default: True,
+}
+LINEAR_LOSSES: dict[object, bool] = {  # likewise
+    _ops.linear_logsumexp.default: False,
+    _ops.linear_logsumexp_backward.default: True,
 }
 LANES = 16  # channels that a CPU's kernels of convolutions work on at once (oneDNN's blocked layouts)
 
@@ -62,6 +67,8 @@ def seconds(device: Device, call: LocalCall) -> float:
     target, family = call.node.target, _family(call)
     if target in EXPERTS:
         return _experts(device, call, EXPERTS[target])
+    if target in LINEAR_LOSSES:
+        return _linear_loss(device, call, LINEAR_LOSSES[target])
     if family == "table" and call.read:  # of zeros, to which the rows of the gradient are added
         rows = device.stream_seconds(3 * call.read[0], family, call.dtype)
         return device.stream_seconds(call.made[0], "add", call.dtype) + rows
@@ -94,6 +101,19 @@ def _experts(device: Device, call: LocalCall, backward: bool) -> float:
     bytes_ = moved(call) + (1 + backward) * 2 * rows * experts * (hidden + made) * call.dtype.itemsize
     taken = sum(device.matmul_seconds(experts, *sizes, call.dtype) for sizes in products)
     return max(1.0, busier) * taken + device.stream_seconds(bytes_, "add", call.dtype)
+
+
+def _linear_loss(device: Device, call: LocalCall, backward: bool) -> float:
+    """The product that makes the logits, in the backward pass one more for each gradient; and reading and writing the
+    logits once in each pass."""
+    (rows, hidden), (classes, _) = call.shapes()[2 * backward : 2 * backward + 2]
+    dtype = call.node.args[2 * backward].meta["val"].dtype  # pyright: ignore
+    products = [(rows, hidden, classes)]
+    if backward:
+        more = [(rows, classes, hidden), (classes, rows, hidden)]
+        products += [sizes for sizes, want in zip(more, call.node.args[7], strict=False) if want]  # pyright: ignore
+    taken = sum(device.matmul_seconds(1, *sizes, dtype) for sizes in products)
+    return taken + device.stream_seconds(2 * 4 * rows * classes, "exp", torch.float32)
 
 
 def _drawn(device: Device, call: LocalCall) -> int:

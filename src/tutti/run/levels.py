@@ -22,13 +22,14 @@ from tutti.lower.program import Program
 from tutti.lower.regions import divide
 from tutti.lower.tiers import use_tiers
 from tutti.lower.workspace import keep_workspaces
+from tutti.lower.write_out import write_out
 from tutti.run import overlap
 from tutti.run.carrier import Carrier
 from tutti.run.code import Inspect, Meter, Run, Stopwatch, generate
 from tutti.run.ledger import Ledger
 from tutti.run.memory import CPU, Platform, spans
 from tutti.run.nonfinite import Inspector
-from tutti.run.segments import compile_segments, gather_kernels, gather_layers, inline_random
+from tutti.run.segments import compile_segments, gather_kernels, gather_layers
 from tutti.run.simulated.kernels import fuse
 from tutti.run.simulated.replay import replay
 
@@ -49,8 +50,8 @@ ALL = keep_workspaces, bucket, use_tiers, update_in_place
 
 LEVELS = {
     "O0": Level("operator by operator", ALL, (write_over,)),
-    "O1": Level("what fuses into one kernel is compiled", (*ALL, inline_random), (gather_kernels,)),
-    "O2": Level("whole layers are compiled", (*ALL, inline_random, gather_layers), ()),
+    "O1": Level("what fuses into one kernel is compiled", (*ALL, write_out), (gather_kernels,)),
+    "O2": Level("whole layers are compiled", (*ALL, write_out, gather_layers), ()),
 }
 
 

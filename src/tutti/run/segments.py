@@ -16,7 +16,6 @@ import torch
 from torch import fx
 
 from tutti.graph.costs import FLOPS, FREE
-from tutti.graph.inline import inline
 from tutti.graph.labels import is_layer, layer_of
 from tutti.graph.step_graph import Call, Spec
 from tutti.lower.collectives import COLLECTIVES, wait
@@ -25,7 +24,6 @@ from tutti.lower.order import contract
 from tutti.lower.transfers import TRANSFERS
 from tutti.lower.workspace import KEEPING
 from tutti.lower.writes import WRITES
-from tutti.nn import random
 from tutti.nn.adam import IN_PLACE
 from tutti.run.compiled import Compiled
 from tutti.run.fusing import fuses, kernels
@@ -245,26 +243,4 @@ def _replace(part: Part, function: Callable) -> None:
         result.meta = dict(node.meta)
         node.replace_all_uses_with(result)
     for node in reversed(part.calls):
-        graph.erase_node(node)
-
-
-def inline_random(graph: fx.Graph) -> None:
-    """Write out the random operator as arithmetic, so that the compiler fuses it with what uses it.
-
-    What depends on its salt comes first of all: layers that differ in that alone are then alike."""
-    inputs = [n for n in graph.nodes if n.op == "placeholder"]
-    node: Call
-    for node in [n for n in graph.nodes if n.target is torch.ops.tutti.uniform.default]:
-        seed, step, salt, *shape = node.args
-        with graph.inserting_after(inputs[-1]):
-            keys = graph.call_function(torch.ops.tutti.keys.default, (seed, step, salt), dict(node.kwargs))
-        keys.meta = {**node.meta, "val": Spec((2,), torch.int64)}
-        before = node.prev
-        with graph.inserting_before(node):
-            device = node.kwargs["device"]
-            new = inline(graph, random.uniform_of, (keys, *shape, device), {}, device)
-        made = node.prev
-        while made is not before:
-            made.meta, made = {**node.meta, **made.meta}, made.prev
-        node.replace_all_uses_with(new)
         graph.erase_node(node)

@@ -1,0 +1,57 @@
+"""Operators of this project in plain ATen, so that a compiler fuses them with what stands around."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from tutti.graph.inline import paste, trace
+from tutti.graph.step_graph import Call, Spec
+from tutti.nn import random
+from tutti.nn.fused import FUSED
+
+ops = torch.ops.tutti
+
+
+def write_out(graph: fx.Graph) -> None:
+    """Write out fused operators and random numbers as their formulas, in place.
+
+    What random numbers depend on beside their shape is computed first of all: layers that differ in that alone are then
+    alike.
+    """
+    known: dict[str, fx.Graph] = {}  # formulas traced on operands like these
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    node: Call
+    for node in list(graph.nodes):
+        if node.target is ops.uniform.default:
+            seed, step, salt, *shape = node.args
+            with graph.inserting_after(inputs[-1]):
+                keys = graph.call_function(ops.keys.default, (seed, step, salt), dict(node.kwargs))
+            keys.meta = {**node.meta, "val": Spec((2,), torch.int64)}
+            device = node.kwargs["device"]
+            _replace(node, random.uniform_of, (keys, *shape, device), {}, device, known)
+        elif node.target in FUSED:
+            _replace(node, FUSED[node.target], node.args, node.kwargs, "cpu", known)
+
+
+def _replace(node: Call, formula: Callable, args: tuple, kwargs: dict[str, Any], device: torch.device | str,
+             known: dict[str, fx.Graph]) -> None:  # fmt: skip
+    graph, before = node.graph, node.prev
+    how = repr((formula, fx.map_arg((args, kwargs), lambda n: n.meta["val"])))
+    if how not in known:
+        known[how] = trace(formula, args, kwargs, device)
+    with graph.inserting_before(node):
+        result = paste(graph, known[how], args, kwargs)
+    made = node.prev
+    while made is not before:
+        made.meta, made = {**node.meta, **made.meta}, made.prev
+    if isinstance(result, fx.Node):
+        node.replace_all_uses_with(result)
+    for part in [user for user in node.users if user.target is operator.getitem]:
+        part.replace_all_uses_with(result[part.args[1]])
+        graph.erase_node(part)
+    graph.erase_node(node)

@@ -1,0 +1,23 @@
+"""Fused operators and their formulas in plain ATen: what a compiler is given, to fuse it with what stands around.
+
+What does its work in blocks, as `tutti.nn.linear_cross_entropy`, is not here: a compiler calls it as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from tutti.nn import glu, linear_cross_entropy, rms_norm, rotary  # noqa: F401  (registers the operators)
+
+ops = torch.ops.tutti
+
+FUSED: dict[torch._ops.OpOverload, Callable] = {
+    ops.rms_norm.default: rms_norm.forward,
+    ops.rms_norm_backward.default: rms_norm.backward,
+    ops.rotary.default: rotary.forward,
+    ops.rotary_backward.default: rotary.backward,
+    ops.glu.default: glu.forward,
+    ops.glu_backward.default: glu.backward,
+}

@@ -1,0 +1,164 @@
+"""A linear layer and the cross-entropy of its results, which are never in memory as a whole.
+
+    logits = hidden weight^T + bias,    loss of a row = log sum_v exp(logits[v]) - logits[label]
+
+`tutti::linear_logsumexp` is (hidden, weight, bias, labels) -> (lse, picked): of each row the logarithm of the sum, and
+the logit of its label, 0 where the label is negative. `tutti::linear_logsumexp_backward` makes the logits anew; what is
+not wanted of its three gradients is None.
+
+| operand | shape | |
+|---|---|---|
+| hidden | (t, h) | rows |
+| weight | (v, h) | of the dtype of hidden |
+| bias | (v) or none | |
+| labels | (t) int64 | below v |
+| lse, picked | (t) | float32 at least |
+
+Both go over the vocabulary in blocks whose logits fit the cache: a block's rows of the gradient of the weight are one
+product. Logits are rounded to the dtype of hidden, as a linear layer's results are; all that follows is made in
+float32 at least. Blocks over rows in place of the vocabulary: Hsu et al., "Liger kernel" (2024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BLOCK = {"cpu": 8 << 20, "cuda": 1 << 28}  # bytes of a block's logits
+FEWEST = 256  # of the vocabulary in a block
+
+_library = torch.library.Library("tutti", "FRAGMENT")
+_operands = "Tensor hidden, Tensor weight, Tensor? bias, Tensor labels"
+_library.define(f"linear_logsumexp({_operands}) -> (Tensor, Tensor)")
+_library.define(
+    f"linear_logsumexp_backward(Tensor grad_lse, Tensor grad_picked, {_operands}, Tensor lse, bool[3] wanted) "
+    "-> (Tensor, Tensor, Tensor)"
+)
+ops = torch.ops.tutti
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    bias: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> Tensor:
+    """What `F.cross_entropy(F.linear(hidden, weight, bias).float(), labels, ...)` is, for class labels.
+
+    hidden (..., h), labels (...), reduction "mean", "sum" or "none". Raises ValueError where shapes do not fit.
+    """
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"linear_cross_entropy: no reduction {reduction!r}; there are mean, sum, none")
+    if hidden.shape[:-1] != labels.shape or hidden.shape[-1:] != weight.shape[1:]:
+        raise ValueError(
+            f"linear_cross_entropy: hidden (..., h), weight (v, h) and labels (...), not {tuple(hidden.shape)}, "
+            f"{tuple(weight.shape)} and {tuple(labels.shape)}"
+        )
+    rows = labels.reshape(-1)
+    kept = rows != ignore_index
+    known = torch.where(kept, rows, -1)
+    lse, picked = ops.linear_logsumexp(hidden.reshape(-1, hidden.shape[-1]), weight, bias, known)
+    loss = torch.where(kept, lse - picked, 0)
+    if reduction == "none":
+        return loss.reshape(labels.shape)
+    return loss.sum() / kept.sum() if reduction == "mean" else loss.sum()
+
+
+def forward(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The operator. IndexError for a label that is v or more, where a CPU sees it."""
+    if labels.device.type == "cpu" and labels.numel() and int(labels.max()) >= len(weight):
+        raise IndexError(f"label {int(labels.max())} of {len(weight)} classes")
+    lse, picked = _rows(hidden, -torch.inf), _rows(hidden, 0.0)
+    for block in _blocks(hidden, weight):
+        logits = _logits(hidden, weight, bias, block)
+        lse = torch.logaddexp(lse, logits.logsumexp(1))
+        column, here = _columns(labels, block)
+        picked = torch.where(here, logits.gather(1, column.unsqueeze(1)).squeeze(1), picked)
+    return lse, picked
+
+
+def backward(
+    grad_lse: Tensor,
+    grad_picked: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    lse: Tensor,
+    wanted: list[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Its gradients; that of a logit is softmax times grad_lse, and grad_picked more where it is the label's."""
+    gh = hidden.new_zeros(hidden.shape, dtype=lse.dtype) if wanted[0] else None
+    gw = weight.new_empty(weight.shape) if wanted[1] else None
+    gb = bias.new_empty(bias.shape) if bias is not None and wanted[2] else None
+    for block in _blocks(hidden, weight):
+        logits = _logits(hidden, weight, bias, block)
+        grad = logits.sub_(lse.unsqueeze(1)).exp_().mul_(grad_lse.unsqueeze(1))
+        column, here = _columns(labels, block)
+        grad.scatter_add_(1, column.unsqueeze(1), torch.where(here, grad_picked, 0).unsqueeze(1))
+        short = grad.to(hidden.dtype)
+        if gh is not None:
+            part = weight[block]
+            gh = gh.addmm_(short, part) if gh.dtype == part.dtype else gh.add_(short @ part)
+        if gw is not None:
+            gw[block] = short.t() @ hidden
+        if gb is not None:
+            gb[block] = short.sum(0)
+    return None if gh is None else gh.to(hidden.dtype), gw, gb
+
+
+def _blocks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
+    width = max(FEWEST, BLOCK[hidden.device.type] // (4 * max(1, len(hidden))))
+    for start in range(0, len(weight), width):
+        yield slice(start, min(start + width, len(weight)))
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, block: slice) -> Tensor:
+    logits = F.linear(hidden, weight[block], None if bias is None else bias[block])
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _columns(labels: Tensor, block: slice) -> tuple[Tensor, Tensor]:
+    """Of each label its column in the block, and whether it is there."""
+    return (labels - block.start).clamp(0, block.stop - block.start - 1), (labels >= block.start) & (
+        labels < block.stop
+    )
+
+
+def _rows(hidden: Tensor, value: float) -> Tensor:
+    dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    return torch.full(hidden.shape[:1], value, dtype=dtype, device=hidden.device)
+
+
+def _fake(hidden, weight, bias, labels):
+    return _rows(hidden, 0.0), _rows(hidden, 0.0)
+
+
+def _fake_backward(grad_lse, grad_picked, hidden, weight, bias, labels, lse, wanted):
+    given = zip((hidden, weight, bias), wanted, strict=True)
+    return tuple(x.new_empty(x.shape) if x is not None and want else None for x, want in given)
+
+
+for _device in ("CPU", "CUDA"):
+    _library.impl("linear_logsumexp", forward, _device)
+    _library.impl("linear_logsumexp_backward", backward, _device)
+torch.library.register_fake("tutti::linear_logsumexp", _fake)
+torch.library.register_fake("tutti::linear_logsumexp_backward", _fake_backward)
+
+
+def _save(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs, output[0])
+
+
+def _gradients(ctx, grad_lse, grad_picked):
+    *operands, lse = ctx.saved_tensors
+    wanted = list(ctx.needs_input_grad[:3])
+    return *ops.linear_logsumexp_backward(grad_lse, grad_picked, *operands, lse, wanted), None
+
+
+torch.library.register_autograd("tutti::linear_logsumexp", _gradients, setup_context=_save)

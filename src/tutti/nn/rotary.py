@@ -1,0 +1,57 @@
+"""Rotary position embedding (Su et al., "RoFormer", 2021), in the form that rotates halves.
+
+    y = x cos + (-x2, x1) sin,    (x1, x2) = the halves of x
+
+`tutti::rotary` is (x, cos, sin) -> y; x (..., d) with d even, cos and sin of a shape that broadcasts to it, both whole
+in the last dim. Its backward pass turns back and needs neither x nor y: gx = g cos + (h2, -h1), h = g sin.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tutti.nn.dense import register
+
+_library = torch.library.Library("tutti", "FRAGMENT")
+_library.define("rotary(Tensor x, Tensor cos, Tensor sin) -> Tensor")
+_library.define("rotary_backward(Tensor grad, Tensor cos, Tensor sin) -> Tensor")
+ops = torch.ops.tutti
+
+
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x, turned; differentiable in x alone. Raises ValueError where x has no halves or the angles do not fit."""
+    fits = cos.shape == sin.shape and cos.ndim <= x.ndim and cos.shape[-1:] == x.shape[-1:]
+    pairs = zip(reversed(cos.shape), reversed(x.shape), strict=False)
+    if not fits or x.shape[-1] % 2 or any(a not in (1, b) for a, b in pairs):
+        raise ValueError(f"rotary: cos {tuple(cos.shape)} and sin {tuple(sin.shape)} for x {tuple(x.shape)}")
+    return ops.rotary(x, cos, sin)
+
+
+def forward(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The operator in plain ATen."""
+    first, second = x.chunk(2, -1)
+    return torch.cat((-second, first), -1) * sin + x * cos
+
+
+def backward(grad: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Its gradient in plain ATen."""
+    first, second = (grad * sin).chunk(2, -1)
+    return torch.cat((second, -first), -1) + grad * cos
+
+
+register(_library, "rotary", forward)
+register(_library, "rotary_backward", backward)
+
+
+def _save(ctx, inputs, output) -> None:
+    x, *angles = inputs
+    ctx.dtype = x.dtype
+    ctx.save_for_backward(*angles)
+
+
+def _gradients(ctx, grad):
+    return ops.rotary_backward(grad, *ctx.saved_tensors).to(ctx.dtype), None, None
+
+
+torch.library.register_autograd("tutti::rotary", _gradients, setup_context=_save)

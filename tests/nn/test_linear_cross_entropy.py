@@ -1,0 +1,95 @@
+"""Linear layer and cross-entropy in blocks, against the two of them in plain torch."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.library import opcheck
+
+from tutti.nn import linear_cross_entropy as module
+from tutti.nn.linear_cross_entropy import linear_cross_entropy
+
+ops = torch.ops.tutti
+ROWS, HIDDEN, CLASSES = 12, 6, 40
+
+
+@pytest.fixture(autouse=True)
+def several_blocks(monkeypatch):
+    """Of 16, 16 and 8 classes."""
+    monkeypatch.setattr(module, "FEWEST", 16)
+    monkeypatch.setitem(module.BLOCK, "cpu", 0)
+
+
+def drawn(dtype=torch.float64, biased=True):
+    """hidden, weight, bias; labels, some of them ignored."""
+    torch.manual_seed(0)
+    shapes = [(ROWS, HIDDEN), (CLASSES, HIDDEN), *([(CLASSES,)] if biased else [])]
+    tensors = [torch.randn(s, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes]
+    labels = torch.randint(0, CLASSES, (ROWS,))
+    labels[::5] = -100
+    return *tensors, *([] if biased else [None]), labels
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_float64(reduction, biased):
+    hidden, weight, bias, labels = drawn(biased=biased)
+    ours = linear_cross_entropy(hidden, weight, labels, bias, reduction=reduction)
+    expected = F.cross_entropy(F.linear(hidden, weight, bias), labels, reduction=reduction)
+    torch.testing.assert_close(ours, expected)
+    grad = torch.randn_like(ours)
+    learned = [x for x in (hidden, weight, bias) if x is not None]
+    torch.testing.assert_close(*(torch.autograd.grad(y, learned, grad) for y in (ours, expected)))
+
+
+def test_gradcheck():
+    hidden, weight, bias, labels = drawn()
+    assert torch.autograd.gradcheck(
+        lambda *tensors: ops.linear_logsumexp(*tensors, labels.clamp(min=-1)), (hidden, weight, bias)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_low_precision_logits_are_widened(dtype):
+    """As transformers does it: logits in the model's dtype, all that follows in float32."""
+    hidden, weight, bias, labels = drawn(dtype)
+    ours = linear_cross_entropy(hidden, weight, labels, bias)
+    expected = F.cross_entropy(F.linear(hidden, weight, bias).float(), labels)
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-6)
+    for a, b in zip(*(torch.autograd.grad(y, (hidden, weight, bias)) for y in (ours, expected)), strict=True):
+        assert a.dtype == dtype
+        torch.testing.assert_close(a, b, **({"rtol": 0.02, "atol": 1e-3} if dtype == torch.bfloat16 else {}))
+
+
+def test_only_what_learns_has_a_gradient():
+    hidden, weight, bias, labels = (x.detach() for x in drawn())
+    lse, _ = ops.linear_logsumexp(hidden, weight, bias, labels)
+    found = ops.linear_logsumexp_backward(lse, lse, hidden, weight, bias, labels, lse, [False, True, False])
+    assert [x is None for x in found] == [True, False, True]
+
+
+def test_nothing_of_rows_times_classes_is_kept():
+    hidden, weight, bias, labels = drawn()
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+        linear_cross_entropy(hidden, weight, labels, bias)
+    assert max(kept) == CLASSES * HIDDEN < ROWS * CLASSES
+
+
+def test_registration():
+    hidden, weight, bias, labels = drawn()
+    opcheck(ops.linear_logsumexp.default, (hidden, weight, bias, labels))
+    hidden, weight, bias = (x.detach() for x in (hidden, weight, bias))
+    lse = ops.linear_logsumexp(hidden, weight, bias, labels)[0]
+    wanted = [True, True, False]
+    opcheck(ops.linear_logsumexp_backward.default, (lse, lse, hidden, weight, bias, labels, lse, wanted))
+
+
+def test_errors():
+    hidden, weight, bias, labels = drawn()
+    with pytest.raises(IndexError, match="label 40 of 40 classes"):
+        linear_cross_entropy(hidden, weight, labels.clamp(min=0) + CLASSES - labels.max(), bias)
+    with pytest.raises(ValueError, match="no reduction 'max'"):
+        linear_cross_entropy(hidden, weight, labels, reduction="max")
+    with pytest.raises(ValueError, match=r"labels \(...\), not \(12, 6\), \(40, 6\) and \(6,\)"):
+        linear_cross_entropy(hidden, weight, labels[::2])
