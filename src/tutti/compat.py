@@ -170,7 +170,6 @@ AS_PYTHON: dict[str, Any] = {
     "allow_unspec_int_on_nn_module": True,  # a module may count
 }
 
-
 LIMIT = "recompile limit exceeded"  # in its reason to compile a function no more
 
 
@@ -267,7 +266,7 @@ def _begin(frame: Any) -> tuple[str, int, str]:
 
 
 def function_of(name: str) -> str:
-    """The function as it was written; of one goes on after a graph break, that one."""
+    """The function as it was written; of what goes on after a graph break, all of it."""
     return re.sub(r"^torch_dynamo_resume_in_(.*)_at_\d+$", r"\1", name)
 
 
