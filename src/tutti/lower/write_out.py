@@ -51,6 +51,7 @@ def _replace(node: Call, formula: Callable, args: tuple, kwargs: dict[str, Any],
         made.meta, made = {**node.meta, **made.meta}, made.prev
     if isinstance(result, fx.Node):
         node.replace_all_uses_with(result)
+    part: Call
     for part in [user for user in node.users if user.target is operator.getitem]:
         part.replace_all_uses_with(result[part.args[1]])
         graph.erase_node(part)

@@ -10,7 +10,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count, groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -186,7 +186,7 @@ def _takes(node: Call, inside: set[fx.Node]) -> bool:
 
 def _reorder(calls: list[fx.Node], order: Iterable[fx.Node]) -> None:
     """Give calls that stand in a row this order."""
-    last = calls[0].prev if calls else None
+    last: Any = calls[0].prev if calls else None
     for node in order:
         last.append(node)
         last = node
