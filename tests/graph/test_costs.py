@@ -10,7 +10,7 @@ import tutti
 import zoo
 from tutti.nn import MoE
 
-aten, ops = torch.ops.aten, torch.ops.tutti
+aten = torch.ops.aten
 TOKENS, HIDDEN, WIDE = 4 * 16, 64, 96
 
 
@@ -31,8 +31,7 @@ def test_a_llama_step_costs_six_flops_a_weight_and_token():
     model = zoo.llama(2)
     weights = sum(p.numel() for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n)
     graph = tutti.capture(model, zoo.tokens(4))
-    targets = aten.mm.default, ops.linear_logsumexp.default, ops.linear_logsumexp_backward.default
-    assert sum(sum(cost(graph, target)) for target in targets) == 6 * weights * TOKENS
+    assert sum(cost(graph, aten.mm.default)) == 6 * weights * TOKENS
 
 
 class Attention(nn.Module):
@@ -56,7 +55,7 @@ def test_attention(causal):
 
 
 def test_views_are_free_and_elementwise_operators_cost_one_flop_an_element():
-    graph = tutti.capture(zoo.gpt2(1), zoo.tokens(4), patterns=False)
+    graph = tutti.capture(zoo.gpt2(1), zoo.tokens(4), patterns=())
     assert set(cost(graph, aten.reshape.default) + cost(graph, aten.reshape.default, "bytes")) == {0}
     assert set(cost(graph, aten.tanh.default)) == {TOKENS * 4 * HIDDEN}
     assert set(cost(graph, aten.tanh.default, "bytes")) == {2 * 4 * TOKENS * 4 * HIDDEN}

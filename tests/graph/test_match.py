@@ -22,7 +22,7 @@ class Function(nn.Module):
 
 
 def captured(function, *shape) -> tutti.StepGraph:
-    return tutti.capture(Function(function), (torch.ones(*shape or (4, 6)),), gradients=False, patterns=False)
+    return tutti.capture(Function(function), (torch.ones(*shape or (4, 6)),), gradients=False, patterns=())
 
 
 def found(pattern, function, anchor, exact=True) -> int:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import fx
@@ -12,7 +11,7 @@ from tutti.graph.anew import make_without_operands
 from tutti.graph.costs import FREE, annotate_costs
 from tutti.graph.labels import annotate_labels
 from tutti.graph.pattern_table import PATTERNS
-from tutti.graph.patterns import fuse_patterns
+from tutti.graph.patterns import Pattern, fuse_patterns
 from tutti.graph.randomness import make_reproducible
 from tutti.graph.simplify import simplify
 from tutti.graph.step_graph import FORWARD, GUARD, UPDATE, Call, Spec, StepGraph
@@ -20,11 +19,15 @@ from tutti.graph.workspaces import without_workspaces
 
 
 def build(
-    traced: fx.GraphModule, inputs: list[str], outputs: list[str], device: torch.device, patterns: bool = True
+    traced: fx.GraphModule,
+    inputs: list[str],
+    outputs: list[str],
+    device: torch.device,
+    patterns: Sequence[Pattern] = PATTERNS,
 ) -> StepGraph:
     """The StepGraph of a functional trace whose inputs and outputs have these names, in order.
 
-    patterns: whether fused operators take the places of what models write out.
+    patterns: for which fused operators take the places of what models write out.
     """
     graph = traced.graph
     placeholders = dict(zip(inputs, (n for n in graph.nodes if n.op == "placeholder"), strict=True))
@@ -41,7 +44,7 @@ def build(
     without_workspaces(graph)
     make_without_operands(graph, device)
     simplify(graph)
-    matches = fuse_patterns(graph, PATTERNS, device) if patterns else Counter()
+    matches = fuse_patterns(graph, patterns, device)
     _adopt(graph)
     results = dict(zip(outputs, output.args[0], strict=True))
     results = {k: v for k, v in results.items() if v is not placeholders.get(k)}  # an untouched buffer is no output

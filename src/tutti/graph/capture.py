@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import traceback
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
@@ -21,6 +21,8 @@ from tutti import compat
 from tutti.graph import optimizers
 from tutti.graph.build import build
 from tutti.graph.functional import functionalize
+from tutti.graph.pattern_table import PATTERNS
+from tutti.graph.patterns import Pattern
 from tutti.graph.step_graph import BACKWARD, FORWARD, GUARD, UPDATE, StepGraph
 
 Batch = Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...]
@@ -39,7 +41,7 @@ def capture(
     masters: bool = False,
     gradients: bool = True,
     guarded: bool = False,
-    patterns: bool = True,
+    patterns: Sequence[Pattern] = PATTERNS,
 ) -> StepGraph:
     """Record loss, gradients and optimizer update of one training step as one functional ATen graph.
 
@@ -52,7 +54,7 @@ def capture(
     gradients: False records the forward pass only.
     guarded: parameters and optimizer state stay what they were where loss or gradients are not finite; the output
         `skipped`, a 0-d float32 tensor, then is 1.
-    patterns: False leaves norms, rotary embeddings, losses and the like as the model writes them (`graph.patterns`).
+    patterns: what becomes fused operators where a model writes it out (`graph.patterns`); () leaves all as written.
 
     An enclosing `torch.autocast` is recorded with the graph. Checks of values, as the one for singular matrices behind
     `torch.linalg.solve`, are not: there the result is infinite or NaN. Raises ValueError where the loss is not a

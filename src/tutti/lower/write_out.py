@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -45,14 +44,15 @@ def _replace(node: Call, formula: Callable, args: tuple, kwargs: dict[str, Any],
     if how not in known:
         known[how] = trace(formula, args, kwargs, device)
     with graph.inserting_before(node):
-        result = paste(graph, known[how], args, kwargs)
+        result: Any = paste(graph, known[how], args, kwargs)
     made = node.prev
     while made is not before:
         made.meta, made = {**node.meta, **made.meta}, made.prev
     if isinstance(result, fx.Node):
         node.replace_all_uses_with(result)
-    part: Call
-    for part in [user for user in node.users if user.target is operator.getitem]:
-        part.replace_all_uses_with(result[part.args[1]])
-        graph.erase_node(part)
+    else:
+        part: Call
+        for part in list(node.users):  # getitem
+            part.replace_all_uses_with(result[part.args[1]])
+            graph.erase_node(part)
     graph.erase_node(node)
