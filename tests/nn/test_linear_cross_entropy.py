@@ -68,6 +68,20 @@ def test_only_what_learns_has_a_gradient():
     assert [x is None for x in found] == [True, False, True]
 
 
+@pytest.mark.parametrize("wanted", [[True, True, True], [False, True, False], [True, False, False]])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_with_gradients_is_both_in_one(dtype, wanted, monkeypatch):
+    """In blocks of 5, 5 and 2 rows."""
+    monkeypatch.setattr(module, "FEWEST", 5)
+    hidden, weight, bias, labels = (x.detach() for x in drawn(dtype))
+    lse, picked = ops.linear_logsumexp(hidden, weight, bias, labels)
+    gradients = torch.randn_like(lse), torch.randn_like(lse)
+    expected = ops.linear_logsumexp_backward(*gradients, hidden, weight, bias, labels, lse, wanted)
+    found = ops.linear_logsumexp_with_gradients(*gradients, hidden, weight, bias, labels, wanted)
+    near = {"rtol": 0.02, "atol": 0.02} if dtype == torch.bfloat16 else {}
+    torch.testing.assert_close(found, (lse, picked, *expected), **near)
+
+
 def test_nothing_of_rows_times_classes_is_kept():
     hidden, weight, bias, labels = drawn()
     kept = []
@@ -83,6 +97,7 @@ def test_registration():
     lse = ops.linear_logsumexp(hidden, weight, bias, labels)[0]
     wanted = [True, True, False]
     opcheck(ops.linear_logsumexp_backward.default, (lse, lse, hidden, weight, bias, labels, lse, wanted))
+    opcheck(ops.linear_logsumexp_with_gradients.default, (lse, lse, hidden, weight, bias, labels, wanted))
 
 
 def test_errors():

@@ -15,12 +15,11 @@ from torch.nn.modules import module as module_hooks
 import models
 import tutti
 from tutti.graph.fused import fused, left_over
-from tutti.graph.pattern_table import LOSSES, PATTERNS
+from tutti.graph.pattern_table import PATTERNS
 from tutti.run.code import generate
 
 MODELS = ("llama", "qwen3", "gpt2", "bert", "t5", "vit")
 DTYPES = (torch.float32, torch.bfloat16)
-ALL = (*PATTERNS, *LOSSES)
 
 
 def called(model: nn.Module, batch) -> Counter[str]:
@@ -66,7 +65,7 @@ def run(graph: tutti.StepGraph, model: nn.Module, batch) -> dict[str, torch.Tens
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_all_are_found(name, dtype):
     model, batch = case(name, dtype)
-    graph, expected = tutti.capture(model, batch, patterns=ALL), called(model, batch)
+    graph, expected = tutti.capture(model, batch), called(model, batch)
     counts = {family: sum(found.values()) for family, found in fused(graph).items()}
     assert {family: counts.get(family, 0) for family in expected} == expected
     assert {family for family, _, _ in left_over(graph)} <= {"softmax"}, "attention that SDPA writes out"
@@ -77,7 +76,7 @@ def test_all_are_found(name, dtype):
 def test_the_numbers_are_the_same(name, dtype):
     """To float32's rounding, and in bfloat16 to its own: a fused loss or GELU rounds less often."""
     model, batch = case(name, dtype)
-    ours, plain = (run(tutti.capture(model, batch, patterns=p), model, batch) for p in (ALL, ()))
+    ours, plain = (run(tutti.capture(model, batch, patterns=p), model, batch) for p in (PATTERNS, ()))
     digits = 2e-6 if dtype == torch.float32 else 4e-2
     largest = max(x.abs().max().item() for k, x in plain.items() if k != "loss")
     for key, value in plain.items():
@@ -96,7 +95,7 @@ def test_all_but_the_loss_changes_no_bit(name, dtype):
 
     ours, plain = (
         run(tutti.capture(model, batch, loss=score, patterns=p), model, {"input_ids": batch["input_ids"], **batch})
-        for p in (ALL, ())
+        for p in (PATTERNS, ())
     )
     assert ours.keys() == plain.keys() and all(torch.equal(ours[key], plain[key]) for key in plain)
 
@@ -106,8 +105,8 @@ def test_under_autocast(name):
     """Casts are operators of their own, between those that are replaced."""
     model, batch = case(name, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        graph, plain = (tutti.capture(model, batch, patterns=p) for p in (ALL, ()))
-    assert graph.matches == tutti.capture(model, batch, patterns=ALL).matches
+        graph, plain = (tutti.capture(model, batch, patterns=p) for p in (PATTERNS, ()))
+    assert graph.matches == tutti.capture(model, batch).matches
     if name == "bert":
         return  # as written it does not run so on a CPU either: norms get gradients of another dtype
     ours, expected = (run(g, model, batch)["loss"].item() for g in (graph, plain))
@@ -116,13 +115,10 @@ def test_under_autocast(name):
 
 def test_a_frozen_model_and_one_that_is_only_evaluated():
     model, batch = case("llama", torch.float32)
-    assert (
-        tutti.capture(model, batch, gradients=False, patterns=ALL).matches
-        == tutti.capture(model, batch, patterns=ALL).matches
-    )
+    assert tutti.capture(model, batch, gradients=False).matches == tutti.capture(model, batch).matches
     for parameter in model.model.parameters():
         parameter.requires_grad_(False)
-    frozen = tutti.capture(model, batch, patterns=ALL)
+    frozen = tutti.capture(model, batch)
     assert frozen.matches == {"RMS norm": 5, "rotary embedding": 4, "gated unit": 2, "linear and cross-entropy": 1}
     backward = {str(n.target) for n in frozen.calls if "backward" in str(n.target)}
     assert backward == {"tutti.linear_logsumexp_backward.default"}

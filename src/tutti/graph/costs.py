@@ -91,7 +91,11 @@ def _linear_logsumexp(node: Call) -> int:
 
 def _linear_logsumexp_backward(node: Call) -> int:
     """A product for each gradient that is wanted; that the logits are made anew is not counted."""
-    return 2 * prod(_shape(node.args[2])) * _shape(node.args[3])[0] * sum(node.args[7][:2])
+    return 2 * prod(_shape(node.args[2])) * _shape(node.args[3])[0] * sum(node.args[-1][:2])
+
+
+def _linear_logsumexp_with_gradients(node: Call) -> int:
+    return 2 * prod(_shape(node.args[2])) * _shape(node.args[3])[0] * (1 + sum(node.args[-1][:2]))
 
 
 def _experts(products: int, backward: bool = False) -> Callable[[Call], int]:
@@ -134,6 +138,7 @@ FLOPS: dict[object, Callable[[Call], int]] = {
     torch.ops.tutti.lstm_layer_backward.default: _lstm(2),
     torch.ops.tutti.linear_logsumexp.default: _linear_logsumexp,
     torch.ops.tutti.linear_logsumexp_backward.default: _linear_logsumexp_backward,
+    torch.ops.tutti.linear_logsumexp_with_gradients.default: _linear_logsumexp_with_gradients,
     torch.ops.tutti.experts.default: _experts(1),
     torch.ops.tutti.experts_training.default: _experts(1),
     torch.ops.tutti.experts_backward.default: _experts(2, backward=True),

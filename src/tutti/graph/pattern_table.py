@@ -114,9 +114,5 @@ PATTERNS: tuple[Pattern, ...] = (
             aten.neg.default, learned=(0,)),
     Pattern("tanh GELU", "aten::gelu", _gelu_new, _gelu_tanh, ((2, 4, 6),), aten.tanh.default, learned=(0,)),
     *(_gated(name) for name in ACTIVATED),
+    *(_linear_loss(*options) for options in product((3, 2), (False, True), ("early", "late", ""), ("mean", "sum"))),
 )  # fmt: skip
-
-# Not looked for unless they are asked for: what they save in memory costs a product more.
-LOSSES = tuple(
-    _linear_loss(*options) for options in product((3, 2), (False, True), ("early", "late", ""), ("mean", "sum"))
-)

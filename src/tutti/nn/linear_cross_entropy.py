@@ -4,7 +4,8 @@
 
 `tutti::linear_logsumexp` is (hidden, weight, bias, labels) -> (lse, picked): of each row the logarithm of the sum, and
 the logit of its label, 0 where the label is negative. `tutti::linear_logsumexp_backward` makes the logits anew; what is
-not wanted of its three gradients is None.
+not wanted of its three gradients is None. `tutti::linear_logsumexp_with_gradients` is both in one, and makes them once:
+for where the gradients of its results are known before these are, as those of a mean are.
 
 | operand | shape | |
 |---|---|---|
@@ -14,9 +15,10 @@ not wanted of its three gradients is None.
 | labels | (t) int64 | below v |
 | lse, picked | (t) | float32 at least |
 
-Both go over the vocabulary in blocks: a block's rows of the gradient of the weight are one product. Logits are rounded
-to the dtype of hidden, as a linear layer's results are; all that follows is made in float32 at least. Blocks over rows
-in place of the vocabulary: Hsu et al., "Liger kernel" (2024).
+The two go over the vocabulary in blocks: a block's rows of the gradient of the weight are one product. Both in one go
+over rows, all of whose logits have to be there, and add products in float32. Logits are rounded to the dtype of hidden,
+as a linear layer's results are; all that follows is made in float32 at least. Blocks over rows, and gradients that are
+made with the loss: Hsu et al., "Liger kernel" (2024).
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from torch import Tensor
 
 # Bytes of a block's logits. Blocks that fit the cache of a CPU take half as long again: their products are too narrow.
 BLOCK = {"cpu": 32 << 20, "cuda": 1 << 28}
-FEWEST = 256  # of the vocabulary in a block
+FEWEST = 256  # of the vocabulary, or rows, in a block
 
 _library = torch.library.Library("tutti", "FRAGMENT")
 _operands = "Tensor hidden, Tensor weight, Tensor? bias, Tensor labels"
@@ -37,6 +39,10 @@ _library.define(f"linear_logsumexp({_operands}) -> (Tensor, Tensor)")
 _library.define(
     f"linear_logsumexp_backward(Tensor grad_lse, Tensor grad_picked, {_operands}, Tensor lse, bool[3] wanted) "
     "-> (Tensor, Tensor, Tensor)"
+)
+_library.define(
+    f"linear_logsumexp_with_gradients(Tensor grad_lse, Tensor grad_picked, {_operands}, bool[3] wanted) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 ops = torch.ops.tutti
 
@@ -71,11 +77,10 @@ def linear_cross_entropy(
 
 
 def forward(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The operator. IndexError for a label that is v or more, where a CPU sees it."""
-    if labels.device.type == "cpu" and labels.numel() and int(labels.max()) >= len(weight):
-        raise IndexError(f"label {int(labels.max())} of {len(weight)} classes")
+    """The operator."""
+    _check_labels(labels, weight)
     lse, picked = _rows(hidden, -torch.inf), _rows(hidden, 0.0)
-    for block in _blocks(hidden, weight):
+    for block in _blocks(len(weight), len(hidden), hidden.device):
         logits = _logits(hidden, weight, bias, block)
         lse = torch.logaddexp(lse, logits.logsumexp(1))
         column, here = _columns(labels, block)
@@ -97,12 +102,10 @@ def backward(
     gh = hidden.new_zeros(hidden.shape, dtype=lse.dtype) if wanted[0] else None
     gw = weight.new_empty(weight.shape) if wanted[1] else None
     gb = bias.new_empty(bias.shape) if bias is not None and wanted[2] else None
-    for block in _blocks(hidden, weight):
+    for block in _blocks(len(weight), len(hidden), hidden.device):
         logits = _logits(hidden, weight, bias, block)
-        grad = logits.sub_(lse.unsqueeze(1)).exp_().mul_(grad_lse.unsqueeze(1))
         column, here = _columns(labels, block)
-        grad.scatter_add_(1, column.unsqueeze(1), torch.where(here, grad_picked, 0).unsqueeze(1))
-        short = grad.to(hidden.dtype)
+        short = _grad_of_logits(logits, lse, grad_lse, grad_picked, column, here).to(hidden.dtype)
         if gh is not None:
             part = weight[block]
             gh = gh.addmm_(short, part) if gh.dtype == part.dtype else gh.add_(short @ part)
@@ -113,10 +116,57 @@ def backward(
     return None if gh is None else gh.to(hidden.dtype), gw, gb
 
 
-def _blocks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
-    width = max(FEWEST, BLOCK[hidden.device.type] // (4 * max(1, len(hidden))))
-    for start in range(0, len(weight), width):
-        yield slice(start, min(start + width, len(weight)))
+def with_gradients(
+    grad_lse: Tensor,
+    grad_picked: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    wanted: list[bool],
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """lse, picked, and the gradients of hidden, weight and bias."""
+    _check_labels(labels, weight)
+    lse, picked = _rows(hidden, -torch.inf), _rows(hidden, 0.0)
+    gh = torch.empty_like(hidden) if wanted[0] else None
+    gw = weight.new_zeros(weight.shape, dtype=lse.dtype) if wanted[1] else None
+    gb = bias.new_zeros(bias.shape, dtype=lse.dtype) if bias is not None and wanted[2] else None
+    whole = slice(0, len(weight))
+    for rows in _blocks(len(hidden), len(weight), hidden.device):
+        logits = _logits(hidden[rows], weight, bias, whole)
+        lse[rows] = logits.logsumexp(1)
+        column, here = _columns(labels[rows], whole)
+        picked[rows] = torch.where(here, logits.gather(1, column.unsqueeze(1)).squeeze(1), 0)
+        short = _grad_of_logits(logits, lse[rows], grad_lse[rows], grad_picked[rows], column, here).to(hidden.dtype)
+        if gh is not None:
+            torch.mm(short, weight, out=gh[rows])
+        if gw is not None:
+            part = hidden[rows]
+            gw = gw.addmm_(short.t(), part) if gw.dtype == part.dtype else gw.add_(short.t() @ part)
+        if gb is not None:
+            gb += short.sum(0)
+    return lse, picked, gh, None if gw is None else gw.to(weight.dtype), None if gb is None else gb.to(weight.dtype)
+
+
+def _grad_of_logits(
+    logits: Tensor, lse: Tensor, grad_lse: Tensor, grad_picked: Tensor, column: Tensor, here: Tensor
+) -> Tensor:
+    """In the place of the logits. column: of the label in these; here: whether it is there."""
+    grad = logits.sub_(lse.unsqueeze(1)).exp_().mul_(grad_lse.unsqueeze(1))
+    return grad.scatter_add_(1, column.unsqueeze(1), torch.where(here, grad_picked, 0).unsqueeze(1))
+
+
+def _check_labels(labels: Tensor, weight: Tensor) -> None:
+    """IndexError for a label that is v or more, where a CPU sees it."""
+    if labels.device.type == "cpu" and labels.numel() and int(labels.max()) >= len(weight):
+        raise IndexError(f"label {int(labels.max())} of {len(weight)} classes")
+
+
+def _blocks(count: int, across: int, device: torch.device) -> Iterator[slice]:
+    """Of so many, each of which has so many logits across."""
+    width = max(FEWEST, BLOCK[device.type] // (4 * max(1, across)))
+    for start in range(0, count, width):
+        yield slice(start, min(start + width, count))
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, block: slice) -> Tensor:
@@ -145,11 +195,19 @@ def _fake_backward(grad_lse, grad_picked, hidden, weight, bias, labels, lse, wan
     return tuple(x.new_empty(x.shape) if x is not None and want else None for x, want in given)
 
 
-for _device in ("CPU", "CUDA"):
-    _library.impl("linear_logsumexp", forward, _device)
-    _library.impl("linear_logsumexp_backward", backward, _device)
-torch.library.register_fake("tutti::linear_logsumexp", _fake)
-torch.library.register_fake("tutti::linear_logsumexp_backward", _fake_backward)
+def _fake_with_gradients(grad_lse, grad_picked, hidden, weight, bias, labels, wanted):
+    lse, picked = _fake(hidden, weight, bias, labels)
+    return lse, picked, *_fake_backward(grad_lse, grad_picked, hidden, weight, bias, labels, lse, wanted)
+
+
+for _name, _run, _like in (
+    ("linear_logsumexp", forward, _fake),
+    ("linear_logsumexp_backward", backward, _fake_backward),
+    ("linear_logsumexp_with_gradients", with_gradients, _fake_with_gradients),
+):
+    for _device in ("CPU", "CUDA"):
+        _library.impl(_name, _run, _device)
+    torch.library.register_fake(f"tutti::{_name}", _like)
 
 
 def _save(ctx, inputs, output) -> None:

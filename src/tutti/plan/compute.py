@@ -33,9 +33,10 @@ EXPERTS: dict[object, bool] = {  # whether it is a backward pass
     _ops.experts_backward.default: True,
     _ops.experts_backward_kept.default: True,
 }
-LINEAR_LOSSES: dict[object, bool] = {  # likewise
+LINEAR_LOSSES: dict[object, bool] = {  # whether it makes gradients
     _ops.linear_logsumexp.default: False,
     _ops.linear_logsumexp_backward.default: True,
+    _ops.linear_logsumexp_with_gradients.default: True,
 }
 LANES = 16  # channels that a CPU's kernels of convolutions work on at once (oneDNN's blocked layouts)
 
@@ -104,14 +105,13 @@ def _experts(device: Device, call: LocalCall, backward: bool) -> float:
 
 
 def _linear_loss(device: Device, call: LocalCall, backward: bool) -> float:
-    """The product that makes the logits, in the backward pass one more for each gradient; and reading and writing the
-    logits once in each pass."""
+    """The product that makes the logits, one more for each gradient; and reading and writing the logits once."""
     (rows, hidden), (classes, _) = call.shapes()[2 * backward : 2 * backward + 2]
     dtype = call.node.args[2 * backward].meta["val"].dtype  # pyright: ignore
     products = [(rows, hidden, classes)]
     if backward:
         more = [(rows, classes, hidden), (classes, rows, hidden)]
-        products += [sizes for sizes, want in zip(more, call.node.args[7], strict=False) if want]  # pyright: ignore
+        products += [sizes for sizes, want in zip(more, call.node.args[-1], strict=False) if want]  # pyright: ignore
     taken = sum(device.matmul_seconds(1, *sizes, dtype) for sizes in products)
     return taken + device.stream_seconds(2 * 4 * rows * classes, "exp", torch.float32)
 

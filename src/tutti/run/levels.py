@@ -17,6 +17,7 @@ from torch import fx
 from tutti.cluster import Cluster
 from tutti.lower.bucket import bucket
 from tutti.lower.inplace import update_in_place
+from tutti.lower.one_pass import make_losses_in_one_pass
 from tutti.lower.overwrite import write_over
 from tutti.lower.program import Program
 from tutti.lower.regions import divide
@@ -46,7 +47,7 @@ class Level:
     after: tuple[Pass, ...]
 
 
-ALL = keep_workspaces, bucket, use_tiers, update_in_place
+ALL = make_losses_in_one_pass, keep_workspaces, bucket, use_tiers, update_in_place
 
 LEVELS = {
     "O0": Level("operator by operator", ALL, (write_over,)),

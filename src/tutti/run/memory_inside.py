@@ -1,4 +1,5 @@
-"""What libraries allocate inside of operators on a CPU, as far as it was measured: oneDNN's convolutions and LSTMs.
+"""What is allocated inside of operators on a CPU, as far as it was measured: by oneDNN's convolutions and LSTMs, and by
+losses that make their logits in blocks.
 
 Their layouts are their own. The formulas were fitted to what torch's allocator saw for float32 at a dozen shapes: of a
 convolution's gradient within 6 %, of an LSTM's workspace within 6 %, of its scratch within 20 %.
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import tutti.nn.lstm  # noqa: F401  (registers the operators)
+from tutti.nn.linear_cross_entropy import BLOCK as LOGITS
+from tutti.nn.linear_cross_entropy import FEWEST
 
 if TYPE_CHECKING:
     from tutti.run.simulated.replay import Event
@@ -75,6 +78,20 @@ def lstm_backward(event: Event) -> int:
     return lstm_backward_kept(event) + lstm_workspace(shape, width) + 4 * (time + 2) * batch * width
 
 
+def linear_loss(first: int, rows: bool) -> Callable[[Event], int]:
+    """A block's logits, and as much again for what is made of them. first: the place of its input among the operands;
+    rows: whether blocks are of rows."""
+
+    def inside(event: Event) -> int:
+        hidden, weight = (operand.spec for operand in event.reads[first : first + 2])
+        count, across = (hidden.shape[0], weight.shape[0]) if rows else (weight.shape[0], hidden.shape[0])
+        block = min(count, max(FEWEST, LOGITS["cpu"] // (4 * max(1, across)))) * across
+        summed = 4 * weight.numel * (rows and hidden.dtype != torch.float32)  # the gradient of the weight
+        return (8 + hidden.dtype.itemsize * (hidden.dtype != torch.float32)) * block + summed
+
+    return inside
+
+
 # operator -> bytes that it allocates for itself while it runs
 INSIDE: dict[Any, Callable[[Event], int]] = {
     aten.convolution_backward.default: convolution_backward,
@@ -82,4 +99,7 @@ INSIDE: dict[Any, Callable[[Event], int]] = {
     ops.lstm_layer_training.default: lstm_training,
     ops.lstm_layer_backward.default: lstm_backward,
     ops.lstm_layer_backward_kept.default: lstm_backward_kept,
+    ops.linear_logsumexp.default: linear_loss(0, rows=False),
+    ops.linear_logsumexp_backward.default: linear_loss(2, rows=False),
+    ops.linear_logsumexp_with_gradients.default: linear_loss(2, rows=True),
 }

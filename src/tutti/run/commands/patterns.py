@@ -13,7 +13,7 @@ import tyro
 from tutti.graph.capture import capture
 from tutti.graph.fused import fused, left_over
 from tutti.graph.load import load, suiting
-from tutti.graph.pattern_table import LOSSES, PATTERNS
+from tutti.graph.pattern_table import PATTERNS
 from tutti.run.commands.tables import consoles, table
 from tutti.run.commands.workload import DTYPES
 
@@ -43,8 +43,8 @@ def patterns(
     with progress.status("capturing the step"):
         network, example = load(model, batch, seq, DTYPES[dtype])
         with suiting(network), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            graph = capture(network, example, patterns=(*PATTERNS, *LOSSES))
-    operators = {pattern.name: pattern.operator for pattern in (*PATTERNS, *LOSSES)}
+            graph = capture(network, example)
+    operators = {pattern.name: pattern.operator for pattern in PATTERNS}
     shown = table("pattern", "operator", "matches", left=("operator",))
     for name, operator in operators.items():
         shown.add_row(name, operator, f"{graph.matches[name]:,}")

@@ -1,0 +1,54 @@
+"""A loss and its gradients in one pass, where the gradient of the loss does not depend on the loss."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+
+from tutti.graph.step_graph import Call
+
+ops = torch.ops.tutti
+
+
+def make_losses_in_one_pass(graph: fx.Graph) -> None:
+    """Let a linear layer's cross-entropy and its gradients share their logits, in place.
+
+    What the gradient of the loss is made of, as the number of labels, comes first then.
+    """
+    at = {node: i for i, node in enumerate(graph.nodes)}
+    node: Call
+    for node in graph.find_nodes(op="call_function", target=ops.linear_logsumexp_backward.default):
+        *gradients, lse, wanted = node.args
+        forward: Call = lse.args[0] if lse.target is operator.getitem else lse
+        if forward.target is not ops.linear_logsumexp.default or forward.args != tuple(gradients[2:]):
+            continue
+        before = _needed(gradients[:2])
+        if forward in before:
+            continue
+        for x in sorted((x for x in before if at[x] > at[forward]), key=at.__getitem__):
+            forward.prepend(x)
+        with graph.inserting_before(forward):
+            call = graph.call_function(ops.linear_logsumexp_with_gradients.default, (*gradients, wanted))
+        call.meta = {**forward.meta, "val": (*forward.meta["val"], *node.meta["val"])}
+        for old, first in ((forward, 0), (node, len(forward.meta["val"]))):
+            part: Call
+            for part in list(old.users):
+                if part.target is operator.getitem:
+                    part.args = (call, part.args[1] + first)
+                    call.append(part)
+        graph.erase_node(node)
+        graph.erase_node(forward)
+
+
+def _needed(nodes: list[fx.Node]) -> set[fx.Node]:
+    """All that these are made of, and they."""
+    found: set[fx.Node] = set()
+    todo = list(nodes)
+    while todo:
+        node = todo.pop()
+        if node not in found and node.op == "call_function":
+            found.add(node)
+            todo += node.all_input_nodes
+    return found
