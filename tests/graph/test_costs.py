@@ -10,7 +10,7 @@ import tutti
 import zoo
 from tutti.nn import MoE
 
-aten = torch.ops.aten
+aten, ops = torch.ops.aten, torch.ops.tutti
 TOKENS, HIDDEN, WIDE = 4 * 16, 64, 96
 
 
@@ -31,7 +31,8 @@ def test_a_llama_step_costs_six_flops_a_weight_and_token():
     model = zoo.llama(2)
     weights = sum(p.numel() for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n)
     graph = tutti.capture(model, zoo.tokens(4))
-    assert sum(cost(graph, aten.mm.default)) == 6 * weights * TOKENS
+    targets = aten.mm.default, ops.linear_logsumexp.default, ops.linear_logsumexp_backward.default
+    assert sum(sum(cost(graph, target)) for target in targets) == 6 * weights * TOKENS
 
 
 class Attention(nn.Module):

@@ -78,7 +78,7 @@ def test_a_compiler_keeps_no_copy_that_it_could_have_made_in_the_forward_pass(st
 
 def test_what_a_plan_computes_again_has_to_be_there(step):
     assert recompute(step, ()) is step
-    variant = Variant(again=("lm_head/forward/mm",))
+    variant = Variant(again=("model.norm/forward/tutti.rms_norm",))
     made = vary(step, variant)
     plan = Planner(made, CLUSTER, variant=variant).named("single")
     assert made.flops == step.flops, "useful work"

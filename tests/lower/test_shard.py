@@ -94,8 +94,8 @@ def test_outputs_lie_as_asked(graph):
     [
         ({"inputs": {"param:model.norm.weight": Layout.of({"a": Split(0)})}},
          r"param:model.norm.weight of shape \(64,\): dim 0 of size 64 cannot be split"),
-        ({"operators": {"lm_head/forward/mm": {"a": Choice("q")}}}, "lm_head/forward/mm: no factor 'q'"),
-        ({"operators": {"lm_head/forward/mm": {"a": Choice("k", 5)}}}, "does not divide into 5 x 3"),
+        ({"operators": {"model.layers.*.mlp.up_proj/forward/mm": {"a": Choice("q")}}}, "mm: no factor 'q'"),
+        ({"operators": {"model.layers.*.mlp.up_proj/forward/mm": {"a": Choice("k", 5)}}}, "does not divide into 5 x 3"),
     ],
 )  # fmt: skip
 def test_plans_that_cannot_be(graph, changes, message):

@@ -13,6 +13,7 @@ import torch
 import transformers
 
 import tutti
+from tutti.graph.costs import flat
 from tutti.lower.shard import shard
 from tutti.plan.layout import Split
 from tutti.plan.planner import Planner
@@ -87,12 +88,7 @@ def test_fused_qkv_is_split_over_heads_where_it_lies(lowered):
 
 def test_no_tensor_of_the_size_of_all_logits(lowered):
     plan, program, _, vocabulary = lowered
-    sizes = [
-        spec.numel
-        for node in program.graph.nodes
-        if node.op != "output"
-        for spec in (node.meta["val"] if isinstance(node.meta["val"], tuple) else (node.meta["val"],))
-    ]
-    assert max(sizes) == BATCH * LENGTH * vocabulary // RANKS
+    sizes = [spec.numel for node in program.graph.nodes if node.op != "output" for spec in flat(node.meta["val"])]
+    assert max(sizes) < BATCH * LENGTH * vocabulary // RANKS, "nor of the size of a rank's part of them"
     head = "param:transformer.wte.weight" if "param:transformer.wte.weight" in plan.inputs else "param:lm_head.weight"
     assert plan.inputs[head]["tp"] == Split(0), "the vocabulary of the loss is split"

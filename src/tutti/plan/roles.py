@@ -85,7 +85,7 @@ class Roles(Free):
             return _split(choices) if zero == 3 else [None]
         used = self.problem.weight_factors(o)  # which is whole
         allowed = [c for c in choices if c is None or c.factor not in used]
-        return _split(allowed) if o.label in self.from_batch else allowed
+        return _split(allowed) if o.label in self.from_batch and any(c and c.factor for c in allowed) else allowed
 
     def _context(self, o: Operator, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
         """Sequences of the batch are split at dim 1, and what is computed of them follows."""
