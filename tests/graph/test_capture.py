@@ -73,7 +73,7 @@ def test_loss_gradients_and_update_are_those_of_torch(case):
     make, batch, loss = CASES[case]
     model = make()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
-    graph = tutti.capture(model, batch, optimizer, loss, patterns=())
+    graph = tutti.capture(model, batch, optimizer, loss)
     ours, theirs = execute(graph, model, batch, lr=1e-2), eager(model, batch, optimizer, loss)
     for name, value in theirs.items():
         torch.testing.assert_close(ours[name], value, rtol=1e-5, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}")
@@ -81,7 +81,7 @@ def test_loss_gradients_and_update_are_those_of_torch(case):
 
 def test_the_loss_is_exact():
     model, batch = zoo.llama(1), zoo.tokens(4)
-    assert execute(tutti.capture(model, batch, patterns=()), model, batch)["loss"] == model(**batch).loss
+    assert execute(tutti.capture(model, batch), model, batch)["loss"] == model(**batch).loss
 
 
 def test_buffers_that_the_model_updates_are_outputs():
@@ -104,7 +104,7 @@ def test_evaluation_mode_is_respected():
 def test_autocast_is_recorded():
     model, batch = Classifier(), points()
     with torch.autocast("cpu", torch.bfloat16):
-        graph = tutti.capture(model, batch, loss=cross_entropy, patterns=())
+        graph = tutti.capture(model, batch, loss=cross_entropy)
         expected = cross_entropy(model, batch)
     assert {n.meta["val"].dtype for n in graph.calls if n.target == torch.ops.aten.addmm.default} == {torch.bfloat16}
     assert execute(graph, model, batch)["loss"] == expected

@@ -31,8 +31,10 @@ class Normed(nn.Module):
         return self.function(self, self.linear(x)).sum()
 
 
-def captured(function, **options) -> tutti.StepGraph:
-    return tutti.capture(Normed(function, options.pop("eps", 1e-6)), (torch.randn(2, 3, 8),), **options)
+def captured(function, patterns=PATTERNS, **options) -> tutti.StepGraph:
+    return tutti.capture(
+        Normed(function, options.pop("eps", 1e-6)), (torch.randn(2, 3, 8),), patterns=patterns, **options
+    )
 
 
 FOUND = {
@@ -81,7 +83,7 @@ def test_what_learns_has_a_gradient(learns):
     model = Normed(FOUND["read again"])
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name == learns)
-    graph = tutti.capture(model, (torch.randn(2, 3, 8),))
+    graph = tutti.capture(model, (torch.randn(2, 3, 8),), patterns=PATTERNS)
     (backward,) = graph.graph.find_nodes(op="call_function", target=ops.rms_norm_backward.default)
     assert graph.matches == {"RMS norm": 1}
     assert backward.args[6] == ([False, True] if learns == "weight" else [True, False])
@@ -106,7 +108,7 @@ def test_nodes_belong_to_the_module_whose_place_they_take():
                 x = layer(x)
             return x.sum()
 
-    graph = tutti.capture(Model(), (torch.randn(2, 3, 8),))
+    graph = tutti.capture(Model(), (torch.randn(2, 3, 8),), patterns=PATTERNS)
     labels = Counter(n.meta["label"] for n in graph.calls if "rms_norm" in str(n.target))
     assert labels == {"layers.*.1/forward/tutti.rms_norm": 3, "layers.*.1/backward/tutti.rms_norm_backward": 3}
 

@@ -76,17 +76,17 @@ def test_collectives_between_layers_are_in_parts_and_send_as_much():
     assert counts[1] == 2 * counts[0] > 0
 
 
-@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("batch", [1, 2])
 def test_attention_is_whole_where_the_sequence_is_cut(batch):
     """Where there are several sequences they are cut, and nothing has to be joined between layers."""
     made = program(batch, "tp2xregions2", 2)
     found = in_parts(made.graph, 2)
     attention = [n for n in made.graph.nodes if n.target is ATTENTION]
-    assert len(attention) == 2 and all((n in found) == (batch > 1) for n in attention)
+    assert len(attention) == 2 and all((n in found) == (batch == 2) for n in attention)
     products = [
         n for n in made.graph.nodes if n.target in FLOPS and n.meta["phase"] == "forward" and n not in attention
     ]
-    assert all(isinstance(at, Split) and at.dim == 0 for n in products for at in found[n].outs)
+    assert all(found[n].outs == (Split(0),) for n in products)
 
 
 def test_gathered_pieces_of_a_sequence_are_cut_in_strides():

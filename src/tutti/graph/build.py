@@ -10,7 +10,6 @@ from torch import fx
 from tutti.graph.anew import make_without_operands
 from tutti.graph.costs import FREE, annotate_costs
 from tutti.graph.labels import annotate_labels
-from tutti.graph.pattern_table import PATTERNS
 from tutti.graph.patterns import Pattern, fuse_patterns
 from tutti.graph.randomness import make_reproducible
 from tutti.graph.simplify import simplify
@@ -23,7 +22,7 @@ def build(
     inputs: list[str],
     outputs: list[str],
     device: torch.device,
-    patterns: Sequence[Pattern] = PATTERNS,
+    patterns: Sequence[Pattern] = (),
 ) -> StepGraph:
     """The StepGraph of a functional trace whose inputs and outputs have these names, in order.
 

@@ -21,7 +21,6 @@ from tutti import compat
 from tutti.graph import optimizers
 from tutti.graph.build import build
 from tutti.graph.functional import functionalize
-from tutti.graph.pattern_table import PATTERNS
 from tutti.graph.patterns import Pattern
 from tutti.graph.step_graph import BACKWARD, FORWARD, GUARD, UPDATE, StepGraph
 
@@ -41,7 +40,7 @@ def capture(
     masters: bool = False,
     gradients: bool = True,
     guarded: bool = False,
-    patterns: Sequence[Pattern] = PATTERNS,
+    patterns: Sequence[Pattern] = (),
 ) -> StepGraph:
     """Record loss, gradients and optimizer update of one training step as one functional ATen graph.
 
@@ -54,7 +53,7 @@ def capture(
     gradients: False records the forward pass only.
     guarded: parameters and optimizer state stay what they were where loss or gradients are not finite; the output
         `skipped`, a 0-d float32 tensor, then is 1.
-    patterns: what becomes fused operators where a model writes it out (`graph.patterns`); () leaves all as written.
+    patterns: what becomes a fused operator where a model writes it out (`graph.pattern_table`).
 
     An enclosing `torch.autocast` is recorded with the graph. Checks of values, as the one for singular matrices behind
     `torch.linalg.solve`, are not: there the result is infinite or NaN. Raises ValueError where the loss is not a

@@ -207,7 +207,9 @@ def segments(graph: fx.Graph, level: str) -> list[list[fx.Node]]:
 
 
 def part_of(calls: list[fx.Node]) -> Part:
-    """Calls in a row as a function."""
+    """Calls in a row as a function. What is taken from a result of several parts that is made elsewhere stays there."""
+    inside = set(calls)
+    calls = [n for n in calls if n.target is not operator.getitem or n.args[0] in inside]
     inside = set(calls)
     inputs = list(dict.fromkeys(x for n in calls for x in n.all_input_nodes if x not in inside))
     outputs = [n for n in calls if n.users.keys() - inside and not isinstance(n.meta["val"], tuple)]
