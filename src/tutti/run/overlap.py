@@ -56,6 +56,8 @@ def order(program: Program, cluster: Cluster, level: str) -> Order:
     if not any(node.users.keys() - {graph.output_node()} - set(found[-1]) for node in found[-1]):
         best.sort(key=lambda i: i == len(found) - 1)  # what only arranges what is returned stays at the end
     gains = makespan(jobs, best) < GAIN * waiting
+    if not gains:
+        _take_back_views(graph, given)
     _restore(graph, given)
     return [(i, found[i]) for i in best] if gains else []
 
@@ -144,6 +146,15 @@ def _restore(graph: fx.Graph, given: list[fx.Node]) -> None:
     arrange(placed)
     for node in placed:
         node.meta.pop(UNIT, None)
+
+
+def _take_back_views(graph: fx.Graph, given: list[fx.Node]) -> None:
+    """Let readers of copied views read these again."""
+    there = set(given)
+    known = {(node.target, repr((node.args, node.kwargs))): node for node in reversed(given)}
+    for copy in [node for node in graph.nodes if node not in there]:
+        copy.replace_all_uses_with(known[copy.target, repr((copy.args, copy.kwargs))])
+        graph.erase_node(copy)
 
 
 def _number(units: list[Unit]) -> None:

@@ -89,7 +89,9 @@ def _is_long(node: fx.Node) -> bool:
 
 
 def layers(graph: fx.Graph) -> list[list[fx.Node]]:
-    """Stretches, cut around layers that have others like them, and where they get too long."""
+    """Stretches, cut around layers that have others like them, and where they get too long. Units are small enough."""
+    if any("unit" in node.meta for node in graph.nodes):
+        return [stretch for stretch in stretches(graph) if len(stretch) >= SMALLEST]
     runs = [list(_runs(stretch)) for stretch in stretches(graph)]
     alike = {id(run): part_of(run).structure for stretch in runs for run in stretch if len(run) >= LAYER}
     number = Counter(alike.values())
