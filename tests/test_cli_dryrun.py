@@ -94,7 +94,7 @@ def test_a_plan_for_another_batch_is_told(model, plan, capsys):
     ("more", "told"),
     [
         (["--cluster", "h100:8"], "the plan is for 4 devices, h100:8 has 8"),
-        (["--level", "O3"], "no level 'O3'; there are O0, O2"),
+        (["--level", "O3"], "no level 'O3'; there are O0, O1, O2"),
         (["--gantt", "step.gif"], "must end in .svg, .png, .pdf"),
         (["--optimizer", "sgd"], "the plan was made for an optimizer that keeps"),
         (["--before", "plan.json"], "--before and --storage are of a restart: add --restart"),

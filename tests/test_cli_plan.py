@@ -128,7 +128,7 @@ def test_an_import_path(capsys):
         ({"--mesh": "dp=3", "--plan": "auto"}, "the mesh dp 3 has 3 devices, cpu:2 has 2"),
         ({"--pin": "x"}, "no pin 'x': write PATTERN=AXIS:S<dim>"),
         ({"--why": "nothing"}, "'nothing' matches no parameter"),
-        ({"--level": "O7"}, "no level 'O7'; there are O0, O2"),
+        ({"--level": "O7"}, "no level 'O7'; there are O0, O1, O2"),
         ({"--accumulate": "3", "--plan": "auto"}, "does not divide into 3 microbatches"),
         ({"--plan": "dp3"}, "plan 'dp3' needs 3 devices, not 2"),
         ({"--optimizer": "lion"}, "no optimizer 'lion'; there are sgd, adam, adamw"),

@@ -159,7 +159,7 @@ def test_wrong_arguments(arguments, message):
 
 def test_an_unknown_level():
     model = zoo.llama()
-    with pytest.raises(ValueError, match="no level 'O7'; there are O0, O2"):
+    with pytest.raises(ValueError, match="no level 'O7'; there are O0, O1, O2"):
         tutti.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1), zoo.tokens(), level="O7")
 
 

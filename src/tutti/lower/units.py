@@ -26,6 +26,7 @@ from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.inplace import written
 from tutti.lower.writes import TURNING, WRITES, looks, overwritten
 
+COPIED = "copied view"  # in the meta of a copy for one reader: the view
 Unit = list[fx.Node]
 aten = torch.ops.aten
 
@@ -79,6 +80,14 @@ def is_view(node: fx.Node) -> bool:
     return x.target not in TURNING
 
 
+def take_back_views(graph: fx.Graph) -> None:
+    """Let the readers of views that units copied for them read the views again, in place."""
+    for node in list(graph.nodes):
+        if (view := node.meta.get(COPIED)) is not None:
+            node.replace_all_uses_with(view)
+            graph.erase_node(node)
+
+
 def _give_views_to_readers(graph: fx.Graph) -> None:
     for node in reversed(list(graph.nodes)):
         if is_view(node) and node.users and _is_given(node):
@@ -86,6 +95,7 @@ def _give_views_to_readers(graph: fx.Graph) -> None:
             for reader in others:
                 with graph.inserting_before(reader):
                     copy = graph.node_copy(node)
+                copy.meta[COPIED] = node
                 reader.replace_input_with(node, copy)
             first.prepend(node)
 

@@ -52,7 +52,7 @@ ALL = make_losses_in_one_pass, keep_workspaces, bucket, use_tiers, update_in_pla
 LEVELS = {
     "O0": Level("operator by operator", ALL, (write_over,)),
     "O1": Level("what fuses into one kernel is compiled", (*ALL, write_out), (gather_kernels,)),
-    "O2": Level("whole layers are compiled", (*ALL, write_out, gather_layers), ()),
+    "O2": Level("whole layers are compiled", (*ALL, write_out), (gather_layers,)),
 }
 
 

@@ -19,7 +19,7 @@ from tutti.lower.jobs import Job, makespan, overlapped
 from tutti.lower.order import arrange
 from tutti.lower.program import Program
 from tutti.lower.transfers import TRANSFERS
-from tutti.lower.units import Unit, needs, units
+from tutti.lower.units import Unit, needs, take_back_views, units
 from tutti.lower.waits import insert_waits
 from tutti.run.segments import BREAKS
 from tutti.run.simulated.kernels import fuse
@@ -56,6 +56,8 @@ def order(program: Program, cluster: Cluster, level: str) -> Order:
     if not any(node.users.keys() - {graph.output_node()} - set(found[-1]) for node in found[-1]):
         best.sort(key=lambda i: i == len(found) - 1)  # what only arranges what is returned stays at the end
     gains = makespan(jobs, best) < GAIN * waiting
+    if not gains:
+        take_back_views(graph)
     _restore(graph, given)
     return [(i, found[i]) for i in best] if gains else []
 

@@ -89,7 +89,9 @@ def _is_long(node: fx.Node) -> bool:
 
 
 def layers(graph: fx.Graph) -> list[list[fx.Node]]:
-    """Stretches, cut around layers that have others like them, and where they get too long."""
+    """Stretches, cut around layers that have others like them, and where they get too long. Units are small enough."""
+    if any("unit" in node.meta for node in graph.nodes):
+        return [stretch for stretch in stretches(graph) if len(stretch) >= SMALLEST]
     runs = [list(_runs(stretch)) for stretch in stretches(graph)]
     alike = {id(run): part_of(run).structure for stretch in runs for run in stretch if len(run) >= LAYER}
     number = Counter(alike.values())
@@ -207,7 +209,9 @@ def segments(graph: fx.Graph, level: str) -> list[list[fx.Node]]:
 
 
 def part_of(calls: list[fx.Node]) -> Part:
-    """Calls in a row as a function."""
+    """Calls in a row as a function. What is taken from a result of several parts that is made elsewhere stays there."""
+    inside = set(calls)
+    calls = [n for n in calls if n.target is not operator.getitem or n.args[0] in inside]
     inside = set(calls)
     inputs = list(dict.fromkeys(x for n in calls for x in n.all_input_nodes if x not in inside))
     outputs = [n for n in calls if n.users.keys() - inside and not isinstance(n.meta["val"], tuple)]

@@ -115,7 +115,7 @@ class Parallel:
     plan: str = "auto"
     """"auto" searches; dp, tp, zero1, zero2, zero3, dp2xtp2, ... are textbook plans; a path: a saved one."""
     level: Literal["O0", "O1", "O2"] = "O2"
-    """O0 runs operator by operator, O2 compiles what lies between collectives."""
+    """O0 runs operator by operator, O1 compiles what fuses into one kernel, O2 whole layers."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of weights and activations; bfloat16 keeps float32 masters for the optimizer. "auto" is bfloat16
     where the device multiplies it faster."""
