@@ -59,7 +59,7 @@ def test_tensor_parallelism_hides_half_of_the_forward_and_most_of_the_backward_p
     assert begun["backward"] >= 0.9, "gradients of weights are computed meanwhile"
     copies, both, most = hidden(step, "tp8xcopies2", True)
     assert copies["forward"] >= 0.5 and copies["backward"] >= 0.9
-    assert both < early < waits and most < 1.1 * peak
+    assert both < early < waits and most < 1.15 * peak
 
 
 def test_regions_hide_as_much_and_do_so_for_a_single_sequence(step):
@@ -72,8 +72,8 @@ def test_regions_hide_as_much_and_do_so_for_a_single_sequence(step):
     alone = captured(1)
     begun, early, peak = hidden(alone, "tp8", True)
     regions, both, most = hidden(alone, "tp8xregions2", True)
-    assert begun["forward"] < 0.2 and regions["forward"] >= 0.75 and regions["backward"] >= 0.95
-    assert both < 1.02 * early and most < 1.1 * peak
+    assert begun["forward"] < 0.25 and regions["forward"] >= 0.75 and regions["backward"] >= 0.95
+    assert both < 1.03 * early and most < 1.1 * peak
 
 
 @pytest.mark.parametrize("plan", ["tp2xdp2xcopies2", "tp2xdp2xregions2"])

@@ -84,7 +84,9 @@ class _Placer:
             del node.meta["tier"]
             parts = [user for user in node.users if user.target is operator.getitem]
             for x in parts if isinstance(node.meta["val"], tuple) else [node]:
-                if x.meta["val"] is not None and any(r.meta.get("phase") == BACKWARD for r in behind_views(x)):
+                if x.meta["val"] is None or x.meta.get("phase") == BACKWARD:  # a loss may make gradients with it
+                    continue
+                if any(r.meta.get("phase") == BACKWARD for r in behind_views(x)):
                     copy = self.emit(put, (x, tier), x, x.next)
                     copy.meta["tier"] = tier
                     self.aside[x] = copy

@@ -56,7 +56,7 @@ def test_spans_are_microseconds_on_named_threads(made):
         assert all(a[1] <= b[0] + 1e-6 for a, b in pairwise(times))
     computing = sum(e["dur"] for e in spans if e["tid"] == 0 and e["cat"] != "folded")
     assert computing == pytest.approx(1e6 * sum(p.simulation.busy(0)["compute"] for p in made.parts))
-    assert any(e["name"].startswith("all_reduce model.layers.*") for e in spans)  # layers share their names
+    assert any(e["name"].startswith("reduce_scatter model.layers.*") for e in spans)  # layers share their names
 
 
 def test_the_counter_of_memory_reaches_the_peak(made):
