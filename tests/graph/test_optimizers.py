@@ -5,7 +5,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim.lr_scheduler import LambdaLR
 
-from tutti.graph.optimizers import TABLE, clip_by_global_norm, register, state_of, step_count, update
+from tutti.graph.optimizers import TABLE, clip_scale, global_norm, register, state_of, step_count, update
 
 STEPS = 12
 SHAPES = {"weight": (7, 5), "bias": (7,), "scale": (), "conv": (3, 2, 3, 3), "one": (1, 1)}
@@ -43,17 +43,13 @@ def by_update(optimizer, params, grads, clip_norm=None, scheduler=None, masters=
     first = step_count(optimizer) + 1
     values = {name: param.detach().clone() for name, param in params.items()}
     for number, step_grads in enumerate(grads, start=first):
-        names = list(values)
-        clipped = [step_grads[name] for name in names]
-        if clip_norm is not None:
-            clipped = clip_by_global_norm(clipped, clip_norm)
-        grad_of = dict(zip(names, clipped, strict=True))
+        scale = None if clip_norm is None else clip_scale(global_norm([step_grads[name] for name in values]), clip_norm)
         for group in optimizer.param_groups:
             lr = torch.tensor(float(group["lr"]), dtype=torch.float64)
             for param in group["params"]:
                 name = name_of[param]
                 values[name], state[name] = update(
-                    optimizer, group, values[name], grad_of[name], state[name], torch.tensor(number), lr
+                    optimizer, group, values[name], step_grads[name], state[name], torch.tensor(number), lr, scale=scale
                 )
         if scheduler is not None:
             scheduler.step()
@@ -209,26 +205,25 @@ def test_meta_parameters_cost_no_memory():
 def test_clip_equals_torch(max_norm):
     params = make_params()
     grads = make_grads(1)[0]
-    clipped = clip_by_global_norm(list(grads.values()), max_norm)
+    scale = clip_scale(global_norm(list(grads.values())), max_norm)
     for name, param in params.items():
         param.grad = grads[name].clone()
     torch.nn.utils.clip_grad_norm_(params.values(), max_norm)
-    for ours, param in zip(clipped, params.values(), strict=True):
+    for name, param in params.items():
         assert param.grad is not None
-        torch.testing.assert_close(ours, param.grad, rtol=1e-6, atol=0)
+        torch.testing.assert_close(grads[name] * scale, param.grad, rtol=1e-6, atol=0)
 
 
-def test_clip_keeps_low_precision_dtypes():
+def test_clip_of_low_precision_gradients_is_not_rounded():
     grads = [torch.ones(4, dtype=torch.bfloat16), torch.ones((), dtype=torch.bfloat16), torch.ones(4)]
-    clipped = clip_by_global_norm(grads, 1.5)
-    assert [g.dtype for g in clipped] == [torch.bfloat16, torch.bfloat16, torch.float32]
-    assert all(torch.allclose(g.float(), torch.tensor(0.5), rtol=1e-6) for g in clipped)
+    scale = clip_scale(global_norm(grads), 1.5)
+    assert scale.dtype == torch.float32
+    torch.testing.assert_close(scale, torch.tensor(0.5), rtol=1e-6, atol=0)
 
 
-def test_clip_of_nothing_and_of_a_bad_norm():
-    assert clip_by_global_norm([], 1.0) == []
+def test_a_bad_norm_to_clip_to():
     with pytest.raises(ValueError, match="max_norm is 0"):
-        clip_by_global_norm([torch.ones(1)], 0)
+        clip_scale(torch.ones(()), 0)
 
 
 def test_unknown_optimizer_names_the_known():

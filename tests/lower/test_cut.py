@@ -50,7 +50,9 @@ def test_gradients_that_nobody_waits_for_stand_apart(graph):
     apart = split.parts[Place(1, "W")]
     assert all(n.meta["phase"] == BACKWARD or n.target in FREE for n in apart.calls), "but for views"
     products = [n.meta["path"] for n in apart.calls if n.target is torch.ops.aten.mm.default]
-    assert len(set(products)) == len(products) == 7, "of seven matrices of the layer; the head has its own with the loss"
+    assert len(set(products)) == len(products) == 7, (
+        "of seven matrices of the layer; the head has its own with the loss"
+    )
     assert set(whole.parts[Place(1, "B")].outputs) >= set(apart.outputs)
 
 

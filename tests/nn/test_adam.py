@@ -67,16 +67,20 @@ def test_any_memory_order(which):
         assert all(torch.equal(a, b) for a, b in zip((param, m, v), expected, strict=True))
 
 
-def test_gradients_of_another_dtype_are_cast_in_pieces(monkeypatch):
-    monkeypatch.setitem(adam.CAST, "cpu", 256)
+@pytest.mark.parametrize("scale", [None, torch.tensor(0.3)])
+def test_gradients_are_cast_and_scaled_in_pieces(monkeypatch, scale):
+    monkeypatch.setitem(adam.PIECE, "cpu", 256)
     table = rows(shapes=((40, 16), (5,), (), (0, 3), (16, 16), (30,)))
     low = [(param, grad.bfloat16(), *held) for param, grad, *held in table]
     low[4] = tuple(t.t() for t in low[4])  # lies in another order
-    wide = [(param.clone(), grad.float(), *(t.clone() for t in held)) for param, grad, *held in low]
+    wide = [
+        (param.clone(), grad.float() * (1 if scale is None else scale), *(t.clone() for t in held))
+        for param, grad, *held in low
+    ]
     numbers = [[part.numel() for part, *_ in piece] for piece in adam._pieces(low, 256)]
     assert numbers == [[256], [256], [128, 5, 1, 0], [256], [30]]
-    for those in (low, wide):
-        torch.ops.tutti.adam_(*(list(c) for c in zip(*those, strict=True)), STEP, LR, **HYPER)
+    for those, factor in ((low, scale), (wide, None)):
+        torch.ops.tutti.adam_(*(list(c) for c in zip(*those, strict=True)), STEP, LR, None, factor, **HYPER)
     for ours, exact in zip(low, wide, strict=True):
         for i in (0, 2, 3):
             torch.testing.assert_close(ours[i], exact[i], rtol=1e-6, atol=0)
@@ -85,7 +89,7 @@ def test_gradients_of_another_dtype_are_cast_in_pieces(monkeypatch):
 def test_schemas_and_fakes_agree_with_the_kernels():
     [row] = rows(shapes=((4, 6),))
     torch.library.opcheck(torch.ops.tutti.adam, (*row, STEP, LR), HYPER)
-    torch.library.opcheck(torch.ops.tutti.adam_, (*([t] for t in row), STEP, LR), HYPER)
+    torch.library.opcheck(torch.ops.tutti.adam_, (*([t] for t in row), STEP, LR, None, torch.tensor(0.5)), HYPER)
     [row] = rows(shapes=((4, 6),), moments=3)
     torch.library.opcheck(torch.ops.tutti.adam_amsgrad, (*row, STEP, LR), HYPER)
     torch.library.opcheck(torch.ops.tutti.adam_amsgrad_, (*([t] for t in row), STEP, LR), HYPER)

@@ -56,6 +56,6 @@ def test_the_difference_that_is_printed_is_that_of_two_simulations(graph, memory
         )
         assert said.endswith(f"{size(abs(theirs.memory.peak - ours.memory.peak))} of memory")
         assert seconds(abs(theirs.seconds - ours.seconds)) in said
-    # The search goes by costs that know nothing of what is hidden behind computation, nor of copies for updates in place.
+    # The search goes by costs that know nothing of what is hidden, nor of the copies of updates in place.
     assert all(other.predicted.step_seconds >= best.predicted.step_seconds / 1.12 for *_, other in others
                if other.predicted.peak_bytes <= memory)  # fmt: skip

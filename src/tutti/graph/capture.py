@@ -151,13 +151,12 @@ def _refill(batch: Batch, inputs: dict[str, torch.Tensor]) -> Batch:
 def _update(optimizer, params, grads, state, inputs, recorder, clip_norm, guarded) -> dict[str, torch.Tensor]:
     """The optimizer's update of every parameter that has a gradient, as named outputs."""
     recorder.mark(UPDATE, GUARD if clip_norm is None else "")
-    norm = optimizers.global_norm(list(grads.values())) if guarded else None
+    norm = None if clip_norm is None and not guarded else optimizers.global_norm(list(grads.values()))
     recorder.mark(UPDATE, "")
-    if clip_norm is not None:
-        grads = dict(zip(grads, optimizers.clip_by_global_norm(list(grads.values()), clip_norm, norm), strict=True))
+    scale = None if clip_norm is None else optimizers.clip_scale(norm, clip_norm)
     names = {p: name for name, p in params.items()}
     recorder.mark(UPDATE, GUARD)
-    skip = None if norm is None else optimizers.not_finite(norm)
+    skip = optimizers.not_finite(norm) if guarded else None
     recorder.mark(UPDATE, "")
     outputs = {} if skip is None else {"skipped": skip}
     for i, group in enumerate(optimizer.param_groups):
@@ -167,9 +166,8 @@ def _update(optimizer, params, grads, state, inputs, recorder, clip_norm, guarde
                 continue
             recorder.mark(UPDATE, name.rpartition(".")[0])
             old = {kind: inputs[f"{kind}:{name}"] for kind in state.get(name, {})}
-            new, new_state = optimizers.update(
-                optimizer, group, inputs[f"param:{name}"], grads[name], old, inputs["step"], inputs[f"lr:{i}"], skip
-            )
+            numbers = inputs["step"], inputs[f"lr:{i}"], skip, scale
+            new, new_state = optimizers.update(optimizer, group, inputs[f"param:{name}"], grads[name], old, *numbers)
             outputs[f"param:{name}"] = new
             outputs |= {f"{kind}:{name}": value for kind, value in new_state.items()}
     return outputs

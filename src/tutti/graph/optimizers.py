@@ -41,8 +41,8 @@ class Rule:
 
     ``state(group)`` names the tensors kept per parameter, under the keys of ``optimizer.state``. ``options``
     are the keys of a parameter group that ``update`` honours; ``supports`` gives, for keys that it does not,
-    the only value that may be left in them. ``counts`` tells whether torch keeps a "step" in the state, ``skips``
-    whether ``update`` takes a last argument ``skip``; else what it makes is chosen from.
+    the only value that may be left in them. ``counts`` tells whether torch keeps a "step" in the state, ``fused``
+    whether ``update`` also takes ``skip`` and ``scale`` (see `update`), and gradients of any dtype.
     """
 
     update: Update
@@ -50,7 +50,7 @@ class Rule:
     options: frozenset[str] = frozenset()
     supports: dict[str, Any] = field(default_factory=dict)
     counts: bool = True
-    skips: bool = False
+    fused: bool = False
 
 
 TABLE: dict[type[Optimizer], Rule] = {}
@@ -62,13 +62,13 @@ def register(
     options: tuple[str, ...] = (),
     supports: dict[str, Any] | None = None,
     counts: bool = True,
-    skips: bool = False,
+    fused: bool = False,
 ) -> Callable[[Update], Update]:
     """Enter a pure update for ``classes`` into ``TABLE``; see ``Rule`` for the arguments."""
 
     def enter(update: Update) -> Update:
         for cls in classes:
-            TABLE[cls] = Rule(update, state, frozenset(options), dict(supports or {}), counts, skips)
+            TABLE[cls] = Rule(update, state, frozenset(options), dict(supports or {}), counts, fused)
         return update
 
     return enter
@@ -141,29 +141,33 @@ def step_count(optimizer: Optimizer) -> int:
 
 def update(
     optimizer: Optimizer, group: Group, param: Tensor, grad: Tensor, state: State, step: Tensor, lr: Tensor,
-    skip: Tensor | None = None,
+    skip: Tensor | None = None, scale: Tensor | None = None,
 ) -> tuple[Tensor, State]:  # fmt: skip
     """One parameter's update: ``(new_param, new_state)``, with the shapes, dtypes and keys of what came in.
 
     ``step`` is the 0-d int64 number of this update, 1 for the first; ``lr`` a 0-d float64 tensor. With a
     "master" in ``state`` the update is done on it in float32, and the parameter is its rounding. Where ``skip``,
-    a 0-d float32 tensor, is 1, all stays bit for bit what it was.
+    a 0-d float32 tensor, is 1, all stays bit for bit what it was. ``scale``, a 0-d tensor of at least float32,
+    multiplies the gradient.
     """
     rule = _rule(optimizer)
     _check(optimizer, group)
     if "master" not in state:
-        return _chosen(rule, group, param, grad.to(param.dtype), state, step, lr, skip)
+        return _chosen(rule, group, param, grad, state, step, lr, skip, scale)
     held = {key: value for key, value in state.items() if key != "master"}
-    master, held = _chosen(rule, group, state["master"], grad.to(torch.float32), held, step, lr, skip)
+    master, held = _chosen(rule, group, state["master"], grad, held, step, lr, skip, scale)
     return master.to(param.dtype), {"master": master, **held}
 
 
 def _chosen(rule: Rule, group: Group, param: Tensor, grad: Tensor, state: State, step: Tensor, lr: Tensor,
-            skip: Tensor | None) -> tuple[Tensor, State]:  # fmt: skip
-    """What an update makes, or what was there before."""
-    if skip is None or rule.skips:
-        return rule.update(group, param, grad, state, step, lr, *([] if skip is None else [skip]))
-    new, held = rule.update(group, param, grad, state, step, lr)
+            skip: Tensor | None, scale: Tensor | None) -> tuple[Tensor, State]:  # fmt: skip
+    """What an update makes of a gradient that is scaled, or what was there before."""
+    if rule.fused:
+        return rule.update(group, param, grad, state, step, lr, skip, scale)
+    grad = grad if scale is None else _wide(grad) * scale
+    new, held = rule.update(group, param, grad.to(param.dtype), state, step, lr)
+    if skip is None:
+        return new, held
     stays = skip != 0
     return torch.where(stays, param, new), {key: torch.where(stays, state[key], x) for key, x in held.items()}
 
@@ -186,17 +190,15 @@ def poisoned(grads: dict[str, Tensor], loss: Tensor) -> dict[str, Tensor]:
     return {**grads, last: grads[last] + (loss - loss)}
 
 
-def clip_by_global_norm(grads: list[Tensor], max_norm: float, norm: Tensor | None = None) -> list[Tensor]:
-    """``torch.nn.utils.clip_grad_norm_`` (2-norm) without its effects: g min(1, max_norm / (norm + 1e-6)).
+def clip_scale(norm: Tensor, max_norm: float) -> Tensor:
+    """What ``torch.nn.utils.clip_grad_norm_`` (2-norm) multiplies gradients with: min(1, max_norm / (norm + 1e-6)), a
+    0-d tensor of the dtype of the norm.
 
-    Sums run in float32 for bfloat16 gradients too, where torch rounds the norm to bfloat16. norm: where it is known.
+    Sums run in float32 for bfloat16 gradients too (`global_norm`), where torch rounds the norm to bfloat16.
     """
     if not max_norm > 0:
         raise ValueError(f"max_norm is {max_norm}; it must be positive (leave clipping off with None)")
-    if not grads:
-        return []
-    scale = (max_norm / ((global_norm(grads) if norm is None else norm) + 1e-6)).clamp(max=1.0)
-    return [(grad * scale.to(_wide_dtype(grad))).to(grad.dtype) for grad in grads]
+    return (max_norm / (norm + 1e-6)).clamp(max=1.0)
 
 
 @register(
@@ -230,11 +232,12 @@ def sgd(group: Group, param: Tensor, grad: Tensor, state: State, step: Tensor, l
     state=lambda group: ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ())),
     options=("betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay"),
     supports={"differentiable": False},
-    skips=True,
+    fused=True,
 )
 def adam(
-    group: Group, param: Tensor, grad: Tensor, state: State, step: Tensor, lr: Tensor, *skip: Tensor
-) -> tuple[Tensor, State]:
+    group: Group, param: Tensor, grad: Tensor, state: State, step: Tensor, lr: Tensor,
+    skip: Tensor | None, scale: Tensor | None,
+) -> tuple[Tensor, State]:  # fmt: skip
     """See ``tutti.nn.adam``; AdamW differs from Adam in ``decoupled_weight_decay`` of its groups."""
     beta1, beta2 = group["betas"]
     op = torch.ops.tutti.adam_amsgrad if group["amsgrad"] else torch.ops.tutti.adam
@@ -244,7 +247,8 @@ def adam(
         *(state[key] for key in _ADAM_KEYS if key in state),
         step,
         lr,
-        *skip,
+        skip,
+        scale,
         beta1=float(beta1),
         beta2=float(beta2),
         eps=float(group["eps"]),

@@ -56,7 +56,6 @@ def _update_together(graph: fx.Graph) -> None:
             kept = [node.args[i] for i in targets if node.args[i].op == "placeholder"]
             if kept and all(last[x] is node for x in kept):
                 _copy_parts(graph, node, targets, last)
-                _take_uncast(graph, node)
                 groups[node.target, node.args[lists:], tuple(node.kwargs.items())].append(node)
     pieces = [(key, piece) for key, nodes in groups.items() for piece in _pieces(nodes, ready)]
     for (target, numbers, hyper), nodes in pieces:
@@ -92,18 +91,6 @@ def _pieces(nodes: list[fx.Node], ready: dict[fx.Node, int]) -> Iterator[list[fx
 
 def _gradient_bytes(update: Call) -> int:
     return update.args[GRADIENT].meta["val"].bytes
-
-
-def uncast(gradient: Call) -> fx.Node:
-    """A gradient as it was before it was cast, which an update does in parts."""
-    return gradient.args[0] if gradient.target is aten._to_copy.default else gradient
-
-
-def _take_uncast(graph: fx.Graph, update: Call) -> None:
-    gradient = update.args[GRADIENT]
-    update.args = (*update.args[:GRADIENT], uncast(gradient), *update.args[GRADIENT + 1 :])
-    if not gradient.users:
-        graph.erase_node(gradient)
 
 
 def _updates(graph: fx.Graph) -> set[fx.Node]:
@@ -206,7 +193,10 @@ def _made(value: Any) -> fx.Node:
 
 
 def _written_into(graph: fx.Graph, old: fx.Node, value: Any) -> fx.Node:
-    """A call that copies a value to where an input lies; from before it was brought into shape, which would copy."""
+    """A call that copies a value to where an input lies; from before it was cast, or brought into shape, which would
+    copy."""
+    if value.target is aten._to_copy.default and len(value.users) == 1:
+        value = value.args[0]
     with graph.inserting_after(value):
         if value.target is aten.reshape.default and len(value.users) == 1:
             value = value.args[0]

@@ -23,7 +23,7 @@ from tutti.graph.labels import layer_of
 from tutti.graph.step_graph import BACKWARD, NUMBERS, UPDATE, Call
 from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.early import early
-from tutti.lower.inplace import GRADIENT, uncast, written
+from tutti.lower.inplace import written
 from tutti.lower.transfers import arrived, bring, fetch, lend, put, store
 from tutti.lower.writes import behind_views
 from tutti.nn.adam import IN_PLACE
@@ -101,7 +101,6 @@ class _Placer:
                 continue
             in_place, lists, targets = IN_PLACE[node.target]
             operands: list[Call] = list(node.args[:lists])
-            operands[GRADIENT] = uncast(operands[GRADIENT])  # pyright: ignore[reportArgumentType]
             for i in targets:
                 last = max(position[user] for user in (node, *behind_views(operands[i])))
                 if operands[i].op != "placeholder" or last > position[node]:

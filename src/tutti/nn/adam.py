@@ -9,9 +9,10 @@ Two faces of the same update:
 The ``_amsgrad`` variants carry the running maximum of the second moment as well. ``step`` is a 0-d integer
 tensor holding the number of this update (1 for the first), ``lr`` a 0-d floating tensor: used in full where
 it lies on the CPU, rounded to float32 on a GPU, as torch.optim does with a tensor learning rate. Where ``skip``,
-a 0-d float32 tensor, is given and is 1, nothing changes.
+a 0-d float32 tensor, is given and is 1, nothing changes. ``scale``, a 0-d floating tensor, multiplies the gradient.
+A gradient may have another floating dtype than its parameter.
 
-With g the gradient (negated when ``maximize``), t the step, lambda the weight decay:
+With g the gradient (scaled, and negated when ``maximize``), t the step, lambda the weight decay:
 
     p <- p - lr lambda p                  (decoupled, AdamW)        or  g <- g + lambda p   (Adam)
     m <- beta1 m + (1 - beta1) g
@@ -28,23 +29,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Numbers that are cast at once, by device: so many that kernels take them as they take the whole.
-CAST = {"cpu": 1 << 20, "cuda": 1 << 24}
+# Numbers that are cast or scaled at once, by device: so many that kernels take them as they take the whole.
+PIECE = {"cpu": 1 << 20, "cuda": 1 << 24}
 
+_NUMBERS = "Tensor step, Tensor lr, Tensor? skip=None, Tensor? scale=None"
 _HYPER = "float beta1, float beta2, float eps, float weight_decay, bool decoupled, bool maximize"
 
 _library = torch.library.Library("tutti", "FRAGMENT")
 _library.define(
-    "adam(Tensor param, Tensor grad, Tensor exp_avg, Tensor exp_avg_sq, Tensor step, Tensor lr, Tensor? skip=None, *, "
-    f"{_HYPER}) -> (Tensor, Tensor, Tensor)"
+    "adam(Tensor param, Tensor grad, Tensor exp_avg, Tensor exp_avg_sq, "
+    f"{_NUMBERS}, *, {_HYPER}) -> (Tensor, Tensor, Tensor)"
 )
 _library.define(
     "adam_amsgrad(Tensor param, Tensor grad, Tensor exp_avg, Tensor exp_avg_sq, Tensor max_exp_avg_sq, "
-    f"Tensor step, Tensor lr, Tensor? skip=None, *, {_HYPER}) -> (Tensor, Tensor, Tensor, Tensor)"
+    f"{_NUMBERS}, *, {_HYPER}) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 _library.define(
     "adam_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, "
-    f"Tensor step, Tensor lr, Tensor? skip=None, *, {_HYPER}) -> ()"
+    f"{_NUMBERS}, *, {_HYPER}) -> ()"
 )
 _library.define(
     "adam_amsgrad_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, "
@@ -52,35 +54,36 @@ _library.define(
 )
 
 
-def _adam_(params, grads, exp_avgs, exp_avg_sqs, step, lr, skip=None, **hyper) -> None:
-    _apply(params, grads, [exp_avgs, exp_avg_sqs], step, lr, skip, **hyper)
+def _adam_(params, grads, exp_avgs, exp_avg_sqs, *numbers, **hyper) -> None:
+    _apply(params, grads, [exp_avgs, exp_avg_sqs], *numbers, **hyper)
 
 
-def _adam_amsgrad_(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, step, lr, skip=None, **hyper) -> None:
-    _apply(params, grads, [exp_avgs, exp_avg_sqs, max_exp_avg_sqs], step, lr, skip, **hyper)
+def _adam_amsgrad_(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, *numbers, **hyper) -> None:
+    _apply(params, grads, [exp_avgs, exp_avg_sqs, max_exp_avg_sqs], *numbers, **hyper)
 
 
-def _adam(param, grad, exp_avg, exp_avg_sq, step, lr, skip=None, **hyper):
+def _adam(param, grad, exp_avg, exp_avg_sq, *numbers, **hyper):
     new = [torch.empty_like(t).copy_(t) for t in (param, exp_avg, exp_avg_sq)]
-    _apply(new[:1], [grad], [[t] for t in new[1:]], step, lr, skip, **hyper)
+    _apply(new[:1], [grad], [[t] for t in new[1:]], *numbers, **hyper)
     return tuple(new)
 
 
-def _adam_amsgrad(param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq, step, lr, skip=None, **hyper):
+def _adam_amsgrad(param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq, *numbers, **hyper):
     new = [torch.empty_like(t).copy_(t) for t in (param, exp_avg, exp_avg_sq, max_exp_avg_sq)]
-    _apply(new[:1], [grad], [[t] for t in new[1:]], step, lr, skip, **hyper)
+    _apply(new[:1], [grad], [[t] for t in new[1:]], *numbers, **hyper)
     return tuple(new)
 
 
-def _apply(params, grads, moments, step, lr, skip, *, beta1, beta2, eps, weight_decay, decoupled, maximize) -> None:
+def _apply(params, grads, moments, step, lr, skip=None, scale=None, *, beta1, beta2, eps, weight_decay, decoupled,
+           maximize) -> None:  # fmt: skip
     if not params or (skip is not None and skip.device.type == "cpu" and skip.item()):
         return
     hyper = dict(beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, decoupled=decoupled, maximize=maximize)
     every = list(zip(params, grads, *moments, strict=True))
-    if any(grad.dtype != param.dtype for param, grad, *_ in every):
-        for rows in _pieces(every, CAST[params[0].device.type]):
+    if scale is not None or any(grad.dtype != param.dtype for param, grad, *_ in every):
+        for rows in _pieces(every, PIECE[params[0].device.type]):
             columns = [list(column) for column in zip(*rows, strict=True)]
-            columns[1] = [grad.to(row[0].dtype) for grad, row in zip(columns[1], rows, strict=True)]
+            columns[1] = [_scaled(grad, scale, row[0]) for grad, row in zip(columns[1], rows, strict=True)]
             _apply(columns[0], columns[1], columns[2:], step, lr, skip, **hyper)
         return
     rows = list(zip(params, *moments, strict=True))
@@ -110,9 +113,17 @@ def _apply(params, grads, moments, step, lr, skip, *, beta1, beta2, eps, weight_
                 target.copy_(source)
 
 
+def _scaled(grad: Tensor, scale: Tensor | None, param: Tensor) -> Tensor:
+    """A gradient in the dtype of its parameter, rounded once."""
+    if scale is None:
+        return grad.to(param.dtype)
+    wide = torch.promote_types(grad.dtype, param.dtype)
+    return (grad.to(wide) * scale).to(param.dtype)
+
+
 def _pieces(every: list[tuple[Tensor, ...]], size: int) -> Iterator[list[tuple[Tensor, ...]]]:
-    """Rows of so many numbers together, at most: a cast gradient takes no more memory. Large ones are cut, unless they
-    lie in another order than their dims."""
+    """Rows of so many numbers together, at most: gradients that are made anew take no more memory. Large ones are cut,
+    unless they lie in another order than their dims."""
     piece, count = [], 0
     for row in every:
         whole = all(t.is_contiguous() for t in row)
@@ -163,11 +174,11 @@ def _is_dense(tensor: Tensor) -> bool:
     return True
 
 
-def _fake_adam(param, grad, exp_avg, exp_avg_sq, step, lr, skip=None, **hyper):
+def _fake_adam(param, grad, exp_avg, exp_avg_sq, *numbers, **hyper):
     return torch.empty_like(param), torch.empty_like(exp_avg), torch.empty_like(exp_avg_sq)
 
 
-def _fake_amsgrad(param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq, step, lr, skip=None, **hyper):
+def _fake_amsgrad(param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq, *numbers, **hyper):
     return tuple(torch.empty_like(t) for t in (param, exp_avg, exp_avg_sq, max_exp_avg_sq))
 
 

@@ -17,7 +17,7 @@ import tutti.nn.experts
 import tutti.nn.linear_cross_entropy
 import tutti.nn.random  # noqa: F401  (registers the operators)
 from tutti.cluster.device import Device
-from tutti.cluster.operators import PRODUCTS, Shape, family_of
+from tutti.cluster.operators import PRODUCTS, Shape, family_of, known
 from tutti.cluster.operators import seconds as operator_seconds
 
 # Passes over its numbers that a draw of random numbers makes (`tutti.nn.random`): by their count, and as measured on a
@@ -100,14 +100,14 @@ def _experts(device: Device, call: LocalCall, backward: bool) -> float:
         products = [(rows, hidden, width), (hidden, rows, width), (made, rows, hidden), (rows, made, hidden)]
     busier = call.flops / max(1, sum(2 * experts * prod(sizes) for sizes in products))
     bytes_ = moved(call) + (1 + backward) * 2 * rows * experts * (hidden + made) * call.dtype.itemsize
-    taken = sum(device.matmul_seconds(experts, *sizes, call.dtype) for sizes in products)
+    taken = sum(device.matmul_seconds(experts, *sizes, known(device, call.dtype)) for sizes in products)
     return max(1.0, busier) * taken + device.stream_seconds(bytes_, "add", call.dtype)
 
 
 def _linear_loss(device: Device, call: LocalCall, backward: bool) -> float:
     """The product that makes the logits, one more for each gradient; and reading and writing the logits once."""
     (rows, hidden), (classes, _) = call.shapes()[2 * backward : 2 * backward + 2]
-    dtype = call.node.args[2 * backward].meta["val"].dtype  # pyright: ignore
+    dtype = known(device, call.node.args[2 * backward].meta["val"].dtype)  # pyright: ignore
     products = [(rows, hidden, classes)]
     if backward:
         more = [(rows, classes, hidden), (classes, rows, hidden)]

@@ -13,7 +13,7 @@ def adam(d: Draw, target):
     shape = d.shape(0, 3)
     state = [d.positive(*shape) for _ in range(2 if target is ops.adam.default else 3)]
     numbers = torch.tensor(d.between(1, 9)), torch.tensor(0.1, dtype=torch.float64)
-    skip = [torch.tensor(float(d.flag()))] if d.flag() else []
+    optional = torch.tensor(float(d.flag())) if d.flag() else None, torch.tensor(0.5) if d.flag() else None
     options = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": d.pick([0.0, 0.1])}
     tensors = d.floats(*shape, dtype=torch.float64), d.floats(*shape, dtype=torch.float64)
-    return (*tensors, *state, *numbers, *skip), {**options, "decoupled": d.flag(), "maximize": d.flag()}
+    return (*tensors, *state, *numbers, *optional), {**options, "decoupled": d.flag(), "maximize": d.flag()}
