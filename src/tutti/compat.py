@@ -138,7 +138,33 @@ def compile_graph(graph: fx.Graph, args: Sequence[torch.Tensor]) -> Callable:
     _processor[0].join()
     fake = FakeTensorMode(shape_env=ShapeEnv(specialize_zero_one=True))  # without one nothing is kept on disk
     with torch.no_grad(), tracing(TracingContext(fake)):
-        return compile_fx(fx.GraphModule({}, graph), [fake.from_tensor(x, static_shapes=True) for x in args])  # pyright: ignore
+        with fake:
+            given = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in args]
+        return compile_fx(fx.GraphModule({}, graph), given)  # pyright: ignore
+
+
+@contextmanager
+def compilers_beside_each_other() -> Iterator[None]:
+    """What `compile_graph` gives in here may be called when this is over: till then nobody waits for the compilers of
+    its kernels, of which as many run as there are cores."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    wait, here = AsyncCompile.wait, threading.get_ident()
+    waiting: list[tuple[AsyncCompile, dict[str, Any]]] = []
+
+    def postpone(self: AsyncCompile, scope: dict[str, Any]) -> None:
+        if threading.get_ident() == here:
+            waiting.append((self, scope))
+        else:
+            wait(self, scope)
+
+    AsyncCompile.wait = postpone
+    try:
+        yield
+    finally:
+        AsyncCompile.wait = wait
+    for compilers, scope in waiting:
+        compilers.wait(scope)
 
 
 def job_store(prefix: str) -> Any:

@@ -120,8 +120,8 @@ def test_less_is_held():
 @pytest.mark.parametrize("plan", ["single", *ALL])
 @pytest.mark.parametrize("name", ["llama", "t5"])
 def test_what_is_counted_is_what_is_alive(name, plan, monkeypatch):
-    """Against every memory that an operator returns, counted by torch's dispatcher; without the batch, and what operators
-    allocate for themselves."""
+    """Against every memory that an operator returns, counted by torch's dispatcher; without the batch, and what
+    operators allocate for themselves."""
     for operator in list(INSIDE):
         monkeypatch.delitem(INSIDE, operator)
     step, batch = make(name, plan, memory="1GiB")

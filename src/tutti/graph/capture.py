@@ -153,10 +153,10 @@ def _update(optimizer, params, grads, state, inputs, recorder, clip_norm, guarde
     recorder.mark(UPDATE, GUARD if clip_norm is None else "")
     norm = None if clip_norm is None and not guarded else optimizers.global_norm(list(grads.values()))
     recorder.mark(UPDATE, "")
-    scale = None if clip_norm is None else optimizers.clip_scale(norm, clip_norm)
+    scale = None if norm is None or clip_norm is None else optimizers.clip_scale(norm, clip_norm)
     names = {p: name for name, p in params.items()}
     recorder.mark(UPDATE, GUARD)
-    skip = optimizers.not_finite(norm) if guarded else None
+    skip = None if norm is None or not guarded else optimizers.not_finite(norm)
     recorder.mark(UPDATE, "")
     outputs = {} if skip is None else {"skipped": skip}
     for i, group in enumerate(optimizer.param_groups):

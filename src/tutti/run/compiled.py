@@ -2,30 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_aggregate, map_arg
 
 from tutti import compat
+from tutti.graph.step_graph import Spec
+from tutti.lower.inplace import written
 from tutti.run.position import HERE
+
+How = tuple[tuple[tuple[int, ...], int], ...]
 
 
 class Compiled:
     """The function of a functional ATen graph whose shapes and dtypes are known. It is compiled when it is first
-    called, and again where its arguments lie otherwise in memory; torch keeps the result in its cache on disk."""
+    called, if it was not before (`compile_ahead`), and again where its arguments lie otherwise in memory; torch keeps
+    the result in its cache on disk."""
 
     def __init__(self, graph: fx.Graph):
         self.graph = graph
-        self.made: dict[tuple, Callable] = {}
+        self.made: dict[How, Callable] = {}
 
     def __call__(self, *args: torch.Tensor):
-        how = tuple([(x.stride(), x.get_device()) for x in args])
-        function = self.made.get(how)
+        function = self.made.get(_how(args))
         if function is None:
-            HERE.compiles(True)
-            try:
-                function = self.made[how] = compat.compile_graph(self.graph, args)
-            finally:
-                HERE.compiles(False)
+            with _telling():
+                function = self.compile(args)
         return function(*args)
+
+    def compile(self, args: Sequence[torch.Tensor]) -> Callable:
+        """The function for arguments that lie in memory as these."""
+        function = self.made[_how(args)] = compat.compile_graph(self.graph, args)
+        return function
+
+
+def compile_ahead(graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> None:
+    """Compile the functions that a graph calls for what they are going to be given.
+
+    Those that have nothing yet are compiled one after another, but for the work of C++ and Triton compilers, which run
+    beside each other, as many as there are cores.
+    """
+    waiting = {node.target for node in graph.nodes if isinstance(node.target, Compiled) and not node.target.made}
+    if not waiting:
+        return
+    with _telling():
+        calls = [(function, args) for function, args in _calls(graph, inputs) if function in waiting]
+        with compat.compilers_beside_each_other():
+            for function, args in calls:
+                function.compile(args)
+
+
+def _calls(graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> list[tuple[Compiled, Sequence[torch.Tensor]]]:
+    """Each function of a graph with arguments that lie in memory as its own will, but have none; once for each way."""
+    found: dict[tuple[Compiled, How], tuple[Sequence[torch.Tensor], tuple]] = {}
+    given, values = iter(inputs), {}
+
+    def outcome(node: Any, args: Any, kwargs: Any) -> Any:
+        function = node.target
+        if isinstance(function, Compiled):
+            key = function, _how(args)
+            if key not in found:
+                found[key] = args, fx.Interpreter(fx.GraphModule({}, function.graph)).run(*args)
+            return found[key][1]
+        if function is operator.getitem or getattr(function, "namespace", "") == "aten":
+            return function(*args, **kwargs)
+        if function is written:
+            return args[1]
+        device = next((x.device for x in args if isinstance(x, torch.Tensor)), None)
+        return map_aggregate(node.meta.get("val"), lambda spec: _empty(spec, device))
+
+    with compat.fake_mode():
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                x = next(given)
+                values[node] = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+            elif node.op == "call_function":
+                args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+                values[node] = outcome(node, args, kwargs)
+    return [(function, args) for (function, _), (args, _) in found.items()]
+
+
+def _empty(spec: Any, device: torch.device | None) -> Any:
+    return torch.empty(spec.shape, dtype=spec.dtype, device=device) if isinstance(spec, Spec) else spec
+
+
+def _how(args: Sequence[torch.Tensor]) -> How:
+    """How arguments lie in memory."""
+    return tuple([(x.stride(), x.get_device()) for x in args])
+
+
+@contextmanager
+def _telling() -> Iterator[None]:
+    HERE.compiles(True)
+    try:
+        yield
+    finally:
+        HERE.compiles(False)

@@ -27,6 +27,7 @@ from tutti.lower.write_out import write_out
 from tutti.run import overlap
 from tutti.run.carrier import Carrier
 from tutti.run.code import Inspect, Meter, Run, Stopwatch, generate
+from tutti.run.compiled import compile_ahead
 from tutti.run.ledger import Ledger
 from tutti.run.memory import CPU, Platform, spans
 from tutti.run.nonfinite import Inspector
@@ -143,7 +144,19 @@ def _prepared(program: Program, level: str, carrier: Carrier | None, ledger: Led
         meter = Meter(ledger, _needs(graph, known))
     graph.lint()
     make = partial(generate, graph, carrier, meter, inspect)
-    return Prepared(make(), lambda stopwatch: make(stopwatch=stopwatch), peaks)
+    return Prepared(_ahead(graph, make()), lambda stopwatch: make(stopwatch=stopwatch), peaks)
+
+
+def _ahead(graph: fx.Graph, run: Run) -> Run:
+    """What runs a graph, and compiles its functions together before it first does."""
+    todo = [graph]
+
+    def ahead(*inputs):
+        if todo:
+            compile_ahead(todo.pop(), inputs)
+        return run(*inputs)
+
+    return ahead
 
 
 def _needs(graph: fx.Graph, known: Mapping[fx.Node, tuple[int, int, int]]) -> dict[fx.Node, int]:

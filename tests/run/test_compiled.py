@@ -1,0 +1,86 @@
+"""Functions are compiled before a Program first runs, their compilers beside each other."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from torch import fx
+
+import tutti
+import zoo
+from tutti import compat
+from tutti.run import segments
+from tutti.run.compiled import Compiled, compile_ahead
+
+pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
+aten = torch.ops.aten
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """What compiles and what is called, in order."""
+    seen: list[str] = []
+    monkeypatch.setattr(segments, "COMPILED", {})
+    compile_, call = Compiled.compile, Compiled.__call__
+
+    def compiling(self, args):
+        seen.append("compiled")
+        return compile_(self, args)
+
+    def called(self, *args):
+        seen.append("called")
+        return call(self, *args)
+
+    monkeypatch.setattr(Compiled, "compile", compiling)
+    monkeypatch.setattr(Compiled, "__call__", called)
+    return seen
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_nothing_is_compiled_while_a_program_runs(events, level):
+    model, batch = zoo.gpt2(2), zoo.tokens(2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = tutti.parallelize(model, optimizer, batch, cluster="cpu:1", plan="single", level=level, clip_norm=1.0)
+    assert events == []
+    step(batch)
+    first = events.index("called")
+    assert 0 < events.count("compiled") == first == sum(len(f.made) for f in segments.COMPILED.values())
+
+
+def test_compilers_are_not_waited_for_one_by_one(monkeypatch):
+    from torch._inductor.async_compile import AsyncCompile
+
+    waits, wait = [], AsyncCompile.wait
+    monkeypatch.setattr(AsyncCompile, "wait", lambda self, scope: waits.append(wait(self, scope)))
+    x = torch.randn(5, 7)
+    with compat.compilers_beside_each_other():
+        made = [compat.compile_graph(_powers(n), [x]) for n in (2, 3)]
+        assert waits == []
+    assert len(waits) == 2
+    assert [f(x)[0].allclose(x**n) for f, n in zip(made, (2, 3), strict=True)] == [True, True]
+    torch.testing.assert_close(compat.compile_graph(_powers(4), [x])(x)[0], x**4)
+    assert len(waits) == 3
+
+
+def test_arguments_that_lie_otherwise_than_expected_are_compiled_for_when_they_come(events):
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    function = Compiled(_powers(2))
+    graph.output(graph.create_node("call_function", function, (x,), name="segment"))
+    compile_ahead(graph, [torch.randn(5, 7)])
+    compile_ahead(graph, [torch.randn(7, 5).t()])  # there is something already
+    assert events == ["compiled"]
+    y = torch.randn(7, 5).t()
+    torch.testing.assert_close(function(y)[0], y**2)
+    assert events == ["compiled", "called", "compiled"]
+
+
+def _powers(n: int) -> fx.Graph:
+    graph = fx.Graph()
+    x = power = graph.placeholder("x")
+    for _ in range(n - 1):
+        power = graph.call_function(aten.mul.Tensor, (power, x))
+    graph.output((power,))
+    return graph
