@@ -1,7 +1,10 @@
-"""Training speed on one CPU: tutti against transformers.Trainer on the same Llama, in turns.
+"""Training speed on one CPU: tutti against transformers.Trainer, and a bare loop, on the same Llama, in turns.
 
 All contenders train the same model from the same weights on the same random tokens with AdamW and gradient
 clipping, and must agree on the first loss. A step is everything from batch to updated weights.
+
+Of the fastest of ours it is also told where its time goes, by kind of operator, and what the machine would need for
+that at the speed of its products of a layer's size, and of copies from memory to memory.
 """
 
 from __future__ import annotations
@@ -9,10 +12,16 @@ from __future__ import annotations
 import itertools
 import tempfile
 import time
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
+from torch import fx
 from torch.utils.data import DataLoader, Dataset
 from transformers import (
     LlamaConfig,
@@ -25,6 +34,9 @@ from transformers import (
 
 import harness
 import tutti
+from tutti.graph.step_graph import Spec
+from tutti.run.monitoring import recording
+from tutti.run.monitoring.calls import calls_of
 
 LR, WEIGHT_DECAY, CLIP_NORM = 1e-3, 0.1, 1.0
 
@@ -133,25 +145,131 @@ class InOrder(Trainer):
 
 def train_with_tutti(turns: harness.Turns, case: Case, level: str, dtype: torch.dtype) -> None:
     """``tutti.parallelize`` on one device; low precision with float32 masters."""
+    step, batches = prepared(case, level, dtype)
+    pass_turns(turns, lambda: step(next(batches)))
+
+
+def prepared(case: Case, level: str, dtype: torch.dtype) -> tuple[tutti.Step, Iterator[dict[str, torch.Tensor]]]:
     model = case.model().to(dtype)
     model.config.use_cache = True  # transformers then leaves causality to the kernel; the capture drops the cache
     batches = iter(DataLoader(RandomTokens(case), batch_size=case.batch))
     first = next(batches)
-    batches = itertools.chain([first], batches)
+    step = tutti.parallelize(model, adamw(model), first, level=level, clip_norm=CLIP_NORM,
+                             masters=dtype != torch.float32)  # fmt: skip
+    return step, itertools.chain([first], batches)
+
+
+def adamw(model: torch.nn.Module, **options: Any) -> torch.optim.AdamW:
+    """As the Trainer makes it: vectors do not decay."""
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=LR)
-    step = tutti.parallelize(model, optimizer, first, level=level, clip_norm=CLIP_NORM, masters=dtype != torch.float32)
+    return torch.optim.AdamW(groups, lr=LR, **options)
+
+
+def pass_turns(turns: harness.Turns, step: Any) -> None:
     first_loss = None
     while steps := turns.wait():
         seconds = []
         for _ in range(steps):
             start = time.perf_counter()
-            loss = step(next(batches))
+            loss = step()
             seconds.append(time.perf_counter() - start)
             first_loss = first_loss or loss.item()
         turns.done(seconds, first_loss=first_loss)
+
+
+def train_in_a_loop(turns: harness.Turns, case: Case) -> None:
+    """The shortest program: parameters and optimizer state in bfloat16, torch.compile, torch's fused AdamW."""
+    model = case.model().to(torch.bfloat16)
+    batches, optimizer = iter(DataLoader(RandomTokens(case), batch_size=case.batch)), adamw(model, fused=True)
+    compiled = torch.compile(model)
+
+    def step() -> torch.Tensor:
+        loss = compiled(**next(batches)).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    pass_turns(turns, step)
+
+
+def profile(turns: harness.Turns, case: Case, level: str, dtype: torch.dtype) -> None:
+    """In one turn of so many steps: seconds, FLOPs and bytes of each kind of operator, and what they would take at the
+    machine's ceilings."""
+    step, batches = prepared(case, level, dtype)
+    step(next(batches))
+    with tempfile.TemporaryDirectory() as folder:
+        step.record(folder)
+        for _ in range(turns.wait()):
+            step(next(batches))
+        seconds, rows = where(step, recording.read(Path(folder)))
+    peak, bandwidth = ceilings(case, dtype)
+    for row in rows.values():
+        row["at_ceilings"] = max(row["flops"] / peak, row["bytes"] / bandwidth)
+    facts = {"seconds": seconds, "product_flops_per_second": peak, "copied_bytes_per_second": bandwidth, "kinds": rows}
+    turns.done([seconds], profile=facts)
+
+
+def where(step: tutti.Step, recorded: recording.Recording) -> tuple[float, dict[str, dict[str, float]]]:
+    """Median seconds of a step, and those of its kinds of calls with their FLOPs and bytes, the longest first."""
+    taken, whole = defaultdict[int, list[float]](list), []
+    for number in recorded.steps:
+        ((_, run),) = recorded.of(number)
+        whole.append(run.seconds)
+        for block in run.blocks:
+            taken[block.number].append(block.end - block.begin)
+    rows: dict[str, dict[str, float]] = defaultdict(lambda: {"seconds": 0.0, "flops": 0, "bytes": 0})
+    for i, (node, call) in enumerate(calls_of(step.program).items()):
+        row = rows[kind(node)]
+        row["seconds"] += median(taken[i])
+        row["flops"] += call.flops
+        row["bytes"] += sum(map(size, {*node.all_input_nodes, node}))
+    rest = median(whole) - sum(row["seconds"] for row in rows.values())
+    rows["between operators"] = {"seconds": rest, "flops": 0, "bytes": 0}
+    return median(whole), dict(sorted(rows.items(), key=lambda item: -item[1]["seconds"]))
+
+
+def kind(node: Any) -> str:
+    name = str(node.target)
+    if "adam" in name:
+        return "update"
+    if "logsumexp" in name:
+        return "loss and its linear layer"
+    if "inside" in node.meta:
+        return "compiled functions with products" if node.meta["flops"] else "compiled kernels"
+    if "attention" in name:
+        return "attention"
+    if any(product in name for product in ("aten.mm", "aten.addmm", "aten.bmm")):
+        return "products"
+    return "other operators"
+
+
+def size(node: fx.Node) -> int:
+    """Bytes of what a node makes."""
+    made = node.meta.get("val")
+    return sum(x.bytes for x in (made if isinstance(made, tuple) else [made]) if isinstance(x, Spec))
+
+
+def ceilings(case: Case, dtype: torch.dtype) -> tuple[float, float]:
+    """FLOP/s of a product of a layer's size; bytes/s, read and written, of copies that no cache holds."""
+    x, weight = torch.randn(case.tokens, case.hidden).to(dtype), torch.randn(case.intermediate, case.hidden).to(dtype)
+    source, target = torch.ones(1 << 26), torch.ones(1 << 26)
+    product = shortest(lambda: torch.mm(x, weight.t()))
+    copy = shortest(lambda: target.copy_(source))
+    return 2 * case.tokens * case.hidden * case.intermediate / product, 2 * source.nbytes / copy
+
+
+def shortest(call: Any) -> float:
+    """Seconds."""
+    taken = []
+    for _ in range(30):
+        start = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - start)
+    return min(taken)
 
 
 def run(quick: bool) -> dict[str, Any]:
@@ -162,13 +280,13 @@ def run(quick: bool) -> dict[str, Any]:
         harness.Process("Trainer bf16", trainer, case, {"bf16": True}),
         harness.Process("Trainer bf16 compiled", trainer, case, {"bf16": True, "torch_compile": True}),
     ]
-    ours = [
-        harness.Process("tutti float32 O0", train_with_tutti, case, "O0", float32),
-        harness.Process("tutti bf16 O2", train_with_tutti, case, "O2", bf16),
-    ]
     if not quick:
-        ours.append(harness.Process("tutti float32 O2", train_with_tutti, case, "O2", float32))
-        ours.append(harness.Process("tutti bf16 O0", train_with_tutti, case, "O0", bf16))
+        peers.append(harness.Process("loop in bf16, compiled", train_in_a_loop, case))
+    levels = [("O0", float32), ("O2", bf16)]
+    if not quick:
+        levels += [("O2", float32), ("O0", bf16), ("O1", bf16)]
+    named = {f"tutti {'bf16' if dtype is bf16 else 'float32'} {level}": (level, dtype) for level, dtype in levels}
+    ours = [harness.Process(name, train_with_tutti, case, *how) for name, how in named.items()]
     contenders = [*ours, *peers]
     times = harness.take_turns(contenders, case.rounds, case.steps)
     for contender in contenders:
@@ -185,9 +303,32 @@ def run(quick: bool) -> dict[str, Any]:
             "first_loss": losses[name],
             "peak_rss_bytes": peaks[name],
         }
-    best = harness.ratio(times, [c.name for c in ours], [c.name for c in peers])
+    trainers = [name for name in times if name.startswith("Trainer")]
+    best = harness.ratio(times, list(named), trainers)
     harness.say(f"{best['ours']} is {best['times_faster']:.2f} x as fast as {best['peer']}")
-    return {"case": vars(case), "contenders": figures, "ratio": best}
+    profiled = harness.Process("profile", profile, case, *named[best["ours"]])
+    profiled.turn(4 * case.steps)
+    told = profiled.facts["profile"]
+    profiled.close()
+    for name, row in told["kinds"].items():
+        harness.say(f"{name:34} {1e3 * row['seconds']:8.1f} ms, at the ceilings {1e3 * row['at_ceilings']:8.1f} ms")
+    if not quick:
+        draw(figures, told)
+    return {"case": vars(case), "contenders": figures, "ratio": best, "profile": told}
+
+
+def draw(figures: dict[str, Any], told: dict[str, Any]) -> None:
+    speeds, kinds = (figure := Figure((10, 4), layout="constrained")).subplots(1, 2)
+    names = sorted(figures, key=lambda name: figures[name]["tokens_per_second"])
+    speeds.barh(names, [figures[name]["tokens_per_second"] for name in names])
+    speeds.set(xlabel="tokens/s")
+    rows = list(told["kinds"].items())[::-1]
+    for shift, what, label in ((0.2, "seconds", "measured"), (-0.2, "at_ceilings", "at the machine's ceilings")):
+        kinds.barh([i + shift for i in range(len(rows))], [1e3 * row[what] for _, row in rows], 0.4, label=label)
+    kinds.set_yticks(range(len(rows)), [name for name, _ in rows])
+    kinds.set(xlabel="ms of a step")
+    kinds.legend()
+    figure.savefig(harness.RESULTS / "train_cpu.svg")
 
 
 if __name__ == "__main__":

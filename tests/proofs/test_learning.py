@@ -1,0 +1,85 @@
+"""A step in low precision learns as transformers' Trainer does: the same validation loss after the same steps."""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import Dataset, SequentialSampler
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+import tutti
+
+STEPS, BATCH, SEQUENCE = 300, 8, 128
+LR, WEIGHT_DECAY, CLIP_NORM = 2e-3, 0.1, 1.0
+
+
+class Bytes(Dataset):
+    """Runs of the bytes of Python's library, in an order that mixes its files."""
+
+    def __init__(self, first: int, count: int):
+        files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+        text = b"".join(file.read_bytes() for file in files)
+        runs = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        runs = runs[: len(runs) // SEQUENCE * SEQUENCE].view(-1, SEQUENCE)
+        order = torch.randperm(len(runs), generator=torch.Generator().manual_seed(0))[first : first + count]
+        self.runs = runs[order].long()
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": self.runs[index], "labels": self.runs[index]}
+
+
+TRAINING, VALIDATION = Bytes(0, STEPS * BATCH), Bytes(STEPS * BATCH, 256)
+
+
+def model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=256, hidden_size=128, intermediate_size=352, num_hidden_layers=3,
+                         num_attention_heads=4, max_position_embeddings=SEQUENCE, use_cache=False)  # fmt: skip
+    return LlamaForCausalLM(config).train()
+
+
+def validated(trained: LlamaForCausalLM) -> float:
+    """The loss over what was held out, in float32."""
+    with torch.no_grad():
+        return trained(input_ids=VALIDATION.runs, labels=VALIDATION.runs).loss.item()
+
+
+class InOrder(Trainer):
+    def _get_train_sampler(self, train_dataset=None):
+        return SequentialSampler(self.train_dataset)
+
+
+@pytest.fixture(scope="module")
+def by_trainer(tmp_path_factory) -> float:
+    options = TrainingArguments(
+        str(tmp_path_factory.mktemp("trainer")), use_cpu=True, bf16=True, per_device_train_batch_size=BATCH,
+        max_steps=STEPS, learning_rate=LR, weight_decay=WEIGHT_DECAY, max_grad_norm=CLIP_NORM, report_to=[],
+        lr_scheduler_type="constant", logging_strategy="no", save_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    trained = model()
+    InOrder(trained, options, train_dataset=TRAINING).train()
+    return validated(trained)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["O0", "O1", "O2"])
+def test_validation_loss_is_that_of_the_trainer(by_trainer, level):
+    ours = model().to(torch.bfloat16)
+    matrices = [p for p in ours.parameters() if p.ndim > 1]
+    vectors = [p for p in ours.parameters() if p.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]
+    batches = [{"input_ids": x, "labels": x} for x in TRAINING.runs.split(BATCH)]
+    step = tutti.parallelize(ours, torch.optim.AdamW(groups, lr=LR), batches[0], cluster="cpu:1", plan="single",
+                             level=level, clip_norm=CLIP_NORM, masters=True)  # fmt: skip
+    losses = [step(batch).item() for batch in batches]
+    assert losses[-1] < 0.6 * losses[0]
+    trained = model()
+    trained.load_state_dict({name: x.float() for name, x in step.state_dict().items() if name in trained.state_dict()})
+    print(f"validation loss {validated(trained):.4f} at {level}, {by_trainer:.4f} by the Trainer")
+    assert validated(trained) == pytest.approx(by_trainer, rel=0.01)
