@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx
 
-from tutti.graph.costs import FREE
+from tutti.graph.costs import FLOPS, FREE
 from tutti.graph.joint import Joint
 from tutti.graph.match import Search
 from tutti.graph.step_graph import BACKWARD, FORWARD
@@ -39,17 +39,23 @@ def rewrite(graph: fx.Graph, found: Joint, new: Joint, search: Search) -> bool:
             places[phase] = place
     for phase, (at, before) in places.items():
         outputs = [(old, b) for old, b in pairs if old.meta["phase"] == phase]
+        path = _path([n for n in sorted(search.taken) if n.meta.get("phase") == phase], outputs[0][0])
         with graph.inserting_before(at) if before else graph.inserting_after(at):
             for node in new.graph.nodes:
                 if node in needed and node.op == "call_function" and node.meta["phase"] == phase:
                     inputs[node] = graph.node_copy(node, inputs.__getitem__)
-                    inputs[node].meta = {**node.meta, "path": outputs[0][0].meta["path"]}
+                    inputs[node].meta = {**node.meta, "path": path}
         for old, b in outputs:
             old.replace_all_uses_with(inputs[b])
     for node in sorted(search.taken, reverse=True):
         if not node.users:
             graph.erase_node(node)
     return True
+
+
+def _path(taken: list[fx.Node], output: fx.Node) -> str:
+    """Of the module that what is replaced belongs to: the one that multiplies matrices, if there is one."""
+    return next((n for n in taken if n.target in FLOPS), output).meta["path"]
 
 
 def _is_read(taken: set[fx.Node], outputs: set[fx.Node]) -> bool:

@@ -7,6 +7,7 @@ import operator
 import torch
 from torch import fx
 
+from tutti.graph.losses import ancestors, made_with
 from tutti.graph.step_graph import Call
 
 ops = torch.ops.tutti
@@ -18,16 +19,13 @@ def make_losses_in_one_pass(graph: fx.Graph) -> None:
     What the gradient of the loss is made of, as the number of labels, comes first then.
     """
     at = {node: i for i, node in enumerate(graph.nodes)}
-    node: Call
-    for node in graph.find_nodes(op="call_function", target=ops.linear_logsumexp_backward.default):
-        *gradients, lse, wanted = node.args
-        forward: Call = lse.args[0] if lse.target is operator.getitem else lse
-        if forward.target is not ops.linear_logsumexp.default or forward.args != tuple(gradients[2:]):
+    forward: Call
+    for forward in graph.find_nodes(op="call_function", target=ops.linear_logsumexp.default):
+        node = made_with(forward)
+        if node is None:
             continue
-        before = _needed(gradients[:2])
-        if forward in before:
-            continue
-        for x in sorted((x for x in before if at[x] > at[forward]), key=at.__getitem__):
+        *gradients, _, wanted = node.args
+        for x in sorted((x for x in ancestors(gradients[:2]) if at[x] > at[forward]), key=at.__getitem__):
             forward.prepend(x)
         with graph.inserting_before(forward):
             call = graph.call_function(ops.linear_logsumexp_with_gradients.default, (*gradients, wanted))
@@ -40,15 +38,3 @@ def make_losses_in_one_pass(graph: fx.Graph) -> None:
                     call.append(part)
         graph.erase_node(node)
         graph.erase_node(forward)
-
-
-def _needed(nodes: list[fx.Node]) -> set[fx.Node]:
-    """All that these are made of, and they."""
-    found: set[fx.Node] = set()
-    todo = list(nodes)
-    while todo:
-        node = todo.pop()
-        if node not in found and node.op == "call_function":
-            found.add(node)
-            todo += node.all_input_nodes
-    return found

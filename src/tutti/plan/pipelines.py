@@ -105,7 +105,7 @@ class Pipelines:
     def ideal(self) -> float:
         """Seconds of a step whose operators, whole, are shared out among the devices."""
         planner = self.of.planner(self.of.accumulate or 1)
-        pricer, operators = Pricer(self.of.cluster.of(1), {}), planner.problem.operators.values()
+        pricer, operators = Pricer(self.of.cluster.of(1), {}, whole=False), planner.problem.operators.values()
         whole = sum(o.count * planner.runs.get(o.phase, 1) * pricer.compute(o, {}) for o in operators)
         return whole / self.of.cluster.size
 

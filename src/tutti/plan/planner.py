@@ -49,6 +49,7 @@ class Planner:
                  variant: Variant = PLAIN):  # fmt: skip
         self.step, self.cluster, self.accumulate, self.variant = step, cluster, accumulate, variant
         self._layers = cache(partial(Layers, step))
+        self.whole = True  # not a stage of a pipeline
         self.in_flight = 1.0  # microbatches whose activations a device keeps at once, of the whole model's
         self.problem = problem_of(step)
         if self.problem.without_rule and cluster.size > 1:
@@ -92,6 +93,7 @@ class Planner:
         """The planner for one device of a pipeline."""
         inner = copy(self)
         inner.cluster = self.cluster.of(self.cluster.size // pipe.devices)
+        inner.whole = False
         inner.in_flight = max(map(sum, in_flight(pipe.of(self.accumulate)))) / pipe.chunks
         return inner
 
@@ -156,8 +158,8 @@ class Candidate:
     def __init__(self, planner: Planner, mesh: Mesh, allowed: Free, seconds: float = 60.0, name: str = ""):
         self.planner, self.mesh, self.name = planner, mesh, name
         deadline = time.monotonic() + seconds
-        self.joint = Joint(planner.problem, Pricer(planner.cluster, mesh), planner.runs, allowed, allowed.given,
-                           planner.in_flight)  # fmt: skip
+        self.joint = Joint(planner.problem, Pricer(planner.cluster, mesh, planner.whole), planner.runs, allowed,
+                           allowed.given, planner.in_flight)  # fmt: skip
         self.only: dict[str, int] = {}  # options that are taken for granted
         self.chosen = self.choose(0.0, deadline)
 

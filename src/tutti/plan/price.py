@@ -8,6 +8,7 @@ from math import prod
 import torch
 
 from tutti.cluster import Cluster
+from tutti.graph.losses import made_with
 from tutti.graph.step_graph import Spec
 from tutti.plan import compute
 from tutti.plan.choice import Choices, input_placement, layouts, output_placement
@@ -32,14 +33,19 @@ def strides(mesh: Mesh) -> dict[str, int]:
 
 
 class Pricer:
-    """Prices on one cluster and mesh. Computation goes by the shapes of matrix products and the bytes of the rest."""
+    """Prices on one cluster and mesh. Computation goes by the shapes of matrix products and the bytes of the rest.
 
-    def __init__(self, cluster: Cluster, mesh: Mesh):
-        self.cluster, self.mesh, self.strides = cluster, mesh, strides(mesh)
+    whole: whether a step is one Program, in which a loss is made with its gradients where its vocabulary is whole.
+    """
+
+    def __init__(self, cluster: Cluster, mesh: Mesh, whole: bool = True):
+        self.cluster, self.mesh, self.strides, self.whole = cluster, mesh, strides(mesh), whole
 
     def compute(self, o: Operator, choices: Choices) -> float:
         """One run of the local part of an operator, with what its own computation communicates."""
         if o.is_input or not o.bytes:
+            return 0.0
+        if self.whole and made_with(o.node) and self.shapes(o, choices)[1] == o.operands[1].shape:
             return 0.0
         parts = prod(self.mesh[axis] for axis, c in choices.items() if c.factor)
         parts /= prod(
