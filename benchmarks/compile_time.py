@@ -18,7 +18,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import harness
 import tutti
-from tutti import compat
+from tutti.run import levels
+from tutti.run.segments import COMPILED
 
 DEPTHS, QUICK_DEPTHS = (6, 12, 30, 60, 120), (2, 4, 8)
 DEEPEST_PEER = 30
@@ -39,22 +40,21 @@ def start_tutti(turns: harness.Turns, depth: int, level: str, cache: str) -> Non
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
     turns.wait()
     compiling = []
-    compile_graph = compat.compile_graph
+    compile_ahead = levels.compile_ahead
 
-    def timed(graph, args):
+    def timed(graph, inputs):
         start = time.perf_counter()
-        made = compile_graph(graph, args)
+        compile_ahead(graph, inputs)
         compiling.append(time.perf_counter() - start)
-        return made
 
-    compat.compile_graph = timed
+    levels.compile_ahead = timed
     model, optimizer, batch = prepared(depth)
     start = time.perf_counter()
     step = tutti.parallelize(model, optimizer, batch, level=level, clip_norm=1.0)
     planned = time.perf_counter() - start
     loss = step(batch).item()
     seconds = time.perf_counter() - start
-    turns.done([seconds], planned=planned, compiling=sum(compiling), functions=len(compiling), loss=loss)
+    turns.done([seconds], planned=planned, compiling=sum(compiling), functions=len(COMPILED), loss=loss)
 
 
 def start_torch(turns: harness.Turns, depth: int, cache: str) -> None:
