@@ -23,22 +23,14 @@ import torch
 from matplotlib.figure import Figure
 from torch import fx
 from torch.utils.data import DataLoader, Dataset
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PrinterCallback,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-)
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import harness
+import trainers
 import tutti
 from tutti.graph.step_graph import Spec
 from tutti.run.monitoring import recording
 from tutti.run.monitoring.calls import calls_of
-
-LR, WEIGHT_DECAY, CLIP_NORM = 1e-3, 0.1, 1.0
 
 
 @dataclass(frozen=True)
@@ -93,60 +85,13 @@ class RandomTokens(Dataset):
 
 
 def train_with_trainer(turns: harness.Turns, case: Case, arguments: dict[str, Any]) -> None:
-    """``transformers.Trainer`` inside one long ``train()``, which waits between turns."""
-    with tempfile.TemporaryDirectory() as folder:
-        options = TrainingArguments(
-            folder,
-            use_cpu=True,
-            per_device_train_batch_size=case.batch,
-            max_steps=1 << 19,
-            learning_rate=LR,
-            weight_decay=WEIGHT_DECAY,
-            max_grad_norm=CLIP_NORM,
-            lr_scheduler_type="constant",
-            logging_strategy="no",
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-            **arguments,
-        )
-        pace = Pace(turns)
-        trainer = pace.trainer = InOrder(case.model(), options, train_dataset=RandomTokens(case), callbacks=[pace])
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
-
-
-class Pace(TrainerCallback):
-    """Times each step from the end of the one before to its own end, data loading included."""
-
-    def __init__(self, turns: harness.Turns) -> None:
-        self.turns, self.left, self.seconds, self.first_loss = turns, 0, [], float("nan")
-        self.trainer: Trainer
-
-    def on_train_begin(self, args, state, control, **kwargs) -> None:
-        self.left, self.start = self.turns.wait(), time.perf_counter()
-
-    def on_step_end(self, args, state, control, **kwargs) -> None:
-        self.seconds.append(time.perf_counter() - self.start)
-        if state.global_step == 1:
-            self.first_loss = self.trainer._tr_loss.item()
-        self.left -= 1
-        if self.left == 0:
-            self.turns.done(self.seconds, first_loss=self.first_loss)
-            self.left, self.seconds = self.turns.wait(), []
-        control.should_training_stop = self.left == 0
-        self.start = time.perf_counter()
-
-
-class InOrder(Trainer):
-    def _get_train_sampler(self, train_dataset=None):
-        return torch.utils.data.SequentialSampler(self.train_dataset)
+    trainers.train_with_trainer(turns, case.model(), RandomTokens(case), case.batch, arguments)
 
 
 def train_with_tutti(turns: harness.Turns, case: Case, level: str, dtype: torch.dtype) -> None:
     """``tutti.parallelize`` on one device; low precision with float32 masters."""
     step, batches = prepared(case, level, dtype)
-    pass_turns(turns, lambda: step(next(batches)))
+    trainers.pass_turns(turns, lambda: step(next(batches)))
 
 
 def prepared(case: Case, level: str, dtype: torch.dtype) -> tuple[tutti.Step, Iterator[dict[str, torch.Tensor]]]:
@@ -154,46 +99,26 @@ def prepared(case: Case, level: str, dtype: torch.dtype) -> tuple[tutti.Step, It
     model.config.use_cache = True  # transformers then leaves causality to the kernel; the capture drops the cache
     batches = iter(DataLoader(RandomTokens(case), batch_size=case.batch))
     first = next(batches)
-    step = tutti.parallelize(model, adamw(model), first, level=level, clip_norm=CLIP_NORM,
+    step = tutti.parallelize(model, trainers.adamw(model), first, level=level, clip_norm=trainers.CLIP_NORM,
                              masters=dtype != torch.float32)  # fmt: skip
     return step, itertools.chain([first], batches)
-
-
-def adamw(model: torch.nn.Module, **options: Any) -> torch.optim.AdamW:
-    """As the Trainer makes it: vectors do not decay."""
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=LR, **options)
-
-
-def pass_turns(turns: harness.Turns, step: Any) -> None:
-    first_loss = None
-    while steps := turns.wait():
-        seconds = []
-        for _ in range(steps):
-            start = time.perf_counter()
-            loss = step()
-            seconds.append(time.perf_counter() - start)
-            first_loss = first_loss or loss.item()
-        turns.done(seconds, first_loss=first_loss)
 
 
 def train_in_a_loop(turns: harness.Turns, case: Case) -> None:
     """The shortest program: parameters and optimizer state in bfloat16, torch.compile, torch's fused AdamW."""
     model = case.model().to(torch.bfloat16)
-    batches, optimizer = iter(DataLoader(RandomTokens(case), batch_size=case.batch)), adamw(model, fused=True)
+    batches, optimizer = iter(DataLoader(RandomTokens(case), batch_size=case.batch)), trainers.adamw(model, fused=True)
     compiled = torch.compile(model)
 
     def step() -> torch.Tensor:
         loss = compiled(**next(batches)).loss
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), trainers.CLIP_NORM)
         optimizer.step()
         optimizer.zero_grad()
         return loss
 
-    pass_turns(turns, step)
+    trainers.pass_turns(turns, step)
 
 
 def profile(turns: harness.Turns, case: Case, level: str, dtype: torch.dtype) -> None:
@@ -303,8 +228,8 @@ def run(quick: bool) -> dict[str, Any]:
             "first_loss": losses[name],
             "peak_rss_bytes": peaks[name],
         }
-    trainers = [name for name in times if name.startswith("Trainer")]
-    best = harness.ratio(times, list(named), trainers)
+    rivals = [name for name in times if name.startswith("Trainer")]
+    best = harness.ratio(times, list(named), rivals)
     harness.say(f"{best['ours']} is {best['times_faster']:.2f} x as fast as {best['peer']}")
     profiled = harness.Process("profile", profile, case, *named[best["ours"]])
     profiled.turn(4 * case.steps)

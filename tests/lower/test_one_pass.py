@@ -26,7 +26,7 @@ def trained(loss, cluster="cpu:1", plan="single", level="O0"):
     """Losses, parameters, and how often each of the three operators is called by the first rank."""
     model = Scored(loss)
     generator = torch.Generator().manual_seed(1)
-    batch = {"x": torch.randn(6, 8, generator=generator), "labels": torch.randint(CLASSES, (6,), generator=generator)}
+    batch = {"x": torch.randn(8, 8, generator=generator), "labels": torch.randint(CLASSES, (8,), generator=generator)}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     step = tutti.parallelize(model, optimizer, batch, cluster=cluster, plan=plan, level=level)
     losses = [step(batch).item() for _ in range(3)]
@@ -47,7 +47,9 @@ def test_in_one_pass():
     same(ours, twice)
 
 
-@pytest.mark.parametrize(("plan", "expected"), [("dp", [0, 0, 1]), ("tp", [1, 1, 0])])
+@pytest.mark.parametrize(
+    ("plan", "expected"), [("dp", [0, 0, 1]), ("tp", [1, 1, 0]), ("tpxcopies2", [2, 2, 0]), ("dpxcopies2", [0, 0, 2])]
+)
 def test_on_two_devices(plan, expected):
     """A split vocabulary needs numbers of all ranks between the passes."""
     found = trained(lambda loss: loss, "cpu:2", plan)

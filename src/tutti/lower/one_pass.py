@@ -18,14 +18,13 @@ def make_losses_in_one_pass(graph: fx.Graph) -> None:
 
     What the gradient of the loss is made of, as the number of labels, comes first then.
     """
-    at = {node: i for i, node in enumerate(graph.nodes)}
     forward: Call
     for forward in graph.find_nodes(op="call_function", target=ops.linear_logsumexp.default):
         node = made_with(forward)
         if node is None:
             continue
         *gradients, _, wanted = node.args
-        for x in sorted((x for x in ancestors(gradients[:2]) if at[x] > at[forward]), key=at.__getitem__):
+        for x in sorted(x for x in ancestors(gradients[:2]) if forward < x):
             forward.prepend(x)
         with graph.inserting_before(forward):
             call = graph.call_function(ops.linear_logsumexp_with_gradients.default, (*gradients, wanted))

@@ -69,7 +69,9 @@ def _calls(graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> list[tuple[Compil
             if key not in found:
                 found[key] = args, fx.Interpreter(fx.GraphModule({}, function.graph)).run(*args)
             return found[key][1]
-        if function is operator.getitem or getattr(function, "namespace", "") == "aten":
+        if function is operator.getitem and args[1] < len(args[0]):  # what is kept for a backward pass is not described
+            return args[0][args[1]]
+        if getattr(function, "namespace", "") == "aten":
             return function(*args, **kwargs)
         if function is written:
             return args[1]
