@@ -143,13 +143,16 @@ def compile_graph(graph: fx.Graph, args: Sequence[torch.Tensor]) -> Callable:
         return compile_fx(fx.GraphModule({}, graph), given)  # pyright: ignore
 
 
+_postponing = threading.Lock()
+
+
 @contextmanager
 def compilers_beside_each_other() -> Iterator[None]:
     """What `compile_graph` gives in here may be called when this is over: till then nobody waits for the compilers of
     its kernels, of which as many run as there are cores."""
     from torch._inductor.async_compile import AsyncCompile
 
-    wait, here = AsyncCompile.wait, threading.get_ident()
+    here = threading.get_ident()
     waiting: list[tuple[AsyncCompile, dict[str, Any]]] = []
 
     def postpone(self: AsyncCompile, scope: dict[str, Any]) -> None:
@@ -158,11 +161,12 @@ def compilers_beside_each_other() -> Iterator[None]:
         else:
             wait(self, scope)
 
-    AsyncCompile.wait = postpone
-    try:
-        yield
-    finally:
-        AsyncCompile.wait = wait
+    with _postponing:
+        wait, AsyncCompile.wait = AsyncCompile.wait, postpone
+        try:
+            yield
+        finally:
+            AsyncCompile.wait = wait
     for compilers, scope in waiting:
         compilers.wait(scope)
 

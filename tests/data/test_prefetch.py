@@ -109,3 +109,19 @@ def test_batches_for_a_gpu_lie_in_pinned_memory():
 
 def test_the_example():
     assert doctest.testmod(prefetch).failed == 0
+
+
+def test_batches_after_ones_that_could_not_be_made():
+    def make(step):
+        if step in (1, 2):
+            raise OSError(step)
+        return step
+
+    found = []
+    with Prefetch(make, range(6), ahead=2) as batches:
+        for _ in range(6):
+            try:
+                found.append(next(batches))
+            except OSError as error:
+                found.append(str(error))
+    assert found == [0, "1", "2", 3, 4, 5]

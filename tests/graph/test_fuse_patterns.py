@@ -137,3 +137,18 @@ def test_formulas_and_operators_have_the_same_signature():
         "tutti::glu",
         "tutti::linear_logsumexp",
     }
+
+
+UNUSUAL = {
+    "gate of one column": lambda x: F.silu(x[..., :1]) * x,
+    "norm with a weight for each sequence": lambda x: (
+        x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * x[:, :1]
+    ),
+    "norm of a vector": lambda x: F.rms_norm(x.reshape(-1), (48,), torch.ones(48)),
+    "odd rotation": lambda x: x[..., :7] * x[:1, :1, :7] + torch.cat((-x[..., 3:7], x[..., :3]), -1) * x[:1, :1, :7],
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_what_no_operator_takes_is_captured_as_it_is(name):
+    captured(lambda model, x: UNUSUAL[name](x))

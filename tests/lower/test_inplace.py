@@ -5,6 +5,7 @@ import torch
 
 import tutti
 import zoo
+from tutti.graph import optimizers
 from tutti.lower import bucket as merging
 from tutti.lower import inplace as module
 from tutti.lower.inplace import update_in_place
@@ -155,3 +156,27 @@ def test_an_input_that_is_read_later_is_not_overwritten():
     update_in_place(program.graph)
     left = [n for n in program.graph.nodes if n.target in IN_PLACE]
     assert len(left) == 1 and left[0].args[0] is old
+
+
+def test_what_an_update_reads_of_old_parameters_is_not_written_over_before(monkeypatch):
+    class Averaging(torch.optim.SGD):
+        pass
+
+    monkeypatch.setattr(optimizers, "TABLE", dict(optimizers.TABLE))
+
+    @optimizers.register(
+        Averaging, state=lambda group: ("mean",), options=tuple(torch.optim.SGD([torch.ones(1)]).defaults)
+    )
+    def averaging(group, param, grad, state, step, lr):
+        new = param.float() - lr.to(torch.float32) * grad.float()
+        return new.to(param.dtype), {"mean": 0.5 * state["mean"] + 0.5 * param}
+
+    model = torch.nn.Linear(4, 4).to(torch.bfloat16)
+    old = {name: p.detach().clone() for name, p in model.named_parameters()}
+    step = tutti.parallelize(model, Averaging(model.parameters(), lr=0.5), (torch.ones(2, 4).bfloat16(),),
+                             loss=lambda m, b: m(b[0]).float().square().sum(), cluster="cpu:1", plan="single",
+                             level="O0")  # fmt: skip
+    step((torch.ones(2, 4).bfloat16(),))
+    state = step.training_state()
+    for name, value in old.items():
+        torch.testing.assert_close(state[f"mean:{name}"], 0.5 * value)

@@ -55,3 +55,27 @@ def test_on_two_devices(plan, expected):
     found = trained(lambda loss: loss, "cpu:2", plan)
     assert found[2] == expected
     same(found, trained(lambda loss: loss))
+
+
+@pytest.mark.parametrize("total", [lambda a, b: (a + b) / 2, lambda a, b: b + a * b.detach()])
+def test_two_losses(total):
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.second = nn.Linear(8, CLASSES), nn.Linear(8, CLASSES)
+
+        def forward(self, x, labels):
+            return total(F.cross_entropy(self.first(x), labels), F.cross_entropy(self.second(x), labels))
+
+    batch = {"x": torch.randn(6, 8), "labels": torch.randint(CLASSES, (6,))}
+    ours, theirs = Two(), Two()
+    step = tutti.parallelize(ours, torch.optim.SGD(ours.parameters(), lr=0.1), batch, cluster="cpu:1", plan="single",
+                             level="O0")  # fmt: skip
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    for _ in range(2):
+        loss = theirs(**batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert step(batch).item() == pytest.approx(loss.item(), rel=1e-5)

@@ -92,7 +92,8 @@ def test_schemas_and_fakes_agree_with_the_kernels():
     torch.library.opcheck(torch.ops.tutti.adam_, (*([t] for t in row), STEP, LR, None, torch.tensor(0.5)), HYPER)
     [row] = rows(shapes=((4, 6),), moments=3)
     torch.library.opcheck(torch.ops.tutti.adam_amsgrad, (*row, STEP, LR), HYPER)
-    torch.library.opcheck(torch.ops.tutti.adam_amsgrad_, (*([t] for t in row), STEP, LR), HYPER)
+    numbers = STEP, LR, None, torch.tensor(0.5)
+    torch.library.opcheck(torch.ops.tutti.adam_amsgrad_, (*([t] for t in row), *numbers), HYPER)
 
 
 def test_nothing_to_update():

@@ -108,3 +108,24 @@ def test_errors():
         linear_cross_entropy(hidden, weight, labels, reduction="max")
     with pytest.raises(ValueError, match=r"labels \(...\), not \(12, 6\), \(40, 6\) and \(6,\)"):
         linear_cross_entropy(hidden, weight, labels[::2])
+
+
+def test_labels_that_are_no_class():
+    hidden, weight = torch.randn(4, 8), torch.randn(5, 8)
+    with pytest.raises(IndexError):
+        linear_cross_entropy(hidden, weight, torch.tensor([0, -1, 2, 3]))
+    narrow = torch.tensor([0, 1, 2, 3], dtype=torch.uint8)
+    expected = F.cross_entropy(hidden @ weight.t(), narrow)
+    torch.testing.assert_close(linear_cross_entropy(hidden, weight, narrow), expected)
+
+
+def test_under_autocast():
+    hidden, weight = torch.randn(4, 8, requires_grad=True), torch.randn(5, 8, requires_grad=True)
+    labels = torch.tensor([0, 1, 2, 3])
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = linear_cross_entropy(hidden, weight, labels)
+        theirs = F.cross_entropy(F.linear(hidden, weight).float(), labels)
+    torch.testing.assert_close(ours, theirs)
+    for a, b in zip(*(torch.autograd.grad(loss, (hidden, weight)) for loss in (ours, theirs)), strict=True):
+        assert a.dtype == b.dtype == torch.float32
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)

@@ -361,3 +361,13 @@ def test_each_of_two_that_are_called_within_each_other_has_its_own_report():
 
 def test_the_example():
     assert doctest.testmod(jit, extraglobs={"tutti": tutti}).failed == 0
+
+
+def test_a_copy_of_a_model_computes_with_its_own_weights():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU())
+    model[0].forward = tutti.jit(model[0].forward, level="O0")
+    other, x = copy.deepcopy(model), torch.randn(2, 3)
+    with torch.no_grad():
+        for p in other.parameters():
+            p.zero_()
+    assert other(x).abs().sum() == 0 and model(x).abs().sum() > 0

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import tutti
+import zoo
 from tutti.run import segments
 
 
@@ -38,6 +39,20 @@ needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ comp
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_compiled_equals_operator_by_operator(level):
     assert losses(level) == pytest.approx(losses("O0"), rel=1e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("make", "level"), [(zoo.llama, "O2"), (zoo.gpt2, "O1"), (zoo.gpt2, "O2")])
+def test_weights_are_read_before_they_are_written_over(make, level):
+    """Updates that go early lie between what reads the weights, at times through views that other functions make."""
+
+    def trained(level: str) -> list[float]:
+        model, batch = make(2), zoo.tokens(2)
+        step = tutti.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.5), batch, cluster="cpu:1",
+                                 plan="single", level=level)  # fmt: skip
+        return [step(batch).item() for _ in range(4)]
+
+    assert trained(level) == pytest.approx(trained("O0"), rel=1e-4)
 
 
 @needs_compiler

@@ -46,8 +46,10 @@ class Prefetch(Iterator[Any]):
         future = self._ahead.popleft()
         self.late += not future.done()
         begin = perf_counter()
-        batch = future.result()
-        self._begin(1)
+        try:
+            batch = future.result()
+        finally:
+            self._begin(1)
         self.waited = perf_counter() - begin
         return batch
 

@@ -138,7 +138,10 @@ class _Finder:
                     search = Search(calls)
                     search.mapping |= {p: n for p, n in zip(wanted.inputs, nodes, strict=False) if n}
                     for _ in search.matches(first, at):
-                        new = self._replacement(specs, numbers, *variant)
+                        try:
+                            new = self._replacement(specs, numbers, *variant)
+                        except (ValueError, RuntimeError):  # it does not take what the function as it was written takes
+                            return False
                         if rewrite(self.graph, wanted, new, search):
                             self.found[key] = variant
                             return True

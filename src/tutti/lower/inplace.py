@@ -169,7 +169,7 @@ def _write_back(graph: fx.Graph) -> None:
         old = inputs.get(name)
         if old is None or value.meta.get("phase") != UPDATE or value.target in (written, store):
             continue  # another Program may still read a buffer as it was: the backward pass of a pipeline does
-        if old in last and at[last[old]] > at[_made(value)]:
+        if old in last and at[last[old]] > at[_made(_uncast(value))]:
             continue
         call = _written_into(graph, old, value)
         with graph.inserting_before(output):
@@ -192,11 +192,15 @@ def _made(value: Any) -> fx.Node:
     return value
 
 
+def _uncast(value: Any) -> Any:
+    """What a value is cast from, if only for this."""
+    return value.args[0] if value.target is aten._to_copy.default and len(value.users) == 1 else value
+
+
 def _written_into(graph: fx.Graph, old: fx.Node, value: Any) -> fx.Node:
     """A call that copies a value to where an input lies; from before it was cast, or brought into shape, which would
     copy."""
-    if value.target is aten._to_copy.default and len(value.users) == 1:
-        value = value.args[0]
+    value = _uncast(value)
     with graph.inserting_after(value):
         if value.target is aten.reshape.default and len(value.users) == 1:
             value = value.args[0]

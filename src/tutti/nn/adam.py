@@ -50,7 +50,7 @@ _library.define(
 )
 _library.define(
     "adam_amsgrad_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, "
-    f"Tensor(d!)[] max_exp_avg_sqs, Tensor step, Tensor lr, Tensor? skip=None, *, {_HYPER}) -> ()"
+    f"Tensor(d!)[] max_exp_avg_sqs, {_NUMBERS}, *, {_HYPER}) -> ()"
 )
 
 

@@ -66,9 +66,12 @@ def linear_cross_entropy(
             f"linear_cross_entropy: hidden (..., h), weight (v, h) and labels (...), not {tuple(hidden.shape)}, "
             f"{tuple(weight.shape)} and {tuple(labels.shape)}"
         )
-    rows = labels.reshape(-1)
+    if torch.is_autocast_enabled(hidden.device.type):
+        dtype = torch.get_autocast_dtype(hidden.device.type)
+        hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    rows = labels.reshape(-1).long()
     kept = rows != ignore_index
-    known = torch.where(kept, rows, -1)
+    known = torch.where(kept, torch.where(rows < 0, len(weight), rows), -1)  # no class: below 0 are those left out
     lse, picked = ops.linear_logsumexp(hidden.reshape(-1, hidden.shape[-1]), weight, bias, known)
     loss = torch.where(kept, lse - picked, 0)
     if reduction == "none":
@@ -128,7 +131,7 @@ def with_gradients(
     """lse, picked, and the gradients of hidden, weight and bias."""
     _check_labels(labels, weight)
     lse, picked = _rows(hidden, -torch.inf), _rows(hidden, 0.0)
-    gh = torch.empty_like(hidden) if wanted[0] else None
+    gh = hidden.new_empty(hidden.shape) if wanted[0] else None
     gw = weight.new_zeros(weight.shape, dtype=lse.dtype) if wanted[1] else None
     gb = bias.new_zeros(bias.shape, dtype=lse.dtype) if bias is not None and wanted[2] else None
     whole = slice(0, len(weight))

@@ -82,7 +82,8 @@ def backward(
     if weight is not None and wanted[1]:
         normal = full * rstd
         product = grad * (normal if wide else normal.to(x.dtype))
-        gw = product.sum(tuple(range(x.ndim - 1)), keepdim=True).reshape(weight.shape).to(weight.dtype)
+        gw = product.sum(tuple(range(x.ndim - 1)), keepdim=True) if x.ndim > 1 else product
+        gw = gw.reshape(weight.shape).to(weight.dtype)
     return gx, gw
 
 

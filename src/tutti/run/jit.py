@@ -7,6 +7,7 @@ and changed is as in plain Python, also where torch's own defaults have it other
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import threading
@@ -73,7 +74,7 @@ class Jit:
             raise TypeError(f"tutti.jit takes a function, a method or a module, not a {type(target).__name__}")
         if not isinstance(target, nn.Module):
             functools.update_wrapper(self, target)
-        self.target, self.level = target, available(level)
+        self.target, self.level, self.dynamic = target, available(level), dynamic
         self._graphs: list[Graph] = []
         self._breaks: dict[tuple[str, int, str], Break] = {}
         self._recompilations: list[Recompilation] = []
@@ -134,6 +135,10 @@ class Jit:
         if name == "target":  # not yet there, as in a copy
             raise AttributeError(name)
         return getattr(self.target, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Jit:
+        """One for the copy, whose parameters are its own."""
+        return Jit(copy.deepcopy(self.target, memo), self.level, self.dynamic)
 
     def __repr__(self) -> str:
         return f"tutti.jit({self.target!r}, level={self.level!r})"

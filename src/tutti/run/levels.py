@@ -31,7 +31,7 @@ from tutti.run.compiled import compile_ahead
 from tutti.run.ledger import Ledger
 from tutti.run.memory import CPU, Platform, spans
 from tutti.run.nonfinite import Inspector
-from tutti.run.segments import compile_segments, gather_kernels, gather_layers
+from tutti.run.segments import compile_segments, gather_kernels, gather_layers, gather_parts
 from tutti.run.simulated.kernels import fuse
 from tutti.run.simulated.replay import replay
 
@@ -52,8 +52,8 @@ ALL = make_losses_in_one_pass, keep_workspaces, bucket, use_tiers, update_in_pla
 
 LEVELS = {
     "O0": Level("operator by operator", ALL, (write_over,)),
-    "O1": Level("what fuses into one kernel is compiled", (*ALL, write_out), (gather_kernels,)),
-    "O2": Level("whole layers are compiled", (*ALL, write_out), (gather_layers,)),
+    "O1": Level("what fuses into one kernel is compiled", (*ALL, write_out), (gather_parts, gather_kernels)),
+    "O2": Level("whole layers are compiled", (*ALL, write_out), (gather_parts, gather_layers)),
 }
 
 

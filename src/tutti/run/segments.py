@@ -24,7 +24,6 @@ from tutti.lower.order import contract
 from tutti.lower.transfers import TRANSFERS
 from tutti.lower.workspace import KEEPING
 from tutti.lower.writes import WRITES
-from tutti.nn.adam import IN_PLACE
 from tutti.run.compiled import Compiled
 from tutti.run.fusing import fuses, kernels
 
@@ -45,7 +44,7 @@ BREAKS = {
     *TRANSFERS,
     *KEEPING,
     written,
-    *(in_place for in_place, *_ in IN_PLACE.values()),
+    *WRITES,  # a compiler does not know which of its inputs look at the memory of others
 }
 
 
@@ -144,16 +143,22 @@ def gather_layers(graph: fx.Graph) -> None:
 def _may_pass(run: list[fx.Node], layer: list[fx.Node]) -> bool:
     """Whether calls that belong to no layer may be made before one that stands in front of them."""
     own = set(layer)
-    return not _layer(run[-1])[1] and not any(n.target in WRITES or own.intersection(n.all_input_nodes) for n in run)
+    return not _layer(run[-1])[1] and not any(own.intersection(n.all_input_nodes) for n in run)
+
+
+def gather_parts(graph: fx.Graph) -> None:
+    """Let what is taken from the results of a call stand right behind it."""
+    for node in list(graph.nodes):
+        for part in sorted(node.users, reverse=True):
+            if part.target is operator.getitem and part.args[0] is node:
+                node.append(part)
 
 
 def gather_kernels(graph: fx.Graph) -> None:
     """Mark what becomes one kernel, and bring it together."""
     number = count()
     for stretch in list(stretches(graph)):
-        for writes, calls in groupby(stretch, lambda node: node.target in WRITES):
-            if not writes:
-                _gather(list(calls), number)
+        _gather(stretch, number)
 
 
 def _gather(calls: list[fx.Node], number: Iterator[int]) -> None:
