@@ -85,7 +85,7 @@ def _gated(name: str) -> Pattern:
 
 def _linear_loss(dims: int, biased: bool, upcast: str, reduction: str) -> Pattern:
     """upcast: when the logits are made float32: "early", "late" (where they are seen as rows, as autocast does) or
-    never."""
+    never; the replacement then rounds the loss to their dtype alone, not what it is summed of."""
 
     def reference(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None) -> Tensor:
         logits = F.linear(hidden, weight, bias)

@@ -6,7 +6,8 @@ backward pass included. First its forward part is looked for, whatever the shape
 function is traced anew on operands like these, for each choice of which of them learn, and must be found exactly. A
 part of a trace that shares no operator with the rest, as a backward pass for which nothing is kept, is found by itself.
 
-Because all is exact, an unusual model is not matched, and nothing is ever wrong.
+Because what is found is exactly the reference, an unusual model is not matched. What a replacement rounds otherwise, it
+says (`pattern_table`); what it does not take stays as it was.
 """
 
 from __future__ import annotations

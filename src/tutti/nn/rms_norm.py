@@ -9,7 +9,8 @@ is all that the backward pass needs beside the operands. `tutti::rms_norm_backwa
 (grad of x, grad of weight), None where it is not wanted. `added` is a gradient of x from elsewhere, as where a residual
 stream is read again behind its norm: it is added as autograd does it.
 
-The formulas do what models write, operator by operator, so that replacing one by the other changes no bit.
+The formulas do what models write, operator by operator, so that replacing one by the other changes no bit; but for the
+gradient of x in T5's form in low precision, which is rounded there in two parts before these are added.
 """
 
 from __future__ import annotations
