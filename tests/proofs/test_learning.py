@@ -1,4 +1,4 @@
-"""A step in low precision learns as transformers' Trainer does: a validation loss that is not worse after the same steps."""
+"""A step in low precision learns as well as transformers' Trainer does: validation losses after the same steps."""
 
 from __future__ import annotations
 
