@@ -107,18 +107,8 @@ def prepared(case: Case, level: str, dtype: torch.dtype) -> tuple[tutti.Step, It
 def train_in_a_loop(turns: harness.Turns, case: Case) -> None:
     """The shortest program: parameters and optimizer state in bfloat16, torch.compile, torch's fused AdamW."""
     model = case.model().to(torch.bfloat16)
-    batches, optimizer = iter(DataLoader(RandomTokens(case), batch_size=case.batch)), trainers.adamw(model, fused=True)
-    compiled = torch.compile(model)
-
-    def step() -> torch.Tensor:
-        loss = compiled(**next(batches)).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), trainers.CLIP_NORM)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    trainers.pass_turns(turns, step)
+    compiled, batches = torch.compile(model), iter(DataLoader(RandomTokens(case), batch_size=case.batch))
+    trainers.train_in_a_loop(turns, model, batches, lambda model, batch: compiled(**batch).loss)
 
 
 def profile(turns: harness.Turns, case: Case, level: str, dtype: torch.dtype) -> None:

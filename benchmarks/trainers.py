@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -36,6 +36,26 @@ def pass_turns(turns: harness.Turns, step: Callable[[], torch.Tensor], **facts: 
             seconds.append(time.perf_counter() - start)
             first_loss = first_loss or loss.item()
         turns.done(seconds, first_loss=first_loss, **_device_peak(), **facts)
+
+
+def train_in_a_loop(
+    turns: harness.Turns,
+    model: torch.nn.Module,
+    batches: Iterator[dict[str, torch.Tensor]],
+    score: Callable[[torch.nn.Module, dict[str, torch.Tensor]], torch.Tensor],
+) -> None:
+    """What one writes by hand, with torch's fused AdamW. score: the loss of a batch."""
+    optimizer = adamw(model, fused=True)
+
+    def step() -> torch.Tensor:
+        loss = score(model, next(batches))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    pass_turns(turns, step)
 
 
 def train_with_trainer(

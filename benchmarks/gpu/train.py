@@ -207,19 +207,13 @@ def with_tutti(turns: harness.Turns, workload: Workload, level: str) -> None:
 
 
 def in_a_loop(turns: harness.Turns, workload: Workload) -> None:
-    model, batches = workload.model(), workload.batches()
-    optimizer, score = trainers.adamw(model, fused=True), torch.compile(workload.score)
+    score = torch.compile(workload.score)
 
-    def run() -> torch.Tensor:
+    def autocast(model: torch.nn.Module, batch: Item) -> torch.Tensor:
         with torch.autocast(DEVICE.type, BF16):
-            loss = score(model, next(batches))
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), trainers.CLIP_NORM)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
+            return score(model, batch)
 
-    trainers.pass_turns(turns, run)
+    trainers.train_in_a_loop(turns, workload.model(), workload.batches(), autocast)
 
 
 def with_trainer(turns: harness.Turns, workload: Workload) -> None:

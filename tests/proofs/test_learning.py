@@ -81,5 +81,6 @@ def test_validation_loss_is_not_above_that_of_the_trainer(by_trainer, level):
     assert losses[-1] < 0.6 * losses[0]
     trained = model()
     trained.load_state_dict({name: x.float() for name, x in step.state_dict().items() if name in trained.state_dict()})
-    print(f"validation loss {validated(trained):.4f} at {level}, {by_trainer:.4f} by the Trainer")
-    assert validated(trained) < 1.01 * by_trainer
+    loss = validated(trained)
+    print(f"validation loss {loss:.4f} at {level}, {by_trainer:.4f} by the Trainer")
+    assert loss < 1.01 * by_trainer

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
 
 import torch
-from torch import fx
 
 import tutti.nn.linear_cross_entropy  # noqa: F401  (registers the operators)
-from tutti.graph.step_graph import Call
+from tutti.graph.step_graph import Call, ancestors
 
 ops = torch.ops.tutti
 
@@ -22,15 +20,3 @@ def made_with(forward: Call) -> Call | None:
             if user.target is ops.linear_logsumexp_backward.default and user.args[2:-2] == forward.args:
                 return None if forward in ancestors(user.args[:2]) else user  # pyright: ignore
     return None
-
-
-def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """All calls that these are made of, and they."""
-    found: set[fx.Node] = set()
-    todo = list(nodes)
-    while todo:
-        node = todo.pop()
-        if node not in found and node.op == "call_function":
-            found.add(node)
-            todo += node.all_input_nodes
-    return found

@@ -141,7 +141,7 @@ class _Finder:
                     for _ in search.matches(first, at):
                         try:
                             new = self._replacement(specs, numbers, *variant)
-                        except (ValueError, RuntimeError):  # it does not take what the function as it was written takes
+                        except ValueError:  # it does not take what the function as it was written takes
                             return False
                         if rewrite(self.graph, wanted, new, search):
                             self.found[key] = variant

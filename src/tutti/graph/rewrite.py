@@ -9,7 +9,7 @@ from torch import fx
 from tutti.graph.costs import FLOPS, FREE
 from tutti.graph.joint import Joint
 from tutti.graph.match import Search
-from tutti.graph.step_graph import BACKWARD, FORWARD
+from tutti.graph.step_graph import BACKWARD, FORWARD, ancestors
 
 Pairs = list[tuple[fx.Node, fx.Node]]  # (what was found of an output, what replaces it)
 
@@ -24,10 +24,10 @@ def rewrite(graph: fx.Graph, found: Joint, new: Joint, search: Search) -> bool:
     inputs = {b: mapping[a] for a, b in zip(found.inputs, new.inputs, strict=True) if a in mapping}
     if any(x in search.taken for x in inputs.values()) or _is_read(search.taken, {old for old, _ in pairs}):
         return False
-    needed = _ancestors([b for _, b in pairs])
+    needed = ancestors([b for _, b in pairs])
     places: dict[str, tuple[fx.Node, bool]] = {}
     for phase in (FORWARD, BACKWARD):
-        calls = [n for n in needed if n.op == "call_function" and n.meta["phase"] == phase]
+        calls = [n for n in needed if n.meta["phase"] == phase]
         if calls:
             reads = {x for n in calls for x in n.all_input_nodes if x.op == "placeholder"}
             if not reads <= inputs.keys():
@@ -42,7 +42,7 @@ def rewrite(graph: fx.Graph, found: Joint, new: Joint, search: Search) -> bool:
         path = _path([n for n in sorted(search.taken) if n.meta.get("phase") == phase], outputs[0][0])
         with graph.inserting_before(at) if before else graph.inserting_after(at):
             for node in new.graph.nodes:
-                if node in needed and node.op == "call_function" and node.meta["phase"] == phase:
+                if node in needed and node.meta["phase"] == phase:
                     inputs[node] = graph.node_copy(node, inputs.__getitem__)
                     inputs[node].meta = {**node.meta, "path": path}
         for old, b in outputs:
@@ -65,16 +65,6 @@ def _is_read(taken: set[fx.Node], outputs: set[fx.Node]) -> bool:
 
 def _looks(node: fx.Node, taken: set[fx.Node]) -> bool:
     return node.target in FREE and all(x not in taken or _looks(x, taken) for x in node.all_input_nodes)
-
-
-def _ancestors(nodes: list[fx.Node]) -> set[fx.Node]:
-    found, todo = set(), list(nodes)
-    while todo:
-        node = todo.pop()
-        if node not in found:
-            found.add(node)
-            todo += node.all_input_nodes
-    return found
 
 
 def _place(reads: list[fx.Node], outputs: list[fx.Node], taken: set[fx.Node]) -> tuple[fx.Node, bool] | None:

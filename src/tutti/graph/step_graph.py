@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -170,3 +171,15 @@ def copy_graph(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
         if node.op != "output":
             mapping[node] = copy.node_copy(node, mapping.__getitem__)
     return copy, mapping
+
+
+def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """All calls that these are made of, and they."""
+    found: set[fx.Node] = set()
+    todo = list(nodes)
+    while todo:
+        node = todo.pop()
+        if node not in found and node.op == "call_function":
+            found.add(node)
+            todo += node.all_input_nodes
+    return found

@@ -86,8 +86,7 @@ def forward(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor)
     for block in _blocks(len(weight), len(hidden), hidden.device):
         logits = _logits(hidden, weight, bias, block)
         lse = torch.logaddexp(lse, logits.logsumexp(1))
-        column, here = _columns(labels, block)
-        picked = torch.where(here, logits.gather(1, column.unsqueeze(1)).squeeze(1), picked)
+        picked = _picked(logits, *_columns(labels, block), picked)
     return lse, picked
 
 
@@ -107,8 +106,7 @@ def backward(
     gb = bias.new_empty(bias.shape) if bias is not None and wanted[2] else None
     for block in _blocks(len(weight), len(hidden), hidden.device):
         logits = _logits(hidden, weight, bias, block)
-        column, here = _columns(labels, block)
-        short = _grad_of_logits(logits, lse, grad_lse, grad_picked, column, here).to(hidden.dtype)
+        short = _grad_of_logits(logits, lse, grad_lse, grad_picked, *_columns(labels, block)).to(hidden.dtype)
         if gh is not None:
             part = weight[block]
             gh = gh.addmm_(short, part) if gh.dtype == part.dtype else gh.add_(short @ part)
@@ -138,9 +136,9 @@ def with_gradients(
     for rows in _blocks(len(hidden), len(weight), hidden.device):
         logits = _logits(hidden[rows], weight, bias, whole)
         lse[rows] = logits.logsumexp(1)
-        column, here = _columns(labels[rows], whole)
-        picked[rows] = torch.where(here, logits.gather(1, column.unsqueeze(1)).squeeze(1), 0)
-        short = _grad_of_logits(logits, lse[rows], grad_lse[rows], grad_picked[rows], column, here).to(hidden.dtype)
+        columns = _columns(labels[rows], whole)
+        picked[rows] = _picked(logits, *columns, picked[rows])
+        short = _grad_of_logits(logits, lse[rows], grad_lse[rows], grad_picked[rows], *columns).to(hidden.dtype)
         if gh is not None:
             torch.mm(short, weight, out=gh[rows])
         if gw is not None:
@@ -149,6 +147,11 @@ def with_gradients(
         if gb is not None:
             gb += short.sum(0)
     return lse, picked, gh, None if gw is None else gw.to(weight.dtype), None if gb is None else gb.to(weight.dtype)
+
+
+def _picked(logits: Tensor, column: Tensor, here: Tensor, otherwise: Tensor) -> Tensor:
+    """Of each row the logit of its label, where that is in the block."""
+    return torch.where(here, logits.gather(1, column.unsqueeze(1)).squeeze(1), otherwise)
 
 
 def _grad_of_logits(

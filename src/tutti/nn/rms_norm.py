@@ -32,16 +32,22 @@ ops = torch.ops.tutti
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float = 0.0, wide: bool = False) -> Tensor:
     """The norm, differentiable in x and weight. Raises ValueError where the weight is not of the last dim's size."""
-    if weight is not None and weight.shape != x.shape[-1:]:
-        raise ValueError(f"rms_norm: weight {tuple(weight.shape)} for x {tuple(x.shape)}; it is ({x.shape[-1]},)")
+    _check(x, weight)
     return ops.rms_norm(x, weight, eps, offset, wide)[0]
 
 
 def rms_norm_and_input(
     x: Tensor, weight: Tensor | None, eps: float, offset: float = 0.0, wide: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The norm, and x for who reads it again: both gradients are added in the norm's backward pass."""
+    """The norm, and x for who reads it again: both gradients are added in the norm's backward pass. Raises ValueError
+    as `rms_norm` does."""
+    _check(x, weight)
     return _AndInput.apply(x, weight, eps, offset, wide)  # pyright: ignore[reportReturnType]
+
+
+def _check(x: Tensor, weight: Tensor | None) -> None:
+    if weight is not None and weight.shape != x.shape[-1:]:
+        raise ValueError(f"rms_norm: weight {tuple(weight.shape)} for x {tuple(x.shape)}; it is ({x.shape[-1]},)")
 
 
 def forward(x: Tensor, weight: Tensor | None, eps: float, offset: float, wide: bool) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,6 @@ from math import prod
 import torch
 
 from tutti.cluster import Cluster
-from tutti.graph.losses import made_with
 from tutti.graph.step_graph import Spec
 from tutti.plan import compute
 from tutti.plan.choice import Choices, input_placement, layouts, output_placement
@@ -45,7 +44,7 @@ class Pricer:
         """One run of the local part of an operator, with what its own computation communicates."""
         if o.is_input or not o.bytes:
             return 0.0
-        if self.whole and made_with(o.node) and self.shapes(o, choices)[1] == o.operands[1].shape:
+        if self.whole and o.brings_gradients and self.shapes(o, choices)[1] == o.operands[1].shape:
             return 0.0
         parts = prod(self.mesh[axis] for axis, c in choices.items() if c.factor)
         parts /= prod(

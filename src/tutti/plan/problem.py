@@ -15,6 +15,7 @@ from string import ascii_lowercase
 
 from tutti.cluster.operators import keeps_rows, lies_transposed
 from tutti.graph.coupling import coupled
+from tutti.graph.losses import made_with
 from tutti.graph.step_graph import BACKWARD, UPDATE, Call, Spec, StepGraph
 from tutti.rules import operands, replicated, rule_of, source, specs
 from tutti.rules.rule import Rule
@@ -50,6 +51,11 @@ class Operator:
         """Whether neighbours in the last dim of its first operand are neighbours in memory, as its maker tells."""
         first = next(iter(operands(self.node)), None) if self.node is not None else None
         return first is None or keeps_rows(first)
+
+    @cached_property
+    def brings_gradients(self) -> bool:
+        """Whether this is a loss that is made with its gradients, where its vocabulary is whole."""
+        return self.node is not None and made_with(self.node) is not None
 
     @property
     def is_input(self) -> bool:
