@@ -1,5 +1,6 @@
 import doctest
 import threading
+from collections import OrderedDict, namedtuple
 from concurrent import futures
 from itertools import count
 
@@ -125,3 +126,11 @@ def test_batches_after_ones_that_could_not_be_made():
             except OSError as error:
                 found.append(str(error))
     assert found == [0, "1", "2", 3, 4, 5]
+
+
+def test_trees_keep_their_types_when_they_are_pinned(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: x + 1)
+    Pair = namedtuple("Pair", "x y")
+    assert prefetch.pinned(Pair(torch.tensor(1), [OrderedDict(z=torch.tensor(2)), "text"])) == Pair(
+        torch.tensor(2), [OrderedDict(z=torch.tensor(3)), "text"]
+    )

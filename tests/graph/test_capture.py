@@ -242,3 +242,8 @@ def test_a_batch_without_labels_is_named():
         tutti.capture(zoo.llama(1), batch)
     with pytest.raises(ValueError, match=r"the loss is a NoneType; pass loss="):
         tutti.capture(zoo.llama(1), zoo.tokens(2), loss=lambda m, b: None)
+
+
+def test_clipping_needs_an_update():
+    with pytest.raises(ValueError, match="clips the gradients that an update takes"):
+        tutti.capture(nn.Linear(2, 2), torch.ones(1, 2), loss=lambda model, x: model(x).sum(), clip_norm=1.0)

@@ -12,11 +12,12 @@ ops = torch.ops.tutti
 ROWS, HIDDEN, CLASSES = 12, 6, 40
 
 
-@pytest.fixture(autouse=True)
-def several_blocks(monkeypatch):
-    """Of 16, 16 and 8 classes."""
-    monkeypatch.setattr(module, "FEWEST", 16)
+@pytest.fixture(autouse=True, params=[5, CLASSES])
+def blocks(monkeypatch, request):
+    """Several, the last one smaller, or one; tiles of three rows of a block of classes, and of one row of all."""
+    monkeypatch.setattr(module, "FEWEST", request.param)
     monkeypatch.setitem(module.BLOCK, "cpu", 0)
+    monkeypatch.setitem(module.TILE, "cpu", 4 * 3 * request.param)
 
 
 def drawn(dtype=torch.float64, biased=True):

@@ -4,7 +4,7 @@ runs."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from time import perf_counter
@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 AHEAD = 2  # one being taken, one being made
 
@@ -20,7 +21,7 @@ class Prefetch(Iterator[Any]):
     """`make(step)` of each of some steps, in their order, `ahead` of them at most made before they are asked for.
 
     What `make` raises is raised where the batch of that step is asked for. Where there is a GPU the tensors of a batch,
-    a dict or a tuple, lie in pinned memory, from which they are copied without the CPU waiting.
+    in dicts, lists and tuples, lie in pinned memory, from which they are copied without the CPU waiting.
 
     waited: seconds of the last `next`: the exposed time of the data. late: how many batches were not ready when they
     were asked for.
@@ -73,9 +74,5 @@ class Prefetch(Iterator[Any]):
 
 
 def pinned(batch: Any) -> Any:
-    """A dict or tuple of tensors, those of the host in pinned memory."""
-    if isinstance(batch, Mapping):
-        return {key: pinned(x) for key, x in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(map(pinned, batch))
-    return batch.pin_memory() if isinstance(batch, torch.Tensor) and batch.device.type == "cpu" else batch
+    """The same tree, its tensors of the host in pinned memory."""
+    return pytree.tree_map_only(torch.Tensor, lambda x: x.pin_memory() if x.device.type == "cpu" else x, batch)

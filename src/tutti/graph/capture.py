@@ -65,6 +65,8 @@ def capture(
     trained = [name for name, p in params.items() if p.requires_grad] if gradients else []
     if gradients and not trained:
         raise ValueError("no parameter of the model requires a gradient: there is nothing to train")
+    if clip_norm is not None and optimizer is None:
+        raise ValueError(f"clip_norm={clip_norm} clips the gradients that an update takes: give an optimizer, too")
     scored = _Scored(model, loss)
 
     def step(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ import torch
 
 import tutti.nn.lstm  # noqa: F401  (registers the operators)
 from tutti.nn.linear_cross_entropy import BLOCK as LOGITS
-from tutti.nn.linear_cross_entropy import FEWEST
+from tutti.nn.linear_cross_entropy import FEWEST, TILE
 
 if TYPE_CHECKING:
     from tutti.run.simulated.replay import Event
@@ -79,15 +79,17 @@ def lstm_backward(event: Event) -> int:
 
 
 def linear_loss(first: int, rows: bool) -> Callable[[Event], int]:
-    """A block's logits, and as much again for what is made of them. first: the place of its input among the operands;
-    rows: whether blocks are of rows."""
+    """A block's logits, three tiles for what is made of them, and a gradient of the weight that is a sum over blocks.
+    first: the place of its input among the operands; rows: whether blocks are of rows."""
 
     def inside(event: Event) -> int:
         hidden, weight = (operand.spec for operand in event.reads[first : first + 2])
         count, across = (hidden.shape[0], weight.shape[0]) if rows else (weight.shape[0], hidden.shape[0])
-        block = min(count, max(FEWEST, LOGITS["cpu"] // (4 * max(1, across)))) * across
-        summed = 4 * weight.numel * (rows and hidden.dtype != torch.float32)  # the gradient of the weight
-        return (8 + hidden.dtype.itemsize * (hidden.dtype != torch.float32)) * block + summed
+        size = hidden.dtype.itemsize
+        width = min(count, max(FEWEST, LOGITS["cpu"] // (size * max(1, across))))
+        tile = min(width * across, max(across if rows else width, TILE["cpu"] // 4))
+        summed = (4 + size) * weight.numel if rows and size < 4 and width < count else 0
+        return size * width * across + 3 * 4 * tile + summed
 
     return inside
 
