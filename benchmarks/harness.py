@@ -188,8 +188,9 @@ def _fastest(times: Times, names: Sequence[str]) -> str:
 def _device() -> str:
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    models = []
+    models, matrices = [platform.machine()], ""
     if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{(models or [platform.machine()])[0]}, {os.cpu_count()} cores"
+        text = Path("/proc/cpuinfo").read_text()
+        models = [x.partition(":")[2].strip() for x in text.splitlines() if x.startswith("model name")] or models
+        matrices = ", AMX" if " amx_bf16" in text else ", no AMX"  # decides whether bfloat16 is fast
+    return f"{models[0]}, {os.cpu_count()} cores{matrices}"

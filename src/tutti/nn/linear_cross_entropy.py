@@ -152,7 +152,10 @@ def with_gradients(
         if gh is not None:
             torch.mm(grad, weight, out=gh[block])
         if gw is not None:
-            gw = gw.addmm_(grad.t(), part) if gw.dtype == part.dtype else gw.add_(grad.t() @ part)
+            if gw.dtype == part.dtype:
+                gw.addmm_(grad.t(), part, beta=int(block.start > 0))
+            else:
+                gw.add_(grad.t() @ part)
         if gb is not None:
             gb += grad.sum(0)
         del grad
