@@ -1,6 +1,7 @@
 """A step learns as transformers' Trainer does: validation losses after the same steps, in bfloat16 with masters too.
 
-The Trainer in float32 is what both precisions are held against: its own bfloat16, which is autocast, ends higher.
+The Trainer in float32 is what both precisions are held against: its own bfloat16, which is autocast, ends 1.7 % higher.
+After 300 steps all that rounds to bfloat16 has gone ways of its own, which end up to 1.3 % from float32.
 """
 
 from __future__ import annotations
@@ -91,5 +92,5 @@ def test_validation_loss_is_that_of_the_trainer(by_trainer, dtype, level):
     trained.load_state_dict({name: x.float() for name, x in step.state_dict().items() if name in trained.state_dict()})
     loss = validated(trained)
     print(f"validation loss {loss:.4f} in {dtype} at {level}, by the Trainer {by_trainer}")
-    assert loss == pytest.approx(by_trainer[torch.float32], rel=0.01)
+    assert loss == pytest.approx(by_trainer[torch.float32], rel=0.01 if dtype == torch.float32 else 0.02)
     assert loss < 1.01 * by_trainer[dtype]
