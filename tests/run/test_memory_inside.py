@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import fx
 
 from programs import program
+from tutti.graph.step_graph import Spec
 from tutti.run.memory_inside import INSIDE
-from tutti.run.simulated.replay import replay
+from tutti.run.simulated.replay import Event, Operand, Storage, replay
 from tutti.train.memory import PeakMemory, live_bytes
 
-aten = torch.ops.aten
+aten, ops = torch.ops.aten, torch.ops.tutti
 
 
 def allocated(function) -> int:
@@ -44,3 +46,23 @@ def test_the_gradient_of_a_convolution(batch, channels, made, size, wanted):
         assert predicted == pytest.approx(real, rel=0.06)
     else:
         assert predicted == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "width", "classes"), [(512, 64, 1024), (2048, 512, 8192), (2048, 64, 32768)])
+@pytest.mark.parametrize("part", ["", "_backward", "_with_gradients"])
+def test_a_loss_whose_logits_come_in_blocks(part, rows, width, classes, dtype):
+    generator = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(n, width, generator=generator).to(dtype) for n in (rows, classes))
+    labels, ones = torch.randint(classes, (rows,), generator=generator), torch.ones(rows)
+    operands = {
+        "": (x, w, None, labels),
+        "_backward": (ones, ones, x, w, None, labels, ops.linear_logsumexp(x, w, None, labels)[0], [True, True, False]),
+        "_with_gradients": (ones, ones, x, w, None, labels, [True, True, False]),
+    }[part]
+    call = getattr(ops, f"linear_logsumexp{part}").default
+    node = fx.Graph().placeholder("operand")
+    specs = [Spec(tuple(x.shape), x.dtype) for x in operands if isinstance(x, torch.Tensor)]
+    event = Event([node], [Operand(spec, Storage(spec.bytes, node), True) for spec in specs], [], {}, [], 0, [])
+    real = allocated(lambda: [x for x in call(*operands) if x is not None])
+    assert INSIDE[call](event) == pytest.approx(real, rel=0.05)

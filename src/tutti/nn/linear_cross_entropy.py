@@ -115,9 +115,9 @@ def backward(
             _differentiate(grad[rows], column[rows], here[rows], lse[rows], grad_lse[rows], grad_picked[rows])
         if gh is not None:
             part = weight[block]
-            gh = gh.addmm_(grad, part) if gh.dtype == part.dtype else gh.add_(grad @ part)
+            _add_product(gh, grad, part)
         if gw is not None:
-            gw[block] = grad.t() @ hidden
+            torch.mm(grad.t(), hidden, out=gw[block])
         if gb is not None:
             gb[block] = grad.sum(0)
         del grad
@@ -152,10 +152,7 @@ def with_gradients(
         if gh is not None:
             torch.mm(grad, weight, out=gh[block])
         if gw is not None:
-            if gw.dtype == part.dtype:
-                gw.addmm_(grad.t(), part, beta=int(block.start > 0))
-            else:
-                gw.add_(grad.t() @ part)
+            _add_product(gw, grad.t(), part, afresh=not block.start)
         if gb is not None:
             gb += grad.sum(0)
         del grad
@@ -177,6 +174,16 @@ def _differentiate(
     tile.scatter_add_(1, column.unsqueeze(1), torch.where(here, grad_picked, 0).unsqueeze(1))
     if tile.dtype != logits.dtype:
         logits.copy_(tile)
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor, afresh: bool = False) -> None:
+    """Add a b to a total, that may be of a wider dtype. afresh: what is there does not count."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b, beta=int(not afresh))
+        return
+    product = a @ b
+    for rows in _tiles(product):  # a sum of two dtypes makes a copy of one
+        total[rows].add_(product[rows])
 
 
 def _check_labels(labels: Tensor, weight: Tensor) -> None:

@@ -6,6 +6,8 @@
 An exception is written to the error file of the TorchElastic protocol with its type, its time in nanoseconds
 (ranks that only lost their peer fail milliseconds later) and the last frame that is the user's; then the
 process leaves at once, because a rank that lingers keeps the others waiting in a collective.
+
+torch is imported late: a restart is told before that takes its seconds, in which another rank may fail.
 """
 
 import ctypes
@@ -15,12 +17,6 @@ import runpy
 import signal
 import sys
 from pathlib import Path
-
-import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import record
-
-from tutti.run import watchdog
-from tutti.run.error_file import ErrorFile
 
 
 def _die_with_parent() -> None:
@@ -62,6 +58,13 @@ def _tell_of_restart() -> None:
 def main(argv: list[str]) -> None:
     _die_with_parent()
     _tell_of_restart()
+
+    import torch.distributed as dist
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    from tutti.run import watchdog
+    from tutti.run.error_file import ErrorFile
+
     code = 0
     try:
         record(_execute, error_handler=ErrorFile())(argv)
