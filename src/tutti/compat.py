@@ -13,7 +13,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from inspect import signature
 from itertools import takewhile
@@ -103,16 +103,37 @@ def mark_stepped(optimizer: torch.optim.Optimizer) -> None:
     optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def get_compiler_ready() -> None:
-    """Let Inductor find out in the background which vector instructions there are: it compiles and runs small programs
-    for that, which takes seconds."""
-    from torch._inductor import codecache, cpu_vec_isa  # noqa: F401  (slow to import, and not by two threads)
+def get_compiler_ready(device: torch.device) -> None:
+    """Let Inductor do in the background what it does once and takes seconds for: find out which vector instructions
+    there are, by small programs that it compiles and runs, and for a CPU compile the header of its kernels."""
+    from torch._inductor import codecache, cpu_vec_isa  # not by two threads: slow to import
+
+    def prepare() -> None:
+        _find_vector_instructions(cpu_vec_isa)
+        if device.type == "cpu":
+            with suppress(Exception):  # a machine without a compiler is told of it where one is needed
+                codecache.CppPythonBindingsCodeCache.load_pybinding(["float*"], _NOTHING)
 
     if not _processor:
-        _processor.append(threading.Thread(target=cpu_vec_isa.pick_vec_isa, name="tutti compiler", daemon=True))
+        _processor.append(threading.Thread(target=prepare, name="tutti compiler", daemon=True))
         _processor[0].start()
 
 
+def _find_vector_instructions(cpu_vec_isa: Any) -> None:
+    """Inductor compiles a program for each set that a processor has, and takes the best. Here the best is tried first,
+    and the others, where it works, are not."""
+    from torch._inductor import config
+
+    here = cpu_vec_isa.x86_isa_checker()
+    sets = (x for x in cpu_vec_isa.supported_vec_isa_list if here and all(flag in here for flag in str(x).split()))
+    best = next(sets, None)
+    if best is not None and config.cpp.vec_isa_ok is None and best.check_build(best._avx_code):
+        with config.patch({"cpp.vec_isa_ok": True}):
+            cpu_vec_isa.valid_vec_isa_list()  # which it remembers
+    cpu_vec_isa.pick_vec_isa()
+
+
+_NOTHING = '#include <torch/csrc/inductor/cpp_prefix.h>\nextern "C" void kernel(float* x) {}\n'
 _processor: list[threading.Thread] = []
 
 
@@ -134,8 +155,8 @@ def compile_graph(graph: fx.Graph, args: Sequence[torch.Tensor]) -> Callable:
     shapes, dtypes, strides and devices of these. What is compiled is kept in torch's cache on disk."""
     from torch._inductor.compile_fx import compile_fx  # slow to import
 
-    get_compiler_ready()
-    _processor[0].join()
+    for thread in _processor:
+        thread.join()
     fake = FakeTensorMode(shape_env=ShapeEnv(specialize_zero_one=True))  # without one nothing is kept on disk
     with torch.no_grad(), tracing(TracingContext(fake)):
         with fake:

@@ -3,6 +3,7 @@ import threading
 from collections import OrderedDict, namedtuple
 from concurrent import futures
 from itertools import count
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -86,10 +87,11 @@ def test_closing_makes_no_more_and_ends_the_thread():
     source = Gate()
     batches = Prefetch(source, range(100), ahead=5)
     wait(source.begins)
-    last = batches._ahead[-1]
+    last, cancelled = batches._ahead[-1], threading.Event()
+    last.add_done_callback(lambda _: cancelled.set())
     closing = threading.Thread(target=batches.close)
     closing.start()
-    futures.wait([last], 60)
+    assert cancelled.wait(60)
     source.open.release()
     closing.join(60)
     assert last.cancelled() and source.begun == [0]
@@ -134,3 +136,4 @@ def test_trees_keep_their_types_when_they_are_pinned(monkeypatch):
     assert prefetch.pinned(Pair(torch.tensor(1), [OrderedDict(z=torch.tensor(2)), "text"])) == Pair(
         torch.tensor(2), [OrderedDict(z=torch.tensor(3)), "text"]
     )
+    assert prefetch.pinned(MappingProxyType({"x": torch.tensor(4)})) == {"x": torch.tensor(5)}

@@ -130,3 +130,23 @@ def test_under_autocast():
     for a, b in zip(*(torch.autograd.grad(loss, (hidden, weight)) for loss in (ours, theirs)), strict=True):
         assert a.dtype == b.dtype == torch.float32
         torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+
+
+def test_a_loss_in_float32_whose_backward_pass_is_within_autocast():
+    hidden, weight = torch.randn(4, 8, requires_grad=True), torch.randn(5, 8, requires_grad=True)
+    labels = torch.tensor([0, 1, 2, 3])
+    ours = torch.autograd.grad(linear_cross_entropy(hidden, weight, labels), (hidden, weight))
+    loss = linear_cross_entropy(hidden, weight, labels)
+    with torch.autocast("cpu", torch.bfloat16):
+        within = torch.autograd.grad(loss, (hidden, weight))
+    torch.testing.assert_close(within, ours, rtol=0, atol=0)
+
+
+def test_there_are_no_second_derivatives():
+    hidden, weight = torch.randn(4, 8, requires_grad=True), torch.randn(5, 8, requires_grad=True)
+    loss = linear_cross_entropy(hidden, weight, torch.tensor([0, 1, 2, 3]))
+    first = torch.autograd.grad(loss, (hidden, weight), create_graph=True)
+    for a, b in zip(first, torch.autograd.grad(loss, (hidden, weight)), strict=True):
+        torch.testing.assert_close(a.detach(), b, rtol=0, atol=0)
+    with pytest.raises(NotImplementedError, match="linear_cross_entropy has no second derivatives"):
+        first[1].square().sum().backward()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -84,3 +86,14 @@ def _powers(n: int) -> fx.Graph:
         power = graph.call_function(aten.mul.Tensor, (power, x))
     graph.output((power,))
     return graph
+
+
+def test_vector_instructions_are_those_that_torch_finds_by_itself():
+    found = "from torch._inductor import cpu_vec_isa as c; from tutti import compat; {}; i = c.pick_vec_isa(); "
+    told = found + "print(i, i.build_arch_flags(), [str(x) for x in c.valid_vec_isa_list()])"
+    ways = ("compat._find_vector_instructions(c)", "pass")
+    ours, torchs = (
+        subprocess.run([sys.executable, "-c", told.format(way)], capture_output=True, text=True, check=True).stdout
+        for way in ways
+    )
+    assert ours == torchs != ""

@@ -274,6 +274,14 @@ def test_autocast_is_kept_for_shapes_that_come_later():
     assert loss.dtype == torch.float32
 
 
+def test_autocast_around_a_step_changes_nothing():
+    alone, within = make(), make()
+    batch = zoo.tokens()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = within(batch)
+    assert loss == alone(batch)
+
+
 def test_operators_without_a_rule_run_whole_and_say_so():
     torch.manual_seed(0)
     model, data = nn.Linear(6, 8), (torch.randn(12, 6),)

@@ -4,7 +4,7 @@ runs."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from time import perf_counter
@@ -75,4 +75,6 @@ class Prefetch(Iterator[Any]):
 
 def pinned(batch: Any) -> Any:
     """The same tree, its tensors of the host in pinned memory."""
+    if isinstance(batch, Mapping) and not isinstance(batch, dict):  # no tree to torch
+        batch = dict(batch)
     return pytree.tree_map_only(torch.Tensor, lambda x: x.pin_memory() if x.device.type == "cpu" else x, batch)

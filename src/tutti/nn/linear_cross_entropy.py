@@ -1,4 +1,4 @@
-"""A linear layer and the cross-entropy of its results, which are never in memory as a whole.
+"""A linear layer and the cross-entropy of its results, which are made in blocks, twice, and never kept.
 
     logits = hidden weight^T + bias,    loss of a row = log sum_v exp(logits[v]) - logits[label]
 
@@ -237,16 +237,6 @@ def _fake_with_gradients(grad_lse, grad_picked, hidden, weight, bias, labels, wa
     return lse, picked, *_fake_backward(grad_lse, grad_picked, hidden, weight, bias, labels, lse, wanted)
 
 
-for _name, _run, _like in (
-    ("linear_logsumexp", forward, _fake),
-    ("linear_logsumexp_backward", backward, _fake_backward),
-    ("linear_logsumexp_with_gradients", with_gradients, _fake_with_gradients),
-):
-    for _device in ("CPU", "CUDA"):
-        _library.impl(_name, _run, _device)
-    torch.library.register_fake(f"tutti::{_name}", _like)
-
-
 def _save(ctx, inputs, output) -> None:
     ctx.save_for_backward(*inputs, output[0])
 
@@ -257,4 +247,18 @@ def _gradients(ctx, grad_lse, grad_picked):
     return *ops.linear_logsumexp_backward(grad_lse, grad_picked, *operands, lse, wanted), None
 
 
-torch.library.register_autograd("tutti::linear_logsumexp", _gradients, setup_context=_save)
+def _gradients_of_gradients(ctx, *grads):
+    raise NotImplementedError("linear_cross_entropy has no second derivatives")
+
+
+for _name, _run, _like, _derivative in (
+    ("linear_logsumexp", forward, _fake, _gradients),
+    ("linear_logsumexp_backward", backward, _fake_backward, _gradients_of_gradients),
+    ("linear_logsumexp_with_gradients", with_gradients, _fake_with_gradients, _gradients_of_gradients),
+):
+    for _device in ("CPU", "CUDA"):  # of the dtypes that are given, in a backward pass within autocast too
+        _library.impl(_name, torch.autocast(_device.lower(), enabled=False)(_run), _device)
+    torch.library.register_fake(f"tutti::{_name}", _like)
+    torch.library.register_autograd(
+        f"tutti::{_name}", _derivative, setup_context=_save if _derivative is _gradients else None
+    )

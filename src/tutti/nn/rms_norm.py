@@ -47,7 +47,7 @@ def rms_norm_and_input(
 
 def _check(x: Tensor, weight: Tensor | None) -> None:
     if weight is not None and weight.shape != x.shape[-1:]:
-        raise ValueError(f"rms_norm: weight {tuple(weight.shape)} for x {tuple(x.shape)}; it is ({x.shape[-1]},)")
+        raise ValueError(f"rms_norm: weight {tuple(weight.shape)} for x {tuple(x.shape)}; it is {tuple(x.shape[-1:])}")
 
 
 def forward(x: Tensor, weight: Tensor | None, eps: float, offset: float, wide: bool) -> tuple[Tensor, Tensor]:

@@ -96,7 +96,8 @@ def linear_loss_backward(event: Event) -> int:
     block = size * width * hidden.shape[0]
     if size >= 4:
         return block
-    return block + (4 - size) * hidden.numel + max(_tile(hidden.shape[0], width, size), _product(hidden))
+    tile = _tile(hidden.shape[0], width, size)
+    return block + ((4 - size) * hidden.numel + max(tile, _product(hidden)) if _wanted(event)[0] else tile)
 
 
 def linear_loss_with_gradients(event: Event) -> int:
@@ -107,9 +108,14 @@ def linear_loss_with_gradients(event: Event) -> int:
     block, tile = size * width * weight.shape[0], _tile(width, weight.shape[0], size)
     if size >= 4:
         return block + tile
-    if width == hidden.shape[0]:
+    if width == hidden.shape[0] or not _wanted(event)[1]:
         return block + 2 * tile
     return block + (4 - size) * weight.numel + max(2 * tile, _product(weight))
+
+
+def _wanted(event: Event) -> Any:
+    """Which gradients: of hidden, weight, and bias."""
+    return event.node.args[-1]
 
 
 def _width(cut: Spec, across: Spec) -> int:

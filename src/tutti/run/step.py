@@ -127,14 +127,14 @@ class Step:
         if skips is not None and not (isinstance(skips, int) and skips >= 0):
             raise ValueError(f"skips is {skips!r}; it must be a whole number of steps, or None")
         check_level(level)
-        if level != "O0":
-            compat.get_compiler_ready()
         self.skips, self.skipped, self._in_a_row = skips, 0, 0
         self._inspector = Inspector()
         self.model, self.optimizer, self.loss_function = model, optimizer, loss
         self.level, self.clip_norm, self.masters = level, clip_norm, masters
         self.seed, self.pins, self.mesh, self.budget = seed, tuple(pins or ()), mesh, budget
         self.device = device_of(model)
+        if level != "O0":
+            compat.get_compiler_ready(self.device)
         self.cluster = _cluster(cluster, self.device)
         self.memory = None if memory is None else bytes_of(memory)
         if self.memory is not None:
@@ -474,7 +474,7 @@ class Step:
         runs = [ready.run for ready in executable.ready]
         if recorder := self._recording(what):
             runs = [recorder.watch(what, executable.programs[0], executable.ready[0])]
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):  # its casts are captured
             results = self.runtime.run(runs, inputs)
         names = list(executable.programs[0].outputs)
         return [dict(zip(names, values, strict=True)) for values in results]
