@@ -1,9 +1,12 @@
 """Fused operators, forward and backward, against the same functions in plain PyTorch, eager and compiled, in turns.
 
 Ours as a level runs them: the forward and the backward formula of `tutti.nn.fused` each compiled once; the linear layer
-with cross-entropy, which works in blocks and makes its gradients with the loss, as it is. The peers are the functions
-as models write them, with autograd, eagerly and under `torch.compile`. Each operator at three sizes, in float32 and
-bfloat16. `saved_bytes` is what is kept from the forward to the backward pass, operands included, each storage once.
+with cross-entropy, which works in blocks and makes its gradients with the loss, as it is; functions that need no
+operator of ours (a layer norm of a sum; bias and GELU; bias, dropout and a sum), with a weighted sum as their loss,
+captured and compiled at O1. The peers are the functions as models write them, with autograd, eagerly and under
+`torch.compile`. The update is AdamW behind clipping: theirs `clip_grad_norm_` and PyTorch's fused AdamW, or, compiled,
+its multi-tensor one; the size is the number of layers. Each at three sizes, in float32 and bfloat16. `saved_bytes` is
+what is kept from the forward to the backward pass, operands included, each storage once, where that is known.
 `times_faster` is the median over rounds of the peer's time over ours. `load` is how many processes wanted the machine
 before each case: with others at work, the smallest times tell more than medians. `--quick` is the smallest size.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +26,14 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import harness
+from tutti.graph.capture import capture
+from tutti.graph.step_graph import StepGraph
+from tutti.lower.shard import shard
 from tutti.nn import linear_cross_entropy  # noqa: F401  (registers the operators)
 from tutti.nn.fused import FUSED
+from tutti.plan.plan import Plan
+from tutti.run.levels import prepare
+from tutti.run.runtime import runtime_for
 
 ops = torch.ops.tutti
 DTYPES = (torch.float32, torch.bfloat16)
@@ -49,18 +58,37 @@ def loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(F.linear(hidden, weight).float(), labels)
 
 
+def layer_norm_of_sum(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, given: Tensor) -> Tensor:
+    return (F.layer_norm(x + residual, weight.shape, weight, bias) * given).sum()
+
+
+def bias_gelu(x: Tensor, bias: Tensor, given: Tensor) -> Tensor:
+    return (F.gelu(x + bias) * given).sum()
+
+
+def bias_dropout_sum(x: Tensor, residual: Tensor, bias: Tensor, given: Tensor) -> Tensor:
+    return ((residual + F.dropout(x + bias, 0.1)) * given).sum()
+
+
 @dataclass(frozen=True)
 class Case:
     """function: as models write it. make: its operands, of a size and dtype. learned: how many, the first, have
     gradients. ours: (forward, backward) of the operands; forward returns (result, what it keeps beside them). reads:
-    the operands that the backward pass reads."""
+    the operands that the backward pass reads. Without `ours` a level makes it of the function."""
 
     function: Callable
     make: Callable[[int, torch.dtype], tuple[Tensor, ...]]
     learned: int
     sizes: tuple[int, int, int]
-    ours: Callable[[], tuple[Callable, Callable]]
+    ours: Callable[[], tuple[Callable, Callable]] | None = None
     reads: tuple[int, ...] = (0, 1, 2)
+
+    def contenders(self, size: int, dtype: torch.dtype) -> list[Contender]:
+        made = self.make(size, dtype)
+        operands = tuple(x.requires_grad_() if i < self.learned else x for i, x in enumerate(made))
+        eager, compiled = self.function, torch.compile(self.function, dynamic=False, fullgraph=True)
+        ours = Ours(self, operands) if self.ours else at_level(self, operands)
+        return [ours, Peer("eager", eager, self, operands), Peer("compiled", compiled, self, operands)]
 
 
 def _compiled(name: str) -> tuple[Callable, Callable]:
@@ -104,6 +132,10 @@ def _random(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(shape).to(dtype)
 
 
+def _randoms(dtype: torch.dtype, *shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    return tuple(_random(*shape, dtype=dtype) for shape in shapes)
+
+
 CASES = {
     "rms_norm": Case(
         norm, lambda n, dtype: (_random(n, 1024, dtype=dtype), _random(1024, dtype=dtype)), 2, (512, 2048, 8192), _norm
@@ -123,10 +155,45 @@ CASES = {
         ),
         2, (256, 1024, 2048), _loss, reads=(),
     ),
+    "layer_norm_of_sum": Case(
+        layer_norm_of_sum, lambda n, dtype: _randoms(dtype, (n, 1024), (n, 1024), (1024,), (1024,), (n, 1024)),
+        4, (512, 2048, 8192)
+    ),
+    "bias_gelu": Case(
+        bias_gelu, lambda n, dtype: _randoms(dtype, (n, 2048), (2048,), (n, 2048)), 2, (256, 1024, 4096)
+    ),
+    "bias_dropout_sum": Case(
+        bias_dropout_sum, lambda n, dtype: _randoms(dtype, (n, 1024), (n, 1024), (1024,), (n, 1024)),
+        3, (512, 2048, 8192)
+    ),
 }  # fmt: skip
 
 
-class Peer:
+class Contender:
+    """Does its work in turns."""
+
+    name: str
+
+    def step(self) -> None:
+        raise NotImplementedError
+
+    def saved(self) -> int | None:
+        """Bytes kept for the backward pass, where they are known."""
+        return None
+
+    def turn(self, steps: int) -> list[float]:
+        found = []
+        for _ in range(steps):
+            start = time.perf_counter()
+            self.step()
+            found.append(time.perf_counter() - start)
+        return found
+
+    def close(self) -> None:
+        pass
+
+
+class Peer(Contender):
     """The function with autograd."""
 
     def __init__(self, name: str, function: Callable, case: Case, operands: tuple[Tensor, ...]) -> None:
@@ -149,17 +216,6 @@ class Peer:
             self.function(*self.operands)
         return sum(kept.values())
 
-    def turn(self, steps: int) -> list[float]:
-        found = []
-        for _ in range(steps):
-            start = time.perf_counter()
-            self.step()
-            found.append(time.perf_counter() - start)
-        return found
-
-    def close(self) -> None:
-        pass
-
 
 class Ours(Peer):
     """The two formulas, called one after the other."""
@@ -181,15 +237,75 @@ class Ours(Peer):
         return sum(x.nbytes for x in (*read, *(kept if isinstance(kept, list) else [kept])) if x is not None)
 
 
+class AtLevel(Contender):
+    """What is captured, compiled as a level does. named: its inputs, but for the numbers of a step."""
+
+    name = "ours"
+
+    def __init__(self, step: StepGraph, named: dict[str, Tensor]) -> None:
+        program = shard(step, Plan({}), 0)
+        numbers = {"seed": torch.tensor(0), "step": torch.tensor(1), "lr:0": torch.tensor(RATE, dtype=torch.float64)}
+        self.inputs = [{**named, **numbers, **step.constants}[name] for name in program.inputs]
+        self.runtime, self.run = runtime_for(program.mesh), prepare([program], "O1")[0].run
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.runtime.run([self.run], [self.inputs])
+
+
+class Model(torch.nn.Module):
+    def __init__(self, function: Callable, learned: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.function, self.learned = function, torch.nn.ParameterList(learned)
+
+    def forward(self, *rest: Tensor) -> Tensor:
+        return self.function(*self.learned, *rest)
+
+
+def at_level(case: Case, operands: tuple[Tensor, ...]) -> AtLevel:
+    """The function with its gradients."""
+    learned, rest = operands[: case.learned], operands[case.learned :]
+    named = {f"param:learned.{i}": x for i, x in enumerate(learned)} | {f"batch:{i}": x for i, x in enumerate(rest)}
+    return AtLevel(capture(Model(case.function, learned), rest), named)
+
+
+NORM, RATE = 1.0, 1e-3
+
+
+class Update(Contender):
+    """PyTorch's AdamW of all parameters, with their gradients clipped."""
+
+    def __init__(self, name: str, params: Sequence[Tensor], fused: bool) -> None:
+        optimizer = torch.optim.AdamW(params, RATE, fused=fused, foreach=not fused)
+
+        @torch.no_grad()
+        def step() -> None:
+            torch.nn.utils.clip_grad_norm_(params, NORM)
+            optimizer.step()
+
+        self.name, self.step = name, step if fused else torch.compile(step, dynamic=False)
+
+
+def updates(layers: int, dtype: torch.dtype) -> list[Contender]:
+    shapes = ((512, 512),) * 4 + ((1408, 512),) * 2 + ((512, 1408), (512,), (512,))
+    params = [torch.nn.Parameter(x) for _ in range(layers) for x in _randoms(dtype, *shapes)]
+    model = Model(lambda *tensors: torch.stack([x.sum() for x in tensors]).sum(), params)
+    _, update = capture(model, (), torch.optim.AdamW(params, RATE), clip_norm=NORM).at_gradients()
+    named = {}
+    for i, x in enumerate(params):
+        x.grad = torch.randn_like(x)
+        tensors = {"param": x.detach(), "grad": x.grad, "exp_avg": x.detach() * 0, "exp_avg_sq": x.detach() * 0}
+        named |= {f"{kind}:learned.{i}": tensor for kind, tensor in tensors.items()}
+    return [AtLevel(update, named), Update("eager", params, fused=True), Update("compiled", params, fused=False)]
+
+
+CONTENDERS = {name: (case.sizes, case.contenders) for name, case in CASES.items()}
+CONTENDERS["clipping and AdamW"] = (2, 8, 32), updates
+
+
 def measure(name: str, size: int, dtype: torch.dtype, rounds: int, steps: int) -> dict[str, Any]:
-    case = CASES[name]
     torch.manual_seed(0)
-    made = case.make(size, dtype)
-    operands = tuple(x.requires_grad_() if i < case.learned else x for i, x in enumerate(made))
-    compiled = torch.compile(case.function, dynamic=False, fullgraph=True)
-    contenders = [
-        Ours(case, operands), Peer("eager", case.function, case, operands), Peer("compiled", compiled, case, operands)
-    ]  # fmt: skip
+    contenders = CONTENDERS[name][1](size, dtype)
     load = os.getloadavg()[0]
     times = harness.take_turns(contenders, rounds, steps)
     ratios = {
@@ -210,8 +326,8 @@ def measure(name: str, size: int, dtype: torch.dtype, rounds: int, steps: int) -
 def run(quick: bool) -> dict[str, Any]:
     rounds, steps = (3, 3) if quick else (5, 3)
     rows = []
-    for name, case in CASES.items():
-        for size in case.sizes[:1] if quick else case.sizes:
+    for name, (sizes, _) in CONTENDERS.items():
+        for size in sizes[:1] if quick else sizes:
             for dtype in DTYPES:
                 torch.compiler.reset()
                 rows.append(row := measure(name, size, dtype, rounds, steps))

@@ -177,6 +177,39 @@ def test_bf16_without_masters_stays_near_torch(cls):
     assert all(held.dtype == torch.bfloat16 for each in state.values() for held in each.values())
 
 
+def test_stochastic_rounding_makes_small_steps_on_average():
+    """64 steps of 1/16 of what bfloat16 can tell apart at 1: rounded to the nearest they are all lost."""
+    torch.manual_seed(0)
+    params = {"w": torch.nn.Parameter(torch.ones(100_000, dtype=torch.bfloat16))}
+    optimizer = torch.optim.SGD(params.values(), lr=2**-12)
+    step, rate = torch.tensor(1), torch.tensor(2**-12, dtype=torch.float64)
+    [group], values = optimizer.param_groups, {key: params["w"].detach() for key in (False, True)}
+    for _ in range(64):
+        for key, value in values.items():
+            values[key], _ = update(optimizer, group, value, torch.ones_like(value), {}, step, rate, stochastic=key)
+    assert (values[False] == 1).all()
+    assert values[True].dtype == torch.bfloat16
+    assert values[True].double().mean().item() == pytest.approx(1 - 2**-6, abs=1.5e-4)  # 6 standard deviations
+
+
+@pytest.mark.parametrize("cls", TABLE)
+def test_stochastic_rounding_is_of_a_float32_update(cls):
+    """Parameter and state are next to those of an update in float32."""
+    torch.manual_seed(0)
+    params, [grads] = make_params(torch.bfloat16), make_grads(1, dtype=torch.bfloat16)
+    optimizer = cls(params.values(), lr=0.05)
+    [group], numbers = optimizer.param_groups, (torch.tensor(1), torch.tensor(0.05, dtype=torch.float64))
+    for name, state in state_of(optimizer, {p: n for n, p in params.items()}).items():
+        state = {key: torch.rand_like(value) for key, value in state.items()}
+        wide = {key: value.float() for key, value in state.items()}
+        value = params[name].detach()
+        new, held = update(optimizer, group, value, grads[name], state, *numbers, stochastic=True)
+        exact, exact_held = update(optimizer, group, value.float(), grads[name].float(), wide, *numbers)
+        for ours, theirs in ((new, exact), *((held[key], exact_held[key]) for key in held)):
+            assert ours.dtype == torch.bfloat16
+            torch.testing.assert_close(ours.float(), theirs, rtol=2**-7, atol=0)
+
+
 @pytest.mark.parametrize("cls", TABLE)
 def test_traces_to_a_graph_over_fake_tensors(cls):
     params = make_params()

@@ -41,6 +41,22 @@ def test_formula(decoupled):
         assert all(torch.equal(a, b) for a, b in zip(before, (param, grad, m, v), strict=True))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-14), (torch.float32, 1e-6), (torch.bfloat16, 1e-2)]
+)
+@pytest.mark.parametrize(
+    "numbers", [(), (None, torch.tensor(0.3)), (torch.tensor(1.0), torch.tensor(torch.nan))], ids=str
+)
+@pytest.mark.parametrize("hyper", [{}, {"decoupled": False}, {"maximize": True}], ids=str)
+def test_in_plain_aten(dtype, tolerance, numbers, hyper):
+    for moments, forward in ((2, adam.forward), (3, adam.forward_amsgrad)):
+        op = torch.ops.tutti.adam if moments == 2 else torch.ops.tutti.adam_amsgrad
+        for row in rows(dtype=dtype, moments=moments):
+            made = forward(*row, STEP, LR, *numbers, **HYPER | hyper)
+            exact = op(*row, STEP, LR, *numbers, **HYPER | hyper)
+            torch.testing.assert_close(made, exact, rtol=tolerance, atol=tolerance)
+
+
 @pytest.mark.parametrize("moments", [2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_in_place_equals_functional(moments, dtype):

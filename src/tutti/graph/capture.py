@@ -39,6 +39,7 @@ def capture(
     *,
     clip_norm: float | None = None,
     masters: bool = False,
+    stochastic_rounding: bool = False,
     gradients: bool = True,
     guarded: bool = False,
     patterns: Sequence[Pattern] = PATTERNS,
@@ -51,6 +52,8 @@ def capture(
     loss: `loss(model, batch) -> 0-d tensor`; by default the model is called and its output has a `.loss` or is it.
     clip_norm: clip the global norm of all gradients, as `torch.nn.utils.clip_grad_norm_` does.
     masters: keep and update float32 copies of low-precision parameters with the optimizer state.
+    stochastic_rounding: bfloat16 parameters and their optimizer state are updated in float32 and rounded at random, on
+        average to what they would be.
     gradients: False records the forward pass only.
     guarded: parameters and optimizer state stay what they were where loss or gradients are not finite; the output
         `skipped`, a 0-d float32 tensor, then is 1.
@@ -67,6 +70,8 @@ def capture(
         raise ValueError("no parameter of the model requires a gradient: there is nothing to train")
     if clip_norm is not None and optimizer is None:
         raise ValueError(f"clip_norm={clip_norm} clips the gradients that an update takes: give an optimizer, too")
+    if masters and stochastic_rounding:
+        raise ValueError("masters are kept in float32, where nothing is to be rounded: masters or stochastic_rounding")
     scored = _Scored(model, loss)
 
     def step(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -93,7 +98,9 @@ def capture(
                 grads = optimizers.poisoned(grads, value.detach())
             outputs |= {f"grad:{name}": g for name, g in grads.items()}
             if optimizer is not None:
-                outputs |= _update(optimizer, params, grads, state, inputs, recorder, clip_norm, guarded)
+                outputs |= _update(
+                    optimizer, params, grads, state, inputs, recorder, clip_norm, guarded, stochastic_rounding
+                )
         recorder.mark()
         return outputs
 
@@ -150,7 +157,9 @@ def _refill(batch: Batch, inputs: dict[str, torch.Tensor]) -> Batch:
     return tuple(inputs[f"batch:{i}"] for i in range(len(batch)))
 
 
-def _update(optimizer, params, grads, state, inputs, recorder, clip_norm, guarded) -> dict[str, torch.Tensor]:
+def _update(
+    optimizer, params, grads, state, inputs, recorder, clip_norm, guarded, stochastic
+) -> dict[str, torch.Tensor]:
     """The optimizer's update of every parameter that has a gradient, as named outputs."""
     recorder.mark(UPDATE, GUARD if clip_norm is None else "")
     norm = None if clip_norm is None and not guarded else optimizers.global_norm(list(grads.values()))
@@ -168,7 +177,7 @@ def _update(optimizer, params, grads, state, inputs, recorder, clip_norm, guarde
                 continue
             recorder.mark(UPDATE, name.rpartition(".")[0])
             old = {kind: inputs[f"{kind}:{name}"] for kind in state.get(name, {})}
-            numbers = inputs["step"], inputs[f"lr:{i}"], skip, scale
+            numbers = inputs["step"], inputs[f"lr:{i}"], skip, scale, stochastic
             new, new_state = optimizers.update(optimizer, group, inputs[f"param:{name}"], grads[name], old, *numbers)
             outputs[f"param:{name}"] = new
             outputs |= {f"{kind}:{name}": value for kind, value in new_state.items()}

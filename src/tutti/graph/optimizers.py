@@ -23,7 +23,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-import tutti.nn.adam  # noqa: F401  (registers tutti::adam)
+import tutti.nn.adam
+import tutti.nn.rounding  # noqa: F401  (registers the operators)
 
 Group = dict[str, Any]
 State = dict[str, Tensor]
@@ -141,22 +142,31 @@ def step_count(optimizer: Optimizer) -> int:
 
 def update(
     optimizer: Optimizer, group: Group, param: Tensor, grad: Tensor, state: State, step: Tensor, lr: Tensor,
-    skip: Tensor | None = None, scale: Tensor | None = None,
+    skip: Tensor | None = None, scale: Tensor | None = None, stochastic: bool = False,
 ) -> tuple[Tensor, State]:  # fmt: skip
     """One parameter's update: ``(new_param, new_state)``, with the shapes, dtypes and keys of what came in.
 
     ``step`` is the 0-d int64 number of this update, 1 for the first; ``lr`` a 0-d float64 tensor. With a
     "master" in ``state`` the update is done on it in float32, and the parameter is its rounding. Where ``skip``,
     a 0-d float32 tensor, is 1, all stays bit for bit what it was. ``scale``, a 0-d tensor of at least float32,
-    multiplies the gradient.
+    multiplies the gradient. ``stochastic``: what is bfloat16 is updated in float32 and rounded at random
+    (``tutti.nn.rounding``), so that steps which are too small for it are made on average; without masters.
     """
     rule = _rule(optimizer)
     _check(optimizer, group)
+    if stochastic and param.dtype is torch.bfloat16:
+        wide = {key: value.to(torch.float32) for key, value in state.items()}
+        new, held = _chosen(rule, group, param.to(torch.float32), grad, wide, step, lr, skip, scale)
+        return _rounded(new), {key: _rounded(value) for key, value in held.items()}
     if "master" not in state:
         return _chosen(rule, group, param, grad, state, step, lr, skip, scale)
     held = {key: value for key, value in state.items() if key != "master"}
     master, held = _chosen(rule, group, state["master"], grad, held, step, lr, skip, scale)
     return master.to(param.dtype), {"master": master, **held}
+
+
+def _rounded(x: Tensor) -> Tensor:
+    return torch.ops.tutti.round_stochastically(x, torch.rand_like(x))
 
 
 def _chosen(rule: Rule, group: Group, param: Tensor, grad: Tensor, state: State, step: Tensor, lr: Tensor,
@@ -174,8 +184,14 @@ def _chosen(rule: Rule, group: Group, param: Tensor, grad: Tensor, state: State,
 
 def global_norm(grads: list[Tensor]) -> Tensor:
     """The 2-norm of all gradients together, a 0-d tensor of at least float32."""
-    flat = [_wide(grad).reshape(-1) for grad in grads]
-    return torch.cat([torch.dot(g, g).reshape(1) for g in flat]).sum().sqrt()
+    return torch.cat([_squared(grad).reshape(1) for grad in grads]).sum().sqrt()
+
+
+def _squared(grad: Tensor) -> Tensor:
+    if grad.dtype in LOW_PRECISION:  # compiled, one pass with the cast
+        return _wide(grad).square().sum()
+    flat = grad.reshape(-1)
+    return torch.dot(flat, flat)
 
 
 def not_finite(norm: Tensor) -> Tensor:

@@ -45,9 +45,10 @@ def _replace(node: Call, formula: Callable, args: tuple, kwargs: dict[str, Any],
         known[how] = trace(formula, args, kwargs, device)
     with graph.inserting_before(node):
         result: Any = paste(graph, known[how], args, kwargs)
-    made = node.prev
-    while made is not before:
-        made.meta, made = {**node.meta, **made.meta}, made.prev
+    made: list[fx.Node] = []  # the last first
+    while (last := made[-1].prev if made else node.prev) is not before:
+        last.meta = {**node.meta, **last.meta}
+        made.append(last)
     if isinstance(result, fx.Node):
         node.replace_all_uses_with(result)
     else:
@@ -56,3 +57,6 @@ def _replace(node: Call, formula: Callable, args: tuple, kwargs: dict[str, Any],
             part.replace_all_uses_with(result[part.args[1]])
             graph.erase_node(part)
     graph.erase_node(node)
+    for unread in made:
+        if not unread.users:
+            graph.erase_node(unread)

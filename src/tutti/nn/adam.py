@@ -62,6 +62,41 @@ def _adam_amsgrad_(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, *numbe
     _apply(params, grads, [exp_avgs, exp_avg_sqs, max_exp_avg_sqs], *numbers, **hyper)
 
 
+def forward(param, grad, exp_avg, exp_avg_sq, step, lr, skip=None, scale=None, *, beta1, beta2, eps, weight_decay,
+            decoupled, maximize):  # fmt: skip
+    """``tutti::adam`` in plain ATen."""
+    return _formula(param, grad, [exp_avg, exp_avg_sq], step, lr, skip, scale, beta1, beta2, eps, weight_decay,
+                    decoupled, maximize)  # fmt: skip
+
+
+def forward_amsgrad(param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq, step, lr, skip=None, scale=None, *, beta1, beta2,
+                    eps, weight_decay, decoupled, maximize):  # fmt: skip
+    """``tutti::adam_amsgrad`` in plain ATen."""
+    return _formula(param, grad, [exp_avg, exp_avg_sq, max_exp_avg_sq], step, lr, skip, scale, beta1, beta2, eps,
+                    weight_decay, decoupled, maximize)  # fmt: skip
+
+
+def _formula(param, grad, moments, step, lr, skip, scale, beta1, beta2, eps, weight_decay, decoupled, maximize):
+    dtype = torch.promote_types(param.dtype, torch.float32)
+    p, m, v, *most = (x.to(dtype) for x in (param, *moments))
+    g = grad if scale is None else grad.to(torch.promote_types(grad.dtype, param.dtype)) * scale
+    g = g.to(param.dtype).to(dtype)
+    g, rate, step = -g if maximize else g, lr.to(torch.float64), step.to(torch.float64)
+    if decoupled:
+        p = p * (1 - rate * weight_decay).to(dtype)
+    elif weight_decay:
+        g = g + weight_decay * p
+    m = m + (1 - beta1) * (g - m)
+    v = beta2 * v + (1 - beta2) * g * g
+    most = [torch.maximum(x, v) for x in most]
+    root = (most or [v])[0].sqrt() / (1 - beta2**step).sqrt().to(dtype)
+    p = p - (rate / (1 - beta1**step)).to(dtype) * m / (root + eps)
+    made = [x.to(param.dtype) for x in (p, m, v, *most)]
+    if skip is not None:
+        made = [torch.where(skip != 0, old, new) for old, new in zip((param, *moments), made, strict=True)]
+    return tuple(made)
+
+
 def _adam(param, grad, exp_avg, exp_avg_sq, *numbers, **hyper):
     new = [torch.empty_like(t).copy_(t) for t in (param, exp_avg, exp_avg_sq)]
     _apply(new[:1], [grad], [[t] for t in new[1:]], *numbers, **hyper)
@@ -81,10 +116,12 @@ def _apply(params, grads, moments, step, lr, skip=None, scale=None, *, beta1, be
     hyper = dict(beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, decoupled=decoupled, maximize=maximize)
     every = list(zip(params, grads, *moments, strict=True))
     if scale is not None or any(grad.dtype != param.dtype for param, grad, *_ in every):
-        for rows in _pieces(every, PIECE[params[0].device.type]):
+        pieces = list(_pieces(every, PIECE[params[0].device.type]))
+        most = max(sum(row[0].numel() for row in rows) for rows in pieces)
+        scratch = {dtype: params[0].new_empty(most, dtype=dtype) for dtype in {param.dtype for param in params}}
+        for rows in pieces:
             columns = [list(column) for column in zip(*rows, strict=True)]
-            columns[1] = [_scaled(grad, scale, row[0]) for grad, row in zip(columns[1], rows, strict=True)]
-            _apply(columns[0], columns[1], columns[2:], step, lr, skip, **hyper)
+            _apply(columns[0], _scaled(rows, scale, scratch), columns[2:], step, lr, skip, **hyper)
         return
     rows = list(zip(params, *moments, strict=True))
     work = [_aligned(row) for row in rows]
@@ -113,12 +150,20 @@ def _apply(params, grads, moments, step, lr, skip=None, scale=None, *, beta1, be
                 target.copy_(source)
 
 
-def _scaled(grad: Tensor, scale: Tensor | None, param: Tensor) -> Tensor:
-    """A gradient in the dtype of its parameter, rounded once."""
-    if scale is None:
-        return grad.to(param.dtype)
-    wide = torch.promote_types(grad.dtype, param.dtype)
-    return (grad.to(wide) * scale).to(param.dtype)
+def _scaled(rows: list[tuple[Tensor, ...]], scale: Tensor | None, scratch: dict[torch.dtype, Tensor]) -> list[Tensor]:
+    """Gradients in the dtypes of their parameters, rounded once: in scratch memory, but for those in another order."""
+    made, begin = [], 0
+    for param, grad, *_ in rows:
+        place, begin = scratch[param.dtype][begin : begin + param.numel()], begin + param.numel()
+        place = place.view(param.shape) if param.is_contiguous() else torch.empty_like(param)
+        if scale is not None and grad.dtype == torch.promote_types(grad.dtype, param.dtype):
+            torch.mul(grad, scale, out=place)
+        else:
+            place.copy_(grad)
+            if scale is not None:
+                place.mul_(scale)
+        made.append(place)
+    return made
 
 
 def _pieces(every: list[tuple[Tensor, ...]], size: int) -> Iterator[list[tuple[Tensor, ...]]]:
@@ -126,8 +171,8 @@ def _pieces(every: list[tuple[Tensor, ...]], size: int) -> Iterator[list[tuple[T
     unless they lie in another order than their dims."""
     piece, count = [], 0
     for row in every:
-        whole = all(t.is_contiguous() for t in row)
-        for part in zip(*(t.view(-1).split(size) for t in row), strict=True) if whole else [row]:
+        cut = row[0].numel() > size and all(t.is_contiguous() for t in row)
+        for part in zip(*(t.view(-1).split(size) for t in row), strict=True) if cut else [row]:
             if piece and count + part[0].numel() > size:
                 yield piece
                 piece, count = [], 0

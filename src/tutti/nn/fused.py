@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from tutti.nn import glu, linear_cross_entropy, rms_norm, rotary  # noqa: F401  (registers the operators)
+from tutti.nn import adam, glu, linear_cross_entropy, rms_norm, rotary, rounding  # noqa: F401  (registers them)
 
 ops = torch.ops.tutti
 
@@ -20,4 +20,7 @@ FUSED: dict[torch._ops.OpOverload, Callable] = {
     ops.rotary_backward.default: rotary.backward,
     ops.glu.default: glu.forward,
     ops.glu_backward.default: glu.backward,
+    ops.round_stochastically.default: rounding.forward,
+    ops.adam.default: adam.forward,
+    ops.adam_amsgrad.default: adam.forward_amsgrad,
 }

@@ -1,11 +1,12 @@
-"""Optimizer updates: elementwise over the parameter; step and learning rate are numbers."""
+"""Optimizer updates: elementwise over the parameter; step and learning rate are numbers. And how they are rounded."""
 
 import torch
 
-import tutti.nn.adam  # noqa: F401  (registers the operators)
+import tutti.nn.adam
+import tutti.nn.rounding  # noqa: F401  (registers the operators)
 from tutti.rules.pointwise import pointwise
 from tutti.rules.registry import rules
 
 ops = torch.ops.tutti
 
-rules({ops.adam.default: pointwise, ops.adam_amsgrad.default: pointwise})
+rules(dict.fromkeys((ops.adam.default, ops.adam_amsgrad.default, ops.round_stochastically.default), pointwise))

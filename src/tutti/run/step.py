@@ -68,6 +68,7 @@ def parallelize(
     clip_norm: float | None = None,
     accumulate: int | Literal["auto"] = 1,
     masters: bool = False,
+    stochastic_rounding: bool = False,
     pins: Iterable[Pin] | None = (),
     mesh: Mesh | None = None,
     budget: float = BUDGET,
@@ -89,6 +90,8 @@ def parallelize(
     clip_norm: clips the global gradient norm. accumulate: microbatches (equal parts of the batch) per update; with
         "auto" as few as fit into memory.
     masters: float32 copies of low-precision parameters are updated in their stead.
+    stochastic_rounding: bfloat16 parameters and their optimizer state are updated in float32 and rounded at random, on
+        average to what they would be: for where there is no memory for masters.
     pins, mesh: parts of the plan that are fixed by hand: how parameters lie (`tutti.pin`), and the axes, outermost
         first, as in `{"dp": 2, "tp": 4}`.
     budget: seconds after which the search takes the best plan so far. seed: of all random numbers.
@@ -103,7 +106,7 @@ def parallelize(
     """
     with HERE.working("captures and plans the step"):
         return Step(model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, mesh,
-                    budget, seed, memory, folder, skips)  # fmt: skip
+                    budget, seed, memory, folder, skips, stochastic_rounding)  # fmt: skip
 
 
 @dataclass
@@ -119,7 +122,7 @@ class Step:
     """A training step on a cluster: `loss = step(batch)`."""
 
     def __init__(self, model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, mesh,
-                 budget, seed, memory, folder, skips=None):  # fmt: skip
+                 budget, seed, memory, folder, skips=None, stochastic_rounding=False):  # fmt: skip
         if accumulate != "auto" and not (isinstance(accumulate, int) and accumulate >= 1):
             raise ValueError(f"accumulate is {accumulate!r}; it must be a whole number, at least 1, or 'auto'")
         if not isinstance(plan, Plan | str | Path):
@@ -131,6 +134,7 @@ class Step:
         self._inspector = Inspector()
         self.model, self.optimizer, self.loss_function = model, optimizer, loss
         self.level, self.clip_norm, self.masters = level, clip_norm, masters
+        self.stochastic_rounding = stochastic_rounding
         self.seed, self.pins, self.mesh, self.budget = seed, tuple(pins or ()), mesh, budget
         self.device = device_of(model)
         if level != "O0":
@@ -373,6 +377,7 @@ class Step:
                     self.loss_function,
                     clip_norm=self.clip_norm,
                     masters=self.masters,
+                    stochastic_rounding=self.stochastic_rounding,
                     guarded=self.skips is not None,
                 )
         finally:

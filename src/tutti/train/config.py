@@ -79,6 +79,9 @@ class Optimizer:
     """Weight decay of matrices; vectors (norms, biases) have none."""
     clip_norm: float | None = 1.0
     """Scale the gradient down to this global norm when it is longer; None leaves it."""
+    stochastic_rounding: bool = False
+    """Of bfloat16 weights and their optimizer state, which are then updated without float32 masters: 6 bytes for each
+    parameter instead of 14."""
     skips: int | None = 0
     """How many steps in a row may be left out, as if they had never been, when their loss or gradients are not finite;
     one more stops the run with the operator that made such a value. None does not look at gradients."""
@@ -117,8 +120,8 @@ class Parallel:
     level: Literal["O0", "O1", "O2"] = "O2"
     """O0 runs operator by operator, O1 compiles what fuses into one kernel, O2 whole layers."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of weights and activations; bfloat16 keeps float32 masters for the optimizer. "auto" is bfloat16
-    where the device multiplies it faster."""
+    """Of weights and activations; bfloat16 keeps float32 masters for the optimizer, but for stochastic rounding. "auto"
+    is bfloat16 where the device multiplies it faster."""
     memory: str | None = None
     """Of each device, as in "2GiB": no step takes more. What does not fit then lies outside, where the plan says so
     (offload, offload2, or "auto"): of a GPU on the host, of a CPU on disk. None takes what there is."""

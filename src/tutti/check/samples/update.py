@@ -2,7 +2,8 @@
 
 import torch
 
-import tutti.nn.adam  # noqa: F401  (registers the operators)
+import tutti.nn.adam
+import tutti.nn.rounding  # noqa: F401  (registers the operators)
 from tutti.check.samples.sample import Draw, samples
 
 ops = torch.ops.tutti
@@ -17,3 +18,9 @@ def adam(d: Draw, target):
     options = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": d.pick([0.0, 0.1])}
     tensors = d.floats(*shape, dtype=torch.float64), d.floats(*shape, dtype=torch.float64)
     return (*tensors, *state, *numbers, *optional), {**options, "decoupled": d.flag(), "maximize": d.flag()}
+
+
+@samples(ops.round_stochastically.default)
+def round_stochastically(d: Draw):
+    shape = d.shape(0, 3)
+    return (d.floats(*shape, dtype=torch.float32), d.positive(*shape, dtype=torch.float32) % 1), {}

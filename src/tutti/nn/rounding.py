@@ -1,0 +1,26 @@
+"""Stochastic rounding to bfloat16 (Gupta et al., "Deep learning with limited numerical precision", 2015, section 3).
+
+`tutti::round_stochastically` is (x, u) -> y: x and u float32 of one shape, y bfloat16. Of the two bfloat16 numbers
+around x it is the one further from zero where u, uniform in [0, 1), is at least the share of the way to it that is
+left: on average y is x. What bfloat16 can hold stays as it is, infinite and NaN too.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tutti.nn.dense import register
+
+_library = torch.library.Library("tutti", "FRAGMENT")
+_library.define("round_stochastically(Tensor x, Tensor u) -> Tensor")
+
+
+def forward(x: Tensor, u: Tensor) -> Tensor:
+    """The operator in plain ATen: bfloat16 is the upper half of float32, to which what the lower half and u add up to
+    carries over."""
+    carried = (x.view(torch.int32) + (u * 65536).to(torch.int32)) & -65536
+    return torch.where(x.isfinite(), carried.view(torch.float32), x).to(torch.bfloat16)
+
+
+register(_library, "round_stochastically", forward)
