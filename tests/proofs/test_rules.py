@@ -52,6 +52,10 @@ NEEDLESS: dict[Any, tuple[str, str]] = {
     aten.new_zeros.default: UNREAD,
     aten.new_empty.default: UNREAD,
     aten.new_empty_strided.default: UNREAD,
+    ops.round_stochastically.default: (
+        "operand 0 as a partial sum",
+        "parts would be rounded one by one: right on average, and other bits than the whole's",
+    ),
 }
 """What (a pattern) is forbidden though it would be right, and why."""
 
