@@ -95,3 +95,11 @@ def test_a_step_left_out_rounds_nothing():
 def test_masters_have_nothing_to_round():
     with pytest.raises(ValueError, match="masters or stochastic_rounding"):
         make("single", 1, masters=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_only_bfloat16_is_rounded(dtype):
+    model = Net().to(dtype)
+    data = {"ids": batch(0)["ids"], "x": batch(0)["x"].to(dtype)}
+    with pytest.raises(ValueError, match="stochastic_rounding is of bfloat16 parameters, and none"):
+        tutti.parallelize(model, torch.optim.SGD(model.parameters()), data, cluster="cpu:1", stochastic_rounding=True)

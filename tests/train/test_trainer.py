@@ -286,6 +286,15 @@ def test_bfloat16_trains_with_float32_masters(but):
     assert losses(config)[1][-1] < losses(config)[1][0]
 
 
+def test_bfloat16_trains_without_masters(but):
+    config = but(parallel={"precision": "bfloat16"}, optimizer={"stochastic_rounding": True})
+    command.run(config)
+    tensors = Stored(Path(f"{config.out}/checkpoints/step-00000008")).tensors
+    state = {spec.dtype for name, spec in tensors.items() if name.startswith(("param:", "exp_avg", "master:"))}
+    assert state == {torch.bfloat16}
+    assert losses(config)[1][-1] < losses(config)[1][0]
+
+
 def test_a_budget_of_memory_is_kept_with_state_on_disk(tiny, but):
     with pytest.raises(MemoryError, match="keep less there"):
         command.run(but(out=f"{tiny.out}-small", parallel={"memory": "700KiB", "plan": "single"}))

@@ -72,6 +72,8 @@ def capture(
         raise ValueError(f"clip_norm={clip_norm} clips the gradients that an update takes: give an optimizer, too")
     if masters and stochastic_rounding:
         raise ValueError("masters are kept in float32, where nothing is to be rounded: masters or stochastic_rounding")
+    if stochastic_rounding and not any(params[name].dtype is torch.bfloat16 for name in trained):
+        raise ValueError("stochastic_rounding is of bfloat16 parameters, and none of those that are trained is one")
     scored = _Scored(model, loss)
 
     def step(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
