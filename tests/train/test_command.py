@@ -83,7 +83,7 @@ def test_a_mistake_in_the_config_file_names_file_and_key(tmp_path):
     done = tutti("train", str(file))
     assert done.returncode == 2
     assert done.stderr == f"tutti train: {file}: there is no key optimizer.lerning_rate; [optimizer] has name, lr, " \
-        "betas, momentum, weight_decay, clip_norm, skips\n"  # fmt: skip
+        "betas, momentum, weight_decay, clip_norm, stochastic_rounding, skips\n"  # fmt: skip
 
 
 def test_every_run_of_the_repository_is_a_valid_config():
