@@ -1,14 +1,15 @@
 """Fused operators, forward and backward, against the same functions in plain PyTorch, eager and compiled, in turns.
 
-Ours as a level runs them: the forward and the backward formula of `tutti.nn.fused` each compiled once; the linear layer
-with cross-entropy, which works in blocks and makes its gradients with the loss, as it is; functions that need no
-operator of ours (a layer norm of a sum; bias and GELU; bias, dropout and a sum), with a weighted sum as their loss,
-captured and compiled at O1. The peers are the functions as models write them, with autograd, eagerly and under
-`torch.compile`. The update is AdamW behind clipping: theirs `clip_grad_norm_` and PyTorch's fused AdamW, or, compiled,
-its multi-tensor one; the size is the number of layers. Each at three sizes, in float32 and bfloat16. `saved_bytes` is
-what is kept from the forward to the backward pass, operands included, each storage once, where that is known.
-`times_faster` is the median over rounds of the peer's time over ours. `load` is how many processes wanted the machine
-before each case: with others at work, the smallest times tell more than medians. `--quick` is the smallest size.
+Ours as a level runs them: the forward and the backward formula of `tutti.nn.fused` each compiled once; the linear
+layer with cross-entropy, which works in blocks and makes its gradients with the loss, as it is; functions that need no
+formula of ours (causal attention; a layer norm of a sum; bias and GELU; bias, dropout and a sum), with a weighted sum
+as their loss, captured and compiled at O1. The peers are the functions as models write them, with autograd, eagerly
+and under `torch.compile`. The update is AdamW behind clipping: theirs `clip_grad_norm_` and PyTorch's fused AdamW, or,
+compiled, its multi-tensor one; the size is the number of layers. Each at three sizes, in float32 and bfloat16.
+`saved_bytes` is what is kept from the forward to the backward pass, operands included, each storage once, where that
+is known. `times_faster` is the median over rounds of the peer's time over ours. `load` is how many processes wanted
+the machine before each case: with others at work, the smallest times tell more than medians. `--quick` is the smallest
+size.
 """
 
 from __future__ import annotations
@@ -56,6 +57,10 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 def loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(F.linear(hidden, weight).float(), labels)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, given: Tensor) -> Tensor:
+    return (F.scaled_dot_product_attention(q, k, v, is_causal=True) * given).sum()
 
 
 def layer_norm_of_sum(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, given: Tensor) -> Tensor:
@@ -154,6 +159,11 @@ CASES = {
             _random(n, 512, dtype=dtype), 0.05 * _random(16384, 512, dtype=dtype), torch.randint(0, 16384, (n,))
         ),
         2, (256, 1024, 2048), _loss, reads=(),
+    ),
+    "attention": Case(
+        attention,
+        lambda n, dtype: tuple(_random(4096 // n, n, 8, 64, dtype=dtype).transpose(1, 2) for _ in range(4)),
+        3, (256, 1024, 4096)
     ),
     "layer_norm_of_sum": Case(
         layer_norm_of_sum, lambda n, dtype: _randoms(dtype, (n, 1024), (n, 1024), (1024,), (1024,), (n, 1024)),

@@ -5,6 +5,7 @@ Tested on torch 2.11 and 2.13.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import logging
 import re
@@ -162,6 +163,20 @@ def compile_graph(graph: fx.Graph, args: Sequence[torch.Tensor]) -> Callable:
         with fake:
             given = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in args]
         return compile_fx(fx.GraphModule({}, graph), given)  # pyright: ignore
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether the processor has instructions for it (AVX-512 BF16; those with AMX have these, too)."""
+    return torch.cpu._is_avx512_bf16_supported()
+
+
+def compile_cpp(source: str) -> ctypes.CDLL:
+    """A library of C++ that may use torch's vectors and products. What is compiled is kept in torch's cache on disk."""
+    from torch._inductor.codecache import CppCodeCache  # slow to import
+
+    for thread in _processor:
+        thread.join()
+    return CppCodeCache.load(source)
 
 
 _postponing = threading.Lock()

@@ -24,7 +24,8 @@ PRODUCTS: dict[Any, Callable[..., tuple[int, int, int, int]]] = {
 # Other work on matrices, by what a device's `efficiency` calls it.
 KINDS = {
     "attention": ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
-                  "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu"),
+                  "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu",
+                  "tutti::attention"),
     "convolution": ("convolution",),
 }  # fmt: skip
 

@@ -1,0 +1,123 @@
+"""The backward pass of attention in bfloat16 against float64, beside PyTorch's own; and where it is used."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.library import opcheck
+
+from tutti import compat
+from tutti.nn import attention_backward
+
+aten = torch.ops.aten
+FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
+def drawn(heads, groups, queries, keys, width, causal=False, mask=None, scale=None, batch=2):
+    """The arguments of the backward pass, whose operands lie as those of transformers do."""
+    torch.manual_seed(0)
+    shapes = [(heads, queries), (heads, queries), (groups, keys), (groups, keys)]
+    grad, *qkv = (torch.randn(batch, n, h, width).bfloat16().transpose(1, 2) for h, n in shapes)
+    how = {"attn_mask": mask, "scale": scale}
+    return (grad, *qkv, *FORWARD(*qkv, 0.0, causal, **how), 0.0, causal), how
+
+
+def exact(args, how):
+    grad, q, k, v, _, _, _, causal = args
+    mask = how["attn_mask"]
+    learned = [x.double().requires_grad_() for x in (q, k, v)]
+    out = F.scaled_dot_product_attention(
+        *learned, None if mask is None else mask.double(), 0.0, causal, scale=how["scale"], enable_gqa=True
+    )
+    return torch.autograd.grad(out, learned, grad.double())
+
+
+def hiding(*shape):
+    """A mask that hides half of the keys."""
+    return torch.zeros(shape).masked_fill(torch.rand(shape) < 0.5, -torch.inf)
+
+
+def hiding_all(*shape):
+    """A mask that hides half of the keys, and all of them from the last queries."""
+    return torch.cat([hiding(*shape), hiding(*shape)[..., :2, :] - torch.inf], -2)
+
+
+CASES = {
+    "heads": dict(heads=3, groups=3, queries=70, keys=70, width=64),
+    "causal": dict(heads=2, groups=2, queries=300, keys=300, width=64, causal=True),
+    "groups": dict(heads=6, groups=2, queries=128, keys=128, width=32, causal=True),
+    "few queries": dict(heads=2, groups=1, queries=33, keys=301, width=96, causal=True),
+    "few keys": dict(heads=2, groups=2, queries=301, keys=33, width=32, causal=True),
+    "one token": dict(heads=2, groups=2, queries=1, keys=530, width=128),
+    "scale": dict(heads=2, groups=2, queries=40, keys=50, width=64, scale=0.3),
+    "additive mask": dict(heads=2, groups=2, queries=70, keys=290, width=64, mask=torch.randn(70, 290)),
+    "mask of padding": dict(heads=2, groups=1, queries=70, keys=70, width=32, mask=hiding(2, 1, 1, 70)),
+    "hidden keys": dict(heads=2, groups=2, queries=70, keys=70, width=64, mask=hiding_all(2, 2, 68, 70).bfloat16()),
+    "width 40": dict(heads=2, groups=2, queries=20, keys=20, width=40),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_exact_as_pytorch(name):
+    args, how = drawn(**CASES[name])
+    ours, theirs = (f(*args, **how) for f in (torch.ops.tutti.attention_backward, attention_backward.FLASH))
+    for mine, other, wanted in zip(ours, theirs, exact(args, how), strict=True):
+        assert (mine - wanted).norm() <= min(1.1 * (other - wanted).norm(), 0.005 * wanted.norm())
+        assert mine.stride() == other.stride()
+
+
+def test_bits_do_not_depend_on_threads():
+    args, how = drawn(heads=4, groups=2, queries=100, keys=100, width=32, causal=True)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = torch.ops.tutti.attention_backward(*args, **how)
+        torch.set_num_threads(3)
+        for a, b in zip(one, torch.ops.tutti.attention_backward(*args, **how), strict=True):
+            assert torch.equal(a, b)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_operands_of_any_strides():
+    args, how = drawn(heads=2, groups=2, queries=20, keys=20, width=32)
+    strange = [x.transpose(2, 3).contiguous().transpose(2, 3) for x in args[:5]]
+    expected = torch.ops.tutti.attention_backward(*args, **how)
+    for a, b in zip(torch.ops.tutti.attention_backward(*strange, *args[5:], **how), expected, strict=True):
+        assert torch.equal(a, b)
+    once = args[0][:, :, :1, :1].expand_as(args[0])  # as the gradient of a sum is
+    given = once, *args[1:]
+    for a, b in zip(torch.ops.tutti.attention_backward(*given, **how), attention_backward.FLASH(*given), strict=True):
+        torch.testing.assert_close(a, b, atol=0.02, rtol=0.02)
+
+
+def test_registration():
+    args, how = drawn(heads=2, groups=1, queries=8, keys=8, width=32)
+    opcheck(torch.ops.tutti.attention_backward.default, args, how)
+
+
+@pytest.mark.skipif(not compat.multiplies_bfloat16(), reason="no processor for it")
+def test_where_it_is_used():
+    kernel = attention_backward._kernel()
+    assert kernel is not None, "oneDNN multiplies bfloat16 with these instructions"
+
+
+def graph_with(dtype, width):
+    graph = torch.fx.Graph()
+    inputs = [graph.placeholder(name) for name in ("grad", "q", "k", "v", "out", "lse")]
+    for node in inputs:
+        node.meta["val"] = torch.empty(1, 2, 8, width, dtype=dtype, device="meta")
+    graph.output(graph.call_function(attention_backward.FLASH, (*inputs, 0.0, True)))
+    return graph
+
+
+@pytest.mark.parametrize(
+    "dtype, width, fast, used",
+    [(torch.bfloat16, 64, True, True), (torch.bfloat16, 40, True, False), (torch.float32, 64, True, False),
+     (torch.bfloat16, 64, False, False)],
+)  # fmt: skip
+def test_of_graphs(monkeypatch, dtype, width, fast, used):
+    monkeypatch.setattr(compat, "multiplies_bfloat16", lambda: fast)
+    graph = graph_with(dtype, width)
+    attention_backward.use(graph)
+    calls = [node.target for node in graph.nodes if node.op == "call_function"]
+    assert calls == [torch.ops.tutti.attention_backward.default if used else attention_backward.FLASH]
