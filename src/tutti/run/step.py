@@ -32,7 +32,7 @@ from tutti.plan.search import BUDGET
 from tutti.plan.textbook import NAMES, parse_name
 from tutti.plan.tier import DEVICE
 from tutti.plan.variant import PLAIN, Variant
-from tutti.run.allocator import keep_freed_memory
+from tutti.run.allocator import give_back_freed_memory, keep_freed_memory
 from tutti.run.batches import Signature, batch_size, check_like, microbatches, signature_of
 from tutti.run.carrier import carrier_for
 from tutti.run.checkpoint.checkpoints import Checkpoints
@@ -191,7 +191,7 @@ class Step:
     def _train(self, batch: Batch) -> torch.Tensor:
         self._check_constants()
         HERE.go(f"in step {self.steps + 1}")
-        if not self._compared:  # once: a data loader that differs between ranks shows at once
+        if first := not self._compared:  # a data loader that differs between ranks shows at once
             check_same_everywhere(dict(batch_items(batch)))
             self._compared = True
         buffers, skipped = [] if self.skips is None else self._state.copies_of_buffers(), False
@@ -209,6 +209,8 @@ class Step:
             self._skip(batch)
         else:
             self._in_a_row = 0
+        if first and self.device.type == "cpu":
+            give_back_freed_memory()
         self.steps += 1
         HERE.go(f"between steps {self.steps} and {self.steps + 1}")
         compat.mark_stepped(self.optimizer)
