@@ -255,7 +255,7 @@ def test_clip_of_low_precision_gradients_is_not_rounded():
 
 
 def test_a_bad_norm_to_clip_to():
-    with pytest.raises(ValueError, match="max_norm is 0"):
+    with pytest.raises(ValueError, match="clip_norm is 0"):
         clip_scale(torch.ones(()), 0)
 
 

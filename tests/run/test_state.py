@@ -76,3 +76,10 @@ def test_a_state_that_is_refused_changes_nothing(state):
     assert all(torch.equal(state.whole(name), x) for name, x in before.items())
     state.load({name: x + 1 for name, x in before.items()})
     assert all(torch.equal(state.whole(name), x + 1) for name, x in before.items())
+
+
+def test_a_state_with_masters_says_so(state):
+    given = {name: state.whole(name) for name in state.names}
+    masters = {f"master:{name}": x for name, x in given.items()}
+    with pytest.raises(ValueError, match="which is unknown; masters, stochastic_rounding or dtypes are not those"):
+        state.load(given | masters)

@@ -295,6 +295,20 @@ def test_bfloat16_trains_without_masters(but):
     assert losses(config)[1][-1] < losses(config)[1][0]
 
 
+def test_there_is_nothing_to_round_in_float32(but):
+    with pytest.raises(ValueError, match="stochastic_rounding is of bfloat16 parameters"):
+        command.run(but(parallel={"precision": "float32"}, optimizer={"stochastic_rounding": True}))
+
+
+def test_a_run_keeps_its_masters(but):
+    config = but(parallel={"precision": "bfloat16"})
+    command.run(config)
+    before = Path(config.out, "run.json").read_text()
+    with pytest.raises(ValueError, match="optimizer.stochastic_rounding was False and is True; choose another --out"):
+        command.run(but(parallel={"precision": "bfloat16"}, optimizer={"stochastic_rounding": True}))
+    assert Path(config.out, "run.json").read_text() == before
+
+
 def test_a_budget_of_memory_is_kept_with_state_on_disk(tiny, but):
     with pytest.raises(MemoryError, match="keep less there"):
         command.run(but(out=f"{tiny.out}-small", parallel={"memory": "700KiB", "plan": "single"}))

@@ -213,7 +213,7 @@ def clip_scale(norm: Tensor, max_norm: float) -> Tensor:
     Sums run in float32 for bfloat16 gradients too (`global_norm`), where torch rounds the norm to bfloat16.
     """
     if not max_norm > 0:
-        raise ValueError(f"max_norm is {max_norm}; it must be positive (leave clipping off with None)")
+        raise ValueError(f"clip_norm is {max_norm}; it must be positive (leave clipping off with None)")
     return (max_norm / (norm + 1e-6)).clamp(max=1.0)
 
 

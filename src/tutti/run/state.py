@@ -152,8 +152,10 @@ def check_names(wanted: Collection[str], given: Collection[str]) -> None:
     """ValueError where a state has other tensors than those wanted."""
     missing, unknown = set(wanted) - set(given), set(given) - set(wanted)
     if missing or unknown:
-        what = f"lacks {sorted(missing)[0]!r}" if missing else f"has {sorted(unknown)[0]!r}, which is unknown"
-        raise ValueError(f"the state does not belong to this model and optimizer: it {what}")
+        odd = min(missing or unknown)
+        what = f"lacks {odd!r}" if missing else f"has {odd!r}, which is unknown"
+        why = "; masters, stochastic_rounding or dtypes are not those of then" if odd.startswith("master:") else ""
+        raise ValueError(f"the state does not belong to this model and optimizer: it {what}{why}")
 
 
 def _aliases(model: nn.Module) -> dict[str, str]:

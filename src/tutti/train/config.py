@@ -157,7 +157,8 @@ class Monitor:
     """What `tutti diagnose` looks into."""
 
     every: int = 20
-    """Steps between those in which every rank records when its calls are over; 0 records none."""
+    """Steps between those in which every rank records when its calls are over; 0 records none. Runs that have less than
+    two of them left are not recorded: the first is not told of."""
 
 
 @dataclass(frozen=True)
@@ -202,6 +203,7 @@ _FIXED = (
     "batch.size",
     "batch.seq",
     "optimizer.name",
+    "optimizer.stochastic_rounding",
     "parallel.precision",
 )
 _FREE = ("data.cache", "data.ahead")

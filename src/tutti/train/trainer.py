@@ -89,7 +89,7 @@ class Trainer:
             clip_norm=config.optimizer.clip_norm,
             accumulate=config.batch.accumulate,
             masters=dtype is not torch.float32 and not config.optimizer.stochastic_rounding,
-            stochastic_rounding=dtype is not torch.float32 and config.optimizer.stochastic_rounding,
+            stochastic_rounding=config.optimizer.stochastic_rounding,
             seed=config.seed,
             skips=config.optimizer.skips,
             memory=parallel.memory,

@@ -107,7 +107,8 @@ def read(folder: Path) -> Recording:
     """Raises ValueError where there is nothing, or too little, to be read."""
     files = sorted(folder.glob("rank-*.jsonl"))
     if not files:
-        raise ValueError(f"{folder} has no recorded steps: no file rank-0.jsonl")
+        raise ValueError(f"{folder} has no recorded steps: no file rank-0.jsonl (`tutti train` records each "
+                         "--monitor.every-th step, 20 unless told, where two of them are to come)")  # fmt: skip
     ranks = sorted((_rank(file) for file in files), key=lambda rank: rank.rank)
     ranks = [rank for rank in ranks if rank.ranks == ranks[0].ranks and rank.rank < ranks[0].ranks]
     if missing := set(range(ranks[0].ranks)) - {rank.rank for rank in ranks}:
