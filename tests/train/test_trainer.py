@@ -304,7 +304,7 @@ def test_a_run_keeps_its_masters(but):
     config = but(parallel={"precision": "bfloat16"})
     command.run(config)
     before = Path(config.out, "run.json").read_text()
-    with pytest.raises(ValueError, match="optimizer.stochastic_rounding was False and is True; choose another --out"):
+    with pytest.raises(ValueError, match="stochastic_rounding was False and is True; choose another --out"):
         command.run(but(parallel={"precision": "bfloat16"}, optimizer={"stochastic_rounding": True}))
     assert Path(config.out, "run.json").read_text() == before
 

@@ -96,9 +96,6 @@ class Trainer:
         )
         self.dtype = str(dtype).removeprefix("torch.")
         self.peak_seconds = self.step.flops / self.step.cluster.peak(dtype)  # of a step, at the full peak
-        if self.first_rank:
-            self.step.plan.save(self.folder / "plan.json")
-            (self.folder / "step.json").write_text(json.dumps(self._facts()))
 
     def _facts(self) -> dict[str, Any]:
         """What the report tells of the step besides its plan."""
@@ -131,6 +128,9 @@ class Trainer:
 
     def run(self) -> None:
         """The loop: a step, its measurements, and at their times evaluation and checkpoint."""
+        if self.first_rank:
+            self.step.plan.save(self.folder / "plan.json")
+            (self.folder / "step.json").write_text(json.dumps(self._facts()))
         config, steps = self.config, self.config.schedule.steps
         tokens = config.batch.size * config.batch.seq
         recent: deque[float] = deque(maxlen=20)  # seconds of steps, and how many of them waited for their batches
