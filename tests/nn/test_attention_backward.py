@@ -80,10 +80,13 @@ def test_bits_do_not_depend_on_threads():
 
 def test_operands_of_any_strides():
     args, how = drawn(heads=2, groups=2, queries=20, keys=20, width=32)
-    strange = [x.transpose(2, 3).contiguous().transpose(2, 3) for x in args[:5]]
+    columns = [x.transpose(2, 3).contiguous().transpose(2, 3) for x in args[:5]]
+    odd = [torch.cat([x, x[..., :1]], -1)[..., :-1] for x in args[:5]]
+    assert odd[0].stride()[2:] == (33, 1)
     expected = torch.ops.tutti.attention_backward(*args, **how)
-    for a, b in zip(torch.ops.tutti.attention_backward(*strange, *args[5:], **how), expected, strict=True):
-        assert torch.equal(a, b)
+    for strange in (columns, odd):
+        for a, b in zip(torch.ops.tutti.attention_backward(*strange, *args[5:], **how), expected, strict=True):
+            assert torch.equal(a, b)
     once = args[0][:, :, :1, :1].expand_as(args[0])  # as the gradient of a sum is
     given = once, *args[1:]
     for a, b in zip(torch.ops.tutti.attention_backward(*given, **how), attention_backward.FLASH(*given), strict=True):

@@ -62,6 +62,13 @@ def _knows(query) -> bool:
     return query.dtype == torch.bfloat16 and query.shape[-1] % WIDTH == 0
 
 
+def _in_rows(x: torch.Tensor) -> torch.Tensor:
+    """As the kernel reads it: rows of `width` numbers, apart by an even number of them (it moves two at a time)."""
+    apart, beside = x.stride()[-2:]
+    fits = beside == 1 and apart >= x.shape[-1] and apart % 2 == 0
+    return x if fits else x.clone(memory_format=torch.contiguous_format)
+
+
 def attention_backward(
     grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, *, attn_mask=None, scale=None
 ):
@@ -70,7 +77,7 @@ def attention_backward(
         given = grad_out, query, key, value, out, logsumexp, dropout_p, is_causal
         return FLASH(*given, attn_mask=attn_mask, scale=scale)
     (batch, heads, queries, width), (groups, keys) = query.shape, key.shape[1:3]
-    given = [x if x.stride(-1) == 1 else x.contiguous() for x in (grad_out, query, key, value, out)]
+    given = [_in_rows(x) for x in (grad_out, query, key, value, out)]
     made = [torch.empty_permuted(x.shape, (0, 2, 1, 3), dtype=x.dtype) for x in (query, key, value)]
     strides = [n for x in (*given, *made, logsumexp) for n in x.stride()[:3]]
     if attn_mask is not None:
