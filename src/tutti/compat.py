@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import logging
+import os
 import re
 import sysconfig
 import threading
@@ -166,8 +167,9 @@ def compile_graph(graph: fx.Graph, args: Sequence[torch.Tensor]) -> Callable:
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether the processor has instructions for it (AVX-512 BF16; those with AMX have these, too)."""
-    return torch.cpu._is_avx512_bf16_supported()
+    """Whether the processor has instructions for it (AVX-512 BF16; those with AMX have these, too), and the
+    environment leaves them to oneDNN."""
+    return torch.cpu._is_avx512_bf16_supported() and not {"ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"} & os.environ.keys()
 
 
 def compile_cpp(source: str) -> ctypes.CDLL:

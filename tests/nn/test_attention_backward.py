@@ -88,20 +88,14 @@ def test_operands_of_any_strides():
         for a, b in zip(torch.ops.tutti.attention_backward(*strange, *args[5:], **how), expected, strict=True):
             assert torch.equal(a, b)
     once = args[0][:, :, :1, :1].expand_as(args[0])  # as the gradient of a sum is
-    given = once, *args[1:]
-    for a, b in zip(torch.ops.tutti.attention_backward(*given, **how), attention_backward.FLASH(*given), strict=True):
+    theirs = attention_backward.FLASH(once.contiguous(), *args[1:])
+    for a, b in zip(torch.ops.tutti.attention_backward(once, *args[1:], **how), theirs, strict=True):
         torch.testing.assert_close(a, b, atol=0.02, rtol=0.02)
 
 
 def test_registration():
     args, how = drawn(heads=2, groups=1, queries=8, keys=8, width=32)
     opcheck(torch.ops.tutti.attention_backward.default, args, how)
-
-
-@pytest.mark.skipif(not compat.multiplies_bfloat16(), reason="no processor for it")
-def test_where_it_is_used():
-    kernel = attention_backward._kernel()
-    assert kernel is not None, "oneDNN multiplies bfloat16 with these instructions"
 
 
 def graph_with(dtype, width):

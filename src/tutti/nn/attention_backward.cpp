@@ -151,9 +151,6 @@ void one_key(const float* scores, const float* grads, const float* lse, const fl
 
 }  // namespace
 
-// Whether brgemm multiplies bfloat16 on this machine.
-extern "C" int64_t usable() { return at::native::cpublas::could_pack(at::kBFloat16); }
-
 // operands: grad, q, k, v, out, gq, gk, gv. sizes: batch, heads of keys, heads of queries for each, queries, keys,
 // width. strides: of (batch, head, token) of the operands and of lse; of (batch, head, query, key) of the mask,
 // zeros where there is none.

@@ -33,15 +33,14 @@ _library.define(
 
 @cache
 def _kernel() -> ctypes.CDLL | None:
-    """The compiled kernel, or None where the processor has no use for it."""
+    """The compiled kernel, or None where the processor has no instructions for it."""
     if not compat.multiplies_bfloat16():
         return None
     library = compat.compile_cpp(SOURCE.read_text())
-    library.usable.restype = ctypes.c_int64
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     library.attention_backward.argtypes = [*[pointer] * 3, integer, pointer, pointer, ctypes.c_double, integer]
     library.attention_backward.restype = None
-    return library if library.usable() else None
+    return library
 
 
 def use(graph: fx.Graph) -> None:
@@ -63,7 +62,8 @@ def _knows(query) -> bool:
 
 
 def _in_rows(x: torch.Tensor) -> torch.Tensor:
-    """As the kernel reads it: rows of `width` numbers, apart by an even number of them (it moves two at a time)."""
+    """As the kernel reads it: rows of `width` numbers, apart by an even number of them (it moves two at a time). With
+    other strides PyTorch's fails where there is no AMX."""
     apart, beside = x.stride()[-2:]
     fits = beside == 1 and apart >= x.shape[-1] and apart % 2 == 0
     return x if fits else x.clone(memory_format=torch.contiguous_format)
@@ -72,12 +72,11 @@ def _in_rows(x: torch.Tensor) -> torch.Tensor:
 def attention_backward(
     grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, *, attn_mask=None, scale=None
 ):
+    given = [_in_rows(x) for x in (grad_out, query, key, value, out)]
     kernel = _kernel() if _knows(query) and not dropout_p else None
     if kernel is None:
-        given = grad_out, query, key, value, out, logsumexp, dropout_p, is_causal
-        return FLASH(*given, attn_mask=attn_mask, scale=scale)
+        return FLASH(*given, logsumexp, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
     (batch, heads, queries, width), (groups, keys) = query.shape, key.shape[1:3]
-    given = [_in_rows(x) for x in (grad_out, query, key, value, out)]
     made = [torch.empty_permuted(x.shape, (0, 2, 1, 3), dtype=x.dtype) for x in (query, key, value)]
     strides = [n for x in (*given, *made, logsumexp) for n in x.stride()[:3]]
     if attn_mask is not None:
