@@ -29,10 +29,12 @@ def test_numbers_are_those_of_the_whole_batch(name):
     """Dropout, a balance loss over all tokens, and statistics of a batch norm among them."""
     expected, found = numbers(graph(name)), numbers(copied(graph(name), 2))
     assert found.keys() == expected.keys()
+    # behind a batch norm large terms cancel: what is left has their rounding
+    rounding = 1e-7 * max(float(value.norm()) for key, value in expected.items() if key.startswith("grad"))
     for key, value in expected.items():
         if key.startswith(("loss", "grad", "exp_avg:", "buffer")):
             error = (found[key].double() - value.double()).norm()
-            assert error <= 2e-5 * value.double().norm() + 1e-8, key
+            assert error <= 2e-5 * value.double().norm() + rounding, key
 
 
 def test_each_copy_has_half_of_the_work_and_the_labels_of_the_whole():

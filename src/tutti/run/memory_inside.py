@@ -3,7 +3,8 @@ losses that make their logits in blocks.
 
 Layouts of oneDNN are its own; formulas for them were fitted to what torch's allocator saw for float32 at a dozen
 shapes: of a convolution's gradient within 6 %, of an LSTM's workspace within 6 %, of its scratch within 20 %. Those for
-losses count what is made, within 5 %.
+losses count what is made, within 5 %. What oneDNN takes for a product in bfloat16 depends on the processor (none, or a
+copy of an operand or of the result in float32, or all of them) and is not counted.
 """
 
 from __future__ import annotations
