@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 
@@ -12,7 +13,15 @@ from gloo import Pool
 from zoo import CONFIG
 
 torch.set_num_threads(1)
+gc.set_threshold(20_000, 20, 20)  # graphs are many small objects
 os.environ["TUTTI_PLANS"] = "off"  # each search anew
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _collect_no_more():
+    """Of what earlier tests left (a million objects in the end) the garbage collector need not look at any again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
