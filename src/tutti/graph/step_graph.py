@@ -134,10 +134,14 @@ class StepGraph:
     def gradient_names(self) -> list[str]:
         return [name for name in self.outputs if name.startswith("grad:")]
 
+    def without_gradients(self) -> StepGraph:
+        """A step whose gradients are no outputs."""
+        return self.keep([name for name in self.outputs if not name.startswith("grad:")])
+
     def at_gradients(self) -> tuple[StepGraph, StepGraph]:
         """The step cut in two: loss, gradients and buffers of a microbatch; the update from given gradients."""
         updated = [name for name, node in self.outputs.items() if node.meta["phase"] == UPDATE]
-        before = self.keep([name for name in self.outputs if name not in updated])
+        before = self.keep([name for name, node in self.outputs.items() if node.meta["phase"] != UPDATE])
         after, mapping = fx.Graph(), {}
         for node in self.inputs.values():
             mapping[node] = after.node_copy(node)

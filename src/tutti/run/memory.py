@@ -123,14 +123,12 @@ def on_device(storage: Storage) -> bool:
 
 def _elsewhere(replay: Replay) -> dict[str, int]:
     """The most bytes on each tier but the device."""
-    most: dict[str, int] = {}
-    for _, _, live, *_ in walk(replay, CPU):
-        now: Counter[str] = Counter()
-        for storage in live:
-            if storage.tier != DEVICE:
-                now[storage.tier] += storage.bytes
-        most |= {tier: max(count, most.get(tier, 0)) for tier, count in now.items()}
-    return most
+    tiers = {storage.tier for event in replay.events for storage in event.made}
+    tiers |= {storage.tier for storage in replay.inputs.values()}
+    return {
+        tier: max((total - workspace for total, _, _, workspace, _ in walk(replay, CPU, tier)), default=0)
+        for tier in sorted(tiers - {DEVICE})
+    }
 
 
 def spans(replay: Replay, on: Platform) -> dict[fx.Node, tuple[int, int, int]]:
@@ -164,13 +162,15 @@ def _add(sizes: dict[tuple[str, str], list[int]], label: str, kind: str, count: 
     entry[:] = entry[0] + count, entry[1] + 1
 
 
-def walk(replay: Replay, on: Platform) -> Iterator[tuple[int, Event, Mapping[Storage, int], int, int]]:
-    """At each call: bytes of the device alive while it runs, the call, how often each storage is held, its workspace,
+def walk(
+    replay: Replay, on: Platform, tier: str = DEVICE
+) -> Iterator[tuple[int, Event, Mapping[Storage, int], int, int]]:
+    """At each call: bytes of the tier alive while it runs, the call, how often each storage is held, its workspace,
     and bytes that are new with it."""
     held: Counter[Storage] = Counter(replay.inputs.values())
 
     def counted(storage: Storage) -> int:
-        return on.rounded(storage.bytes) if on_device(storage) else 0
+        return on.rounded(storage.bytes) if storage.tier == tier else 0
 
     total = sum(map(counted, held))
     values: dict[fx.Node, list[Storage]] = {node: [s] for node, s in replay.inputs.items()}

@@ -595,7 +595,7 @@ def _part(graph: StepGraph, what: str, piped: bool) -> StepGraph:
     if what == "train" and piped:
         return graph
     if what == "train":
-        return graph.keep([name for name in graph.outputs if name not in graph.gradient_names])
+        return graph.without_gradients()
     if what == "gradients":
         return graph.keep(graph.gradient_names)
     if what == "inspect":

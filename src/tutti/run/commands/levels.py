@@ -40,8 +40,7 @@ def _first_sentence(change: Callable) -> str:
 
 
 def _counted(source: str, batch: int, seq: int) -> Table:
-    step = Captured(Workload(source, batch, seq, clip_norm=1.0), lambda what: None).captured(1)
-    step = step.keep([name for name in step.outputs if name not in step.gradient_names])
+    step = Captured(Workload(source, batch, seq, clip_norm=1.0), lambda what: None).captured(1).without_gradients()
     table = Table("level", "calls", "of compiled functions", "compiled functions", title=f"a step of {source}")
     for name in LEVELS:
         program = improve(shard(step, Plan({"dp": 1}), 0), name)

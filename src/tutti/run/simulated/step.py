@@ -168,8 +168,7 @@ def peak_of(program: Program, cluster: Cluster) -> float:
 def _parts(graph: StepGraph, plan: Plan) -> list[tuple[str, StepGraph, dict[str, Layout], int]]:
     """(name, graph, layouts of outputs that are asked for, runs): as `tutti.run.step` divides a step."""
     if plan.accumulate == 1:
-        gradients = set(graph.gradient_names)
-        return [("a step", graph.keep([n for n in graph.outputs if n not in gradients]), {}, 1)]
+        return [("a step", graph.without_gradients(), {}, 1)]
     before, after = graph.at_gradients()
     labels = {name: graph.gradient_label(name.removeprefix("grad:")) for name in graph.gradient_names}
     layouts = {name: plan.input_layout(label) for name, label in labels.items()}
