@@ -28,11 +28,17 @@ from torch import fx
 from torch._decomp.decompositions import native_batch_norm_decomposition
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import autograd_would_have_decomposed
 
 # Operators that write into an argument though their schema denies it, as ones that admit it.
 HONEST = {torch.ops.aten.native_batch_norm.default: native_batch_norm_decomposition}
+
+# Operators that only ask of what kind a tensor is.
+NOT_RECORDED = (torch.ops.prim.device.default,)
 
 # Raised where tracing would need the values of a tensor: for a Python number, or for a shape.
 ValuesNeeded = (DataDependentOutputException, DynamicOutputShapeException)
@@ -55,16 +61,15 @@ def fake_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def trace(function: Callable, *args) -> fx.GraphModule:
-    """The ATen graph of `function(*args)`, autograd included."""
-    return make_fx(function, decomposition_table=HONEST)(*args)
+def decomposition(operator: Any, args: Sequence) -> Callable | None:
+    """What autograd would have called in its place, where it had been asked: in inference mode it is not."""
+    if operator not in _composed:
+        _composed[operator] = operator._can_decompose()
+    composed = _composed[operator] and autograd_would_have_decomposed(operator, pytree.tree_leaves(args))
+    return operator.decompose if composed else None
 
 
-def graph_being_traced() -> fx.Graph:
-    """The graph that the enclosing `trace` is filling."""
-    mode = get_proxy_mode()
-    assert mode is not None, "called outside of trace()"
-    return mode.tracer.graph  # pyright: ignore[reportAttributeAccessIssue]
+_composed: dict[Any, bool] = {}
 
 
 def autograd_clock() -> int:
@@ -282,11 +287,6 @@ def inductor(graph: fx.GraphModule, inputs: list) -> Callable:
     from torch._inductor.compile_fx import compile_fx
 
     return compile_fx(graph, inputs, config_patches={"fallback_random": True})  # pyright: ignore[reportReturnType]
-
-
-def is_traced() -> bool:
-    """Whether what runs is being traced, by TorchDynamo or by `trace`."""
-    return torch.compiler.is_dynamo_compiling() or get_proxy_mode() is not None
 
 
 def compilations() -> tuple[Any, int]:

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from torch import fx
 
 from tutti import compat
 from tutti.graph.anew import make_without_operands
-from tutti.graph.step_graph import Spec
+from tutti.graph.simplify import simplify
+from tutti.graph.trace import trace
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -14,13 +16,12 @@ CPU = torch.device("cpu")
 def made(function, x):
     """The operators of a function of x, rewritten, and its value."""
     with compat.fake_mode():
-        traced = compat.trace(function, torch.empty_like(x, device="cpu"))
-    for node in traced.graph.nodes:
-        node.meta = {"val": Spec.of(node.meta.get("val"))}
-    make_without_operands(traced.graph, CPU)
-    traced.graph.eliminate_dead_code()
-    traced.recompile()
-    return [node.target for node in traced.graph.nodes if node.op == "call_function"], traced(x)
+        graph = trace(function, torch.empty_like(x, device="cpu")).graph
+    make_without_operands(graph, CPU)
+    for node in graph.nodes:
+        node.meta |= {"phase": "forward", "path": ""}
+    simplify(graph)
+    return [node.target for node in graph.nodes if node.op == "call_function"], fx.GraphModule({}, graph)(x)
 
 
 X = torch.arange(6).view(2, 3)

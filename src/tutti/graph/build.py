@@ -15,11 +15,12 @@ from tutti.graph.patterns import Pattern, fuse_patterns
 from tutti.graph.randomness import make_reproducible
 from tutti.graph.simplify import simplify
 from tutti.graph.step_graph import FORWARD, GUARD, UPDATE, Call, Spec, StepGraph
+from tutti.graph.trace import Traced
 from tutti.graph.workspaces import without_workspaces
 
 
 def build(
-    traced: fx.GraphModule,
+    traced: Traced,
     inputs: list[str],
     outputs: list[str],
     device: torch.device,
@@ -36,7 +37,7 @@ def build(
         node.meta = {
             "phase": meta.get("phase", FORWARD),
             "path": meta.get("path", ""),
-            "val": Spec.of(meta.get("val")),
+            "val": meta.get("val"),
         }
     constants = _lift_constants(traced, placeholders)
     (output,) = (n for n in graph.nodes if n.op == "output")
@@ -61,14 +62,14 @@ def build(
     return step
 
 
-def _lift_constants(traced: fx.GraphModule, placeholders: dict[str, fx.Node]) -> dict[str, torch.Tensor]:
+def _lift_constants(traced: Traced, placeholders: dict[str, fx.Node]) -> dict[str, torch.Tensor]:
     """Tensors that the model made out of Python numbers become inputs of kind `constant`."""
     graph, constants = traced.graph, {}
     first = next(n for n in graph.nodes if n.op != "placeholder")
     for node in [n for n in graph.nodes if n.op == "get_attr"]:
         name = f"constant:{node.target}"
         if name not in placeholders:
-            constants[name] = getattr(traced, node.target)
+            constants[name] = traced.constants[node.target]
             with graph.inserting_before(first):
                 placeholders[name] = graph.placeholder(node.target)
             placeholders[name].meta = {**node.meta, "val": Spec.of(constants[name])}

@@ -1,6 +1,6 @@
 """Capture: a model, a batch and an optimizer become one StepGraph.
 
-The step is executed once with fake tensors (no memory, no arithmetic) under `make_fx`: forward, `autograd.grad`,
+The step is executed once with fake tensors (no memory, no arithmetic) and traced: forward, `autograd.grad`,
 optimizer update. Python control flow that does not depend on data is simply run.
 """
 
@@ -24,6 +24,7 @@ from tutti.graph.functional import functionalize
 from tutti.graph.pattern_table import PATTERNS
 from tutti.graph.patterns import Pattern
 from tutti.graph.step_graph import BACKWARD, FORWARD, GUARD, UPDATE, StepGraph
+from tutti.graph.trace import sign, trace
 
 Batch = Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...]
 Loss = Callable[[nn.Module, Batch], torch.Tensor]
@@ -96,14 +97,11 @@ def capture(
             values = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
             grads = {name: g for name, g in zip(leaves, values, strict=True) if g is not None}
             if guarded:
-                recorder.mark(BACKWARD, GUARD)
+                sign(phase=BACKWARD, path=GUARD)
                 grads = optimizers.poisoned(grads, value.detach())
             outputs |= {f"grad:{name}": g for name, g in grads.items()}
             if optimizer is not None:
-                outputs |= _update(
-                    optimizer, params, grads, state, inputs, recorder, clip_norm, guarded, stochastic_rounding
-                )
-        recorder.mark()
+                outputs |= _update(optimizer, params, grads, state, inputs, clip_norm, guarded, stochastic_rounding)
         return outputs
 
     with compat.fake_mode(), _fused_experts(model):
@@ -131,7 +129,7 @@ def capture(
             return tuple(outputs.values())
 
         try:
-            traced = functionalize(compat.trace(flat, *inputs.values()), list(inputs.values()))
+            traced = functionalize(trace(flat, *inputs.values()), list(inputs.values()))
         except compat.ValuesNeeded as error:
             raise _branching(error) from error
     return build(traced, list(inputs), results, device, patterns)
@@ -159,25 +157,23 @@ def _refill(batch: Batch, inputs: dict[str, torch.Tensor]) -> Batch:
     return tuple(inputs[f"batch:{i}"] for i in range(len(batch)))
 
 
-def _update(
-    optimizer, params, grads, state, inputs, recorder, clip_norm, guarded, stochastic
-) -> dict[str, torch.Tensor]:
+def _update(optimizer, params, grads, state, inputs, clip_norm, guarded, stochastic) -> dict[str, torch.Tensor]:
     """The optimizer's update of every parameter that has a gradient, as named outputs."""
-    recorder.mark(UPDATE, GUARD if clip_norm is None else "")
+    sign(phase=UPDATE, path=GUARD if clip_norm is None else "")
     norm = None if clip_norm is None and not guarded else optimizers.global_norm(list(grads.values()))
-    recorder.mark(UPDATE, "")
+    sign(path="")
     scale = None if norm is None or clip_norm is None else optimizers.clip_scale(norm, clip_norm)
     names = {p: name for name, p in params.items()}
-    recorder.mark(UPDATE, GUARD)
+    sign(path=GUARD)
     skip = None if norm is None or not guarded else optimizers.not_finite(norm)
-    recorder.mark(UPDATE, "")
+    sign(path="")
     outputs = {} if skip is None else {"skipped": skip}
     for i, group in enumerate(optimizer.param_groups):
         for param in group["params"]:
             name = names[param]
             if name not in grads:
                 continue
-            recorder.mark(UPDATE, name.rpartition(".")[0])
+            sign(path=name.rpartition(".")[0])
             old = {kind: inputs[f"{kind}:{name}"] for kind in state.get(name, {})}
             numbers = inputs["step"], inputs[f"lr:{i}"], skip, scale, stochastic
             new, new_state = optimizers.update(optimizer, group, inputs[f"param:{name}"], grads[name], old, *numbers)
@@ -250,26 +246,16 @@ class _Scored(nn.Module):
 
 
 class _Recorder:
-    """Writes phase and module path into the nodes as they are traced.
+    """Signs nodes with phase and module path as they are traced.
 
     A backward node belongs to the module whose forward made its autograd node: autograd numbers its nodes in order,
     so the numbers at which modules were entered and left tell whose each node is.
     """
 
     def __init__(self, model: nn.Module):
-        self.graph = compat.graph_being_traced()
         self.paths = {id(module): name for name, module in model.named_modules()}
-        self.where = (FORWARD, "")
         self.born: list[int] = []  # autograd sequence numbers, ascending
         self.path_at: list[str] = []  # the path that was current from then on
-
-    def mark(self, phase: str | None = None, path: str = "") -> None:
-        """Sign all nodes since the last mark with what was current; make `phase` and `path` current."""
-        for node in reversed(self.graph.nodes):
-            if "phase" in node.meta:
-                break
-            node.meta["phase"], node.meta["path"] = self.where
-        self.where = (phase or self.where[0], path)
 
     @contextmanager
     def forward(self) -> Iterator[None]:
@@ -295,14 +281,14 @@ class _Recorder:
                 handle.remove()
 
     def _move(self, path: str) -> None:
-        self.mark(FORWARD, path)
+        sign(phase=FORWARD, path=path)
         self.born.append(compat.autograd_clock())
         self.path_at.append(path)
 
     def backward(self, value: torch.Tensor) -> None:
         """Make each autograd node, when it runs, the current one."""
-        self.mark(BACKWARD, "")
+        sign(phase=BACKWARD, path="")
         for grad_fn in compat.in_backward_order(value.grad_fn):
             at = bisect_right(self.born, compat.born_at(grad_fn)) - 1
             path = self.path_at[at] if 0 <= at < len(self.path_at) else ""
-            grad_fn.register_prehook(lambda grads, path=path: self.mark(BACKWARD, path))
+            grad_fn.register_prehook(lambda grads, path=path: sign(path=path))

@@ -5,17 +5,18 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from tutti import compat
+from tutti.graph.trace import Traced, sign, trace
 
 
-def functionalize(traced: fx.GraphModule, fakes: list[torch.Tensor]) -> fx.GraphModule:
+def functionalize(traced: Traced, fakes: list[torch.Tensor]) -> Traced:
     """An equal graph without mutation. A second trace is paid only where there is something to remove.
 
     fakes: fake inputs of the graph, in order; their mode must be active. Nodes keep `phase` and `path`.
     """
     if not any(_mutates(node) for node in traced.graph.nodes):
         return traced
-    return compat.trace(torch.func.functionalize(_Signing(traced).run), *fakes)
+    again = _Signing(fx.GraphModule(traced.constants, traced.graph))
+    return trace(torch.func.functionalize(again.run), *fakes)
 
 
 def _mutates(node: fx.Node) -> bool:
@@ -23,12 +24,8 @@ def _mutates(node: fx.Node) -> bool:
 
 
 class _Signing(fx.Interpreter):
-    """Runs a graph while another is traced, and signs the new nodes with the phase and path of the old."""
+    """Runs a graph while another is traced, whose nodes it signs as the old ones are."""
 
     def run_node(self, n: fx.Node):
-        result = super().run_node(n)
-        for node in reversed(compat.graph_being_traced().nodes):
-            if "phase" in node.meta:
-                break
-            node.meta |= {key: n.meta[key] for key in ("phase", "path") if key in n.meta}
-        return result
+        sign(**{key: n.meta[key] for key in ("phase", "path") if key in n.meta})
+        return super().run_node(n)

@@ -9,8 +9,8 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from tutti import compat
+from tutti.graph import trace as tracing
 from tutti.graph.simplify import as_reshape
-from tutti.graph.step_graph import Spec
 
 
 def inline(graph: fx.Graph, function: Callable, args: tuple, kwargs: dict, device: torch.device | str = "cpu"):
@@ -35,7 +35,7 @@ def trace(function: Callable, args: tuple, kwargs: dict, device: torch.device | 
 
     with compat.fake_mode():
         specs = [n.meta["val"] for n in leaves if isinstance(n, fx.Node)]
-        graph = compat.trace(flat, *(torch.empty(s.shape, dtype=s.dtype, device=device) for s in specs)).graph
+        graph = tracing.trace(flat, *(torch.empty(s.shape, dtype=s.dtype, device=device) for s in specs)).graph
     for node in graph.nodes:
         as_reshape(node)
     return graph
@@ -52,4 +52,4 @@ def paste(graph: fx.Graph, traced: fx.Graph, args: tuple, kwargs: dict):
             return fx.map_arg(node.args[0], mapping.__getitem__)
         else:
             mapping[node] = graph.node_copy(node, mapping.__getitem__)
-            mapping[node].meta = {"val": Spec.of(node.meta.get("val"))}
+            mapping[node].meta = {"val": node.meta["val"]}

@@ -14,6 +14,7 @@ from tutti.graph.anew import make_without_operands
 from tutti.graph.functional import functionalize
 from tutti.graph.simplify import simplify
 from tutti.graph.step_graph import BACKWARD, FORWARD, Spec
+from tutti.graph.trace import sign, trace
 
 
 @dataclass(frozen=True)
@@ -61,16 +62,16 @@ def joint(
     """
 
     def flat(*given: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        sign(phase=FORWARD)
         tensors = [x.detach().requires_grad_() if i in learns else x for i, x in enumerate(given[: len(specs)])]
         made = function(*tensors, *numbers)
         results = list(made) if isinstance(made, tuple) else [made]
         again = [results.pop() for _ in reused] if through else [torch.ops.aten.alias(tensors[i]) for i in reused]
         sources = [x for x in results if x.requires_grad] + again
-        _sign(FORWARD)
+        sign(phase=BACKWARD)
         incoming = [given[len(specs) + i] for i in range(len(sources))]
         wanted = [tensors[i] for i in learns]
         grads = torch.autograd.grad(sources, wanted, incoming, allow_unused=True) if wanted else ()
-        _sign(BACKWARD)
         return (*(x.detach() for x in results), *grads)
 
     with compat.fake_mode(), torch.enable_grad(), torch.autocast(device.type, enabled=False):
@@ -79,11 +80,10 @@ def joint(
         results = list(made) if isinstance(made, tuple) else [made]
         like = [*results, *(tensors[i] for i in reused if not through)] if learns else []
         tensors += [torch.empty_like(x) for x in like if x.is_floating_point()]
-        traced = functionalize(compat.trace(flat, *tensors), tensors)
+        traced = functionalize(trace(flat, *tensors), tensors)
     graph = traced.graph
     for node in graph.nodes:
-        phase = node.meta.get("phase", BACKWARD)
-        node.meta = {"phase": phase, "path": "", "val": Spec.of(node.meta.get("val"))}
+        node.meta = {"phase": BACKWARD, "path": "", "val": None, **node.meta}
     make_without_operands(graph, device)
     simplify(graph)
     (output,) = graph.find_nodes(op="output")
@@ -93,10 +93,3 @@ def joint(
         tuple(graph.find_nodes(op="placeholder")),
         tuple(x if isinstance(x, fx.Node) and x.op == "call_function" else None for x in outputs),
     )
-
-
-def _sign(phase: str) -> None:
-    for node in reversed(compat.graph_being_traced().nodes):
-        if "phase" in node.meta:
-            break
-        node.meta["phase"] = phase

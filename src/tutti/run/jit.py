@@ -23,6 +23,7 @@ from tutti import compat
 from tutti.graph import breaks, recompilations
 from tutti.graph.breaks import Break
 from tutti.graph.recompilations import Recompilation
+from tutti.graph.trace import is_tracing
 from tutti.run.jit_report import Graph, Report
 from tutti.run.levels import available
 
@@ -84,7 +85,7 @@ class Jit:
         _watch()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if compat.is_traced():
+        if torch.compiler.is_dynamo_compiling() or is_tracing():
             return self.target(*args, **kwargs)
         outer = _at_work.call
         if outer is not None:

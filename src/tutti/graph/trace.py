@@ -1,0 +1,117 @@
+"""Tracing: the ATen operators that a function of fake tensors calls, those of autograd among them, as a graph.
+
+It gives what `make_fx` gives, in less than half of the time: where nodes come from is told by who traces (`sign`), not
+looked for in stacks, and what is known of a tensor is its `Spec`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from tutti import compat
+from tutti.graph.step_graph import Spec
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Traced:
+    """graph: every node has its `Spec`, or a tuple of them, in meta["val"], and what it was signed with. constants:
+    tensors that are no arguments, by the targets of the nodes (`get_attr`) that stand for them."""
+
+    graph: fx.Graph
+    constants: dict[str, torch.Tensor]
+
+
+def trace(function: Callable, *args: torch.Tensor) -> Traced:
+    """The graph of `function(*args)`, which returns tensors in tuples or lists; to be called in a mode of fake tensors,
+    for fake arguments. Functions that call others which trace are not taken into account."""
+    tracer = _Tracer(args)
+    _active.append(tracer)
+    try:
+        with tracer:
+            results = function(*args)
+    finally:
+        _active.pop()
+    tracer.graph.output(tracer.named(results))
+    return Traced(tracer.graph, tracer.constants)
+
+
+def sign(**meta: Any) -> None:
+    """Nodes that the enclosing `trace` makes from now on carry this in their meta."""
+    _active[-1].signature |= meta
+
+
+def is_tracing() -> bool:
+    """Whether what runs is being traced."""
+    return bool(_active)
+
+
+class _Tracer(compat.TorchDispatchMode):
+    def __init__(self, args: tuple[torch.Tensor, ...]):
+        super().__init__()
+        self.graph = fx.Graph()
+        self.constants: dict[str, torch.Tensor] = {}
+        self.signature: dict[str, Any] = {}
+        self.nodes: dict[int, tuple[fx.Node, torch.Tensor]] = {}  # by id of what is kept alive beside them
+        for i, x in enumerate(args):
+            self._is(x, self.graph.placeholder(f"arg{i}_1"))
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if not all(issubclass(kind, compat.FakeTensor) for kind in types):
+            return NotImplemented  # it says itself what it is made of
+        if func in compat.NOT_RECORDED:
+            return func(*args, **kwargs)
+        simpler = compat.HONEST.get(func) or compat.decomposition(func, args)
+        if simpler is not None:
+            with self:
+                return simpler(*args, **kwargs)
+        operands = self.named(args), self.named(kwargs)
+        made = func(*args, **kwargs)
+        if _holds_tensors(made) or func._schema.is_mutable:
+            target = aten.lift_fresh_copy.default if func is aten.lift_fresh.default else func  # may be written into
+            node = self.graph.create_node("call_function", target, *operands, name=func.overloadpacket.__name__)
+            self._is(made, node)
+        return made
+
+    def named(self, values: Any) -> Any:
+        """Nodes in place of tensors."""
+        if isinstance(values, torch.Tensor):
+            known = self.nodes.get(id(values))
+            return known[0] if known else self._constant(values)
+        if isinstance(values, (list, tuple)):
+            return type(values)([self.named(x) for x in values])
+        if isinstance(values, dict):
+            return {key: self.named(x) for key, x in values.items()}
+        return values
+
+    def _constant(self, tensor: torch.Tensor) -> fx.Node:
+        name = f"_tensor_constant{len(self.constants)}"
+        self.constants[name] = tensor
+        node = self.graph.create_node("get_attr", name)
+        self._is(tensor, node)
+        return node
+
+    def _is(self, made: Any, node: fx.Node) -> None:
+        """Note that a node makes this, and what that is."""
+        node.meta = {**self.signature, "val": Spec.of(made)}
+        if isinstance(made, torch.Tensor):
+            self.nodes[id(made)] = node, made
+        elif isinstance(made, (list, tuple)):
+            for i, x in enumerate(made):
+                if x is not None:
+                    self._is(x, self.graph.call_function(operator.getitem, (node, i)))
+
+
+_active: list[_Tracer] = []
+
+
+def _holds_tensors(made: Any) -> bool:
+    return isinstance(made, torch.Tensor) or (isinstance(made, (list, tuple)) and any(map(_holds_tensors, made)))
