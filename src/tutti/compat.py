@@ -37,9 +37,6 @@ from torch.utils._python_dispatch import autograd_would_have_decomposed
 # Operators that write into an argument though their schema denies it, as ones that admit it.
 HONEST = {torch.ops.aten.native_batch_norm.default: native_batch_norm_decomposition}
 
-# Operators that only ask of what kind a tensor is.
-NOT_RECORDED = (torch.ops.prim.device.default,)
-
 # Raised where tracing would need the values of a tensor: for a Python number, or for a shape.
 ValuesNeeded = (DataDependentOutputException, DynamicOutputShapeException)
 

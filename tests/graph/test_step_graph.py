@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from torch import fx
 
 import tutti
 import zoo
-from tutti.graph.step_graph import Spec
+from tutti.graph.step_graph import Spec, replace_uses
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +53,13 @@ def test_fingerprint_tells_graphs_apart(graph):
     larger = tutti.capture(model, zoo.tokens(8), torch.optim.AdamW(model.parameters()), clip_norm=1.0)
     assert again.fingerprint == graph.fingerprint != larger.fingerprint
     assert len(graph.fingerprint) == 16
+
+
+def test_who_reads_one_of_many_reads_another_then():
+    graph = fx.Graph()
+    a, b, c = (graph.placeholder(name) for name in "abc")
+    both = graph.call_function(torch.cat, ([a, b, c], 0))
+    first = graph.call_function(torch.neg, (a,))
+    out = graph.output((both, a))
+    replace_uses({a: c, b: first})
+    assert (both.args, first.args, out.args) == (([c, first, c], 0), (c,), ((both, c),)) and not a.users and not b.users

@@ -8,6 +8,7 @@ import torch
 import tutti
 import zoo
 from tutti.cluster import machine
+from tutti.graph.costs import flat
 from tutti.run import planning
 
 
@@ -58,3 +59,20 @@ def test_a_named_plan_is_predicted_when_it_is_asked_for(folder):
     step = make(plan="dp")
     assert step._plan.prediction is None
     assert step.plan.predicted.step_seconds > 0 and "predicted step" in step.plan.explain()
+
+
+def test_one_device_with_room_for_all_has_one_plan(folder, monkeypatch):
+    def one(**options):
+        model = zoo.llama(1)
+        optimizer = torch.optim.AdamW(model.parameters())
+        return tutti.parallelize(model, optimizer, zoo.tokens(4), cluster="cpu:1", level="O0", **options)
+
+    scarce = one(memory="64MiB")
+    made = sum(spec.bytes for node in scarce.graph.nodes for spec in flat(node.meta.get("val")))
+    searched = one(memory=1.9 * made)._plan
+    assert searched.prediction is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(planning, "Search", None)
+        step = one(memory=2.1 * made)
+    assert step._plan.prediction is None and step.plan.predicted.peak_bytes == searched.predicted.peak_bytes < made
+    assert step.plan.replace(reasons=(), cluster="") == searched.replace(reasons=(), cluster="")

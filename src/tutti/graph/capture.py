@@ -21,6 +21,7 @@ from tutti import compat
 from tutti.graph import optimizers
 from tutti.graph.build import build
 from tutti.graph.functional import functionalize
+from tutti.graph.garbage import uncollected
 from tutti.graph.pattern_table import PATTERNS
 from tutti.graph.patterns import Pattern
 from tutti.graph.step_graph import BACKWARD, FORWARD, GUARD, UPDATE, StepGraph
@@ -32,6 +33,7 @@ Loss = Callable[[nn.Module, Batch], torch.Tensor]
 ASKED = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
 
 
+@uncollected()
 def capture(
     model: nn.Module,
     batch: Batch,

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -175,6 +175,13 @@ def copy_graph(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
         if node.op != "output":
             mapping[node] = copy.node_copy(node, mapping.__getitem__)
     return copy, mapping
+
+
+def replace_uses(others: Mapping[fx.Node, fx.Node]) -> None:
+    """Let whoever reads one of these nodes read another in its place. Each reader is rewritten once: those of thousands
+    of nodes, as an update has them, would take the square of that one by one."""
+    for reader in dict.fromkeys(reader for node in others for reader in node.users):
+        reader.args, reader.kwargs = fx.map_arg((reader.args, reader.kwargs), lambda n: others.get(n, n))  # pyright: ignore
 
 
 def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:

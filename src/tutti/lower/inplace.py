@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from tutti.graph.costs import FREE
-from tutti.graph.step_graph import UPDATE, Call
+from tutti.graph.step_graph import UPDATE, Call, replace_uses
 from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.early import early
 from tutti.lower.order import ARRANGING, advance, sort
@@ -58,6 +58,7 @@ def _update_together(graph: fx.Graph) -> None:
                 _copy_parts(graph, node, targets, last)
                 groups[node.target, node.args[lists:], tuple(node.kwargs.items())].append(node)
     pieces = [(key, piece) for key, nodes in groups.items() for piece in _pieces(nodes, ready)]
+    replaced: dict[fx.Node, fx.Node] = {}
     for (target, numbers, hyper), nodes in pieces:
         nodes.sort(key=at.__getitem__)
         in_place, lists, targets = IN_PLACE[target]
@@ -70,10 +71,10 @@ def _update_together(graph: fx.Graph) -> None:
                 old = node.args[targets[part.args[1]]]
                 with graph.inserting_after(call):
                     new = graph.call_function(written, (call, old))
-                new.meta = dict(part.meta)
-                part.replace_all_uses_with(new)
-                graph.erase_node(part)
-            graph.erase_node(node)
+                new.meta, replaced[part] = dict(part.meta), new
+    replace_uses(replaced)
+    for node in [*replaced, *(node for _, nodes in pieces for node in nodes)]:
+        graph.erase_node(node)
     if groups:
         sort(graph)
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.node import map_aggregate, map_arg
+from torch.utils import _pytree as pytree
 
 from tutti import compat
 from tutti.graph.step_graph import Spec
@@ -58,17 +59,23 @@ def compile_ahead(graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> None:
 
 
 def _calls(graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> list[tuple[Compiled, Sequence[torch.Tensor]]]:
-    """Each function of a graph with arguments that lie in memory as its own will, but have none; once for each way."""
-    found: dict[tuple[Compiled, How], tuple[Sequence[torch.Tensor], tuple]] = {}
-    given, values = iter(inputs), {}
+    """Each function of a graph with arguments that lie in memory as its own will, but have none; once for each way.
+
+    Values that lie alike are one tensor here, so that what layers have in common is found out once.
+    """
+    found: list[tuple[Compiled, Sequence[torch.Tensor]]] = []
+    given, values, places = iter(inputs), {}, {}
+    alike: dict[tuple, torch.Tensor] = {}
+    known: dict[tuple, tuple[Any, Any]] = {}  # what calls give, and where these tensors are
+
+    def like(x: torch.Tensor) -> torch.Tensor:
+        return alike.setdefault((x.shape, x.stride(), x.dtype, x.device), x)
 
     def outcome(node: Any, args: Any, kwargs: Any) -> Any:
         function = node.target
         if isinstance(function, Compiled):
-            key = function, _how(args)
-            if key not in found:
-                found[key] = args, fx.Interpreter(fx.GraphModule({}, function.graph)).run(*args)
-            return found[key][1]
+            found.append((function, args))
+            return fx.Interpreter(fx.GraphModule({}, function.graph)).run(*args)
         if function is operator.getitem and args[1] < len(args[0]):  # what is kept for a backward pass is not described
             return args[0][args[1]]
         if getattr(function, "namespace", "") == "aten":
@@ -82,11 +89,16 @@ def _calls(graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> list[tuple[Compil
         for node in graph.nodes:
             if node.op == "placeholder":
                 x = next(given)
-                values[node] = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+                values[node] = like(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device))
+                places[node] = id(values[node])
             elif node.op == "call_function":
-                args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
-                values[node] = outcome(node, args, kwargs)
-    return [(function, args) for (function, _), (args, _) in found.items()]
+                key = node.target, repr(map_arg((node.args, node.kwargs), places.__getitem__)), node.meta.get("val")
+                if key not in known:
+                    args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+                    made = pytree.tree_map_only(torch.Tensor, like, outcome(node, args, kwargs))
+                    known[key] = made, pytree.tree_map_only(torch.Tensor, id, made)
+                values[node], places[node] = known[key]
+    return found
 
 
 def _empty(spec: Any, device: torch.device | None) -> Any:

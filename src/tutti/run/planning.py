@@ -19,6 +19,7 @@ from rich.console import Console
 
 import tutti
 from tutti.cluster import Cluster, machine
+from tutti.graph.costs import flat
 from tutti.graph.step_graph import Call, StepGraph
 from tutti.plan.layout import Mesh
 from tutti.plan.pin import Pin
@@ -29,6 +30,7 @@ from tutti.rules import LOCAL, RULES
 from tutti.run.simulated.dryrun import dry_run
 from tutti.run.simulated.forward import forward_seconds
 
+ROOM = 2  # times all tensors of a step's graph: what a level writes out, or an operator takes within, is less than that
 SAID = "taken from the plans that were found before: the same graph, cluster and options"
 
 
@@ -56,8 +58,15 @@ def best_plan(
     mesh: Mesh | None = None,
     budget: float = BUDGET,
 ) -> Plan:
-    """The fastest plan that fits, searched or as it was found before. Arguments as of `plan.search.Search`."""
+    """The fastest plan that fits, searched or as it was found before. Arguments as of `plan.search.Search`.
+
+    What fits on one device even if nothing is ever dropped has one plan, which is not simulated.
+    """
     graph = graph_of(accumulate or 1, PLAIN)
+    if cluster.size == 1 and not mesh and not pins and ROOM * _all_bytes(graph) <= cluster.device.memory:
+        why = "one device, whose memory holds all that a step makes"
+        return Plan({"dp": 1}, accumulate=accumulate or 1, name="auto-single", graph=graph.fingerprint,
+                    cluster=str(cluster), reasons=(why,))  # fmt: skip
     asked = (graph.fingerprint, cluster.to_json(), level, *pins, accumulate, mesh, budget)
     file = _file(asked)
     known = _known(file)
@@ -75,6 +84,11 @@ def best_plan(
         except OSError as error:
             warnings.warn(f"the plan that was found is not kept: {error}", stacklevel=2)
     return found
+
+
+def _all_bytes(graph: StepGraph) -> int:
+    """Bytes of all inputs and of all that is made."""
+    return sum(spec.bytes for node in graph.graph.nodes for spec in flat(node.meta.get("val")))
 
 
 def _known(file: Path | None) -> Plan | None:

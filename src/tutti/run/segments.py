@@ -17,7 +17,7 @@ from torch import fx
 
 from tutti.graph.costs import FLOPS, FREE
 from tutti.graph.labels import is_layer, layer_of
-from tutti.graph.step_graph import Call, Spec
+from tutti.graph.step_graph import Call, Spec, replace_uses
 from tutti.lower.collectives import COLLECTIVES, wait
 from tutti.lower.inplace import written
 from tutti.lower.order import contract
@@ -235,12 +235,19 @@ def part_of(calls: list[fx.Node]) -> Part:
 
 def compile_segments(graph: fx.Graph, level: str) -> None:
     """Replace each segment by a call of its compiled function, in place."""
-    for part in map(part_of, segments(graph, level)):
-        _replace(part, COMPILED.setdefault(part.structure, Compiled(part.graph)))
+    replaced: dict[fx.Node, fx.Node] = {}
+    parts = [part_of(calls) for calls in segments(graph, level)]
+    for part in parts:
+        replaced |= _called(part, COMPILED.setdefault(part.structure, Compiled(part.graph)))
+    replace_uses(replaced)
+    for part in parts:
+        for node in reversed(part.calls):
+            graph.erase_node(node)
 
 
-def _replace(part: Part, function: Callable) -> None:
-    graph = part.calls[0].graph
+def _called(part: Part, function: Callable) -> dict[fx.Node, fx.Node]:
+    """Call a function behind the calls that it stands for; what takes the places of their results."""
+    graph, results = part.calls[0].graph, {}
     with graph.inserting_after(part.calls[-1]):
         call = graph.create_node("call_function", function, tuple(part.inputs), name="segment")
     flops = sum(FLOPS[n.target](n) for n in part.calls if n.target in FLOPS)  # pyright: ignore[reportArgumentType]
@@ -249,7 +256,5 @@ def _replace(part: Part, function: Callable) -> None:
     for i, node in reversed(list(enumerate(part.outputs))):
         with graph.inserting_after(call):
             result = graph.call_function(operator.getitem, (call, i))
-        result.meta = dict(node.meta)
-        node.replace_all_uses_with(result)
-    for node in reversed(part.calls):
-        graph.erase_node(node)
+        result.meta, results[node] = dict(node.meta), result
+    return results

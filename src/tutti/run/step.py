@@ -18,6 +18,7 @@ from tutti import compat
 from tutti.cluster import Cluster, local
 from tutti.graph import optimizers
 from tutti.graph.capture import Batch, Loss, batch_items, capture, device_of
+from tutti.graph.garbage import uncollected
 from tutti.graph.step_graph import StepGraph
 from tutti.lower.program import Collective, Program
 from tutti.lower.regions import check_divided
@@ -513,7 +514,7 @@ class Step:
     def _pipeline(self, what: str, signature: Signature, batch: Batch | None = None) -> Pipeline:
         """The pipeline for microbatches of these shapes, made when it is first needed."""
         if (what, signature) not in self._pipelines:
-            with HERE.working("lowers the plan"):
+            with HERE.working("lowers the plan"), uncollected():
                 graph, plan = self._planned(what, signature, batch)
                 count = 1 if what == "evaluate" else self.accumulate
                 inspector = self._inspector if what == "inspect" else None
@@ -536,7 +537,7 @@ class Step:
     def _executable(self, what: str, signature: Signature, batch: Batch | None = None) -> _Executable:
         """The Programs for a batch of these shapes, made when they are first needed."""
         if (what, signature) not in self._ready:
-            with HERE.working("lowers the plan"):
+            with HERE.working("lowers the plan"), uncollected():
                 self._ready[what, signature] = self._lowered(what, *self._planned(what, signature, batch))
         return self._ready[what, signature]
 

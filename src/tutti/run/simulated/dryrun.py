@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tutti.cluster import Cluster
+from tutti.graph.garbage import uncollected
 from tutti.graph.step_graph import StepGraph
 from tutti.plan.layout import devices
 from tutti.plan.plan import Plan
@@ -11,6 +12,7 @@ from tutti.run.simulated import pipeline, step
 from tutti.run.simulated.step import DryRun
 
 
+@uncollected()
 def dry_run(
     graph: StepGraph,
     plan: Plan,
