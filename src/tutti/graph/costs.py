@@ -9,7 +9,7 @@ from math import prod
 import torch
 from torch import fx
 
-import tutti.nn.attention_backward
+import tutti.nn.attention
 import tutti.nn.experts
 import tutti.nn.fused
 import tutti.nn.lstm  # noqa: F401  (registers the operators)
@@ -146,6 +146,7 @@ FLOPS: dict[object, Callable[[Call], int]] = {
     torch.ops.tutti.experts_backward_kept.default: _experts(2, backward=True),
     aten._scaled_dot_product_flash_attention_for_cpu.default: _attention(2, False, 4),
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention(5, True, 7),
+    torch.ops.tutti.attention.default: _attention(2, False, 4),
     torch.ops.tutti.attention_backward.default: _attention(5, True, 7),
     aten._scaled_dot_product_flash_attention.default: _attention(2, False, 4),
     aten._scaled_dot_product_flash_attention_backward.default: _attention(5, True, 11),

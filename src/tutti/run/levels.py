@@ -24,7 +24,7 @@ from tutti.lower.regions import divide
 from tutti.lower.tiers import use_tiers
 from tutti.lower.workspace import keep_workspaces
 from tutti.lower.write_out import write_out
-from tutti.nn import attention_backward
+from tutti.nn import attention
 from tutti.run import overlap
 from tutti.run.carrier import Carrier
 from tutti.run.code import Inspect, Meter, Run, Stopwatch, generate
@@ -141,7 +141,7 @@ def _prepared(program: Program, level: str, carrier: Carrier | None, ledger: Led
         first = min((before for _, before, _ in known.values()), default=0)
         peaks = [(node.meta.get("label", ""), total - first) for node, (_, _, total) in known.items()]
     if level != "O0":
-        attention_backward.use(graph)
+        attention.use(graph)
     compile_segments(graph, level)
     if ledger:
         meter = Meter(ledger, _needs(graph, known))

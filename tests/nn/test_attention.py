@@ -1,4 +1,4 @@
-"""The backward pass of attention in bfloat16 against float64, beside PyTorch's own; and where it is used."""
+"""Attention in bfloat16 and its backward pass against float64, beside PyTorch's own; and where they are used."""
 
 import pytest
 import torch
@@ -6,10 +6,9 @@ import torch.nn.functional as F
 from torch.library import opcheck
 
 from tutti import compat
-from tutti.nn import attention_backward
+from tutti.nn import attention
 
-aten = torch.ops.aten
-FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
+ops = torch.ops.tutti
 
 
 def drawn(heads, groups, queries, keys, width, causal=False, mask=None, scale=None, batch=2):
@@ -18,17 +17,23 @@ def drawn(heads, groups, queries, keys, width, causal=False, mask=None, scale=No
     shapes = [(heads, queries), (heads, queries), (groups, keys), (groups, keys)]
     grad, *qkv = (torch.randn(batch, n, h, width).bfloat16().transpose(1, 2) for h, n in shapes)
     how = {"attn_mask": mask, "scale": scale}
-    return (grad, *qkv, *FORWARD(*qkv, 0.0, causal, **how), 0.0, causal), how
+    return (grad, *qkv, *attention.FLASH(*qkv, 0.0, causal, **how), 0.0, causal), how
+
+
+def of_forward(args, how):
+    """The arguments of the forward pass."""
+    return (*args[1:4], *args[6:]), how
 
 
 def exact(args, how):
+    """What attention gives, and its gradients."""
     grad, q, k, v, _, _, _, causal = args
     mask = how["attn_mask"]
     learned = [x.double().requires_grad_() for x in (q, k, v)]
     out = F.scaled_dot_product_attention(
         *learned, None if mask is None else mask.double(), 0.0, causal, scale=how["scale"], enable_gqa=True
     )
-    return torch.autograd.grad(out, learned, grad.double())
+    return out.detach(), torch.autograd.grad(out, learned, grad.double())
 
 
 def hiding(*shape):
@@ -59,43 +64,74 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_as_exact_as_pytorch(name):
     args, how = drawn(**CASES[name])
-    ours, theirs = (f(*args, **how) for f in (torch.ops.tutti.attention_backward, attention_backward.FLASH))
-    for mine, other, wanted in zip(ours, theirs, exact(args, how), strict=True):
+    out, gradients = exact(args, how)
+    forward, sums = of_forward(args, how)
+    (first, lse), (same, lses) = (f(*forward, **sums) for f in (ops.attention, attention.FLASH))
+    torch.testing.assert_close(lse, lses, rtol=1e-4, atol=1e-4)
+    assert lse.stride() == lses.stride()
+    ours, theirs = (f(*args, **how) for f in (ops.attention_backward, attention.FLASH_BACKWARD))
+    for mine, other, wanted in zip((first, *ours), (same, *theirs), (out, *gradients), strict=True):
         assert (mine - wanted).norm() <= min(1.1 * (other - wanted).norm(), 0.005 * wanted.norm())
         assert mine.stride() == other.stride()
 
 
 def test_bits_do_not_depend_on_threads():
     args, how = drawn(heads=4, groups=2, queries=100, keys=100, width=32, causal=True)
+    forward, sums = of_forward(args, how)
     threads = torch.get_num_threads()
+    made = []
     try:
-        torch.set_num_threads(1)
-        one = torch.ops.tutti.attention_backward(*args, **how)
-        torch.set_num_threads(3)
-        for a, b in zip(one, torch.ops.tutti.attention_backward(*args, **how), strict=True):
-            assert torch.equal(a, b)
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            made.append((*ops.attention(*forward, **sums), *ops.attention_backward(*args, **how)))
     finally:
         torch.set_num_threads(threads)
+    assert all(map(torch.equal, *made))
+
+
+def test_many_keys_are_seen_block_by_block():
+    """The largest score comes last, so that all before it fades."""
+    q = torch.ones(1, 1, 65, 32).bfloat16()
+    k = (torch.arange(600) / 100).bfloat16().view(1, 1, 600, 1).expand(1, 1, 600, 32).contiguous()
+    v = torch.randn(1, 1, 600, 32).bfloat16()
+    out, lse = ops.attention(q, k, v)
+    wanted = F.scaled_dot_product_attention(q.double(), k.double(), v.double())
+    assert (out - wanted).norm() <= 0.005 * wanted.norm()
+    scores = (q.double() @ k.double().mT) * 32**-0.5
+    torch.testing.assert_close(lse.double(), scores.logsumexp(-1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_what_is_not_a_number_is_seen(which):
+    torch.manual_seed(0)
+    qkv = [torch.randn(1, 2, 70, 64).bfloat16() for _ in range(3)]
+    qkv[which][0, 0, 3, 5] = torch.nan
+    (out, lse), (other, lses) = ops.attention(*qkv), attention.FLASH(*qkv)
+    assert torch.equal(out.isnan(), other.isnan()) and torch.equal(lse.isnan(), lses.isnan())
+    gradients = ops.attention_backward(torch.ones_like(out), *qkv, out, lse, 0.0, False)
+    assert any(g.isnan().any() for g in gradients)
 
 
 def test_operands_of_any_strides():
-    args, how = drawn(heads=2, groups=2, queries=20, keys=20, width=32)
+    args, _ = drawn(heads=2, groups=2, queries=20, keys=20, width=32)
     columns = [x.transpose(2, 3).contiguous().transpose(2, 3) for x in args[:5]]
     odd = [torch.cat([x, x[..., :1]], -1)[..., :-1] for x in args[:5]]
     assert odd[0].stride()[2:] == (33, 1)
-    expected = torch.ops.tutti.attention_backward(*args, **how)
     for strange in (columns, odd):
-        for a, b in zip(torch.ops.tutti.attention_backward(*strange, *args[5:], **how), expected, strict=True):
+        for a, b in zip(ops.attention_backward(*strange, *args[5:]), ops.attention_backward(*args), strict=True):
+            assert torch.equal(a, b)
+        for a, b in zip(ops.attention(*strange[1:4], 0.0, False), ops.attention(*args[1:4]), strict=True):
             assert torch.equal(a, b)
     once = args[0][:, :, :1, :1].expand_as(args[0])  # as the gradient of a sum is
-    theirs = attention_backward.FLASH(once.contiguous(), *args[1:])
-    for a, b in zip(torch.ops.tutti.attention_backward(once, *args[1:], **how), theirs, strict=True):
+    theirs = attention.FLASH_BACKWARD(once.contiguous(), *args[1:])
+    for a, b in zip(ops.attention_backward(once, *args[1:]), theirs, strict=True):
         torch.testing.assert_close(a, b, atol=0.02, rtol=0.02)
 
 
 def test_registration():
     args, how = drawn(heads=2, groups=1, queries=8, keys=8, width=32)
-    opcheck(torch.ops.tutti.attention_backward.default, args, how)
+    opcheck(ops.attention_backward.default, args, how)
+    opcheck(ops.attention.default, *of_forward(args, how))
 
 
 def graph_with(dtype, width):
@@ -103,7 +139,8 @@ def graph_with(dtype, width):
     inputs = [graph.placeholder(name) for name in ("grad", "q", "k", "v", "out", "lse")]
     for node in inputs:
         node.meta["val"] = torch.empty(1, 2, 8, width, dtype=dtype, device="meta")
-    graph.output(graph.call_function(attention_backward.FLASH, (*inputs, 0.0, True)))
+    forward = graph.call_function(attention.FLASH, (*inputs[1:4], 0.0, True))
+    graph.output((forward, graph.call_function(attention.FLASH_BACKWARD, (*inputs, 0.0, True))))
     return graph
 
 
@@ -115,6 +152,7 @@ def graph_with(dtype, width):
 def test_of_graphs(monkeypatch, dtype, width, fast, used):
     monkeypatch.setattr(compat, "multiplies_bfloat16", lambda: fast)
     graph = graph_with(dtype, width)
-    attention_backward.use(graph)
+    attention.use(graph)
     calls = [node.target for node in graph.nodes if node.op == "call_function"]
-    assert calls == [torch.ops.tutti.attention_backward.default if used else attention_backward.FLASH]
+    ours, theirs = (ops.attention, ops.attention_backward), (attention.FLASH, attention.FLASH_BACKWARD)
+    assert calls == ([x.default for x in ours] if used else list(theirs))

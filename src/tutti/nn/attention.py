@@ -1,0 +1,148 @@
+"""Attention over bfloat16 on a CPU: PyTorch's, but faster where a processor multiplies bfloat16.
+
+`tutti::attention` and `tutti::attention_backward` take what `aten::_scaled_dot_product_flash_attention_for_cpu` and
+its backward pass take, and give what these give: results and gradients of (batch, heads, tokens, width), which lie in
+memory as (batch, tokens, heads, width), and of each query the logarithm of the sum, in float32. Sums are made in
+float32, in the same order for any number of threads. The kernels are in `attention.cpp`, compiled when they are first
+used. PyTorch's are called for other dtypes than bfloat16, for widths that 32 does not divide, with dropout, and on
+processors that have no instructions for it (AMX, or AVX-512 BF16).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor, fx
+
+from tutti import compat
+
+aten, ops = torch.ops.aten, torch.ops.tutti
+FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
+FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+SOURCE = Path(__file__).with_suffix(".cpp")
+WIDTH = 32  # divides the widths that the kernels know
+
+_library = torch.library.Library("tutti", "FRAGMENT")
+_options = "*, Tensor? attn_mask=None, float? scale=None"
+_library.define(
+    "attention(Tensor query, Tensor key, Tensor value, float dropout_p=0.0, bool is_causal=False, "
+    f"{_options}) -> (Tensor, Tensor)"
+)
+_library.define(
+    "attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, "
+    f"float dropout_p, bool is_causal, {_options}) -> (Tensor, Tensor, Tensor)"
+)
+
+
+@cache
+def _kernels() -> ctypes.CDLL | None:
+    """The compiled kernels, or None where the processor has no instructions for them."""
+    if not compat.multiplies_bfloat16():
+        return None
+    library = compat.compile_cpp(SOURCE.read_text())
+    pointer, integer = ctypes.c_void_p, ctypes.c_int64
+    for kernel in (library.attention, library.attention_backward):
+        kernel.argtypes = [*[pointer] * 3, integer, pointer, pointer, ctypes.c_double, integer]
+        kernel.restype = None
+    return library
+
+
+def use(graph: fx.Graph) -> None:
+    """Let these be the attention of a graph, in place, where they are faster; they are compiled meanwhile."""
+    found = [(node, ours)
+             for theirs, ours, query in OURS
+             for node in graph.find_nodes(op="call_function", target=theirs)
+             if _knows(node.args[query].meta["val"])]  # fmt: skip
+    if found and compat.multiplies_bfloat16():
+        threading.Thread(target=_compile, name="tutti compiler", daemon=True).start()
+        for node, ours in found:
+            node.target = ours
+
+
+def _compile() -> None:
+    with suppress(Exception):  # told of where they are called
+        _kernels()
+
+
+def _knows(query) -> bool:
+    return query.dtype == torch.bfloat16 and query.shape[-1] % WIDTH == 0
+
+
+def _kernels_for(query: Tensor, dropout_p: float) -> ctypes.CDLL | None:
+    return _kernels() if _knows(query) and not dropout_p else None
+
+
+def _in_rows(x: Tensor) -> Tensor:
+    """As the kernels read it: rows of `width` numbers, apart by an even number of them (two are moved at a time). With
+    other strides PyTorch's fail where there is no AMX."""
+    apart, beside = x.stride()[-2:]
+    fits = beside == 1 and apart >= x.shape[-1] and apart % 2 == 0
+    return x if fits else x.clone(memory_format=torch.contiguous_format)
+
+
+def attention(query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
+    given = [_in_rows(x) for x in (query, key, value)]
+    kernels = _kernels_for(query, dropout_p)
+    if kernels is None:
+        return FLASH(*given, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
+    batch, heads, queries, _ = query.shape
+    out = _like(query)
+    logsumexp = query.new_empty((batch, queries, heads), dtype=torch.float32).transpose(1, 2)
+    _call(kernels.attention, [*given, out], query, key, logsumexp, attn_mask, scale, is_causal)
+    return out, logsumexp
+
+
+def attention_backward(
+    grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, *, attn_mask=None, scale=None
+):
+    given = [_in_rows(x) for x in (grad_out, query, key, value, out)]
+    kernels = _kernels_for(query, dropout_p)
+    if kernels is None:
+        return FLASH_BACKWARD(*given, logsumexp, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
+    made = [_like(x) for x in (query, key, value)]
+    _call(kernels.attention_backward, [*given, *made], query, key, logsumexp, attn_mask, scale, is_causal)
+    return tuple(made)
+
+
+def _like(x: Tensor) -> Tensor:
+    return torch.empty_permuted(x.shape, (0, 2, 1, 3), dtype=x.dtype)
+
+
+def _call(
+    kernel, operands: Sequence[Tensor], query: Tensor, key: Tensor, logsumexp: Tensor, mask: Tensor | None,
+    scale: float | None, causal: bool,
+) -> None:  # fmt: skip
+    (batch, heads, queries, width), (groups, keys) = query.shape, key.shape[1:3]
+    strides = [n for x in (*operands, logsumexp) for n in x.stride()[:3]]
+    if mask is not None:
+        mask = mask.expand(batch, heads, queries, keys)
+    strides += (0,) * 4 if mask is None else mask.stride()
+    sizes = batch, groups, heads // groups, queries, keys, width
+    kernel(
+        (ctypes.c_void_p * len(operands))(*[x.data_ptr() for x in operands]),
+        logsumexp.data_ptr(),
+        None if mask is None else mask.data_ptr(),
+        mask is not None and mask.dtype == torch.bfloat16,
+        (ctypes.c_int64 * len(sizes))(*sizes),
+        (ctypes.c_int64 * len(strides))(*strides),
+        width**-0.5 if scale is None else scale,
+        causal,
+    )
+
+
+_library.impl("attention", attention, "CPU")
+_library.impl("attention_backward", attention_backward, "CPU")
+torch.library.register_fake("tutti::attention", lambda *args, **kwargs: FLASH(*args, **kwargs))
+torch.library.register_fake("tutti::attention_backward", lambda *args, **kwargs: FLASH_BACKWARD(*args, **kwargs))
+
+# What these take the place of, and where that has its queries among its operands.
+OURS = (
+    (FLASH, ops.attention.default, 0),
+    (FLASH_BACKWARD, ops.attention_backward.default, 1),
+)
