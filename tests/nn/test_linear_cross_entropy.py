@@ -1,10 +1,14 @@
 """Linear layer and cross-entropy in blocks, against the two of them in plain torch."""
 
+import shutil
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.library import opcheck
 
+import tutti
+import zoo
 from tutti.nn import linear_cross_entropy as module
 from tutti.nn.linear_cross_entropy import linear_cross_entropy
 
@@ -81,6 +85,68 @@ def test_with_gradients_is_both_in_one(dtype, wanted, monkeypatch):
     found = ops.linear_logsumexp_with_gradients(*gradients, hidden, weight, bias, labels, wanted)
     near = {"rtol": 0.02, "atol": 0.02} if dtype == torch.bfloat16 else {}
     torch.testing.assert_close(found, (lse, picked, *expected), **near)
+
+
+compiles = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
+
+
+@compiles
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_give_the_same(dtype, biased):
+    hidden, weight, bias, labels = drawn(dtype, biased)
+    operands = *(None if x is None else x.detach() for x in (hidden, weight, bias)), labels
+    slopes = torch.randn(1).expand(ROWS), torch.randn(ROWS, 2)[:, 0]  # of any strides
+    near = {"rtol": 0.01, "atol": 0.01} if dtype == torch.bfloat16 else {}
+    wanted = [True, True, biased]
+    plain, compiled = (
+        (
+            *(made := ops.linear_logsumexp(*operands, compiled=how)),
+            *ops.linear_logsumexp_backward(*slopes, *operands, made[0], wanted, compiled=how),
+            *ops.linear_logsumexp_with_gradients(*slopes, *operands, wanted, compiled=how),
+        )
+        for how in (False, True)
+    )
+    torch.testing.assert_close(compiled[:2], plain[:2], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(compiled, plain, **near)
+
+
+@compiles
+def test_kernels_sum_many_classes_exactly(monkeypatch):
+    """In one block, a sum in float32 would lose of what each adds."""
+    monkeypatch.setattr(module, "FEWEST", 1 << 20)
+    torch.manual_seed(0)
+    hidden, weight, labels = torch.ones(2, 1), torch.randn(100_003, 1) / 100, torch.tensor([5, 100_002])
+    lse, picked = ops.linear_logsumexp(hidden, weight, None, labels, compiled=True)
+    torch.testing.assert_close(lse.double(), weight.double().logsumexp(0).expand(2), rtol=1e-7, atol=0)
+    assert torch.equal(picked, weight[labels, 0])
+
+
+@compiles
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_kernels_tell_of_what_is_not_finite(value):
+    hidden, weight, _, labels = drawn(torch.float32, biased=False)
+    operands = hidden.detach().clone(), weight.detach(), None, labels
+    operands[0][3] = value
+    slopes = torch.ones(ROWS), torch.ones(ROWS)
+    plain, compiled = (
+        ops.linear_logsumexp_with_gradients(*slopes, *operands, [True, True, False], compiled=how)
+        for how in (False, True)
+    )
+    torch.testing.assert_close(compiled[0], plain[0], equal_nan=True)
+    assert torch.equal(compiled[2].isfinite(), plain[2].isfinite())
+
+
+@compiles
+def test_a_compiled_step_uses_them():
+    model, batch = zoo.llama(1), zoo.tokens(4)
+    for level, used in (("O0", False), ("O1", True)):
+        step = tutti.parallelize(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), batch, cluster="cpu:1", level=level
+        )
+        step(batch)
+        (loss,) = step.program.graph.find_nodes(op="call_function", target=ops.linear_logsumexp_with_gradients.default)
+        assert loss.kwargs.get("compiled", False) is used
 
 
 def test_nothing_of_rows_times_classes_is_kept():

@@ -19,32 +19,44 @@ The two go over the vocabulary in blocks: a block's rows of the gradient of the 
 over rows, all of whose logits have to be there, and add products in float32. Logits are rounded to the dtype of hidden,
 as a linear layer's results are; all that follows is made in float32 at least. Blocks over rows, and gradients that are
 made with the loss: Hsu et al., "Liger kernel" (2024).
+
+With `compiled`, what is made of float32 and bfloat16 logits on a CPU is made by the kernels of
+`linear_cross_entropy.cpp`, which is compiled when they are first used.
 """
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, fx
+
+from tutti import compat
 
 # Bytes of a block's logits. Blocks that fit the cache of a CPU take half as long again: their products are too narrow.
 # What is made of logits between products goes over tiles of them that do fit: a quarter of the time on a CPU.
 BLOCK = {"cpu": 64 << 20, "cuda": 1 << 28}
 TILE = {"cpu": 1 << 20, "cuda": 1 << 28}
 FEWEST = 256  # of the vocabulary, or rows, in a block
+SOURCE = Path(__file__).with_suffix(".cpp")
 
 _library = torch.library.Library("tutti", "FRAGMENT")
 _operands = "Tensor hidden, Tensor weight, Tensor? bias, Tensor labels"
-_library.define(f"linear_logsumexp({_operands}) -> (Tensor, Tensor)")
+_compiled = "bool compiled=False"
+_library.define(f"linear_logsumexp({_operands}, *, {_compiled}) -> (Tensor, Tensor)")
 _library.define(
-    f"linear_logsumexp_backward(Tensor grad_lse, Tensor grad_picked, {_operands}, Tensor lse, bool[3] wanted) "
-    "-> (Tensor, Tensor, Tensor)"
+    f"linear_logsumexp_backward(Tensor grad_lse, Tensor grad_picked, {_operands}, Tensor lse, bool[3] wanted, "
+    f"*, {_compiled}) -> (Tensor, Tensor, Tensor)"
 )
 _library.define(
-    f"linear_logsumexp_with_gradients(Tensor grad_lse, Tensor grad_picked, {_operands}, bool[3] wanted) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+    f"linear_logsumexp_with_gradients(Tensor grad_lse, Tensor grad_picked, {_operands}, bool[3] wanted, "
+    f"*, {_compiled}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 ops = torch.ops.tutti
 
@@ -81,7 +93,45 @@ def linear_cross_entropy(
     return loss.sum() / kept.sum() if reduction == "mean" else loss.sum()
 
 
-def forward(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> tuple[Tensor, Tensor]:
+def use_kernels(graph: fx.Graph) -> None:
+    """Let the losses of a graph use them, in place; they are compiled meanwhile."""
+    targets = ops.linear_logsumexp, ops.linear_logsumexp_backward, ops.linear_logsumexp_with_gradients
+    found = [n for target in targets for n in graph.find_nodes(op="call_function", target=target.default)]
+    if found:
+        threading.Thread(target=_compile, name="tutti compiler", daemon=True).start()
+    for node in found:
+        node.kwargs = {**node.kwargs, "compiled": True}
+
+
+def _compile() -> None:
+    with suppress(Exception):  # told of where they are called
+        _kernels()
+
+
+@cache
+def _kernels() -> ctypes.CDLL:
+    library = compat.compile_cpp(SOURCE.read_text())
+    pointer, integer = ctypes.c_void_p, ctypes.c_int64
+    block = [pointer, *[integer] * 4, pointer, pointer]
+    library.reduce.argtypes = [*block, pointer, pointer]
+    library.differentiate.argtypes = [*block, pointer, pointer, integer, pointer, integer]
+    library.reduce.restype = library.differentiate.restype = None
+    return library
+
+
+def _block(logits: Tensor, column: Tensor, here: Tensor) -> tuple[int, ...]:
+    """What the kernels are told of a tile."""
+    half = logits.dtype == torch.bfloat16
+    return logits.data_ptr(), half, *logits.shape, logits.stride(0), column.data_ptr(), here.data_ptr()
+
+
+def _knows(logits: Tensor) -> bool:
+    return logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.bfloat16)
+
+
+def forward(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, compiled: bool = False
+) -> tuple[Tensor, Tensor]:
     """The operator."""
     _check_labels(labels, weight)
     lse, picked = _rows(hidden, -torch.inf), _rows(hidden, 0.0)
@@ -89,7 +139,7 @@ def forward(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor)
         logits = _logits(hidden, weight, bias, block)
         column, here = _columns(labels, block)
         for rows in _tiles(logits):
-            _reduce(logits[rows], column[rows], here[rows], lse[rows], picked[rows])
+            _reduce(logits[rows], column[rows], here[rows], lse[rows], picked[rows], compiled)
         del logits  # before there are others
     return lse, picked
 
@@ -103,6 +153,7 @@ def backward(
     labels: Tensor,
     lse: Tensor,
     wanted: list[bool],
+    compiled: bool = False,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Its gradients; that of a logit is softmax times grad_lse, and grad_picked more where it is the label's."""
     gh = hidden.new_zeros(hidden.shape, dtype=lse.dtype) if wanted[0] else None
@@ -112,7 +163,7 @@ def backward(
         grad = _logits(hidden, weight, bias, block)
         column, here = _columns(labels, block)
         for rows in _tiles(grad):
-            _differentiate(grad[rows], column[rows], here[rows], lse[rows], grad_lse[rows], grad_picked[rows])
+            _differentiate(grad[rows], column[rows], here[rows], lse[rows], grad_lse[rows], grad_picked[rows], compiled)
         if gh is not None:
             part = weight[block]
             _add_product(gh, grad, part)
@@ -132,6 +183,7 @@ def with_gradients(
     bias: Tensor | None,
     labels: Tensor,
     wanted: list[bool],
+    compiled: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """lse, picked, and the gradients of hidden, weight and bias."""
     _check_labels(labels, weight)
@@ -147,8 +199,9 @@ def with_gradients(
         grad = _logits(part, weight, bias, whole)
         for tiled in _tiles(grad):
             rows = slice(block.start + tiled.start, block.start + tiled.stop)
-            _reduce(grad[tiled], column[rows], here[rows], lse[rows], picked[rows])
-            _differentiate(grad[tiled], column[rows], here[rows], lse[rows], grad_lse[rows], grad_picked[rows])
+            _reduce(grad[tiled], column[rows], here[rows], lse[rows], picked[rows], compiled)
+            gradients = grad_lse[rows], grad_picked[rows]
+            _differentiate(grad[tiled], column[rows], here[rows], lse[rows], *gradients, compiled)
         if gh is not None:
             torch.mm(grad, weight, out=gh[block])
         if gw is not None:
@@ -159,17 +212,24 @@ def with_gradients(
     return lse, picked, gh, None if gw is None else gw.to(weight.dtype), None if gb is None else gb.to(weight.dtype)
 
 
-def _reduce(logits: Tensor, column: Tensor, here: Tensor, lse: Tensor, picked: Tensor) -> None:
+def _reduce(logits: Tensor, column: Tensor, here: Tensor, lse: Tensor, picked: Tensor, compiled: bool) -> None:
     """Add a tile's logits to lse, and to picked those of labels. column: of the label; here: whether it is there."""
+    if compiled and _knows(logits):
+        _kernels().reduce(*_block(logits, column, here), lse.data_ptr(), picked.data_ptr())
+        return
     tile = logits.to(lse.dtype)
     lse.copy_(torch.logaddexp(lse, tile.logsumexp(1)))
     picked.copy_(torch.where(here, tile.gather(1, column.unsqueeze(1)).squeeze(1), picked))
 
 
 def _differentiate(
-    logits: Tensor, column: Tensor, here: Tensor, lse: Tensor, grad_lse: Tensor, grad_picked: Tensor
+    logits: Tensor, column: Tensor, here: Tensor, lse: Tensor, grad_lse: Tensor, grad_picked: Tensor, compiled: bool
 ) -> None:
     """Gradients of a tile's logits, in their place."""
+    if compiled and _knows(logits):
+        gradients = [n for g in (grad_lse, grad_picked) for n in (g.data_ptr(), g.stride(0))]
+        _kernels().differentiate(*_block(logits, column, here), lse.data_ptr(), *gradients)
+        return
     tile = logits.to(lse.dtype).sub_(lse.unsqueeze(1)).exp_().mul_(grad_lse.unsqueeze(1))
     tile.scatter_add_(1, column.unsqueeze(1), torch.where(here, grad_picked, 0).unsqueeze(1))
     if tile.dtype != logits.dtype:
@@ -223,21 +283,21 @@ def _rows(hidden: Tensor, value: float) -> Tensor:
     return torch.full(hidden.shape[:1], value, dtype=dtype, device=hidden.device)
 
 
-def _fake(hidden, weight, bias, labels):
+def _fake(hidden, weight, bias, labels, compiled=False):
     return _rows(hidden, 0.0), _rows(hidden, 0.0)
 
 
-def _fake_backward(grad_lse, grad_picked, hidden, weight, bias, labels, lse, wanted):
+def _fake_backward(grad_lse, grad_picked, hidden, weight, bias, labels, lse, wanted, compiled=False):
     given = zip((hidden, weight, bias), wanted, strict=True)
     return tuple(x.new_empty(x.shape) if x is not None and want else None for x, want in given)
 
 
-def _fake_with_gradients(grad_lse, grad_picked, hidden, weight, bias, labels, wanted):
+def _fake_with_gradients(grad_lse, grad_picked, hidden, weight, bias, labels, wanted, compiled=False):
     lse, picked = _fake(hidden, weight, bias, labels)
     return lse, picked, *_fake_backward(grad_lse, grad_picked, hidden, weight, bias, labels, lse, wanted)
 
 
-def _save(ctx, inputs, output) -> None:
+def _save(ctx, inputs, keyword_only_inputs, output) -> None:
     ctx.save_for_backward(*inputs, output[0])
 
 

@@ -24,7 +24,7 @@ from tutti.lower.regions import divide
 from tutti.lower.tiers import use_tiers
 from tutti.lower.workspace import keep_workspaces
 from tutti.lower.write_out import write_out
-from tutti.nn import attention
+from tutti.nn import attention, linear_cross_entropy
 from tutti.run import overlap
 from tutti.run.carrier import Carrier
 from tutti.run.code import Inspect, Meter, Run, Stopwatch, generate
@@ -142,6 +142,7 @@ def _prepared(program: Program, level: str, carrier: Carrier | None, ledger: Led
         peaks = [(node.meta.get("label", ""), total - first) for node, (_, _, total) in known.items()]
     if level != "O0":
         attention.use(graph)
+        linear_cross_entropy.use_kernels(graph)
     compile_segments(graph, level)
     if ledger:
         meter = Meter(ledger, _needs(graph, known))
