@@ -142,16 +142,17 @@ _processor: list[threading.Thread] = []
 
 
 def tell_of_compilation(told: Callable[[bool], None]) -> None:
-    """Let `told(True)` be called when torch begins to compile something, `told(False)` when it is done."""
+    """Let `told(True)` be called when torch begins to compile something, `told(False)` when it is done; until
+    `torch.compiler.reset()`, after which this has to be called again. Without effect where it is so already."""
     from torch._dynamo.callback import callback_handler  # slow to import
 
-    if told not in _told_of_compilation:
-        _told_of_compilation.append(told)
-        callback_handler.register_start_callback(lambda args: told(True))
-        callback_handler.register_end_callback(lambda args: told(False))
+    begins, ends = _told_of_compilation.setdefault(told, (lambda args: told(True), lambda args: told(False)))
+    if begins not in callback_handler.start_callbacks:
+        callback_handler.register_start_callback(begins)
+        callback_handler.register_end_callback(ends)
 
 
-_told_of_compilation: list[Callable[[bool], None]] = []
+_told_of_compilation: dict[Callable[[bool], None], tuple[Callable, Callable]] = {}
 
 
 def compile_graph(graph: fx.Graph, args: Sequence[torch.Tensor]) -> Callable:

@@ -140,7 +140,7 @@ def test_a_layer_of_a_70b_model_allocates_nothing():
         model = transformers.LlamaForCausalLM(config).to(torch.bfloat16).train()
         ids = torch.empty(2, 4096, dtype=torch.long)
     batch = {"input_ids": ids, "labels": ids}
-    with torch.profiler.profile(profile_memory=True) as profile:
+    with torch.profiler.profile(profile_memory=True, acc_events=True) as profile:
         graph = tutti.capture(model, batch, torch.optim.AdamW(model.parameters()), masters=True)
     assert sum(abs(e.self_device_memory_usage) + max(e.cpu_memory_usage, 0) for e in profile.key_averages()) < 2**20
     assert sum(graph.spec(f"master:{n}").bytes for n in graph.names("param")) > 5e9

@@ -3,7 +3,10 @@
 import copy
 import doctest
 import random
+import subprocess
+import sys
 import warnings
+from types import FunctionType
 
 import numpy as np
 import pytest
@@ -14,6 +17,14 @@ from torch.nn import functional as F
 import tutti
 from dynamic import CASES, branches
 from tutti.run import jit
+
+OLD = torch.__version__ < "2.13"  # of the 2.11 that is supported, too
+
+
+def anew(function):
+    """The function with code of its own: torch 2.11 knows code again that it has given up for another jit, and has
+    nothing to report then."""
+    return FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
 
 
 def equal(a, b):
@@ -49,7 +60,7 @@ UP, DOWN = torch.arange(1.0, 7), -torch.arange(1.0, 7)
 
 @pytest.mark.parametrize("function", CASES, ids=lambda function: function.__name__)
 def test_what_depends_on_data_does_what_python_does(function):
-    fast = agrees(function, (UP,), (DOWN,), (UP / 10,), (UP,))
+    fast = agrees(anew(function), (UP,), (DOWN,), (UP / 10,), (UP,))
     assert fast.report().breaks
 
 
@@ -149,7 +160,7 @@ def test_training_is_as_in_python():
     assert equal(dict(plain.state_dict()), dict(model.state_dict()))
 
 
-@pytest.mark.parametrize(("kind", "within"), [(torch.optim.SGD, 0), (torch.optim.AdamW, 1.2e-5)])
+@pytest.mark.parametrize(("kind", "within"), [(torch.optim.SGD, 3e-7 if OLD else 0), (torch.optim.AdamW, 1.2e-5)])
 def test_a_whole_step_with_its_optimizer_is_as_in_python(kind, within):
     """In a graph AdamW computes its bias corrections in float32, 3e-5 of a second moment at first, not in float64."""
 
@@ -311,7 +322,7 @@ def test_what_is_jitted_may_stand_in_another_and_in_a_model_that_is_parallelized
     model[0].forward = tutti.jit(model[0].forward, level="O0")
     whole = tutti.jit(lambda x: model(x) * 2, level="O0")
     x = torch.randn(4, 4)
-    assert torch.equal(whole(x), model(x) * 2) and len(whole.report().graphs) == 1
+    assert torch.equal(whole(x), model(x) * 2) and len(whole.report().graphs) == (2 if OLD else 1)
     expected = model(x).mean().item()
     step = tutti.parallelize(model, torch.optim.SGD(model.parameters(), 0.1), (x,), cluster="cpu:2", plan="dp",
                              level="O0", loss=lambda model, batch: model(*batch).mean())  # fmt: skip
@@ -371,3 +382,23 @@ def test_a_copy_of_a_model_computes_with_its_own_weights():
         for p in other.parameters():
             p.zero_()
     assert other(x).abs().sum() == 0 and model(x).abs().sum() > 0
+
+
+def test_it_is_told_of_compilations_after_torch_has_forgotten_all():
+    """Settings of TorchDynamo hold while a jit compiles: without them an assert raises RuntimeError."""
+    script = """if True:
+        import torch, tutti
+        def asserts(x):
+            assert x.sum() > 0, "not positive"
+            return x * 2
+        tutti.jit(lambda x: x + 1, level="O0")(torch.ones(2))
+        torch.compiler.reset()
+        fast = tutti.jit(asserts, level="O0")
+        fast(torch.ones(2))
+        try:
+            fast(-torch.ones(2))
+        except AssertionError as error:
+            print(error, len(fast.report().breaks))
+    """
+    made = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert made.stdout == "not positive 1\n"

@@ -82,11 +82,12 @@ class Jit:
         if inspect.isgeneratorfunction(target):
             self._add(compat.GraphBreak("generator function", *_place_of(target), whole=True))
         self._fast = compat.split_by_dynamo(target, self._compile, dynamic)
-        _watch()
+        _quiet()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling() or is_tracing():
             return self.target(*args, **kwargs)
+        compat.tell_of_compilation(_compilation)
         outer = _at_work.call
         if outer is not None:
             outer.note()
@@ -179,9 +180,8 @@ _at_work = _AtWork()
 
 
 @functools.cache
-def _watch() -> None:
-    """Learn of what TorchDynamo compiles; once."""
-    compat.tell_of_compilation(_compilation)
+def _quiet() -> None:
+    """Keep to the report what TorchDynamo would say; once."""
     compat.quiet_compiler(lambda: _at_work.call is not None)
 
 
