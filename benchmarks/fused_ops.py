@@ -1,7 +1,7 @@
 """Fused operators, forward and backward, against the same functions in plain PyTorch, eager and compiled, in turns.
 
-Ours as a level runs them: the forward and the backward formula of `tutti.nn.fused` each compiled once; the linear
-layer with cross-entropy, which works in blocks and makes its gradients with the loss, as it is; functions that need no
+Ours as O1 runs them: the forward and the backward formula of `tutti.nn.fused` each compiled once; the linear
+layer with cross-entropy, which works in blocks and makes its gradients with the loss, with its own kernels; functions that need no
 formula of ours (causal attention; a layer norm of a sum; bias and GELU; bias, dropout and a sum), with a weighted sum
 as their loss, captured and compiled at O1. The peers are the functions as models write them, with autograd, eagerly
 and under `torch.compile`. The update is AdamW behind clipping: theirs `clip_grad_norm_` and PyTorch's fused AdamW, or,
@@ -124,10 +124,12 @@ def _swiglu() -> tuple[Callable, Callable]:
 
 
 def _loss() -> tuple[Callable, Callable]:
+    made = ops.linear_logsumexp_with_gradients
+
     def forward(hidden, weight, labels):
         share = torch.full(labels.shape, 1 / len(labels))
         operands = hidden, weight, None, labels
-        lse, picked, *gradients, _ = ops.linear_logsumexp_with_gradients(share, -share, *operands, [True, True, False])
+        lse, picked, *gradients, _ = made(share, -share, *operands, [True, True, False], compiled=True)
         return (lse - picked).mean(), gradients
 
     return forward, lambda grad, kept, *operands: kept
