@@ -1,15 +1,15 @@
 """Fused operators, forward and backward, against the same functions in plain PyTorch, eager and compiled, in turns.
 
-Ours as O1 runs them: the forward and the backward formula of `tutti.nn.fused` each compiled once; the linear
-layer with cross-entropy, which works in blocks and makes its gradients with the loss, with its own kernels; functions that need no
-formula of ours (causal attention; a layer norm of a sum; bias and GELU; bias, dropout and a sum), with a weighted sum
-as their loss, captured and compiled at O1. The peers are the functions as models write them, with autograd, eagerly
-and under `torch.compile`. The update is AdamW behind clipping: theirs `clip_grad_norm_` and PyTorch's fused AdamW, or,
-compiled, its multi-tensor one; the size is the number of layers. Each at three sizes, in float32 and bfloat16.
-`saved_bytes` is what is kept from the forward to the backward pass, operands included, each storage once, where that
-is known. `times_faster` is the median over rounds of the peer's time over ours. `load` is how many processes wanted
-the machine before each case: with others at work, the smallest times tell more than medians. `--quick` is the smallest
-size.
+Ours as O1 runs them: the forward and the backward formula of `tutti.nn.fused` each compiled once; the linear layer
+with cross-entropy, which works in blocks and makes its gradients with the loss, with its own kernels; functions that
+need no formula of ours (causal attention; a layer norm of a sum; bias and GELU; bias, dropout and a sum), with a
+weighted sum as their loss, captured and compiled at O1. The peers are the functions as models write them, with
+autograd, eagerly and under `torch.compile`. The update is AdamW behind clipping: theirs `clip_grad_norm_` and
+PyTorch's fused AdamW, or, compiled, its multi-tensor one; the size is the number of layers. Each at three sizes, in
+float32 and bfloat16. `saved_bytes` is what is kept from the forward to the backward pass, operands included, each
+storage once, where that is known. `times_faster` is the median over rounds of the peer's time over ours. `load` is
+how many processes wanted the machine before each case: with others at work, the smallest times tell more than
+medians. `--quick` is the smallest size.
 """
 
 from __future__ import annotations
