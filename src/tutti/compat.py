@@ -29,6 +29,8 @@ from torch._decomp.decompositions import native_batch_norm_decomposition
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_temporarily
+from torch.fx.experimental.proxy_tensor import get_proxy_mode as get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode

@@ -1,5 +1,7 @@
 """What is traced is what torch's own `make_fx` traces, and computes what the function does."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -40,12 +42,22 @@ def number(x, y):
     return (x * torch.tensor(1.5).exp().item(),)
 
 
+def kept_number(x, y):
+    """A tensor that is no argument has a value."""
+    return (x * KEPT.item(),)
+
+
+def resized(x, y):
+    return (torch.empty(0).resize_(4, 3).copy_(x) * torch.zeros(4, 3).fill_(2),)
+
+
 def composed(x, y):
     with torch.inference_mode():
         return (F.linear(x, y.t()),)
 
 
-FUNCTIONS = [gradients, parts, in_place, mapped, number, composed]
+FUNCTIONS = [gradients, parts, in_place, mapped, number, kept_number, resized, composed]
+KEPT = torch.tensor(3.0)
 X, Y = torch.randn(4, 3), torch.randn(3, 5)
 
 
@@ -105,3 +117,36 @@ def test_a_tensor_that_is_no_argument_is_a_constant():
     with compat.fake_mode():
         traced = trace(lambda x: x + outside * outside, torch.empty(3))
     assert len(traced.constants) == 1 and fx.GraphModule(traced.constants, traced.graph)(outside).tolist() == [0, 2, 6]
+
+
+def test_higher_order_operators_are_refused():
+    def function(x):
+        return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x + 1, (x,))
+
+    with compat.fake_mode(), pytest.raises(ValueError, match="calls cond, an operator of functions"):
+        trace(function, torch.empty(3))
+
+
+def test_autocast_keeps_nothing_of_a_trace():
+    weight = torch.nn.Parameter(torch.randn(3, 3))
+    with torch.autocast("cpu", torch.bfloat16):
+        with compat.fake_mode():
+            trace(lambda x: x @ weight, torch.empty(2, 3))
+        assert torch.is_autocast_cache_enabled()
+        assert type(torch.ones(2, 3) @ weight) is torch.Tensor
+
+
+def test_signing_needs_a_trace_and_other_threads_are_not_traced():
+    with pytest.raises(AssertionError, match="called outside of trace"):
+        sign(path="a")
+
+    def function(x):
+        with ThreadPoolExecutor(1) as pool:
+            assert is_tracing() and not pool.submit(is_tracing).result()
+        return x + 1
+
+    with compat.fake_mode():
+        trace(function, torch.empty(3))
+    seen = []
+    make_fx(lambda x: seen.append(is_tracing()) or x + 1)(torch.empty(3))
+    assert seen == [True]

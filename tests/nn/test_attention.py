@@ -3,8 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from torch.library import opcheck
 
+import tutti
+import zoo
 from tutti import compat
 from tutti.nn import attention
 
@@ -132,6 +135,38 @@ def test_registration():
     args, how = drawn(heads=2, groups=1, queries=8, keys=8, width=32)
     opcheck(ops.attention_backward.default, args, how)
     opcheck(ops.attention.default, *of_forward(args, how))
+    opcheck(ops.attention.default, tuple(x.contiguous() for x in args[1:4]))
+
+
+def test_what_pytorch_refuses_is_refused():
+    q, k = torch.randn(1, 2, 5, 64).bfloat16(), torch.randn(1, 2, 5, 32).bfloat16()
+    hides = torch.ones(5, 5, dtype=torch.bool)
+    for operands, mask in (((q, q, q), hides), ((q, q, q), hides.double()), ((q, q, k), None), ((q, k, k), None)):
+        with pytest.raises(RuntimeError):
+            ops.attention(*operands, attn_mask=mask)
+
+
+def test_queries_that_are_not_there_change_nothing():
+    q, k, v = (torch.rand(1, 1, n, 64).bfloat16() for n in (3, 70, 70))
+    k[0, 0, 3] = -torch.inf
+    out, lse = attention.FLASH(q, k, v)
+    for f in (ops.attention_backward, attention.FLASH_BACKWARD):
+        _, gk, gv = f(torch.ones_like(out), q, k, v, out, lse, 0.0, False)
+        assert not gk.isnan().any() and not gv.isnan().any()
+
+
+def test_a_step_of_whole_layers_in_bfloat16():
+    torch.manual_seed(0)
+    losses = []
+    for level in ("O0", "O2"):
+        config = transformers.LlamaConfig(hidden_size=64, num_hidden_layers=1, num_attention_heads=2,
+                                          intermediate_size=96, vocab_size=96)  # fmt: skip
+        torch.manual_seed(0)
+        model = transformers.LlamaForCausalLM(config).bfloat16()
+        step = tutti.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1), zoo.tokens(4), cluster="cpu:1",
+                                 level=level)  # fmt: skip
+        losses.append([step(zoo.tokens(4)).item() for _ in range(2)])
+    assert losses[1] == pytest.approx(losses[0], rel=2e-3)
 
 
 def graph_with(dtype, width):

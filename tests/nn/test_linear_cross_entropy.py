@@ -138,6 +138,22 @@ def test_kernels_tell_of_what_is_not_finite(value):
 
 
 @compiles
+def test_kernels_take_what_lies_otherwise():
+    hidden, weight, _, labels = drawn(torch.bfloat16, biased=False)
+    operands = hidden.detach(), weight.detach(), None, labels
+    lse = ops.linear_logsumexp(*operands)[0]
+    slopes = torch.randn(2, ROWS)
+    wanted = [True, True, False]
+    expected = ops.linear_logsumexp_backward(*slopes, *operands, lse, wanted)
+    apart = torch.stack([lse, lse + 1], 1)[:, 0]
+    found = ops.linear_logsumexp_backward(*slopes.bfloat16(), *operands, apart, wanted, compiled=True)
+    torch.testing.assert_close(found[:2], expected[:2], rtol=0.03, atol=0.03)
+    for compiled in (False, True):
+        with pytest.raises(ValueError, match=r"labels are torch\.int32"):
+            ops.linear_logsumexp(*operands[:3], labels.int(), compiled=compiled)
+
+
+@compiles
 def test_a_compiled_step_uses_them():
     model, batch = zoo.llama(1), zoo.tokens(4)
     for level, used in (("O0", False), ("O1", True)):

@@ -95,8 +95,8 @@ def capture(
         outputs = {"loss": value.detach()}
         outputs |= {f"buffer:{name}": tensors[f"model.{name}"] for name in buffers}
         if gradients:
-            recorder.backward(value)
-            values = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+            with recorder.backward(value):
+                values = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
             grads = {name: g for name, g in zip(leaves, values, strict=True) if g is not None}
             if guarded:
                 sign(phase=BACKWARD, path=GUARD)
@@ -287,10 +287,17 @@ class _Recorder:
         self.born.append(compat.autograd_clock())
         self.path_at.append(path)
 
-    def backward(self, value: torch.Tensor) -> None:
+    @contextmanager
+    def backward(self, value: torch.Tensor) -> Iterator[None]:
         """Make each autograd node, when it runs, the current one."""
+        handles = []
         sign(phase=BACKWARD, path="")
         for grad_fn in compat.in_backward_order(value.grad_fn):
             at = bisect_right(self.born, compat.born_at(grad_fn)) - 1
             path = self.path_at[at] if 0 <= at < len(self.path_at) else ""
-            grad_fn.register_prehook(lambda grads, path=path: sign(path=path))
+            handles.append(grad_fn.register_prehook(lambda grads, path=path: sign(path=path)))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()

@@ -156,6 +156,12 @@ Floats hidden(Floats x, int64_t i, int64_t unseen, float other) {
   return Floats::loadu(seen);
 }
 
+// The first `count` numbers, and zeros: what is made of queries that are not there may be no number.
+Floats first(Floats x, int64_t count) {
+  if (count >= Floats::size()) return x;
+  return Floats::set(Floats(0.f), x, std::max<int64_t>(count, 0));
+}
+
 // Scores of `columns` keys and ROWS queries become P^T, where `most` and `sum` are of earlier keys, and then of these,
 // too; `faded` is what the earlier ones count for by then. at, rows: as above, of the first key; causal: how many queries
 // do not see the first key, one more for each that follows, or none at all.
@@ -201,8 +207,8 @@ void one_key(const float* scores, const float* grads, const float* lse, const fl
     Floats x[2], y[2];
     for (int64_t half = 0, i = r; half < 2; ++half, i += n) {
       const Floats made = (score(scores, scale, mask, at, rows, i) - Floats::loadu(lse + i)).exp_u20();
-      x[half] = hidden(made, i, unseen, 0.f);
-      y[half] = x[half] * (Floats::loadu(grads + i) - Floats::loadu(delta + i)) * Floats(scale);
+      x[half] = first(hidden(made, i, unseen, 0.f), rows - i);
+      y[half] = first(x[half] * (Floats::loadu(grads + i) - Floats::loadu(delta + i)) * Floats(scale), rows - i);
     }
     at::vec::convert_from_float<BFloat16>(x[0], x[1]).store(p + r);
     at::vec::convert_from_float<BFloat16>(y[0], y[1]).store(s + r);

@@ -74,8 +74,14 @@ def _knows(query) -> bool:
     return query.dtype == torch.bfloat16 and query.shape[-1] % WIDTH == 0
 
 
-def _kernels_for(query: Tensor, dropout_p: float) -> ctypes.CDLL | None:
-    return _kernels() if _knows(query) and not dropout_p else None
+def _kernels_for(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float
+) -> ctypes.CDLL | None:
+    """The kernels, where they know such operands; PyTorch's says what is wrong with others."""
+    alike = key.dtype == value.dtype == query.dtype and key.shape == value.shape and query.ndim == key.ndim == 4
+    fits = alike and query.shape[::3] == key.shape[::3] and query.shape[1] % key.shape[1] == 0
+    masked = mask is None or (mask.ndim in (2, 4) and mask.dtype in (torch.float32, torch.bfloat16))
+    return _kernels() if _knows(query) and fits and masked and not dropout_p else None
 
 
 def _in_rows(x: Tensor) -> Tensor:
@@ -88,12 +94,10 @@ def _in_rows(x: Tensor) -> Tensor:
 
 def attention(query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
     given = [_in_rows(x) for x in (query, key, value)]
-    kernels = _kernels_for(query, dropout_p)
+    kernels = _kernels_for(query, key, value, attn_mask, dropout_p)
     if kernels is None:
         return FLASH(*given, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
-    batch, heads, queries, _ = query.shape
-    out = _like(query)
-    logsumexp = query.new_empty((batch, queries, heads), dtype=torch.float32).transpose(1, 2)
+    out, logsumexp = _made(query)
     _call(kernels.attention, [*given, out], query, key, logsumexp, attn_mask, scale, is_causal)
     return out, logsumexp
 
@@ -102,7 +106,7 @@ def attention_backward(
     grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, *, attn_mask=None, scale=None
 ):
     given = [_in_rows(x) for x in (grad_out, query, key, value, out)]
-    kernels = _kernels_for(query, dropout_p)
+    kernels = _kernels_for(query, key, value, attn_mask, dropout_p)
     if kernels is None:
         return FLASH_BACKWARD(*given, logsumexp, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
     made = [_like(x) for x in (query, key, value)]
@@ -110,8 +114,15 @@ def attention_backward(
     return tuple(made)
 
 
+def _made(query: Tensor, *rest: object, **options: object) -> tuple[Tensor, Tensor]:
+    """What the forward pass returns, yet to be filled."""
+    batch, heads, queries, _ = query.shape
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    return _like(query), query.new_empty((batch, queries, heads), dtype=dtype).transpose(1, 2)
+
+
 def _like(x: Tensor) -> Tensor:
-    return torch.empty_permuted(x.shape, (0, 2, 1, 3), dtype=x.dtype)
+    return torch.empty_permuted(x.shape, (0, 2, 1, 3), dtype=x.dtype, device=x.device)
 
 
 def _call(
@@ -138,7 +149,7 @@ def _call(
 
 _library.impl("attention", attention, "CPU")
 _library.impl("attention_backward", attention_backward, "CPU")
-torch.library.register_fake("tutti::attention", lambda *args, **kwargs: FLASH(*args, **kwargs))
+torch.library.register_fake("tutti::attention", _made)
 torch.library.register_fake("tutti::attention_backward", lambda *args, **kwargs: FLASH_BACKWARD(*args, **kwargs))
 
 # What these take the place of, and where that has its queries among its operands.

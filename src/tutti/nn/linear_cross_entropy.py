@@ -45,6 +45,7 @@ BLOCK = {"cpu": 64 << 20, "cuda": 1 << 28}
 TILE = {"cpu": 1 << 20, "cuda": 1 << 28}
 FEWEST = 256  # of the vocabulary, or rows, in a block
 SOURCE = Path(__file__).with_suffix(".cpp")
+KNOWN = torch.float32, torch.bfloat16  # to the kernels
 
 _library = torch.library.Library("tutti", "FRAGMENT")
 _operands = "Tensor hidden, Tensor weight, Tensor? bias, Tensor labels"
@@ -94,9 +95,12 @@ def linear_cross_entropy(
 
 
 def use_kernels(graph: fx.Graph) -> None:
-    """Let the losses of a graph use them, in place; they are compiled meanwhile."""
-    targets = ops.linear_logsumexp, ops.linear_logsumexp_backward, ops.linear_logsumexp_with_gradients
-    found = [n for target in targets for n in graph.find_nodes(op="call_function", target=target.default)]
+    """Let the losses of a graph that runs on a CPU use them, in place; they are compiled meanwhile."""
+    places = {ops.linear_logsumexp: 0, ops.linear_logsumexp_backward: 2, ops.linear_logsumexp_with_gradients: 2}
+    found = [node
+             for target, hidden in places.items()
+             for node in graph.find_nodes(op="call_function", target=target.default)
+             if node.args[hidden].meta["val"].dtype in KNOWN]  # fmt: skip
     if found:
         threading.Thread(target=_compile, name="tutti compiler", daemon=True).start()
     for node in found:
@@ -126,7 +130,7 @@ def _block(logits: Tensor, column: Tensor, here: Tensor) -> tuple[int, ...]:
 
 
 def _knows(logits: Tensor) -> bool:
-    return logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.bfloat16)
+    return logits.device.type == "cpu" and logits.dtype in KNOWN
 
 
 def forward(
@@ -227,7 +231,8 @@ def _differentiate(
 ) -> None:
     """Gradients of a tile's logits, in their place."""
     if compiled and _knows(logits):
-        gradients = [n for g in (grad_lse, grad_picked) for n in (g.data_ptr(), g.stride(0))]
+        given, lse = [g.to(lse.dtype) for g in (grad_lse, grad_picked)], lse.contiguous()
+        gradients = [n for g in given for n in (g.data_ptr(), g.stride(0))]
         _kernels().differentiate(*_block(logits, column, here), lse.data_ptr(), *gradients)
         return
     tile = logits.to(lse.dtype).sub_(lse.unsqueeze(1)).exp_().mul_(grad_lse.unsqueeze(1))
@@ -272,7 +277,9 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, block: slice) -
 
 
 def _columns(labels: Tensor, block: slice) -> tuple[Tensor, Tensor]:
-    """Of each label its column in the block, and whether it is there."""
+    """Of each label its column in the block, and whether it is there. ValueError where labels are not int64."""
+    if labels.dtype != torch.int64:
+        raise ValueError(f"linear_cross_entropy: labels are {labels.dtype}; as an operand they are int64")
     return (labels - block.start).clamp(0, block.stop - block.start - 1), (labels >= block.start) & (
         labels < block.stop
     )

@@ -65,7 +65,7 @@ def _calls(graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> list[tuple[Compil
     """
     found: list[tuple[Compiled, Sequence[torch.Tensor]]] = []
     given, values, places = iter(inputs), {}, {}
-    alike: dict[tuple, torch.Tensor] = {}
+    alike: dict[tuple, torch.Tensor] = {}  # holds them, so that an id stays what it is
     known: dict[tuple, tuple[Any, Any]] = {}  # what calls give, and where these tensors are
 
     def like(x: torch.Tensor) -> torch.Tensor:

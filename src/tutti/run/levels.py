@@ -142,7 +142,8 @@ def _prepared(program: Program, level: str, carrier: Carrier | None, ledger: Led
         peaks = [(node.meta.get("label", ""), total - first) for node, (_, _, total) in known.items()]
     if level != "O0":
         attention.use(graph)
-        linear_cross_entropy.use_kernels(graph)
+        if on is CPU:
+            linear_cross_entropy.use_kernels(graph)
     compile_segments(graph, level)
     if ledger:
         meter = Meter(ledger, _needs(graph, known))
