@@ -179,11 +179,16 @@ def multiplies_bfloat16() -> bool:
 
 def compile_cpp(source: str) -> ctypes.CDLL:
     """A library of C++ that may use torch's vectors and products. What is compiled is kept in torch's cache on disk."""
-    from torch._inductor.codecache import CppCodeCache  # slow to import
+    from torch._inductor import codecache  # slow to import
+
+    class WithHeader(codecache.CppCodeCache):
+        """Behind the header that Inductor compiles for its kernels: half of the time."""
+
+        _get_uncompiled_header = codecache.CppPythonBindingsCodeCache._get_uncompiled_header
 
     for thread in _processor:
         thread.join()
-    return CppCodeCache.load(source)
+    return WithHeader.load(source)
 
 
 _postponing = threading.Lock()
