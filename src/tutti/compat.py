@@ -143,6 +143,13 @@ _NOTHING = '#include <torch/csrc/inductor/cpp_prefix.h>\nextern "C" void kernel(
 _processor: list[threading.Thread] = []
 
 
+def forget_compiled() -> None:
+    """Let TorchDynamo compile functions anew: those that it was compiling when an error came would raise it again."""
+    import torch._dynamo
+
+    torch._dynamo.reset_code_caches()
+
+
 def tell_of_compilation(told: Callable[[bool], None]) -> None:
     """Let `told(True)` be called when torch begins to compile something, `told(False)` when it is done; until
     `torch.compiler.reset()`, after which this has to be called again. Without effect where it is so already."""

@@ -137,3 +137,11 @@ def test_trees_keep_their_types_when_they_are_pinned(monkeypatch):
         torch.tensor(2), [OrderedDict(z=torch.tensor(3)), "text"]
     )
     assert prefetch.pinned(MappingProxyType({"x": torch.tensor(4)})) == {"x": torch.tensor(5)}
+
+
+def test_a_source_that_ends_too_early_is_told():
+    source = iter([1, 2])
+    batches = Prefetch(lambda step: next(source), range(3))
+    assert [next(batches), next(batches)] == [1, 2]
+    with pytest.raises(RuntimeError, match="there is no batch for step 2"):
+        next(batches)

@@ -247,3 +247,30 @@ def test_a_batch_without_labels_is_named():
 def test_clipping_needs_an_update():
     with pytest.raises(ValueError, match="clips the gradients that an update takes"):
         tutti.capture(nn.Linear(2, 2), torch.ones(1, 2), loss=lambda model, x: model(x).sum(), clip_norm=1.0)
+
+
+def test_arguments_in_another_order_are_told():
+    model, x = nn.Linear(2, 2), torch.ones(1, 2)
+    with pytest.raises(ValueError, match=r"optimizer is a tuple, not of torch[.]optim: capture takes model, batch"):
+        tutti.capture(model, (x,), (x,))  # pyright: ignore
+    with pytest.raises(ValueError, match="the batch is a tensor; give a dict"):
+        tutti.capture(model, x, loss=lambda model, x: model(x).sum())  # pyright: ignore
+
+
+class Conditional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.a(x)
+        return torch.cond(y.mean() > 0, lambda y: y.sin(), lambda y: y.cos(), (y,)).mean()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch.cond's own
+def test_a_model_that_is_refused_runs_as_before():
+    model, x = Conditional(), torch.ones(4, 8)
+    with pytest.raises(ValueError, match="the model calls cond"):
+        tutti.capture(model, (x,))
+    y = model.a(x)
+    assert model(x) == (y.sin() if y.mean() > 0 else y.cos()).mean()

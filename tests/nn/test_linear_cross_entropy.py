@@ -187,6 +187,8 @@ def test_errors():
     hidden, weight, bias, labels = drawn()
     with pytest.raises(IndexError, match="label 40 of 40 classes"):
         linear_cross_entropy(hidden, weight, labels.clamp(min=0) + CLASSES - labels.max(), bias)
+    with pytest.raises(ValueError, match=r"labels are classes, as whole numbers, not torch\.float32"):
+        linear_cross_entropy(hidden, weight, labels.float())
     with pytest.raises(ValueError, match="no reduction 'max'"):
         linear_cross_entropy(hidden, weight, labels, reduction="max")
     with pytest.raises(ValueError, match=r"labels \(...\), not \(12, 6\), \(40, 6\) and \(6,\)"):

@@ -18,10 +18,11 @@ AHEAD = 2  # one being taken, one being made
 
 
 class Prefetch(Iterator[Any]):
-    """`make(step)` of each of some steps, in their order, `ahead` of them at most made before they are asked for.
+    """`make(step)` of each of some steps, in their order, `ahead` of them at most made before they are asked for; once.
 
-    What `make` raises is raised where the batch of that step is asked for. Where there is a GPU the tensors of a batch,
-    in dicts, lists and tuples, lie in pinned memory, from which they are copied without the CPU waiting.
+    What `make` raises is raised where the batch of that step is asked for; StopIteration, which would end the loop, as
+    a RuntimeError. Where there is a GPU the tensors of a batch, in dicts, lists and tuples, lie in pinned memory, from
+    which they are copied without the CPU waiting.
 
     waited: seconds of the last `next`: the exposed time of the data. late: how many batches were not ready when they
     were asked for.
@@ -63,7 +64,10 @@ class Prefetch(Iterator[Any]):
         self._ahead.extend(self._thread.submit(self._made, step) for step in islice(self.steps, count))
 
     def _made(self, step: int) -> Any:
-        batch = self.make(step)
+        try:
+            batch = self.make(step)
+        except StopIteration as error:
+            raise RuntimeError(f"there is no batch for step {step}: what makes it is at its end") from error
         return pinned(batch) if torch.cuda.is_available() else batch
 
     def __enter__(self) -> Prefetch:

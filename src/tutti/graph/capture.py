@@ -71,6 +71,9 @@ def capture(
     trained = [name for name, p in params.items() if p.requires_grad] if gradients else []
     if gradients and not trained:
         raise ValueError("no parameter of the model requires a gradient: there is nothing to train")
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        kind = type(optimizer).__name__
+        raise ValueError(f"the optimizer is a {kind}, not of torch.optim: capture takes model, batch, optimizer")
     if clip_norm is not None and optimizer is None:
         raise ValueError(f"clip_norm={clip_norm} clips the gradients that an update takes: give an optimizer, too")
     if masters and stochastic_rounding:
@@ -139,6 +142,8 @@ def capture(
 
 def batch_items(batch: Batch) -> list[tuple[str, torch.Tensor]]:
     """The tensors of a batch with their keys; positions count as keys in a tuple."""
+    if isinstance(batch, torch.Tensor):
+        raise ValueError("the batch is a tensor; give a dict (keyword arguments of the model) or a tuple of tensors")
     items = batch.items() if isinstance(batch, Mapping) else ((str(i), v) for i, v in enumerate(batch))
     items = [(str(k), v) for k, v in items]
     for key, value in items:

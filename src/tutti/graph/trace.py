@@ -33,17 +33,24 @@ class Traced:
     constants: dict[str, torch.Tensor]
 
 
+class Refused(ValueError):
+    """What is not traced."""
+
+
 def trace(function: Callable, *args: torch.Tensor) -> Traced:
     """The graph of `function(*args)`, which returns tensors in tuples or lists; to be called in a mode of fake tensors,
     for fake arguments. What a trace within it calls is recorded by both.
 
-    Raises `compat.ValuesNeeded` where it takes the values of a tensor to go on, ValueError for a higher-order operator.
+    Raises `compat.ValuesNeeded` where it takes the values of a tensor to go on, Refused for a higher-order operator.
     """
     tracer = _Tracer(args)
     _active.append(tracer)
     try:
         with _no_casts_kept(), tracer:
             results = function(*args)
+    except Refused:
+        compat.forget_compiled()
+        raise
     finally:
         _active.remove(tracer)
     tracer.graph.output(tracer.named(results))
@@ -79,7 +86,7 @@ class _Tracer(compat.TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if isinstance(func, torch._ops.HigherOrderOperator):
-            raise ValueError(
+            raise Refused(
                 f"the model calls {func}, an operator of functions (as torch.cond or flex_attention are), which is not "
                 "captured: write it with tensors alone, as torch.where(condition, a, b) or "
                 "F.scaled_dot_product_attention; on one device tutti.jit(model) runs it as it is"

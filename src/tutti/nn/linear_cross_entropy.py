@@ -81,6 +81,8 @@ def linear_cross_entropy(
             f"linear_cross_entropy: hidden (..., h), weight (v, h) and labels (...), not {tuple(hidden.shape)}, "
             f"{tuple(weight.shape)} and {tuple(labels.shape)}"
         )
+    if labels.is_floating_point() or labels.is_complex():
+        raise ValueError(f"linear_cross_entropy: labels are classes, as whole numbers, not {labels.dtype}")
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
