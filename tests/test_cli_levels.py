@@ -21,7 +21,15 @@ def test_functions_of_a_model_are_counted(tmp_path, capsys):
               "vocab_size": 64, "n_positions": 32}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert main(["levels", "--model", str(tmp_path), "--batch", "2", "--seq", "16"]) == 0
-    rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
-    counts = {row[1].strip(): [int(cell) for cell in row[2:5]] for row in rows}
+    *_, counted = capsys.readouterr().out.rpartition("compiled functions")
+    rows = [line.split() for line in counted.splitlines()]
+    counts = {row[0]: [int(cell) for cell in row[1:]] for row in rows if len(row) == 4}
     assert counts["O0"][1:] == [0, 0] and counts["O2"][0] < counts["O1"][0] < counts["O0"][0]
     assert counts["O1"][2] < counts["O1"][1] and counts["O2"][2] < counts["O2"][1]
+
+
+def test_a_mistake_is_told_before_anything_is_printed(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}))
+    assert main(["levels", "--model", str(tmp_path), "--dtype", "int4"]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and "no dtype 'int4'; there are float32, bfloat16" in said.err

@@ -207,6 +207,14 @@ def test_a_model_that_branches_on_values_is_told_where_and_what_to_do(how, line)
     assert "tutti.jit(model)" in str(error.value) and "experts" not in str(error.value)
 
 
+def test_a_model_that_leaves_pytorch_is_told_where():
+    model = Branching(lambda m, x, y: y.mean() * float(x.numpy().max()))
+    with pytest.raises(
+        ValueError, match=r"test_capture\.py:\d+, `.*x\.numpy\(\)\.max.*`: .* out of PyTorch .*tutti\.jit"
+    ):
+        tutti.capture(model, points(), loss=lambda m, b: m(b[0]))
+
+
 def test_an_operator_that_looks_at_values_is_told_from_a_model_that_does():
     def loss(model, batch):
         lengths = torch.full((4,), 4), torch.full((4,), 2)

@@ -112,9 +112,9 @@ def test_state_of_another_model_is_refused():
 def test_another_shape_is_captured_once():
     step = make("dp2", "cpu:2")
     step(zoo.tokens())
-    first = len(step._plans)
+    first = len(step._made.plans)
     step(zoo.tokens(length=8)), step(zoo.tokens(length=8)), step(zoo.tokens(batch=6))
-    assert (first, len(step._plans)) == (1, 3)
+    assert (first, len(step._made.plans)) == (1, 3)
 
 
 @pytest.mark.parametrize(
@@ -156,6 +156,11 @@ def test_a_wrong_batch(change, message):
 def test_wrong_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         make(**arguments)
+
+
+def test_no_optimizer():
+    with pytest.raises(ValueError, match=r"the optimizer is a NoneType; it must be one of torch\.optim"):
+        tutti.parallelize(zoo.llama(1), None, zoo.tokens())
 
 
 def test_an_unknown_level():
@@ -269,7 +274,7 @@ def test_autocast_is_kept_for_shapes_that_come_later():
         step = make()
     assert any(n.meta["val"].dtype == torch.bfloat16 for n in step.graph.calls if isinstance(n.meta["val"], Spec))
     loss = step(zoo.tokens(length=8))
-    (graph, _), *_ = [v for k, v in step._plans.items() if k[0][1].shape[1] == 8]
+    (graph, _), *_ = [v for k, v in step._made.plans.items() if k[0][1].shape[1] == 8]
     assert any(n.meta["val"].dtype == torch.bfloat16 for n in graph.calls if isinstance(n.meta["val"], Spec))
     assert loss.dtype == torch.float32
 
@@ -298,7 +303,7 @@ def test_operators_without_a_rule_run_whole_and_say_so():
 
 
 def test_no_pins_may_be_said_by_none():
-    assert make(pins=None).pins == ()
+    assert make(pins=None).plan.name == make().plan.name
 
 
 def losses_under_gloo(plan: str) -> list[float]:

@@ -29,6 +29,10 @@ from tutti.graph.trace import sign, trace
 
 Batch = Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...]
 Loss = Callable[[nn.Module, Batch], torch.Tensor]
+INSTEAD = (
+    "decide it before the batch is made. On one device tutti.jit(model) runs it as it is, and its report() tells of "
+    "all such places"
+)
 # What a model calls that asks for values itself: `if`, `.item()`, `.tolist()`; x[mask].
 ASKED = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
 
@@ -137,6 +141,13 @@ def capture(
             traced = functionalize(trace(flat, *inputs.values()), list(inputs.values()))
         except compat.ValuesNeeded as error:
             raise _branching(error) from error
+        except RuntimeError as error:
+            if ".numpy()" not in str(error):
+                raise
+            raise ValueError(
+                f"{_asked_at(error)}the model takes the values of a tensor out of PyTorch (.numpy()), where no graph "
+                f"follows them: {INSTEAD}"
+            ) from error
     return build(traced, list(inputs), results, device, patterns)
 
 
@@ -198,12 +209,17 @@ def _fused_experts(model: nn.Module) -> AbstractContextManager:
     return taken_by_default(model)
 
 
-def _branching(error: Exception) -> ValueError:
-    """What to say where the model asked for the values of a tensor: its own line, and what to do."""
+def _asked_at(error: Exception) -> str:
+    """The last line of an error's traceback that is neither ours nor PyTorch's."""
     ours = (Path(torch.__file__).parent, Path(__file__).parents[1])
     frames = traceback.extract_tb(error.__traceback__)
     asked = [f for f in frames if not any(folder in Path(f.filename).parents for folder in ours)]
-    where = f"{asked[-1].filename}:{asked[-1].lineno}, `{asked[-1].line}`: " if asked else ""
+    return f"{asked[-1].filename}:{asked[-1].lineno}, `{asked[-1].line}`: " if asked else ""
+
+
+def _branching(error: Exception) -> ValueError:
+    """What to say where the model asked for the values of a tensor: its own line, and what to do."""
+    where = _asked_at(error)
     operator = getattr(error, "func", None)
     if operator not in ASKED:
         return ValueError(
@@ -211,12 +227,11 @@ def _branching(error: Exception) -> ValueError:
             "step is captured once for all values: compute it before the batch is made, or write an operator around it "
             "that knows its shapes without (torch.library.custom_op with register_fake)"
         )
-    hint = "; for experts: import tutti.models.experts, then model.set_experts_implementation('tutti')"
+    experts = "; for experts: import tutti.models.experts, then model.set_experts_implementation('tutti')"
+    hint = INSTEAD + (experts if "expert" in where else "")
     return ValueError(
         f"{where}the model branches on the values of a tensor, or makes a shape of them ({error}). A step is captured "
-        "once for all values: write torch.where or a mask for an if, a loop, .item() or x[mask], or decide it before "
-        "the batch is made. On one device tutti.jit(model) runs it as it is, and its report() tells of all such places"
-        + (hint if "expert" in where else "")
+        f"once for all values: write torch.where or a mask for an if, a loop, .item() or x[mask], or {hint}"
     )
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 
@@ -24,7 +25,9 @@ from tutti.graph.step_graph import Call, StepGraph
 from tutti.plan.layout import Mesh
 from tutti.plan.pin import Pin
 from tutti.plan.plan import Plan, Prediction
+from tutti.plan.planner import Planner
 from tutti.plan.search import BUDGET, Judge, Search
+from tutti.plan.textbook import parse_name
 from tutti.plan.variant import PLAIN, Variant
 from tutti.rules import LOCAL, RULES
 from tutti.run.simulated.dryrun import dry_run
@@ -45,6 +48,45 @@ class Simulator(Judge):
 
     def forward_seconds(self, graph: StepGraph, cluster: Cluster) -> Callable[[Call], float]:
         return forward_seconds(graph, cluster, self.level)
+
+
+def choose(
+    plan: Plan | str | Path,
+    graph_of: Callable[[int, Variant], StepGraph],
+    batch: int,
+    cluster: Cluster,
+    level: str,
+    pins: Sequence[Pin],
+    mesh: Mesh | None,
+    accumulate: int | Literal["auto"],
+    budget: float,
+) -> Plan:
+    """The plan that was given, or is in the file, or has the name, or is best; arguments as of `tutti.parallelize`.
+
+    graph_of: the step of one of so many microbatches. batch: of how many rows the global batch is.
+    """
+    if not isinstance(plan, Plan) and (isinstance(plan, Path) or plan.endswith(".json")):
+        if not Path(plan).is_file():
+            raise FileNotFoundError(f"there is no plan {str(plan)!r}: `step.plan.save(path)` keeps one")
+        plan = Plan.load(plan)
+    if isinstance(plan, Plan):
+        if pins or mesh:
+            raise ValueError("a plan that is given says all: pins and mesh have no effect on it; edit the plan")
+        if accumulate not in ("auto", plan.accumulate):
+            raise ValueError(
+                f"the plan accumulates {plan.accumulate} microbatches, not {accumulate}: give "
+                f"accumulate={plan.accumulate}, or 'auto' for what the plan says"
+            )
+        return plan
+    if plan == "auto":
+        count = None if accumulate == "auto" else accumulate
+        return best_plan(graph_of, batch, cluster, level, pins=pins, mesh=mesh, budget=budget, accumulate=count)
+    if mesh:
+        raise ValueError(f"plan {plan!r} says what the mesh is: leave mesh out, or take plan='auto'")
+    if accumulate == "auto":
+        raise ValueError(f"plan {plan!r} does not say how many microbatches: give accumulate, or take plan='auto'")
+    variant = parse_name(plan, cluster.size).variant
+    return Planner(graph_of(accumulate, variant), cluster, pins, accumulate, variant).named(plan)
 
 
 def best_plan(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
@@ -37,6 +37,24 @@ def same_everywhere(tensor: torch.Tensor) -> torch.Tensor:
         with HERE.within("broadcast", "the model"):
             dist.broadcast(tensor, 0)
     return tensor
+
+
+def from_rank_0(make: Callable[[], Any]) -> Any:
+    """What rank 0 of a job plans, on every rank; an error of its own (ValueError, OSError), too."""
+    if not dist.is_initialized():
+        return make()
+    box: list = [None]
+    if dist.get_rank() == 0:
+        try:
+            with HERE.working("plans"):
+                box[0] = make()
+        except (ValueError, OSError) as error:
+            box[0] = error
+    with HERE.within("broadcast", "the plan"):
+        dist.broadcast_object_list(box)
+    if isinstance(box[0], Exception):
+        raise box[0]
+    return box[0]
 
 
 def check_same_everywhere(tensors: Mapping[str, torch.Tensor]) -> None:

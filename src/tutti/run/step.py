@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -17,41 +17,36 @@ from torch import nn
 from tutti import compat
 from tutti.cluster import Cluster, local
 from tutti.graph import optimizers
-from tutti.graph.capture import Batch, Loss, batch_items, capture, device_of
-from tutti.graph.garbage import uncollected
-from tutti.graph.step_graph import StepGraph
+from tutti.graph.capture import Batch, Loss, batch_items, device_of
 from tutti.lower.program import Collective, Program
-from tutti.lower.regions import check_divided
-from tutti.lower.shard import shard
-from tutti.lower.unroll import unroll
 from tutti.lower.vary import vary
-from tutti.plan.layout import Layout, Mesh, devices
+from tutti.plan.layout import Mesh, devices
 from tutti.plan.pin import Pin
-from tutti.plan.plan import PIPELINE, Plan
-from tutti.plan.planner import Planner, replan
+from tutti.plan.plan import Plan
 from tutti.plan.search import BUDGET
-from tutti.plan.textbook import NAMES, parse_name
+from tutti.plan.textbook import NAMES
 from tutti.plan.tier import DEVICE
-from tutti.plan.variant import PLAIN, Variant
+from tutti.plan.variant import PLAIN
 from tutti.run.allocator import give_back_freed_memory, keep_freed_memory
-from tutti.run.batches import Signature, batch_size, check_like, microbatches, signature_of
+from tutti.run.batches import batch_size, check_like, microbatches, signature_of
 from tutti.run.carrier import carrier_for
 from tutti.run.checkpoint.checkpoints import Checkpoints
 from tutti.run.checkpoint.folder import check, manifest
 from tutti.run.checkpoint.gathered import Gathered
 from tutti.run.checkpoint.stored import Stored
 from tutti.run.checkpoint.weights import has_weights
+from tutti.run.executables import Executables
 from tutti.run.ledger import Ledger, bytes_of
-from tutti.run.levels import Prepared, check_level, prepare
-from tutti.run.memory import platform
+from tutti.run.levels import check_level
 from tutti.run.monitoring.predicted import SIMULATED, predicted
 from tutti.run.monitoring.recorder import Recorder
 from tutti.run.nonfinite import Inspector, NonFinite
 from tutti.run.pipeline import Pipeline, pipeline_of
-from tutti.run.planning import Simulator, best_plan
+from tutti.run.planning import Simulator, choose
 from tutti.run.position import HERE
+from tutti.run.recipe import Recipe, autocast_state
 from tutti.run.replicas import compare
-from tutti.run.runtime import check_same_everywhere, in_job, join_job, own_part, runtime_for
+from tutti.run.runtime import check_same_everywhere, from_rank_0, in_job, join_job, own_part, runtime_for
 from tutti.run.shelf import Shelf
 from tutti.run.simulated.dryrun import dry_run
 from tutti.run.state import State, check_names
@@ -110,20 +105,16 @@ def parallelize(
                     budget, seed, memory, folder, skips, stochastic_rounding)  # fmt: skip
 
 
-@dataclass
-class _Executable:
-    """The Programs of the held ranks, ready to run."""
-
-    graph: StepGraph
-    programs: list[Program]
-    ready: list[Prepared]
-
-
 class Step:
     """A training step on a cluster: `loss = step(batch)`."""
 
     def __init__(self, model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, mesh,
                  budget, seed, memory, folder, skips=None, stochastic_rounding=False):  # fmt: skip
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            kind = type(optimizer).__name__
+            raise ValueError(
+                f"the optimizer is a {kind}; it must be one of torch.optim: its update is a part of the step"
+            )
         if accumulate != "auto" and not (isinstance(accumulate, int) and accumulate >= 1):
             raise ValueError(f"accumulate is {accumulate!r}; it must be a whole number, at least 1, or 'auto'")
         if not isinstance(plan, Plan | str | Path):
@@ -132,11 +123,7 @@ class Step:
             raise ValueError(f"skips is {skips!r}; it must be a whole number of steps, or None")
         check_level(level)
         self.skips, self.skipped, self._in_a_row = skips, 0, 0
-        self._inspector = Inspector()
-        self.model, self.optimizer, self.loss_function = model, optimizer, loss
-        self.level, self.clip_norm, self.masters = level, clip_norm, masters
-        self.stochastic_rounding = stochastic_rounding
-        self.seed, self.pins, self.mesh, self.budget = seed, tuple(pins or ()), mesh, budget
+        self.model, self.optimizer, self.level, self.seed = model, optimizer, level, seed
         self.device = device_of(model)
         if level != "O0":
             compat.get_compiler_ready(self.device)
@@ -144,12 +131,13 @@ class Step:
         self.memory = None if memory is None else bytes_of(memory)
         if self.memory is not None:
             self.cluster = replace(self.cluster, device=replace(self.cluster.device, memory=self.memory))
-        self._hidden = self.cluster if self.cluster.device.computes_on else None  # where communication is
-        self.autocast = _autocast_state(self.device)
-        captured = cache(lambda count: self._capture(microbatches(batch, count)[0]))
+        recipe = Recipe(model, optimizer, loss, clip_norm, masters, stochastic_rounding, skips is not None,
+                        autocast_state(self.device))  # fmt: skip
+        captured = cache(lambda count: recipe.training(microbatches(batch, count)[0]))
         graph_of = cache(lambda count, variant: vary(captured(count), variant))
         graph_of(1 if accumulate == "auto" else accumulate, PLAIN)  # by all ranks at once
-        chosen = self._share(lambda: self._choose(plan, accumulate, graph_of, batch_size(batch)))
+        chosen = from_rank_0(lambda: choose(plan, graph_of, batch_size(batch), self.cluster, level, tuple(pins or ()),
+                                            mesh, accumulate, budget))  # fmt: skip
         if devices(chosen.mesh) != self.cluster.size:
             raise ValueError(f"the plan is for {devices(chosen.mesh)} devices, {self.cluster} has {self.cluster.size}")
         self._plan, self.accumulate = chosen, chosen.accumulate
@@ -161,17 +149,14 @@ class Step:
         if self.device.type == "cpu":
             keep_freed_memory()
         self.steps, self._compared = optimizers.step_count(optimizer), False
-        self._plans: dict[Signature, tuple[StepGraph, Plan]] = {signature_of(first): (self.graph, chosen)}
-        self._ready: dict[tuple[str, Signature], _Executable] = {}
         self._dtypes = {key: x.dtype for key, x in batch_items(batch)}
         self._constants = _constants(optimizer)
-        self._pipelines: dict[tuple[str, Signature], Pipeline] = {}
         self._recorder: Recorder | None = None
-        self._homes: dict[str, int] = {}  # stages of a pipeline that keep the inputs
+        homes: dict[str, int] = {}  # stages of a pipeline that keep the inputs
         devices_of: dict[str, int] = {}
         if chosen.stages:
             made, schedule = pipeline_of(self.graph, chosen, self.accumulate)
-            self._homes = made.homes
+            homes = made.homes
             devices_of = {name: schedule.place[stage] for name, stage in made.homes.items()}
         self.shelf = Shelf(folder, pinned=self.device.type == "cuda")
         self._carrier = carrier_for(self.device, self.shelf) if chosen.tiers else None
@@ -181,6 +166,11 @@ class Step:
                 ledger.settle = self._carrier.settle
         self._state = State(self.graph, chosen, self.runtime, devices_of, self.shelf, self.ledgers)
         self._state.begin(model, optimizer, masters)
+        self._inspector = Inspector()
+        self._made = Executables(
+            recipe, {signature_of(first): (self.graph, chosen)}, self.cluster, level, self.runtime, self._state, homes,
+            self._carrier, self.ledgers, self._inspector,
+        )  # fmt: skip
 
     # -- what a training loop calls -----------------------------------------------------------------------------
 
@@ -347,7 +337,7 @@ class Step:
         """
         if self._plan.stages:
             raise ValueError("a pipeline runs a Program for each part of its stages, and so has no single one")
-        return self._executable("train" if self.accumulate == 1 else "accumulate", next(iter(self._plans))).programs[0]
+        return self._made.executable("train" if self.accumulate == 1 else "accumulate", self._made.first).programs[0]
 
     def collectives(self) -> list[Collective]:
         """What one run of the Program communicates: (kind, axis, bytes sent by this rank, label).
@@ -355,7 +345,7 @@ class Step:
         Of a pipeline one run of each part of this rank, and what it sends on.
         """
         if self._plan.stages:
-            return self._pipeline("train", next(iter(self._plans))).collectives()
+            return self._made.pipeline("train", self._made.first, self.accumulate).collectives()
         return self.program.collectives
 
     @property
@@ -364,77 +354,6 @@ class Step:
         return self.graph.flops * self.accumulate
 
     # -- how it is done ----------------------------------------------------------------------------------------------
-
-    def _capture(self, batch: Batch, evaluate: bool = False) -> StepGraph:
-        modes = {module: module.training for module in self.model.modules()}
-        if evaluate:
-            self.model.eval()
-        try:
-            with torch.autocast(**self.autocast):
-                if evaluate:
-                    return capture(self.model, batch, loss=self.loss_function, gradients=False)
-                return capture(
-                    self.model,
-                    batch,
-                    self.optimizer,
-                    self.loss_function,
-                    clip_norm=self.clip_norm,
-                    masters=self.masters,
-                    stochastic_rounding=self.stochastic_rounding,
-                    guarded=self.skips is not None,
-                )
-        finally:
-            for module, training in modes.items():
-                module.training = training
-
-    def _choose(
-        self,
-        plan: Plan | str | Path,
-        accumulate: int | Literal["auto"],
-        graph_of: Callable[[int, Variant], StepGraph],
-        batch: int,
-    ) -> Plan:
-        if not isinstance(plan, Plan) and (isinstance(plan, Path) or plan.endswith(".json")):
-            if not Path(plan).is_file():
-                raise FileNotFoundError(f"there is no plan {str(plan)!r}: `step.plan.save(path)` keeps one")
-            plan = Plan.load(plan)
-        if isinstance(plan, Plan):
-            if self.pins or self.mesh:
-                raise ValueError("a plan that is given says all: pins and mesh have no effect on it; edit the plan")
-            if accumulate not in ("auto", plan.accumulate):
-                raise ValueError(
-                    f"the plan accumulates {plan.accumulate} microbatches, not {accumulate}: give "
-                    f"accumulate={plan.accumulate}, or 'auto' for what the plan says"
-                )
-            return plan
-        if plan == "auto":
-            return best_plan(
-                graph_of, batch, self.cluster, self.level, pins=self.pins, mesh=self.mesh, budget=self.budget,
-                accumulate=None if accumulate == "auto" else accumulate,
-            )  # fmt: skip
-        if self.mesh:
-            raise ValueError(f"plan {plan!r} says what the mesh is: leave mesh out, or take plan='auto'")
-        if accumulate == "auto":
-            raise ValueError(f"plan {plan!r} does not say how many microbatches: give accumulate, or take plan='auto'")
-        variant = parse_name(plan, self.cluster.size).variant
-        return Planner(graph_of(accumulate, variant), self.cluster, self.pins, accumulate, variant).named(plan)
-
-    def _share(self, make) -> Any:
-        """Rank 0 does it, the others receive it, an error included."""
-        if not dist.is_initialized():
-            return make()
-        box: list = [None]
-        if dist.get_rank() == 0:
-            try:
-                with HERE.working("plans"):
-                    box[0] = make()
-            except (ValueError, OSError) as error:
-                box[0] = error
-        with HERE.within("broadcast", "the plan"):
-            dist.broadcast_object_list(box)
-        if isinstance(box[0], Exception):
-            raise box[0]
-        return box[0]
 
     def _accumulated(self, batch: Batch) -> list[dict[str, torch.Tensor]]:
         """Gradients of all microbatches, then one update."""
@@ -464,7 +383,7 @@ class Step:
         """Run one of the Programs on all held ranks; named outputs by rank. Each `draw` has its own random numbers."""
         check_like(batch, self._dtypes)
         HERE.moves += 1
-        executable = self._executable(what, signature_of(batch), batch)
+        executable = self._made.executable(what, signature_of(batch), batch)
         mesh, given = self._plan.mesh, self._given(batch, draw) | executable.graph.constants
         inputs = []
         for i, (program, rank) in enumerate(zip(executable.programs, self.runtime.ranks, strict=True)):
@@ -500,8 +419,9 @@ class Step:
     def _piped(self, what: str, batch: Batch) -> Pipeline:
         """Run a pipeline on all microbatches of a batch; it knows loss and gradients then."""
         check_like(batch, self._dtypes)
-        parts = microbatches(batch, 1 if what == "evaluate" else self.accumulate)
-        pipeline = self._pipeline(what, signature_of(parts[0]), parts[0])
+        count = 1 if what == "evaluate" else self.accumulate
+        parts = microbatches(batch, count)
+        pipeline = self._made.pipeline(what, signature_of(parts[0]), count, parts[0])
         HERE.moves += 1
         constants = pipeline.cut.step.constants
         pipeline.run(lambda i: self._given(parts[i], i) | constants, self._recording(what))
@@ -510,19 +430,6 @@ class Step:
     def _recording(self, what: str) -> Recorder | None:
         """Who is to be told of a run now."""
         return self._recorder if self._recorder and self._recorder.active and what != "inspect" else None
-
-    def _pipeline(self, what: str, signature: Signature, batch: Batch | None = None) -> Pipeline:
-        """The pipeline for microbatches of these shapes, made when it is first needed."""
-        if (what, signature) not in self._pipelines:
-            with HERE.working("lowers the plan"), uncollected():
-                graph, plan = self._planned(what, signature, batch)
-                count = 1 if what == "evaluate" else self.accumulate
-                inspector = self._inspector if what == "inspect" else None
-                self._pipelines[what, signature] = Pipeline(
-                    graph, plan, count, "O0" if inspector else self.level, self._state, self._homes, self._carrier,
-                    None if inspector else self._hidden, platform(self.cluster.device), inspector,
-                )  # fmt: skip
-        return self._pipelines[what, signature]
 
     def _check_constants(self) -> None:
         """Only learning rates are read at every step: another change must not go unnoticed."""
@@ -533,76 +440,6 @@ class Step:
                     f"{key} of parameter group {i} was {then[key]} when the step was made and is {now.get(key)} now; "
                     "only lr may change: make the step anew"
                 )
-
-    def _executable(self, what: str, signature: Signature, batch: Batch | None = None) -> _Executable:
-        """The Programs for a batch of these shapes, made when they are first needed."""
-        if (what, signature) not in self._ready:
-            with HERE.working("lowers the plan"), uncollected():
-                self._ready[what, signature] = self._lowered(what, *self._planned(what, signature, batch))
-        return self._ready[what, signature]
-
-    def _lowered(self, what: str, graph: StepGraph, plan: Plan) -> _Executable:
-        programs = [shard(graph, plan, rank, self._asked(what, graph, plan)) for rank in self.runtime.ranks]
-        inspector = self._inspector if what == "inspect" else None
-        level, hidden, ledgers = ("O0", None, ()) if inspector else (self.level, self._hidden, self.ledgers)
-        ready = prepare(programs, level, hidden, self.runtime.agree, self._carrier, ledgers,
-                        platform(self.cluster.device), inspector)  # fmt: skip
-        if what in ("train", "accumulate"):
-            check_divided(programs[0], plan.regions)
-        return _Executable(graph, programs, ready)
-
-    def _planned(self, what: str, signature: Signature, batch: Batch | None) -> tuple[StepGraph, Plan]:
-        if what == "evaluate":
-            assert batch is not None
-            graph = unroll(self._capture(batch, evaluate=True).keep(["loss"]), self._plan.slices)
-            graph.name_inputs_as(self.graph)
-            return graph, self._share(lambda: self._replanned(graph))
-        if signature not in self._plans:
-            assert batch is not None
-            graph = vary(self._capture(batch), self._plan.variant)
-            graph.name_inputs_as(self.graph)
-            self._plans[signature] = graph, self._share(lambda: self._replanned(graph))
-        graph, plan = self._plans[signature]
-        return _part(graph, what, bool(plan.stages)), plan
-
-    def _replanned(self, graph: StepGraph) -> Plan:
-        """The plan for another graph of the model."""
-        plan = self._plan
-        if not plan.stages:
-            made = replan(graph, plan, self.cluster)
-            return made.replace(again=plan.again, tiers=plan.tiers, copies=plan.copies, regions=plan.regions)
-        name = "x".join(part for part in plan.name.split("x") if not part.startswith(PIPELINE)) or "single"
-        made = replan(graph, plan.replace(mesh=plan.inner, name=name), self.cluster.of(devices(plan.inner)))
-        return made.replace(
-            mesh=plan.mesh,
-            stages=plan.stages,
-            schedule=plan.schedule,
-            slices=plan.slices,
-            again=plan.again,
-            tiers=plan.tiers,
-            copies=plan.copies,
-            durations=plan.durations,
-        )
-
-    def _asked(self, what: str, graph: StepGraph, plan: Plan) -> dict[str, Layout]:
-        """While gradients accumulate they lie as the plan says."""
-        if what != "accumulate":
-            return {}
-        labels = {name: self.graph.gradient_label(name.removeprefix("grad:")) for name in graph.gradient_names}
-        return {name: plan.input_layout(label) for name, label in labels.items()}
-
-
-def _part(graph: StepGraph, what: str, piped: bool) -> StepGraph:
-    if what == "train" and piped:
-        return graph
-    if what == "train":
-        return graph.without_gradients()
-    if what == "gradients":
-        return graph.keep(graph.gradient_names)
-    if what == "inspect":
-        return graph.keep(["loss", *graph.gradient_names])
-    before, after = graph.at_gradients()
-    return before if what == "accumulate" else after
 
 
 def _constants(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -633,14 +470,3 @@ def _check_tiers(plan: Plan, cluster: Cluster) -> None:
             f"the plan keeps {unknown[0]!r} on tier {plan.tiers[unknown[0]]!r}; a {cluster.device.name} has "
             f"{' and '.join(has)}: write {has[1]!r}"
         )
-
-
-def _autocast_state(device: torch.device) -> dict[str, Any]:
-    """The arguments that make `torch.autocast` what it is at this moment."""
-    kind = device.type
-    return {
-        "device_type": kind,
-        "enabled": torch.is_autocast_enabled(kind),
-        "dtype": torch.get_autocast_dtype(kind),
-        "cache_enabled": False,
-    }

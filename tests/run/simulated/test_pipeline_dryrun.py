@@ -121,7 +121,7 @@ def test_activations_that_every_device_holds_between_its_actions():
         return acting
 
     step(data)
-    (pipeline,) = step._pipelines.values()
+    (pipeline,) = step._made.pipelines.values()
     for device in pipeline.held.values():
         device.act = watch(device, device.act)
     step(data)

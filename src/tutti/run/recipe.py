@@ -1,0 +1,54 @@
+"""How the step of a model is captured, whatever the shapes of its batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from tutti.graph.capture import Batch, Loss, capture
+from tutti.graph.step_graph import StepGraph
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The arguments of `capture`. autocast: those of the `torch.autocast` under which it is done."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loss: Loss | None
+    clip_norm: float | None
+    masters: bool
+    stochastic_rounding: bool
+    guarded: bool
+    autocast: dict[str, Any]
+
+    def training(self, batch: Batch) -> StepGraph:
+        """A step of training, for such a batch."""
+        with torch.autocast(**self.autocast):
+            return capture(self.model, batch, self.optimizer, self.loss, clip_norm=self.clip_norm, masters=self.masters,
+                           stochastic_rounding=self.stochastic_rounding, guarded=self.guarded)  # fmt: skip
+
+    def evaluation(self, batch: Batch) -> StepGraph:
+        """The loss in evaluation mode."""
+        modes = {module: module.training for module in self.model.modules()}
+        self.model.eval()
+        try:
+            with torch.autocast(**self.autocast):
+                return capture(self.model, batch, loss=self.loss, gradients=False)
+        finally:
+            for module, training in modes.items():
+                module.training = training
+
+
+def autocast_state(device: torch.device) -> dict[str, Any]:
+    """The arguments that make `torch.autocast` what it is at this moment."""
+    kind = device.type
+    return {
+        "device_type": kind,
+        "enabled": torch.is_autocast_enabled(kind),
+        "dtype": torch.get_autocast_dtype(kind),
+        "cache_enabled": False,
+    }
