@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from inspect import signature
 from itertools import takewhile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -109,20 +110,30 @@ def mark_stepped(optimizer: torch.optim.Optimizer) -> None:
     optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
 
 
+INSTRUCTIONS, HEADER = "vector instructions", "header"
+_getting_ready: dict[str, threading.Thread] = {}
+
+
 def get_compiler_ready(device: torch.device) -> None:
     """Let Inductor do in the background what it does once and takes seconds for: find out which vector instructions
     there are, by small programs that it compiles and runs, and for a CPU compile the header of its kernels."""
     from torch._inductor import codecache, cpu_vec_isa  # not by two threads: slow to import
 
-    def prepare() -> None:
-        _find_vector_instructions(cpu_vec_isa)
-        if device.type == "cpu":
-            with suppress(Exception):  # a machine without a compiler is told of it where one is needed
-                codecache.CppPythonBindingsCodeCache.load_pybinding(["float*"], _NOTHING)
+    def compile_header() -> None:
+        _wait_for(INSTRUCTIONS)
+        with suppress(Exception):  # a machine without a compiler is told of it where one is needed
+            codecache.CppPythonBindingsCodeCache.load_pybinding(["float*"], _NOTHING)
 
-    if not _processor:
-        _processor.append(threading.Thread(target=prepare, name="tutti compiler", daemon=True))
-        _processor[0].start()
+    todo = {INSTRUCTIONS: lambda: _find_vector_instructions(cpu_vec_isa), HEADER: compile_header}
+    for name, work in todo.items():
+        if name not in _getting_ready and not (name == HEADER and device.type != "cpu"):
+            _getting_ready[name] = threading.Thread(target=work, name=f"tutti compiler: {name}", daemon=True)
+            _getting_ready[name].start()
+
+
+def _wait_for(name: str) -> None:
+    if name in _getting_ready:
+        _getting_ready[name].join()
 
 
 def _find_vector_instructions(cpu_vec_isa: Any) -> None:
@@ -140,7 +151,6 @@ def _find_vector_instructions(cpu_vec_isa: Any) -> None:
 
 
 _NOTHING = '#include <torch/csrc/inductor/cpp_prefix.h>\nextern "C" void kernel(float* x) {}\n'
-_processor: list[threading.Thread] = []
 
 
 def forget_compiled() -> None:
@@ -169,8 +179,7 @@ def compile_graph(graph: fx.Graph, args: Sequence[torch.Tensor]) -> Callable:
     shapes, dtypes, strides and devices of these. What is compiled is kept in torch's cache on disk."""
     from torch._inductor.compile_fx import compile_fx  # slow to import
 
-    for thread in _processor:
-        thread.join()
+    _wait_for(INSTRUCTIONS)
     fake = FakeTensorMode(shape_env=ShapeEnv(specialize_zero_one=True))  # without one nothing is kept on disk
     with torch.no_grad(), tracing(TracingContext(fake)):
         with fake:
@@ -193,22 +202,23 @@ def compile_cpp(source: str) -> ctypes.CDLL:
 
         _get_uncompiled_header = codecache.CppPythonBindingsCodeCache._get_uncompiled_header
 
-    for thread in _processor:
-        thread.join()
+    _wait_for(HEADER)
     return WithHeader.load(source)
 
 
 _postponing = threading.Lock()
+KERNELS = 4  # in a file of C++
 
 
 @contextmanager
 def compilers_beside_each_other() -> Iterator[None]:
     """What `compile_graph` gives in here may be called when this is over: till then nobody waits for the compilers of
-    its kernels, of which as many run as there are cores."""
+    its kernels, of which as many run as there are cores. Kernels in C++ are compiled by the few."""
     from torch._inductor.async_compile import AsyncCompile
 
     here = threading.get_ident()
     waiting: list[tuple[AsyncCompile, dict[str, Any]]] = []
+    files = [_Kernels()]
 
     def postpone(self: AsyncCompile, scope: dict[str, Any]) -> None:
         if threading.get_ident() == here:
@@ -216,14 +226,97 @@ def compilers_beside_each_other() -> Iterator[None]:
         else:
             wait(self, scope)
 
+    def write(self: AsyncCompile, argtypes: list[str], source_code: str) -> Any:
+        if threading.get_ident() != here:
+            return compile_one(self, argtypes, source_code)
+        if len(files[-1].kernels) == KERNELS:
+            files.append(_Kernels())
+        written = files[-1].write(argtypes, source_code)
+        if HEADER not in _getting_ready or not _getting_ready[HEADER].is_alive():
+            compile_those_of(KERNELS)
+        return written
+
+    def compile_those_of(kernels: int) -> None:
+        for file in files:
+            if file.library is None and len(file.kernels) >= kernels:
+                file.compile()
+
     with _postponing:
         wait, AsyncCompile.wait = AsyncCompile.wait, postpone
+        compile_one, AsyncCompile.cpp_pybinding = AsyncCompile.cpp_pybinding, write
         try:
             yield
         finally:
-            AsyncCompile.wait = wait
+            AsyncCompile.wait, AsyncCompile.cpp_pybinding = wait, compile_one
+    compile_those_of(1)
     for compilers, scope in waiting:
         compilers.wait(scope)
+
+
+class _Kernels:
+    """A file of Inductor's C++ kernels with their Python bindings. Of the time for one kernel four fifths go into the
+    header and the libraries that a file needs."""
+
+    def __init__(self) -> None:
+        self.kernels: list[tuple[list[str], str]] = []
+        self.library: Callable[[], Any] | None = None
+
+    def write(self, types: list[str], code: str) -> Any:
+        """Add a kernel for arguments of these types; who calls `result()` when all is compiled gets a function."""
+        from torch._inductor.codecache import LambdaFuture
+
+        number = len(self.kernels)
+        self.kernels.append((types, code))
+        return LambdaFuture(lambda: self._function(number))
+
+    def compile(self) -> None:
+        """Begin to."""
+        from torch._inductor.async_compile import AsyncCompile, get_compile_threads
+        from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+        named = [self._named(number) for number in range(len(self.kernels))]
+
+        class Library(CppPythonBindingsCodeCache):
+            @classmethod
+            def _load_library_inner(cls, path: str, key: str) -> Any:
+                kernels = [kernel for kernel, _ in named]
+                made = [getattr(k._load_library_inner(path, key), k.entry_function) for k in kernels]
+                return SimpleNamespace(functions=made)
+
+        lines = [line for _, code in named for line in code.splitlines()]
+        includes = dict.fromkeys(line.strip() for line in lines if line.lstrip().startswith("#include"))
+        rest = [line for line in lines if not line.lstrip().startswith("#include")]
+        submit = AsyncCompile.submit if get_compile_threads() > 1 else None
+        self.library = Library.load_async("\n".join([*includes, *rest, ""]), submit_fn=submit)
+
+    def _named(self, number: int) -> tuple[Any, str]:
+        """What loads a kernel from a file of several, and its code there."""
+        from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+        name = f"kernel{number}"
+        bindings: list[str] = []
+
+        class Kernel(CppPythonBindingsCodeCache):
+            entry_function = name
+            call_entry_function = CppPythonBindingsCodeCache.call_entry_function.replace("kernel", name)
+
+            @classmethod
+            def load_async(cls, code: str, *args: Any, **kwargs: Any) -> Any:
+                bindings.append(code)
+
+        types, code = self.kernels[number]
+        Kernel.load_pybinding_async(types, "")
+        return Kernel, f"#define kernel {name}\n{code}\n#undef kernel\nnamespace of_{name} {{{bindings[0]}}}\n"
+
+    def _function(self, number: int) -> Callable:
+        from torch._inductor.codecache import CppPythonBindingsCodeCache
+        from torch._inductor.exc import CppCompileError
+
+        assert self.library is not None
+        try:
+            return self.library().functions[number]
+        except CppCompileError:  # some do not stand beside others
+            return CppPythonBindingsCodeCache.load_pybinding(*self.kernels[number])
 
 
 def job_store(prefix: str) -> Any:

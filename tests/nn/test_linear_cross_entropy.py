@@ -224,13 +224,3 @@ def test_a_loss_in_float32_whose_backward_pass_is_within_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         within = torch.autograd.grad(loss, (hidden, weight))
     torch.testing.assert_close(within, ours, rtol=0, atol=0)
-
-
-def test_there_are_no_second_derivatives():
-    hidden, weight = torch.randn(4, 8, requires_grad=True), torch.randn(5, 8, requires_grad=True)
-    loss = linear_cross_entropy(hidden, weight, torch.tensor([0, 1, 2, 3]))
-    first = torch.autograd.grad(loss, (hidden, weight), create_graph=True)
-    for a, b in zip(first, torch.autograd.grad(loss, (hidden, weight)), strict=True):
-        torch.testing.assert_close(a.detach(), b, rtol=0, atol=0)
-    with pytest.raises(NotImplementedError, match="linear_cross_entropy has no second derivatives"):
-        first[1].square().sum().backward()

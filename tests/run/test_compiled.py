@@ -66,6 +66,40 @@ def test_compilers_are_not_waited_for_one_by_one(monkeypatch):
     assert len(waits) == 3
 
 
+@pytest.fixture
+def libraries(tmp_path, monkeypatch):
+    """Counts what the C++ compiler makes; nothing is on disk yet."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    return lambda: len(list(tmp_path.rglob("*.main.so")))
+
+
+def test_kernels_are_compiled_by_the_few(libraries):
+    x, several = torch.randn(5, 7), range(2, 2 + compat.KERNELS + 1)
+    with compat.compilers_beside_each_other():
+        made = [compat.compile_graph(_powers(n), [x]) for n in several]
+    for n, function in zip(several, made, strict=True):
+        torch.testing.assert_close(function(x)[0], x**n)
+    assert libraries() == 2
+
+
+def test_kernels_that_cannot_stand_beside_each_other_are_compiled_alone(libraries, monkeypatch):
+    from torch._inductor.async_compile import AsyncCompile
+
+    file = compat._Kernels()
+    kernel = """
+        static float offset() {{ return {0}; }}
+        extern "C" void kernel(const float* x, float* y) {{ *y = *x + offset(); }}
+    """
+    written = [file.write(["const float*", "float*"], kernel.format(n)) for n in (1, 2)]
+    monkeypatch.setattr(AsyncCompile, "submit", lambda work: None)
+    file.compile()
+    for n, function in enumerate(written, 1):
+        x, y = torch.tensor([0.5]), torch.empty(1)
+        function.result()(x, y)
+        assert y.item() == 0.5 + n
+    assert libraries() == 2
+
+
 def test_arguments_that_lie_otherwise_than_expected_are_compiled_for_when_they_come(events):
     graph = fx.Graph()
     x = graph.placeholder("x")

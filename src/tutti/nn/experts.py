@@ -30,6 +30,7 @@ from torch import Tensor
 
 from tutti.nn import experts_grouped, experts_loop
 from tutti.nn.activation import activation_of
+from tutti.nn.once import differentiable_once
 
 _tensors = "Tensor x, Tensor index, Tensor weight, Tensor up, Tensor down"
 _options = "str activation, int first, int total"
@@ -112,6 +113,7 @@ torch.library.register_fake("tutti::experts", _fake)
 torch.library.register_fake("tutti::experts_training", _fake_training)
 torch.library.register_fake("tutti::experts_backward", _fake_backward)
 torch.library.register_fake("tutti::experts_backward_kept", _fake_backward)
+differentiable_once("experts", "experts_backward", "experts_backward_kept")
 
 
 def _save(ctx, inputs, output) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tutti.nn.activation import activation_of
 from tutti.nn.dense import register
+from tutti.nn.once import differentiable_once
 
 _library = torch.library.Library("tutti", "FRAGMENT")
 _library.define("glu(Tensor gate, Tensor up, str activation) -> Tensor")
@@ -41,6 +42,7 @@ def backward(grad: Tensor, gate: Tensor, up: Tensor, activation: str) -> tuple[T
 
 register(_library, "glu", forward)
 register(_library, "glu_backward", backward)
+differentiable_once("glu", "glu_backward")
 
 
 def _save(ctx, inputs, output) -> None:

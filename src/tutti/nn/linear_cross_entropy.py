@@ -38,6 +38,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from tutti import compat
+from tutti.nn.once import differentiable_once
 
 # Bytes of a block's logits. Blocks that fit the cache of a CPU take half as long again: their products are too narrow.
 # What is made of logits between products goes over tiles of them that do fit: a quarter of the time on a CPU.
@@ -316,18 +317,13 @@ def _gradients(ctx, grad_lse, grad_picked):
     return *ops.linear_logsumexp_backward(grad_lse, grad_picked, *operands, lse, wanted), None
 
 
-def _gradients_of_gradients(ctx, *grads):
-    raise NotImplementedError("linear_cross_entropy has no second derivatives")
-
-
-for _name, _run, _like, _derivative in (
-    ("linear_logsumexp", forward, _fake, _gradients),
-    ("linear_logsumexp_backward", backward, _fake_backward, _gradients_of_gradients),
-    ("linear_logsumexp_with_gradients", with_gradients, _fake_with_gradients, _gradients_of_gradients),
+for _name, _run, _like in (
+    ("linear_logsumexp", forward, _fake),
+    ("linear_logsumexp_backward", backward, _fake_backward),
+    ("linear_logsumexp_with_gradients", with_gradients, _fake_with_gradients),
 ):
     for _device in ("CPU", "CUDA"):  # of the dtypes that are given, in a backward pass within autocast too
         _library.impl(_name, torch.autocast(_device.lower(), enabled=False)(_run), _device)
     torch.library.register_fake(f"tutti::{_name}", _like)
-    torch.library.register_autograd(
-        f"tutti::{_name}", _derivative, setup_context=_save if _derivative is _gradients else None
-    )
+torch.library.register_autograd("tutti::linear_logsumexp", _gradients, setup_context=_save)
+differentiable_once("linear_cross_entropy", "linear_logsumexp_backward", "linear_logsumexp_with_gradients")

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from tutti.nn.dense import register
+from tutti.nn.once import differentiable_once
 
 _library = torch.library.Library("tutti", "FRAGMENT")
 _options = "float offset, bool wide"
@@ -105,6 +106,7 @@ def _scale(weight: Tensor, offset: float, dtype: torch.dtype) -> Tensor:
 
 register(_library, "rms_norm", forward)
 register(_library, "rms_norm_backward", backward)
+differentiable_once("rms_norm", "rms_norm_backward")
 
 
 def _save(ctx, inputs, output) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tutti.nn.dense import register
+from tutti.nn.once import differentiable_once
 
 _library = torch.library.Library("tutti", "FRAGMENT")
 _library.define("rotary(Tensor x, Tensor cos, Tensor sin) -> Tensor")
@@ -42,6 +43,7 @@ def backward(grad: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 register(_library, "rotary", forward)
 register(_library, "rotary_backward", backward)
+differentiable_once("rotary", "rotary_backward")
 
 
 def _save(ctx, inputs, output) -> None:
