@@ -16,6 +16,7 @@ from tutti import compat
 from tutti.graph.step_graph import Spec
 from tutti.lower.inplace import written
 from tutti.run.position import HERE
+from tutti.run.telling import telling
 
 How = tuple[tuple[tuple[int, ...], int], ...]
 
@@ -32,7 +33,7 @@ class Compiled:
     def __call__(self, *args: torch.Tensor):
         function = self.made.get(_how(args))
         if function is None:
-            with _telling():
+            with _busy():
                 function = self.compile(args)
         return function(*args)
 
@@ -51,11 +52,13 @@ def compile_ahead(graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> None:
     waiting = {node.target for node in graph.nodes if isinstance(node.target, Compiled) and not node.target.made}
     if not waiting:
         return
-    with _telling():
+    with _busy(), telling("compiling") as tell:
         calls = [(function, args) for function, args in _calls(graph, inputs) if function in waiting]
         with compat.compilers_beside_each_other():
-            for function, args in calls:
+            for i, (function, args) in enumerate(calls, 1):
+                tell(f"compiling: function {i} of {len(calls)}")
                 function.compile(args)
+            tell("compiling: waiting for C++ and Triton compilers")
 
 
 def _calls(graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> list[tuple[Compiled, Sequence[torch.Tensor]]]:
@@ -111,7 +114,7 @@ def _how(args: Sequence[torch.Tensor]) -> How:
 
 
 @contextmanager
-def _telling() -> Iterator[None]:
+def _busy() -> Iterator[None]:
     HERE.compiles(True)
     try:
         yield

@@ -28,6 +28,7 @@ from tutti.run.position import HERE
 from tutti.run.recipe import Recipe
 from tutti.run.runtime import Distributed, Virtual, from_rank_0
 from tutti.run.state import State
+from tutti.run.telling import telling
 
 
 @dataclass
@@ -68,14 +69,14 @@ class Executables:
     def executable(self, what: str, signature: Signature, batch: Batch | None = None) -> Executable:
         """The Programs for a batch of these shapes, which is to be given where they are new."""
         if (what, signature) not in self.made:
-            with HERE.working("lowers the plan"), uncollected():
+            with HERE.working("lowers the plan"), telling("lowering the plan"), uncollected():
                 self.made[what, signature] = self._lowered(what, *self._planned(what, signature, batch))
         return self.made[what, signature]
 
     def pipeline(self, what: str, signature: Signature, microbatches: int, batch: Batch | None = None) -> Pipeline:
         """The pipeline for so many microbatches of these shapes, one of which is to be given where they are new."""
         if (what, signature) not in self.pipelines:
-            with HERE.working("lowers the plan"), uncollected():
+            with HERE.working("lowers the plan"), telling("lowering the plan"), uncollected():
                 graph, plan = self._planned(what, signature, batch)
                 level, hidden, inspector = self._how(what)
                 self.pipelines[what, signature] = Pipeline(

@@ -16,8 +16,6 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from rich.console import Console
-
 import tutti
 from tutti.cluster import Cluster, machine
 from tutti.graph.costs import flat
@@ -32,6 +30,7 @@ from tutti.plan.variant import PLAIN, Variant
 from tutti.rules import LOCAL, RULES
 from tutti.run.simulated.dryrun import dry_run
 from tutti.run.simulated.forward import forward_seconds
+from tutti.run.telling import telling
 
 ROOM = 2  # times all tensors of a step's graph: what a level writes out, or an operator takes within, is less than that
 SAID = "taken from the plans that were found before: the same graph, cluster and options"
@@ -114,10 +113,10 @@ def best_plan(
     known = _known(file)
     if known:
         return known.replace(reasons=(*known.reasons, SAID))
-    with Console(stderr=True).status("planning") as status:  # seen on a terminal alone
+    with telling("planning") as tell:
         search = Search(
             graph_of, batch, cluster, Simulator(level), pins=pins, accumulate=accumulate, mesh=mesh, budget=budget,
-            progress=lambda what: status.update(f"planning: {what}"),
+            progress=lambda what: tell(f"planning: {what}"),
         )  # fmt: skip
         found = search.best()
     if file:

@@ -50,6 +50,7 @@ from tutti.run.runtime import check_same_everywhere, from_rank_0, in_job, join_j
 from tutti.run.shelf import Shelf
 from tutti.run.simulated.dryrun import dry_run
 from tutti.run.state import State, check_names
+from tutti.run.telling import telling
 
 
 def parallelize(
@@ -100,7 +101,7 @@ def parallelize(
     Raises ValueError for what does not fit together: a batch that does not divide, a plan for another model or
     another number of devices, an optimizer that is not in the table; MemoryError where `memory` is too little.
     """
-    with HERE.working("captures and plans the step"):
+    with HERE.working("captures and plans the step"), telling("capturing the step"):
         return Step(model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, mesh,
                     budget, seed, memory, folder, skips, stochastic_rounding)  # fmt: skip
 

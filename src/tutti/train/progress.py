@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from tutti.run.telling import told_by
+
 _NAME = 11  # width of the column with the names of stages
 _COMPILING = "compiling the step: about a minute, seconds when it is cached; --parallel.level O0 does without"
 WORTH_TELLING = 0.01  # of the time of steps, that passes in waiting for batches
@@ -56,7 +58,8 @@ class Display:
         start = time.perf_counter()
         with Progress(*columns, console=self.console, transient=True, disable=not self.live) as bar:
             stage = Stage(self, name, bar)
-            yield stage
+            with told_by(stage.tell):
+                yield stage
         seconds = time.perf_counter() - start
         self.say(f"{name:{_NAME}} {stage.text}{' ' if stage.text else ''}({seconds:.1f} s)")
 
@@ -66,7 +69,9 @@ class Display:
         columns = (BarColumn(24), TextColumn("{task.description}", markup=False))
         bar = Progress(*columns, console=self.console, disable=not self.live, refresh_per_second=4)
         with bar:
-            yield Training(self, bar, steps, first, compiles, dtype)
+            training = Training(self, bar, steps, first, compiles, dtype)
+            with told_by(training.tell):
+                yield training
 
 
 class Stage:
@@ -84,6 +89,10 @@ class Stage:
             self._spoke = time.perf_counter()
             self._display.say(f"{self._name:{_NAME}} {done / max(1, total):.0%}")
 
+    def tell(self, what: str) -> None:
+        """What is being done within it."""
+        self._bar.update(self._task, description=f"{self._name:{_NAME}} {what}")
+
     def result(self, text: str) -> None:
         self.text = text
 
@@ -100,6 +109,10 @@ class Training:
         self._spoke = 0.0
         if not display.live:
             display.say(begin)
+
+    def tell(self, what: str) -> None:
+        """What is being done between two steps."""
+        self._bar.update(self._task, description=what)
 
     def step(
         self, done: int, loss: float, seconds: float, tokens: int, peak_seconds: float, waiting: float = 0.0
