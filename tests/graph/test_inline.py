@@ -3,7 +3,7 @@
 import torch
 from torch import fx
 
-from tutti.graph.inline import inline, trace
+from tutti.graph.inline import inline, template
 from tutti.graph.step_graph import Spec
 
 
@@ -25,7 +25,7 @@ def test_a_trace_holds_for_operands_that_lie_otherwise_in_memory():
     graph = fx.Graph()
     x, w = graph.placeholder("x"), graph.placeholder("w")
     x.meta["val"], w.meta["val"] = Spec((2, 3, 4), torch.float32), Spec((4, 5), torch.float32)
-    traced = trace(lambda x, w: (x @ w, x.contiguous().view(-1) + 1), (x, w), {})
+    traced = template(lambda x, w: (x @ w, x.contiguous().view(-1) + 1), (x, w), {})
     ours = fx.GraphModule({}, traced)
     x, w = torch.randn(3, 2, 4).transpose(0, 1), torch.randn(5, 4).T
     torch.testing.assert_close(ours(x, w), (x @ w, x.flatten() + 1))

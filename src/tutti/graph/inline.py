@@ -9,8 +9,8 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from tutti import compat
-from tutti.graph import trace as tracing
 from tutti.graph.simplify import as_reshape
+from tutti.graph.trace import trace
 
 
 def inline(graph: fx.Graph, function: Callable, args: tuple, kwargs: dict, device: torch.device | str = "cpu"):
@@ -18,10 +18,10 @@ def inline(graph: fx.Graph, function: Callable, args: tuple, kwargs: dict, devic
 
     The arguments may hold nodes of the graph (with a `Spec` in meta["val"]) wherever the function expects tensors.
     """
-    return paste(graph, trace(function, args, kwargs, device), args, kwargs)
+    return paste(graph, template(function, args, kwargs, device), args, kwargs)
 
 
-def trace(function: Callable, args: tuple, kwargs: dict, device: torch.device | str = "cpu") -> fx.Graph:
+def template(function: Callable, args: tuple, kwargs: dict, device: torch.device | str = "cpu") -> fx.Graph:
     """The graph of `function(*args, **kwargs)`, with a placeholder for each node in the arguments.
 
     It is traced for dense operands and holds for operands that lie otherwise in memory: its views are reshapes.
@@ -35,14 +35,14 @@ def trace(function: Callable, args: tuple, kwargs: dict, device: torch.device | 
 
     with compat.fake_mode():
         specs = [n.meta["val"] for n in leaves if isinstance(n, fx.Node)]
-        graph = tracing.trace(flat, *(torch.empty(s.shape, dtype=s.dtype, device=device) for s in specs)).graph
+        graph = trace(flat, *(torch.empty(s.shape, dtype=s.dtype, device=device) for s in specs)).graph
     for node in graph.nodes:
         as_reshape(node)
     return graph
 
 
 def paste(graph: fx.Graph, traced: fx.Graph, args: tuple, kwargs: dict):
-    """Write a traced graph at the graph's insertion point, on the nodes in these arguments; return its result."""
+    """Write a template at the graph's insertion point, on the nodes in these arguments; return its result."""
     given = (x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, fx.Node))
     mapping = {}
     for node in traced.nodes:

@@ -15,7 +15,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from tutti.graph.costs import FREE
-from tutti.graph.inline import paste, trace
+from tutti.graph.inline import paste, template
 from tutti.graph.step_graph import FORWARD, Spec, StepGraph
 from tutti.lower.emit import ORIGIN
 from tutti.lower.here import Here
@@ -163,7 +163,7 @@ class Sharder:
                     return made.to(dtypes[0])
                 return tuple(x if x is None else x.to(t) for x, t in zip(made, dtypes, strict=True))
 
-            traced = trace(typed, args, kwargs, self.step.device)
+            traced = template(typed, args, kwargs, self.step.device)
             if len(TRACED) >= MOST_TRACED:
                 TRACED.clear()
             TRACED[placed if here.asked_where else everywhere] = traced

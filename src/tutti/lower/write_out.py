@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tutti.graph.inline import paste, trace
+from tutti.graph.inline import paste, template
 from tutti.graph.step_graph import Call, Spec
 from tutti.nn import random
 from tutti.nn.fused import FUSED
@@ -42,7 +42,7 @@ def _replace(node: Call, formula: Callable, args: tuple, kwargs: dict[str, Any],
     graph, before = node.graph, node.prev
     how = repr((formula, fx.map_arg((args, kwargs), lambda n: n.meta["val"])))
     if how not in known:
-        known[how] = trace(formula, args, kwargs, device)
+        known[how] = template(formula, args, kwargs, device)
     with graph.inserting_before(node):
         result: Any = paste(graph, known[how], args, kwargs)
     made: list[fx.Node] = []  # the last first
