@@ -254,8 +254,8 @@ def compilers_beside_each_other() -> Iterator[None]:
 
 
 class _Kernels:
-    """A file of Inductor's C++ kernels with their Python bindings. Of the time for one kernel four fifths go into the
-    header and the libraries that a file needs."""
+    """A file of Inductor's C++ kernels with their Python bindings. Of the time for one kernel three quarters go into
+    the header and the libraries that a file needs."""
 
     def __init__(self) -> None:
         self.kernels: list[tuple[list[str], str]] = []
