@@ -1,9 +1,10 @@
 """Rotary position embedding (Su et al., "RoFormer", 2021), in the form that rotates halves.
 
     y = x cos + (-x2, x1) sin,    (x1, x2) = the halves of x
+      = (x1 c1 - x2 s1, x2 c2 + x1 s2),    which compilers write to where it lies, half by half
 
 `tutti::rotary` is (x, cos, sin) -> y; x (..., d) with d even, cos and sin of a shape that broadcasts to it, both whole
-in the last dim. Its backward pass turns back and needs neither x nor y: gx = g cos + (h2, -h1), h = g sin.
+in the last dim. Its backward pass turns back and needs neither x nor y: gx = (g1 c1 + g2 s2, g2 c2 - g1 s1).
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def forward(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """The operator in plain ATen."""
-    first, second = x.chunk(2, -1)
-    return torch.cat((-second, first), -1) * sin + x * cos
+    (x1, x2), (c1, c2), (s1, s2) = (t.chunk(2, -1) for t in (x, cos, sin))
+    return torch.cat((x1 * c1 - x2 * s1, x2 * c2 + x1 * s2), -1)
 
 
 def backward(grad: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Its gradient in plain ATen."""
-    first, second = (grad * sin).chunk(2, -1)
-    return torch.cat((second, -first), -1) + grad * cos
+    (g1, g2), (c1, c2), (s1, s2) = (t.chunk(2, -1) for t in (grad, cos, sin))
+    return torch.cat((g1 * c1 + g2 * s2, g2 * c2 - g1 * s1), -1)
 
 
 register(_library, "rotary", forward)
