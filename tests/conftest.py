@@ -20,13 +20,13 @@ os.environ["TUTTI_PLANS"] = "off"  # each search anew
 
 @pytest.hookimpl(tryfirst=True)  # before those are left out that are marked so
 def pytest_collection_modifyitems(config, items):
-    """Mark as slow what `slow.txt` names: cases that take seconds, of tests of which quicker ones or others are run."""
+    """Mark as slow what `slow.txt` names: what takes long, most of it cases of tests of which quicker ones are left."""
     slow = set(Path(__file__).with_name("slow.txt").read_text().splitlines())
     for item in items:
         if item.nodeid in slow:
             item.add_marker(pytest.mark.slow)
     files, known = {item.nodeid.partition("::")[0] for item in items}, {item.nodeid for item in items}
-    whole = not any("::" in argument for argument in config.args)
+    whole = not any("::" in argument for argument in config.args) and not config.getoption("lf", False)
     if whole and (gone := [name for name in slow - known if name.partition("::")[0] in files]):
         raise pytest.UsageError(f"tests/slow.txt names tests that there are not any more: {', '.join(sorted(gone))}")
 

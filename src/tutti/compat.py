@@ -207,7 +207,7 @@ def compile_cpp(source: str) -> ctypes.CDLL:
 
 
 _postponing = threading.Lock()
-KERNELS = 4  # in a file of C++
+KERNELS = 4  # in a file of C++, of which two cores compile two at once
 
 
 @contextmanager
@@ -215,10 +215,11 @@ def compilers_beside_each_other() -> Iterator[None]:
     """What `compile_graph` gives in here may be called when this is over: till then nobody waits for the compilers of
     its kernels, of which as many run as there are cores. Kernels in C++ are compiled by the few."""
     from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.codecache import LambdaFuture
 
     here = threading.get_ident()
     waiting: list[tuple[AsyncCompile, dict[str, Any]]] = []
-    files = [_Kernels()]
+    files, written = [_Kernels()], {}
 
     def postpone(self: AsyncCompile, scope: dict[str, Any]) -> None:
         if threading.get_ident() == here:
@@ -229,12 +230,14 @@ def compilers_beside_each_other() -> Iterator[None]:
     def write(self: AsyncCompile, argtypes: list[str], source_code: str) -> Any:
         if threading.get_ident() != here:
             return compile_one(self, argtypes, source_code)
+        if (*argtypes, source_code) in written:
+            return written[*argtypes, source_code]
         if len(files[-1].kernels) == KERNELS:
             files.append(_Kernels())
-        written = files[-1].write(argtypes, source_code)
+        written[*argtypes, source_code] = made = files[-1].write(argtypes, source_code)
         if HEADER not in _getting_ready or not _getting_ready[HEADER].is_alive():
             compile_those_of(KERNELS)
-        return written
+        return made
 
     def compile_those_of(kernels: int) -> None:
         for file in files:
@@ -251,15 +254,17 @@ def compilers_beside_each_other() -> Iterator[None]:
     compile_those_of(1)
     for compilers, scope in waiting:
         compilers.wait(scope)
+        scope.update({name: x.result() for name, x in scope.items() if isinstance(x, LambdaFuture)})  # on one core
 
 
 class _Kernels:
-    """A file of Inductor's C++ kernels with their Python bindings. Of the time for one kernel three quarters go into
-    the header and the libraries that a file needs."""
+    """A file of Inductor's C++ kernels with their Python bindings, kept on disk as a whole. Of the time for one kernel
+    three quarters go into the header and the libraries that a file needs."""
 
     def __init__(self) -> None:
         self.kernels: list[tuple[list[str], str]] = []
         self.library: Callable[[], Any] | None = None
+        self.alone: list[Callable[[], Callable]] = []
 
     def write(self, types: list[str], code: str) -> Any:
         """Add a kernel for arguments of these types; who calls `result()` when all is compiled gets a function."""
@@ -286,8 +291,8 @@ class _Kernels:
         lines = [line for _, code in named for line in code.splitlines()]
         includes = dict.fromkeys(line.strip() for line in lines if line.lstrip().startswith("#include"))
         rest = [line for line in lines if not line.lstrip().startswith("#include")]
-        submit = AsyncCompile.submit if get_compile_threads() > 1 else None
-        self.library = Library.load_async("\n".join([*includes, *rest, ""]), submit_fn=submit)
+        self.submit = AsyncCompile.submit if get_compile_threads() > 1 else None
+        self.library = Library.load_async("\n".join([*includes, *rest, ""]), submit_fn=self.submit)
 
     def _named(self, number: int) -> tuple[Any, str]:
         """What loads a kernel from a file of several, and its code there."""
@@ -316,7 +321,9 @@ class _Kernels:
         try:
             return self.library().functions[number]
         except CppCompileError:  # some do not stand beside others
-            return CppPythonBindingsCodeCache.load_pybinding(*self.kernels[number])
+            load = CppPythonBindingsCodeCache.load_pybinding_async
+            self.alone = self.alone or [load(*kernel, submit_fn=self.submit) for kernel in self.kernels]
+            return self.alone[number]()
 
 
 def job_store(prefix: str) -> Any:

@@ -10,6 +10,9 @@ from tutti.nn.linear_cross_entropy import linear_cross_entropy
 from tutti.nn.rms_norm import rms_norm
 from tutti.nn.rotary import rotary
 
+ops = torch.ops.tutti
+TOKENS, ONES, UP = torch.tensor([[0], [1], [1], [0]]), torch.ones(4, 1), torch.randn(2, 8, 8)
+
 
 @pytest.mark.parametrize(
     ("name", "function"),
@@ -18,6 +21,8 @@ from tutti.nn.rotary import rotary
         ("rotary", lambda x, w: rotary(x, w, w.flip(0))),
         ("glu", glu),
         ("linear_cross_entropy", lambda x, w: linear_cross_entropy(x, w, torch.arange(4))),
+        ("experts", lambda x, w: ops.experts(x, TOKENS, ONES, UP, UP.mT.contiguous(), "silu", 0, 2)),
+        ("experts", lambda x, w: ops.experts_training(x, TOKENS, ONES, UP, UP.mT.contiguous(), "silu", 0, 2)[0]),
     ],
 )
 def test_second_derivatives_are_refused(name, function):

@@ -100,6 +100,33 @@ def test_kernels_that_cannot_stand_beside_each_other_are_compiled_alone(librarie
     assert libraries() == 2
 
 
+def test_on_one_core(libraries):
+    from torch._inductor import config
+
+    x, several = torch.randn(5, 7), (2, 3, 2)
+    with config.patch(compile_threads=1), compat.compilers_beside_each_other():
+        made = [compat.compile_graph(_powers(n), [x]) for n in several]
+    for n, function in zip(several, made, strict=True):
+        torch.testing.assert_close(function(x)[0], x**n)
+    assert libraries() == 1
+
+
+def test_after_an_error_everything_is_compiled_anew(monkeypatch):
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    first, second = Compiled(_powers(2)), Compiled(_powers(3))
+    graph.output([graph.create_node("call_function", f, (x,), name=name) for f, name in ((first, "a"), (second, "b"))])
+
+    def fails(args):
+        raise RuntimeError("out of registers")
+
+    monkeypatch.setattr(second, "compile", fails)
+    with pytest.raises(RuntimeError, match="out of registers"):
+        compile_ahead(graph, [torch.randn(5, 7)])
+    y = torch.randn(5, 7)
+    torch.testing.assert_close(first(y)[0], y**2)
+
+
 def test_arguments_that_lie_otherwise_than_expected_are_compiled_for_when_they_come(events):
     graph = fx.Graph()
     x = graph.placeholder("x")

@@ -7,28 +7,35 @@ import pty
 import subprocess
 import sys
 
+import pytest
+
 from tutti.run.telling import telling, told_by
 
 SCRIPT = """
 import torch, tutti
-model, batch = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU()), (torch.randn(4, 4),)
+class Model(torch.nn.Sequential):
+    def forward(self, x):
+        print("forward")
+        return super().forward(x)
+torch.manual_seed(0)
+model, batch = Model(torch.nn.Linear(4, 4), torch.nn.GELU()), (torch.randn(4, 4),)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-step = tutti.parallelize(model, optimizer, batch, loss=lambda m, b: m(*b).sum(), cluster="cpu:1", level="O1")
+step = tutti.parallelize(model, optimizer, batch, loss=lambda m, b: m(*b).sum(), level="O1")
 print("loss", step(batch).item())
 """
 
 
-def test_a_terminal_is_told_what_is_done():
+def run(*command: str) -> tuple[str, str]:
+    """What is written to stdout, and what a terminal is told."""
     ours, theirs = pty.openpty()
-    job = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=theirs, text=True)
+    job = subprocess.Popen([*command], stdout=subprocess.PIPE, stderr=theirs, text=True)
     os.close(theirs)
     said = b""
     while more := _read(ours):
         said += more
     out, _ = job.communicate()
-    assert job.returncode == 0 and out.startswith("loss ")
-    for what in ("capturing the step", "lowering the plan", "compiling: function 1 of"):
-        assert what.encode() in said
+    assert job.returncode == 0, said
+    return out, said.decode()
 
 
 def _read(terminal: int) -> bytes:
@@ -38,15 +45,30 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
+def test_a_terminal_is_told_what_is_done():
+    out, said = run(sys.executable, "-c", SCRIPT)
+    assert out.startswith("forward\nloss ")
+    for what in ("capturing the step", "lowering the plan", "compiling: function 1 of"):
+        assert what in said
+
+
+def test_of_several_ranks_the_first_tells(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT.replace('"O1"', '"O0"'))
+    out, said = run(sys.executable, "-m", "tutti.cli", "run", "-n", "2", str(tmp_path / "script.py"))
+    assert out.count("forward\n") == 2 == out.count("loss ")
+    hidden = "\x1b[?25l"  # the cursor, while there is a spinner
+    assert said.count(hidden) == 2 and "capturing the step" in said and "lowering the plan" in said
+
+
 def test_without_a_terminal_nothing_is_said():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("loss ") and done.stderr == ""
+    assert done.stdout.startswith("forward\nloss ") and done.stderr == ""
 
 
 def test_who_has_a_display_is_told_instead():
     said: list[str] = []
     with told_by(said.append), telling("planning") as tell:
         tell("planning: dp 2")
-        with telling("compiling"):
-            pass
-    assert said == ["planning", "planning: dp 2", "compiling"]
+        with pytest.raises(ValueError, match="no"), telling("compiling"):
+            raise ValueError("no")
+    assert said == ["planning", "planning: dp 2", "compiling", "planning: dp 2", ""]

@@ -142,7 +142,7 @@ def capture(
         except compat.ValuesNeeded as error:
             raise _branching(error) from error
         except RuntimeError as error:
-            if ".numpy()" not in str(error):
+            if ".numpy() is not supported for tensor subclasses" not in str(error):
                 raise
             raise ValueError(
                 f"{_asked_at(error)}the model takes the values of a tensor out of PyTorch (.numpy()), where no graph "

@@ -22,6 +22,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tutti.nn.once import differentiable_once
+
 _library = torch.library.Library("tutti", "FRAGMENT")
 _library.define("slots(Tensor index, int experts, int capacity) -> Tensor")
 _library.define("dispatch(Tensor x, Tensor slot, Tensor? weight, int experts, int capacity, int first=0) -> Tensor")
@@ -127,3 +129,4 @@ def _combine_gradients(ctx, grad):
 
 torch.library.register_autograd("tutti::dispatch", _dispatch_gradients, setup_context=_save_dispatch)
 torch.library.register_autograd("tutti::combine", _combine_gradients, setup_context=_save_combine)
+differentiable_once("the gradient of weights of dispatch and combine", "slot_products")

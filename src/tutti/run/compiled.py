@@ -52,13 +52,18 @@ def compile_ahead(graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> None:
     waiting = {node.target for node in graph.nodes if isinstance(node.target, Compiled) and not node.target.made}
     if not waiting:
         return
-    with _busy(), telling("compiling") as tell:
-        calls = [(function, args) for function, args in _calls(graph, inputs) if function in waiting]
-        with compat.compilers_beside_each_other():
-            for i, (function, args) in enumerate(calls, 1):
-                tell(f"compiling: function {i} of {len(calls)}")
-                function.compile(args)
-            tell("compiling: waiting for C++ and Triton compilers")
+    try:
+        with _busy(), telling("compiling") as tell:
+            calls = [(function, args) for function, args in _calls(graph, inputs) if function in waiting]
+            with compat.compilers_beside_each_other():
+                for i, (function, args) in enumerate(calls, 1):
+                    tell(f"compiling: function {i} of {len(calls)}")
+                    function.compile(args)
+                tell("compiling: waiting for compilers of C++ or Triton")
+    except BaseException:
+        for function in waiting:
+            function.made.clear()  # their kernels may never have been compiled
+        raise
 
 
 def _calls(graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> list[tuple[Compiled, Sequence[torch.Tensor]]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,20 +29,26 @@ class Recipe:
 
     def training(self, batch: Batch) -> StepGraph:
         """A step of training, for such a batch."""
-        with torch.autocast(**self.autocast):
+        with _modes_kept(self.model), torch.autocast(**self.autocast):
             return capture(self.model, batch, self.optimizer, self.loss, clip_norm=self.clip_norm, masters=self.masters,
                            stochastic_rounding=self.stochastic_rounding, guarded=self.guarded)  # fmt: skip
 
     def evaluation(self, batch: Batch) -> StepGraph:
         """The loss in evaluation mode."""
-        modes = {module: module.training for module in self.model.modules()}
-        self.model.eval()
-        try:
-            with torch.autocast(**self.autocast):
-                return capture(self.model, batch, loss=self.loss, gradients=False)
-        finally:
-            for module, training in modes.items():
-                module.training = training
+        with _modes_kept(self.model), torch.autocast(**self.autocast):
+            self.model.eval()
+            return capture(self.model, batch, loss=self.loss, gradients=False)
+
+
+@contextmanager
+def _modes_kept(model: nn.Module) -> Iterator[None]:
+    """The modules of a model train or not in the end as they did before."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
 
 
 def autocast_state(device: torch.device) -> dict[str, Any]:

@@ -103,16 +103,16 @@ class Training:
     def __init__(self, display: Display, bar: Progress, steps: int, first: int, compiles: bool, dtype: str):
         self._display, self._bar, self._steps, self._compiles = display, bar, steps, compiles
         self._dtype = dtype
-        begin = _COMPILING if compiles else "first step"
-        self._task = bar.add_task(begin, total=steps, completed=first)
+        self._text = _COMPILING if compiles else "first step"
+        self._task = bar.add_task(self._text, total=steps, completed=first)
         self._start: float | None = time.perf_counter()
         self._spoke = 0.0
         if not display.live:
-            display.say(begin)
+            display.say(self._text)
 
     def tell(self, what: str) -> None:
         """What is being done between two steps."""
-        self._bar.update(self._task, description=what)
+        self._bar.update(self._task, description=what or self._text)
 
     def step(
         self, done: int, loss: float, seconds: float, tokens: int, peak_seconds: float, waiting: float = 0.0
@@ -123,9 +123,10 @@ class Training:
             text = f"{'compile':{_NAME}} and first step" if self._compiles else f"{'first step':{_NAME}}"
             self._display.say(f"{text} ({time.perf_counter() - self._start:.1f} s)")
             self._start = None
-            self._bar.update(self._task, completed=done, description=f"step {done} of {self._steps}  loss {loss:.4f}")
+            self._text = f"step {done} of {self._steps}  loss {loss:.4f}"
+            self._bar.update(self._task, completed=done, description=self._text)
             return
-        text = line(done, self._steps, loss, seconds, tokens, peak_seconds, self._dtype, waiting)
+        self._text = text = line(done, self._steps, loss, seconds, tokens, peak_seconds, self._dtype, waiting)
         self._bar.update(self._task, completed=done, description=text)
         if not self._display.live and (time.perf_counter() - self._spoke > _PLAIN_SECONDS or done == self._steps):
             self._spoke = time.perf_counter()
