@@ -52,3 +52,11 @@ def test_angles_that_do_not_fit(shape):
     x, _, _ = drawn()
     with pytest.raises(ValueError, match=r"rotary: cos \(.*\) and sin \(.*\) for x \(2, 3, 5, 8\)"):
         rotary(x, torch.ones(shape), torch.ones(shape))
+
+
+def test_angles_that_want_a_gradient():
+    x, cos, sin = drawn()
+    with pytest.raises(ValueError, match="cos and sin are given no gradients"):
+        rotary(x, cos.requires_grad_(), sin)
+    with torch.no_grad():
+        assert rotary(x, cos, sin).isfinite().all()

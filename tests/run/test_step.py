@@ -19,11 +19,12 @@ README = Path(__file__).parents[2] / "README.md"
 
 
 def make(
-    plan: str = "single", cluster: str = "cpu:1", *, batch=None, model=None, lr: float = 1e-3, **options
+    plan: str = "single", cluster: str = "cpu:1", *, level="O0", model=None, lr: float = 1e-3, **options
 ) -> tutti.Step:
     model = model or zoo.llama()
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
-    return tutti.parallelize(model, optimizer, batch or zoo.tokens(), cluster=cluster, plan=plan, level="O0", **options)
+    options = {"batch": zoo.tokens(), "cluster": cluster, "plan": plan, "level": level, **options}
+    return tutti.parallelize(model, optimizer, **options)
 
 
 class Net(nn.Module):
@@ -156,6 +157,29 @@ def test_a_wrong_batch(change, message):
 def test_wrong_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         make(**arguments)
+
+
+def test_the_order_of_keys_is_none_of_the_graphs():
+    step, batch = make(), zoo.tokens()
+    step(batch)
+    step(dict(reversed(batch.items())))
+    assert len(step._made.plans) == len(step._made.made) == 1
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_a_token_that_there_is_not(level):
+    step, batch = make(level=level), zoo.tokens()
+    before = step.state_dict()
+    batch["input_ids"][0, 3] = 96
+    with pytest.raises(IndexError, match="out of range"):
+        step(batch)
+    assert all(torch.equal(x, before[name]) for name, x in step.state_dict().items()) and step.steps == 0
+    assert step(zoo.tokens()).isfinite()
+
+
+def test_no_batch():
+    with pytest.raises(ValueError, match="the batch is a NoneType; a batch is a dict or tuple of tensors"):
+        make(batch=None)
 
 
 def test_no_optimizer():

@@ -155,6 +155,8 @@ def batch_items(batch: Batch) -> list[tuple[str, torch.Tensor]]:
     """The tensors of a batch with their keys; positions count as keys in a tuple."""
     if isinstance(batch, torch.Tensor):
         raise ValueError("the batch is a tensor; give a dict (keyword arguments of the model) or a tuple of tensors")
+    if not isinstance(batch, Mapping | tuple | list):
+        raise ValueError(f"the batch is a {type(batch).__name__}; a batch is a dict or tuple of tensors")
     items = batch.items() if isinstance(batch, Mapping) else ((str(i), v) for i, v in enumerate(batch))
     items = [(str(k), v) for k, v in items]
     for key, value in items:

@@ -257,7 +257,7 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, afresh: bool = False) -> N
 def _check_labels(labels: Tensor, weight: Tensor) -> None:
     """IndexError for a label that is v or more, where a CPU sees it."""
     if labels.device.type == "cpu" and labels.numel() and int(labels.max()) >= len(weight):
-        raise IndexError(f"label {int(labels.max())} of {len(weight)} classes")
+        raise IndexError(f"a label is out of range: classes are 0 to {len(weight) - 1}, or to be ignored")
 
 
 def _blocks(count: int, across: Tensor) -> Iterator[slice]:

@@ -32,8 +32,9 @@ ops = torch.ops.tutti
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float = 0.0, wide: bool = False) -> Tensor:
-    """The norm, differentiable in x and weight. Raises ValueError where the weight is not of the last dim's size."""
-    _check(x, weight)
+    """The norm, differentiable in x and weight. Raises ValueError where the weight is not of the last dim's size, and
+    for an offset of what is not wide."""
+    _check(x, weight, offset, wide)
     return ops.rms_norm(x, weight, eps, offset, wide)[0]
 
 
@@ -42,11 +43,13 @@ def rms_norm_and_input(
 ) -> tuple[Tensor, Tensor]:
     """The norm, and x for who reads it again: both gradients are added in the norm's backward pass. Raises ValueError
     as `rms_norm` does."""
-    _check(x, weight)
+    _check(x, weight, offset, wide)
     return _AndInput.apply(x, weight, eps, offset, wide)  # pyright: ignore[reportReturnType]
 
 
-def _check(x: Tensor, weight: Tensor | None) -> None:
+def _check(x: Tensor, weight: Tensor | None, offset: float, wide: bool) -> None:
+    if offset and not wide:
+        raise ValueError(f"rms_norm: an offset of {offset} is added to the weight in float32: it takes wide=True")
     if weight is not None and weight.shape != x.shape[-1:]:
         raise ValueError(f"rms_norm: weight {tuple(weight.shape)} for x {tuple(x.shape)}; it is {tuple(x.shape[-1:])}")
 

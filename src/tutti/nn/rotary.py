@@ -22,11 +22,17 @@ ops = torch.ops.tutti
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x, turned; differentiable in x alone. Raises ValueError where x has no halves or the angles do not fit."""
+    """x, turned; differentiable in x alone. Raises ValueError where x has no halves, the angles do not fit, or they
+    want a gradient."""
     fits = cos.shape == sin.shape and cos.ndim <= x.ndim and cos.shape[-1:] == x.shape[-1:]
     pairs = zip(reversed(cos.shape), reversed(x.shape), strict=False)
     if not fits or x.shape[-1] % 2 or any(a not in (1, b) for a, b in pairs):
-        raise ValueError(f"rotary: cos {tuple(cos.shape)} and sin {tuple(sin.shape)} for x {tuple(x.shape)}")
+        raise ValueError(
+            f"rotary: cos {tuple(cos.shape)} and sin {tuple(sin.shape)} for x {tuple(x.shape)}: x is (..., d) with d "
+            "even, cos and sin alike, of a shape that broadcasts to it and ends in d"
+        )
+    if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
+        raise ValueError("rotary: cos and sin are given no gradients: detach them, or write the embedding out")
     return ops.rotary(x, cos, sin)
 
 

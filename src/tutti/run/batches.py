@@ -14,8 +14,8 @@ Signature = tuple[tuple[str, Spec], ...]
 
 
 def signature_of(batch: Batch) -> Signature:
-    """What a captured graph depends on: keys, shapes and dtypes."""
-    return tuple((key, Spec.of(x)) for key, x in batch_items(batch))
+    """What a captured graph depends on: keys, in whatever order, shapes and dtypes."""
+    return tuple(sorted(((key, Spec.of(x)) for key, x in batch_items(batch)), key=lambda item: item[0]))
 
 
 def microbatches(batch: Batch, count: int) -> list[Batch]:

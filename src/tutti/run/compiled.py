@@ -59,7 +59,7 @@ def compile_ahead(graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> None:
                 for i, (function, args) in enumerate(calls, 1):
                     tell(f"compiling: function {i} of {len(calls)}")
                     function.compile(args)
-                tell("compiling: waiting for compilers of C++ or Triton")
+                tell("compiling: waiting for the compilers of kernels")
     except BaseException:
         for function in waiting:
             function.made.clear()  # their kernels may never have been compiled

@@ -20,7 +20,7 @@ FUSED = {
     aten._log_softmax.default, aten._log_softmax_backward_data.default, aten.native_dropout.default,
     aten.slice_backward.default, aten.select_backward.default, aten.constant_pad_nd.default, aten.full.default,
     aten.full_like.default, aten.zeros_like.default, aten.ones_like.default, aten.zeros.default, aten.ones.default,
-    aten.scalar_tensor.default, aten.arange.default, aten.arange.start, aten.embedding.default, aten.gather.default,
+    aten.scalar_tensor.default, aten.arange.default, aten.arange.start, aten.gather.default,
     aten.index.Tensor, aten.expand.default, aten.repeat.default, aten.nll_loss_forward.default,
     aten.nll_loss_backward.default, aten.copy_.default,
 }  # fmt: skip

@@ -30,7 +30,7 @@ def show_levels(model: str | None = None, batch: int = 8, seq: int = 128, dtype:
     counted = None
     if model is not None:
         with progress.status("reading the model") as status:
-            workload = Workload(model, batch, seq, dtype=dtype, clip_norm=1.0)
+            workload = Workload(model, batch, seq, dtype=dtype)
             counted = _counted(Captured(workload, status.update), status.update)
     _passes(console)
     if counted:
