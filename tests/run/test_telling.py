@@ -64,7 +64,10 @@ def test_of_several_ranks_the_first_tells(tmp_path):
 
 def test_without_a_terminal_nothing_is_said():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("forward\nloss ") and not any(what in done.stderr for what in TOLD)
+    said = [
+        line for line in done.stderr.splitlines() if "cpp_extension.py" not in line
+    ]  # torch's, with nvcc and no GPU
+    assert done.stdout.startswith("forward\nloss ") and said == []
 
 
 def test_who_has_a_display_is_told_instead():
