@@ -10,6 +10,7 @@ import importlib
 import logging
 import os
 import re
+import sys
 import sysconfig
 import threading
 import warnings
@@ -70,6 +71,60 @@ def decomposition(operator: Any, args: Sequence) -> Callable | None:
 
 
 _composed: dict[Any, bool] = {}
+
+
+@contextmanager
+def computing_really() -> Iterator[None]:
+    """Operators compute on real tensors, without gradients or casts, also while fake tensors are traced."""
+    with unset_fake_temporarily(), torch.no_grad(), torch._C._DisableAutocast():  # pyright: ignore
+        yield
+
+
+@contextmanager
+def eager_models() -> Iterator[None]:
+    """Models and functions under `torch.compile` run as plain Python."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@contextmanager
+def checkpoint_regions(enter: Callable[[], None], leave: Callable[[], None]) -> Iterator[None]:
+    """`torch.utils.checkpoint` runs its functions once, between `enter` and `leave`, and computes nothing again."""
+    import torch.utils.checkpoint as checkpoint
+
+    def without_reentrance(*args: Any, **kwargs: Any) -> Iterator[None]:
+        enter()
+        try:
+            yield
+        finally:
+            leave()
+
+    class Reentrant:
+        @staticmethod
+        def apply(function: Callable, preserve_rng_state: bool, *args: Any) -> Any:
+            enter()
+            try:
+                return function(*args)
+            finally:
+                leave()
+
+    before = checkpoint._checkpoint_without_reentrant_generator, checkpoint.CheckpointFunction
+    checkpoint._checkpoint_without_reentrant_generator = without_reentrance  # pyright: ignore
+    checkpoint.CheckpointFunction = Reentrant  # pyright: ignore
+    try:
+        yield
+    finally:
+        checkpoint._checkpoint_without_reentrant_generator, checkpoint.CheckpointFunction = before
+
+
+def hooks_on(parameter: torch.Tensor) -> tuple[list[Callable], list[Callable]]:
+    """The hooks on a tensor's gradient: those of `register_hook`, and of `register_post_accumulate_grad_hook`."""
+    found = parameter._backward_hooks, parameter._post_accumulate_grad_hooks  # pyright: ignore
+    before, after = (list(hooks.values()) if hooks else [] for hooks in found)
+    return before, after
 
 
 def autograd_clock() -> int:

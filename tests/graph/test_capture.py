@@ -166,8 +166,8 @@ def test_a_loss_that_is_none_is_an_error(loss, message):
 
 
 def test_other_mistakes_are_errors():
-    with pytest.raises(ValueError, match="batch entry '1' is a int; a batch is a dict or tuple of tensors"):
-        tutti.capture(Classifier(), (points()[0], 3))
+    with pytest.raises(ValueError, match="batch entry '1' is a object; a batch is a dict or tuple of tensors"):
+        tutti.capture(Classifier(), (points()[0], object()))
     with pytest.raises(ValueError, match="no parameter of the model requires a gradient"):
         tutti.capture(Classifier().requires_grad_(False), points(), loss=cross_entropy)
     with pytest.raises(ValueError, match="does not depend on any parameter"):

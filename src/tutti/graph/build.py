@@ -14,7 +14,7 @@ from tutti.graph.pattern_table import PATTERNS
 from tutti.graph.patterns import Pattern, fuse_patterns
 from tutti.graph.randomness import make_reproducible
 from tutti.graph.simplify import simplify
-from tutti.graph.step_graph import FORWARD, GUARD, UPDATE, Call, Spec, StepGraph
+from tutti.graph.step_graph import BACKWARD, FORWARD, GUARD, UPDATE, WRITTEN, Call, Spec, StepGraph
 from tutti.graph.trace import Traced
 from tutti.graph.workspaces import without_workspaces
 
@@ -39,6 +39,8 @@ def build(
             "path": meta.get("path", ""),
             "val": meta.get("val"),
         }
+        if meta.get("checkpoint"):
+            node.meta["checkpoint"] = meta["checkpoint"]
     constants = _lift_constants(traced, placeholders)
     (output,) = (n for n in graph.nodes if n.op == "output")
     make_reproducible(graph, placeholders["seed"], placeholders["step"], device)
@@ -48,10 +50,11 @@ def build(
     matches = fuse_patterns(graph, patterns, device)
     _adopt(graph)
     results = dict(zip(outputs, output.args[0], strict=True))
-    results = {k: v for k, v in results.items() if v is not placeholders.get(k)}  # an untouched buffer is no output
+    results = _successors(results, placeholders)
     results = {name: _own(graph, node) for name, node in results.items()}
     output.args = (tuple(results.values()),)
     graph.eliminate_dead_code()
+    _keep_old_state(graph, placeholders, results)
     for name in [n for n in constants if not placeholders[n].users]:
         del constants[name]
         graph.erase_node(placeholders.pop(name))
@@ -76,6 +79,40 @@ def _lift_constants(traced: Traced, placeholders: dict[str, fx.Node]) -> dict[st
         node.replace_all_uses_with(placeholders[name])
         graph.erase_node(node)
     return constants
+
+
+def _successors(results: dict[str, fx.Node], inputs: dict[str, fx.Node]) -> dict[str, fx.Node]:
+    """Without outputs that are an untouched input. A parameter that forward writes into and no update replaces has that
+    as its successor."""
+    kept = {}
+    for name, node in results.items():
+        kind, _, path = name.partition(":")
+        stored = f"param:{path}" if kind == WRITTEN else name
+        if node is not inputs.get(stored):
+            kept[name if stored in results else stored] = node
+    return kept
+
+
+def _keep_old_state(graph: fx.Graph, inputs: dict[str, fx.Node], results: dict[str, fx.Node]) -> None:
+    """Let the backward pass read a copy of state that the forward pass replaces: the forward pass of another microbatch
+    may come before it."""
+    changed = {inputs[f"param:{name.partition(':')[2]}"] for name in results if name.startswith(f"{WRITTEN}:")}
+    changed |= {inputs[name] for name, x in results.items() if name in inputs and x.meta["phase"] != UPDATE}
+    views = {x: x for x in changed}  # what looks at such an input -> that input
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        read = [x for x in node.all_input_nodes if x in views]
+        if read and node.target in FREE and node.meta["phase"] == FORWARD:
+            views[node] = node
+        elif read and node.meta["phase"] == BACKWARD:
+            for x in read:
+                if (copy := views[x]) is x:
+                    with graph.inserting_after(x if x.op == "call_function" else list(inputs.values())[-1]):
+                        copy = graph.call_function(torch.ops.aten.clone.default, (x,))
+                    copy.meta = {**x.meta, "phase": FORWARD, "path": x.meta.get("path", "")}
+                    views[x] = copy
+                node.replace_input_with(x, copy)
 
 
 def _adopt(graph: fx.Graph) -> None:

@@ -11,7 +11,10 @@ import traceback
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,15 +22,19 @@ from torch.nn.modules import module as module_hooks
 
 from tutti import compat
 from tutti.graph import optimizers
+from tutti.graph.attempts import Attempts, StateFound
+from tutti.graph.batch import Batch, batch_items, rebuilt
+from tutti.graph.batch import inputs as entries
 from tutti.graph.build import build
+from tutti.graph.decisions import Decisions
 from tutti.graph.functional import functionalize
 from tutti.graph.garbage import uncollected
 from tutti.graph.pattern_table import PATTERNS
 from tutti.graph.patterns import Pattern
-from tutti.graph.step_graph import BACKWARD, FORWARD, GUARD, UPDATE, StepGraph
-from tutti.graph.trace import sign, trace
+from tutti.graph.slots import Slots, check_memory_not_shared
+from tutti.graph.step_graph import BACKWARD, CHECK, FORWARD, GUARD, UPDATE, WRITTEN, StepGraph
+from tutti.graph.trace import sign, stand_in, stood_in
 
-Batch = Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...]
 Loss = Callable[[nn.Module, Batch], torch.Tensor]
 INSTEAD = (
     "decide it before the batch is made. On one device tutti.jit(model) runs it as it is, and its report() tells of "
@@ -50,6 +57,8 @@ def capture(
     gradients: bool = True,
     guarded: bool = False,
     patterns: Sequence[Pattern] = PATTERNS,
+    attributes: frozenset[str] = frozenset(),
+    microbatches: int = 1,
 ) -> StepGraph:
     """Record loss, gradients and optimizer update of one training step as one functional ATen graph.
 
@@ -65,16 +74,19 @@ def capture(
     guarded: parameters and optimizer state stay what they were where loss or gradients are not finite; the output
         `skipped`, a 0-d float32 tensor, then is 1.
     patterns: what becomes fused operators where a model writes it out (`graph.patterns`); () leaves all as written.
+    attributes: paths of plain tensor attributes that are state like buffers. Capture finds those that forward replaces.
+    microbatches: how many batches like this one are accumulated for an update. The gradient is that of one; hooks on
+        gradients see it divided by their number, as a loop that accumulates the mean does it.
 
-    An enclosing `torch.autocast` is recorded with the graph. Checks of values, as the one for singular matrices behind
-    `torch.linalg.solve`, are not: there the result is infinite or NaN. Raises ValueError where the loss is not a
-    floating 0-d tensor, nothing requires a gradient, or the model branches on the values of a tensor.
+    An enclosing `torch.autocast` is recorded with the graph. The forward pass runs on fake tensors, and whatever it
+    changes in the model's Python state is undone. Values that Python code takes from the batch are those of this batch
+    (`StepGraph.guards`). Branches on other values are traced both ways: a way that raises becomes a check
+    (`StepGraph.checks`). Checks inside operators, as the one for singular matrices behind `torch.linalg.solve`, are
+    dropped: the result is infinite or NaN.
+
+    Raises ValueError where the loss is not a floating 0-d tensor, nothing requires a gradient, the model branches on
+    values that depend on parameters, or forward depends on Python state that it changes itself.
     """
-    params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-    device = device_of(model)
-    trained = [name for name, p in params.items() if p.requires_grad] if gradients else []
-    if gradients and not trained:
-        raise ValueError("no parameter of the model requires a gradient: there is nothing to train")
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         kind = type(optimizer).__name__
         raise ValueError(f"the optimizer is a {kind}, not of torch.optim: capture takes model, batch, optimizer")
@@ -82,43 +94,20 @@ def capture(
         raise ValueError(f"clip_norm={clip_norm} clips the gradients that an update takes: give an optimizer, too")
     if masters and stochastic_rounding:
         raise ValueError("masters are kept in float32, where nothing is to be rounded: masters or stochastic_rounding")
+    slots, device = Slots(model, attributes), device_of(model)
+    params = slots.params
+    trained = [name for name, p in params.items() if p.requires_grad] if gradients else []
+    if gradients and not trained:
+        raise ValueError("no parameter of the model requires a gradient: there is nothing to train")
     if stochastic_rounding and not any(params[name].dtype is torch.bfloat16 for name in trained):
         raise ValueError("stochastic_rounding is of bfloat16 parameters, and none of those that are trained is one")
-    scored = _Scored(model, loss)
 
-    def step(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        recorder = _Recorder(model)
-        leaves = {name: inputs[f"param:{name}"].detach().requires_grad_() for name in trained}
-        tensors = {f"model.{name}": leaves.get(name, inputs[f"param:{name}"]) for name in params}
-        tensors |= {f"model.{name}": inputs[f"buffer:{name}"].clone() for name in buffers}
-        with recorder.forward():
-            value = torch.func.functional_call(scored, tensors, (_refill(batch, inputs),), tie_weights=True)
-        _check_scalar(value, batch, loss)
-        if gradients and not value.requires_grad:
-            raise ValueError(
-                "the loss does not depend on any parameter that requires a gradient; is it computed under "
-                "torch.no_grad() or from a detached tensor?"
-            )
-        outputs = {"loss": value.detach()}
-        outputs |= {f"buffer:{name}": tensors[f"model.{name}"] for name in buffers}
-        if gradients:
-            with recorder.backward(value):
-                values = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-            grads = {name: g for name, g in zip(leaves, values, strict=True) if g is not None}
-            if guarded:
-                sign(phase=BACKWARD, path=GUARD)
-                grads = optimizers.poisoned(grads, value.detach())
-            outputs |= {f"grad:{name}": g for name, g in grads.items()}
-            if optimizer is not None:
-                outputs |= _update(optimizer, params, grads, state, inputs, clip_norm, guarded, stochastic_rounding)
-        return outputs
-
-    with compat.fake_mode(), _fused_experts(model):
+    with compat.fake_mode(), _fused_experts(model), compat.eager_models():
 
         def fakes(kind: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
             return {f"{kind}:{k}": torch.empty(t.shape, dtype=t.dtype, device=device) for k, t in tensors}
 
-        inputs = fakes("param", params.items()) | fakes("buffer", buffers.items())
+        inputs = fakes("param", params.items()) | fakes("buffer", slots.buffers.items())
         state = {}
         if optimizer is not None:
             names = {p: name for name, p in params.items()}
@@ -128,17 +117,19 @@ def capture(
                     f"{kind}:{name}": torch.empty(t.shape, dtype=t.dtype, device=device) for kind, t in tensors.items()
                 }
             inputs |= {f"lr:{i}": torch.empty((), dtype=torch.float64) for i in range(len(optimizer.param_groups))}
-        inputs |= fakes("batch", batch_items(batch))
+        inputs |= {name: torch.empty(t.shape, dtype=t.dtype, device=device) for name, t in entries(batch).items()}
         inputs |= {name: torch.empty((), dtype=torch.int64) for name in ("step", "seed")}
-        results: list[str] = []
-
-        def flat(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            outputs = step(dict(zip(inputs, tensors, strict=True)))
-            results[:] = outputs
-            return tuple(outputs.values())
-
+        step = _Step(model, batch, loss, slots, trained, gradients, guarded, optimizer, state, clip_norm,
+                     stochastic_rounding, list(inputs), microbatches)  # fmt: skip
+        known = {i: x for i, x in enumerate(_example(batch, list(inputs))) if x is not None}
+        attempts = Attempts(step, tuple(inputs.values()), known, [model, loss], step.decisions)
         try:
-            traced = functionalize(trace(flat, *inputs.values()), list(inputs.values()))
+            traced = attempts.traced()
+        except StateFound as found:
+            again = attributes | found.paths
+            return capture(model, batch, optimizer, loss, clip_norm=clip_norm, masters=masters, gradients=gradients,
+                           stochastic_rounding=stochastic_rounding, guarded=guarded, patterns=patterns,
+                           attributes=again, microbatches=microbatches)  # fmt: skip
         except compat.ValuesNeeded as error:
             raise _branching(error) from error
         except RuntimeError as error:
@@ -148,21 +139,26 @@ def capture(
                 f"{_asked_at(error)}the model takes the values of a tensor out of PyTorch (.numpy()), where no graph "
                 f"follows them: {INSTEAD}"
             ) from error
-    return build(traced, list(inputs), results, device, patterns)
+        placeholders = traced.graph.find_nodes(op="placeholder")
+        names = {n: name.partition(":")[2] for n, name in zip(placeholders, inputs, strict=True)}
+        guards = traced.values.guards(names)
+        functional = functionalize(traced, list(inputs.values()))
+    made = build(functional, list(inputs), attempts.results, device, patterns)
+    written = [name.removeprefix("param:") for name in made.changed_by_forward if name.startswith("param:")]
+    if mastered := [name for name in written if "master" in state.get(name, {})]:
+        raise ValueError(
+            f"forward writes into parameter {mastered[0]!r}, which has a float32 master copy that would undo it; leave "
+            "masters out, or keep the parameter in float32"
+        )
+    check_memory_not_shared(slots.named(), {name for name in made.outputs if name in made.inputs})
+    made.guards, made.checks = guards, attempts.checks
+    return made
 
 
-def batch_items(batch: Batch) -> list[tuple[str, torch.Tensor]]:
-    """The tensors of a batch with their keys; positions count as keys in a tuple."""
-    if isinstance(batch, torch.Tensor):
-        raise ValueError("the batch is a tensor; give a dict (keyword arguments of the model) or a tuple of tensors")
-    if not isinstance(batch, Mapping | tuple | list):
-        raise ValueError(f"the batch is a {type(batch).__name__}; a batch is a dict or tuple of tensors")
-    items = batch.items() if isinstance(batch, Mapping) else ((str(i), v) for i, v in enumerate(batch))
-    items = [(str(k), v) for k, v in items]
-    for key, value in items:
-        if not isinstance(value, torch.Tensor):
-            raise ValueError(f"batch entry {key!r} is a {type(value).__name__}; a batch is a dict or tuple of tensors")
-    return items
+def _example(batch: Batch, inputs: Sequence[str]) -> list[torch.Tensor | None]:
+    """The real tensor of each input that is an entry of the batch and has values."""
+    real = {name: x for name, x in entries(batch).items() if not (x.is_meta or isinstance(x, compat.FakeTensor))}
+    return [real.get(name) for name in inputs]
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -171,35 +167,177 @@ def device_of(model: nn.Module) -> torch.device:
     return torch.device("cpu") if first is None or first.is_meta else first.device
 
 
-def _refill(batch: Batch, inputs: dict[str, torch.Tensor]) -> Batch:
-    if isinstance(batch, Mapping):
-        return {key: inputs[f"batch:{key}"] for key in batch}
-    return tuple(inputs[f"batch:{i}"] for i in range(len(batch)))
+def _hooked(hook: Callable, microbatches: int, grad: torch.Tensor) -> torch.Tensor | None:
+    """A hook on a gradient that is to be divided by the number of microbatches later."""
+    if microbatches == 1:
+        return hook(grad)
+    made = hook(grad / microbatches)
+    return None if made is None else made * microbatches
 
 
-def _update(optimizer, params, grads, state, inputs, clip_norm, guarded, stochastic) -> dict[str, torch.Tensor]:
-    """The optimizer's update of every parameter that has a gradient, as named outputs."""
-    sign(phase=UPDATE, path=GUARD if clip_norm is None else "")
-    norm = None if clip_norm is None and not guarded else optimizers.global_norm(list(grads.values()))
-    sign(path="")
-    scale = None if norm is None or clip_norm is None else optimizers.clip_scale(norm, clip_norm)
-    names = {p: name for name, p in params.items()}
-    sign(path=GUARD)
-    skip = None if norm is None or not guarded else optimizers.not_finite(norm)
-    sign(path="")
-    outputs = {} if skip is None else {"skipped": skip}
-    for i, group in enumerate(optimizer.param_groups):
-        for param in group["params"]:
-            name = names[param]
-            if name not in grads:
-                continue
-            sign(path=name.rpartition(".")[0])
-            old = {kind: inputs[f"{kind}:{name}"] for kind in state.get(name, {})}
-            numbers = inputs["step"], inputs[f"lr:{i}"], skip, scale, stochastic
-            new, new_state = optimizers.update(optimizer, group, inputs[f"param:{name}"], grads[name], old, *numbers)
-            outputs[f"param:{name}"] = new
-            outputs |= {f"{kind}:{name}": value for kind, value in new_state.items()}
-    return outputs
+@dataclass
+class _Step:
+    """A training step as a function of its tensors, to be traced."""
+
+    model: nn.Module
+    batch: Batch
+    loss: Loss | None
+    slots: Slots
+    trained: list[str]
+    gradients: bool
+    guarded: bool
+    optimizer: torch.optim.Optimizer | None
+    state: dict[str, dict[str, torch.Tensor]]
+    clip_norm: float | None
+    stochastic_rounding: bool
+    inputs: list[str]
+    microbatches: int
+    decisions: Decisions = field(default_factory=Decisions)
+
+    def __call__(self, *tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Named outputs."""
+        inputs = dict(zip(self.inputs, tensors, strict=True))
+        params = {name: self._parameter(name, p, inputs) for name, p in self.slots.params.items()}
+        buffers = {name: inputs[f"buffer:{name}"].clone() for name in self.slots.buffers}
+        for name, buffer in self.slots.buffers.items():
+            stand_in(buffer, buffers[name])
+        self._let_state_stand_in(inputs)
+        storages = {name: p.untyped_storage()._cdata for name, p in params.items()}
+        batch = rebuilt(self.batch, {name.partition(":")[2]: inputs[name] for name in entries(self.batch)})
+        recorder = _Recorder(self.model)
+        with self.slots.holding(params, buffers):  # until gradients are taken: checkpointed code runs once more there
+            with recorder.forward():
+                value = self._value(batch)
+            _check_scalar(value, self.batch, self.loss)
+            after = self.slots.changed("buffer", buffers)
+            self._check_places(params, storages)
+            outputs = {"loss": value.detach()}
+            outputs |= {f"buffer:{name}": x.detach() for name, x in after.items()}
+            outputs |= {f"{CHECK}:{i}": x for i, x in enumerate(self.decisions.differing())}
+            if not self.gradients:
+                return outputs
+            if not value.requires_grad:
+                raise ValueError(
+                    "the loss does not depend on any parameter that requires a gradient; is it computed under "
+                    "torch.no_grad() or from a detached tensor?"
+                )
+            with recorder.backward(value):
+                grads = self._gradients(value, {name: params[name] for name in self.trained})
+        if self.guarded:
+            sign(phase=BACKWARD, path=GUARD)
+            grads = optimizers.poisoned(grads, value.detach())
+        outputs |= {f"{WRITTEN}:{name}": p.detach() for name, p in params.items()}  # most are as they were
+        outputs |= {f"grad:{name}": g for name, g in grads.items()}
+        if self.optimizer is not None:
+            outputs |= self._update({name: p.detach() for name, p in params.items()}, grads, inputs)
+        return outputs
+
+    def _parameter(self, name: str, parameter: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        """What stands for a parameter: a leaf of autograd that looks like one."""
+        leaf = inputs[f"param:{name}"].clone()
+        if name in self.trained:
+            leaf.requires_grad_()
+        if isinstance(parameter, nn.Parameter):
+            leaf._is_param = True  # pyright: ignore[reportAttributeAccessIssue]
+        stand_in(parameter, leaf)
+        return leaf
+
+    def _let_state_stand_in(self, inputs: dict[str, torch.Tensor]) -> None:
+        """For a loss that reads the optimizer's state."""
+        for name, kinds in self.state.items():
+            held = self.optimizer.state.get(self.slots.params[name], {}) if self.optimizer else {}
+            for kind in kinds:
+                if isinstance(held.get(kind), torch.Tensor):
+                    stand_in(held[kind], inputs[f"{kind}:{name}"])
+
+    def _value(self, batch: Batch) -> Any:
+        if self.loss is not None:
+            return self.loss(self.model, batch)
+        output = self.model(**batch) if isinstance(batch, Mapping) else self.model(*batch)
+        if isinstance(output, Mapping):
+            return output.get("loss")
+        return getattr(output, "loss", output)
+
+    def _check_places(self, params: dict[str, torch.Tensor], storages: dict[str, int]) -> None:
+        """ValueError where forward has put another tensor in the place of a parameter."""
+        for slot in [slot for slot in self.slots.slots if slot.kind == "param"]:
+            now, name = slot.held, slot.name
+            if now is not params[name] or now.untyped_storage()._cdata != storages[name]:
+                raise ValueError(
+                    f"forward puts another tensor in the place of parameter {name!r} (an assignment to the attribute or "
+                    "to .data), which the optimizer would not see; write into it under torch.no_grad(), with copy_()"
+                )
+
+    def _gradients(self, value: torch.Tensor, leaves: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Gradients by name, through the hooks on them; those that are None are left out."""
+        after = {}
+        for name, leaf in leaves.items():
+            before, after[name] = compat.hooks_on(self.slots.params[name])
+            for hook in before:
+                leaf.register_hook(partial(_hooked, hook, self.microbatches))
+        others = [p for p in stood_in() if p.requires_grad and p.is_leaf and p.is_floating_point()]
+        names = {id(p): name for name, p in self.slots.params.items()}
+        others = [p for p in others if names.get(id(p)) in leaves]
+        found = torch.autograd.grad(value, [*leaves.values(), *others], allow_unused=True)
+        grads = {name: g for name, g in zip(leaves, found, strict=False) if g is not None}
+        for p, g in zip(others, found[len(leaves) :], strict=True):  # read past the module, as from a list of weights
+            name = names[id(p)]
+            if any(compat.hooks_on(p)):
+                raise ValueError(
+                    f"parameter {name!r} has a hook on its gradient and is read in another way than from its module; "
+                    "read it as an attribute of the module"
+                )
+            if g is not None:
+                grads[name] = grads[name] + g if name in grads else g
+        for name in [name for name in grads if after[name]]:
+            grads[name] = self._accumulated(name, leaves[name], grads[name], after[name])
+        return grads
+
+    def _accumulated(self, name: str, leaf: torch.Tensor, grad: torch.Tensor, hooks: list[Callable]) -> torch.Tensor:
+        """A gradient after the hooks of `register_post_accumulate_grad_hook`."""
+        version = leaf._version
+        leaf.grad = grad
+        try:
+            if self.microbatches > 1:
+                raise ValueError(
+                    "it sees sums of several microbatches' gradients, which no graph has; use register_hook"
+                )
+            for hook in hooks:
+                hook(leaf)
+            if leaf.grad is None or leaf._version != version:
+                raise ValueError("it updates the parameter or drops the gradient, which is left to the optimizer")
+            return leaf.grad
+        except Exception as error:
+            raise ValueError(
+                f"the hook {getattr(hooks[0], '__qualname__', hooks[0])} that register_post_accumulate_grad_hook put on parameter {name!r} cannot "
+                f"be a part of the step: {error}"
+            ) from error
+        finally:
+            leaf.grad = None
+
+    def _update(self, params, grads, inputs) -> dict[str, torch.Tensor]:
+        """The optimizer's update of every parameter that has a gradient, as named outputs."""
+        assert self.optimizer is not None
+        sign(phase=UPDATE, path=GUARD if self.clip_norm is None else "")
+        norm = None if self.clip_norm is None and not self.guarded else optimizers.global_norm(list(grads.values()))
+        sign(path="")
+        scale = None if norm is None or self.clip_norm is None else optimizers.clip_scale(norm, self.clip_norm)
+        names = {p: name for name, p in self.slots.params.items()}
+        sign(path=GUARD)
+        skip = None if norm is None or not self.guarded else optimizers.not_finite(norm)
+        sign(path="")
+        outputs = {} if skip is None else {"skipped": skip}
+        for i, group in enumerate(self.optimizer.param_groups):
+            for name in (names[param] for param in group["params"]):
+                if name not in grads:
+                    continue
+                sign(path=name.rpartition(".")[0])
+                old = {kind: inputs[f"{kind}:{name}"] for kind in self.state.get(name, {})}
+                numbers = inputs["step"], inputs[f"lr:{i}"], skip, scale, self.stochastic_rounding
+                new, new_state = optimizers.update(self.optimizer, group, params[name], grads[name], old, *numbers)
+                outputs[f"param:{name}"] = new
+                outputs |= {f"{kind}:{name}": value for kind, value in new_state.items()}
+        return outputs
 
 
 def _fused_experts(model: nn.Module) -> AbstractContextManager:
@@ -252,23 +390,6 @@ def _check_scalar(value: object, batch: Batch, loss: Loss | None) -> None:
         raise ValueError(f"the loss must be a 0-d floating tensor, not {value.dtype} of shape {tuple(value.shape)}")
 
 
-class _Scored(nn.Module):
-    """The model together with its loss, as one module from batch to scalar."""
-
-    def __init__(self, model: nn.Module, loss: Loss | None):
-        super().__init__()
-        self.model = model
-        self.loss = loss
-
-    def forward(self, batch: Batch) -> object:
-        if self.loss is not None:
-            return self.loss(self.model, batch)
-        output = self.model(**batch) if isinstance(batch, Mapping) else self.model(*batch)
-        if isinstance(output, Mapping):
-            return output.get("loss")
-        return getattr(output, "loss", output)
-
-
 class _Recorder:
     """Signs nodes with phase and module path as they are traced.
 
@@ -280,6 +401,7 @@ class _Recorder:
         self.paths = {id(module): name for name, module in model.named_modules()}
         self.born: list[int] = []  # autograd sequence numbers, ascending
         self.path_at: list[str] = []  # the path that was current from then on
+        self.regions = 0  # of torch.utils.checkpoint, so far
 
     @contextmanager
     def forward(self) -> Iterator[None]:
@@ -293,13 +415,25 @@ class _Recorder:
             stack.pop()
             self._move(stack[-1])
 
+        open_regions: list[int] = []
+
+        def enter_region():
+            self.regions += 1
+            open_regions.append(self.regions)
+            sign(checkpoint=open_regions[0])
+
+        def leave_region():
+            open_regions.pop()
+            sign(checkpoint=open_regions[0] if open_regions else None)
+
         self._move("")
         handles = [
             module_hooks.register_module_forward_pre_hook(enter),
             module_hooks.register_module_forward_hook(leave, always_call=True),
         ]
         try:
-            yield
+            with compat.checkpoint_regions(enter_region, leave_region):
+                yield
         finally:
             for handle in handles:
                 handle.remove()

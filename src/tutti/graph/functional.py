@@ -27,5 +27,5 @@ class _Signing(fx.Interpreter):
     """Runs a graph while another is traced, whose nodes it signs as the old ones are."""
 
     def run_node(self, n: fx.Node):
-        sign(**{key: n.meta[key] for key in ("phase", "path") if key in n.meta})
+        sign(**{key: n.meta.get(key) for key in ("phase", "path", "checkpoint") if n.op != "placeholder"})
         return super().run_node(n)

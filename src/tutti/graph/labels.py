@@ -24,7 +24,7 @@ def annotate_labels(step: StepGraph) -> None:
     rename = _layer_names(step.graph)
     for name, node in step.inputs.items():
         kind, _, path = name.partition(":")
-        layer, rest = _split(path) if kind not in ("batch", "lr") else ("", path)  # which are no module's
+        layer, rest = _split(path) if kind not in ("batch", "common", "lr") else ("", path)  # which are no module's
         node.meta["label"] = f"{kind}:{_join(rename.get(layer, layer), rest)}" if path else kind
     ordinals: dict[tuple, int] = defaultdict(int)
     alike: dict[tuple, dict[str, int]] = defaultdict(dict)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tutti.graph.capture import Batch
+from tutti.graph.batch import Batch
 from tutti.graph.example import INSTEAD, example
 
 EXPECTED = "give a folder with a config.json of transformers, such a file, or package.module:function"

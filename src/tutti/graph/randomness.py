@@ -37,8 +37,8 @@ def make_reproducible(graph: fx.Graph, seed: fx.Node, step: fx.Node, device: tor
     for node in [n for n in graph.nodes if n.target in REPLACEMENTS]:
         if node.meta["phase"] == BACKWARD:
             raise ValueError(
-                f"{node.target} draws random numbers in the backward pass of {node.meta['path'] or 'the model'}, as "
-                "torch.utils.checkpoint with dropout does: other numbers than the forward pass; switch one of them off"
+                f"{node.target} draws random numbers in the backward pass of {node.meta['path'] or 'the model'}: other "
+                "numbers than the forward pass draws. Draw them in forward, and compute again with torch.utils.checkpoint"
             )
 
         def replacement(seed, step, *args, formula=REPLACEMENTS[node.target], **kwargs):
@@ -53,7 +53,7 @@ def make_reproducible(graph: fx.Graph, seed: fx.Node, step: fx.Node, device: tor
         new = result if isinstance(result, (tuple, list)) else [result]
         for n in graph.nodes:
             if "phase" not in n.meta:
-                n.meta |= {"phase": node.meta["phase"], "path": node.meta["path"]}
+                n.meta |= {key: node.meta[key] for key in ("phase", "path", "checkpoint") if key in node.meta}
         if isinstance(result, fx.Node):
             node.replace_all_uses_with(result)
         else:

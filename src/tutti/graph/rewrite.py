@@ -39,12 +39,14 @@ def rewrite(graph: fx.Graph, found: Joint, new: Joint, search: Search) -> bool:
             places[phase] = place
     for phase, (at, before) in places.items():
         outputs = [(old, b) for old, b in pairs if old.meta["phase"] == phase]
-        path = _path([n for n in sorted(search.taken) if n.meta.get("phase") == phase], outputs[0][0])
+        taken = [n for n in sorted(search.taken) if n.meta.get("phase") == phase]
+        origin = {"path": _path(taken, outputs[0][0])}
+        origin |= {"checkpoint": n.meta["checkpoint"] for n in taken if "checkpoint" in n.meta}
         with graph.inserting_before(at) if before else graph.inserting_after(at):
             for node in new.graph.nodes:
                 if node in needed and node.meta["phase"] == phase:
                     inputs[node] = graph.node_copy(node, inputs.__getitem__)
-                    inputs[node].meta = {**node.meta, "path": path}
+                    inputs[node].meta = {**node.meta, **origin}
         for old, b in outputs:
             old.replace_all_uses_with(inputs[b])
     for node in sorted(search.taken, reverse=True):

@@ -6,12 +6,15 @@ Inputs and outputs have names of the form `kind:name`:
 |---|---|---|
 | `param`, `buffer` | the model's tensors, under the model's own names | their successors |
 | `exp_avg`, `momentum_buffer`, `master`, ... | optimizer state of a parameter | its successor |
-| `batch` | the batch, by key (dict) or position (tuple) | |
+| `batch` | entries of the batch that have its rows in dim 0, by name (`graph.batch`) | |
+| `common` | entries of the batch that all its rows share | |
 | `lr` | learning rate of a parameter group, 0-d float64 | |
 | `step`, `seed` | number of this update (1 for the first) and random seed, 0-d int64 | |
 | `constant` | small tensors that the model makes out of Python numbers | |
 | `loss`, `grad` | | the loss, 0-d; the gradient of a parameter |
 | `skipped` | | 1 where the update was left out, of a step that is guarded, 0-d |
+| `written` | | a parameter that the forward pass writes into, after that and before its update |
+| `check` | | above 0 where a check of values in the model's Python code fails, 0-d float32 |
 
 Every node carries in `meta`: `val` (a `Spec`, or a tuple of them), `path` (of the module that made it), `phase`
 (forward, backward or update), `flops` and `bytes` (of the whole, unsplit operator), and `label`, a name that
@@ -31,12 +34,15 @@ from typing import Any
 import torch
 from torch import fx
 
+from tutti.graph.values import Guards
+
 Call = Any  # an fx.Node whose arguments are looked into: fx types them too loosely to be of use
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
+WRITTEN, CHECK = "written", "check"  # kinds of outputs
 GUARD = "finite"  # the path of what only looks whether values are finite
 NUMBERS = ("lr", "step", "seed")  # kinds of inputs that are single numbers
-GIVEN = ("batch", "constant", *NUMBERS)  # kinds of inputs that each call is given anew
+GIVEN = ("batch", "common", "constant", *NUMBERS)  # kinds of inputs that each call is given anew
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,8 @@ class StepGraph:
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     matches: Counter[str] = field(default_factory=Counter)  # of each pattern of `graph.pattern_table`, at capture
+    guards: Guards = field(default_factory=Guards)  # values of the batch for which alone this is the graph, at capture
+    checks: dict[str, str] = field(default_factory=dict)  # what failed, by output, at capture
 
     @property
     def nodes(self) -> list[fx.Node]:
@@ -94,6 +102,13 @@ class StepGraph:
     def state_names(self) -> list[str]:
         """Inputs that a step replaces: parameters, buffers and optimizer state."""
         return [n for n in self.inputs if n in self.outputs]
+
+    @property
+    def changed_by_forward(self) -> dict[str, fx.Node]:
+        """Inputs that the forward pass replaces, with their successors: buffers, and parameters that it writes into."""
+        found = {n: x for n, x in self.outputs.items() if n in self.inputs and x.meta["phase"] != UPDATE}
+        written = f"{WRITTEN}:"
+        return found | {f"param:{n.removeprefix(written)}": x for n, x in self.outputs.items() if n.startswith(written)}
 
     @property
     def slices(self) -> int:
@@ -117,7 +132,7 @@ class StepGraph:
         copy.output(tuple(outputs.values()))
         copy.eliminate_dead_code()
         inputs = {name: mapping[node] for name, node in self.inputs.items()}
-        return StepGraph(copy, inputs, outputs, self.constants, self.device)
+        return StepGraph(copy, inputs, outputs, self.constants, self.device, checks=self.checks)
 
     def gradient_label(self, name: str) -> str:
         """The label of a parameter's gradient, as an input of the update."""
@@ -134,14 +149,22 @@ class StepGraph:
     def gradient_names(self) -> list[str]:
         return [name for name in self.outputs if name.startswith("grad:")]
 
+    @property
+    def check_names(self) -> list[str]:
+        return [name for name in self.outputs if name.startswith(f"{CHECK}:")]
+
     def without_gradients(self) -> StepGraph:
-        """A step whose gradients are no outputs."""
-        return self.keep([name for name in self.outputs if not name.startswith("grad:")])
+        """A step whose gradients are no outputs, nor parameters between the forward pass and their update."""
+        return self.keep([name for name in self.outputs if not name.startswith(("grad:", f"{WRITTEN}:"))])
 
     def at_gradients(self) -> tuple[StepGraph, StepGraph]:
-        """The step cut in two: loss, gradients and buffers of a microbatch; the update from given gradients."""
+        """The step cut in two: loss, gradients and state after a microbatch; the update from given gradients."""
         updated = [name for name, node in self.outputs.items() if node.meta["phase"] == UPDATE]
         before = self.keep([name for name, node in self.outputs.items() if node.meta["phase"] != UPDATE])
+        for name in [name for name in before.outputs if name.startswith(f"{WRITTEN}:")]:
+            before.outputs[f"param:{name.partition(':')[2]}"] = before.outputs.pop(name)
+        (output,) = before.graph.find_nodes(op="output")
+        output.args = (tuple(before.outputs.values()),)
         after, mapping = fx.Graph(), {}
         for node in self.inputs.values():
             mapping[node] = after.node_copy(node)
@@ -151,6 +174,8 @@ class StepGraph:
             inputs[name] = mapping[node] = after.placeholder(node.name)
             label = self.gradient_label(name.removeprefix("grad:"))
             mapping[node].meta = {**node.meta, "label": label, "phase": UPDATE, "flops": 0, "bytes": 0}
+        for name, node in self.changed_by_forward.items():  # by then it is what the input has become
+            mapping.setdefault(node, mapping[self.inputs[name]])
         for node in self.calls:
             if node.meta["phase"] == UPDATE:
                 mapping[node] = after.node_copy(node, mapping.__getitem__)

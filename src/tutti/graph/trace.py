@@ -10,16 +10,20 @@ from __future__ import annotations
 import operator
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from tutti import compat
+from tutti.graph.decisions import Decisions, site_of_caller
+from tutti.graph.static_forms import same_view, static_form
 from tutti.graph.step_graph import Spec
+from tutti.graph.values import Values
 
 aten = torch.ops.aten
 
@@ -27,23 +31,33 @@ aten = torch.ops.aten
 @dataclass(frozen=True)
 class Traced:
     """graph: every node has its `Spec`, or a tuple of them, in meta["val"], and what it was signed with. constants:
-    tensors that are no arguments, by the targets of the nodes (`get_attr`) that stand for them."""
+    tensors that are no arguments, by the targets of the nodes (`get_attr`) that stand for them. values: what Python
+    asked for."""
 
     graph: fx.Graph
     constants: dict[str, torch.Tensor]
+    values: Values
 
 
 class Refused(ValueError):
     """What is not traced."""
 
 
-def trace(function: Callable, *args: torch.Tensor) -> Traced:
+def trace(
+    function: Callable,
+    *args: torch.Tensor,
+    known: Mapping[int, torch.Tensor] | None = None,
+    decisions: Decisions | None = None,
+) -> Traced:
     """The graph of `function(*args)`, which returns tensors in tuples or lists; to be called in a mode of fake tensors,
     for fake arguments. What a trace within it calls is recorded by both.
 
-    Raises `compat.ValuesNeeded` where it takes the values of a tensor to go on, Refused for a higher-order operator.
+    known: real values of some arguments, by position, for Python code that asks for values of what follows from these
+    alone (`graph.values`). decisions: which way to go where Python asks for a boolean that is not known.
+
+    Raises `compat.ValuesNeeded` where it takes other values of a tensor to go on, Refused for a higher-order operator.
     """
-    tracer = _Tracer(args)
+    tracer = _Tracer(args, known or {}, decisions)
     _active.append(tracer)
     try:
         with _no_casts_kept(), tracer:
@@ -54,13 +68,25 @@ def trace(function: Callable, *args: torch.Tensor) -> Traced:
     finally:
         _active.remove(tracer)
     tracer.graph.output(tracer.named(results))
-    return Traced(tracer.graph, tracer.constants)
+    return Traced(tracer.graph, tracer.constants, tracer.values)
 
 
 def sign(**meta: Any) -> None:
     """Nodes that the enclosing `trace` makes from now on carry this in their meta."""
     assert _active, "called outside of trace()"
     _active[-1].signature |= meta
+
+
+def stand_in(tensor: torch.Tensor, fake: torch.Tensor) -> None:
+    """Let what the enclosing `trace` reads of a real tensor, or of its memory, be read of a fake that it has traced."""
+    assert _active, "called outside of trace()"
+    _active[-1].stand_in(tensor, fake)
+
+
+def stood_in() -> list[torch.Tensor]:
+    """The real tensors that have been read, of those given to `stand_in`."""
+    assert _active, "called outside of trace()"
+    return _active[-1].stood_in
 
 
 def is_tracing() -> bool:
@@ -72,16 +98,26 @@ def is_tracing() -> bool:
 class _Tracer(compat.TorchDispatchMode):
     supports_higher_order_operators = True  # says itself that it does not take them
 
-    def __init__(self, args: tuple[torch.Tensor, ...]):
+    def __init__(self, args: tuple[torch.Tensor, ...], known: Mapping[int, torch.Tensor], decisions: Decisions | None):
         super().__init__()
+        self.decisions = decisions
         self.thread = threading.get_ident()
         self.graph = fx.Graph()
         self.constants: dict[str, torch.Tensor] = {}
         self.signature: dict[str, Any] = {}
         # By id, until the tensor is gone: to hold it would make autograd believe that it is shared.
         self.nodes: dict[int, tuple[fx.Node, weakref.ref]] = {}
+        self.stand_ins: dict[int, torch.Tensor] = {}  # by the id of a real tensor
+        self.storages: dict[int, torch.Tensor] = {}  # by the storage of a real tensor: that tensor
+        self.stood_in: list[torch.Tensor] = []
+        self.views: list[torch.Tensor] = []  # of stand-ins, kept alive with their nodes
+        given = {}
         for i, x in enumerate(args):
-            self._is(x, self.graph.placeholder(f"arg{i}_1"))
+            node = self.graph.placeholder(f"arg{i}_1")
+            self._is(x, node)
+            if i in known:
+                given[node] = known[i]
+        self.values = Values(self.graph, given, self.constants)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -95,7 +131,7 @@ class _Tracer(compat.TorchDispatchMode):
             return NotImplemented  # it says itself what it is made of
         if func is torch.ops.prim.device.default:  # asked for twice an operator
             return args[0].fake_device
-        simpler = compat.HONEST.get(func) or compat.decomposition(func, args)
+        simpler = compat.HONEST.get(func) or static_form(func, args, kwargs) or compat.decomposition(func, args)
         if simpler is not None:
             with self:
                 return simpler(*args, **kwargs)
@@ -103,23 +139,85 @@ class _Tracer(compat.TorchDispatchMode):
             with compat.unset_fake_temporarily():
                 return func(*args, **kwargs)
         operands = self.named(args), self.named(kwargs)
-        made = func(*args, **kwargs)
+        try:
+            made = func(*args, **kwargs)
+        except compat.ValuesNeeded:
+            if (answer := self._answer(func, args, kwargs)) is None:
+                raise
+            return answer
         if _holds_tensors(made) or func._schema.is_mutable:
             target = aten.lift_fresh_copy.default if func is aten.lift_fresh.default else func  # may be written into
             node = self.graph.create_node("call_function", target, *operands, name=func.overloadpacket.__name__)
             self._is(made, node)
         return made
 
+    def _answer(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """What an operator gives that needs values: computed from the batch, or decided; None where it cannot be."""
+        if func in (aten.index.Tensor, aten.masked_select.default):
+            with self:
+                x, masks = args if func is aten.index.Tensor else _broadcast(*args)
+                indices = self._indices(masks)
+                return None if indices is None else aten.index.Tensor(x, indices)
+        line = str(site_of_caller() or "a line of Python")
+        made = self.values.ask(func, self.named(args), self.named(kwargs), line)
+        if made is not None:
+            return _on(made, args[0].device)
+        if func is aten._local_scalar_dense.default and args[0].dtype is torch.bool and self.decisions:
+            return self.decisions.decide(args[0])
+        return None
+
+    def _indices(self, masks: Any) -> list | None:
+        """Boolean masks that follow from the batch as indices."""
+        indices: list = []
+        for mask in masks:
+            if mask is None or mask.dtype not in (torch.bool, torch.uint8):
+                indices.append(mask)
+                continue
+            line = str(site_of_caller() or "a line of Python")
+            made = self.values.ask(aten.nonzero.default, (self.named(mask),), {}, line)
+            if made is None:
+                return None
+            with compat.computing_really():
+                indices += [x.contiguous() for x in made.to(mask.device).unbind(1)]
+        return indices
+
     def named(self, values: Any) -> Any:
         """Nodes in place of tensors."""
         if isinstance(values, torch.Tensor):
             known = self.nodes.get(id(values))
-            return known[0] if known else self._constant(values)
+            return known[0] if known else self._of_real(values)
         if isinstance(values, (list, tuple)):
             return type(values)([self.named(x) for x in values])
         if isinstance(values, dict):
             return {key: self.named(x) for key, x in values.items()}
         return values
+
+    def stand_in(self, tensor: torch.Tensor, fake: torch.Tensor) -> None:
+        self.stand_ins[id(tensor)] = fake
+        if tensor.layout is torch.strided and tensor.numel():
+            self.storages.setdefault(tensor.untyped_storage()._cdata, tensor)
+
+    def _of_real(self, tensor: torch.Tensor) -> fx.Node:
+        """The node for a tensor that no operator of the trace has made."""
+        if id(tensor) in self.stand_ins:
+            if all(x is not tensor for x in self.stood_in):
+                self.stood_in.append(tensor)
+            return self.named(self.stand_ins[id(tensor)])
+        if isinstance(tensor, compat.FakeTensor) or tensor.layout is not torch.strided or not tensor.numel():
+            return self._constant(tensor)
+        owner = self.storages.get(tensor.untyped_storage()._cdata)
+        if owner is None:
+            return self._constant(tensor)
+        if tensor.dtype != owner.dtype or not owner.is_contiguous():
+            raise Refused(
+                f"the model reads a tensor of shape {tuple(tensor.shape)} that shares memory with one of its parameters "
+                "or buffers but views it as another dtype, or views one that is not contiguous; make the view in forward"
+            )
+        with self, torch.no_grad():
+            offset = tensor.storage_offset() - owner.storage_offset()
+            view = same_view(self.stand_ins[id(owner)].detach(), tensor.shape, tensor.stride(), offset)
+        self.views.append(view)
+        return self.named(view)
 
     def _constant(self, tensor: torch.Tensor) -> fx.Node:
         name = f"_tensor_constant{len(self.constants)}"
@@ -141,6 +239,17 @@ class _Tracer(compat.TorchDispatchMode):
 
 
 _active: list[_Tracer] = []
+
+
+def _broadcast(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    shape = torch.broadcast_shapes(x.shape, mask.shape)
+    return x.expand(shape), [mask.expand(shape)]
+
+
+def _on(made: Any, device: torch.device) -> Any:
+    """Real tensors on a device."""
+    with compat.computing_really():
+        return pytree.tree_map_only(torch.Tensor, lambda x: x.to(device), made)
 
 
 def _holds_tensors(made: Any) -> bool:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from torch import fx
 
-from tutti.graph.step_graph import BACKWARD, FORWARD, UPDATE, StepGraph
+from tutti.graph.step_graph import BACKWARD, FORWARD, UPDATE, WRITTEN, StepGraph
 from tutti.plan.stages import Reads, alone, stages_of
 
 
@@ -67,6 +67,7 @@ class _Cutter:
         self.gradients: dict[fx.Node, str] = {}
         for name in step.gradient_names:
             self.gradients.setdefault(step.outputs[name], name)
+        self.written = {node: name for name, node in step.changed_by_forward.items() if name.startswith("param:")}
         self.alone = alone(reads, stages) if split else {}
         self.levels: dict[fx.Node, int] = {}
         self.places = {n: self.place(n) for n in reads.calls}
@@ -103,7 +104,7 @@ class _Cutter:
                 members[place].append(node)
         for name, node in self.step.outputs.items():
             for share in self.shares[name][0] if name in self.shares else [node]:
-                self.wanted[self.owner(share)][name] = share
+                self.wanted[self.owner(share)][name.replace(f"{WRITTEN}:", "param:")] = share
         drafts = {place: _Draft(self, place, members[place]) for place in sorted(members, key=_order)}
         made = Cut(self.step, {}, {self.names[n]: s for n, s in self.stages.items() if n in self.names})
         for place, draft in drafts.items():
@@ -154,7 +155,11 @@ class _Draft:
         while todo:
             reader = todo.pop()
             for x in reader.all_input_nodes:
-                if cutter.is_gradient(node, x):
+                if node.meta["phase"] == UPDATE and x in cutter.written:  # by then the input has become that
+                    name = cutter.written[x]
+                    self.input(cutter.step.inputs[name], name)
+                    self.made[x] = self.made[cutter.step.inputs[name]]
+                elif cutter.is_gradient(node, x):
                     self.input(x, cutter.gradients[x])
                 elif x in cutter.names:
                     self.input(x, cutter.names[x])

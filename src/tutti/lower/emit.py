@@ -9,7 +9,7 @@ from tutti.graph.step_graph import Spec
 
 aten = torch.ops.aten
 Shape = tuple[int, ...]
-ORIGIN = ("phase", "path", "label", "copy", "again")  # in the meta of a call, and of what stands for it
+ORIGIN = ("phase", "path", "label", "copy", "again", "checkpoint")  # in the meta of a call, and of what stands for it
 
 
 class Emitter:

@@ -42,6 +42,21 @@ def recompute(step: StepGraph, again: Collection[str]) -> StepGraph:
     return made
 
 
+def checkpointed(step: StepGraph) -> list[str]:
+    """Labels of what the model itself wants to be computed again: nodes of its `torch.utils.checkpoint` regions that
+    only the same region reads in the forward pass."""
+    regions: dict[str, set] = {}
+    for node in step.calls:
+        if node.meta["phase"] == FORWARD:
+            regions.setdefault(node.meta["label"], set()).add(node.meta.get("checkpoint"))
+    inside = {label for label, found in regions.items() if None not in found}
+    for node in step.calls:
+        for x in node.all_input_nodes if node.meta["phase"] == FORWARD else ():
+            if x.meta.get("checkpoint") and x.meta["checkpoint"] != node.meta.get("checkpoint"):
+                inside.discard(x.meta["label"])
+    return sorted(inside)
+
+
 class _Writer:
     def __init__(self, graph: fx.Graph, again: set[str]):
         self.graph, self.again = graph, again

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from tutti.graph.step_graph import StepGraph
-from tutti.lower.recompute import recompute
+from tutti.lower.recompute import checkpointed, recompute
 from tutti.lower.unroll import copy, unroll
 from tutti.plan.variant import Variant
 
 
 def vary(step: StepGraph, variant: Variant) -> StepGraph:
-    """Raises ValueError where the sequence, or the batch, cannot be cut so."""
-    return recompute(copy(unroll(step, variant.slices), variant.copies), variant.again)
+    """The step as a variant asks, and with what the model runs under `torch.utils.checkpoint` computed again.
+
+    Raises ValueError where the sequence, or the batch, cannot be cut so.
+    """
+    made = copy(unroll(step, variant.slices), variant.copies)
+    made = recompute(made, (*variant.again, *checkpointed(made)))
+    made.guards, made.checks = step.guards, step.checks
+    return made

@@ -130,7 +130,8 @@ class Plan:
         labels = {node.meta["label"] for node in step.graph.nodes if "label" in node.meta}
         if unknown := [label for label in self.again if label not in labels and label != LAYERS]:
             raise ValueError(f"the plan computes {unknown[0]!r} again, which this model does not have")
-        if bool(self.again) != any("again" in node.meta for node in step.calls):
+        found = ["checkpoint" in node.meta for node in step.calls if "again" in node.meta]
+        if (self.again and not found) or (not self.again and not all(found)):
             does, has = ("computes", "nothing") if self.again else ("computes nothing", "some")
             raise ValueError(f"the plan {does} again, the step has {has} of that (tutti.lower.vary makes it)")
         if unknown := [label for label in self.tiers if label not in labels]:

@@ -278,7 +278,9 @@ def replan(step: StepGraph, plan: Plan, cluster: Cluster) -> Plan:
     book = textbook_of(plan.name, plan.mesh)
     labels = {node.meta["label"] for node in step.inputs.values()}
     stored = {
-        label: plan.input_layout(label) for label in labels if label.split(":")[0] not in ("batch", "seed", "step")
+        label: plan.input_layout(label)
+        for label in labels
+        if label.split(":")[0] not in ("batch", "common", "seed", "step")
     }
     if book:
         return planner.textbook(book, stored).plan(gathered=book.zero >= 2)

@@ -88,10 +88,12 @@ def stages_of(reads: Reads, named: Mapping[str, int], kept: Mapping[str, int] | 
     _backward(reads, found, present)
     for name, node in step.inputs.items():
         _check_buffer(reads, found, present, name, node)
+    of_state: set[fx.Node] = set()  # update nodes made of stored tensors
     for node in reads.calls:
         if node.meta["phase"] == UPDATE:
             read = reads.of(node)
-            state = [x for x in read if x.op == "placeholder"]
+            state = [x for x in read if x.op == "placeholder" or x in of_state]
+            of_state |= {node} if state else set()
             gradients = [x for x in read if x.meta["phase"] == BACKWARD]
             found[node] = min((found[x] for x in state or gradients or read), default=0)
     return found
@@ -121,14 +123,14 @@ def _again(node: fx.Node, stage: int, read: Iterable[fx.Node], present: Mapping[
 
 def _check_buffer(reads: Reads, found: Mapping[fx.Node, int], present: Mapping[fx.Node, set[int]], name: str,
                   node: fx.Node) -> None:  # fmt: skip
-    """ValueError for a buffer that changes with every microbatch and that several stages read or write."""
-    if not name.startswith("buffer:") or name not in reads.step.outputs:
+    """ValueError for state that changes with every microbatch and that several stages read or write."""
+    if name not in reads.step.changed_by_forward:
         return
-    makers = {found[x] for x in reads.behind[reads.step.outputs[name]] if x in found}
+    makers = {found[x] for x in reads.behind[reads.step.changed_by_forward[name]] if x in found}
     several = sorted(present.get(node, set()) | makers | {found[node]})
     if len(several) > 1:
         raise ValueError(
-            f"{name.removeprefix('buffer:')} changes with every microbatch, and stages "
+            f"{name.partition(':')[2]} changes with every microbatch, and stages "
             f"{', '.join(map(str, several))} of the pipeline read or write it: give them one stage"
         )
 

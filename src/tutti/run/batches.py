@@ -3,45 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import gcd
+from typing import Any
 
 import torch
 
-from tutti.graph.capture import Batch, batch_items
+from tutti.graph.batch import Batch, batch_items, part, rows, statics
 from tutti.graph.step_graph import Spec
 
-Signature = tuple[tuple[str, Spec], ...]
+Signature = tuple[tuple[str, Any], ...]  # (name, Spec of a tensor or value of a static entry), sorted by name
 
 
 def signature_of(batch: Batch) -> Signature:
-    """What a captured graph depends on: keys, in whatever order, shapes and dtypes."""
-    return tuple(sorted(((key, Spec.of(x)) for key, x in batch_items(batch)), key=lambda item: item[0]))
+    """What a captured graph depends on: names, in whatever order, shapes and dtypes, and static values."""
+    found = [(name, Spec.of(x)) for name, x in batch_items(batch)]
+    return tuple(sorted([*found, *statics(batch)], key=lambda item: item[0]))
 
 
 def microbatches(batch: Batch, count: int) -> list[Batch]:
-    """Equal parts of a global batch along dim 0."""
+    """Equal parts of a global batch along its batch dim (`graph.batch.part`)."""
     if count == 1:
         return [batch]
-    parts = {}
-    for key, x in batch_items(batch):
-        if x.ndim == 0 or x.shape[0] % count:
-            raise ValueError(f"batch entry {key!r} of shape {tuple(x.shape)} does not divide into {count} microbatches")
-        parts[key] = x.chunk(count)
-    if isinstance(batch, Mapping):
-        return [{key: parts[key][i] for key in parts} for i in range(count)]
-    return [tuple(parts[key][i] for key in parts) for i in range(count)]
+    size = rows(batch)
+    if not size or size % count:
+        name = next((name for name, x in batch_items(batch) if x.ndim and x.shape[0] == size), None)
+        which = f"batch entry {name!r} of {size} rows" if name else "a batch without a batch dim"
+        raise ValueError(f"{which} does not divide into {count} microbatches")
+    each = size // count
+    return [part(batch, i * each, (i + 1) * each) for i in range(count)]
 
 
 def batch_size(batch: Batch) -> int:
-    """What the first dims of all entries are multiples of: microbatches divide it."""
-    return gcd(*(x.shape[0] if x.ndim else 1 for _, x in batch_items(batch))) or 1
+    """What the number of rows is a multiple of: microbatches divide it."""
+    return rows(batch) or 1
 
 
 def check_like(batch: Batch, dtypes: Mapping[str, torch.dtype]) -> None:
-    """ValueError where a batch has not the keys and dtypes that the step was made with."""
+    """ValueError where a batch has not the tensors and dtypes that the step was made with."""
     given = dict(batch_items(batch))
+    others = dict(statics(batch))
     if missing := [key for key in dtypes if key not in given]:
-        raise ValueError(f"the batch lacks {missing[0]!r}; it had {list(dtypes)} when the step was made")
+        name = missing[0]
+        if name in others:
+            raise ValueError(
+                f"batch entry {name!r} is a {type(others[name]).__name__}; it was a tensor when the step was made"
+            )
+        raise ValueError(f"the batch lacks {name!r}; it had {list(dtypes)} when the step was made")
     if unknown := [key for key in given if key not in dtypes]:
         raise ValueError(f"the batch has {unknown[0]!r}, which it did not have when the step was made")
     for key, x in given.items():

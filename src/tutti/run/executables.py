@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
 
 from tutti.cluster import Cluster
-from tutti.graph.capture import Batch
+from tutti.graph.batch import Batch, batch_items
 from tutti.graph.garbage import uncollected
 from tutti.graph.step_graph import StepGraph
+from tutti.graph.values import Guards
 from tutti.lower.program import Program
 from tutti.lower.regions import check_divided
 from tutti.lower.shard import shard
@@ -17,7 +21,7 @@ from tutti.lower.vary import vary
 from tutti.plan.layout import Layout, devices
 from tutti.plan.plan import PIPELINE, Plan
 from tutti.plan.planner import replan
-from tutti.run.batches import Signature
+from tutti.run.batches import Signature, signature_of
 from tutti.run.carrier import Carrier
 from tutti.run.ledger import Ledger
 from tutti.run.levels import Prepared, prepare
@@ -29,6 +33,17 @@ from tutti.run.recipe import Recipe
 from tutti.run.runtime import Distributed, Virtual, from_rank_0
 from tutti.run.state import State
 from tutti.run.telling import telling
+
+
+MOST = 16  # graphs for one signature and Python state
+
+
+class Key(NamedTuple):
+    """What a captured graph is for. number: of those for one signature, in order of their capture."""
+
+    signature: Signature
+    evaluates: bool = False
+    number: int = 0
 
 
 @dataclass
@@ -43,14 +58,14 @@ class Executable:
 @dataclass
 class Executables:
     """Made when they are first needed, each by what is asked ("train"; "accumulate" and "update"; "gradients",
-    "evaluate", "inspect") and the signature of a batch; all ranks of a job make them at once.
+    "evaluate", "inspect") and a key (`key`); all ranks of a job make them at once.
 
-    homes: the stages of a pipeline that keep the inputs. plans: the graph and the plan of a step of training by its
-    batch's signature; the first of them is what other graphs of the model are planned after.
+    homes: the stages of a pipeline that keep the inputs. plans: the graph and the plan of a step by key; other graphs of
+    the model are planned after the first of them.
     """
 
     recipe: Recipe
-    plans: dict[Signature, tuple[StepGraph, Plan]]
+    plans: dict[Key, tuple[StepGraph, Plan]]
     cluster: Cluster
     level: str
     runtime: Virtual | Distributed
@@ -59,31 +74,77 @@ class Executables:
     carrier: Carrier | None
     ledgers: Sequence[Ledger]
     inspector: Inspector
-    made: dict[tuple[str, Signature], Executable] = field(default_factory=dict)
-    pipelines: dict[tuple[str, Signature], Pipeline] = field(default_factory=dict)
+    made: dict[tuple[str, Key], Executable] = field(default_factory=dict)
+    pipelines: dict[tuple[str, Key], Pipeline] = field(default_factory=dict)
+    captured: dict[tuple, list[tuple[Key, Guards]]] = field(default_factory=dict)  # by signature and Python state
+    reasons: list[str] = field(default_factory=list)  # why a step was captured again
 
     def __post_init__(self):
         self.first, (self.graph, self.plan) = next(iter(self.plans.items()))
+        self.captured[self.first.signature, False, self.recipe.watch.state()] = [(self.first, self.graph.guards)]
         self.hidden = self.cluster if self.cluster.device.computes_on else None  # where communication is
 
-    def executable(self, what: str, signature: Signature, batch: Batch | None = None) -> Executable:
-        """The Programs for a batch of these shapes, which is to be given where they are new."""
-        if (what, signature) not in self.made:
-            with HERE.working("lowers the plan"), telling("lowering the plan"), uncollected():
-                self.made[what, signature] = self._lowered(what, *self._planned(what, signature, batch))
-        return self.made[what, signature]
+    def key(self, what: str, batch: Batch) -> Key:
+        """Which captured graph a batch needs, at the present Python state of the model; it is captured if it is new.
 
-    def pipeline(self, what: str, signature: Signature, microbatches: int, batch: Batch | None = None) -> Pipeline:
-        """The pipeline for so many microbatches of these shapes, one of which is to be given where they are new."""
-        if (what, signature) not in self.pipelines:
+        Raises ValueError where one signature has needed too many graphs.
+        """
+        evaluates = what == "evaluate"
+        signature, state = signature_of(batch), self.recipe.watch.state()
+        known = self.captured.setdefault((signature, evaluates, state), [])
+        tensors, reason = dict(batch_items(batch)), None
+        for key, guards in known:
+            if not guards or (reason := guards.broken(tensors)) is None:
+                return key
+        if len(known) == MOST:
+            raise ValueError(
+                f"the step has been captured {MOST} times for batches of one shape, since the model's Python code looks "
+                f"at values that differ: {reason}. Compute with tensors there (torch.where, masks), or let batches share "
+                "these values"
+            )
+        self.reasons.append(
+            reason or (f"{state[0][0]} is {state[0][1]!r} now" if state else "a batch of another shape")
+        )
+        key = self._capture(signature, evaluates, batch)
+        known.append((key, self.plans[key][0].guards))
+        return key
+
+    def _capture(self, signature: Signature, evaluates: bool, batch: Batch) -> Key:
+        """Capture and plan a graph; the key of an equal one where there is one."""
+        if evaluates:
+            graph = self.recipe.evaluation(batch)
+            guards = graph.guards
+            graph = unroll(graph.keep(["loss", *graph.check_names]), self.plan.slices)
+            graph.guards = guards
+        else:
+            graph = vary(self.recipe.training(batch, self.plan.accumulate), self.plan.variant)
+        graph.name_inputs_as(self.graph)
+        alike = [key for key in self.plans if (key.signature, key.evaluates) == (signature, evaluates)]
+        for key in alike:
+            if equal(self.plans[key][0], graph):
+                return key
+        key = Key(signature, evaluates, len(alike))
+        self.plans[key] = graph, from_rank_0(lambda: self._replanned(graph))
+        return key
+
+    def executable(self, what: str, key: Key) -> Executable:
+        """The Programs of a captured graph."""
+        if (what, key) not in self.made:
             with HERE.working("lowers the plan"), telling("lowering the plan"), uncollected():
-                graph, plan = self._planned(what, signature, batch)
+                self.made[what, key] = self._lowered(what, *self._planned(what, key))
+        return self.made[what, key]
+
+    def pipeline(self, what: str, key: Key, microbatches: int) -> Pipeline:
+        """The pipeline of a captured graph for so many microbatches."""
+        if (what, key) not in self.pipelines:
+            with HERE.working("lowers the plan"), telling("lowering the plan"), uncollected():
+                graph, plan = self._planned(what, key)
                 level, hidden, inspector = self._how(what)
-                self.pipelines[what, signature] = Pipeline(
+                self.pipelines[what, key] = Pipeline(
                     graph, plan, microbatches, level, self.state, self.homes, self.carrier, hidden,
                     platform(self.cluster.device), inspector,
                 )  # fmt: skip
-        return self.pipelines[what, signature]
+        return self.pipelines[what, key]
 
     def _how(self, what: str) -> tuple[str, Cluster | None, Inspector | None]:
         """At which level, on what communication is hidden, who looks at all that is made."""
@@ -105,19 +166,9 @@ class Executables:
         labels = {name: self.graph.gradient_label(name.removeprefix("grad:")) for name in graph.gradient_names}
         return {name: plan.input_layout(label) for name, label in labels.items()}
 
-    def _planned(self, what: str, signature: Signature, batch: Batch | None) -> tuple[StepGraph, Plan]:
-        if what == "evaluate":
-            assert batch is not None
-            graph = unroll(self.recipe.evaluation(batch).keep(["loss"]), self.plan.slices)
-            graph.name_inputs_as(self.graph)
-            return graph, from_rank_0(lambda: self._replanned(graph))
-        if signature not in self.plans:
-            assert batch is not None
-            graph = vary(self.recipe.training(batch), self.plan.variant)
-            graph.name_inputs_as(self.graph)
-            self.plans[signature] = graph, from_rank_0(lambda: self._replanned(graph))
-        graph, plan = self.plans[signature]
-        return _part(graph, what, bool(plan.stages)), plan
+    def _planned(self, what: str, key: Key) -> tuple[StepGraph, Plan]:
+        graph, plan = self.plans[key]
+        return graph if what == "evaluate" else _part(graph, what, bool(plan.stages)), plan
 
     def _replanned(self, graph: StepGraph) -> Plan:
         """The plan for another graph of the model."""
@@ -139,6 +190,17 @@ class Executables:
         )
 
 
+def equal(a: StepGraph, b: StepGraph) -> bool:
+    """Whether two graphs compute the same."""
+    return (
+        a.fingerprint == b.fingerprint
+        and list(a.outputs) == list(b.outputs)
+        and a.checks == b.checks
+        and a.constants.keys() == b.constants.keys()
+        and all(x.dtype == b.constants[k].dtype and torch.equal(x, b.constants[k]) for k, x in a.constants.items())
+    )
+
+
 def _part(graph: StepGraph, what: str, piped: bool) -> StepGraph:
     if what == "train" and piped:
         return graph
@@ -147,6 +209,6 @@ def _part(graph: StepGraph, what: str, piped: bool) -> StepGraph:
     if what == "gradients":
         return graph.keep(graph.gradient_names)
     if what == "inspect":
-        return graph.keep(["loss", *graph.gradient_names])
+        return graph.keep(["loss", *graph.gradient_names, *graph.check_names])
     before, after = graph.at_gradients()
     return before if what == "accumulate" else after

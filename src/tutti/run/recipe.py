@@ -10,13 +10,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from tutti.graph.capture import Batch, Loss, capture
+from tutti.graph.batch import Batch
+from tutti.graph.capture import Loss, capture
 from tutti.graph.step_graph import StepGraph
+from tutti.graph.watch import Watch
 
 
-@dataclass(frozen=True)
+@dataclass
 class Recipe:
-    """The arguments of `capture`. autocast: those of the `torch.autocast` under which it is done."""
+    """The arguments of `capture`. autocast: those of the `torch.autocast` under which it is done.
+
+    attributes: paths of plain tensor attributes of the model that are state, as the first capture has found them. watch:
+    the model's Python state at that moment.
+    """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -26,18 +32,27 @@ class Recipe:
     stochastic_rounding: bool
     guarded: bool
     autocast: dict[str, Any]
+    attributes: frozenset[str] = frozenset()
 
-    def training(self, batch: Batch) -> StepGraph:
-        """A step of training, for such a batch."""
+    def __post_init__(self):
+        self.watch = Watch(self.model)
+
+    def training(self, batch: Batch, microbatches: int = 1) -> StepGraph:
+        """A step of training, for such a batch, which is one of so many microbatches."""
         with _modes_kept(self.model), torch.autocast(**self.autocast):
-            return capture(self.model, batch, self.optimizer, self.loss, clip_norm=self.clip_norm, masters=self.masters,
-                           stochastic_rounding=self.stochastic_rounding, guarded=self.guarded)  # fmt: skip
+            made = capture(self.model, batch, self.optimizer, self.loss, clip_norm=self.clip_norm, masters=self.masters,
+                           stochastic_rounding=self.stochastic_rounding, guarded=self.guarded,
+                           attributes=self.attributes, microbatches=microbatches)  # fmt: skip
+        if found := set(made.names("buffer")) - dict(self.model.named_buffers()).keys() - self.attributes:
+            self.attributes |= found
+            self.watch = Watch(self.model, self.attributes)
+        return made
 
     def evaluation(self, batch: Batch) -> StepGraph:
         """The loss in evaluation mode."""
         with _modes_kept(self.model), torch.autocast(**self.autocast):
             self.model.eval()
-            return capture(self.model, batch, loss=self.loss, gradients=False)
+            return capture(self.model, batch, loss=self.loss, gradients=False, attributes=self.attributes)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tutti.graph import optimizers
+from tutti.graph.slots import attribute
 from tutti.graph.step_graph import GIVEN, Spec, StepGraph
 from tutti.plan.layout import Layout, coordinates_of, devices
 from tutti.plan.plan import Plan
@@ -38,6 +39,7 @@ class State:
     def begin(self, model: nn.Module, optimizer: torch.optim.Optimizer, masters: bool) -> State:
         """Take the tensors of model and optimizer, on every rank those of rank 0."""
         params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+        buffers |= {path: attribute(model, path) for path in self.graph.names("buffer") if path not in buffers}
         for kind, tensors in (("param", params), ("buffer", buffers)):
             for key, value in tensors.items():
                 self.begin_with(f"{kind}:{key}", value.detach())
@@ -74,8 +76,8 @@ class State:
             held.update({name: value for name, value in new.items() if name in held})
 
     def copies_of_buffers(self) -> list[dict[str, torch.Tensor]]:
-        """Of the buffers that a step replaces, by rank."""
-        names = [name for name in self.graph.state_names if name.startswith("buffer:")]
+        """Of buffers, and of parameters that forward writes into, by rank."""
+        names = list(self.graph.changed_by_forward)
         return [{name: held[name].clone() for name in names if name in held} for held in self.parts]
 
     def give_back(self, copies: list[dict[str, torch.Tensor]]) -> None:

@@ -17,7 +17,8 @@ from torch import nn
 from tutti import compat
 from tutti.cluster import Cluster, local
 from tutti.graph import optimizers
-from tutti.graph.capture import Batch, Loss, batch_items, device_of
+from tutti.graph.batch import Batch, batch_items, inputs
+from tutti.graph.capture import Loss, device_of
 from tutti.lower.program import Collective, Program
 from tutti.lower.vary import vary
 from tutti.plan.layout import Mesh, devices
@@ -35,7 +36,7 @@ from tutti.run.checkpoint.folder import check, manifest
 from tutti.run.checkpoint.gathered import Gathered
 from tutti.run.checkpoint.stored import Stored
 from tutti.run.checkpoint.weights import has_weights
-from tutti.run.executables import Executables
+from tutti.run.executables import Executables, Key
 from tutti.run.ledger import Ledger, bytes_of
 from tutti.run.levels import check_level
 from tutti.run.monitoring.predicted import SIMULATED, predicted
@@ -134,7 +135,7 @@ class Step:
             self.cluster = replace(self.cluster, device=replace(self.cluster.device, memory=self.memory))
         recipe = Recipe(model, optimizer, loss, clip_norm, masters, stochastic_rounding, skips is not None,
                         autocast_state(self.device))  # fmt: skip
-        captured = cache(lambda count: recipe.training(microbatches(batch, count)[0]))
+        captured = cache(lambda count: recipe.training(microbatches(batch, count)[0], count))
         graph_of = cache(lambda count, variant: vary(captured(count), variant))
         graph_of(1 if accumulate == "auto" else accumulate, PLAIN)  # by all ranks at once
         chosen = from_rank_0(lambda: choose(plan, graph_of, batch_size(batch), self.cluster, level, tuple(pins or ()),
@@ -169,7 +170,7 @@ class Step:
         self._state.begin(model, optimizer, masters)
         self._inspector = Inspector()
         self._made = Executables(
-            recipe, {signature_of(first): (self.graph, chosen)}, self.cluster, level, self.runtime, self._state, homes,
+            recipe, {Key(signature_of(first)): (self.graph, chosen)}, self.cluster, level, self.runtime, self._state, homes,
             self._carrier, self.ledgers, self._inspector,
         )  # fmt: skip
 
@@ -384,9 +385,9 @@ class Step:
         """Run one of the Programs on all held ranks; named outputs by rank. Each `draw` has its own random numbers."""
         check_like(batch, self._dtypes)
         HERE.moves += 1
-        executable = self._made.executable(what, signature_of(batch), batch)
+        executable = self._made.executable(what, self._made.key(what, batch))
         mesh, given = self._plan.mesh, self._given(batch, draw) | executable.graph.constants
-        inputs = []
+        rows = []
         for i, (program, rank) in enumerate(zip(executable.programs, self.runtime.ranks, strict=True)):
             values = {**self._state.parts[i], **(more[i] if more else {})}
             row = []
@@ -395,7 +396,7 @@ class Step:
                     row.append(own_part(name, given[name], layout, mesh, rank, self.device))
                 else:
                     row.append(values[name])
-            inputs.append(row)
+            rows.append(row)
             if self.ledgers:
                 self.ledgers[i].hold([x for name, x in zip(program.inputs, row, strict=True) if name not in given])
                 self.ledgers[i].admit(executable.ready[i].peaks)
@@ -403,7 +404,7 @@ class Step:
         if recorder := self._recording(what):
             runs = [recorder.watch(what, executable.programs[0], executable.ready[0])]
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):  # its casts are captured
-            results = self.runtime.run(runs, inputs)
+            results = self.runtime.run(runs, rows)
         names = list(executable.programs[0].outputs)
         return [dict(zip(names, values, strict=True)) for values in results]
 
@@ -415,14 +416,20 @@ class Step:
             f"lr:{i}": torch.tensor(float(g["lr"]), dtype=torch.float64)
             for i, g in enumerate(self.optimizer.param_groups)
         }
-        return numbers | {f"batch:{key}": x for key, x in batch_items(batch)}
+        return numbers | inputs(batch)
 
     def _piped(self, what: str, batch: Batch) -> Pipeline:
         """Run a pipeline on all microbatches of a batch; it knows loss and gradients then."""
         check_like(batch, self._dtypes)
         count = 1 if what == "evaluate" else self.accumulate
         parts = microbatches(batch, count)
-        pipeline = self._made.pipeline(what, signature_of(parts[0]), count, parts[0])
+        keys = [self._made.key(what, part) for part in parts]
+        if len(set(keys)) > 1:
+            raise ValueError(
+                "the microbatches of a batch lead to different computations, which a pipeline does not mix: "
+                f"{self._made.reasons[-1]}; compute with tensors there, or take a plan without a pipeline"
+            )
+        pipeline = self._made.pipeline(what, keys[0], count)
         HERE.moves += 1
         constants = pipeline.cut.step.constants
         pipeline.run(lambda i: self._given(parts[i], i) | constants, self._recording(what))

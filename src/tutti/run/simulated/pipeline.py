@@ -229,7 +229,9 @@ def _course(device: int, actions: list[Action], cut: Cut, schedule: Schedule, pa
         else:
             part = parts[action.place]
             memory = part.simulation.memory[RANK]
-            held = sum(sizes[name] for name in cut.parts[action.place].inputs if not name.startswith("batch:"))
+            held = sum(
+                sizes[name] for name in cut.parts[action.place].inputs if not name.startswith(("batch:", "common:"))
+            )
             now.update({k: n for k, n in memory.kinds.items() if k not in KEPT})
             yield Held(total + max(memory.peak - held, 0), now, f"{part.name}: {memory.at}")
             outputs = cut.parts[action.place].outputs

@@ -1,0 +1,230 @@
+"""Tracing a step until it is known that one graph stands for what its Python code does.
+
+Each attempt runs the code on fake tensors. Several are made only where a first one has seen a reason: forward changed
+Python state, drew Python random numbers, or branched on values that depend on parameters (`graph.decisions`).
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from tutti import compat
+from tutti.graph.decisions import Decisions, Site
+from tutti.graph.snapshot import Snapshot
+from tutti.graph.step_graph import CHECK
+from tutti.graph.trace import Refused, Traced, trace
+from tutti.graph.values import written_operands
+
+MOST_SITES = 64  # branches that are looked into
+
+
+class StateFound(Exception):
+    """Plain tensor attributes turn out to be state. paths: where they are in the model."""
+
+    def __init__(self, paths: set[str]):
+        self.paths = paths
+
+
+class Attempts:
+    """function: returns named outputs. roots: objects whose Python state it may change. known: see `trace`.
+
+    After `traced()`: results, the names of outputs; checks, what fails by the name of an output.
+    """
+
+    def __init__(self, function: Callable[..., dict[str, torch.Tensor]], args: tuple[torch.Tensor, ...],
+                 known: Mapping[int, torch.Tensor], roots: Sequence[Any], decisions: Decisions):  # fmt: skip
+        self.function, self.args, self.known, self.roots, self.decisions = function, args, known, roots, decisions
+        self.results: list[str] = []
+        self.checks: dict[str, str] = {}
+
+    def traced(self) -> Traced:
+        """The graph; the Python state of `roots` is as before, whatever happens.
+
+        Raises StateFound for tensor attributes that forward reads and replaces, ValueError where the graph depends on
+        other Python state that forward changes, on Python's random numbers, or on values that only a run knows.
+        """
+        snapshot = Snapshot(self.roots)
+        try:
+            made = self._first(snapshot)
+            self._find_state(snapshot, made)
+            if changes := {p: (old, new) for p, (old, new) in snapshot.changes().items() if not _stands_in(new)}:
+                self._compare_with_next_call(made, changes)
+            if drawn := snapshot.random_was_drawn:
+                snapshot.restore()
+                self._compare_with_other_numbers(made, drawn)
+            results, sites = self.results, list(self.decisions.conditions)
+            for number, site in enumerate(sites):
+                snapshot.restore()
+                if failure := self._other_way(made, site):
+                    self.checks[f"{CHECK}:{number}"] = f"{site}: {failure}"
+            self.results = self._without_other_checks(made, results)
+            return made
+        finally:
+            snapshot.restore()
+
+    def _run(self) -> Traced:
+        self.decisions.begin()
+
+        def flat(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            outputs = self.function(*tensors)
+            self.results = list(outputs)
+            return tuple(outputs.values())
+
+        return trace(flat, *self.args, known=self.known, decisions=self.decisions)
+
+    def _first(self, snapshot: Snapshot) -> Traced:
+        """A first graph: where the code raises behind a branch, the other way is taken."""
+        while True:
+            try:
+                return self._run()
+            except (Refused, *compat.ValuesNeeded):
+                raise
+            except Exception:
+                last = self.decisions.asked[-1] if self.decisions.asked else None
+                if last is None or self.decisions.taken[last] or len(self.decisions.taken) > MOST_SITES:
+                    raise
+                self.decisions.taken[last] = True
+            snapshot.restore()
+
+    def _find_state(self, snapshot: Snapshot, made: Traced) -> None:
+        """Raise StateFound for tensors that are read and then replaced, or written into."""
+        constants = {id(x) for x in made.constants.values()}
+        written = {id(made.constants[str(x.target)]) for node in made.graph.nodes for x in _constants_written(node)}
+        paths = {path for path, (old, new) in snapshot.changes().items()
+                 if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor) and id(old) in constants}  # fmt: skip
+        held = {id(x): path for path, x in snapshot.tensors()}
+        paths |= {held[x] for x in written if x in held}
+        if unknown := written - held.keys():
+            shape = next(tuple(x.shape) for x in made.constants.values() if id(x) in unknown)
+            raise ValueError(
+                f"forward writes into a tensor of shape {shape} that is no attribute of a module of the model; make it a "
+                "buffer (register_buffer), which is state of the step"
+            )
+        if paths:
+            raise StateFound(paths)
+
+    def _compare_with_next_call(self, made: Traced, changes: Mapping[str, tuple[Any, Any]]) -> None:
+        """ValueError where a second call of the code, from what the first one left, gives another graph."""
+        path, (old, new) = next(iter(changes.items()))
+        try:
+            same = written_out(self._run()) == written_out(made)
+        except (Refused, *compat.ValuesNeeded):
+            same = False
+        if not same:
+            raise ValueError(
+                f"what the model computes depends on Python state that its forward changes: {path!r} was {_shown(old)} "
+                f"before the call and {_shown(new)} after it. A step is captured once: make it a buffer "
+                "(register_buffer) and compute with tensors, or set it outside of forward"
+            )
+
+    def _compare_with_other_numbers(self, made: Traced, drawn: Sequence[str]) -> None:
+        """ValueError where other random numbers of Python give another graph."""
+        for seed in (1, 2):
+            random.seed(seed)
+            if "numpy" in sys.modules:
+                sys.modules["numpy"].random.seed(seed)
+            try:
+                same = written_out(self._run()) == written_out(made)
+            except (Refused, *compat.ValuesNeeded):
+                same = False
+            if not same:
+                raise ValueError(
+                    f"the model draws numbers from {drawn[0]}, and what it computes depends on them. A step is captured "
+                    "once: draw with torch.rand, or pass the numbers with the batch"
+                )
+
+    def _other_way(self, made: Traced, site: Site) -> str | None:
+        """What the code raises where it goes the other way at a site; None where that makes no difference."""
+        self.decisions.taken[site] = not self.decisions.taken[site]
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                other = self._run()
+        except (Refused, *compat.ValuesNeeded):
+            same = False
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        else:
+            same = written_out(other, self._checks(self.results)) == written_out(made, self._checks(self.results))
+        finally:
+            self.decisions.taken[site] = not self.decisions.taken[site]
+        if not same:
+            raise Branches(site)
+        return None
+
+    @staticmethod
+    def _checks(results: Sequence[str]) -> set[int]:
+        return {i for i, name in enumerate(results) if name.startswith(f"{CHECK}:")}
+
+    def _without_other_checks(self, made: Traced, results: list[str]) -> list[str]:
+        """Drop the outputs of conditions that are no checks; the names that are left."""
+        kept = [i for i, name in enumerate(results) if not name.startswith(f"{CHECK}:") or name in self.checks]
+        (output,) = made.graph.find_nodes(op="output")
+        output.args = (tuple(output.args[0][i] for i in kept),)
+        return [results[i] for i in kept]
+
+
+class Branches(ValueError):
+    """A line at which the model computes one thing or another by values that depend on parameters."""
+
+    def __init__(self, site: Site):
+        self.site = site
+        super().__init__(
+            f"{site}: the model branches on the values of a tensor that depends on parameters, and both ways compute "
+            "something else. A step is captured once for all values: write torch.where(condition, a, b). On one device "
+            "tutti.jit(model) runs it as it is, and its report() lists all such places"
+        )
+
+
+def written_out(traced: Traced, without: set[int] = frozenset()) -> str:
+    """A graph and its constants as text, the same for equal ones. without: positions of outputs that do not count."""
+    (output,) = traced.graph.find_nodes(op="output")
+    results = [x for i, x in enumerate(output.args[0]) if i not in without]
+    needed = _needed(traced.graph, results)
+    order = {node: i for i, node in enumerate(needed)}
+    lines = []
+    for node in needed:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda x: f"%{order[x]}")  # pyright: ignore
+        value = ""
+        if node.op == "get_attr":
+            held = traced.constants[str(node.target)]
+            small = held.numel() <= 64 and not isinstance(held, compat.FakeTensor)
+            value = f"{held.dtype} {held.tolist() if small else id(held)}"
+        lines.append(f"{node.op if node.op == 'get_attr' else node.target} {args} {kwargs} {value}")
+    return "\n".join([*lines, str([order[x] for x in results])])
+
+
+def _needed(graph: fx.Graph, results: Sequence[fx.Node]) -> list[fx.Node]:
+    """The nodes on which results depend, with those that write into tensors, in order."""
+    needed: set[fx.Node] = set(results)
+    for node in reversed(graph.nodes):
+        if node in needed or written_operands(node):
+            needed |= {node, *node.all_input_nodes}
+    return [node for node in graph.nodes if node in needed]
+
+
+def _constants_written(node: fx.Node) -> list[fx.Node]:
+    return [x for x in written_operands(node) if x.op == "get_attr"]
+
+
+def _stands_in(value: Any) -> bool:
+    """Whether a value holds nothing but parameters' stand-ins, as the weights that an LSTM collects."""
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(map(_stands_in, value))
+    value = value() if isinstance(value, weakref.ref) else value
+    return isinstance(value, nn.Parameter) and isinstance(value, compat.FakeTensor)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    text = repr(value) if not str(value).startswith("<object object") else "not there"
+    return text if len(text) <= 60 else text[:57] + "..."

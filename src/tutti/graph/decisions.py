@@ -1,0 +1,74 @@
+"""Branches on values that depend on parameters: which way the traced Python code goes, and what the other way means.
+
+`if torch.isinf(h).any(): h = h.clamp(...)` and `if not torch.isfinite(loss): raise` ask for a value that only a run
+knows. Capture takes one way, then traces once more with the other one:
+
+- it raises: the branch is a check. The graph keeps the condition as an output, and a step in which it differs raises.
+- it gives the same graph: the branch changes nothing (a warning, a log).
+- it gives another graph: the model really branches, which `capture` refuses.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+
+
+@dataclass(frozen=True)
+class Site:
+    """A line of Python that asks for the value of a boolean tensor."""
+
+    file: str
+    number: int
+    line: str = field(compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.number}, `{self.line}`"
+
+
+@dataclass
+class Decisions:
+    """The way taken at each site; False where nothing is said. conditions: the traced booleans, by site, in order."""
+
+    taken: dict[Site, bool] = field(default_factory=dict)
+    conditions: dict[Site, list[torch.Tensor]] = field(default_factory=dict)
+    asked: list[Site] = field(default_factory=list)
+
+    def decide(self, condition: torch.Tensor) -> bool | None:
+        """Which way to go where Python asks for a boolean; None outside of any code that could be named."""
+        site = site_of_caller()
+        if site is None:
+            return None
+        self.asked.append(site)
+        self.conditions.setdefault(site, []).append(condition)
+        return self.taken.setdefault(site, False)
+
+    def differing(self) -> list[torch.Tensor]:
+        """For each site how often a condition differs from the way taken, 0-d float32."""
+        return [
+            torch.stack([(c if not self.taken[site] else ~c).reshape(()) for c in conditions]).sum(dtype=torch.float32)
+            for site, conditions in self.conditions.items()
+        ]
+
+    def begin(self) -> None:
+        """Before the code is run again."""
+        self.conditions.clear()
+        self.asked.clear()
+
+
+def site_of_caller() -> Site | None:
+    """The innermost line of Python that is neither torch's nor Tutti's."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((*OURS, "<")):
+            import linecache
+
+            return Site(file, frame.f_lineno, linecache.getline(file, frame.f_lineno).strip())
+        frame = frame.f_back
+    return None

@@ -1,0 +1,127 @@
+"""Where a model stores its tensors, and how stand-ins take their places while it is captured.
+
+A *slot* is an entry of `_parameters` or `_buffers` of one module. A tensor that is stored in several slots (tied
+weights, a module under two names) has one name, the first of `named_parameters()` or `named_buffers()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Slot:
+    """`table[key]` holds the tensor called `name`; `kind` is "param" or "buffer". registered: not a plain attribute."""
+
+    table: Any
+    key: Any
+    kind: str
+    name: str
+    registered: bool = True
+
+    @property
+    def held(self) -> Any:
+        """What the slot holds now."""
+        return self.table.get(self.key) if isinstance(self.table, dict) else self.table[self.key]
+
+
+class Slots:
+    """The slots of a model. params, buffers: its tensors by name.
+
+    attributes: paths of plain tensor attributes (`layer.running`) that forward replaces; they count as buffers.
+    Attributes of modules, and lists and dicts in them, that hold a parameter or buffer once more are slots, too.
+    """
+
+    def __init__(self, model: nn.Module, attributes: Collection[str] = ()):
+        self.params: dict[str, torch.Tensor] = dict(model.named_parameters())
+        self.buffers: dict[str, torch.Tensor] = dict(model.named_buffers())
+        self.buffers |= {path: attribute(model, path) for path in attributes}
+        names = {id(t): ("param", name) for name, t in self.params.items()}
+        names |= {id(t): ("buffer", name) for name, t in self.buffers.items()}
+        self.slots: list[Slot] = []
+        for module in model.modules():
+            for table in (module._parameters, module._buffers):
+                self.slots += [Slot(table, k, *names[id(t)]) for k, t in table.items() if t is not None]
+            for key, held in module.__dict__.items():
+                if isinstance(held, torch.Tensor) and id(held) in names:
+                    kind, name = names[id(held)]
+                    self.slots.append(Slot(module.__dict__, key, kind, name, name in attributes))
+                elif isinstance(held, (list, dict)) and key not in ("_parameters", "_buffers", "_modules"):
+                    items = held.items() if isinstance(held, dict) else enumerate(held)
+                    known = [(k, names[id(t)]) for k, t in items if isinstance(t, torch.Tensor) and id(t) in names]
+                    self.slots += [Slot(held, k, *name, registered=False) for k, name in known]
+
+    def named(self) -> dict[str, torch.Tensor]:
+        """All tensors under the names that inputs of a graph have."""
+        params = {f"param:{name}": t for name, t in self.params.items()}
+        return params | {f"buffer:{name}": t for name, t in self.buffers.items()}
+
+    @contextmanager
+    def holding(self, params: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """While entered, the model's slots hold these tensors, given by name."""
+        before = [slot.table[slot.key] for slot in self.slots]
+        try:
+            for slot in self.slots:
+                slot.table[slot.key] = (params if slot.kind == "param" else buffers)[slot.name]
+            yield
+        finally:
+            for slot, tensor in zip(self.slots, before, strict=True):
+                slot.table[slot.key] = tensor
+
+    def changed(self, kind: str, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What the slots hold in place of `given`, by name: an assignment in forward leaves another tensor.
+
+        Raises ValueError for a name under which two slots hold different tensors, and for a successor of another
+        shape or dtype.
+        """
+        found: dict[str, torch.Tensor] = {}
+        for slot in self.slots:
+            if slot.kind != kind or not slot.registered:
+                continue
+            now, old = slot.held, given[slot.name]
+            if found.setdefault(slot.name, now) is not now:
+                raise ValueError(
+                    f"forward assigns another tensor to one of the attributes that share {kind} {slot.name!r}; assign "
+                    "to all of them, or write into the tensor with copy_()"
+                )
+            if not isinstance(now, torch.Tensor) or (now.shape, now.dtype) != (old.shape, old.dtype):
+                what = f"{tuple(now.shape)} {now.dtype}" if isinstance(now, torch.Tensor) else type(now).__name__
+                raise ValueError(
+                    f"forward changes {kind} {slot.name!r} from {tuple(old.shape)} {old.dtype} to {what}; state has to "
+                    "keep its shape and dtype from step to step"
+                )
+        return found
+
+
+def attribute(model: nn.Module, path: str) -> torch.Tensor:
+    """The tensor at the dotted path of an attribute."""
+    return attrgetter(path)(model)
+
+
+def check_memory_not_shared(tensors: Mapping[str, torch.Tensor], written: set[str]) -> None:
+    """ValueError where a tensor that a step writes shares memory with another one of the model.
+
+    tensors: all of them, by name. written: names of those that a step replaces.
+    """
+    by_storage: dict[int, list[tuple[int, int, str]]] = {}
+    for name, tensor in tensors.items():
+        if tensor.numel() and tensor.layout is torch.strided:
+            begin = tensor.storage_offset() * tensor.element_size()
+            extent = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+            storage = tensor.untyped_storage()._cdata
+            by_storage.setdefault(storage, []).append((begin, begin + extent * tensor.element_size(), name))
+    for spans in by_storage.values():
+        spans.sort()
+        for (_, end, a), (begin, _, b) in zip(spans, spans[1:], strict=False):
+            if begin < end and (a in written or b in written):
+                raise ValueError(
+                    f"{a} and {b} are different tensors that share memory, and a step writes into one of them; tie "
+                    "them by assigning the same Parameter or buffer to both modules, or clone() one"
+                )

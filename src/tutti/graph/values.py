@@ -1,0 +1,176 @@
+"""Values that a model's Python code asks for while it is captured, and that follow from the batch alone.
+
+`if attention_mask.all()`, `grid.tolist()`, `labels.max() >= n` and `x[mask]` need values, which fake tensors do not have.
+Where they depend on nothing but the batch and constants, capture computes them from the example batch. The captured
+graph then holds for batches that give the same values. `Guards` recomputes them for another batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from tutti import compat
+
+MOST_SHOWN = 60  # characters of a value in a message
+
+
+class Call(NamedTuple):
+    """A call as it was traced: the graph of its node is rewritten later."""
+
+    node: fx.Node
+    target: Any
+    args: tuple
+    kwargs: dict
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An operator whose result Python looked at: its target, operands (nodes for tensors), result, and source line."""
+
+    target: Any
+    args: tuple
+    kwargs: dict
+    value: Any
+    line: str
+
+
+class Values:
+    """Real values of the nodes of a graph that is being traced, computed on demand from those of placeholders."""
+
+    def __init__(self, graph: fx.Graph, given: Mapping[fx.Node, torch.Tensor], constants: Mapping[str, torch.Tensor]):
+        self.graph, self.given, self.constants = graph, given, constants
+        self.real: dict[fx.Node, Any] = {}
+        self.computed: list[fx.Node] = []  # in order
+        self.last: fx.Node | None = None  # that was looked at
+        self.asked: list[Asked] = []
+
+    def ask(self, target: Any, args: tuple, kwargs: dict, line: str) -> Any:
+        """The result of an operator on nodes; None where it depends on more than the batch. It is noted as asked for."""
+        self._advance()
+        if any(node not in self.real for node in _nodes(args, kwargs)):
+            return None
+        with _really():
+            made = _call(target, args, kwargs, self.real)
+        self.asked.append(Asked(target, args, kwargs, made, line))
+        return made
+
+    def _advance(self) -> None:
+        """Compute what has been traced since the last call and follows from the batch."""
+        if self.last is None:
+            with _really():
+                self.real |= {node: x.detach().clone() for node, x in self.given.items()}
+        nodes = list(self.graph.nodes)
+        start = nodes.index(self.last) + 1 if self.last is not None else 0
+        for node in nodes[start:]:
+            if node.op == "get_attr":
+                self.real[node] = self.constants[str(node.target)]
+            elif node.op == "call_function" and node not in self.real:
+                self._compute(node)
+        if nodes:
+            self.last = nodes[-1]
+
+    def _compute(self, node: fx.Node) -> None:
+        tags = getattr(node.target, "tags", ())
+        known = all(x in self.real for x in node.all_input_nodes) and torch.Tag.nondeterministic_seeded not in tags
+        if known:
+            with _really():
+                self.real[node] = _call(node.target, node.args, node.kwargs, self.real)
+            self.computed.append(node)
+            return
+        for written in written_operands(node):  # by something that is not known: neither is what shares its memory
+            if written in self.real:
+                storage = _storage(self.real[written])
+                for other in [n for n, x in self.real.items() if _storage(x) == storage]:
+                    del self.real[other]
+
+    def guards(self, names: Mapping[fx.Node, str]) -> Guards:
+        """What has to be recomputed to know whether another batch gives the same. names: of the placeholders."""
+        needed = {node for asked in self.asked for node in _nodes(asked.args, asked.kwargs)}
+        storages = {_storage(self.real[n]) for n in needed if n in self.real}
+        for node in reversed(self.computed):
+            writes = [x for x in written_operands(node) if _storage(self.real.get(x)) in storages]
+            if node in needed or writes:
+                needed |= {node, *node.all_input_nodes}
+                storages |= {_storage(self.real[x]) for x in (node, *node.all_input_nodes) if x in self.real}
+        calls = [Call(node, node.target, node.args, dict(node.kwargs)) for node in self.computed if node in needed]
+        copies = any(written_operands(node) for node in self.computed if node in needed)
+        inputs = {node: names[node] for node in needed if node in names}
+        constants = {n: self.real[n] for n in needed if n.op == "get_attr"}
+        return Guards(inputs, constants, calls, list(self.asked), copies)
+
+
+@dataclass
+class Guards:
+    """Values of the batch on which a captured graph depends."""
+
+    inputs: dict[fx.Node, str] = field(default_factory=dict)
+    constants: dict[fx.Node, torch.Tensor] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
+    copies: bool = False  # whether a call writes into what it reads
+
+    def __bool__(self) -> bool:
+        return bool(self.asked)
+
+    def broken(self, batch: Mapping[str, torch.Tensor]) -> str | None:
+        """Where a batch, given by the names of its tensors, leads to another value than was captured, in words; None
+        where it does not."""
+        with _really():
+            real: dict[fx.Node, Any] = {n: batch[k].detach() for n, k in self.inputs.items()}
+            if self.copies:
+                real = {n: x.clone() for n, x in real.items()}
+            real |= self.constants
+            for call in self.calls:
+                real[call.node] = _call(call.target, call.args, call.kwargs, real)
+            for asked in self.asked:
+                now = _call(asked.target, asked.args, asked.kwargs, real)
+                if not _same(now, asked.value):
+                    return f"{asked.line} gives {_shown(now)}, not {_shown(asked.value)}"
+        return None
+
+
+def _really():
+    return compat.computing_really()
+
+
+def _nodes(*trees: Any) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    fx.map_arg(trees, lambda node: found.append(node) or node)  # pyright: ignore[reportArgumentType]
+    return found
+
+
+def _call(target: Any, args: Any, kwargs: Any, real: Mapping[fx.Node, Any]) -> Any:
+    args, kwargs = fx.map_arg((args, kwargs), lambda node: real[node])
+    return target(*args, **kwargs)
+
+
+def written_operands(node: fx.Node) -> list[fx.Node]:
+    """The operands that a call writes into."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | node.kwargs
+    written = [given.get(a.name) for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return _nodes(written)
+
+
+def _storage(x: Any) -> int:
+    return x.untyped_storage()._cdata if isinstance(x, torch.Tensor) and x.layout is torch.strided else id(x)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, (tuple, list)):
+        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+    return type(a) is type(b) and (a == b or (a != a and b != b))
+
+
+def _shown(value: Any) -> str:
+    text = " ".join(str(value.tolist() if isinstance(value, torch.Tensor) else value).split())
+    return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."

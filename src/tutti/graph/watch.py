@@ -1,0 +1,95 @@
+"""Python state of a model that its forward pass may read: noticed where it changes after a step was captured.
+
+Watched are attributes of modules, and of the plain objects that modules hold (a config), whose values are numbers,
+strings, booleans, None or short tuples and lists of these; which plain tensors modules hold, and whether these are
+written; modes, hooks and submodules; and which parameters there are and learn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from tutti.graph.snapshot import OPAQUE, is_of_the_system
+
+PLAIN = (bool, int, float, str, bytes, complex, type(None), torch.dtype, torch.device)
+SHORT = 32  # items of a list that is watched
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class Watch:
+    """The state of a model at the moment when it was made. attributes: paths of tensors that are state of the step."""
+
+    def __init__(self, model: nn.Module, attributes: frozenset[str] = frozenset()):
+        self.model = model
+        self.values: list[tuple[dict[str, Any], str, Any, str]] = []  # where, key, value, path
+        self.sequences: list[tuple[list, list, str]] = []
+        self.tensors: list[tuple[dict[str, Any], str, torch.Tensor, int, str]] = []  # with their versions
+        self.hooks: list[tuple[dict[int, Any], list[int], str]] = []  # tables and their keys
+        self.children: list[tuple[dict[str, Any], list, str]] = []  # tables and their modules
+        seen: set[int] = set()
+        for path, module in model.named_modules():
+            tables = [(module.__dict__[name], _join(path, name)) for name in HOOKS]
+            self.hooks += [(table, list(table), name) for table, name in tables]
+            self.children.append((module._modules, list(module._modules.values()), path))
+            for at, held in self._tables(path, module, seen):
+                for key, value in held.items():
+                    self._watch(held, key, value, _join(at, key), attributes)
+        self.learning = _learning(model)
+
+    def _tables(self, path: str, module: nn.Module, seen: set[int]) -> Iterator[tuple[str, dict[str, Any]]]:
+        yield path, module.__dict__
+        for key, x in module.__dict__.items():
+            plain = isinstance(x, OPAQUE) or isinstance(x, (nn.Module, list, dict, set, tuple)) or is_of_the_system(x)
+            if not plain and id(x) not in seen and isinstance(getattr(x, "__dict__", None), dict):
+                seen.add(id(x))
+                yield _join(path, key), x.__dict__
+
+    def _watch(self, held: dict[str, Any], key: str, value: Any, path: str, attributes: frozenset[str]) -> None:
+        if isinstance(value, PLAIN) or (isinstance(value, tuple) and all(isinstance(x, PLAIN) for x in value)):
+            self.values.append((held, key, value, path))
+        elif isinstance(value, list) and len(value) <= SHORT and all(isinstance(x, PLAIN) for x in value):
+            self.values.append((held, key, value, path))
+            self.sequences.append((value, list(value), path))
+        elif isinstance(value, torch.Tensor) and path not in attributes:
+            self.tensors.append((held, key, value, value._version, path))
+
+    def state(self) -> tuple[tuple[str, Any], ...]:
+        """What differs from then: (path, value now). Hashable; () where nothing does."""
+        found: list[tuple[str, Any]] = []
+        for held, key, value, path in self.values:
+            now = held.get(key, MISSING)
+            if now is not value and (type(now) is not type(value) or now != value):
+                found.append((path, now if isinstance(now, (*PLAIN, tuple)) else repr(now)))
+        for sequence, value, path in self.sequences:
+            if sequence != value:
+                found.append((path, tuple(sequence)))
+        for held, key, tensor, version, path in self.tensors:
+            now = held.get(key, MISSING)
+            if now is not tensor or tensor._version != version:
+                found.append((path, (id(now), getattr(now, "_version", 0))))
+        found += [(path, tuple(table)) for table, keys, path in self.hooks if list(table) != keys]
+        for table, modules, path in self.children:
+            now = list(table.values())
+            if len(now) != len(modules) or any(a is not b for a, b in zip(now, modules, strict=True)):
+                found.append((path, tuple(map(id, now))))
+        return tuple(found)
+
+    @property
+    def learns_otherwise(self) -> bool:
+        """Whether the model has other parameters than then, or others of them learn."""
+        return _learning(self.model) != self.learning
+
+
+MISSING = object()
+
+
+def _learning(model: nn.Module) -> list[tuple[int, bool]]:
+    return [(id(p), p.requires_grad) for p in model.parameters()]
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key

@@ -1,0 +1,42 @@
+"""What models do besides computing: state, hooks, recomputation, values that Python looks at, odd batches.
+
+Three steps under data, tensor, optimizer and pipeline parallelism and under two random plans give the losses,
+parameters and buffers of plain PyTorch.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import edges
+import tutti
+
+PLANS = {"dp2": 2, "tp2": 2, "zero3": 2, "pp2": 2, "random 0": 4, "random 1": 4}
+STEPS = 3
+
+
+def ours(name: str, plan: str) -> dict[str, torch.Tensor]:
+    devices, (kind, _, seed) = PLANS[plan], plan.partition(" ")
+    model, batch, loss = edges.CASES[name]()
+    optimizer = edges.optimizer_for(model)
+    options = dict(loss=loss, cluster=f"cpu:{devices}", level="O0", accumulate=microbatches(kind))
+    if kind == "random":
+        plan = tutti.random_plan(tutti.capture(model, batch, optimizer, loss), devices, int(seed))
+    step = tutti.parallelize(model, optimizer, batch, plan=plan, **options)
+    found = {f"loss {i}": step(batch) for i in range(STEPS)}
+    return found | {k: x for k, x in step.training_state().items() if k.partition(":")[0] in ("param", "buffer")}
+
+
+def microbatches(kind: str) -> int:
+    return 2 if kind == "pp2" else 1
+
+
+@pytest.mark.filterwarnings("ignore:no rule says how to split")
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("name", edges.CASES)
+def test_three_steps_are_those_of_plain_pytorch(name, plan):
+    expected = edges.after_steps(edges.CASES[name], STEPS, microbatches(plan))
+    found = ours(name, plan)
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-5, atol=1e-6, msg=lambda m, key=key: f"{key}: {m}")
