@@ -22,6 +22,7 @@ from torch import Tensor
 
 from tutti.graph.optimizers.gradient import shrunk
 from tutti.graph.optimizers.table import Group, State, register
+from tutti.nn.ordered_mm import ordered_mm
 
 SCALES = {
     None: lambda a, b: math.sqrt(max(1, a / b)),
@@ -51,7 +52,10 @@ def muon(group: Group, param: Tensor, grad: Tensor, state: State, step: Tensor, 
 
 
 def orthogonalized(x: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """Move the singular values of a matrix towards 1, in bfloat16."""
+    """Move the singular values of a matrix towards 1, in bfloat16.
+
+    Products add up in the same order under every plan: the iteration amplifies rounding errors of 2^-9 to 4e-3.
+    """
     if steps >= 100:
         raise ValueError("Number of steps must be less than 100 for computational efficiency")
     if len(coefficients) != 3:
@@ -60,8 +64,8 @@ def orthogonalized(x: Tensor, coefficients: tuple[float, float, float], steps: i
     tall = x.shape[0] > x.shape[1]
     y = x.to(torch.bfloat16)
     y = y.T if tall else y
-    y = y / y.norm().clamp(min=eps)
+    y = y / y.to(torch.float32).square().sum().sqrt().to(torch.bfloat16).clamp(min=eps)
     for _ in range(steps):
-        gram = y @ y.T
-        y = torch.addmm(y, torch.addmm(gram, gram, gram, beta=b, alpha=c), y, beta=a)
+        gram = ordered_mm(y, y.T)
+        y = ordered_mm(ordered_mm(gram, gram, gram, beta=b, alpha=c), y, y, beta=a)
     return y.T if tall else y
