@@ -20,6 +20,7 @@ import math
 import torch
 from torch import Tensor
 
+import tutti.nn.rounding  # noqa: F401  (registers the operator)
 from tutti.graph.optimizers.gradient import shrunk
 from tutti.graph.optimizers.table import Group, State, register
 from tutti.nn.ordered_mm import ordered_mm
@@ -54,7 +55,7 @@ def muon(group: Group, param: Tensor, grad: Tensor, state: State, step: Tensor, 
 def orthogonalized(x: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
     """Move the singular values of a matrix towards 1, in bfloat16.
 
-    Products add up in the same order under every plan: the iteration amplifies rounding errors of 2^-9 to 4e-3.
+    It rounds and adds up in the same order under every plan and level, because it amplifies rounding errors.
     """
     if steps >= 100:
         raise ValueError("Number of steps must be less than 100 for computational efficiency")
@@ -62,9 +63,10 @@ def orthogonalized(x: Tensor, coefficients: tuple[float, float, float], steps: i
         raise ValueError("Coefficients must be a tuple of exactly 3 values")
     a, b, c = coefficients
     tall = x.shape[0] > x.shape[1]
-    y = x.to(torch.bfloat16)
+    rounded = torch.ops.tutti.round_to_nearest
+    y = rounded(x)
     y = y.T if tall else y
-    y = y / y.to(torch.float32).square().sum().sqrt().to(torch.bfloat16).clamp(min=eps)
+    y = y / rounded(y.to(torch.float32).square().sum().sqrt()).clamp(min=eps)
     for _ in range(steps):
         gram = ordered_mm(y, y.T)
         y = ordered_mm(ordered_mm(gram, gram, gram, beta=b, alpha=c), y, y, beta=a)

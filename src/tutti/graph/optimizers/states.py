@@ -50,7 +50,7 @@ def states_of(
                 f"{kind} has stepped, but parameter {name_of[param]} has no {missing[0]}; freeze it with "
                 "requires_grad_(False), or start from a fresh optimizer"
             )
-        if not missing:
+        if stepped or not (missing or held):  # a fresh Adagrad has bfloat16 state, which masters do not start from
             state = {key: _copied(old[key], like, f"{key} of {name_of[param]}") for key, like in state.items()}
         yield name_of[param], held | state
 
