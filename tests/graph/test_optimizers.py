@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import tutti
+from tutti import compat
 from tutti.graph.optimizers import TABLE, check, clip_scale, global_norm, register, state_of, step_count, update
 
 PAGE = Path(__file__).parents[2] / "docs" / "extend-optimizer.md"
@@ -297,6 +298,21 @@ def test_traces_to_a_graph_over_fake_tensors(cls):
         assert all(torch.equal(held[key], expected_held[key]) for key in expected_held)
 
 
+@pytest.mark.parametrize("cls", TABLE)
+def test_state_stays_on_the_device_of_its_parameter(cls):
+    """Step and learning rate are on the CPU, also where parameters are on a GPU."""
+    params = make_params(kind=cls)
+    optimizer = cls(params.values())
+    state = state_of(optimizer, {p: n for n, p in params.items()})["weight"]
+    with compat.fake_mode():
+        fake = lambda x: torch.empty(x.shape, dtype=x.dtype, device="cuda")  # noqa: E731
+        weight, old = fake(params["weight"]), {key: fake(x) for key, x in state.items()}
+        numbers = torch.empty((), dtype=torch.int64), torch.empty((), dtype=torch.float64)
+        new, held = update(optimizer, optimizer.param_groups[0], weight, weight, old, *numbers)
+    assert {x.device.type for x in (new, *held.values())} == {"cuda"}
+    assert {key: (x.shape, x.dtype) for key, x in held.items()} == {key: (x.shape, x.dtype) for key, x in state.items()}
+
+
 def test_meta_parameters_cost_no_memory():
     param = torch.nn.Parameter(torch.empty(100_000, 100_000, dtype=torch.bfloat16, device="meta"))
     state = state_of(torch.optim.AdamW([param]), {param: "w"}, masters=True)["w"]
@@ -462,6 +478,17 @@ def test_step_hooks_are_refused(register_hook):
     finally:
         handle.remove()
     check(optimizer)
+
+
+def test_the_hook_of_the_profiler_counts_steps_only():
+    def count(optimizer, args, kwargs): ...
+
+    count.__module__ = "torch.profiler"
+    handle = register_optimizer_step_post_hook(count)
+    try:
+        check(one(torch.optim.SGD))
+    finally:
+        handle.remove()
 
 
 def test_muon_takes_matrices_only():
