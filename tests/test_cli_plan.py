@@ -131,7 +131,7 @@ def test_an_import_path(capsys):
         ({"--level": "O7"}, "no level 'O7'; there are O0, O1, O2"),
         ({"--accumulate": "3", "--plan": "auto"}, "does not divide into 3 microbatches"),
         ({"--plan": "dp3"}, "plan 'dp3' needs 3 devices, not 2"),
-        ({"--optimizer": "lion"}, "no optimizer 'lion'; there are sgd, adam, adamw"),
+        ({"--optimizer": "lion"}, "no optimizer 'lion'; there are adadelta, adafactor, adagrad, adam, adamw, "),
         ({"--dtype": "int4"}, "no dtype 'int4'; there are float32, bfloat16"),
         ({"--batch": "0"}, "a batch of 0 sequences of 16 tokens; at least 1 of 2 is needed"),
     ],

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from tutti.check.user import rule as rule
     from tutti.cluster import Cluster as Cluster
     from tutti.graph.capture import capture as capture
+    from tutti.graph.optimizers import register_optimizer as register_optimizer
     from tutti.graph.step_graph import StepGraph as StepGraph
     from tutti.plan.layout import Layout as Layout
     from tutti.plan.pin import pin as pin
@@ -34,6 +35,7 @@ NAMES = {
     "parallelize": "tutti.run.step",
     "pin": "tutti.plan.pin",
     "random_plan": "tutti.plan.random",
+    "register_optimizer": "tutti.graph.optimizers",
     "rule": "tutti.check.user",
 }
 

@@ -49,3 +49,11 @@ def test_compiled_gives_the_same_bits():
     x, u = drawn(5000), torch.rand(5000, generator=torch.Generator().manual_seed(2))
     made = torch.compile(rounding.forward, dynamic=False, fullgraph=True)(x, u)
     assert torch.equal(made, ops.round_stochastically(x, u))
+
+
+def test_to_nearest_is_a_cast():
+    x = drawn(10_000)
+    made = ops.round_to_nearest(x)
+    assert made.dtype == torch.bfloat16 and torch.equal(made, x.to(torch.bfloat16))
+    assert torch.equal(ops.round_to_nearest(made), made)
+    torch.library.opcheck(ops.round_to_nearest.default, (x,), test_utils=("test_schema", "test_faketensor"))

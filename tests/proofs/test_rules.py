@@ -56,6 +56,10 @@ NEEDLESS: dict[Any, tuple[str, str]] = {
         "operand 0 as a partial sum",
         "parts would be rounded one by one: right on average, and other bits than the whole's",
     ),
+    ops.round_to_nearest.default: (
+        "operand 0 as a partial sum",
+        "parts would be rounded one by one: other bits than the whole's",
+    ),
 }
 """What (a pattern) is forbidden though it would be right, and why."""
 

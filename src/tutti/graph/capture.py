@@ -90,6 +90,8 @@ def capture(
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         kind = type(optimizer).__name__
         raise ValueError(f"the optimizer is a {kind}, not of torch.optim: capture takes model, batch, optimizer")
+    if optimizer is not None:
+        optimizers.check(optimizer)
     if clip_norm is not None and optimizer is None:
         raise ValueError(f"clip_norm={clip_norm} clips the gradients that an update takes: give an optimizer, too")
     if masters and stochastic_rounding:

@@ -12,7 +12,8 @@ from torch import fx
 import tutti.nn.attention
 import tutti.nn.experts
 import tutti.nn.fused
-import tutti.nn.lstm  # noqa: F401  (registers the operators)
+import tutti.nn.lstm
+import tutti.nn.ordered_mm  # noqa: F401  (registers the operators)
 from tutti.graph.step_graph import Call, Spec, StepGraph
 
 aten = torch.ops.aten
@@ -133,6 +134,7 @@ FLOPS: dict[object, Callable[[Call], int]] = {
     aten.addmm.default: _matmul,
     aten.bmm.default: _matmul,
     aten.baddbmm.default: _matmul,
+    torch.ops.tutti.ordered_mm.default: _matmul,
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
     torch.ops.tutti.lstm_layer.default: _lstm(1),

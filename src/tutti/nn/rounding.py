@@ -1,4 +1,9 @@
-"""Stochastic rounding to bfloat16 (Gupta et al., "Deep learning with limited numerical precision", 2015, section 3).
+"""Rounding to bfloat16.
+
+`tutti::round_to_nearest` is `x.to(torch.bfloat16)`, except that a compiler never skips it: Inductor computes a chain of
+bfloat16 operators in float32 and rounds its result only. A partial sum is reduced before it is rounded.
+
+Stochastic rounding (Gupta et al., "Deep learning with limited numerical precision", 2015, section 3).
 
 `tutti::round_stochastically` is (x, u) -> y: x and u float32 of one shape, y bfloat16. Of the two bfloat16 numbers
 around x it is the one further from zero where u, uniform in [0, 1), is at least the share of the way to it that is
@@ -13,6 +18,7 @@ from torch import Tensor
 from tutti.nn.dense import register
 
 _library = torch.library.Library("tutti", "FRAGMENT")
+_library.define("round_to_nearest(Tensor x) -> Tensor")
 _library.define("round_stochastically(Tensor x, Tensor u) -> Tensor")
 
 
@@ -23,4 +29,5 @@ def forward(x: Tensor, u: Tensor) -> Tensor:
     return torch.where(x.isfinite(), carried.view(torch.float32), x).to(torch.bfloat16)
 
 
+register(_library, "round_to_nearest", lambda x: x.to(torch.bfloat16, copy=True))
 register(_library, "round_stochastically", forward)

@@ -4,6 +4,7 @@ from string import ascii_lowercase
 
 import torch
 
+import tutti.nn.ordered_mm  # noqa: F401  (registers the operator)
 from tutti.graph.step_graph import Call
 from tutti.rules.pointwise import broadcast
 from tutti.rules.registry import CONTIGUOUS, named, operands, rules
@@ -25,6 +26,11 @@ def _linear(node: Call) -> str:
     rows = " ".join(names(node.args[0].meta["val"].shape)[:-1])
     bias, marks = (", +n", "~02 ~12") if len(operands(node)) > 2 else ("", "~0 ~1")
     return f"{rows} k, n k{bias} -> {rows} n | {marks}"
+
+
+def _ordered(node: Call) -> str:
+    """k is whole, and operands are no partial sums: see `tutti.nn.ordered_mm`."""
+    return ("m n, " if len(operands(node)) > 2 else "") + "m k!, k! n -> m n"
 
 
 def _trilinear(node: Call) -> str:
@@ -68,6 +74,7 @@ rules(
         aten.addmv.default: _added("m k, k", "m"),
         aten.addr.default: _added("m, n", "m n"),
         aten.linear.default: _linear,
+        torch.ops.tutti.ordered_mm.default: _ordered,
         aten._trilinear.default: _trilinear,
         aten.linalg_cross.default: _cross,
         aten._cdist_forward.default: _distances,

@@ -9,4 +9,5 @@ from tutti.rules.registry import rules
 
 ops = torch.ops.tutti
 
-rules(dict.fromkeys((ops.adam.default, ops.adam_amsgrad.default, ops.round_stochastically.default), pointwise))
+ROUNDING = (ops.round_stochastically.default, ops.round_to_nearest.default)
+rules(dict.fromkeys((ops.adam.default, ops.adam_amsgrad.default, *ROUNDING), pointwise))

@@ -2,6 +2,7 @@
 
 import torch
 
+import tutti.nn.ordered_mm  # noqa: F401  (registers the operator)
 from tutti.check.samples.sample import Draw, samples
 
 aten = torch.ops.aten
@@ -24,6 +25,13 @@ def addmm(d: Draw):
     m, k, n = d.sizes(3)
     added = d.pick([(n,), (1, n), (m, n)])
     return tuple(d.floats(*shape, dtype=torch.float64) for shape in (added, (m, k), (k, n))), {}
+
+
+@samples(torch.ops.tutti.ordered_mm.default)
+def ordered_mm(d: Draw):
+    m, k, n = d.sizes(3)
+    added = d.floats(m, n, dtype=torch.float64) if d.flag() else None
+    return (added, d.floats(m, k, dtype=torch.float64), d.floats(k, n, dtype=torch.float64), 0.5, 2.0), {}
 
 
 @samples(aten.mv.default)

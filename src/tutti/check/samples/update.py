@@ -24,3 +24,8 @@ def adam(d: Draw, target):
 def round_stochastically(d: Draw):
     shape = d.shape(0, 3)
     return (d.floats(*shape, dtype=torch.float32), d.positive(*shape, dtype=torch.float32) % 1), {}
+
+
+@samples(ops.round_to_nearest.default)
+def round_to_nearest(d: Draw):
+    return (d.floats(*d.shape(0, 3), dtype=torch.float32),), {}

@@ -32,7 +32,7 @@ class Workload:
     seq: int = 1024
     """Tokens of each."""
     optimizer: str = "adamw"
-    """adamw, adam or sgd."""
+    """A class of torch.optim in lower case: adamw, adam, sgd, adafactor, ..."""
     dtype: str = "bfloat16"
     """Of the parameters of a model of transformers: bfloat16 (with float32 masters) or float32."""
     clip_norm: float | None = None

@@ -1,0 +1,80 @@
+"""The table of optimizers: a class of optimizers, and its update as a pure function."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+Group = dict[str, Any]
+State = dict[str, Tensor]
+Update = Callable[..., tuple[Tensor, State]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One optimizer as a pure function. See `register_optimizer` for the fields."""
+
+    update: Update
+    state: Callable[[Group, Tensor], State]
+    options: frozenset[str] = frozenset()
+    supports: dict[str, Any] = field(default_factory=dict)
+    low_precision: bool = False
+    fused: bool = False
+
+
+TABLE: dict[type[Optimizer], Rule] = {}
+
+
+def register_optimizer(
+    *classes: type[Optimizer],
+    state: Callable[[Group, Tensor], State] = lambda group, param: {},
+    options: tuple[str, ...] = (),
+    supports: dict[str, Any] | None = None,
+    low_precision: bool = False,
+    fused: bool = False,
+) -> Callable[[Update], Update]:
+    """Register a pure update function for one or more optimizer classes.
+
+    The decorated function computes the update of one parameter and returns the new parameter and the new state:
+
+    >>> class Signum(torch.optim.Optimizer):
+    ...     def __init__(self, params, lr=0.01, momentum=0.9):
+    ...         super().__init__(params, {"lr": lr, "momentum": momentum})
+    ...
+    >>> @tutti.register_optimizer(
+    ...     Signum,
+    ...     state=lambda group, param: {"momentum_buffer": torch.zeros_like(param)},
+    ...     options=("momentum",),
+    ... )
+    ... def signum(group, param, grad, state, step, lr):
+    ...     buffer = torch.lerp(grad, state["momentum_buffer"], group["momentum"])
+    ...     return param - lr.to(param.dtype) * buffer.sign(), {"momentum_buffer": buffer}
+
+    `group` is the parameter group (a dict of constants). `param`, `grad` and the values of `state` are float32 or
+    float64: bfloat16 and float16 tensors are widened before the call, and the results are rounded after it. `step` is
+    the number of this update, 0-d int64, 1 for the first. `lr` is the learning rate, 0-d float64. The function is
+    traced once: it must not modify its arguments, or branch on the values of a tensor (use `torch.where`).
+
+    Args:
+        classes: the optimizer classes. Subclasses that do not override the update use the same function.
+        state: `state(group, param)` returns the initial state of a parameter, as a dict of tensors of any shape. It
+            uses the keys of `optimizer.state[param]`, except for the update count, "step". If the optimizer has
+            stepped, its own values replace the initial ones. Defaults to no state.
+        options: the keys of a parameter group that the function reads, besides "lr".
+        supports: for each key that the function ignores, the only value it may have. Other values are rejected.
+        low_precision: pass bfloat16 and float16 tensors without widening them.
+        fused: call `update(..., lr, skip, scale)` with a gradient of any dtype. The function then multiplies the
+            gradient by `scale` and returns its inputs unchanged if `skip` is 1; either may be None.
+    """
+
+    def enter(update: Update) -> Update:
+        for cls in classes:
+            TABLE[cls] = Rule(update, state, frozenset(options), dict(supports or {}), low_precision, fused)
+        return update
+
+    return enter
+
+
+register = register_optimizer
