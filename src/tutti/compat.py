@@ -62,13 +62,18 @@ def fake_mode() -> FakeTensorMode:
 
 
 def decomposition(operator: Any, args: Sequence) -> Callable | None:
-    """What autograd would have called in its place, where it had been asked: in inference mode it is not."""
+    """What is recorded in the place of an operator: what a table says (`graph.simpler`), or what autograd would have
+    called, which in inference mode is not asked."""
+    for written_as in WRITTEN_AS:
+        if (found := written_as(operator, args)) is not None:
+            return found
     if operator not in _composed:
         _composed[operator] = operator._can_decompose()
     composed = _composed[operator] and autograd_would_have_decomposed(operator, pytree.tree_leaves(args))
     return operator.decompose if composed else None
 
 
+WRITTEN_AS: list[Callable[[Any, Sequence], Callable | None]] = []
 _composed: dict[Any, bool] = {}
 
 
