@@ -155,6 +155,8 @@ def simpler(operator: Any, args: Sequence) -> Callable[..., Any] | None:
     """What is to be called in the place of an operator with these arguments, if anything."""
     if operator is aten.bincount.default:
         return _bincount if len(args) > 2 and args[2] else None
+    if operator is aten._embedding_bag_backward.default and args[9]:
+        return _refuse_sparse
     if operator in LAZY:  # of a number torch dispatches them, too
         return LAZY[operator] if isinstance(args[0], Tensor) else None
     return SIMPLER.get(str(operator))

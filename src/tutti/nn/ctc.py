@@ -48,9 +48,8 @@ def backward(grad, log_probs, targets, input_lengths, target_lengths, loss, alph
         raise ValueError(f"ctc_loss: paths of shape {tuple(alpha.shape)} for {tuple(log_probs.shape)}")
     longest = int(target_lengths.max()) if target_lengths.numel() else 0
     known = alpha[..., : 2 * longest + 1].contiguous()
-    return aten._ctc_loss_backward.Tensor(
-        grad, log_probs, targets, input_lengths, target_lengths, loss, known, blank, zero_infinity
-    )
+    operands = log_probs, targets, input_lengths, target_lengths, loss, known
+    return aten._ctc_loss_backward.Tensor(grad, *operands, blank, zero_infinity).contiguous()
 
 
 def _check(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor) -> None:
@@ -77,5 +76,5 @@ for _device in ("CPU", "CUDA"):
     _library.impl("ctc_loss", forward, _device)
     _library.impl("ctc_loss_backward", backward, _device)
 torch.library.register_fake("tutti::ctc_loss", _fake)
-torch.library.register_fake("tutti::ctc_loss_backward", lambda grad, log_probs, *rest: torch.empty_like(log_probs))
+torch.library.register_fake("tutti::ctc_loss_backward", lambda grad, x, *rest: x.new_empty(x.shape))
 differentiable_once("ctc_loss", "ctc_loss_backward")
