@@ -839,3 +839,22 @@ def branch_that_returns():
             return torch.sin(x)
 
     return M()
+
+
+@case
+def complex_parameters():
+    class S4D(Net):
+        """A diagonal state space (Gu et al. 2022) with complex parameters, as a convolution by FFT."""
+
+        def __init__(self, states: int = 4):
+            super().__init__()
+            self.a = nn.Parameter(torch.complex(-numbers(WIDTH, states).abs(), numbers(WIDTH, states, seed=2)))
+            self.c = nn.Parameter(torch.complex(numbers(WIDTH, states, seed=3), numbers(WIDTH, states, seed=4)))
+
+        def between(self, x):
+            x = x.unsqueeze(-1) * torch.linspace(0, 1, 6)  # (rows, width, length)
+            kernel = (self.c.unsqueeze(-1) * torch.exp(self.a.unsqueeze(-1) * torch.arange(6))).sum(1).real
+            made = torch.fft.irfft(torch.fft.rfft(x, n=12) * torch.fft.rfft(kernel, n=12), n=12)[..., :6]
+            return torch.tanh(made).mean(-1)
+
+    return S4D()

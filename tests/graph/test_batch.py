@@ -25,7 +25,7 @@ class Sample:
     scale: float
 
 
-BATCH = {"s": Sample(X, 0.5), "p": Pair(Y, torch.ones(4)), "l": [Y, None], "u": UserDict({"z": X})}
+BATCH = {"s": Sample(X, 0.5), "p": Pair(Y, torch.ones(4)), "l": [Y + 0, None], "u": UserDict({"z": X})}
 
 
 def test_leaves_have_their_paths_as_names():
@@ -51,7 +51,7 @@ def test_rows_are_the_most_frequent_size_outside_of_lists():
 def test_parts_slice_rows_and_lists_of_samples():
     made = part({**BATCH, "each": [torch.ones(i) for i in range(6)]}, 2, 4)
     assert made["p"].a.tolist() == [2, 3] and made["p"].b is BATCH["p"].b and made["s"].x.shape == (2, 4)
-    assert [len(x) for x in made["each"]] == [2, 3] and made["l"][0] is Y
+    assert [len(x) for x in made["each"]] == [2, 3] and made["l"] is BATCH["l"]
 
 
 @pytest.mark.parametrize(

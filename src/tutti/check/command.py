@@ -49,6 +49,7 @@ def show_rules(
         operators: Only operators of these names, `mm` or `aten.mm`; where there is none, those that contain it.
         model: Only operators of this model, the rule of each for its shapes, and how often it occurs: a folder with a
             config.json of transformers, such a file, or package.module:function that returns (model, batch).
+            The module is imported and the function is run: name only code that you trust.
         batch: Sequences or images in the batch of a model of transformers.
         seq: Tokens of each sequence.
         check: Prove the rules.

@@ -51,6 +51,12 @@ UNCHECKED = {  # kernels that write past the end of what has the wrong size (or 
     aten._embedding_bag_backward.default,
     aten._embedding_bag_per_sample_weights_backward.default,
     aten.adaptive_max_pool2d_backward.default,
+    aten.adaptive_max_pool3d_backward.default,
+    aten.max_pool3d_with_indices_backward.default,
+    aten.fractional_max_pool2d_backward.default,
+    aten.fractional_max_pool3d_backward.default,
+    aten.max_unpool2d.default,
+    aten.max_unpool3d.default,
 }
 
 

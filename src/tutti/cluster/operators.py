@@ -8,10 +8,19 @@ from typing import Any
 import torch
 from torch import fx
 
+import tutti.nn.grouped  # noqa: F401  (registers the operator)
 from tutti.cluster.device import Device, Dtype
 
 aten = torch.ops.aten
 Shape = tuple[int, ...]
+
+
+def _grouped(a: Shape, b: Shape, ends: Shape) -> tuple[int, int, int, int]:
+    """Groups of equal size."""
+    if len(a) == len(b) == 2:
+        return ends[0], a[0], -(-a[1] // ends[0]), b[1]
+    return (b[0], -(-a[0] // b[0]), a[1], b[2]) if len(a) == 2 else (a[0], a[1], a[2], -(-b[1] // a[0]))
+
 
 # Matrix products: (batch, m, k, n) of the shapes of their tensor operands.
 PRODUCTS: dict[Any, Callable[..., tuple[int, int, int, int]]] = {
@@ -19,6 +28,7 @@ PRODUCTS: dict[Any, Callable[..., tuple[int, int, int, int]]] = {
     aten.addmm.default: lambda _, a, b: (1, *a, b[1]),
     aten.bmm.default: lambda a, b: (*a, b[2]),
     aten.baddbmm.default: lambda _, a, b: (*a, b[2]),
+    torch.ops.tutti.grouped_mm.default: _grouped,
 }
 
 # Other work on matrices, by what a device's `efficiency` calls it.

@@ -1,0 +1,1 @@
+"""Capture: a training step as one graph of ATen operators, and what is known of it."""

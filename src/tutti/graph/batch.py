@@ -1,11 +1,11 @@
 """Batches: nested containers whose leaves are tensors, or plain values that are the same for every step.
 
 A batch is a dict, tuple, list, named tuple, dataclass or other mapping (`BatchEncoding`), nested at will. The name of a
-leaf is its path with dots: `labels`, `0`, `targets.3.boxes`. Tensors in a list belong to one sample each, where the list
-has as many items as the batch has rows, or to all rows.
+leaf is its path with dots: `labels`, `0`, `targets.3.boxes`. The items of a list belong to one sample each, if there
+are as many as the batch has rows, else to all rows.
 
 A leaf that is no tensor is *static*: it is a part of the captured graph, and a batch with another value is captured
-again. So are tensors that are declared static by name.
+again.
 """
 
 from __future__ import annotations

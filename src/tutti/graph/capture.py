@@ -33,6 +33,7 @@ from tutti.graph.pattern_table import PATTERNS
 from tutti.graph.patterns import Pattern
 from tutti.graph.slots import Slots, check_memory_not_shared
 from tutti.graph.step_graph import BACKWARD, CHECK, FORWARD, GUARD, METRIC, UPDATE, WRITTEN, StepGraph
+from tutti.graph.substitute import substituted
 from tutti.graph.trace import sign, stand_in, stood_in
 from tutti.nn.assignment import assignments_of_tensors
 
@@ -237,7 +238,7 @@ class _Step:
         batch = rebuilt(self.batch, {name.partition(":")[2]: inputs[name] for name in entries(self.batch)})
         recorder = _Recorder(self.model)
         with self.slots.holding(params, buffers):  # until gradients are taken: checkpointed code runs once more there
-            with recorder.forward():
+            with recorder.forward(), substituted(self.model):
                 value, metrics = self._value(batch)
             _check_scalar(value, self.batch, self.loss)
             after = self.slots.changed("buffer", buffers)

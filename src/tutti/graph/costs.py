@@ -10,8 +10,10 @@ import torch
 from torch import fx
 
 import tutti.nn.attention
+import tutti.nn.ctc
 import tutti.nn.experts
 import tutti.nn.fused
+import tutti.nn.grouped
 import tutti.nn.lstm
 import tutti.nn.ordered_mm  # noqa: F401  (registers the operators)
 from tutti.graph.step_graph import Call, Spec, StepGraph
@@ -111,6 +113,22 @@ def _experts(products: int, backward: bool = False) -> Callable[[Call], int]:
     return flops
 
 
+def _grouped(node: Call) -> int:
+    """Rows that belong to no group are counted; of a product that is contracted over groups each row is in one."""
+    a, b = (_shape(x) for x in node.args[:2])
+    return 2 * prod(a) * b[-1] if len(a) == 2 else 2 * prod(a[1:]) * b[-1]
+
+
+def _ctc(passes: int) -> Callable[[Call], int]:
+    """Of each state of each step the logarithm of a sum of three exponentials, `passes` times."""
+
+    def flops(node: Call) -> int:
+        log_probs, targets = node.args[passes - 1 : passes + 1]  # behind the gradient
+        return passes * 8 * prod(_shape(log_probs)[:2]) * (2 * _shape(targets)[-1] + 1)
+
+    return flops
+
+
 # Views and renamings: no arithmetic, no bytes.
 FREE = {
     operator.getitem,
@@ -146,6 +164,9 @@ FLOPS: dict[object, Callable[[Call], int]] = {
     torch.ops.tutti.experts_training.default: _experts(1),
     torch.ops.tutti.experts_backward.default: _experts(2, backward=True),
     torch.ops.tutti.experts_backward_kept.default: _experts(2, backward=True),
+    torch.ops.tutti.grouped_mm.default: _grouped,
+    torch.ops.tutti.ctc_loss.default: _ctc(1),
+    torch.ops.tutti.ctc_loss_backward.default: _ctc(2),
     aten._scaled_dot_product_flash_attention_for_cpu.default: _attention(2, False, 4),
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention(5, True, 7),
     torch.ops.tutti.attention.default: _attention(2, False, 4),

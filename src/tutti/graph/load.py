@@ -27,6 +27,7 @@ def load(source: str, batch: int, seq: int, dtype: torch.dtype = torch.bfloat16)
     source: a folder with a `config.json` of transformers, such a file, or `package.module:function`, where the
         function takes no arguments and returns `(model, batch)`. It is called under `torch.device("meta")`, and
         its batch and dtype are taken as they are.
+        The module is imported and the function is run, which stderr says.
     batch, seq: size of the batch that a model of transformers is given, with labels: of tokens, images or
         spectrograms, see `tutti.graph.example`.
 
@@ -54,7 +55,7 @@ def _from_config(path: Path) -> nn.Module:
 
     transformers.logging.set_verbosity_error()  # a warning about a config is none about a plan
     try:
-        config = transformers.AutoConfig.from_pretrained(path)
+        config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (ValueError, OSError, KeyError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is not a config of transformers: {error}") from error
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
@@ -85,6 +86,7 @@ def suiting(model: nn.Module) -> Iterator[None]:
 
 
 def _from_function(module: str, function: str) -> tuple[nn.Module, Batch]:
+    print(f"importing {module} and running {function}", file=sys.stderr)
     if "" not in sys.path:
         sys.path.insert(0, "")  # a module in the current folder, as with python -m
     try:

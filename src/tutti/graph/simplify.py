@@ -18,6 +18,13 @@ IDENTITIES = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.defa
 # These only move the view of a tensor; a reshape does the same and never fails on a non-contiguous local part.
 RESHAPES = {aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default}
 
+# What becomes of a number that the model wrote as one, where autograd treats it as a tensor.
+NUMBERS = (int, float, complex)
+OF_NUMBERS = {
+    aten._conj.default: lambda number: number.conjugate(),
+    **dict.fromkeys((aten._to_copy.default, aten.clone.default, *IDENTITIES), lambda number: number),
+}
+
 
 def simplify(graph: fx.Graph) -> None:
     """Simplify in place."""
@@ -25,7 +32,13 @@ def simplify(graph: fx.Graph) -> None:
         graph.erase_node(node)
     for node in list(graph.nodes):
         replacement = _simpler(node)
-        if replacement is not None:
+        if isinstance(replacement, NUMBERS):
+            for user in list(node.users):
+                user.args, user.kwargs = fx.map_arg(
+                    (user.args, user.kwargs), lambda x, node=node, number=replacement: number if x is node else x
+                )
+            graph.erase_node(node)
+        elif replacement is not None:
             node.replace_all_uses_with(replacement)
             graph.erase_node(node)
     graph.eliminate_dead_code()
@@ -44,8 +57,12 @@ def _is_check(node: Call) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns
 
 
-def _simpler(node: Call) -> fx.Node | None:
-    """A node with the same value as this one, if there is one."""
+def _simpler(node: Call) -> fx.Node | int | float | complex | None:
+    """A node with the same value as this one, or a number, if there is one."""
+    if node.target in OF_NUMBERS and isinstance(node.args[0], NUMBERS):
+        return OF_NUMBERS[node.target](node.args[0])
+    if node.args and isinstance(node.args[0], NUMBERS):
+        return None
     if node.target in IDENTITIES:
         return node.args[0]
     as_reshape(node)

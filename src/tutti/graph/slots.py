@@ -6,7 +6,7 @@ weights, a module under two names) has one name, the first of `named_parameters(
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -126,3 +126,18 @@ def check_memory_not_shared(tensors: Mapping[str, torch.Tensor], written: set[st
                     f"{a} and {b} are different tensors that share memory, and a step writes into one of them; tie "
                     "them by assigning the same Parameter or buffer to both modules, or clone() one"
                 )
+
+
+def same_view(whole: torch.Tensor, shape: Sequence[int], strides: Sequence[int], offset: int) -> torch.Tensor:
+    """`whole.as_strided(shape, strides, offset)` of a contiguous tensor, by a slice, a reshape and a permutation where
+    these are enough: they can be split over devices."""
+    order = sorted(range(len(shape)), key=lambda d: (-strides[d], d))
+    dense, expected = True, 1
+    for d in reversed(order):
+        dense = dense and (shape[d] == 1 or strides[d] == expected)
+        expected *= shape[d]
+    if not dense:
+        return whole.as_strided(list(shape), list(strides), offset)
+    flat = whole if expected == whole.numel() else whole.reshape(-1)[offset : offset + expected]
+    inverse = [order.index(d) for d in range(len(shape))]
+    return flat.reshape([shape[d] for d in order]).permute(inverse)

@@ -21,7 +21,8 @@ from torch.utils import _pytree as pytree
 
 from tutti import compat
 from tutti.graph.decisions import Decisions, site_of_caller
-from tutti.graph.static_forms import same_view, static_form
+from tutti.graph.simpler import simpler
+from tutti.graph.slots import same_view
 from tutti.graph.step_graph import Spec
 from tutti.graph.values import Values, written_operands
 
@@ -147,10 +148,10 @@ class _Tracer(compat.TorchDispatchMode):
             return NotImplemented  # it says itself what it is made of
         if func is torch.ops.prim.device.default:  # asked for twice an operator
             return args[0].fake_device
-        simpler = compat.HONEST.get(func) or static_form(func, args, kwargs) or compat.decomposition(func, args)
-        if simpler is not None:
+        other = compat.HONEST.get(func) or simpler(func, args) or compat.decomposition(func, args)
+        if other is not None:
             with self:
-                return simpler(*args, **kwargs)
+                return other(*args, **kwargs)
         if torch.Tag.data_dependent_output in func.tags and not types:  # a number that the model keeps as a tensor
             with compat.unset_fake_temporarily():
                 return func(*args, **kwargs)

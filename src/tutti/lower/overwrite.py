@@ -116,7 +116,7 @@ def _lives(graph: fx.Graph) -> tuple[dict[fx.Node, fx.Node], dict[fx.Node, fx.No
     node: Call
     for node in graph.nodes:
         reads = node.all_input_nodes
-        looks_at = reads[0] if looks(node) else node.kwargs.get(PLACE.get(node.target))
+        looks_at = reads[0] if reads and looks(node) else node.kwargs.get(PLACE.get(node.target))
         roots[node] = roots[looks_at] if looks_at is not None else node
         last.update((roots[x], node) for x in reads)
     return roots, last

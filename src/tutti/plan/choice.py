@@ -77,7 +77,7 @@ def candidates(rule: Rule, cuts: Mapping[str, set[int]], k: int) -> Iterator[Cho
     for factor, size in rule.sizes.items():
         if factor not in rule.whole:
             for outer in sorted(cuts.get(factor, {1})):
-                if size % (outer * k) == 0 and (outer == 1 or factor not in rule.contiguous):
+                if size and size % (outer * k) == 0 and (outer == 1 or factor not in rule.contiguous):
                     yield Choice(factor, outer)
     for operands in rule.linear:
         yield Choice(linear=operands)
@@ -93,7 +93,7 @@ def check(rule: Rule, choices: Choices, mesh: Mesh, where: str) -> None:
             raise ValueError(f"{where}: no factor {choice.factor!r} (rule: {rule.notation})")
         elif choice.factor in rule.whole:
             raise ValueError(f"{where}: factor {choice.factor!r} must stay whole (rule: {rule.notation})")
-        elif rule.sizes[choice.factor] % (choice.outer * mesh[axis]):
+        elif not rule.sizes[choice.factor] or rule.sizes[choice.factor] % (choice.outer * mesh[axis]):
             raise ValueError(
                 f"{where}: factor {choice.factor!r} of size {rule.sizes[choice.factor]} does not divide into "
                 f"{choice.outer} x {mesh[axis]} for axis {axis!r}"

@@ -97,7 +97,7 @@ class Layout:
         held = sorted((s.outer, axis) for axis, s in self.splits.items() if s.dim == dim)
         result, inside = [], 1
         for outer, axis in held:
-            if outer % inside or size % (outer * mesh[axis]):
+            if outer % inside or size % (outer * mesh[axis]) or size == 0:
                 raise ValueError(
                     f"dim {dim} of size {size} cannot be split as {self} on a mesh {dict(mesh)}: "
                     f"{size} is not a multiple of {outer} x {mesh[axis]}"

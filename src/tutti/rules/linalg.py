@@ -11,7 +11,11 @@ from tutti.rules.registry import CONTIGUOUS, operands, rules, specs
 
 aten = torch.ops.aten
 
-LINEAR = {aten.linalg_solve_triangular.default: " | ~1", aten.linalg_lu_solve.default: " | ~2"}  # in the right side
+LINEAR = {
+    aten.linalg_solve_triangular.default: " | ~1",
+    aten.cholesky_solve.default: " | ~0",
+    aten.linalg_lu_solve.default: " | ~2",
+}  # in the right side
 
 
 def _batches(node: Call) -> str | None:
@@ -43,6 +47,9 @@ rules(
             aten.linalg_solve_triangular.default,
             aten.linalg_lu_solve.default,
             aten._linalg_solve_ex.default,
+            aten.cholesky_solve.default,
+            aten.lu_unpack.default,
+            aten.linalg_householder_product.default,
         ],
         _batches,
     )

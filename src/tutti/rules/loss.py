@@ -9,6 +9,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+import tutti.nn.ctc  # noqa: F401  (registers the operators)
 from tutti.graph.step_graph import Call
 from tutti.rules.pointwise import broadcast, pointwise
 from tutti.rules.registry import CONTIGUOUS, LOCAL, SENDS, Cut, named, operands, rules
@@ -108,6 +109,41 @@ rules(
 )
 
 
+def _ctc(node: Call):
+    """Sequences are split where each has its own row of targets."""
+    n, targets = _sequences(node.args[1])
+    return f"t! {n} c!, {targets}, {n}, {n} -> {n}, {n} t! j!", {}
+
+
+def _ctc_backward(node: Call):
+    n, targets = _sequences(node.args[2])
+    return f"{n}, t! {n} c!, {targets}, {n}, {n}, {n}, {n} t! j! -> t! {n} c! | ~0", {}
+
+
+def _sequences(targets: Call) -> tuple[str, str]:
+    return ("n", "n s!") if len(targets.meta["val"].shape) == 2 else ("n!", "s!")
+
+
+def _multilabel(node: Call) -> str | None:
+    """(scores, classes up to the first -1) -> loss, which of the classes are targets"""
+    if len(node.args[0].meta["val"].shape) != 2:
+        return None
+    rows = "n" if _reduction(node) == NONE else _combined("n", _reduction(node))
+    return f"{rows} c!, n c! -> {'n' if _reduction(node) == NONE else ''}, n c!"
+
+
+def _multilabel_backward(node: Call) -> str | None:
+    if len(node.args[1].meta["val"].shape) != 2:
+        return None
+    rows, grad = ("n@" if _reduction(node) == MEAN else "n"), "n" if node.args[0].meta["val"].shape else ""
+    return f"{grad}, {rows} c!, n c!, n c! -> {rows} c! | ~0"
+
+
+MULTILABEL = aten.multilabel_margin_loss_backward.default
+rules({aten.multilabel_margin_loss_forward.default: _multilabel, MULTILABEL: _multilabel_backward})
+rules({torch.ops.tutti.ctc_loss.default: _ctc, torch.ops.tutti.ctc_loss_backward.default: _ctc_backward})
+
+
 def _mean_gradient(target, count: Callable[[tuple[int, ...]], int]) -> Callable:
     """The gradient of a sum, of which the mean over the whole is a fraction."""
     place = [a.name for a in target._schema.arguments].index("reduction")
@@ -121,7 +157,7 @@ def _mean_gradient(target, count: Callable[[tuple[int, ...]], int]) -> Callable:
 
 
 LOCAL |= {target: _mean_gradient(target, prod) for target in ENTRYWISE.values()}
-LOCAL |= {target: _mean_gradient(target, lambda shape: shape[0]) for target in ROWWISE.values()}
+LOCAL |= {target: _mean_gradient(target, lambda shape: shape[0]) for target in (*ROWWISE.values(), MULTILABEL)}
 
 
 def _own_targets(here, target: Tensor, ignore_index: int) -> Tensor:

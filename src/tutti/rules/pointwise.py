@@ -74,6 +74,7 @@ GRADIENTS = [  # of activations: linear in the gradient that comes in
     aten.log_sigmoid_backward.default,
     aten._prelu_kernel_backward.default,
     aten.native_dropout_backward.default,
+    aten.rrelu_with_noise_backward.default,
 ]
 
 LINEAR: dict[object, str | Callable[[Call], str]] = {
@@ -107,6 +108,7 @@ LINEAR: dict[object, str | Callable[[Call], str]] = {
     aten._conj.default: "~0",
     aten.clone.default: "~0",
     aten.polar.default: "~0",
+    aten.complex.default: "~01",
     **dict.fromkeys(GRADIENTS, "~0"),
 }
 
@@ -131,6 +133,7 @@ rules(
             aten.hardswish.default,
             aten.log_sigmoid_forward.default,
             aten.polar.default,
+            aten.complex.default,
             aten._prelu_kernel.default,
             aten.leaky_relu.default,  # which torch 2.11 does not tag
             torch.Tag.pointwise,  # every operator that torch tags so and that has no line of its own

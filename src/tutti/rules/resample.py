@@ -89,10 +89,14 @@ def _border_backward(node: Call) -> str:
     return f"{after}, {before} -> {before} | ~0"
 
 
-def _sampled_gradient(node: Call) -> str:
+def _sampled_gradient(image: str, positions: str) -> Callable[[Call], str]:
     """(grad, image, grid, mode, padding, align, mask): of the image by all positions, of the grid by all channels."""
-    image = "n c h! w!" if node.args[6][0] else "1"
-    return f"n c p q, n c h! w!, n p q y! -> {image}, n p q y! | ~0"
+
+    def notation(node: Call) -> str:
+        of_image = f"n c {image}" if node.args[6][0] else "1"
+        return f"n c {positions}, n c {image}, n {positions} y! -> {of_image}, n {positions} y! | ~0"
+
+    return notation
 
 
 NEAREST = [aten.upsample_nearest1d, aten.upsample_nearest2d, aten._upsample_nearest_exact2d]
@@ -112,7 +116,9 @@ rules(
         **{op.default: _smooth for op in SMOOTH},
         **{op.default: _smooth_backward for op in SMOOTH_BACKWARD},
         aten.grid_sampler_2d.default: "n c h! w!, n p q y! -> n c p q | ~0",
-        aten.grid_sampler_2d_backward.default: _sampled_gradient,
+        aten.grid_sampler_3d.default: "n c d! h! w!, n p q r y! -> n c p q r | ~0",
+        aten.grid_sampler_2d_backward.default: _sampled_gradient("h! w!", "p q"),
+        aten.grid_sampler_3d_backward.default: _sampled_gradient("d! h! w!", "p q r"),
         aten.pixel_shuffle.default: _pixel_shuffle,
         aten.pixel_unshuffle.default: _pixel_unshuffle,
         aten.reflection_pad1d.default: _border,

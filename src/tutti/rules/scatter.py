@@ -27,8 +27,14 @@ def _along_dim(adds: bool):
         source = entry if equal else "s!"
         x, index, *rest = along(shapes, dim, ("v*", entry, source))
         line = ", ".join(" ".join(dims) for dims in (x, index, *rest))
-        replaces = node.target in (aten.scatter.src, aten.scatter.value)
-        linear = (" | ~02" if rest else " | ~0" if node.args[3] == 0 else "") if replaces or total else ""
+        replaces = node.target in (aten.scatter.src, aten.scatter.value) or node.kwargs.get("reduce") == "add"
+        linear = (
+            " | ~0"
+            if node.kwargs.get("reduce") == "multiply"
+            else (" | ~02" if rest else " | ~0" if node.args[3] == 0 else "")
+            if replaces or total
+            else ""
+        )
         return f"{'+' if total else ''}{line} -> {' '.join(x)}{linear}"
 
     return notation
@@ -48,7 +54,8 @@ def _index_add(mark: str, added: str = ""):
         dim = node.args[1] % len(x)
         source = [*x[:dim], f"n{mark}", *x[dim + 1 :]]
         x[dim] = "v*"
-        return f"{added}{' '.join(x)}, n{mark}, {' '.join(source)} -> {' '.join(x)} | ~02"
+        linear = "" if node.target is aten.index_reduce.default else " | ~02"
+        return f"{added}{' '.join(x)}, n{mark}, {' '.join(source)} -> {' '.join(x)}{linear}"
 
     return notation
 
@@ -111,6 +118,9 @@ rules(
         aten.scatter.value: _along_dim(adds=False),
         aten.scatter_add.default: _along_dim(adds=True),
         aten.scatter_reduce.two: _along_dim(adds=True),
+        aten.scatter.reduce: _along_dim(adds=False),
+        aten.scatter.value_reduce: _along_dim(adds=False),
+        aten.index_reduce.default: _index_add("!"),
         aten.index_add.default: _index_add("", "+"),
         aten.index_copy.default: _index_add("!"),
         aten.index_fill.int_Scalar: _index_fill,
@@ -148,6 +158,7 @@ def _put_own(here, x, indices, values, accumulate=False):
 LOCAL |= {
     target: _own_rows(target)
     for target in (aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.scatter_reduce.two,
+                   aten.scatter.reduce, aten.scatter.value_reduce, aten.index_reduce.default,
                    aten.index_add.default, aten.index_copy.default, aten.index_fill.int_Scalar,
                    aten.index_fill.int_Tensor)
 } | {aten.index_put.default: _put_own}  # fmt: skip

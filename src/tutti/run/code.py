@@ -15,6 +15,7 @@ again. Values are dropped after their last use.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Mapping
+from keyword import iskeyword
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -156,10 +157,14 @@ class _Writer:
             assert self.carrier is not None, f"nobody carries out {node.target}"
             function = getattr(self.carrier, TRANSFERS[node.target])
             return f"{self._constant(function)}({', '.join(map(self._value, node.args))})"
-        values = [self._value(a) for a in node.args] + [f"{k}={self._value(v)}" for k, v in node.kwargs.items()]
+        values = [self._value(a) for a in node.args] + [self._keyword(k, v) for k, v in node.kwargs.items()]
         if self.carrier and "host" in node.meta:
             return f"{self._constant(self.carrier.compute)}({', '.join([self._constant(node.target), *values])})"
         return f"{self._constant(node.target)}({', '.join(values)})"
+
+    def _keyword(self, name: str, value: Any) -> str:
+        """As `name=value`, or in a form that takes the names that Python keeps for itself, as `from` of random_."""
+        return f"**{{{name!r}: {self._value(value)}}}" if iskeyword(name) else f"{name}={self._value(value)}"
 
     def _value(self, value: Any) -> str:
         if isinstance(value, fx.Node):

@@ -229,6 +229,9 @@ def _start(
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    from tutti.run.listen import listen_where_named
+
+    listen_where_named()
     if processes < 1:
         raise ValueError(f"the number of processes must be at least 1, not {processes}")
     with (

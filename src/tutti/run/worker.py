@@ -64,7 +64,9 @@ def main(argv: list[str]) -> None:
 
     from tutti.run import watchdog
     from tutti.run.error_file import ErrorFile
+    from tutti.run.listen import listen_where_named
 
+    listen_where_named()
     code = 0
     try:
         record(_execute, error_handler=ErrorFile())(argv)

@@ -48,7 +48,7 @@ def export(checkpoint: Path, out: Path, shard: str = "5GB") -> None:
         raise ValueError(f"{checkpoint} has no config.json of transformers, as checkpoints of `tutti train` have")
     stored = Stored(checkpoint)
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint))
+        model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint, trust_remote_code=False))
     made = out.with_name(f".writing-{out.name}")
     shutil.rmtree(made, ignore_errors=True)
     shelf, weights = Shelf(made), {}

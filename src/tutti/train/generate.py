@@ -37,7 +37,7 @@ def continue_text(folder: Path, prompt: str, tokens: int, temperature: float, se
     """The prompt and what the model makes of it."""
     if not prompt:
         raise ValueError("the prompt is empty; give at least one character to continue")
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), load_model(folder)
+    tokenizer, model = AutoTokenizer.from_pretrained(folder, trust_remote_code=False), load_model(folder)
     torch.manual_seed(seed)
     inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
     choice = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
@@ -58,7 +58,9 @@ def load_model(folder: Path) -> Any:
     if (folder / MANIFEST).exists():
         model = stored_model(folder) if on_gpu else stored_model(folder).float()
     else:
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto" if on_gpu else torch.float32)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype="auto" if on_gpu else torch.float32, trust_remote_code=False
+        )
     return model.to("cuda" if on_gpu else "cpu").eval()
 
 
@@ -66,7 +68,7 @@ def stored_model(folder: Path) -> Any:
     """The model in a checkpoint, with its own dtypes."""
     stored = Stored(folder)
     with no_init_weights():
-        model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+        model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, trust_remote_code=False))
     model.tie_weights()
     wanted = {}
     for kind, tensors in (("param", dict(model.named_parameters())), ("buffer", dict(model.named_buffers()))):

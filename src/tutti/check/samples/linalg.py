@@ -42,3 +42,19 @@ def solve(d: Draw):
 def lu_solve(d: Draw):
     x = symmetric(d)
     return (*aten.linalg_lu_factor_ex(x)[:2], right_side(d, x)), {}
+
+
+@samples(aten.cholesky_solve.default)
+def cholesky_solve(d: Draw):
+    x = symmetric(d)
+    return (right_side(d, x), torch.linalg.cholesky(x)), {}
+
+
+@samples(aten.lu_unpack.default)
+def lu_unpack(d: Draw):
+    return torch.linalg.lu_factor(symmetric(d)), {}
+
+
+@samples(aten.linalg_householder_product.default)
+def householder_product(d: Draw):
+    return torch.geqrf(symmetric(d)), {}

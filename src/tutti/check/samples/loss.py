@@ -106,3 +106,45 @@ def nll_backward(d: Draw, target):
     loss = aten.nll_loss_forward if target is aten.nll_loss_backward.default else aten.nll_loss2d_forward
     total = loss(x, y, weights, reduction, ignored)[1]
     return (grad, x, y, weights, reduction, ignored, total), {}
+
+
+def labelled(d: Draw):
+    """Sequences, their labels in rows or one behind another, and the lengths of both; some cannot be aligned."""
+    time, batch, classes, room = d.size((4, 6)), d.size((1, 2, 4)), d.size((2, 3)), d.size((1, 2))
+    lengths = d.integers(batch, low=time - 2, below=time + 1), d.integers(batch, low=1, below=room + 1)
+    labels = d.integers(batch, room, low=1, below=classes)
+    targets = labels if d.flag() else torch.cat([row[:n] for row, n in zip(labels, lengths[1], strict=True)])
+    options = 0, d.flag()
+    return (d.floats(time, batch, classes, dtype=F64).log_softmax(-1), targets, *lengths), options
+
+
+@samples(torch.ops.tutti.ctc_loss.default)
+def ctc_loss(d: Draw):
+    operands, options = labelled(d)
+    return (*operands, *options), {}
+
+
+@samples(torch.ops.tutti.ctc_loss_backward.default)
+def ctc_loss_backward(d: Draw):
+    operands, options = labelled(d)
+    loss, alpha = torch.ops.tutti.ctc_loss(*operands, *options)
+    return (d.floats(len(loss), dtype=F64), *operands, loss, alpha, *options), {}
+
+
+def several(d: Draw):
+    """Scores, and classes of which those before the first -1 count."""
+    n, classes = d.size((1, 2, 4, 6)), d.size((2, 3, 4))
+    targets = d.floats(n, classes).argsort(1).masked_fill(d.booleans(n, classes), -1)
+    return d.floats(n, classes, dtype=F64), targets
+
+
+@samples(aten.multilabel_margin_loss_forward.default)
+def multilabel_margin(d: Draw):
+    return (*several(d), d.between(0, 2)), {}
+
+
+@samples(aten.multilabel_margin_loss_backward.default)
+def multilabel_margin_backward(d: Draw):
+    x, y = several(d)
+    reduction, grad = reduced(d, x.shape[:1])
+    return (grad, x, y, reduction, aten.multilabel_margin_loss_forward(x, y, reduction)[1]), {}

@@ -245,6 +245,18 @@ def elu_backward(d: Draw):
     return (d.floats(*shape, dtype=F64), 1.5, 1, 2, False, d.floats(*shape, dtype=F64)), {}
 
 
+@samples(aten.complex.default)
+def complex_of_parts(d: Draw):
+    shape = d.shape(0, 3)
+    return (d.floats(*shape, dtype=F64), d.floats(*shape, dtype=F64)), {}
+
+
+@samples(aten.rrelu_with_noise_backward.default)
+def rrelu_backward(d: Draw):
+    shape = d.shape(0, 3)
+    return (*(d.floats(*shape, dtype=F64) for _ in range(3)), 0.1, 0.3, d.flag(), False), {}
+
+
 @samples(aten.logit_backward.default)
 def logit_backward(d: Draw):
     shape = d.shape(0, 3)

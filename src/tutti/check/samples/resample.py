@@ -66,6 +66,23 @@ def grid_sampler_backward(d: Draw):
     return (d.floats(*aten.grid_sampler_2d(*args).shape, dtype=F64), *args, [d.flag(), True]), {}
 
 
+def sampled_volume(d: Draw):
+    x = images(d, 3)
+    grid = d.floats(x.shape[0], d.pick([1, 2]), d.pick([1, 2, 4]), d.pick([1, 2, 3]), 3, dtype=F64).clamp(-1.5, 1.5)
+    return x, grid, d.pick([0, 1]), d.pick([0, 1, 2]), d.flag()
+
+
+@samples(aten.grid_sampler_3d.default)
+def grid_sampler_3d(d: Draw):
+    return sampled_volume(d), {}
+
+
+@samples(aten.grid_sampler_3d_backward.default)
+def grid_sampler_3d_backward(d: Draw):
+    args = sampled_volume(d)
+    return (d.floats(*aten.grid_sampler_3d(*args).shape, dtype=F64), *args, [d.flag(), True]), {}
+
+
 @samples(aten.pixel_shuffle.default)
 def pixel_shuffle(d: Draw):
     r, c = d.pick([1, 2, 3]), d.pick([1, 2, 4])

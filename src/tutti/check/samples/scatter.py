@@ -56,6 +56,16 @@ def rows_of(d: Draw, unique: bool):
     return d.floats(*shape, dtype=F64), dim, index
 
 
+@samples(aten.scatter.reduce)
+def scatter_combined(d: Draw):
+    return drawn(d, unique=False), {"reduce": d.pick(["add", "multiply"])}
+
+
+@samples(aten.scatter.value_reduce)
+def scatter_value_combined(d: Draw):
+    return (*drawn(d, unique=False)[:3], d.pick([0, 1.5])), {"reduce": d.pick(["add", "multiply"])}
+
+
 def source_of(d: Draw, x: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
     return d.floats(*x.shape[:dim], len(index), *x.shape[dim + 1 :], dtype=F64)
 
@@ -114,3 +124,11 @@ def put(d: Draw):
 def masked_scatter(d: Draw):
     shape = d.shape(1, 2)
     return (d.floats(*shape, dtype=F64), d.booleans(*shape), d.floats(*shape, dtype=F64)), {}
+
+
+@samples(aten.index_reduce.default)
+def index_reduce(d: Draw):
+    x, dim, index = rows_of(d, unique=False)
+    return (x, dim, index, source_of(d, x, dim, index), d.pick(["prod", "mean", "amax", "amin"])), {
+        "include_self": d.flag()
+    }

@@ -12,6 +12,8 @@ def global_norm(grads: list[Tensor]) -> Tensor:
 
 
 def _squared(grad: Tensor) -> Tensor:
+    if grad.is_complex():
+        return torch.view_as_real(grad).square().sum()
     if grad.dtype in LOW_PRECISION:  # compiled, one pass with the cast
         return wide(grad).square().sum()
     flat = grad.reshape(-1)

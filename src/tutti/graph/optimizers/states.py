@@ -40,8 +40,6 @@ def states_of(
             )
         if not param.requires_grad:
             continue
-        if param.is_complex():
-            raise ValueError(f"parameter {name_of[param]} is complex; split it into real and imaginary parts")
         value, old = param.detach(), optimizer.state.get(param, {})
         held = {"master": value.to(torch.float32)} if masters and param.dtype in LOW_PRECISION else {}
         state = rule.state(group, held.get("master", value))

@@ -24,10 +24,17 @@ def update(
         stochastic: update bfloat16 tensors in float32 and round them at random (`tutti.nn.rounding`), so that updates
             smaller than the spacing of bfloat16 take effect on average. Not with masters.
 
-    If `state` has a "master", it is updated in float32 and the parameter is its rounding.
+    If `state` has a "master", it is updated in float32 and the parameter is its rounding. A complex parameter is updated
+    as the real tensor of its real and imaginary parts, as in torch.
     """
     rule = rule_of(optimizer)
     check_options(optimizer, group)
+    if param.is_complex():
+        parts = {key: _parts(value) for key, value in state.items()}
+        numbers = step, lr, skip, scale, stochastic
+        new, held = update(optimizer, group, _parts(param), _parts(grad), parts, *numbers)
+        whole = {key: torch.complex(*x.unbind(-1)) if state[key].is_complex() else x for key, x in held.items()}
+        return torch.complex(*new.unbind(-1)), whole
     if stochastic and param.dtype is torch.bfloat16:
         widened = {key: wide(value) for key, value in state.items()}
         new, held = _chosen(rule, group, param.to(torch.float32), grad, widened, step, lr, skip, scale)
@@ -37,6 +44,10 @@ def update(
     held = {key: value for key, value in state.items() if key != "master"}
     master, held = _chosen(rule, group, state["master"], grad, held, step, lr, skip, scale)
     return master.to(param.dtype), {"master": master, **held}
+
+
+def _parts(x: Tensor) -> Tensor:
+    return torch.view_as_real(x) if x.is_complex() else x
 
 
 def _rounded(x: Tensor) -> Tensor:

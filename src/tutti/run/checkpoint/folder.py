@@ -12,8 +12,10 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
+
+from tutti.run.checkpoint import unpickle
 
 CHECKPOINTS = "checkpoints"  # in the folder of a run
 MANIFEST = "manifest.json"
@@ -84,13 +86,17 @@ def latest(root: Path, say: Callable[[str], None] = lambda said: None) -> Path |
 def manifest(folder: Path) -> dict[str, Any]:
     """What was written about a checkpoint. Raises ValueError where it is no complete one."""
     try:
-        found = json.loads((folder / MANIFEST).read_text())
-        if not {"files", "step"} <= found.keys():
+        found = json.loads(file_in(folder, MANIFEST).read_text())
+        if type(found["step"]) is not int or not all(type(told["bytes"]) is int for told in found["files"].values()):
             raise KeyError
+        for name in found["files"]:
+            file_in(folder, name)
+    except Outside as error:
+        raise ValueError(f"{folder} is no checkpoint: {error}") from None
     except (FileNotFoundError, NotADirectoryError):
         hint = f"; it holds some: name one, as {inside[0]}" if (inside := folders(folder)) else ""
         raise ValueError(f"{folder} is no checkpoint: it has no {MANIFEST}{hint}") from None
-    except (ValueError, KeyError, AttributeError):
+    except (ValueError, KeyError, AttributeError, TypeError):
         raise ValueError(f"{folder} is no checkpoint: its {MANIFEST} is damaged") from None
     except OSError as error:
         raise ValueError(f"{folder} is no checkpoint: its {MANIFEST} cannot be read: {error.strerror}") from None
@@ -113,10 +119,36 @@ def find_fault(folder: Path, part: int = 0, parts: int = 1) -> str | None:
         files: Files = manifest(folder)["files"]
     except ValueError as error:
         return str(error).partition(": ")[2]
-    for i, (name, told) in enumerate(sorted(files.items())):
-        if fault := fault_of(folder / name, told, parts > 0 and i % parts == part):
-            return f"{name} {fault}"
+    try:
+        for i, (name, told) in enumerate(sorted(files.items())):
+            path, read = folder / name, parts > 0 and i % parts == part
+            if fault := fault_of(path, told, read):
+                return f"{name} {fault}"
+            if read and name == METADATA:
+                for place in unpickle.metadata(path.read_bytes()).storage_data.values():
+                    file_in(folder, place.relative_path)
+    except (ValueError, AttributeError, TypeError) as error:
+        return str(error)
     return None
+
+
+class Outside(ValueError):
+    """A name in a checkpoint that leads out of its folder."""
+
+
+def file_in(folder: Path, name: str) -> Path:
+    """The file of this name in a checkpoint, which may not be there. Nothing is opened.
+
+    Raises Outside for an absolute name, one with `..`, a symbolic link out of the folder, a pipe and a device.
+    """
+    path, pure = folder / name, PurePosixPath(name)
+    if not name or "\0" in name or "\\" in name or pure.is_absolute() or ".." in pure.parts or pure == PurePosixPath():
+        raise Outside(f"the file name {name!r} leads out of the folder: refused")
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise Outside(f"{name} is a symbolic link out of the folder: refused")
+    if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for
+        raise Outside(f"{name} is no regular file: refused")
+    return path
 
 
 def fault_of(path: Path, told: dict[str, int | str], read: bool = True) -> str | None:

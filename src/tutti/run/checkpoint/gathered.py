@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import pickle
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from tutti.run.checkpoint.stored import Piece, Stored
+from tutti.run.checkpoint.stored import Block, Piece, Stored
 from tutti.run.checkpoint.together import Together
 
 ROUND = 1 << 26  # bytes that a rank asks for at once
@@ -27,7 +28,7 @@ class Gathered(Stored):
 
     def __init__(self, folder: Path, about: dict[str, Any], metadata: bytes, servers: Mapping[str, int],
                  together: Together):  # fmt: skip
-        super().__init__(folder, pickle.loads(metadata))
+        super().__init__(folder, metadata)
         self.about, self.servers, self.together, self.sent = about, servers, together, 0
 
     @property
@@ -49,8 +50,8 @@ class Gathered(Stored):
         """Be sent pieces, and send others what they ask for."""
         ranks, each = range(self.together.ranks), [self.servers[piece.block.file] for piece, _ in pieces]
         asked = [[x for x, rank in zip(pieces, each, strict=True) if rank == r] for r in ranks]
-        wanted = [pickle.dumps([piece for piece, _ in row]) for row in asked]
-        others = [pickle.loads(text) for text in self._swap(wanted)]
+        wanted = [json.dumps([_plain(piece) for piece, _ in row]).encode() for row in asked]
+        others = [[_piece(x) for x in json.loads(bytes(text))] for text in self._swap(wanted)]
         answers = self._swap([b"".join(_bytes(self.read(piece)) for piece in row) for row in others])
         for row, answer in zip(asked, answers, strict=True):
             begin = 0
@@ -86,3 +87,13 @@ def _rounds(pieces: Pieces) -> Iterator[Pieces]:
 
 def _bytes(x: torch.Tensor) -> bytes:
     return x.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _plain(piece: Piece) -> list:
+    """A piece as JSON has it."""
+    return [astuple(piece.block), piece.low, piece.high, str(piece.dtype).removeprefix("torch.")]
+
+
+def _piece(plain: list) -> Piece:
+    (begin, sizes, file, offset, count), low, high, dtype = plain
+    return Piece(Block(tuple(begin), tuple(sizes), file, offset, count), tuple(low), tuple(high), getattr(torch, dtype))

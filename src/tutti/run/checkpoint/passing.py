@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from tutti.run.checkpoint.folder import METADATA, Files
+from tutti.run.checkpoint.folder import METADATA, Files, Outside, file_in
 from tutti.run.checkpoint.write import reason
 
 CHUNK = 1 << 26  # bytes that are sent at once
@@ -24,9 +24,9 @@ def pass_on(folder: Path, mine: Files, target: int, others: Mapping[int, Files],
 
     def keep(name: str, part: bytes | memoryview, mode: str = "ab") -> None:
         try:
-            with open(folder / name, mode) as file:
+            with open(file_in(folder, name), mode) as file:
                 file.write(part)
-        except OSError as error:
+        except (OSError, Outside) as error:
             faults.append(reason(error))
 
     for name in (name for files in others.values() for name, _ in _tensors(files)):

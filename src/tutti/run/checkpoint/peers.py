@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +43,7 @@ class Peers:
         if not all(together.all(os.path.isdir(memory))):
             raise ValueError(f"there is no folder {memory}, in which copies of the state are to be kept in memory")
         self.folder = memory / f"tutti-{together.one(lambda: _name(root))}"
-        together.each(lambda: self.folder.mkdir(mode=0o700, exist_ok=True))
+        together.each(lambda: _make(self.folder))
         everywhere = together.each(lambda: _machine(self.folder))
         machines = list(dict.fromkeys(everywhere))
         self.members = [[rank for rank, x in enumerate(everywhere) if x == machine] for machine in machines]
@@ -159,7 +160,17 @@ def _name(root: Path) -> str:
     path = root / NAME
     if not path.exists() or not path.read_text():
         path.write_text(uuid.uuid4().hex)
-    return path.read_text()
+    name = path.read_text()
+    if not re.fullmatch("[0-9a-f]{32}", name):  # it is part of a path
+        raise ValueError(f"{path} is damaged: it holds {name[:40]!r} instead of 32 hexadecimal digits; remove it")
+    return name
+
+
+def _make(folder: Path) -> None:
+    """Make a folder that only this user can read. Raises OSError where another user made it."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or (hasattr(os, "getuid") and folder.stat().st_uid != os.getuid()):
+        raise OSError(f"{folder} was made by another user: copies of the state are not kept there")
 
 
 def _machine(folder: Path) -> tuple[str, int, int]:

@@ -52,9 +52,9 @@ def reshard(
     shutil.rmtree(made, ignore_errors=True)
     try:
         files = write_each(made, parts())
-        for path in source.iterdir():
-            if path.name not in (folders.MANIFEST, folders.METADATA) and path.suffix != ".distcp":
-                copy = Path(shutil.copy(path, made))
+        for name in about["files"]:
+            if name != folders.METADATA and not name.endswith(".distcp"):
+                copy = Path(shutil.copy(folders.file_in(source, name), made))
                 folders.to_disk(copy)
                 files[copy.name] = folders.describe(copy)
         return folders.commit(out, about["step"], files, {**about, "plan": json.loads(plan.to_json())})

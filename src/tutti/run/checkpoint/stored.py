@@ -2,7 +2,7 @@
 
 The files are those of `torch.distributed.checkpoint`: `.metadata` says which blocks of which tensor lie where, each as
 `torch.save` writes it, a zip archive whose members are not compressed. So rows can be read where they lie, while
-`FileSystemReader` reads blocks whole.
+`FileSystemReader` reads blocks whole. Neither pickle in these files is run: see `unpickle`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, TensorStorageMetadata
 
 from tutti.graph.step_graph import Spec
 from tutti.plan.boxes import Shape, overlap
+from tutti.run.checkpoint import unpickle
+from tutti.run.checkpoint.folder import METADATA, file_in
 from tutti.run.checkpoint.held import Held
 
 LOCAL_HEADER = 30  # bytes, before the name and the extra field of a member (zip's APPNOTE, 4.3.7)
@@ -63,23 +63,38 @@ class Piece:
 class Stored:
     """The tensors of a checkpoint.
 
-    metadata: its `.metadata`, read where it is not given. tensors: what they are, whole. bytes: of numbers that were
-    read. Raises FileNotFoundError where there is none.
+    metadata: the bytes of its `.metadata`, read where they are not given. tensors: what they are, whole. bytes: of
+    numbers that were read. Raises FileNotFoundError where there is none, and ValueError where it is damaged, would run
+    code, or names a file outside of the folder.
     """
 
-    def __init__(self, folder: Path, metadata: Metadata | None = None):
+    def __init__(self, folder: Path, metadata: bytes | None = None):
         self.folder, self.bytes = folder, 0
-        metadata = metadata or FileSystemReader(folder).read_metadata()
+        content = file_in(folder, METADATA).read_bytes() if metadata is None else metadata
         self.tensors: dict[str, Spec] = {}
         self.blocks: dict[str, list[Block]] = {}
         self._files: dict[str, np.memmap] = {}
-        self._begins: dict[Block, int] = {}
+        self._places: dict[Block, tuple[int, int, Shape]] = {}
+        try:
+            self._take(unpickle.metadata(content))
+        except (ValueError, AttributeError, TypeError, KeyError) as error:
+            told = error if isinstance(error, ValueError) else f"its {METADATA} is damaged: {error!r}"
+            raise ValueError(f"{folder} cannot be loaded: {told}") from None
+
+    def _take(self, metadata: Any) -> None:
+        """Tensors and blocks of a `.metadata`."""
         places: dict[tuple[str, Shape], Any] = {
-            (index.fqn, tuple(index.offset or ())): place for index, place in metadata.storage_data.items()
+            (index.fqn, tuple(getattr(index, "offset", None) or ())): place
+            for index, place in metadata.storage_data.items()
         }
+        paths = {place.relative_path for place in places.values()}
+        self._paths = {name: file_in(self.folder, name) for name in sorted(paths)}
         for name, known in metadata.state_dict_metadata.items():
-            if isinstance(known, TensorStorageMetadata):
-                self.tensors[name] = Spec(tuple(known.size), known.properties.dtype)
+            if hasattr(known, "chunks"):
+                dtype = known.properties.state[0]
+                if not isinstance(dtype, torch.dtype):
+                    raise TypeError(f"{name} has dtype {dtype}")
+                self.tensors[name] = Spec(tuple(known.size), dtype)
                 self.blocks[name] = [_block(chunk, places[name, tuple(chunk.offsets)]) for chunk in known.chunks]
 
     def load(self, wanted: Mapping[str, Held]) -> None:
@@ -117,6 +132,8 @@ class Stored:
                     yield piece, into[piece.within(begin)]
 
     def _fill(self, pieces: Sequence[tuple[Piece, torch.Tensor]]) -> None:
+        for piece, _ in pieces:  # before anything changes
+            self._numbers(piece.block, piece.dtype)
         for piece, into in pieces:
             into.copy_(self.read(piece).view(into.shape))
             self.bytes += piece.bytes
@@ -129,24 +146,51 @@ class Stored:
     def _numbers(self, block: Block, dtype: torch.dtype) -> np.ndarray:
         """A block where it lies, as bytes: its sizes, and the bytes of a number."""
         if block.file not in self._files:
-            self._files[block.file] = np.memmap(self.folder / block.file, np.uint8, "r")
-        mapped = self._files[block.file]
-        if block not in self._begins:
-            self._begins[block] = block.offset + _begin(mapped[block.offset : block.offset + block.count])
-        begin = self._begins[block]
-        return mapped[begin : begin + prod(block.sizes) * dtype.itemsize].reshape(*block.sizes, dtype.itemsize)
+            self._files[block.file] = np.memmap(self._paths[block.file], np.uint8, "r")
+        archive = self._files[block.file][block.offset : block.offset + block.count]
+        if block not in self._places:
+            try:
+                self._places[block] = _place(archive, block.sizes, dtype.itemsize)
+            except (ValueError, zipfile.BadZipFile) as error:
+                raise ValueError(f"{self.folder} cannot be loaded: in {block.file}, {error}") from None
+        begin, count, strides = self._places[block]
+        shape, steps = (*block.sizes, dtype.itemsize), (*(x * dtype.itemsize for x in strides), 1)
+        return np.lib.stride_tricks.as_strided(archive[begin : begin + count], shape, steps, writeable=False)
 
 
-def _block(chunk: ChunkStorageMetadata, place: Any) -> Block:
+def _block(chunk: Any, place: Any) -> Block:
+    numbers = (*chunk.offsets, *chunk.sizes, place.offset, place.length)
+    if not all(type(x) is int and x >= 0 for x in numbers) or getattr(place, "transform_descriptors", None):
+        raise TypeError("a block lies at no place, or its numbers are compressed")
     return Block(tuple(chunk.offsets), tuple(chunk.sizes), place.relative_path, place.offset, place.length)
 
 
-def _begin(archive: np.ndarray) -> int:
-    """Where the numbers begin in what `torch.save` wrote of one tensor."""
+def _place(archive: np.ndarray, sizes: Shape, itemsize: int) -> tuple[int, int, Shape]:
+    """Where the numbers begin in what `torch.save` wrote of one tensor, how many bytes they take, and their strides.
+
+    Raises ValueError where it is no tensor of these sizes.
+    """
     with zipfile.ZipFile(_Bytes(archive)) as members:
-        (numbers,) = (member for member in members.infolist() if member.filename.endswith("/data/0"))
-    header = archive[numbers.header_offset :][:LOCAL_HEADER].tobytes()
-    return numbers.header_offset + LOCAL_HEADER + sum(int.from_bytes(header[i : i + 2], "little") for i in (26, 28))
+        named = {member.filename.partition("/")[2]: member for member in members.infolist()}
+    if not {"data.pkl", "data/0"} <= named.keys():
+        raise ValueError("a stored tensor has no numbers")
+    offset, found, strides = unpickle.tensor_header(archive[_extent(archive, named["data.pkl"])].tobytes())
+    stored = _extent(archive, named["data/0"])
+    count = (1 + sum((n - 1) * x for n, x in zip(sizes, strides, strict=False))) * itemsize if prod(sizes) else 0
+    begin = stored.start + offset * itemsize
+    if found != sizes or begin + count > stored.stop:
+        raise ValueError(f"a stored tensor has other sizes than {sizes}")
+    return begin, count, strides
+
+
+def _extent(archive: np.ndarray, member: zipfile.ZipInfo) -> slice:
+    """Where a member lies. Its checksum is not looked at: that of the whole file is in the manifest."""
+    header = archive[member.header_offset :][:LOCAL_HEADER].tobytes()
+    begin = member.header_offset + LOCAL_HEADER + sum(int.from_bytes(header[i : i + 2], "little") for i in (26, 28))
+    end = begin + member.file_size
+    if member.compress_type != zipfile.ZIP_STORED or member.header_offset < 0 or end > len(archive):
+        raise ValueError("a stored tensor is compressed, or not all there")
+    return slice(begin, end)
 
 
 class _Bytes(io.RawIOBase):

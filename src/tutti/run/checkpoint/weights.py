@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from tutti.run.checkpoint.held import Held
@@ -62,6 +62,11 @@ def load_weights(folder: Path, wanted: Sequence[Wanted], aliases: Mapping[str, s
 
 
 def _files(folder: Path) -> list[Path]:
-    if (folder / INDEX).exists():
-        return sorted({folder / name for name in json.loads((folder / INDEX).read_text())["weight_map"].values()})
-    return [folder / NAME]
+    """Names may not lead out of the folder; symbolic links may, as in the cache of the Hugging Face hub: the format of
+    safetensors runs nothing."""
+    if not (folder / INDEX).exists():
+        return [folder / NAME]
+    names = set(json.loads((folder / INDEX).read_text())["weight_map"].values())
+    if outside := [name for name in names if PurePath(name).is_absolute() or ".." in PurePath(name).parts]:
+        raise ValueError(f"{folder / INDEX} names {outside[0]!r}, which leads out of the folder: refused")
+    return sorted(folder / name for name in names)

@@ -22,6 +22,7 @@ def show_levels(model: str | None = None, batch: int = 8, seq: int = 128, dtype:
     Args:
         model: Count also what a training step of this model becomes: a folder with a config.json of transformers, such
             a file, or package.module:function that returns (model, batch).
+            The module is imported and the function is run: name only code that you trust.
         batch: Sequences or images in the batch of a model of transformers.
         seq: Tokens of each sequence.
         dtype: Of the parameters of a model of transformers: bfloat16 (with float32 masters) or float32.

@@ -31,6 +31,7 @@ def patterns(
     Args:
         model: A folder with a config.json of transformers, such a file, or package.module:function that returns
             (model, batch).
+            The module is imported and the function is run: name only code that you trust.
         batch: Sequences or images in the batch of a model of transformers.
         seq: Tokens of each sequence.
         dtype: Of the parameters of a model of transformers: bfloat16 or float32.

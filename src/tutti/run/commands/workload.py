@@ -26,7 +26,7 @@ class Workload:
 
     model: str
     """A folder with a config.json of transformers, such a file, or package.module:function that returns
-    (model, batch)."""
+    (model, batch). The module is imported and the function is run: name only code that you trust."""
     batch: int = 8
     """Sequences in the global batch of a model of transformers."""
     seq: int = 1024

@@ -1,0 +1,139 @@
+"""Functions of torch that a capture calls otherwise, because their own code looks at values or at what the CPU can do.
+
+    with substituted(model):
+        ...  # trace the model
+
+`graph.simpler` replaces operators; this replaces functions, which decide before any operator is called:
+
+| function | what torch does | what is done instead |
+|---|---|---|
+| F.scaled_dot_product_attention | decomposes on a CPU where keys and values differ in width | pads the narrower |
+| F.ctc_loss | reads lengths that are tuples into a tensor's memory | makes tensors of them |
+| F.gaussian_nll_loss | raises where a variance is negative | computes: the loss is NaN there |
+| torch.cov, torch.corrcoef | check a count that is known from shapes, as a tensor | compute from shapes |
+| BatchNorm with momentum=None | takes the average's weight out of a tensor | keeps it one |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
+
+_attention = F.scaled_dot_product_attention
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> Tensor:
+    """One fused operator also where keys and values differ in width, as in multi-head latent attention (DeepSeek-V2).
+
+    Zeros behind the values make zeros in the result, which are cut off; zeros behind queries and keys change no score.
+    """
+    keys, values = key.shape[-1], value.shape[-1]
+    if query.device.type != "cpu" or keys == values:
+        return _attention(query, key, value, *args, **options)
+    if values < keys:
+        return _attention(query, key, F.pad(value, (0, keys - values)), *args, **options)[..., :values]
+    if len(args) < 4 and options.get("scale") is None:
+        options["scale"] = 1 / math.sqrt(keys)
+    query, key = (F.pad(x, (0, values - keys)) for x in (query, key))
+    return _attention(query, key, value, *args, **options)
+
+
+def ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, *args: Any, **options: Any):
+    """Lengths become constants of the step."""
+    of_inputs, of_targets = (
+        x if isinstance(x, Tensor) else torch.tensor(x, dtype=torch.int64, device=log_probs.device)
+        for x in (input_lengths, target_lengths)
+    )
+    return F.ctc_loss(log_probs, targets, of_inputs, of_targets, *args, **options)
+
+
+def gaussian_nll_loss(
+    input: Tensor, target: Tensor, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+) -> Tensor:
+    """torch's formula without its check."""
+    if not isinstance(var, Tensor):
+        var = torch.full_like(input, var)
+    elif var.shape != input.shape and input.shape[:-1] == var.shape:
+        var = var.unsqueeze(-1)
+    held = var + (var.detach().clamp(min=eps) - var.detach())  # clamped, with the gradient of what it was
+    loss = 0.5 * (torch.log(held) + (input - target) ** 2 / held)
+    loss = loss + 0.5 * math.log(2 * math.pi) if full else loss
+    loss = torch.where(var < 0, torch.nan, loss)
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(f"{reduction} is not a valid value for reduction")
+    return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
+
+
+_cov = torch.cov
+
+
+def cov(input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None):
+    if fweights is not None or aweights is not None:
+        return _cov(input, correction=correction, fweights=fweights, aweights=aweights)
+    x = input if input.ndim == 2 else input.reshape(1, -1)
+    x = x - x.mean(1, keepdim=True)
+    return (x @ x.mT.conj() / max(0, x.shape[1] - correction)).squeeze()
+
+
+def corrcoef(input: Tensor) -> Tensor:
+    c = cov(input)
+    if c.ndim == 0:
+        return c / c
+    deviation = c.diagonal().sqrt()
+    return (c / deviation.unsqueeze(1) / deviation).clamp(-1, 1)
+
+
+INSTEAD: dict[Any, Callable[..., Any]] = {
+    F.scaled_dot_product_attention: attention,
+    F.ctc_loss: ctc_loss,
+    F.gaussian_nll_loss: gaussian_nll_loss,
+    torch.cov: cov,
+    torch.corrcoef: corrcoef,
+}
+
+
+class _Substituted(TorchFunctionMode):
+    """An active mode of this kind also keeps nn.TransformerEncoder and nn.MultiheadAttention off their inference
+    kernels."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        chosen: Any = INSTEAD.get(func, func)
+        return chosen(*args, **(kwargs or {}))
+
+
+def _cumulative(norm: _BatchNorm, x: Tensor) -> Tensor:
+    """Batch norm in training whose running statistics are the mean of all batches."""
+    norm._check_input_dim(x)
+    assert norm.num_batches_tracked is not None and norm.running_mean is not None and norm.running_var is not None
+    norm.num_batches_tracked.add_(1)
+    share = 1 / norm.num_batches_tracked.to(norm.running_mean.dtype)
+    mean, var = torch.zeros_like(norm.running_mean), torch.zeros_like(norm.running_var)
+    y = F.batch_norm(x, mean, var, norm.weight, norm.bias, True, 1.0, norm.eps)
+    with torch.no_grad():
+        norm.running_mean.copy_((1 - share) * norm.running_mean + share * mean)
+        norm.running_var.copy_((1 - share) * norm.running_var + share * var)
+    return y
+
+
+@contextmanager
+def substituted(model: nn.Module) -> Iterator[None]:
+    """While this is entered, this thread calls the functions above, and modules of the model likewise."""
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.momentum is None and m.training
+             and m.running_mean is not None and "forward" not in vars(m)]  # fmt: skip
+    for norm in norms:
+        vars(norm)["forward"] = partial(_cumulative, norm)
+    try:
+        with _Substituted():
+            yield
+    finally:
+        for norm in norms:
+            del norm.forward

@@ -1,0 +1,112 @@
+"""Read the two pickles of a checkpoint without running them: `.metadata`, and the header of a stored tensor.
+
+A pickle names functions and calls them. Here each name it may use stands for a plain record, made anew for every
+file; any other name raises ValueError. No class of torch is instantiated, and nothing outside the result changes.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import PurePosixPath, PureWindowsPath
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+DCP = "torch.distributed.checkpoint"
+# What torch.distributed.checkpoint of torch 2.3 to 2.13 writes into `.metadata`, besides dtypes.
+RECORDS = [
+    (f"{DCP}.filesystem", "_StorageInfo"),
+    *((f"{DCP}.metadata", name) for name in ("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata",
+      "MetadataIndex", "StorageMeta", "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING")),
+]  # fmt: skip
+PATHS = {"PosixPath": PurePosixPath, "WindowsPath": PureWindowsPath}
+PATH_MODULES = ("pathlib", "pathlib._local")  # the latter of Python 3.13
+STORAGES = ("Storage", "_UntypedStorage", "UntypedStorage")
+
+
+def metadata(content: bytes) -> Any:
+    """The `.metadata` of a checkpoint, as records with the attributes that torch's classes have.
+
+    Raises ValueError for a pickle that names anything but `RECORDS`, torch.Size, dtypes and paths, or is damaged.
+    """
+    known: dict[tuple[str, str], Any] = {row: _record(row[1]) for row in RECORDS}
+    known |= {(module, name): kind for module in PATH_MODULES for name, kind in PATHS.items()}
+    known["torch.serialization", "_get_layout"] = lambda name: str(name)
+    known["torch", "Size"] = torch.Size
+    return _load(content, known, ".metadata")
+
+
+def tensor_header(content: bytes) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Offset, sizes and strides, in numbers, of the tensor whose `data.pkl` this is (`torch.save`).
+
+    Raises ValueError for anything but one dense tensor.
+    """
+
+    def rebuild(_storage: Any, offset: int, sizes: tuple, strides: tuple, *_: Any) -> SimpleNamespace:
+        return SimpleNamespace(offset=offset, sizes=sizes, strides=strides)
+
+    def parameter(data: Any, *_: Any) -> Any:
+        return data
+
+    known: dict[tuple[str, str], Any] = {
+        ("torch._utils", "_rebuild_tensor_v2"): rebuild,
+        ("torch._utils", "_rebuild_tensor_v3"): rebuild,  # of dtypes that have no storage class
+        ("torch._utils", "_rebuild_parameter"): parameter,
+        ("collections", "OrderedDict"): OrderedDict,
+        ("torch", "Size"): tuple,
+        ("torch.serialization", "_get_layout"): lambda name: str(name),
+    }
+    found = _load(content, known, "a stored tensor", storages=True)
+    numbers = (getattr(found, "sizes", None), getattr(found, "strides", None))
+    if not all(isinstance(row, tuple) and all(type(x) is int and x >= 0 for x in row) for row in numbers):
+        raise ValueError("a stored tensor is no dense tensor")
+    if type(found.offset) is not int or found.offset < 0 or len(found.sizes) != len(found.strides):
+        raise ValueError("a stored tensor is no dense tensor")
+    return found.offset, found.sizes, found.strides
+
+
+def _record(name: str) -> type:
+    """A class that runs nothing: state that is a dict becomes attributes, other state the attribute `state`.
+
+    Two are equal only where they are one: a key of a dict is hashed before its attributes are there.
+    """
+
+    def take(self: Any, state: Any) -> None:
+        self.__dict__.update(state if isinstance(state, dict) else {"state": state})
+
+    return type(name, (), {"__setstate__": take, "__new__": lambda kind, *args: object.__new__(kind),
+                           "__init__": lambda self, *args: None})  # fmt: skip
+
+
+def _load(content: bytes, known: Mapping[tuple[str, str], Any], what: str, storages: bool = False) -> Any:
+    class Reader(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            if (module, name) in known:
+                return known[module, name]
+            if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
+                return dtype
+            if storages and module in ("torch", "torch.storage") and name.endswith(STORAGES):
+                return name
+            raise _Refused(f"{what} is a pickle that names {module}.{name}, which no checkpoint needs: refused, "
+                           "because loading it would run that code")  # fmt: skip
+
+        def persistent_load(self, pid: Any) -> Any:
+            if not storages:
+                raise _Refused(f"{what} refers to objects outside of it: refused")
+            return pid
+
+    read: Callable[[], Any] = Reader(io.BytesIO(content)).load
+    try:
+        return read()
+    except _Refused:
+        raise
+    except Exception as error:  # whatever a damaged pickle makes of the records
+        raise ValueError(f"{what} is damaged: {type(error).__name__}: {error}") from None
+
+
+class _Refused(ValueError):
+    """A name that is not among those allowed."""

@@ -1,0 +1,46 @@
+"""Stores of a job listen on the address that their job named, and on no other interface.
+
+torch's TCPStore listens on every interface, whoever may connect can read and write it, and what ranks send each other
+through it is unpickled. `tutti run` on one machine needs loopback alone.
+"""
+
+from __future__ import annotations
+
+import socket
+from importlib import import_module
+from typing import Any
+
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+MAKERS = ("torch.distributed.rendezvous", "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend")
+
+
+def listen_where_named() -> None:
+    """From now on, stores that torch.distributed makes in this process listen on the address of their host name."""
+    for name in MAKERS:
+        vars(import_module(name))["TCPStore"] = _store
+
+
+def _store(host_name: str, port: int, *args: Any, is_master: bool = False, **kwargs: Any) -> TCPStore:
+    """A TCPStore. Where its address is not one of this machine, or is taken, torch does as it would have."""
+    if is_master and (listening := _listen(host_name, port)):
+        with_port = listening.getsockname()[1]
+        handle = listening.detach()  # the store closes it
+        return TCPStore(host_name, with_port, *args, is_master=True, master_listen_fd=handle, **kwargs)
+    return TCPStore(host_name, port, *args, is_master=is_master, **kwargs)
+
+
+def _listen(host: str, port: int) -> socket.socket | None:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(family, kind, protocol)
+    except OSError:
+        return None
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        made.listen(socket.SOMAXCONN)
+    except OSError:
+        made.close()
+        return None
+    return made
