@@ -24,8 +24,8 @@ def update(
         stochastic: update bfloat16 tensors in float32 and round them at random (`tutti.nn.rounding`), so that updates
             smaller than the spacing of bfloat16 take effect on average. Not with masters.
 
-    If `state` has a "master", it is updated in float32 and the parameter is its rounding. A complex parameter is updated
-    as the real tensor of its real and imaginary parts, as in torch.
+    If `state` has a "master", it is updated in float32 and the parameter is its rounding. A complex parameter is
+    updated as the real tensor of its real and imaginary parts, as in torch.
     """
     rule = rule_of(optimizer)
     check_options(optimizer, group)
