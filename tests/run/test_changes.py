@@ -329,3 +329,23 @@ def test_the_page_on_capture_runs():
     names: dict = {}
     exec(code, names)
     assert 0 <= names["step"].metrics["correct"] <= 8
+
+
+@pytest.mark.parametrize(
+    "plan", [("dp4", 4, 1), ("zero3", 4, 1), ("dp2xtp2", 4, 1), ("zero2", 2, 2), ("single", 1, 3), ("pp2", 2, 2)]
+)
+def test_a_last_smaller_batch_that_does_not_divide(plan):
+    name, devices, microbatches = plan
+    theirs, ours = edges.Net(), edges.Net()
+    optimizer, batch = edges.optimizer_for(theirs), edges.points()
+    step = tutti.parallelize(ours, edges.optimizer_for(ours), batch, cluster=f"cpu:{devices}", plan=name, level="O0",
+                             accumulate=microbatches)  # fmt: skip
+    for count in (edges.ROWS, 7, edges.ROWS, 5):
+        part = {key: x[:count] for key, x in batch.items()}
+        optimizer.zero_grad()
+        loss = theirs(**part)
+        loss.backward()
+        optimizer.step()
+        assert step(part).item() == pytest.approx(loss.item(), rel=1e-5)
+    for key, value in theirs.state_dict().items():
+        torch.testing.assert_close(step.state_dict()[key], value, rtol=1e-5, atol=1e-6)

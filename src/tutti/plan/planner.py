@@ -28,7 +28,7 @@ from tutti.plan.piped import Piped
 from tutti.plan.plan import Plan, renamed
 from tutti.plan.price import Pricer
 from tutti.plan.problem import problem_of
-from tutti.plan.roles import Free, Roles
+from tutti.plan.roles import Free, Roles, UndividedBatch
 from tutti.plan.schedule import NO_PIPE, Pipe
 from tutti.plan.slots import in_flight
 from tutti.plan.textbook import Textbook, parse_name, textbook_of
@@ -273,7 +273,11 @@ class Candidate:
 
 
 def replan(step: StepGraph, plan: Plan, cluster: Cluster) -> Plan:
-    """The plan for another graph of the same model (another batch shape, evaluation): inputs lie as they do."""
+    """The plan for another graph of the model (another batch shape, evaluation): stored tensors keep their layouts.
+
+    A batch that a textbook plan cannot split, such as a last, smaller one, is not split: the operators are planned for
+    the stored layouts instead.
+    """
     planner = Planner(step, cluster, accumulate=plan.accumulate)
     book = textbook_of(plan.name, plan.mesh)
     labels = {node.meta["label"] for node in step.inputs.values()}
@@ -283,5 +287,6 @@ def replan(step: StepGraph, plan: Plan, cluster: Cluster) -> Plan:
         if label.split(":")[0] not in ("batch", "common", "seed", "step", "count")
     }
     if book:
-        return planner.textbook(book, stored).plan(gathered=book.zero >= 2)
+        with suppress(UndividedBatch):
+            return planner.textbook(book, stored).plan(gathered=book.zero >= 2)
     return planner.held(plan.mesh, stored)

@@ -18,6 +18,11 @@ from tutti.plan.options import Given
 from tutti.plan.problem import Operator, Problem
 from tutti.plan.textbook import Textbook
 
+
+class UndividedBatch(ValueError):
+    """A batch does not divide over the devices that are to split it."""
+
+
 STATELESS = ("param", "buffer", "batch", "common", "lr", "step", "count", "seed", "constant", "grad")
 
 
@@ -73,7 +78,7 @@ class Roles(Free):
             first = [c for c in choices if c and c == Choice(o.rule.outputs[0][0][0])]
             if not first:
                 size, k, kind = o.outputs[0].shape[0], self.mesh[axis], {"dp": "data", "ep": "expert"}[axis]
-                raise ValueError(f"{o.label}: a batch of {size} does not divide over {k} {kind}-parallel devices")
+                raise UndividedBatch(f"{o.label}: a batch of {size} does not divide over {k} {kind}-parallel devices")
             return first
         if o.kind == "param":
             return _split(choices) if zero == 3 else [None]

@@ -95,8 +95,10 @@ class Executables:
             self.captured.clear()
         self.recipe.behind = behind
 
-    def key(self, what: str, batch: Batch) -> Key:
+    def key(self, what: str, batch: Batch, microbatches: int | None = None) -> Key:
         """Which captured graph a batch needs, at the present Python state of the model; it is captured if it is new.
+
+        microbatches: how many batches like this one are accumulated; by default as the plan says.
 
         Raises ValueError where one signature has needed too many graphs.
         """
@@ -116,11 +118,11 @@ class Executables:
         self.reasons.append(
             reason or (f"{state[0][0]} is {state[0][1]!r} now" if state else "a batch of another shape")
         )
-        key = self._capture(signature, evaluates, batch)
+        key = self._capture(signature, evaluates, batch, microbatches or self.plan.accumulate)
         known.append((key, self.plans[key][0].guards))
         return key
 
-    def _capture(self, signature: Signature, evaluates: bool, batch: Batch) -> Key:
+    def _capture(self, signature: Signature, evaluates: bool, batch: Batch, microbatches: int) -> Key:
         """Capture and plan a graph; the key of an equal one where there is one."""
         if evaluates:
             graph = self.recipe.evaluation(batch)
@@ -128,7 +130,7 @@ class Executables:
             graph = unroll(graph.keep(["loss", *graph.observed_names]), self.plan.slices)
             graph.guards = guards
         else:
-            graph = vary(self.recipe.training(batch, self.plan.accumulate), self.plan.variant)
+            graph = vary(self.recipe.training(batch, microbatches), self.plan.variant)
         graph.name_inputs_as(self.graph)
         alike = [key for key in self.plans if (key.signature, key.evaluates) == (signature, evaluates)]
         for key in alike:
@@ -150,6 +152,7 @@ class Executables:
         if (what, key) not in self.pipelines:
             with HERE.working("lowers the plan"), telling("lowering the plan"), uncollected():
                 graph, plan = self._planned(what, key)
+                plan = plan if what == "evaluate" else plan.replace(accumulate=microbatches)
                 level, hidden, inspector = self._how(what)
                 self.pipelines[what, key] = Pipeline(
                     graph, plan, microbatches, level, self.state, self.homes, self.carrier, hidden,

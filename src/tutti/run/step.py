@@ -17,7 +17,7 @@ from torch import nn
 from tutti import compat
 from tutti.cluster import Cluster, local
 from tutti.graph import optimizers
-from tutti.graph.batch import Batch, batch_items, inputs
+from tutti.graph.batch import Batch, batch_items, inputs, rows
 from tutti.graph.capture import Loss, device_of
 from tutti.graph.step_graph import Spec, StepGraph
 from tutti.lower.program import Collective, Program
@@ -218,7 +218,8 @@ class Step:
             if self.skips is not None:
                 skipped = pipeline.skipped()
         else:
-            outputs, graph = self._run("train", batch) if self.accumulate == 1 else self._accumulated(batch)
+            apart = self._microbatches(batch) > 1
+            outputs, graph = self._accumulated(batch) if apart else self._run("train", batch)
             self._state.keep(outputs)
             loss, skipped = outputs[0]["loss"], self.skips is not None and bool(outputs[0]["skipped"])
         if skipped:
@@ -273,6 +274,10 @@ class Step:
         fresh._made.begin_with(fresh._late())
         self.__dict__.update(fresh.__dict__)
 
+    def _microbatches(self, batch: Batch) -> int:
+        """Into how many a batch is parted: one that does not divide, such as a last, smaller batch, is not."""
+        return self.accumulate if rows(batch) % self.accumulate == 0 else 1
+
     def _skip(self, batch: Batch) -> None:
         """Count a step that was left out; NonFinite where there have been too many in a row."""
         if self._in_a_row == self.skips:
@@ -280,7 +285,7 @@ class Step:
             if self._plan.stages:
                 self._piped("inspect", batch)
             else:
-                for i, part in enumerate(microbatches(batch, self.accumulate)):
+                for i, part in enumerate(microbatches(batch, self._microbatches(batch))):
                     self._run("inspect", part, draw=i)
             again = f", after {self.skips} in a row that were skipped" if self.skips else ""
             raise NonFinite(f"the loss or a gradient of step {self.steps + 1} is not finite{again}: "
@@ -318,12 +323,12 @@ class Step:
         if self._plan.stages:
             return self._piped("gradients", batch).gradients()
         totals: dict[str, torch.Tensor] = {}
-        for i, part in enumerate(microbatches(batch, self.accumulate)):
+        for i, part in enumerate(microbatches(batch, self._microbatches(batch))):
             for name, g in self._run("gradients", part, draw=i)[0][0].items():
                 if name.startswith("grad:"):
                     key = name.removeprefix("grad:")
                     totals[key] = totals[key] + g if key in totals else g
-        return {name: (g / self.accumulate).cpu() for name, g in totals.items()}
+        return {name: (g / self._microbatches(batch)).cpu() for name, g in totals.items()}
 
     def compare_replicas(self) -> None:
         """Compare checksums of all that several ranks hold alike; RuntimeError on all of them, with the tensor and the
@@ -438,7 +443,7 @@ class Step:
     def _accumulated(self, batch: Batch) -> tuple[list[dict[str, torch.Tensor]], StepGraph]:
         """Gradients of all microbatches, then one update."""
         total: list[dict[str, torch.Tensor]] = [{} for _ in self.runtime.ranks]
-        for i, part in enumerate(microbatches(batch, self.accumulate)):
+        for i, part in enumerate(microbatches(batch, self._microbatches(batch))):
             self._add(total, self._run("accumulate", part, draw=i)[0])
         for sums in total:
             for value in sums.values():
@@ -466,9 +471,10 @@ class Step:
         if draw == 0 and what not in ("update", "evaluate"):
             self._observed = Observed(self._how)
         HERE.moves += 1
-        executable = self._made.executable(what, self._made.key(what, batch))
+        key = self._made.key(what, batch, 1 if what == "train" else self.accumulate)
+        executable = self._made.executable(what, key)
         mesh, given = self._plan.mesh, self._given(batch, draw, executable.graph) | executable.graph.constants
-        rows = []
+        given_to = []
         for i, (program, rank) in enumerate(zip(executable.programs, self.runtime.ranks, strict=True)):
             values = {**self._state.parts[i], **(more[i] if more else {})}
             row = []
@@ -477,7 +483,7 @@ class Step:
                     row.append(own_part(name, given[name], layout, mesh, rank, self.device))
                 else:
                     row.append(values[name])
-            rows.append(row)
+            given_to.append(row)
             if self.ledgers:
                 self.ledgers[i].hold([x for name, x in zip(program.inputs, row, strict=True) if name not in given])
                 self.ledgers[i].admit(executable.ready[i].peaks)
@@ -485,7 +491,7 @@ class Step:
         if recorder := self._recording(what):
             runs = [recorder.watch(what, executable.programs[0], executable.ready[0])]
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):  # its casts are captured
-            results = self.runtime.run(runs, rows)
+            results = self.runtime.run(runs, given_to)
         names = list(executable.programs[0].outputs)
         outputs = [dict(zip(names, values, strict=True)) for values in results]
         self._checks = executable.graph.checks
@@ -506,9 +512,9 @@ class Step:
     def _piped(self, what: str, batch: Batch) -> Pipeline:
         """Run a pipeline on all microbatches of a batch; it knows loss and gradients then."""
         check_like(batch, self._dtypes)
-        count = 1 if what == "evaluate" else self.accumulate
+        count = 1 if what == "evaluate" else self._microbatches(batch)
         parts = microbatches(batch, count)
-        keys = [self._made.key(what, part) for part in parts]
+        keys = [self._made.key(what, part, count) for part in parts]
         if len(set(keys)) > 1:
             raise ValueError(
                 "the microbatches of a batch lead to different computations, which a pipeline does not mix: "
