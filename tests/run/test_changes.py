@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -294,6 +295,15 @@ class Rolling(edges.Net):
         return torch.tanh(x) * (1 if random.random() < 0.5 else 2)
 
 
+class Drawing(edges.Net):
+    def __init__(self):
+        super().__init__()
+        self.generator = numpy.random.default_rng(3)
+
+    def between(self, x):
+        return torch.tanh(x) * float(self.generator.random())
+
+
 class Replacing(edges.Net):
     def between(self, x):
         self.down.weight.data = self.down.weight.data * 0.9
@@ -306,6 +316,7 @@ class Replacing(edges.Net):
         (Counting(), "depends on Python state that its forward changes: 'calls' was 0 before the call and 1 after"),
         (Remembering(), "depends on Python state that its forward changes: 'last' was None before"),
         (Rolling(), "draws numbers from random, and what it computes depends on them"),
+        (Drawing(), "draws numbers from generator, and what it computes depends on them"),
         (Replacing(), "puts another tensor in the place of parameter 'down.weight'"),
     ],
 )
@@ -349,3 +360,52 @@ def test_a_last_smaller_batch_that_does_not_divide(plan):
         assert step(part).item() == pytest.approx(loss.item(), rel=1e-5)
     for key, value in theirs.state_dict().items():
         torch.testing.assert_close(step.state_dict()[key], value, rtol=1e-5, atol=1e-6)
+
+
+def in_a_job(plan: str, microbatches: int) -> tuple[list[float], dict[str, torch.Tensor], str]:
+    """One rank of four: losses around a change, metrics, and what a failed check says."""
+    model, batch = Guarded(), edges.points()
+    step = tutti.parallelize(
+        model, adam(model), batch, loss=with_metrics, plan=plan, level="O0", accumulate=microbatches
+    )
+    losses = [step(batch).item(), step(batch).item()]
+    model.up.requires_grad_(False)
+    losses += [step(batch).item(), step({key: x[:8] for key, x in batch.items()}).item()]
+    model.up.requires_grad_(True)
+    losses += [step(batch).item(), step(batch).item()]
+    metrics = step.metrics
+    try:
+        step.evaluate({**batch, "x": batch["x"] / 0})
+    except CheckFailed as error:
+        return losses, metrics, str(error)
+    return losses, metrics, ""
+
+
+class Guarded(edges.Net):
+    def between(self, x):
+        if torch.isnan(x).any():
+            raise FloatingPointError("NaN")
+        return torch.tanh(x)
+
+
+def with_metrics(model, batch):
+    logits = model.down(model.between(model.up(batch["x"])))
+    return F.cross_entropy(logits, batch["y"]), {"logits": logits, "mean": logits.mean()}
+
+
+@pytest.mark.parametrize(("plan", "microbatches"), [("dp2xtp2", 1), ("zero3", 1), ("pp2xdp2", 2)])
+def test_processes_notice_changes_too(pool, plan, microbatches):
+    model, batch = Guarded(), edges.points()
+    optimizer, expected = adam(model), []
+    for i in range(6):
+        model.up.requires_grad_(i not in (2, 3))
+        part = {key: x[:8] for key, x in batch.items()} if i == 3 else batch
+        optimizer.zero_grad()
+        loss, metrics = with_metrics(model, part)
+        loss.backward()
+        optimizer.step()
+        expected.append(loss.item())
+    for losses, found, said in pool.run(in_a_job, plan, microbatches):
+        assert losses == pytest.approx(expected, rel=1e-5)
+        torch.testing.assert_close(found, {key: x.detach() for key, x in metrics.items()}, rtol=1e-5, atol=1e-6)
+        assert "FloatingPointError: NaN" in said

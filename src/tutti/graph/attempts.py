@@ -6,8 +6,6 @@ Python state, drew Python random numbers, or branched on values that depend on p
 
 from __future__ import annotations
 
-import random
-import sys
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
@@ -81,7 +79,7 @@ class Attempts:
                 self._compare_with_next_call(made, changes)
             if drawn := snapshot.random_was_drawn:
                 snapshot.restore()
-                self._compare_with_other_numbers(made, drawn)
+                self._compare_with_other_numbers(made, drawn, snapshot)
             for site in sites:
                 if site.is_compound and site not in self.whole:
                     raise Compound(site)
@@ -150,12 +148,10 @@ class Attempts:
                 "(register_buffer) and compute with tensors, or set it outside of forward"
             )
 
-    def _compare_with_other_numbers(self, made: Traced, drawn: Sequence[str]) -> None:
+    def _compare_with_other_numbers(self, made: Traced, drawn: Sequence[str], snapshot: Snapshot) -> None:
         """ValueError where other random numbers of Python give another graph."""
         for seed in (1, 2):
-            random.seed(seed)
-            if "numpy" in sys.modules:
-                sys.modules["numpy"].random.seed(seed)
+            snapshot.reseed(seed)
             try:
                 same = self._is_like(made)
             except (Refused, *compat.ValuesNeeded):

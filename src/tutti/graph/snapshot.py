@@ -33,6 +33,7 @@ class Snapshot:
 
     def __init__(self, roots: Iterable[Any]):
         self.saved: dict[int, tuple[str, Any, Any]] = {}  # by id: path, container, its content then
+        self.generators: dict[str, tuple[Any, Any]] = {}  # of random numbers, with their states, by path
         todo = [("", root, 0) for root in roots]
         seen: set[int] = set()
         while todo:
@@ -49,6 +50,9 @@ class Snapshot:
             return [(path, cell.cell_contents) for cell in thing.__closure__ or () if _filled(cell)]
         if isinstance(thing, MethodType):
             return [(path, thing.__self__), (path, thing.__func__)]
+        if isinstance(thing, random.Random) or type(thing).__module__ == "numpy.random._generator":
+            self.generators[path] = thing, _state_of(thing)
+            return []
         if isinstance(thing, tuple):
             return [(f"{path}[{i}]", x) for i, x in enumerate(thing)] if len(thing) <= LARGEST else []
         if isinstance(thing, CONTAINERS):
@@ -93,9 +97,21 @@ class Snapshot:
 
     @property
     def random_was_drawn(self) -> list[str]:
-        """The generators that have been used since: "random", "numpy.random"."""
+        """The generators that have been used since: "random", "numpy.random", and paths of attributes."""
         now = _random_states()
-        return [name for name, state in self.random.items() if repr(now.get(name)) != repr(state)]
+        drawn = [name for name, state in self.random.items() if repr(now.get(name)) != repr(state)]
+        return drawn + [path for path, (own, state) in self.generators.items() if repr(_state_of(own)) != repr(state)]
+
+    def reseed(self, seed: int) -> None:
+        """Let all generators draw other numbers than they would."""
+        random.seed(seed)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(seed)
+        for own, _ in self.generators.values():
+            if isinstance(own, random.Random):
+                own.seed(seed)
+            else:
+                own.bit_generator.state = type(own.bit_generator)(seed).state
 
     def restore(self) -> None:
         """Put everything back; containers keep their identity."""
@@ -109,9 +125,18 @@ class Snapshot:
             else:
                 thing.clear()
                 thing.update(before) if isinstance(thing, set) else thing.extend(before)
+        for own, before in self.generators.values():
+            if isinstance(own, random.Random):
+                own.setstate(before)
+            else:
+                own.bit_generator.state = before
         random.setstate(self.random["random"])
         if "numpy.random" in self.random:
             sys.modules["numpy"].random.set_state(self.random["numpy.random"])
+
+
+def _state_of(generator: Any) -> Any:
+    return generator.getstate() if isinstance(generator, random.Random) else generator.bit_generator.state
 
 
 def _random_states() -> dict[str, Any]:

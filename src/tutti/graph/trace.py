@@ -237,6 +237,12 @@ class _Tracer(compat.TorchDispatchMode):
         return self.named(view)
 
     def _constant(self, tensor: torch.Tensor) -> fx.Node:
+        if isinstance(tensor, compat.FakeTensor):
+            raise Refused(
+                f"the model reads a tensor of shape {tuple(tensor.shape)} that an earlier run of its forward pass has left "
+                "behind (in a global variable, or in the cache of a function); such a tensor has no values when the step "
+                "is captured: make it within forward, or before capture"
+            )
         name = f"_tensor_constant{len(self.constants)}"
         self.constants[name] = tensor
         node = self.graph.create_node("get_attr", name)
