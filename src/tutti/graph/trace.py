@@ -239,9 +239,8 @@ class _Tracer(compat.TorchDispatchMode):
     def _constant(self, tensor: torch.Tensor) -> fx.Node:
         if isinstance(tensor, compat.FakeTensor):
             raise Refused(
-                f"the model reads a tensor of shape {tuple(tensor.shape)} that an earlier run of its forward pass has left "
-                "behind (in a global variable, or in the cache of a function); such a tensor has no values when the step "
-                "is captured: make it within forward, or before capture"
+                f"the model reads a tensor of shape {tuple(tensor.shape)} that an earlier capture left behind (in a "
+                "global variable, or in the cache of a function) and that has no values: make it in forward, or before"
             )
         name = f"_tensor_constant{len(self.constants)}"
         self.constants[name] = tensor
