@@ -79,6 +79,7 @@ def after_steps(make: Callable[[], Case], steps: int = 3, microbatches: int = 1)
             one = part(batch, k * size, (k + 1) * size) if microbatches > 1 else batch
             if loss is not None:
                 value = loss(model, one)
+                value = value[0] if isinstance(value, tuple) else value
             else:
                 value = model(**one) if isinstance(one, dict) else model(*one)
                 value = value["loss"] if isinstance(value, dict) else getattr(value, "loss", value)
@@ -721,3 +722,106 @@ def batch_as_a_list_of_tensors():
         return model(b[0], b[1])
 
     return Net(), [numbers(ROWS, WIDTH), labels()], loss
+
+
+@case
+def branch_by_a_conditional_expression():
+    class M(Net):
+        def between(self, x):
+            scale = 2.0 * x.mean() if x.abs().max() > 1 and not torch.isnan(x).any() else x.std()
+            return torch.tanh(x) * scale
+
+    return M()
+
+
+@case
+def branches_in_several_layers():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x):
+            y = self.linear(x)
+            if y.mean() > 0:
+                y = y * 0.5
+                bias = y.mean(0)
+            else:
+                bias = torch.zeros(WIDTH)
+            return x + torch.tanh(y) + bias
+
+    class M(Net):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.Sequential(Block(), Block(), Block())
+
+        def between(self, x):
+            return self.blocks(x)
+
+    return M()
+
+
+@case
+def loss_that_returns_metrics():
+    def loss(model, b):
+        logits = model.down(torch.tanh(model.up(b["x"])))
+        value = F.cross_entropy(logits, b["y"])
+        return value, {"accuracy": (logits.argmax(1) == b["y"]).float().mean(), "logits": logits}
+
+    return Net(), points(), loss
+
+
+@case
+def entries_without_rows():
+    batch = {**points(), "scale": torch.tensor(0.5), "shift": numbers(WIDTH), "matrix": numbers(3, WIDTH, seed=9)}
+
+    class M(Net):
+        def forward(self, x, y, scale, shift, matrix):
+            return super().forward(x * scale + shift + matrix.mean(0), y)
+
+    return M(), batch
+
+
+@case
+def weights_read_while_gradients_are_off():
+    class M(Net):
+        def between(self, x):
+            with torch.no_grad():
+                norm = self.up.weight.norm() + sum(p.abs().sum() for p in self.parameters())
+            with torch.inference_mode():
+                size = self.down.weight.detach().norm()
+            return torch.tanh(x / norm) * size.clone()
+
+    return M()
+
+
+@case
+def inner_gradient_step():
+    class Maml(Net):
+        """A gradient step inside forward, through which the outer gradient goes (Finn et al. 2017)."""
+
+        def forward(self, x, y):
+            inner = F.cross_entropy(x @ self.up.weight.T @ self.down.weight.T, y)
+            (g,) = torch.autograd.grad(inner, self.up.weight, create_graph=True)
+            return F.cross_entropy(x @ (self.up.weight - 0.1 * g).T @ self.down.weight.T, y)
+
+    return Maml()
+
+
+@case
+def functional_call_of_a_submodule():
+    class M(Net):
+        def between(self, x):
+            halved = {name: p / 2 for name, p in self.up.named_parameters()}
+            return torch.tanh(torch.func.functional_call(self.up, halved, (x,)))
+
+    return M()
+
+
+@case
+def vmapped_module():
+    class M(Net):
+        def between(self, x):
+            return torch.vmap(lambda row: torch.tanh(row) * self.up.bias)(x)
+
+    return M()

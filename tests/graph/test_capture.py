@@ -186,7 +186,7 @@ class Branching(Classifier):
 
 
 def branch(model, x, y):
-    if x.sum() > 0:
+    if y.sum() > 9:
         return y.sum()
     return y.mean()
 
@@ -194,10 +194,10 @@ def branch(model, x, y):
 @pytest.mark.parametrize(
     ("how", "line"),
     [
-        (branch, "if x.sum() > 0:"),
-        (lambda m, x, y: y.mean() * x.mean().item(), "x.mean().item()"),
-        (lambda m, x, y: y[x[:, :3] > 0].sum(), "y[x[:, :3] > 0].sum()"),
-        (lambda m, x, y: y.mean() * sum(v for v in x[0].tolist()), "x[0].tolist()"),
+        (branch, "if y.sum() > 9:"),
+        (lambda m, x, y: y.mean() * y.mean().item(), "y.mean().item()"),
+        (lambda m, x, y: y[y > 0].sum(), "y[y > 0].sum()"),
+        (lambda m, x, y: y.mean() * sum(v for v in y[0].tolist()), "y[0].tolist()"),
     ],
 )
 def test_a_model_that_branches_on_values_is_told_where_and_what_to_do(how, line):

@@ -14,6 +14,10 @@ import tutti
 
 PLANS = {"dp2": 2, "tp2": 2, "zero3": 2, "pp2": 2, "random 0": 4, "random 1": 4}
 STEPS = 3
+REFUSED = {  # (case, plan): what is said
+    ("hook_after_accumulation", "pp2"): "reads sums over several microbatches",
+    ("rows_selected_by_labels", "pp2"): "microbatches of a batch lead to different computations",
+}
 
 
 def ours(name: str, plan: str) -> dict[str, torch.Tensor]:
@@ -36,6 +40,10 @@ def microbatches(kind: str) -> int:
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("name", edges.CASES)
 def test_three_steps_are_those_of_plain_pytorch(name, plan):
+    if (name, plan) in REFUSED:
+        with pytest.raises(ValueError, match=REFUSED[name, plan]):
+            ours(name, plan)
+        return
     expected = edges.after_steps(edges.CASES[name], STEPS, microbatches(plan))
     found = ours(name, plan)
     for key, value in expected.items():

@@ -298,7 +298,7 @@ def test_autocast_is_kept_for_shapes_that_come_later():
         step = make()
     assert any(n.meta["val"].dtype == torch.bfloat16 for n in step.graph.calls if isinstance(n.meta["val"], Spec))
     loss = step(zoo.tokens(length=8))
-    (graph, _), *_ = [v for k, v in step._made.plans.items() if k[0][1].shape[1] == 8]
+    (graph, _), *_ = [v for k, v in step._made.plans.items() if k.signature[0][1].shape[1] == 8]
     assert any(n.meta["val"].dtype == torch.bfloat16 for n in graph.calls if isinstance(n.meta["val"], Spec))
     assert loss.dtype == torch.float32
 

@@ -10,19 +10,21 @@ import random
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from tutti import compat
-from tutti.graph.decisions import Decisions, Site
+from tutti.graph.both_ways import BRANCH, CONDITION, BothWays, Unlike
+from tutti.graph.decisions import Decisions, Endless, Site
 from tutti.graph.snapshot import Snapshot
 from tutti.graph.step_graph import CHECK
-from tutti.graph.trace import Refused, Traced, trace
+from tutti.graph.trace import Refused, Traced, last_node, trace, written_since
 from tutti.graph.values import written_operands
 
+PASSED_ON = (Refused, Unlike, Endless, *compat.ValuesNeeded)  # errors that no other way of a branch mends
 MOST_SITES = 64  # branches that are looked into
 
 
@@ -44,6 +46,7 @@ class Attempts:
         self.function, self.args, self.known, self.roots, self.decisions = function, args, known, roots, decisions
         self.results: list[str] = []
         self.checks: dict[str, str] = {}
+        self.whole: list[Site] = []  # with `and` or `or` that cannot be rewritten, or is not theirs
 
     def traced(self) -> Traced:
         """The graph; the Python state of `roots` is as before, whatever happens.
@@ -52,6 +55,23 @@ class Attempts:
         other Python state that forward changes, on Python's random numbers, or on values that only a run knows.
         """
         snapshot = Snapshot(self.roots)
+        with BothWays(last_node, written_since) as both_ways:
+            while True:
+                try:
+                    return self._traced(snapshot)
+                except Compound as compound:
+                    if not both_ways.rewrite(compound.site, CONDITION):
+                        self.whole.append(compound.site)
+                except Branches as branches:
+                    if not both_ways.rewrite(branches.site, BRANCH):
+                        raise
+                except Unlike as error:
+                    assert both_ways.last is not None
+                    raise Branches(both_ways.last, error) from error
+                self.decisions.forget()
+                self.checks.clear()
+
+    def _traced(self, snapshot: Snapshot) -> Traced:
         try:
             made = self._first(snapshot)
             self._find_state(snapshot, made)
@@ -61,6 +81,9 @@ class Attempts:
                 snapshot.restore()
                 self._compare_with_other_numbers(made, drawn)
             results, sites = self.results, list(self.decisions.conditions)
+            for site in sites:
+                if site.is_compound and site not in self.whole:
+                    raise Compound(site)
             for number, site in enumerate(sites):
                 snapshot.restore()
                 if failure := self._other_way(made, site):
@@ -85,7 +108,7 @@ class Attempts:
         while True:
             try:
                 return self._run()
-            except (Refused, *compat.ValuesNeeded):
+            except PASSED_ON:
                 raise
             except Exception:
                 last = self.decisions.asked[-1] if self.decisions.asked else None
@@ -98,15 +121,16 @@ class Attempts:
         """Raise StateFound for tensors that are read and then replaced, or written into."""
         constants = {id(x) for x in made.constants.values()}
         written = {id(made.constants[str(x.target)]) for node in made.graph.nodes for x in _constants_written(node)}
-        paths = {path for path, (old, new) in snapshot.changes().items()
-                 if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor) and id(old) in constants}  # fmt: skip
+        changes = snapshot.changes().items()
+        replaced = [(path, old) for path, (old, new) in changes if isinstance(new, torch.Tensor)]
+        paths = {path for path, old in replaced if isinstance(old, torch.Tensor) and id(old) in constants}
         held = {id(x): path for path, x in snapshot.tensors()}
         paths |= {held[x] for x in written if x in held}
         if unknown := written - held.keys():
             shape = next(tuple(x.shape) for x in made.constants.values() if id(x) in unknown)
             raise ValueError(
-                f"forward writes into a tensor of shape {shape} that is no attribute of a module of the model; make it a "
-                "buffer (register_buffer), which is state of the step"
+                f"forward writes into a tensor of shape {shape} that is no attribute of a module of the model; make it "
+                "a buffer (register_buffer), which is state of the step"
             )
         if paths:
             raise StateFound(paths)
@@ -137,12 +161,13 @@ class Attempts:
                 same = False
             if not same:
                 raise ValueError(
-                    f"the model draws numbers from {drawn[0]}, and what it computes depends on them. A step is captured "
-                    "once: draw with torch.rand, or pass the numbers with the batch"
+                    f"the model draws numbers from {drawn[0]}, and what it computes depends on them. A step is "
+                    "captured once: draw with torch.rand, or pass the numbers with the batch"
                 )
 
     def _other_way(self, made: Traced, site: Site) -> str | None:
         """What the code raises where it goes the other way at a site; None where that makes no difference."""
+        known = set(self.decisions.conditions)
         self.decisions.taken[site] = not self.decisions.taken[site]
         try:
             with warnings.catch_warnings():
@@ -150,10 +175,15 @@ class Attempts:
                 other = self._run()
         except (Refused, *compat.ValuesNeeded):
             same = False
+        except (Unlike, Endless):
+            raise
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         else:
-            same = written_out(other, self._checks(self.results)) == written_out(made, self._checks(self.results))
+            new = any(site not in known for site in self.decisions.conditions)
+            same = not new and written_out(other, self._checks(self.results)) == written_out(
+                made, self._checks(self.results)
+            )
         finally:
             self.decisions.taken[site] = not self.decisions.taken[site]
         if not same:
@@ -172,19 +202,27 @@ class Attempts:
         return [results[i] for i in kept]
 
 
-class Branches(ValueError):
-    """A line at which the model computes one thing or another by values that depend on parameters."""
+class Compound(Exception):
+    """A condition with `and` or `or` decides before it is known as a whole."""
 
     def __init__(self, site: Site):
         self.site = site
+
+
+class Branches(ValueError):
+    """A line at which the model computes one thing or another by values that depend on parameters."""
+
+    def __init__(self, site: Site, why: Exception | None = None):
+        self.site = site
         super().__init__(
-            f"{site}: the model branches on the values of a tensor that depends on parameters, and both ways compute "
-            "something else. A step is captured once for all values: write torch.where(condition, a, b). On one device "
-            "tutti.jit(model) runs it as it is, and its report() lists all such places"
+            f"{site}: the model branches on the values of a tensor that depends on parameters, and the two ways "
+            f"compute different things{f' ({why})' if why else ''}. A step is captured once for all values: write "
+            "torch.where(condition, a, b). On one device tutti.jit(model) runs it as it is, and its report() lists all "
+            "such places"
         )
 
 
-def written_out(traced: Traced, without: set[int] = frozenset()) -> str:
+def written_out(traced: Traced, without: Collection[int] = ()) -> str:
     """A graph and its constants as text, the same for equal ones. without: positions of outputs that do not count."""
     (output,) = traced.graph.find_nodes(op="output")
     results = [x for i, x in enumerate(output.args[0]) if i not in without]

@@ -126,7 +126,7 @@ def _like(tree: Any, values: list[Any]) -> Any:
     keys = [key for key, _ in _items(tree)]
     if type(tree) is dict:
         return dict(zip(keys, values, strict=True))
-    made = copy.copy(tree)
+    made: Any = copy.copy(tree)
     for key, x in zip(keys, values, strict=True):
         if isinstance(tree, (Mapping, list)):
             made[key] = x

@@ -55,8 +55,8 @@ def build(
     output.args = (tuple(results.values()),)
     graph.eliminate_dead_code()
     _keep_old_state(graph, placeholders, results)
-    for name in [n for n in constants if not placeholders[n].users]:
-        del constants[name]
+    for name in [n for n, x in placeholders.items() if n.startswith(("constant:", "count:")) and not x.users]:
+        constants.pop(name, None)
         graph.erase_node(placeholders.pop(name))
     graph.lint()
     step = StepGraph(graph, placeholders, results, constants, device, matches)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import traceback
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,7 +32,7 @@ from tutti.graph.garbage import uncollected
 from tutti.graph.pattern_table import PATTERNS
 from tutti.graph.patterns import Pattern
 from tutti.graph.slots import Slots, check_memory_not_shared
-from tutti.graph.step_graph import BACKWARD, CHECK, FORWARD, GUARD, UPDATE, WRITTEN, StepGraph
+from tutti.graph.step_graph import BACKWARD, CHECK, FORWARD, GUARD, METRIC, UPDATE, WRITTEN, StepGraph
 from tutti.graph.trace import sign, stand_in, stood_in
 
 Loss = Callable[[nn.Module, Batch], torch.Tensor]
@@ -59,6 +59,8 @@ def capture(
     patterns: Sequence[Pattern] = PATTERNS,
     attributes: frozenset[str] = frozenset(),
     microbatches: int = 1,
+    behind: Mapping[str, int] | None = None,
+    metrics: Collection[str] = (),
 ) -> StepGraph:
     """Record loss, gradients and optimizer update of one training step as one functional ATen graph.
 
@@ -77,6 +79,9 @@ def capture(
     attributes: paths of plain tensor attributes that are state like buffers. Capture finds those that forward replaces.
     microbatches: how many batches like this one are accumulated for an update. The gradient is that of one; hooks on
         gradients see it divided by their number, as a loop that accumulates the mean does it.
+    behind: by how many updates parameters are behind the step number, by name; by default as in the optimizer's state.
+    metrics: entries of the model's output that become outputs `metric:name`. A loss that returns (loss, metrics) gives
+        all of them.
 
     An enclosing `torch.autocast` is recorded with the graph. The forward pass runs on fake tensors, and whatever it
     changes in the model's Python state is undone. Values that Python code takes from the batch are those of this batch
@@ -120,9 +125,10 @@ def capture(
                 }
             inputs |= {f"lr:{i}": torch.empty((), dtype=torch.float64) for i in range(len(optimizer.param_groups))}
         inputs |= {name: torch.empty(t.shape, dtype=t.dtype, device=device) for name, t in entries(batch).items()}
-        inputs |= {name: torch.empty((), dtype=torch.int64) for name in ("step", "seed")}
+        late = classes_of(behind if behind is not None else _behind(optimizer, params))
+        inputs |= {name: torch.empty((), dtype=torch.int64) for name in ("step", "seed", *late)}
         step = _Step(model, batch, loss, slots, trained, gradients, guarded, optimizer, state, clip_norm,
-                     stochastic_rounding, list(inputs), microbatches)  # fmt: skip
+                     stochastic_rounding, list(inputs), microbatches, late, metrics)  # fmt: skip
         known = {i: x for i, x in enumerate(_example(batch, list(inputs))) if x is not None}
         attempts = Attempts(step, tuple(inputs.values()), known, [model, loss], step.decisions)
         try:
@@ -131,7 +137,7 @@ def capture(
             again = attributes | found.paths
             return capture(model, batch, optimizer, loss, clip_norm=clip_norm, masters=masters, gradients=gradients,
                            stochastic_rounding=stochastic_rounding, guarded=guarded, patterns=patterns,
-                           attributes=again, microbatches=microbatches)  # fmt: skip
+                           attributes=again, microbatches=microbatches, behind=behind, metrics=metrics)  # fmt: skip
         except compat.ValuesNeeded as error:
             raise _branching(error) from error
         except RuntimeError as error:
@@ -154,7 +160,26 @@ def capture(
         )
     check_memory_not_shared(slots.named(), {name for name in made.outputs if name in made.inputs})
     made.guards, made.checks = guards, attempts.checks
+    made.counts = {name: names for name, names in late.items() if name in made.inputs}
     return made
+
+
+def classes_of(behind: Mapping[str, int]) -> dict[str, list[str]]:
+    """Inputs that count updates, with the parameters that are equally far behind the step number."""
+    classes: dict[int, list[str]] = {}
+    for name, number in sorted(behind.items()):
+        if number:
+            classes.setdefault(number, []).append(name)
+    return {f"count:{i}": names for i, names in enumerate(sorted(classes.values()))}
+
+
+def _behind(optimizer: torch.optim.Optimizer | None, params: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """By how many updates parameters are behind the one that has had most."""
+    if optimizer is None:
+        return {}
+    counts = optimizers.update_counts(optimizer)
+    most = max(counts.values(), default=0)
+    return {name: most - counts[p] for name, p in params.items() if p in counts}  # pyright: ignore
 
 
 def _example(batch: Batch, inputs: Sequence[str]) -> list[torch.Tensor | None]:
@@ -194,6 +219,8 @@ class _Step:
     stochastic_rounding: bool
     inputs: list[str]
     microbatches: int
+    late: dict[str, list[str]]
+    metrics: Collection[str]
     decisions: Decisions = field(default_factory=Decisions)
 
     def __call__(self, *tensors: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -209,12 +236,13 @@ class _Step:
         recorder = _Recorder(self.model)
         with self.slots.holding(params, buffers):  # until gradients are taken: checkpointed code runs once more there
             with recorder.forward():
-                value = self._value(batch)
+                value, metrics = self._value(batch)
             _check_scalar(value, self.batch, self.loss)
             after = self.slots.changed("buffer", buffers)
             self._check_places(params, storages)
             outputs = {"loss": value.detach()}
             outputs |= {f"buffer:{name}": x.detach() for name, x in after.items()}
+            outputs |= {f"{METRIC}:{name}": x.detach() for name, x in metrics.items()}
             outputs |= {f"{CHECK}:{i}": x for i, x in enumerate(self.decisions.differing())}
             if not self.gradients:
                 return outputs
@@ -252,13 +280,28 @@ class _Step:
                 if isinstance(held.get(kind), torch.Tensor):
                     stand_in(held[kind], inputs[f"{kind}:{name}"])
 
-    def _value(self, batch: Batch) -> Any:
+    def _value(self, batch: Batch) -> tuple[Any, dict[str, torch.Tensor]]:
+        """The loss, and the metrics that were asked for or that the loss returned beside it."""
         if self.loss is not None:
-            return self.loss(self.model, batch)
+            made = self.loss(self.model, batch)
+            if isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping):
+                return made[0], self._metrics(made[1], self.metrics or list(map(str, made[1])))
+            return made, self._metrics(made, self.metrics)
         output = self.model(**batch) if isinstance(batch, Mapping) else self.model(*batch)
-        if isinstance(output, Mapping):
-            return output.get("loss")
-        return getattr(output, "loss", output)
+        value = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
+        return value, self._metrics(output, self.metrics)
+
+    def _metrics(self, output: Any, names: Collection[str]) -> dict[str, torch.Tensor]:
+        found = {}
+        for name in names:
+            value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+            if not isinstance(value, torch.Tensor):
+                has = list(output) if isinstance(output, Mapping) else []
+                raise ValueError(
+                    f"metric {name!r} is a {type(value).__name__} in the output of the model; it has {has}"
+                )
+            found[name] = value
+        return found
 
     def _check_places(self, params: dict[str, torch.Tensor], storages: dict[str, int]) -> None:
         """ValueError where forward has put another tensor in the place of a parameter."""
@@ -266,8 +309,8 @@ class _Step:
             now, name = slot.held, slot.name
             if now is not params[name] or now.untyped_storage()._cdata != storages[name]:
                 raise ValueError(
-                    f"forward puts another tensor in the place of parameter {name!r} (an assignment to the attribute or "
-                    "to .data), which the optimizer would not see; write into it under torch.no_grad(), with copy_()"
+                    f"forward puts another tensor in the place of parameter {name!r} (an assignment to the attribute "
+                    "or to .data), which the optimizer would not see; write into it under torch.no_grad(), with copy_()"
                 )
 
     def _gradients(self, value: torch.Tensor, leaves: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -301,18 +344,17 @@ class _Step:
         leaf.grad = grad
         try:
             if self.microbatches > 1:
-                raise ValueError(
-                    "it sees sums of several microbatches' gradients, which no graph has; use register_hook"
-                )
+                raise ValueError("it reads sums over several microbatches, which no graph has; use register_hook")
             for hook in hooks:
                 hook(leaf)
             if leaf.grad is None or leaf._version != version:
                 raise ValueError("it updates the parameter or drops the gradient, which is left to the optimizer")
             return leaf.grad
         except Exception as error:
+            hook = getattr(hooks[0], "__qualname__", hooks[0])
             raise ValueError(
-                f"the hook {getattr(hooks[0], '__qualname__', hooks[0])} that register_post_accumulate_grad_hook put on parameter {name!r} cannot "
-                f"be a part of the step: {error}"
+                f"the hook {hook} on parameter {name!r} (register_post_accumulate_grad_hook) cannot be a part of the "
+                f"step: {error}"
             ) from error
         finally:
             leaf.grad = None
@@ -330,12 +372,13 @@ class _Step:
         sign(path="")
         outputs = {} if skip is None else {"skipped": skip}
         for i, group in enumerate(self.optimizer.param_groups):
-            for name in (names[param] for param in group["params"]):
+            for name in [names[param] for param in group["params"]]:
                 if name not in grads:
                     continue
                 sign(path=name.rpartition(".")[0])
                 old = {kind: inputs[f"{kind}:{name}"] for kind in self.state.get(name, {})}
-                numbers = inputs["step"], inputs[f"lr:{i}"], skip, scale, self.stochastic_rounding
+                count = next((key for key, names in self.late.items() if name in names), "step")
+                numbers = inputs[count], inputs[f"lr:{i}"], skip, scale, self.stochastic_rounding
                 new, new_state = optimizers.update(self.optimizer, group, params[name], grads[name], old, *numbers)
                 outputs[f"param:{name}"] = new
                 outputs |= {f"{kind}:{name}": value for kind, value in new_state.items()}

@@ -38,7 +38,7 @@ def make_reproducible(graph: fx.Graph, seed: fx.Node, step: fx.Node, device: tor
         if node.meta["phase"] == BACKWARD:
             raise ValueError(
                 f"{node.target} draws random numbers in the backward pass of {node.meta['path'] or 'the model'}: other "
-                "numbers than the forward pass draws. Draw them in forward, and compute again with torch.utils.checkpoint"
+                "numbers than the forward pass draws. Draw them in forward; torch.utils.checkpoint repeats them"
             )
 
         def replacement(seed, step, *args, formula=REPLACEMENTS[node.target], **kwargs):

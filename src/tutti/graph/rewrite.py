@@ -41,7 +41,8 @@ def rewrite(graph: fx.Graph, found: Joint, new: Joint, search: Search) -> bool:
         outputs = [(old, b) for old, b in pairs if old.meta["phase"] == phase]
         taken = [n for n in sorted(search.taken) if n.meta.get("phase") == phase]
         origin = {"path": _path(taken, outputs[0][0])}
-        origin |= {"checkpoint": n.meta["checkpoint"] for n in taken if "checkpoint" in n.meta}
+        if regions := [n.meta["checkpoint"] for n in taken if "checkpoint" in n.meta]:
+            origin["checkpoint"] = regions[0]
         with graph.inserting_before(at) if before else graph.inserting_after(at):
             for node in new.graph.nodes:
                 if node in needed and node.meta["phase"] == phase:

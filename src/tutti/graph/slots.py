@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
@@ -40,7 +41,7 @@ class Slots:
     """
 
     def __init__(self, model: nn.Module, attributes: Collection[str] = ()):
-        self.params: dict[str, torch.Tensor] = dict(model.named_parameters())
+        self.params: dict[str, nn.Parameter] = dict(model.named_parameters())
         self.buffers: dict[str, torch.Tensor] = dict(model.named_buffers())
         self.buffers |= {path: attribute(model, path) for path in attributes}
         names = {id(t): ("param", name) for name, t in self.params.items()}
@@ -113,13 +114,13 @@ def check_memory_not_shared(tensors: Mapping[str, torch.Tensor], written: set[st
     by_storage: dict[int, list[tuple[int, int, str]]] = {}
     for name, tensor in tensors.items():
         if tensor.numel() and tensor.layout is torch.strided:
-            begin = tensor.storage_offset() * tensor.element_size()
+            begin = int(tensor.storage_offset()) * tensor.element_size()
             extent = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
             storage = tensor.untyped_storage()._cdata
             by_storage.setdefault(storage, []).append((begin, begin + extent * tensor.element_size(), name))
     for spans in by_storage.values():
         spans.sort()
-        for (_, end, a), (begin, _, b) in zip(spans, spans[1:], strict=False):
+        for (_, end, a), (begin, _, b) in pairwise(spans):
             if begin < end and (a in written or b in written):
                 raise ValueError(
                     f"{a} and {b} are different tensors that share memory, and a step writes into one of them; tie "

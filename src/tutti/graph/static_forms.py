@@ -1,4 +1,4 @@
-"""Operators whose results have shapes that depend on values, or that only a CPU kernel knows, in a form without that."""
+"""Other forms of operators whose results have shapes that depend on values, or that no fake tensor can have."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _minlength(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> 
 
 
 def _bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    """Of `minlength` numbers: a value that is not below it is an IndexError where torch would make the result longer."""
+    """`minlength` counts; a value that is not below it is an IndexError, where torch would make the result longer."""
     ones = torch.ones_like(x) if weights is None else weights
     ones = ones.to(torch.float64) if ones.is_floating_point() and ones.dtype is not torch.float32 else ones
     return torch.zeros(minlength, dtype=ones.dtype, device=x.device).index_add(0, x.long(), ones)

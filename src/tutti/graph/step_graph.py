@@ -10,10 +10,12 @@ Inputs and outputs have names of the form `kind:name`:
 | `common` | entries of the batch that all its rows share | |
 | `lr` | learning rate of a parameter group, 0-d float64 | |
 | `step`, `seed` | number of this update (1 for the first) and random seed, 0-d int64 | |
+| `count` | number of this update for the parameters in `StepGraph.counts`, which had fewer before, 0-d int64 | |
 | `constant` | small tensors that the model makes out of Python numbers | |
 | `loss`, `grad` | | the loss, 0-d; the gradient of a parameter |
 | `skipped` | | 1 where the update was left out, of a step that is guarded, 0-d |
 | `written` | | a parameter that the forward pass writes into, after that and before its update |
+| `metric` | | what the model or the loss gives besides the loss, by name |
 | `check` | | above 0 where a check of values in the model's Python code fails, 0-d float32 |
 
 Every node carries in `meta`: `val` (a `Spec`, or a tuple of them), `path` (of the module that made it), `phase`
@@ -39,9 +41,9 @@ from tutti.graph.values import Guards
 Call = Any  # an fx.Node whose arguments are looked into: fx types them too loosely to be of use
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
-WRITTEN, CHECK = "written", "check"  # kinds of outputs
+WRITTEN, CHECK, METRIC = "written", "check", "metric"  # kinds of outputs
 GUARD = "finite"  # the path of what only looks whether values are finite
-NUMBERS = ("lr", "step", "seed")  # kinds of inputs that are single numbers
+NUMBERS = ("lr", "step", "count", "seed")  # kinds of inputs that are single numbers
 GIVEN = ("batch", "common", "constant", *NUMBERS)  # kinds of inputs that each call is given anew
 
 
@@ -82,6 +84,7 @@ class StepGraph:
     matches: Counter[str] = field(default_factory=Counter)  # of each pattern of `graph.pattern_table`, at capture
     guards: Guards = field(default_factory=Guards)  # values of the batch for which alone this is the graph, at capture
     checks: dict[str, str] = field(default_factory=dict)  # what failed, by output, at capture
+    counts: dict[str, list[str]] = field(default_factory=dict)  # parameters by the input that counts their updates
 
     @property
     def nodes(self) -> list[fx.Node]:
@@ -132,7 +135,7 @@ class StepGraph:
         copy.output(tuple(outputs.values()))
         copy.eliminate_dead_code()
         inputs = {name: mapping[node] for name, node in self.inputs.items()}
-        return StepGraph(copy, inputs, outputs, self.constants, self.device, checks=self.checks)
+        return StepGraph(copy, inputs, outputs, self.constants, self.device, checks=self.checks, counts=self.counts)
 
     def gradient_label(self, name: str) -> str:
         """The label of a parameter's gradient, as an input of the update."""
@@ -150,8 +153,15 @@ class StepGraph:
         return [name for name in self.outputs if name.startswith("grad:")]
 
     @property
-    def check_names(self) -> list[str]:
-        return [name for name in self.outputs if name.startswith(f"{CHECK}:")]
+    def observed_names(self) -> list[str]:
+        """Metrics and checks."""
+        return [name for name in self.outputs if name.startswith((f"{CHECK}:", f"{METRIC}:"))]
+
+    @property
+    def updated(self) -> list[str]:
+        """Parameters that the optimizer updates."""
+        params = ((n.removeprefix("param:"), x) for n, x in self.outputs.items() if n.startswith("param:"))
+        return [name for name, x in params if x.meta["phase"] == UPDATE]
 
     def without_gradients(self) -> StepGraph:
         """A step whose gradients are no outputs, nor parameters between the forward pass and their update."""

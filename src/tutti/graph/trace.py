@@ -23,7 +23,7 @@ from tutti import compat
 from tutti.graph.decisions import Decisions, site_of_caller
 from tutti.graph.static_forms import same_view, static_form
 from tutti.graph.step_graph import Spec
-from tutti.graph.values import Values
+from tutti.graph.values import Values, written_operands
 
 aten = torch.ops.aten
 
@@ -87,6 +87,22 @@ def stood_in() -> list[torch.Tensor]:
     """The real tensors that have been read, of those given to `stand_in`."""
     assert _active, "called outside of trace()"
     return _active[-1].stood_in
+
+
+def last_node() -> fx.Node:
+    """The node that the enclosing `trace` has made last."""
+    assert _active, "called outside of trace()"
+    return next(iter(reversed(_active[-1].graph.nodes)))
+
+
+def written_since(node: fx.Node) -> bool:
+    """Whether what was made up to that node has been written into since."""
+    later: set[fx.Node] = set()
+    while (node := node.next).op != "root":
+        if any(x not in later for x in written_operands(node)):
+            return True
+        later.add(node)
+    return False
 
 
 def is_tracing() -> bool:
@@ -210,11 +226,11 @@ class _Tracer(compat.TorchDispatchMode):
             return self._constant(tensor)
         if tensor.dtype != owner.dtype or not owner.is_contiguous():
             raise Refused(
-                f"the model reads a tensor of shape {tuple(tensor.shape)} that shares memory with one of its parameters "
-                "or buffers but views it as another dtype, or views one that is not contiguous; make the view in forward"
+                f"the model reads a tensor of shape {tuple(tensor.shape)} made before as a view of a parameter "
+                "or buffer, as another dtype or of one that is not contiguous; make the view in forward"
             )
         with self, torch.no_grad():
-            offset = tensor.storage_offset() - owner.storage_offset()
+            offset = int(tensor.storage_offset() - owner.storage_offset())
             view = same_view(self.stand_ins[id(owner)].detach(), tensor.shape, tensor.stride(), offset)
         self.views.append(view)
         return self.named(view)

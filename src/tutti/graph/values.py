@@ -1,6 +1,6 @@
 """Values that a model's Python code asks for while it is captured, and that follow from the batch alone.
 
-`if attention_mask.all()`, `grid.tolist()`, `labels.max() >= n` and `x[mask]` need values, which fake tensors do not have.
+`if attention_mask.all()`, `grid.tolist()`, `labels.max() >= n` and `x[mask]` need values, which fake tensors lack.
 Where they depend on nothing but the batch and constants, capture computes them from the example batch. The captured
 graph then holds for batches that give the same values. `Guards` recomputes them for another batch.
 """
@@ -50,7 +50,7 @@ class Values:
         self.asked: list[Asked] = []
 
     def ask(self, target: Any, args: tuple, kwargs: dict, line: str) -> Any:
-        """The result of an operator on nodes; None where it depends on more than the batch. It is noted as asked for."""
+        """The result of an operator on nodes, noted as asked for; None where it depends on more than the batch."""
         self._advance()
         if any(node not in self.real for node in _nodes(args, kwargs)):
             return None
@@ -168,7 +168,7 @@ def _same(a: Any, b: Any) -> bool:
         return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, (tuple, list)):
         return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
-    return type(a) is type(b) and (a == b or (a != a and b != b))
+    return type(a) is type(b) and bool(a == b or (a != a and b != b))
 
 
 def _shown(value: Any) -> str:

@@ -43,10 +43,11 @@ class Watch:
     def _tables(self, path: str, module: nn.Module, seen: set[int]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield path, module.__dict__
         for key, x in module.__dict__.items():
-            plain = isinstance(x, OPAQUE) or isinstance(x, (nn.Module, list, dict, set, tuple)) or is_of_the_system(x)
-            if not plain and id(x) not in seen and isinstance(getattr(x, "__dict__", None), dict):
+            plain = isinstance(x, (*OPAQUE, nn.Module, list, dict, set, tuple)) or is_of_the_system(x)
+            held: Any = getattr(x, "__dict__", None)
+            if not plain and id(x) not in seen and isinstance(held, dict):
                 seen.add(id(x))
-                yield _join(path, key), x.__dict__
+                yield _join(path, key), held
 
     def _watch(self, held: dict[str, Any], key: str, value: Any, path: str, attributes: frozenset[str]) -> None:
         if isinstance(value, PLAIN) or (isinstance(value, tuple) and all(isinstance(x, PLAIN) for x in value)):

@@ -15,5 +15,5 @@ def vary(step: StepGraph, variant: Variant) -> StepGraph:
     """
     made = copy(unroll(step, variant.slices), variant.copies)
     made = recompute(made, (*variant.again, *checkpointed(made)))
-    made.guards, made.checks = step.guards, step.checks
+    made.guards, made.checks, made.counts = step.guards, step.checks, step.counts
     return made

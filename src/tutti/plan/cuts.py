@@ -68,7 +68,7 @@ class Layers:
         paths, here = list(self.members), self._forward(reads)
         for node in step.calls:
             path, phase = layer_of(node.meta["path"]), node.meta["phase"]
-            path = paths[here[node]] if node in here else path
+            path = paths[here[node]] if node in here and paths else path
             if path in self.members:
                 kind = {FORWARD: "forward", UPDATE: "update", BACKWARD: "rest" if node in of_one else "backward"}[phase]
                 self.members[path][kind, node.meta["label"]] += 1

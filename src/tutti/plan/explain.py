@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MOST = 8  # parts of a stage that are named
 LARGEST = 5  # kinds of memory that are told of by name
-NOT_STATE = ("param", "buffer", "batch", "common", "grad", "lr", "step", "seed", "constant")
+NOT_STATE = ("param", "buffer", "batch", "common", "grad", "lr", "step", "count", "seed", "constant")
 
 
 def explain(plan: Plan) -> str:

@@ -280,7 +280,7 @@ def replan(step: StepGraph, plan: Plan, cluster: Cluster) -> Plan:
     stored = {
         label: plan.input_layout(label)
         for label in labels
-        if label.split(":")[0] not in ("batch", "common", "seed", "step")
+        if label.split(":")[0] not in ("batch", "common", "seed", "step", "count")
     }
     if book:
         return planner.textbook(book, stored).plan(gathered=book.zero >= 2)

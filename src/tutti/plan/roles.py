@@ -18,7 +18,7 @@ from tutti.plan.options import Given
 from tutti.plan.problem import Operator, Problem
 from tutti.plan.textbook import Textbook
 
-STATELESS = ("param", "buffer", "batch", "common", "lr", "step", "seed", "constant", "grad")
+STATELESS = ("param", "buffer", "batch", "common", "lr", "step", "count", "seed", "constant", "grad")
 
 
 class Free:
@@ -127,7 +127,7 @@ class Roles(Free):
 
     def _tensor(self, o: Operator, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
         if o.is_input:
-            if o.kind in ("batch", "common", "lr", "step", "seed", "constant", "buffer"):
+            if o.kind in ("batch", "common", "lr", "step", "count", "seed", "constant", "buffer"):
                 return [None]
             return _split(choices) if o.kind == "param" and len(o.outputs[0].shape) > 1 else choices
         if o.label in self.problem.weight_operand and o.phase != UPDATE:

@@ -40,12 +40,11 @@ def batch_size(batch: Batch) -> int:
 def check_like(batch: Batch, dtypes: Mapping[str, torch.dtype]) -> None:
     """ValueError where a batch has not the tensors and dtypes that the step was made with."""
     given = dict(batch_items(batch))
-    others = dict(statics(batch))
     if missing := [key for key in dtypes if key not in given]:
         name = missing[0]
-        if name in others:
+        if isinstance(batch, Mapping) and name in batch:
             raise ValueError(
-                f"batch entry {name!r} is a {type(others[name]).__name__}; it was a tensor when the step was made"
+                f"batch entry {name!r} is a {type(batch[name]).__name__}; it was a tensor when the step was made"
             )
         raise ValueError(f"the batch lacks {name!r}; it had {list(dtypes)} when the step was made")
     if unknown := [key for key in given if key not in dtypes]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from tutti.cluster import Cluster
 from tutti.graph.batch import Batch, batch_items
+from tutti.graph.capture import classes_of
 from tutti.graph.garbage import uncollected
 from tutti.graph.step_graph import StepGraph
 from tutti.graph.values import Guards
@@ -33,7 +34,6 @@ from tutti.run.recipe import Recipe
 from tutti.run.runtime import Distributed, Virtual, from_rank_0
 from tutti.run.state import State
 from tutti.run.telling import telling
-
 
 MOST = 16  # graphs for one signature and Python state
 
@@ -60,8 +60,8 @@ class Executables:
     """Made when they are first needed, each by what is asked ("train"; "accumulate" and "update"; "gradients",
     "evaluate", "inspect") and a key (`key`); all ranks of a job make them at once.
 
-    homes: the stages of a pipeline that keep the inputs. plans: the graph and the plan of a step by key; other graphs of
-    the model are planned after the first of them.
+    homes: the stages of a pipeline that keep the inputs. plans: the graph and the plan of a step by key; other graphs
+    of the model are planned after the first of them.
     """
 
     recipe: Recipe
@@ -81,8 +81,19 @@ class Executables:
 
     def __post_init__(self):
         self.first, (self.graph, self.plan) = next(iter(self.plans.items()))
-        self.captured[self.first.signature, False, self.recipe.watch.state()] = [(self.first, self.graph.guards)]
         self.hidden = self.cluster if self.cluster.device.computes_on else None  # where communication is
+        state = self._state_of_model(self.graph.counts)
+        self.captured[self.first.signature, False, state] = [(self.first, self.graph.guards)]
+
+    def _state_of_model(self, counts: Mapping[str, list[str]]) -> tuple[tuple[str, Any], ...]:
+        """What a captured graph depends on besides the batch. counts: parameters that count their own updates."""
+        return *self.recipe.watch.state(), *(("the number of updates", tuple(names)) for names in counts.values())
+
+    def begin_with(self, behind: dict[str, int]) -> None:
+        """Before the first step: parameters that are behind by some updates. The first graph may not know that."""
+        if classes_of(behind) != self.graph.counts:
+            self.captured.clear()
+        self.recipe.behind = behind
 
     def key(self, what: str, batch: Batch) -> Key:
         """Which captured graph a batch needs, at the present Python state of the model; it is captured if it is new.
@@ -90,7 +101,7 @@ class Executables:
         Raises ValueError where one signature has needed too many graphs.
         """
         evaluates = what == "evaluate"
-        signature, state = signature_of(batch), self.recipe.watch.state()
+        signature, state = signature_of(batch), self._state_of_model(classes_of(self.recipe.behind or {}))
         known = self.captured.setdefault((signature, evaluates, state), [])
         tensors, reason = dict(batch_items(batch)), None
         for key, guards in known:
@@ -98,9 +109,9 @@ class Executables:
                 return key
         if len(known) == MOST:
             raise ValueError(
-                f"the step has been captured {MOST} times for batches of one shape, since the model's Python code looks "
-                f"at values that differ: {reason}. Compute with tensors there (torch.where, masks), or let batches share "
-                "these values"
+                f"the step has been captured {MOST} times for batches of one shape, because the model's Python code "
+                f"reads values that differ between them: {reason}. Compute with tensors there (torch.where, masks), or "
+                "give batches that share these values"
             )
         self.reasons.append(
             reason or (f"{state[0][0]} is {state[0][1]!r} now" if state else "a batch of another shape")
@@ -114,7 +125,7 @@ class Executables:
         if evaluates:
             graph = self.recipe.evaluation(batch)
             guards = graph.guards
-            graph = unroll(graph.keep(["loss", *graph.check_names]), self.plan.slices)
+            graph = unroll(graph.keep(["loss", *graph.observed_names]), self.plan.slices)
             graph.guards = guards
         else:
             graph = vary(self.recipe.training(batch, self.plan.accumulate), self.plan.variant)
@@ -209,6 +220,6 @@ def _part(graph: StepGraph, what: str, piped: bool) -> StepGraph:
     if what == "gradients":
         return graph.keep(graph.gradient_names)
     if what == "inspect":
-        return graph.keep(["loss", *graph.gradient_names, *graph.check_names])
+        return graph.keep(["loss", *graph.gradient_names, *graph.observed_names])
     before, after = graph.at_gradients()
     return before if what == "accumulate" else after

@@ -27,7 +27,7 @@ from tutti.run.simulated.replay import Event, Replay, Storage
 
 INPUTS = {"param": "parameters", "buffer": "buffers", "batch": "batch", "grad": "accumulated gradients",
           "value": "activations"}  # fmt: skip
-NUMBERS = ("lr", "step", "seed", "constant")
+NUMBERS = ("lr", "step", "count", "seed", "constant")
 BLOCK = 512  # bytes that blocks of CUDA's caching allocator are multiples of: c10/cuda/CUDACachingAllocator.cpp
 
 

@@ -32,6 +32,7 @@ from tutti.run.levels import prepare
 from tutti.run.memory import CPU, Platform
 from tutti.run.monitoring.recorder import Recorder
 from tutti.run.nonfinite import Inspector
+from tutti.run.observed import Observed, is_observed
 from tutti.run.position import HERE, Meeting
 from tutti.run.runtime import Distributed, Virtual, own_part, raw
 from tutti.run.state import State
@@ -122,6 +123,16 @@ class Pipeline:
         total = self.held[home].loss if home in self.held else torch.zeros((), device=step.device)
         return self.mail.shared((total / self.count).to(step.outputs["loss"].meta["val"].dtype), home * self.width)
 
+    def observed(self, observed: Observed) -> Observed:
+        """Give the metrics and checks of the last run to an Observed, everywhere."""
+        for name in self.cut.step.observed_names:
+            home, spec = self.device(self.cut.makers[name]), self.cut.step.outputs[name].meta["val"]
+            for i in range(self.count):
+                empty = torch.empty(spec.shape, dtype=spec.dtype, device=self.cut.step.device)
+                known = self.held[home].observed[name][i] if home in self.held else empty
+                observed.keep(name, self.mail.shared(known, home * self.width))
+        return observed
+
     def skipped(self) -> bool:
         """Whether the last run, of a step that is guarded, has left out the update."""
         home = self.device(self.cut.makers["skipped"])
@@ -168,13 +179,14 @@ class _Device:
         self.todo: deque[Action] = deque()
         self.values: dict[Message, Row] = {}
         self.sums: dict[str, Row] = {}
+        self.observed: dict[str, list[torch.Tensor]] = {}  # metrics and checks, of each microbatch
         self.loss = self.skipped = torch.zeros(())
         self.divided = False
 
     def begin(self) -> None:
         self.todo.extend(self.pipeline.actions[self.number])
         self.loss = torch.zeros((), device=self.pipeline.cut.step.device)
-        self.values, self.sums, self.divided = {}, {}, False
+        self.values, self.sums, self.divided, self.observed = {}, {}, False, {}
 
     def act(self, given: Given) -> bool:
         """Take the next action, if what it needs is there."""
@@ -242,6 +254,8 @@ class _Device:
             self.loss = self.loss + row[0]
         elif name == "skipped":
             self.skipped = row[0]
+        elif is_observed(name):
+            self.observed.setdefault(name, []).append(row[0])
         elif name.startswith("grad:"):
             known = self.sums.get(name)
             if known is None:  # a copy: two gradients may be one tensor, or a broadcast one

@@ -20,8 +20,8 @@ from tutti.graph.watch import Watch
 class Recipe:
     """The arguments of `capture`. autocast: those of the `torch.autocast` under which it is done.
 
-    attributes: paths of plain tensor attributes of the model that are state, as the first capture has found them. watch:
-    the model's Python state at that moment.
+    attributes: paths of plain tensor attributes of the model that are state, as the first capture found them.
+    watch: the model's Python state at that moment.
     """
 
     model: nn.Module
@@ -32,7 +32,9 @@ class Recipe:
     stochastic_rounding: bool
     guarded: bool
     autocast: dict[str, Any]
+    metrics: tuple[str, ...] = ()
     attributes: frozenset[str] = frozenset()
+    behind: dict[str, int] | None = None  # by how many updates parameters are behind; None: as the optimizer says
 
     def __post_init__(self):
         self.watch = Watch(self.model)
@@ -42,7 +44,8 @@ class Recipe:
         with _modes_kept(self.model), torch.autocast(**self.autocast):
             made = capture(self.model, batch, self.optimizer, self.loss, clip_norm=self.clip_norm, masters=self.masters,
                            stochastic_rounding=self.stochastic_rounding, guarded=self.guarded,
-                           attributes=self.attributes, microbatches=microbatches)  # fmt: skip
+                           attributes=self.attributes, microbatches=microbatches, behind=self.behind,
+                           metrics=self.metrics)  # fmt: skip
         if found := set(made.names("buffer")) - dict(self.model.named_buffers()).keys() - self.attributes:
             self.attributes |= found
             self.watch = Watch(self.model, self.attributes)
@@ -52,7 +55,8 @@ class Recipe:
         """The loss in evaluation mode."""
         with _modes_kept(self.model), torch.autocast(**self.autocast):
             self.model.eval()
-            return capture(self.model, batch, loss=self.loss, gradients=False, attributes=self.attributes)
+            return capture(self.model, batch, loss=self.loss, gradients=False, attributes=self.attributes,
+                           metrics=self.metrics)  # fmt: skip
 
 
 @contextmanager

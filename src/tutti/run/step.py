@@ -19,6 +19,7 @@ from tutti.cluster import Cluster, local
 from tutti.graph import optimizers
 from tutti.graph.batch import Batch, batch_items, inputs
 from tutti.graph.capture import Loss, device_of
+from tutti.graph.step_graph import Spec, StepGraph
 from tutti.lower.program import Collective, Program
 from tutti.lower.vary import vary
 from tutti.plan.layout import Mesh, devices
@@ -42,6 +43,7 @@ from tutti.run.levels import check_level
 from tutti.run.monitoring.predicted import SIMULATED, predicted
 from tutti.run.monitoring.recorder import Recorder
 from tutti.run.nonfinite import Inspector, NonFinite
+from tutti.run.observed import Observed, how_to_combine
 from tutti.run.pipeline import Pipeline, pipeline_of
 from tutti.run.planning import Simulator, choose
 from tutti.run.position import HERE
@@ -74,13 +76,18 @@ def parallelize(
     memory: float | str | None = None,
     folder: str | Path | None = None,
     skips: int | None = None,
+    metrics: Mapping[str, str] | Iterable[str] = (),
 ) -> Step:
     """Lift a model written for one device to a cluster. The model is read, never changed.
 
     model: any module on the CPU or one GPU, with its parameters initialised.
     optimizer: a `torch.optim` instance over them. Its learning rates are read at every step, so schedulers work.
-    batch: an example of the *global* batch, a dict (keyword arguments of the model) or a tuple of tensors.
-    loss: `loss(model, batch) -> 0-d tensor`; by default the model's output has a `.loss` or is the loss.
+    batch: an example of the *global* batch, a dict (keyword arguments of the model) or a tuple of tensors, nested at
+        will. Entries whose dim 0 has another size than the batch belong to all of its rows. Entries that are no
+        tensors, and values that the model's Python code takes from the batch, are parts of the captured step: a batch
+        in which they differ is captured again.
+    loss: `loss(model, batch) -> 0-d tensor`, or `(loss, metrics)`; by default the model's output has a `.loss` or is
+        the loss.
     cluster: "auto" (the processes of this job, or one device), a `Cluster`, or its name ("cpu:4", "h100:16x8").
         More devices than this job has processes are run virtually, in this process.
     plan: "auto", a `Plan`, the path of one, or a textbook name ("dp", "tp", "zero3", "dp2xtp2").
@@ -98,20 +105,27 @@ def parallelize(
     skips: how many steps in a row may be left out whose loss or gradients are not finite, as if they had never been;
         one more is an error that names the operator which made the first such value, and changes nothing either (0: the
         first). None: it is not looked at. Costs what the norm of the gradients costs, if they are not clipped anyway.
+    metrics: entries of the model's output to be kept beside the loss, as `step.metrics`. A mapping says how the values
+        of several microbatches are combined: "mean", "sum" or "gather" (along dim 0).
 
     Raises ValueError for what does not fit together: a batch that does not divide, a plan for another model or
     another number of devices, an optimizer that is not in the table; MemoryError where `memory` is too little.
+
+    What the model's forward pass reads may change later: modes, attributes, which parameters learn, parameters and
+    groups that are added. The step notices, and captures the model again.
     """
     with HERE.working("captures and plans the step"), telling("capturing the step"):
         return Step(model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, mesh,
-                    budget, seed, memory, folder, skips, stochastic_rounding)  # fmt: skip
+                    budget, seed, memory, folder, skips, stochastic_rounding, metrics)  # fmt: skip
 
 
 class Step:
     """A training step on a cluster: `loss = step(batch)`."""
 
     def __init__(self, model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, mesh,
-                 budget, seed, memory, folder, skips=None, stochastic_rounding=False):  # fmt: skip
+                 budget, seed, memory, folder, skips=None, stochastic_rounding=False, metrics=()):  # fmt: skip
+        self._arguments = (loss, cluster, plan, level, clip_norm, accumulate, masters, pins, mesh, budget, seed, memory,
+                           folder, skips, stochastic_rounding, metrics)  # fmt: skip
         if not isinstance(optimizer, torch.optim.Optimizer):
             kind = type(optimizer).__name__
             raise ValueError(
@@ -125,6 +139,8 @@ class Step:
             raise ValueError(f"skips is {skips!r}; it must be a whole number of steps, or None")
         check_level(level)
         self.skips, self.skipped, self._in_a_row = skips, 0, 0
+        self._how, names = how_to_combine(metrics)
+        self.metrics: dict[str, torch.Tensor] = {}  # of the last batch
         self.model, self.optimizer, self.level, self.seed = model, optimizer, level, seed
         self.device = device_of(model)
         if level != "O0":
@@ -134,7 +150,7 @@ class Step:
         if self.memory is not None:
             self.cluster = replace(self.cluster, device=replace(self.cluster.device, memory=self.memory))
         recipe = Recipe(model, optimizer, loss, clip_norm, masters, stochastic_rounding, skips is not None,
-                        autocast_state(self.device))  # fmt: skip
+                        autocast_state(self.device), names)  # fmt: skip
         captured = cache(lambda count: recipe.training(microbatches(batch, count)[0], count))
         graph_of = cache(lambda count, variant: vary(captured(count), variant))
         graph_of(1 if accumulate == "auto" else accumulate, PLAIN)  # by all ranks at once
@@ -152,7 +168,13 @@ class Step:
             keep_freed_memory()
         self.steps, self._compared = optimizers.step_count(optimizer), False
         self._dtypes = {key: x.dtype for key, x in batch_items(batch)}
-        self._constants = _constants(optimizer)
+        self._constants, self._groups = _constants(optimizer), _groups(optimizer)
+        params = dict(model.named_parameters())
+        self._parameters = {name: id(p) for name, p in params.items()}
+        counts = optimizers.update_counts(optimizer)
+        self._behind = {name: self.steps - counts[p] for name, p in params.items() if p in counts}
+        self._updated: set[str] = set(self.graph.updated)  # by any graph so far
+        self._recipe, self._parked = recipe, {}
         self._recorder: Recorder | None = None
         homes: dict[str, int] = {}  # stages of a pipeline that keep the inputs
         devices_of: dict[str, int] = {}
@@ -170,8 +192,8 @@ class Step:
         self._state.begin(model, optimizer, masters)
         self._inspector = Inspector()
         self._made = Executables(
-            recipe, {Key(signature_of(first)): (self.graph, chosen)}, self.cluster, level, self.runtime, self._state, homes,
-            self._carrier, self.ledgers, self._inspector,
+            recipe, {Key(signature_of(first)): (self.graph, chosen)}, self.cluster, level, self.runtime, self._state,
+            homes, self._carrier, self.ledgers, self._inspector,
         )  # fmt: skip
 
     # -- what a training loop calls -----------------------------------------------------------------------------
@@ -182,6 +204,8 @@ class Step:
             return self._train(batch)
 
     def _train(self, batch: Batch) -> torch.Tensor:
+        if self._recipe.watch.learns_otherwise or _groups(self.optimizer) != self._groups:
+            self._adopt(batch)
         self._check_constants()
         HERE.go(f"in step {self.steps + 1}")
         if first := not self._compared:  # a data loader that differs between ranks shows at once
@@ -190,11 +214,11 @@ class Step:
         buffers, skipped = [] if self.skips is None else self._state.copies_of_buffers(), False
         if self._plan.stages:
             pipeline = self._piped("train", batch)
-            loss = pipeline.loss()
+            loss, graph = pipeline.loss(), pipeline.cut.step
             if self.skips is not None:
                 skipped = pipeline.skipped()
         else:
-            outputs = self._run("train", batch) if self.accumulate == 1 else self._accumulated(batch)
+            outputs, graph = self._run("train", batch) if self.accumulate == 1 else self._accumulated(batch)
             self._state.keep(outputs)
             loss, skipped = outputs[0]["loss"], self.skips is not None and bool(outputs[0]["skipped"])
         if skipped:
@@ -202,12 +226,51 @@ class Step:
             self._skip(batch)
         else:
             self._in_a_row = 0
+            self._count(graph)
         if first and self.device.type == "cpu":
             give_back_freed_memory()
         self.steps += 1
         HERE.go(f"between steps {self.steps} and {self.steps + 1}")
         compat.mark_stepped(self.optimizer)
+        self.metrics = self._observed.combined()
+        self._observed.check(self._checks, f"step {self.steps}")
         return loss
+
+    def _count(self, graph: StepGraph) -> None:
+        """Note which parameters an update has left out: their updates are counted one by one, as torch does."""
+        updated = set(graph.updated)
+        self._updated |= updated
+        for name in self._behind.keys() - updated:
+            self._behind[name] += 1
+        if (late := self._late()) or self._recipe.behind:
+            self._recipe.behind = late
+
+    def _late(self) -> dict[str, int]:
+        """By how many updates parameters are behind the number of steps, of those that have ever been updated."""
+        return {name: n for name, n in self._behind.items() if n and name in self._updated}
+
+    def _set_behind(self, late: Mapping[str, int]) -> None:
+        self._behind = dict.fromkeys(self._behind, 0) | {n: late[n] for n in late if n in self._behind}
+        self._updated |= set(late)
+        self._made.begin_with(self._late())
+
+    def _adopt(self, batch: Batch) -> None:
+        """Capture the model again after parameters were frozen, freed, replaced or added. Whatever is known of the
+        others stays: their values, optimizer state and counts of updates."""
+        known = {name: self._state.whole(name) for name in self._state.names} | self._parked
+        fresh = Step(self.model, self.optimizer, batch, *self._arguments[:13], skips=self._arguments[13],
+                     stochastic_rounding=self._arguments[14], metrics=self._arguments[15])  # fmt: skip
+        same = {name for name, place in fresh._parameters.items() if self._parameters.get(name) == place}
+        kept = {n: x for n, x in known.items() if n.startswith("buffer:") or n.partition(":")[2] in same}
+        for name in fresh._state.names:
+            if name in kept and Spec.of(kept[name]) == fresh.graph.spec(name):
+                fresh._state.place(name, kept.pop(name))
+        fresh.steps, fresh.skipped, fresh._in_a_row = self.steps, self.skipped, self._in_a_row
+        fresh._behind = {n: self._behind.get(n, self.steps - self.skipped) if n in same else self.steps - self.skipped
+                         for n in fresh._behind}  # fmt: skip
+        fresh._updated, fresh._parked, fresh._recorder = fresh._updated | self._updated, kept, self._recorder
+        fresh._made.begin_with(fresh._late())
+        self.__dict__.update(fresh.__dict__)
 
     def _skip(self, batch: Batch) -> None:
         """Count a step that was left out; NonFinite where there have been too many in a row."""
@@ -241,8 +304,13 @@ class Step:
     def evaluate(self, batch: Batch) -> torch.Tensor:
         """The loss in evaluation mode, without an update; a 0-d tensor."""
         if self._plan.stages:
-            return self._piped("evaluate", batch).loss()
-        return self._run("evaluate", batch)[0]["loss"]
+            loss = self._piped("evaluate", batch).loss()
+        else:
+            self._observed = Observed(self._how)
+            loss = self._run("evaluate", batch)[0][0]["loss"]
+        self.metrics = self._observed.combined()
+        self._observed.check(self._checks, "evaluation")
+        return loss
 
     def gradients(self, batch: Batch) -> dict[str, torch.Tensor]:
         """The gradients that the next step would compute, before clipping: full tensors under the model's names."""
@@ -250,7 +318,7 @@ class Step:
             return self._piped("gradients", batch).gradients()
         totals: dict[str, torch.Tensor] = {}
         for i, part in enumerate(microbatches(batch, self.accumulate)):
-            for name, g in self._run("gradients", part, draw=i)[0].items():
+            for name, g in self._run("gradients", part, draw=i)[0][0].items():
                 if name.startswith("grad:"):
                     key = name.removeprefix("grad:")
                     totals[key] = totals[key] + g if key in totals else g
@@ -283,7 +351,7 @@ class Step:
         if not isinstance(checkpoints, Checkpoints):
             raise ValueError(f"checkpoints is {checkpoints!r}: make `tutti.Checkpoints(folder)` once, and save into it")
         labels = {name: node.meta["label"] for name, node in self.graph.inputs.items() if name in self._state.names}
-        counts = {"skipped": self.skipped, "in_a_row": self._in_a_row}
+        counts = {"skipped": self.skipped, "in_a_row": self._in_a_row, "behind": self._late()}
         known = {"seed": self.seed, **counts, "plan": json.loads(self._plan.to_json()), "labels": labels}
         checkpoints.save(self.steps, self._state.held(), {**known, **(facts or {})}, fill, in_memory)
 
@@ -308,17 +376,21 @@ class Step:
         check_names(held, stored.tensors)
         stored.load(held)
         self.steps, self.skipped, self._in_a_row = about["step"], about.get("skipped", 0), about.get("in_a_row", 0)
+        self._set_behind(about.get("behind", {}))
         return stored.bytes - before
 
     def training_state(self) -> dict[str, torch.Tensor]:
         """Everything that resuming bit for bit needs, as full CPU tensors. Every rank of a job has to call it."""
         counts = {"step": self.steps, **({"skipped": self.skipped} if self.skipped else {})}
+        counts |= {f"behind:{name}": n for name, n in self._late().items()}
         held = {name: self._state.whole(name) for name in self._state.names}
         return held | {name: torch.tensor(count) for name, count in counts.items()}
 
     def load_training_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """The inverse of `training_state`; from any plan to any other."""
-        self._state.load({name: value for name, value in state.items() if name not in ("step", "skipped")})
+        counts = {name: int(x) for name, x in state.items() if name.partition(":")[0] in ("step", "skipped", "behind")}
+        self._state.load({name: value for name, value in state.items() if name not in counts})
+        self._set_behind({n.partition(":")[2]: x for n, x in counts.items() if n.startswith("behind:")})
         self.steps, self.skipped = int(state["step"]), int(state.get("skipped", 0))
 
     # -- what one can ask ------------------------------------------------------------------------------------------
@@ -357,16 +429,16 @@ class Step:
 
     # -- how it is done ----------------------------------------------------------------------------------------------
 
-    def _accumulated(self, batch: Batch) -> list[dict[str, torch.Tensor]]:
+    def _accumulated(self, batch: Batch) -> tuple[list[dict[str, torch.Tensor]], StepGraph]:
         """Gradients of all microbatches, then one update."""
         total: list[dict[str, torch.Tensor]] = [{} for _ in self.runtime.ranks]
         for i, part in enumerate(microbatches(batch, self.accumulate)):
-            self._add(total, self._run("accumulate", part, draw=i))
+            self._add(total, self._run("accumulate", part, draw=i)[0])
         for sums in total:
             for value in sums.values():
                 value.div_(self.accumulate)
-        updated = self._run("update", microbatches(batch, self.accumulate)[0], total)
-        return [{**new, "loss": sums["loss"]} for new, sums in zip(updated, total, strict=True)]
+        updated, graph = self._run("update", microbatches(batch, self.accumulate)[0], total)
+        return [{**new, "loss": sums["loss"]} for new, sums in zip(updated, total, strict=True)], graph
 
     def _add(self, total: list[dict[str, torch.Tensor]], outputs: list[dict[str, torch.Tensor]]) -> None:
         """Add what a microbatch gave; by itself, so that nothing of it is held while the next one runs."""
@@ -381,12 +453,15 @@ class Step:
 
     def _run(
         self, what: str, batch: Batch, more: list[dict[str, torch.Tensor]] | None = None, draw: int = 0
-    ) -> list[dict[str, torch.Tensor]]:
-        """Run one of the Programs on all held ranks; named outputs by rank. Each `draw` has its own random numbers."""
+    ) -> tuple[list[dict[str, torch.Tensor]], StepGraph]:
+        """Run one of the Programs on all held ranks; named outputs by rank, and the graph. Each `draw` has its own
+        random numbers."""
         check_like(batch, self._dtypes)
+        if draw == 0 and what not in ("update", "evaluate"):
+            self._observed = Observed(self._how)
         HERE.moves += 1
         executable = self._made.executable(what, self._made.key(what, batch))
-        mesh, given = self._plan.mesh, self._given(batch, draw) | executable.graph.constants
+        mesh, given = self._plan.mesh, self._given(batch, draw, executable.graph) | executable.graph.constants
         rows = []
         for i, (program, rank) in enumerate(zip(executable.programs, self.runtime.ranks, strict=True)):
             values = {**self._state.parts[i], **(more[i] if more else {})}
@@ -406,9 +481,12 @@ class Step:
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):  # its casts are captured
             results = self.runtime.run(runs, rows)
         names = list(executable.programs[0].outputs)
-        return [dict(zip(names, values, strict=True)) for values in results]
+        outputs = [dict(zip(names, values, strict=True)) for values in results]
+        self._checks = executable.graph.checks
+        self._observed.take(outputs[0])
+        return outputs, executable.graph
 
-    def _given(self, batch: Batch, draw: int) -> dict[str, torch.Tensor]:
+    def _given(self, batch: Batch, draw: int, graph: StepGraph) -> dict[str, torch.Tensor]:
         """Inputs that every rank is given anew, whole. Each `draw` has its own random numbers."""
         update = self.steps - self.skipped + 1
         numbers = {"step": torch.tensor(update), "seed": torch.tensor(self.seed + (draw << 32))}
@@ -416,6 +494,7 @@ class Step:
             f"lr:{i}": torch.tensor(float(g["lr"]), dtype=torch.float64)
             for i, g in enumerate(self.optimizer.param_groups)
         }
+        numbers |= {key: torch.tensor(update - self._behind[names[0]]) for key, names in graph.counts.items()}
         return numbers | inputs(batch)
 
     def _piped(self, what: str, batch: Batch) -> Pipeline:
@@ -432,7 +511,9 @@ class Step:
         pipeline = self._made.pipeline(what, keys[0], count)
         HERE.moves += 1
         constants = pipeline.cut.step.constants
-        pipeline.run(lambda i: self._given(parts[i], i) | constants, self._recording(what))
+        graph = pipeline.cut.step
+        pipeline.run(lambda i: self._given(parts[i], i, graph) | constants, self._recording(what))
+        self._checks, self._observed = graph.checks, pipeline.observed(Observed(self._how))
         return pipeline
 
     def _recording(self, what: str) -> Recorder | None:
@@ -441,6 +522,7 @@ class Step:
 
     def _check_constants(self) -> None:
         """Only learning rates are read at every step: another change must not go unnoticed."""
+        optimizers.check_hooks(self.optimizer)
         for i, (then, now) in enumerate(zip(self._constants, _constants(self.optimizer), strict=True)):
             if changed := [key for key in then if now.get(key) != then[key]]:
                 key = changed[0]
@@ -448,6 +530,11 @@ class Step:
                     f"{key} of parameter group {i} was {then[key]} when the step was made and is {now.get(key)} now; "
                     "only lr may change: make the step anew"
                 )
+
+
+def _groups(optimizer: torch.optim.Optimizer) -> list[list[int]]:
+    """Which parameters each group has."""
+    return [[id(p) for p in group["params"]] for group in optimizer.param_groups]
 
 
 def _constants(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

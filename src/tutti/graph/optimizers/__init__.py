@@ -31,9 +31,11 @@ from tutti.graph.optimizers.clipping import global_norm as global_norm
 from tutti.graph.optimizers.clipping import not_finite as not_finite
 from tutti.graph.optimizers.clipping import poisoned as poisoned
 from tutti.graph.optimizers.lookup import check as check
+from tutti.graph.optimizers.lookup import check_hooks as check_hooks
 from tutti.graph.optimizers.states import state_of as state_of
 from tutti.graph.optimizers.states import states_of as states_of
 from tutti.graph.optimizers.states import step_count as step_count
+from tutti.graph.optimizers.states import update_counts as update_counts
 from tutti.graph.optimizers.table import TABLE as TABLE
 from tutti.graph.optimizers.table import register as register
 from tutti.graph.optimizers.table import register_optimizer as register_optimizer

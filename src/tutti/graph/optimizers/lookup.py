@@ -26,7 +26,7 @@ def check(optimizer: Optimizer) -> None:
     That is the case for an optimizer without a rule, an option that its rule does not support, a step hook, and an
     overridden or patched method that takes part in the update.
     """
-    _check_hooks(optimizer)
+    check_hooks(optimizer)
     known, _ = find(optimizer)
     _check_patches(optimizer, known)
     for group in optimizer.param_groups:
@@ -102,7 +102,7 @@ def _check_patches(optimizer: Optimizer, known: type[Optimizer]) -> None:
             )
 
 
-def _check_hooks(optimizer: Optimizer) -> None:
+def check_hooks(optimizer: Optimizer) -> None:
     for where, hook in compat.step_hooks(optimizer):
         name = getattr(hook, "__qualname__", repr(hook))
         raise ValueError(

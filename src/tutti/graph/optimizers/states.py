@@ -25,8 +25,9 @@ def states_of(
     on the device of the parameter; a meta or fake parameter gets meta or fake state. With `masters`, the state of a
     bfloat16 or float16 parameter is that of its float32 copy, which is included as "master".
 
-    Raises ValueError for an optimizer without a rule, a parameter missing from `name_of`, and a parameter without
-    state in an optimizer that has stepped.
+    A parameter without state starts afresh, also in an optimizer that has stepped, as in torch.
+
+    Raises ValueError for an optimizer without a rule, and a parameter missing from `name_of`.
     """
     rule, stepped = rule_of(optimizer), _has_stepped(optimizer)
     kind = type(optimizer).__name__
@@ -45,32 +46,31 @@ def states_of(
         held = {"master": value.to(torch.float32)} if masters and param.dtype in LOW_PRECISION else {}
         state = rule.state(group, held.get("master", value))
         missing = [key for key in state if old.get(key) is None]
-        if missing and stepped:
-            raise ValueError(
-                f"{kind} has stepped, but parameter {name_of[param]} has no {missing[0]}; freeze it with "
-                "requires_grad_(False), or start from a fresh optimizer"
-            )
-        if stepped or not (missing or held):  # a fresh Adagrad has bfloat16 state, which masters do not start from
+        if (stepped and not missing) or not (
+            missing or held
+        ):  # a fresh Adagrad has bfloat16 state, which masters do not start from
             state = {key: _copied(old[key], like, f"{key} of {name_of[param]}") for key, like in state.items()}
         yield name_of[param], held | state
 
 
 def step_count(optimizer: Optimizer) -> int:
-    """Number of updates that `optimizer` has done: 0 if it is fresh.
+    """The largest number of updates that `optimizer` has done on one of its parameters: 0 if it is fresh."""
+    return max(update_counts(optimizer).values(), default=0)
 
-    An optimizer that does not count updates (SGD, Muon) reports 1 if it has state: its update only needs to know
-    whether it is the first. Raises ValueError if counts differ between parameters, because the graph has one step
-    number.
+
+def update_counts(optimizer: Optimizer) -> dict[Parameter, int]:
+    """Number of updates of each trained parameter.
+
+    A parameter of an optimizer that does not count updates (SGD, Muon) has 1 if it has state: its update only needs to
+    know whether it is the first.
     """
     rule_of(optimizer)
-    trained = [optimizer.state[p] for _, p in _parameters(optimizer) if p.requires_grad and p in optimizer.state]
-    counts = {int(value_of(held["step"])) for held in trained if "step" in held}
-    if len(counts) > 1:
-        raise ValueError(
-            f"the parameters of {type(optimizer).__name__} have done different numbers of updates: {sorted(counts)}; "
-            "one number is needed, so start from a fresh optimizer or one that updated all of them together"
-        )
-    return counts.pop() if counts else int(any(x is not None for held in trained for x in held.values()))
+    trained = [p for _, p in _parameters(optimizer) if p.requires_grad]
+    return {p: _updates(optimizer.state.get(p, {})) for p in trained}
+
+
+def _updates(held: dict) -> int:
+    return int(value_of(held["step"])) if "step" in held else int(any(x is not None for x in held.values()))
 
 
 def _has_stepped(optimizer: Optimizer) -> bool:

@@ -1,0 +1,268 @@
+"""Branches on values that only a run knows, rewritten so that both ways are computed and `torch.where` takes one.
+
+The statement
+
+    if torch.isinf(h).any():
+        h = h.clamp(-1e4, 1e4)
+
+becomes, in a copy of the code of its function that is in use during capture alone,
+
+    def then(h): h = h.clamp(-1e4, 1e4); return (h,)
+    def otherwise(h): return (h,)
+    (h,) = choose(torch.isinf(h).any(), then, otherwise, (h,))
+
+and so does `a if condition else b`. Both ways have to give tensors of the same shapes and dtypes, and may neither leave
+the function, nor store attributes or items, nor write into tensors made before. Where the way that is not taken divides
+by zero or has an infinite derivative, gradients are NaN, as with any `torch.where`.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import inspect
+import textwrap
+from collections.abc import Callable
+from types import CodeType, FunctionType, TracebackType
+from typing import Any
+
+import torch
+
+from tutti.graph.decisions import Site
+
+BRANCH, CONDITION = "branch", "condition"
+UNDEFINED = object()
+NAMES = ("__tutti_choose", "__tutti_any", "__tutti_all", "__tutti_not", "__tutti_value")
+
+
+class Unlike(ValueError):
+    """The two ways of a branch cannot be merged."""
+
+
+class BothWays:
+    """Functions whose branches are rewritten; their code is as before at the end of the `with` block.
+
+    mark: returns a point in the trace. written_since: whether tensors made before that point have been written into.
+    """
+
+    def __init__(self, mark: Callable[[], Any], written_since: Callable[[Any], bool]):
+        self.mark, self.written_since = mark, written_since
+        self.original: dict[FunctionType, CodeType] = {}
+        self.edits: dict[tuple[str, int], list[tuple[str, int]]] = {}  # (BRANCH or CONDITION, line), by function
+        self.last: Site | None = None
+
+    def __enter__(self) -> BothWays:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for function, code in self.original.items():
+            function.__code__ = code
+            for name in NAMES:
+                function.__globals__.pop(name, None)
+
+    def rewrite(self, site: Site, what: str) -> bool:
+        """Rewrite the branch at a line, or the `and` and `or` of its condition; False where there is nothing that can
+        be, or it has been rewritten already."""
+        self.last, code = site, site.code
+        if code is None:
+            return False
+        edits = self.edits.setdefault((code.co_filename, code.co_firstlineno), [])
+        if (what, site.number) in edits:
+            return False
+        edits.append((what, site.number))
+        functions = [f for f in gc.get_referrers(code) if isinstance(f, FunctionType) and f.__code__ is code]
+        made = _rewritten(code, edits) if functions else None
+        if made is None or made.co_freevars != code.co_freevars:
+            edits.pop()
+            return False
+        for function in functions:
+            self.original.setdefault(function, code)
+            function.__code__ = made
+            function.__globals__.update(zip(NAMES, (self.choose, _any, _all, _not, _value), strict=True))
+        return True
+
+    def choose(self, condition: Any, then: Callable, otherwise: Callable, values: tuple) -> tuple:
+        """What the rewritten branch calls: one way for a Python boolean, both for a tensor."""
+        if not isinstance(condition, torch.Tensor):
+            return then(*values) if condition else otherwise(*values)
+        before = self.mark()
+        made = then(*values), otherwise(*values)
+        if self.written_since(before):
+            raise Unlike("one way of the branch writes into a tensor that was made before it")
+        condition = condition.reshape(()) if condition.dtype is torch.bool else condition.reshape(()) != 0
+        return tuple(_merged(condition, a, b) for a, b in zip(*made, strict=True))
+
+
+def _merged(condition: torch.Tensor, a: Any, b: Any) -> Any:
+    if a is b:
+        return a
+    if isinstance(a, (tuple, list)) and type(a) is type(b) and len(a) == len(b):
+        return type(a)(_merged(condition, x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and (a.shape, a.dtype) == (b.shape, b.dtype):
+        return torch.where(condition, a, b)
+    if type(a) is type(b) and isinstance(a, (bool, int, float, str)) and a == b:
+        return a
+    raise Unlike(f"one way of the branch gives {_told(a)}, the other one {_told(b)}")
+
+
+def _told(x: Any) -> str:
+    if isinstance(x, torch.Tensor):
+        return f"a tensor of shape {tuple(x.shape)} and {x.dtype}"
+    return "nothing" if x is UNDEFINED else f"a {type(x).__name__}"
+
+
+def _truth(x: Any) -> Any:
+    return x != 0 if isinstance(x, torch.Tensor) and x.dtype is not torch.bool else x
+
+
+def _any(*values: Callable[[], Any]) -> Any:
+    """`a or b`, combined where both are tensors."""
+    return _logical(torch.logical_or, True, values)
+
+
+def _all(*values: Callable[[], Any]) -> Any:
+    """`a and b`, combined where both are tensors."""
+    return _logical(torch.logical_and, False, values)
+
+
+def _logical(combine: Callable, decides: bool, values: tuple[Callable[[], Any], ...]) -> Any:
+    made, x = None, None
+    for value in values:
+        x = _truth(value())
+        if isinstance(x, torch.Tensor):
+            made = x if made is None else combine(made, x)
+        elif bool(x) is decides:
+            return x
+    return x if made is None else made
+
+
+def _not(x: Any) -> Any:
+    return torch.logical_not(x) if isinstance(x, torch.Tensor) else not x
+
+
+def _value(held: dict[str, Any], name: str) -> Any:
+    return held.get(name, UNDEFINED)
+
+
+def _rewritten(code: CodeType, edits: list[tuple[str, int]]) -> CodeType | None:
+    """The code of a function with these edits; None where one of them finds nothing, or cannot be made."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+    except (OSError, SyntaxError):
+        return None
+    ast.increment_lineno(tree, code.co_firstlineno - 1)
+    function = next((n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == code.co_name), None)
+    if function is None:
+        return None
+    writer = _Writer([_edited(function, *edit) for edit in edits])
+    function.decorator_list = []
+    function = writer.visit(function)
+    if writer.left:
+        return None
+    free = list(code.co_freevars)
+    outer = ast.parse(f"def around({', '.join(x for x in free if x != '__class__')}):\n    pass")
+    if "__class__" in free:  # for super() without arguments
+        outer = ast.parse("class Around:\n    pass")
+    outer.body[0].body = [function]  # pyright: ignore[reportAttributeAccessIssue]
+    ast.copy_location(outer.body[0], function)
+    return _code_named(compile(ast.fix_missing_locations(outer), code.co_filename, "exec"), code.co_name)
+
+
+def _edited(function: ast.FunctionDef, what: str, line: int) -> ast.AST | None:
+    """The innermost branch whose condition is on a line, or the outermost `and` or `or` there."""
+    if what == CONDITION:
+        return next((n for n in ast.walk(function) if isinstance(n, ast.BoolOp) and _covers(n, line)), None)
+    branches = [n for n in ast.walk(function) if isinstance(n, (ast.If, ast.IfExp)) and _covers(n.test, line)]
+    return min(branches, key=lambda n: (n.test.end_lineno or 0) - n.test.lineno, default=None)
+
+
+def _covers(test: ast.expr, line: int) -> bool:
+    return test.lineno <= line <= (test.end_lineno or test.lineno)
+
+
+def _code_named(code: CodeType, name: str) -> CodeType | None:
+    for x in code.co_consts:
+        if isinstance(x, CodeType):
+            if x.co_name == name:
+                return x
+            if found := _code_named(x, name):
+                return found
+    return None
+
+
+class _Writer(ast.NodeTransformer):
+    """Rewrites nodes. left: those that are not rewritten yet, or cannot be."""
+
+    def __init__(self, nodes: list[ast.AST | None]):
+        self.left = nodes
+
+    def _takes(self, node: ast.AST) -> bool:
+        if node not in self.left:
+            return False
+        self.left.remove(node)
+        return True
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> Any:
+        self.generic_visit(node)
+        return _Condition().visit(node) if self._takes(node) else node
+
+    def visit_If(self, node: ast.If) -> Any:
+        self.generic_visit(node)
+        if node not in self.left:
+            return node
+        ways = [*node.body, *node.orelse]
+        if any(isinstance(n, LEAVING) for way in ways for n in ast.walk(way)):
+            return node
+        stores = [n for way in ways for n in ast.walk(way) if isinstance(getattr(n, "ctx", None), ast.Store)]
+        if not all(isinstance(n, ast.Name) for n in stores):
+            return node
+        self._takes(node)
+        names = sorted({n.id for n in stores if isinstance(n, ast.Name)})
+        results = f"({', '.join(names)}{',' if names else ''})"
+        given = ", ".join(f"__tutti_value(locals(), {name!r})" for name in names)
+        made = ast.parse(
+            f"def __tutti_then({', '.join(names)}):\n    return {results}\n"
+            f"def __tutti_otherwise({', '.join(names)}):\n    return {results}\n"
+            f"__tutti_made = __tutti_choose(None, __tutti_then, __tutti_otherwise, ({given}{',' if names else ''}))\n"
+            + (f"{results} = __tutti_made\n" if names else "")
+        ).body
+        then, otherwise, call = made[0], made[1], made[2]
+        then.body[:0], otherwise.body[:0] = node.body, node.orelse  # pyright: ignore[reportAttributeAccessIssue]
+        call.value.args[0] = _Condition().visit(node.test)  # pyright: ignore[reportAttributeAccessIssue]
+        return [ast.copy_location(statement, node) for statement in made]
+
+    def visit_IfExp(self, node: ast.IfExp) -> Any:
+        self.generic_visit(node)
+        if not self._takes(node):
+            return node
+        made: Any = ast.parse("__tutti_choose(None, lambda: (None,), lambda: (None,), ())[0]", mode="eval").body
+        call = made.value
+        call.args[0] = _Condition().visit(node.test)
+        call.args[1].body.elts[0], call.args[2].body.elts[0] = node.body, node.orelse
+        return ast.copy_location(made, node)
+
+
+class _Condition(ast.NodeTransformer):
+    """`and`, `or` and `not` of a condition, which ask for values, as functions of tensors."""
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> Any:
+        self.generic_visit(node)
+        name = "__tutti_any" if isinstance(node.op, ast.Or) else "__tutti_all"
+        made: Any = ast.parse(f"{name}({', '.join('lambda: None' for _ in node.values)})", mode="eval").body
+        for argument, value in zip(made.args, node.values, strict=True):
+            argument.body = value
+        return ast.copy_location(made, node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
+        self.generic_visit(node)
+        if not isinstance(node.op, ast.Not):
+            return node
+        made: Any = ast.parse("__tutti_not(None)", mode="eval").body
+        made.args[0] = node.operand
+        return ast.copy_location(made, node)
+
+
+LEAVING = (
+    ast.Return, ast.Break, ast.Continue, ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal, ast.Raise,
+    ast.Delete, ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.With, ast.Try,
+)  # fmt: skip
