@@ -825,3 +825,17 @@ def vmapped_module():
             return torch.vmap(lambda row: torch.tanh(row) * self.up.bias)(x)
 
     return M()
+
+
+@case
+def branch_that_returns():
+    class M(Net):
+        def between(self, x):
+            scale = 0.5
+            if torch.isfinite(x).all():
+                y = x * scale
+                return torch.tanh(y)
+            x = torch.nan_to_num(x)
+            return torch.sin(x)
+
+    return M()

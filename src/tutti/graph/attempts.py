@@ -217,8 +217,8 @@ class Branches(ValueError):
         super().__init__(
             f"{site}: the model branches on the values of a tensor that depends on parameters, and the two ways "
             f"compute different things{f' ({why})' if why else ''}. A step is captured once for all values: write "
-            "torch.where(condition, a, b). On one device tutti.jit(model) runs it as it is, and its report() lists all "
-            "such places"
+            "torch.where or a mask for an if. On one device tutti.jit(model) runs it as it is, and its report() lists "
+            "all such places"
         )
 
 

@@ -11,9 +11,10 @@ becomes, in a copy of the code of its function that is in use during capture alo
     def otherwise(h): return (h,)
     (h,) = choose(torch.isinf(h).any(), then, otherwise, (h,))
 
-and so does `a if condition else b`. Both ways have to give tensors of the same shapes and dtypes, and may neither leave
-the function, nor store attributes or items, nor write into tensors made before. Where the way that is not taken divides
-by zero or has an infinite derivative, gradients are NaN, as with any `torch.where`.
+and so does `a if condition else b`. Both ways have to give tensors of the same shapes and dtypes. They may leave the
+function only by a return at the end of each, and may neither store attributes or items nor write into tensors made
+before. Where the way that is not taken divides by zero or has an infinite derivative, gradients are NaN, as with any
+`torch.where`.
 """
 
 from __future__ import annotations
@@ -154,7 +155,10 @@ def _rewritten(code: CodeType, edits: list[tuple[str, int]]) -> CodeType | None:
     function = next((n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == code.co_name), None)
     if function is None:
         return None
-    writer = _Writer([_edited(function, *edit) for edit in edits])
+    nodes = [_edited(function, *edit) for edit in edits]
+    for node in nodes:
+        _take_rest(function, node)
+    writer = _Writer(nodes)
     function.decorator_list = []
     function = writer.visit(function)
     if writer.left:
@@ -174,6 +178,16 @@ def _edited(function: ast.FunctionDef, what: str, line: int) -> ast.AST | None:
         return next((n for n in ast.walk(function) if isinstance(n, ast.BoolOp) and _covers(n, line)), None)
     branches = [n for n in ast.walk(function) if isinstance(n, (ast.If, ast.IfExp)) and _covers(n.test, line)]
     return min(branches, key=lambda n: (n.test.end_lineno or 0) - n.test.lineno, default=None)
+
+
+def _take_rest(function: ast.FunctionDef, branch: ast.AST | None) -> None:
+    """Where a branch returns, what follows it is its other way."""
+    if not isinstance(branch, ast.If) or branch.orelse or not isinstance(branch.body[-1], ast.Return):
+        return
+    for block in [getattr(n, name, None) for n in ast.walk(function) for name in ("body", "orelse")]:
+        if isinstance(block, list) and branch in block and isinstance(block[-1], ast.Return):
+            rest = block.index(branch) + 1
+            branch.orelse, block[rest:] = block[rest:], []
 
 
 def _covers(test: ast.expr, line: int) -> bool:
@@ -210,25 +224,29 @@ class _Writer(ast.NodeTransformer):
         self.generic_visit(node)
         if node not in self.left:
             return node
-        ways = [*node.body, *node.orelse]
+        returns = all(way and isinstance(way[-1], ast.Return) for way in (node.body, node.orelse))
+        ways = [*node.body[:-1], *node.orelse[:-1]] if returns else [*node.body, *node.orelse]
         if any(isinstance(n, LEAVING) for way in ways for n in ast.walk(way)):
             return node
         stores = [n for way in ways for n in ast.walk(way) if isinstance(getattr(n, "ctx", None), ast.Store)]
+        names = sorted({n.id for n in stores if isinstance(n, ast.Name)})
         if not all(isinstance(n, ast.Name) for n in stores):
             return node
         self._takes(node)
-        names = sorted({n.id for n in stores if isinstance(n, ast.Name)})
-        results = f"({', '.join(names)}{',' if names else ''})"
-        given = ", ".join(f"__tutti_value(locals(), {name!r})" for name in names)
-        made = ast.parse(
+        results, given = _tuple(names), _tuple([f"__tutti_value(locals(), {name!r})" for name in names])
+        made: list[Any] = ast.parse(
             f"def __tutti_then({', '.join(names)}):\n    return {results}\n"
             f"def __tutti_otherwise({', '.join(names)}):\n    return {results}\n"
-            f"__tutti_made = __tutti_choose(None, __tutti_then, __tutti_otherwise, ({given}{',' if names else ''}))\n"
-            + (f"{results} = __tutti_made\n" if names else "")
+            f"__tutti_made = __tutti_choose(None, __tutti_then, __tutti_otherwise, {given})\n"
+            + ("return __tutti_made[0]" if returns else f"{results} = __tutti_made" if names else "")
         ).body
-        then, otherwise, call = made[0], made[1], made[2]
-        then.body[:0], otherwise.body[:0] = node.body, node.orelse  # pyright: ignore[reportAttributeAccessIssue]
-        call.value.args[0] = _Condition().visit(node.test)  # pyright: ignore[reportAttributeAccessIssue]
+        for function, way in ((made[0], node.body), (made[1], node.orelse)):
+            if returns:
+                value = way[-1].value or ast.Constant(None)  # pyright: ignore[reportAttributeAccessIssue]
+                function.body = [*way[:-1], ast.Return(ast.Tuple([value], ast.Load()))]
+            else:
+                function.body[:0] = way
+        made[2].value.args[0] = _Condition().visit(node.test)
         return [ast.copy_location(statement, node) for statement in made]
 
     def visit_IfExp(self, node: ast.IfExp) -> Any:
@@ -240,6 +258,10 @@ class _Writer(ast.NodeTransformer):
         call.args[0] = _Condition().visit(node.test)
         call.args[1].body.elts[0], call.args[2].body.elts[0] = node.body, node.orelse
         return ast.copy_location(made, node)
+
+
+def _tuple(values: list[str]) -> str:
+    return f"({', '.join(values)}{',' if values else ''})"
 
 
 class _Condition(ast.NodeTransformer):

@@ -78,7 +78,9 @@ def _batch_norm_backward(node: Call) -> str:
     line = f"n{mark} c {_spatial(x, mark)}"
     combined = "=c" if mark else "c"
     given = ", ".join([line, line, *("1" if not n.meta["val"].shape[0] else "c" for n in channels)])
-    made = [text if m else "1" for text, m in zip((line, combined, combined), node.args[9], strict=True)]
+    whole = len(specs(node)[0].shape) > 1  # a gradient that is not made may have a shape nevertheless
+    mask = [node.args[9][0] or whole, *node.args[9][1:]]
+    made = [text if m else "1" for text, m in zip((line, combined, combined), mask, strict=True)]
     return f"{given} -> {', '.join(made)} | ~0"
 
 

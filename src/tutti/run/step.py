@@ -257,17 +257,18 @@ class Step:
     def _adopt(self, batch: Batch) -> None:
         """Capture the model again after parameters were frozen, freed, replaced or added. Whatever is known of the
         others stays: their values, optimizer state and counts of updates."""
-        known = {name: self._state.whole(name) for name in self._state.names} | self._parked
+        held = {name: self._state.whole(name) for name in self._state.names} | self._parked
         fresh = Step(self.model, self.optimizer, batch, *self._arguments[:13], skips=self._arguments[13],
                      stochastic_rounding=self._arguments[14], metrics=self._arguments[15])  # fmt: skip
         same = {name for name, place in fresh._parameters.items() if self._parameters.get(name) == place}
-        kept = {n: x for n, x in known.items() if n.startswith("buffer:") or n.partition(":")[2] in same}
+        kept = {n: x for n, x in held.items() if n.startswith("buffer:") or n.partition(":")[2] in same}
         for name in fresh._state.names:
             if name in kept and Spec.of(kept[name]) == fresh.graph.spec(name):
                 fresh._state.place(name, kept.pop(name))
         fresh.steps, fresh.skipped, fresh._in_a_row = self.steps, self.skipped, self._in_a_row
-        fresh._behind = {n: self._behind.get(n, self.steps - self.skipped) if n in same else self.steps - self.skipped
-                         for n in fresh._behind}  # fmt: skip
+        done = self.steps - self.skipped
+        known = {name: n for name, n in self._behind.items() if name in same}
+        fresh._behind = dict.fromkeys(fresh._behind, done) | known  # a new parameter has had no update
         fresh._updated, fresh._parked, fresh._recorder = fresh._updated | self._updated, kept, self._recorder
         fresh._made.begin_with(fresh._late())
         self.__dict__.update(fresh.__dict__)
@@ -421,6 +422,11 @@ class Step:
         if self._plan.stages:
             return self._made.pipeline("train", self._made.first, self.accumulate).collectives()
         return self.program.collectives
+
+    @property
+    def recaptures(self) -> list[str]:
+        """Why the model was captured again since the step was made: other shapes, values, modes or attributes."""
+        return list(self._made.reasons)
 
     @property
     def flops(self) -> int:

@@ -1,0 +1,321 @@
+"""What changes after a step was captured does not go unnoticed: held against plain PyTorch, or an error."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import edges
+import tutti
+from tutti.run.executables import MOST
+from tutti.run.observed import CheckFailed
+
+PLANS = [("single", 1, 1), ("dp2", 2, 1), ("zero3", 2, 1), ("pp2", 2, 2)]
+
+
+class Net(edges.Net):
+    """Has a dropout of 0, a scale that forward reads, and a norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.scale, self.epoch = nn.BatchNorm1d(edges.WIDTH), 1.0, 0
+
+    def between(self, x):
+        return self.norm(torch.tanh(x)) * self.scale
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.05)
+
+
+def compare(changes: list[Callable], plan=("single", 1, 1), make=Net, optimizer=adam, rtol=1e-5) -> tutti.Step:
+    """Two steps before and after each change of (model, optimizer), here and in plain PyTorch."""
+    name, devices, microbatches = plan
+    batch = edges.points()
+    theirs, ours = make(), make()
+    their_optimizer, our_optimizer = optimizer(theirs), optimizer(ours)
+    step = tutti.parallelize(ours, our_optimizer, batch, cluster=f"cpu:{devices}", plan=name, level="O0",
+                             accumulate=microbatches)  # fmt: skip
+    size = edges.ROWS // microbatches
+    for change in [lambda model, optimizer: None, *changes]:
+        change(theirs, their_optimizer), change(ours, our_optimizer)
+        for _ in range(2):
+            their_optimizer.zero_grad()
+            total = 0.0
+            for k in range(microbatches):
+                loss = theirs(**{key: x[k * size : (k + 1) * size] for key, x in batch.items()}) / microbatches
+                loss.backward()
+                total += loss.item()
+            their_optimizer.step()
+            assert step(batch).item() == pytest.approx(total, rel=rtol)
+    state = step.state_dict()
+    for key, value in theirs.state_dict().items():
+        torch.testing.assert_close(state[key], value, rtol=rtol, atol=1e-6, msg=lambda m, key=key: f"{key}: {m}")
+    return step
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_parameters_that_are_frozen_and_freed(plan):
+    """Adam counts the updates of each parameter, so that one that rested is corrected otherwise than the rest."""
+    compare(
+        [
+            lambda model, optimizer: model.up.requires_grad_(False),
+            lambda model, optimizer: model.up.requires_grad_(True),
+            lambda model, optimizer: model.down.bias.requires_grad_(False),
+        ],
+        plan,
+    )
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_submodule_that_goes_to_evaluation_and_back(plan):
+    step = compare([lambda model, optimizer: model.norm.eval(), lambda model, optimizer: model.norm.train()], plan)
+    assert len(step._made.plans) == 2 and any("norm.training is False" in reason for reason in step.recaptures)
+
+
+@pytest.mark.parametrize("plan", PLANS[:3])
+def test_an_attribute_that_forward_reads(plan):
+    def double(model, optimizer):
+        model.scale = 2.0
+
+    step = compare([double], plan)
+    assert step.recaptures == ["scale is 2.0 now"]
+
+
+def test_an_attribute_that_forward_does_not_read_costs_one_capture_and_no_compilation():
+    def count(model, optimizer):
+        model.epoch += 1
+
+    step = compare([count, count])
+    assert len(step._made.plans) == len(step._made.made) == 1 and len(step.recaptures) == 2
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_group_and_a_module_that_are_added(plan):
+    def make():
+        model = Net()
+        model.extra = nn.Linear(edges.WIDTH, edges.WIDTH)
+        model.between = lambda x: model.norm(torch.tanh(x)) + (model.extra(x) if model.scale > 1 else 0)
+        return model
+
+    def optimizer(model):
+        return torch.optim.AdamW([p for n, p in model.named_parameters() if not n.startswith("extra")], lr=0.05)
+
+    def add(model, optimizer):
+        model.scale = 2.0
+        optimizer.add_param_group({"params": list(model.extra.parameters()), "lr": 0.1})
+
+    compare([add], plan, make, optimizer)
+
+
+def test_a_head_that_is_replaced():
+    def replace(model, optimizer):
+        torch.manual_seed(5)
+        model.down = nn.Linear(edges.WIDTH, edges.CLASSES)
+        optimizer.add_param_group({"params": list(model.down.parameters())})
+        optimizer.param_groups[0]["params"] = [p for n, p in model.named_parameters() if not n.startswith("down")]
+
+    compare([replace], ("dp2", 2, 1))
+
+
+def test_updates_per_parameter_go_through_checkpoints(tmp_path):
+    batch, model = edges.points(), Net()
+    step = tutti.parallelize(model, adam(model), batch, cluster="cpu:2", plan="dp2", level="O0")
+    step(batch)
+    model.up.requires_grad_(False)
+    step(batch), step(batch)
+    model.up.requires_grad_(True)
+    step(batch)
+    checkpoints = tutti.Checkpoints(tmp_path)
+    step.save(checkpoints)
+    checkpoints.wait()
+    fresh = Net()
+    again = tutti.parallelize(fresh, adam(fresh), batch, cluster="cpu:2", plan="zero3", level="O0")
+    again.load(checkpoints.latest())
+    moved = Net()
+    third = tutti.parallelize(moved, adam(moved), batch, level="O0", plan="single")
+    third.load_training_state(step.training_state())
+    expected = [step(batch).item() for _ in range(2)]
+    assert [again(batch).item() for _ in range(2)] == pytest.approx(expected, rel=1e-6)
+    assert [third(batch).item() for _ in range(2)] == pytest.approx(expected, rel=1e-6)
+
+
+def test_hooks_and_constants_of_the_optimizer():
+    model, batch = Net(), edges.points()
+    optimizer = adam(model)
+    step = tutti.parallelize(model, optimizer, batch, level="O0")
+    step(batch)
+    handle = optimizer.register_step_post_hook(lambda *args: None)
+    with pytest.raises(ValueError, match=r"has the hook .*captured update runs no hooks"):
+        step(batch)
+    handle.remove()
+    optimizer.param_groups[0]["eps"] = 1.0
+    with pytest.raises(ValueError, match="eps of parameter group 0 was"):
+        step(batch)
+
+
+# -- values that forward reads ---------------------------------------------------------------------------------------
+
+
+class Masked(edges.Net):
+    def forward(self, x, y, mask):
+        if not mask.all():
+            x = x * mask
+        return super().forward(x, y)
+
+
+def test_other_values_of_the_batch_are_captured_once():
+    batch = {**edges.points(), "mask": torch.ones(edges.ROWS, 1)}
+    holes = {**batch, "mask": torch.ones(edges.ROWS, 1).index_fill(0, torch.tensor([1, 5]), 0)}
+    model, plain = Masked(), Masked()
+    optimizer = edges.optimizer_for(plain)
+    step = tutti.parallelize(model, edges.optimizer_for(model), batch, cluster="cpu:2", plan="dp2", level="O0")
+    for b in (batch, holes, batch, holes):
+        optimizer.zero_grad()
+        loss = plain(**b)
+        loss.backward()
+        optimizer.step()
+        assert step(b).item() == pytest.approx(loss.item(), rel=1e-5)
+    assert len(step.recaptures) == 1 and "if not mask.all():` gives False, not True" in step.recaptures[0]
+
+
+def test_static_entries_of_the_batch():
+    def loss(model, batch):
+        return model(batch["x"] * batch["scale"], batch["y"]) + (1.0 if batch["more"][0] == "one" else 0.0)
+
+    model = edges.Net()
+    batch = {**edges.points(), "scale": 2.0, "more": ["one", None]}
+    step = tutti.parallelize(model, edges.optimizer_for(model), batch, loss=loss, level="O0")
+    expected = [loss(model, b).item() for b in (batch, {**batch, "scale": 3.0}, {**batch, "more": ["two", None]})]
+    found = [step.evaluate(b).item() for b in (batch, {**batch, "scale": 3.0}, {**batch, "more": ["two", None]})]
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_values_that_are_always_others_are_an_error_in_the_end():
+    class Scaled(edges.Net):
+        def forward(self, x, y):
+            return super().forward(x / x.abs().max().item(), y)
+
+    model, batch = Scaled(), edges.points()
+    step = tutti.parallelize(model, edges.optimizer_for(model), batch, level="O0")
+    with pytest.raises(ValueError, match=rf"captured {MOST} times .*x.abs\(\).max\(\).item\(\).* gives .* not"):
+        for i in range(MOST + 1):
+            step.evaluate({**batch, "x": batch["x"] + i})
+
+
+def test_a_check_that_fails_is_told_with_its_line():
+    class Checked(edges.Net):
+        def between(self, x):
+            if not torch.isfinite(x).all():
+                raise FloatingPointError("activations are not finite")
+            return torch.tanh(x)
+
+    for plan, devices, microbatches in PLANS:
+        model, batch = Checked(), edges.points()
+        step = tutti.parallelize(model, edges.optimizer_for(model), batch, cluster=f"cpu:{devices}", plan=plan,
+                                 level="O0", accumulate=microbatches)  # fmt: skip
+        step(batch)
+        with pytest.raises(CheckFailed, match=r"step 2: .*test_changes\.py:\d+, `if not torch.isfinite\(x\).all\(\):"
+                                              r"`: FloatingPointError: activations are not finite"):  # fmt: skip
+            step({**batch, "x": batch["x"] / 0})
+        with pytest.raises(CheckFailed, match=r"evaluation: .*activations are not finite"):
+            step.evaluate({**batch, "x": batch["x"] / 0})
+
+
+def test_metrics_beside_the_loss():
+    def loss(model, batch):
+        logits = model.down(torch.tanh(model.up(batch["x"])))
+        hits = logits.argmax(1) == batch["y"]
+        return F.cross_entropy(logits, batch["y"]), {
+            "accuracy": hits.float().mean(),
+            "hits": hits.sum(),
+            "logits": logits,
+        }
+
+    expected = {}
+    for plan, devices, microbatches in PLANS:
+        model, batch = edges.Net(), edges.points()
+        how = {"accuracy": "mean", "hits": "sum", "logits": "gather"}
+        step = tutti.parallelize(model, edges.optimizer_for(model), batch, loss=loss, cluster=f"cpu:{devices}",
+                                 plan=plan, level="O0", accumulate=microbatches, metrics=how)  # fmt: skip
+        step(batch)
+        expected = expected or loss(edges.Net(), batch)[1]
+        torch.testing.assert_close({k: x.float() for k, x in step.metrics.items()},
+                                   {k: x.float() for k, x in expected.items()}, check_device=False)  # fmt: skip
+
+
+def test_metrics_of_a_models_output():
+    import zoo
+
+    model, batch = zoo.llama(1), zoo.tokens(4)
+    step = tutti.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.0), batch, cluster="cpu:2", plan="dp2",
+                             level="O0", metrics=["logits"])  # fmt: skip
+    step(batch)
+    torch.testing.assert_close(step.metrics["logits"], model(**batch).logits.detach())
+    with pytest.raises(ValueError, match="metric 'nothing' is a NoneType in the output of the model; it has"):
+        tutti.capture(model, batch, metrics=["nothing"])
+    with pytest.raises(ValueError, match="metric 'logits' is combined by 'max'; it may be mean, sum, gather"):
+        tutti.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.0), batch, metrics={"logits": "max"})
+
+
+# -- what cannot be captured -----------------------------------------------------------------------------------------
+
+
+class Counting(edges.Net):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def between(self, x):
+        self.calls += 1
+        return torch.tanh(x) / self.calls
+
+
+class Remembering(edges.Net):
+    def __init__(self):
+        super().__init__()
+        self.last = None
+
+    def between(self, x):
+        y = torch.tanh(x) if self.last is None else torch.tanh(x) + self.last
+        self.last = x.detach().mean(0)
+        return y
+
+
+class Rolling(edges.Net):
+    def between(self, x):
+        return torch.tanh(x) * (1 if random.random() < 0.5 else 2)
+
+
+class Replacing(edges.Net):
+    def between(self, x):
+        self.down.weight.data = self.down.weight.data * 0.9
+        return torch.tanh(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Counting(), "depends on Python state that its forward changes: 'calls' was 0 before the call and 1 after"),
+        (Remembering(), "depends on Python state that its forward changes: 'last' was None before"),
+        (Rolling(), "draws numbers from random, and what it computes depends on them"),
+        (Replacing(), "puts another tensor in the place of parameter 'down.weight'"),
+    ],
+)
+def test_python_state_that_a_graph_cannot_have(model, message):
+    state = random.getstate()
+    with pytest.raises(ValueError, match=message):
+        tutti.capture(model, edges.points())
+    assert random.getstate() == state and getattr(model, "calls", 0) == 0 and getattr(model, "last", None) is None
+
+
+def test_memory_that_two_tensors_share():
+    model = edges.Net()
+    model.register_buffer("view", model.up.weight.detach()[:2])
+    with pytest.raises(ValueError, match=r"buffer:view and param:up.weight are different tensors that share memory"):
+        tutti.capture(model, edges.points(), edges.optimizer_for(model))
