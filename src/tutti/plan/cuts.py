@@ -8,7 +8,7 @@ the bytes by which they exceed, as stage k with its microbatches in flight, what
 
 where T_k is the pair (M_k, t): what does not fit is worse than all that does. That is exact for stages of one mesh.
 
-Layers that call each other in turns (a cell of a recurrence and its norm, the field of a differential equation) form one
+Layers that call each other in turns (a recurrent cell and its norm, the field of a differential equation) form one
 stage: forward values only go to later stages, so no stage starts between a layer and an earlier one that reads it.
 """
 
