@@ -10,7 +10,7 @@ import random
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,12 +36,13 @@ class StateFound(Exception):
 
 
 class Attempts:
-    """function: returns named outputs. roots: objects whose Python state it may change. known: see `trace`.
+    """function: returns named outputs; `function.autograd` is how many autograd nodes it has made. roots: objects whose
+    Python state it may change. known: see `trace`.
 
     After `traced()`: results, the names of outputs; checks, what fails by the name of an output.
     """
 
-    def __init__(self, function: Callable[..., dict[str, torch.Tensor]], args: tuple[torch.Tensor, ...],
+    def __init__(self, function: Any, args: tuple[torch.Tensor, ...],
                  known: Mapping[int, torch.Tensor], roots: Sequence[Any], decisions: Decisions):  # fmt: skip
         self.function, self.args, self.known, self.roots, self.decisions = function, args, known, roots, decisions
         self.results: list[str] = []
@@ -74,13 +75,13 @@ class Attempts:
     def _traced(self, snapshot: Snapshot) -> Traced:
         try:
             made = self._first(snapshot)
+            self.names, self.autograd, sites = self.results, self.function.autograd, list(self.decisions.conditions)
             self._find_state(snapshot, made)
             if changes := {p: (old, new) for p, (old, new) in snapshot.changes().items() if not _stands_in(new)}:
                 self._compare_with_next_call(made, changes)
             if drawn := snapshot.random_was_drawn:
                 snapshot.restore()
                 self._compare_with_other_numbers(made, drawn)
-            results, sites = self.results, list(self.decisions.conditions)
             for site in sites:
                 if site.is_compound and site not in self.whole:
                     raise Compound(site)
@@ -88,16 +89,16 @@ class Attempts:
                 snapshot.restore()
                 if failure := self._other_way(made, site):
                     self.checks[f"{CHECK}:{number}"] = f"{site}: {failure}"
-            self.results = self._without_other_checks(made, results)
+            self.results = self._without_other_checks(made, self.names)
             return made
         finally:
             snapshot.restore()
 
-    def _run(self) -> Traced:
+    def _run(self, forward_only: bool = False) -> Traced:
         self.decisions.begin()
 
         def flat(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            outputs = self.function(*tensors)
+            outputs = self.function(*tensors, forward_only=forward_only)
             self.results = list(outputs)
             return tuple(outputs.values())
 
@@ -139,7 +140,7 @@ class Attempts:
         """ValueError where a second call of the code, from what the first one left, gives another graph."""
         path, (old, new) = next(iter(changes.items()))
         try:
-            same = written_out(self._run()) == written_out(made)
+            same = self._is_like(made)
         except (Refused, *compat.ValuesNeeded):
             same = False
         if not same:
@@ -156,7 +157,7 @@ class Attempts:
             if "numpy" in sys.modules:
                 sys.modules["numpy"].random.seed(seed)
             try:
-                same = written_out(self._run()) == written_out(made)
+                same = self._is_like(made)
             except (Refused, *compat.ValuesNeeded):
                 same = False
             if not same:
@@ -167,12 +168,12 @@ class Attempts:
 
     def _other_way(self, made: Traced, site: Site) -> str | None:
         """What the code raises where it goes the other way at a site; None where that makes no difference."""
-        known = set(self.decisions.conditions)
+        known = set(self.decisions.taken)
         self.decisions.taken[site] = not self.decisions.taken[site]
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                other = self._run()
+                same = self._is_like(made)
         except (Refused, *compat.ValuesNeeded):
             same = False
         except (Unlike, Endless):
@@ -180,19 +181,22 @@ class Attempts:
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         else:
-            new = any(site not in known for site in self.decisions.conditions)
-            same = not new and written_out(other, self._checks(self.results)) == written_out(
-                made, self._checks(self.results)
-            )
+            same = same and all(site in known for site in self.decisions.conditions)
         finally:
             self.decisions.taken[site] = not self.decisions.taken[site]
         if not same:
             raise Branches(site)
         return None
 
-    @staticmethod
-    def _checks(results: Sequence[str]) -> set[int]:
-        return {i for i, name in enumerate(results) if name.startswith(f"{CHECK}:")}
+    def _is_like(self, made: Traced) -> bool:
+        """Whether the forward pass gives the same graph once more, but for conditions."""
+        other = self._run(forward_only=True)
+        kept = [name for name in self.results if not name.startswith(f"{CHECK}:")]
+        (theirs,), (ours,) = (x.graph.find_nodes(op="output") for x in (made, other))
+        if self.function.autograd != self.autograd:
+            return False
+        before = written_out(made, [theirs.args[0][self.names.index(name)] for name in kept])
+        return before == written_out(other, [ours.args[0][self.results.index(name)] for name in kept])
 
     def _without_other_checks(self, made: Traced, results: list[str]) -> list[str]:
         """Drop the outputs of conditions that are no checks; the names that are left."""
@@ -222,10 +226,8 @@ class Branches(ValueError):
         )
 
 
-def written_out(traced: Traced, without: Collection[int] = ()) -> str:
-    """A graph and its constants as text, the same for equal ones. without: positions of outputs that do not count."""
-    (output,) = traced.graph.find_nodes(op="output")
-    results = [x for i, x in enumerate(output.args[0]) if i not in without]
+def written_out(traced: Traced, results: Sequence[fx.Node]) -> str:
+    """What results are made of, with its constants, as text: the same for equal graphs."""
     needed = _needed(traced.graph, results)
     order = {node: i for i, node in enumerate(needed)}
     lines = []
@@ -241,10 +243,12 @@ def written_out(traced: Traced, without: Collection[int] = ()) -> str:
 
 
 def _needed(graph: fx.Graph, results: Sequence[fx.Node]) -> list[fx.Node]:
-    """The nodes on which results depend, with those that write into tensors, in order."""
-    needed: set[fx.Node] = set(results)
+    """The nodes on which results depend, with those before them that write into tensors, in order."""
+    needed: set[fx.Node] = set()
+    behind, wanted = True, set(results)
     for node in reversed(graph.nodes):
-        if node in needed or written_operands(node):
+        behind = behind and node not in wanted
+        if node in wanted or (not behind and (node in needed or written_operands(node))):
             needed |= {node, *node.all_input_nodes}
     return [node for node in graph.nodes if node in needed]
 

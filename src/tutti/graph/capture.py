@@ -222,9 +222,10 @@ class _Step:
     late: dict[str, list[str]]
     metrics: Collection[str]
     decisions: Decisions = field(default_factory=Decisions)
+    autograd: int = 0  # nodes of the loss, as it was traced last
 
-    def __call__(self, *tensors: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Named outputs."""
+    def __call__(self, *tensors: torch.Tensor, forward_only: bool = False) -> dict[str, torch.Tensor]:
+        """Named outputs; with `forward_only` those of the forward pass."""
         inputs = dict(zip(self.inputs, tensors, strict=True))
         params = {name: self._parameter(name, p, inputs) for name, p in self.slots.params.items()}
         buffers = {name: inputs[f"buffer:{name}"].clone() for name in self.slots.buffers}
@@ -241,25 +242,28 @@ class _Step:
             after = self.slots.changed("buffer", buffers)
             self._check_places(params, storages)
             outputs = {"loss": value.detach()}
-            outputs |= {f"buffer:{name}": x.detach() for name, x in after.items()}
+            outputs |= {f"buffer:{name}": x for name, x in after.items()}
             outputs |= {f"{METRIC}:{name}": x.detach() for name, x in metrics.items()}
             outputs |= {f"{CHECK}:{i}": x for i, x in enumerate(self.decisions.differing())}
-            if not self.gradients:
+            behind = compat.in_backward_order(value.grad_fn) if value.requires_grad else []
+            self.autograd = len(behind)
+            if not self.gradients or forward_only:
                 return outputs
             if not value.requires_grad:
                 raise ValueError(
                     "the loss does not depend on any parameter that requires a gradient; is it computed under "
                     "torch.no_grad() or from a detached tensor?"
                 )
-            with recorder.backward(value):
+            with recorder.backward(behind):
                 grads = self._gradients(value, {name: params[name] for name in self.trained})
         if self.guarded:
             sign(phase=BACKWARD, path=GUARD)
             grads = optimizers.poisoned(grads, value.detach())
-        outputs |= {f"{WRITTEN}:{name}": p.detach() for name, p in params.items()}  # most are as they were
+        outputs |= {f"{WRITTEN}:{name}": p for name, p in params.items()}  # most are as they were
         outputs |= {f"grad:{name}": g for name, g in grads.items()}
         if self.optimizer is not None:
-            outputs |= self._update({name: p.detach() for name, p in params.items()}, grads, inputs)
+            with torch.no_grad():
+                outputs |= self._update(params, grads, inputs)
         return outputs
 
     def _parameter(self, name: str, parameter: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -489,11 +493,11 @@ class _Recorder:
         self.path_at.append(path)
 
     @contextmanager
-    def backward(self, value: torch.Tensor) -> Iterator[None]:
-        """Make each autograd node, when it runs, the current one."""
+    def backward(self, nodes: Iterable[Any]) -> Iterator[None]:
+        """Make each of these autograd nodes, when it runs, the current one."""
         handles = []
         sign(phase=BACKWARD, path="")
-        for grad_fn in compat.in_backward_order(value.grad_fn):
+        for grad_fn in nodes:
             at = bisect_right(self.born, compat.born_at(grad_fn)) - 1
             path = self.path_at[at] if 0 <= at < len(self.path_at) else ""
             handles.append(grad_fn.register_prehook(lambda grads, path=path: sign(path=path)))
