@@ -39,8 +39,6 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import autograd_would_have_decomposed
 
-from tutti.graph.strided import in_order_of_memory
-
 # Operators that write into an argument though their schema denies it, as ones that admit it.
 HONEST = {torch.ops.aten.native_batch_norm.default: native_batch_norm_decomposition}
 
@@ -66,16 +64,18 @@ def fake_mode() -> FakeTensorMode:
 
 
 def decomposition(operator: Any, args: Sequence) -> Callable | None:
-    """What autograd would have called in its place, where it had been asked: in inference mode it is not. Also the form
-    of `as_strided` that reads what the tensor holds, in whatever order that lies in memory."""
-    if operator is torch.ops.aten.as_strided.default:
-        return in_order_of_memory(*args)
+    """What is recorded in the place of an operator: what a table says (`graph.simpler`), or what autograd would have
+    called, which in inference mode is not asked."""
+    for written_as in WRITTEN_AS:
+        if (found := written_as(operator, args)) is not None:
+            return found
     if operator not in _composed:
         _composed[operator] = operator._can_decompose()
     composed = _composed[operator] and autograd_would_have_decomposed(operator, pytree.tree_leaves(args))
     return operator.decompose if composed else None
 
 
+WRITTEN_AS: list[Callable[[Any, Sequence], Callable | None]] = []
 _composed: dict[Any, bool] = {}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+import tutti.graph.strided  # noqa: F401  (what a trace records for as_strided)
 from tutti.graph.trace import Traced, sign, trace
 
 

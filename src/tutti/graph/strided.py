@@ -7,20 +7,22 @@ whatever strides its operator gave it. So the operand is first turned into the o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from tutti import compat
+
 aten = torch.ops.aten
 
 
-def in_order_of_memory(
-    x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
-) -> Callable | None:
-    """A function of the same arguments that calls `as_strided` of a contiguous tensor; None where `x` is one."""
-    if x.is_contiguous() and (offset is None or x.storage_offset() == 0):
+def in_order_of_memory(operator: Any, args: Sequence) -> Callable | None:
+    """What is recorded for `as_strided`: a call on a contiguous tensor; None where it is one, and for all else."""
+    if operator is not aten.as_strided.default:
         return None
-    return _turned
+    x, offset = args[0], args[3] if len(args) > 3 else None
+    return None if x.is_contiguous() and (offset is None or x.storage_offset() == 0) else _turned
 
 
 def _turned(x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> Tensor:
@@ -33,3 +35,6 @@ def _turned(x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int |
             "reads memory that is no part of the tensor: call it on the tensor that this is a view of, or on .contiguous()"
         )
     return aten.as_strided.default(whole.view(-1)[begin:end] if begin else whole, list(size), list(stride))
+
+
+compat.WRITTEN_AS.append(in_order_of_memory)
