@@ -31,8 +31,8 @@ def _turned(x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int |
     end = begin + 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     if not whole.is_contiguous() or begin < 0 or end > x.numel():
         raise ValueError(
-            f"as_strided({tuple(size)}, {tuple(stride)}) of a tensor of shape {tuple(x.shape)} and strides {x.stride()} "
-            "reads memory that is no part of the tensor: call it on the tensor that this is a view of, or on .contiguous()"
+            f"as_strided({tuple(size)}, {tuple(stride)}) of a tensor of shape {tuple(x.shape)} and strides {x.stride()}"
+            " reads memory that is no part of the tensor: call it on what this is a view of, or on .contiguous()"
         )
     return aten.as_strided.default(whole.view(-1)[begin:end] if begin else whole, list(size), list(stride))
 
