@@ -36,7 +36,7 @@ def test_a_signature_is_keys_shapes_and_dtypes():
         ({"x": X}, r"the batch lacks 'y'; it had \['x', 'y'\] when the step was made"),
         ({"x": X, "y": Y, "z": Y}, "the batch has 'z', which it did not have"),
         ({"x": X.double(), "y": Y}, "'x' is torch.float64; it was torch.float32 when the step was made"),
-        ({"x": X, "y": [1]}, "'y' is a list; a batch is a dict or tuple of tensors"),
+        ({"x": X, "y": [1]}, "batch entry 'y' is a list; it was a tensor when the step was made"),
     ],
 )
 def test_a_batch_of_another_kind_is_refused(batch, message):
@@ -44,3 +44,17 @@ def test_a_batch_of_another_kind_is_refused(batch, message):
     check_like({"x": X[:2], "y": Y[:2]}, dtypes)
     with pytest.raises(ValueError, match=message):
         check_like(batch, dtypes)
+
+
+def test_microbatches_of_nested_batches_share_what_has_no_rows():
+    boxes = [{"b": torch.ones(i, 4)} for i in range(1, 7)]
+    batch = {"x": X, "more": (Y, {"scale": torch.tensor(2.0), "mode": "a"}), "table": torch.ones(3, 4), "boxes": boxes}
+    first, second = microbatches(batch, 2)
+    assert first["more"][0].tolist() == [0, 1, 2] and second["more"][1] == batch["more"][1]
+    assert second["boxes"] == boxes[3:] and first["table"] is batch["table"]
+
+
+def test_a_signature_has_static_values():
+    one, other = ({"x": X, "options": {"mode": mode, "none": None}} for mode in ("a", "b"))
+    assert signature_of(one) != signature_of(other)
+    assert ("options.mode", "a") in signature_of(one)

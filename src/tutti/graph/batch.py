@@ -1,7 +1,8 @@
 """Batches: nested containers whose leaves are tensors, or plain values that are the same for every step.
 
 A batch is a dict, tuple, list, named tuple, dataclass or other mapping (`BatchEncoding`), nested at will. The name of a
-leaf is its path with dots: `labels`, `0`, `targets.3.boxes`.
+leaf is its path with dots: `labels`, `0`, `targets.3.boxes`. Tensors in a list belong to one sample each, where the list
+has as many items as the batch has rows, or to all rows.
 
 A leaf that is no tensor is *static*: it is a part of the captured graph, and a batch with another value is captured
 again. So are tensors that are declared static by name.
@@ -112,8 +113,8 @@ def _part(tree: Any, size: int, begin: int, end: int) -> Any:
         return tree[begin:end] if tree.ndim and tree.shape[0] == size else tree
     if not _is_container(tree):
         return tree
-    if isinstance(tree, list) and len(tree) == size:
-        return tree[begin:end]
+    if isinstance(tree, list):
+        return tree[begin:end] if len(tree) == size else tree
     return _like(tree, [_part(x, size, begin, end) for _, x in _items(tree)])
 
 
@@ -145,5 +146,5 @@ def _items(tree: Any) -> list[tuple[Any, Any]]:
     if isinstance(tree, Mapping):
         return list(tree.items())
     if isinstance(tree, (tuple, list)):
-        return list(enumerate(tree))
+        return list(zip(getattr(tree, "_fields", range(len(tree))), tree, strict=True))
     return [(field.name, getattr(tree, field.name)) for field in dataclasses.fields(tree)]

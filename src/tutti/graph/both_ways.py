@@ -95,8 +95,10 @@ class BothWays:
 
 
 def _merged(condition: torch.Tensor, a: Any, b: Any) -> Any:
-    if a is b:
+    if a is b or b is UNDEFINED:
         return a
+    if a is UNDEFINED:  # a name that one way alone assigns is for that way
+        return b
     if isinstance(a, (tuple, list)) and type(a) is type(b) and len(a) == len(b):
         return type(a)(_merged(condition, x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and (a.shape, a.dtype) == (b.shape, b.dtype):
@@ -109,7 +111,7 @@ def _merged(condition: torch.Tensor, a: Any, b: Any) -> Any:
 def _told(x: Any) -> str:
     if isinstance(x, torch.Tensor):
         return f"a tensor of shape {tuple(x.shape)} and {x.dtype}"
-    return "nothing" if x is UNDEFINED else f"a {type(x).__name__}"
+    return f"a {type(x).__name__}"
 
 
 def _truth(x: Any) -> Any:

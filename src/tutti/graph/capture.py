@@ -34,6 +34,7 @@ from tutti.graph.patterns import Pattern
 from tutti.graph.slots import Slots, check_memory_not_shared
 from tutti.graph.step_graph import BACKWARD, CHECK, FORWARD, GUARD, METRIC, UPDATE, WRITTEN, StepGraph
 from tutti.graph.trace import sign, stand_in, stood_in
+from tutti.nn.assignment import assignments_of_tensors
 
 Loss = Callable[[nn.Module, Batch], torch.Tensor]
 INSTEAD = (
@@ -109,7 +110,7 @@ def capture(
     if stochastic_rounding and not any(params[name].dtype is torch.bfloat16 for name in trained):
         raise ValueError("stochastic_rounding is of bfloat16 parameters, and none of those that are trained is one")
 
-    with compat.fake_mode(), _fused_experts(model), compat.eager_models():
+    with compat.fake_mode(), _fused_experts(model), compat.eager_models(), assignments_of_tensors():
 
         def fakes(kind: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
             return {f"{kind}:{k}": torch.empty(t.shape, dtype=t.dtype, device=device) for k, t in tensors}

@@ -25,9 +25,9 @@ def microbatches(batch: Batch, count: int) -> list[Batch]:
         return [batch]
     size = rows(batch)
     if not size or size % count:
-        name = next((name for name, x in batch_items(batch) if x.ndim and x.shape[0] == size), None)
-        which = f"batch entry {name!r} of {size} rows" if name else "a batch without a batch dim"
-        raise ValueError(f"{which} does not divide into {count} microbatches")
+        name, x = next((item for item in batch_items(batch) if not size or item[1].shape[:1] == (size,)), ("", None))
+        shape = None if x is None else tuple(x.shape)
+        raise ValueError(f"batch entry {name!r} of shape {shape} does not divide into {count} microbatches")
     each = size // count
     return [part(batch, i * each, (i + 1) * each) for i in range(count)]
 
