@@ -89,6 +89,31 @@ def test_layers_that_call_each_other_in_turns_form_one_stage():
     assert split([Layer(1.0), Layer(2.0), Layer(2.0), Layer(2.0)], 2, inside=layers.inside) == [0, 3]
 
 
+class Counted(torch.nn.Module):
+    """The last layer reads a statistic of the first one's output that the second one's output updates."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(6, 6) for _ in range(4))
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x):
+        x = self.layers[1](self.layers[0](x))
+        x = self.layers[2](x - self.mean)
+        self.mean.lerp_(x.detach().mean(0), 0.1)
+        return self.layers[3](x).square().mean()
+
+
+def test_state_that_forward_changes_is_kept_in_one_stage():
+    graph = tutti.capture(Counted(), (torch.randn(4, 6),))
+    assert Layers(graph).inside == {2}
+    model = Counted()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(4, 6)
+    step = tutti.parallelize(model, optimizer, (x,), cluster="cpu:2", plan="pp2", accumulate=2, level="O0")
+    assert step.plan.stages["layers.1"] == step.plan.stages["layers.2"]
+
+
 @pytest.fixture(scope="module")
 def graph():
     model = zoo.llama(4)

@@ -10,6 +10,7 @@ where T_k is the pair (M_k, t): what does not fit is worse than all that does. T
 
 Layers that call each other in turns (a recurrent cell and its norm, the field of a differential equation) form one
 stage: forward values only go to later stages, so no stage starts between a layer and an earlier one that reads it.
+So do layers that read or write the same state that forward changes.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class Layers:
         self.inside: set[int] = set()  # layers with which no stage starts: an earlier one reads them or a later one
         # For each layer what is made until its end and read behind it: (label, output) -> how many.
         paths, here = list(self.members), self._forward(reads)
+        self._keep_together(here)
         for node in step.calls:
             path, phase = layer_of(node.meta["path"]), node.meta["phase"]
             path = paths[here[node]] if node in here and paths else path
@@ -95,6 +97,19 @@ class Layers:
                     self.borders[border][maker.meta["label"], index] += 1
                 reached[x] = max(reached[x], here)
         return found
+
+    def _keep_together(self, here: Mapping[fx.Node, int]) -> None:
+        """State that forward changes is read and written in one stage: statistics, a power iteration, a queue."""
+        changed = self.reads.step.changed_by_forward
+        layers: dict[fx.Node, set[int]] = {self.reads.step.inputs[name]: set() for name in changed}
+        if layers:
+            for node, layer in here.items():
+                for x in self.reads.of(node):
+                    if x in layers:
+                        layers[x].add(layer)
+        for name, made in changed.items():
+            found = layers[self.reads.step.inputs[name]] | {here[x] for x in self.reads.behind[made] if x in here}
+            self.inside.update(range(min(found, default=0) + 1, max(found, default=0) + 1))
 
     def __len__(self) -> int:
         return len(self.members)
@@ -137,7 +152,10 @@ def split(layers: Sequence[Layer], stages: int, in_flight: Sequence[float] = (),
         }
         best.append({j: min(way) for j, way in ways.items() if way})
     if n not in best[-1]:
-        raise ValueError(f"a model of {n} layers cannot be cut into {stages} stages: they call each other in turns")
+        raise ValueError(
+            f"a model of {n} layers cannot be cut into {stages} stages: they call each other in turns, or "
+            "share state that forward changes"
+        )
     starts, j = [], n
     for k in reversed(range(stages)):
         j = best[k][j][1]
