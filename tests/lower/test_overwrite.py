@@ -1,5 +1,6 @@
 """Elementwise operators take the memory of what dies with them, and leave alone what somebody still reads."""
 
+import operator
 from dataclasses import replace
 
 import pytest
@@ -102,6 +103,27 @@ def test_what_is_copied_is_made_where_it_goes():
     expected = a + b
     new, negative = fx.GraphModule({}, graph)(a, b)
     assert torch.equal(a, expected) and torch.equal(negative, -expected) and new is a
+
+
+def test_a_place_is_not_written_before_a_piece_of_its_split_is_read():
+    def build(call, a, b):
+        pieces = call(aten.split.Tensor, a, 2)
+        piece = call(operator.getitem, pieces, 0, shape=(2, 7))
+        new = call(aten.add.Tensor, a, b)
+        return call(aten.neg.default, piece, shape=(2, 7)), call(aten.copy_.default, a, new)
+
+    a, b = torch.randn(SHAPE), torch.randn(SHAPE)
+    expected = -a[:2]
+    assert torch.equal(fx.GraphModule({}, graph_of(build))(a, b)[0], expected)
+
+
+def test_a_view_of_a_number_looks_at_nothing():
+    """As the conjugate that autograd takes of a Python number."""
+
+    def build(call, a, b):
+        return call(aten.tanh.default, call(aten.mul.Tensor, a, call(aten._conj.default, 1j, shape=())))
+
+    assert [target for target, _ in written(graph_of(build))] == [aten.tanh.out]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -52,6 +52,68 @@ def test_no_other_cut_that_fits_has_a_faster_slowest_stage(seed):
     assert most(split(layers, stages, in_flight, 0.5 * needs[0])) == pytest.approx(needs[0]), "nothing fits"
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_no_stage_starts_inside_of_layers_that_call_each_other_in_turns(seed):
+    draw = np.random.default_rng(seed)
+    layers, inside = [Layer(*draw.uniform(0.1, 3.0, 3)) for _ in range(9)], {*draw.integers(1, 9, 4).tolist()}
+
+    def slowest(starts):
+        return max(stage.seconds for stage in together(layers, starts))
+
+    found = split(layers, 3, inside=inside)
+    assert not inside.intersection(found)
+    assert slowest(found) == pytest.approx(min(slowest(c) for c in every(9, 3) if not inside.intersection(c)))
+    with pytest.raises(ValueError, match="of 9 layers cannot be cut into 2 stages: they call each other in turns"):
+        split(layers, 2, inside=range(1, 9))
+
+
+class Repeated(torch.nn.Module):
+    """A cell and its norm, three times, then a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.inject, self.cell, self.norm = torch.nn.Linear(6, 6), torch.nn.Linear(6, 6), torch.nn.LayerNorm(6)
+        self.head = torch.nn.Linear(6, 1)
+
+    def forward(self, x):
+        z = x = self.inject(x)
+        for _ in range(3):
+            z = self.norm(torch.tanh(self.cell(z) + x))
+        return self.head(z).square().mean()
+
+
+def test_layers_that_call_each_other_in_turns_form_one_stage():
+    graph = tutti.capture(Repeated(), (torch.randn(4, 6),))
+    layers = Layers(graph)
+    assert list(layers.members) == ["inject", "cell", "norm", "head"] and layers.inside == {2}
+    assert split([Layer(1.0), Layer(2.0), Layer(2.0), Layer(2.0)], 2, inside=layers.inside) == [0, 3]
+
+
+class Counted(torch.nn.Module):
+    """The last layer reads a statistic of the first one's output that the second one's output updates."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(6, 6) for _ in range(4))
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x):
+        x = self.layers[1](self.layers[0](x))
+        x = self.layers[2](x - self.mean)
+        self.mean.lerp_(x.detach().mean(0), 0.1)
+        return self.layers[3](x).square().mean()
+
+
+def test_state_that_forward_changes_is_kept_in_one_stage():
+    graph = tutti.capture(Counted(), (torch.randn(4, 6),))
+    assert Layers(graph).inside == {2}
+    model = Counted()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(4, 6)
+    step = tutti.parallelize(model, optimizer, (x,), cluster="cpu:2", plan="pp2", accumulate=2, level="O0")
+    assert step.plan.stages["layers.1"] == step.plan.stages["layers.2"]
+
+
 @pytest.fixture(scope="module")
 def graph():
     model = zoo.llama(4)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import tutti.nn.ctc
 import tutti.nn.grouped  # noqa: F401  (registers the operators)
+from tutti.graph.strided import in_order_of_memory
 
 aten, ops = torch.ops.aten, torch.ops.tutti
 
@@ -167,6 +168,8 @@ def simpler(operator: Any, args: Sequence) -> Callable[..., Any] | None:
         return _bincount if len(args) > 2 and args[2] else None
     if operator is aten._embedding_bag_backward.default and args[9]:
         return _refuse_sparse
+    if operator is aten.as_strided.default:
+        return in_order_of_memory(*args)
     if operator in LAZY:  # of a number torch dispatches them, too
         return LAZY[operator] if isinstance(args[0], Tensor) else None
     return SIMPLER.get(str(operator))

@@ -27,7 +27,7 @@ TURNING = {aten.permute.default, aten.transpose.int, aten.t.default, aten.expand
 
 def looks(node: fx.Node) -> bool:
     """Whether a call may return the memory of its first operand, or a part of it: a reshape does where it can."""
-    return node.op == "call_function" and _looks(node.target)
+    return node.op == "call_function" and bool(node.all_input_nodes) and _looks(node.target)
 
 
 @cache
@@ -48,9 +48,12 @@ def overwritten(node: fx.Node) -> list[fx.Node]:
 
 
 def root_of(node: fx.Node) -> fx.Node:
-    """What a view looks at; itself of all else."""
-    while looks(node) and node.target is not operator.getitem:
-        node = node.all_input_nodes[0]
+    """What a view looks at, also one of several that a split returns; itself of all else."""
+    while looks(node):
+        source = node.all_input_nodes[0]
+        if node.target is operator.getitem and not looks(source):
+            return node
+        node = source
     return node
 
 

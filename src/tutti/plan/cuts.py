@@ -7,12 +7,16 @@ the bytes by which they exceed, as stage k with its microbatches in flight, what
     best[0][j] = T_0(0, j)        best[k][j] = min over i of max(best[k-1][i], T_k(i, j))
 
 where T_k is the pair (M_k, t): what does not fit is worse than all that does. That is exact for stages of one mesh.
+
+Layers that call each other in turns (a recurrent cell and its norm, the field of a differential equation) form one
+stage: forward values only go to later stages, so no stage starts between a layer and an earlier one that reads it.
+So do layers that read or write the same state that forward changes.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from itertools import accumulate, pairwise
 from math import inf
@@ -64,8 +68,10 @@ class Layers:
                     self.members[layer]["kept", node.meta["label"]] += 1
                     break
         self.borders: list[Counter[tuple[str, int]]] = [Counter() for _ in self.members]
+        self.inside: set[int] = set()  # layers with which no stage starts: an earlier one reads them or a later one
         # For each layer what is made until its end and read behind it: (label, output) -> how many.
         paths, here = list(self.members), self._forward(reads)
+        self._keep_together(here)
         for node in step.calls:
             path, phase = layer_of(node.meta["path"]), node.meta["phase"]
             path = paths[here[node]] if node in here and paths else path
@@ -86,10 +92,24 @@ class Layers:
             here = found[node] = reached[node] = order.get(layer_of(node.meta["path"]), last)
             for x in read:
                 maker, index = source(x)
+                self.inside.update(range(here + 1, found[x] + 1))
                 for border in range(reached[x], here):
                     self.borders[border][maker.meta["label"], index] += 1
                 reached[x] = max(reached[x], here)
         return found
+
+    def _keep_together(self, here: Mapping[fx.Node, int]) -> None:
+        """State that forward changes is read and written in one stage: statistics, a power iteration, a queue."""
+        changed = self.reads.step.changed_by_forward
+        layers: dict[fx.Node, set[int]] = {self.reads.step.inputs[name]: set() for name in changed}
+        if layers:
+            for node, layer in here.items():
+                for x in self.reads.of(node):
+                    if x in layers:
+                        layers[x].add(layer)
+        for name, made in changed.items():
+            found = layers[self.reads.step.inputs[name]] | {here[x] for x in self.reads.behind[made] if x in here}
+            self.inside.update(range(min(found, default=0) + 1, max(found, default=0) + 1))
 
     def __len__(self) -> int:
         return len(self.members)
@@ -109,11 +129,12 @@ class Layers:
         return found
 
 
-def split(layers: Sequence[Layer], stages: int, in_flight: Sequence[float] = (), memory: float = inf) -> list[int]:
+def split(layers: Sequence[Layer], stages: int, in_flight: Sequence[float] = (), memory: float = inf,
+          inside: Collection[int] = ()) -> list[int]:  # fmt: skip
     """The first layer of each of so many stages, none of them empty, so that the slowest is as fast as can be.
 
     in_flight: microbatches that each stage holds. memory: bytes that it may hold; where no cut fits, the one that
-    exceeds it least is taken.
+    exceeds it least is taken. inside: layers with which no stage starts. Raises ValueError where these leave no cut.
     """
     sums, n = [Layer(), *accumulate(layers)], len(layers)
     times, kept, held = ([getattr(s, field) for s in sums] for field in ("seconds", "kept", "held"))
@@ -125,9 +146,16 @@ def split(layers: Sequence[Layer], stages: int, in_flight: Sequence[float] = (),
 
     best = [{j: (cost(0, 0, j), 0) for j in range(1, n + 1)}]
     for k in range(1, stages):
-        best.append({
-            j: min((max(best[-1][i][0], cost(k, i, j)), i) for i in range(k, j)) for j in range(k + 1, n + 1)
-        })  # fmt: skip
+        before = {i: worst for i, (worst, _) in best[-1].items() if i not in inside}
+        ways = {
+            j: [(max(before[i], cost(k, i, j)), i) for i in range(k, j) if i in before] for j in range(k + 1, n + 1)
+        }
+        best.append({j: min(way) for j, way in ways.items() if way})
+    if n not in best[-1]:
+        raise ValueError(
+            f"a model of {n} layers cannot be cut into {stages} stages: they call each other in turns, or "
+            "share state that forward changes"
+        )
     starts, j = [], n
     for k in reversed(range(stages)):
         j = best[k][j][1]

@@ -73,7 +73,7 @@ class Piped:
                 f"a model of {len(layers)} layers and modules beside them cannot be cut into {count} stages"
             )
         held = [self.held[d][s] for s, d in enumerate(self.schedule.place)]
-        starts = split(layers, count, held, memory / self.pipe.chunks)
+        starts = split(layers, count, held, memory / self.pipe.chunks, self.planner.layers.inside)
         stages_of(self.planner.layers.reads, self.named(starts))  # whether it can be cut there
         stages = together(layers, starts)
         update, kept = [0.0] * self.pipe.devices, [0.0] * self.pipe.devices

@@ -102,6 +102,7 @@ def _positions(x: Call) -> list[str]:
 rules(
     dict.fromkeys(ENTRYWISE, _entrywise)
     | dict.fromkeys(ENTRYWISE.values(), _entrywise_backward)
+    | {aten.binary_cross_entropy_with_logits.default: _entrywise}  # autograd writes its gradient out
     | dict.fromkeys(ROWWISE, _rowwise)
     | dict.fromkeys(ROWWISE.values(), _rowwise_backward)
     | dict.fromkeys((aten.nll_loss_forward.default, aten.nll_loss2d_forward.default), _nll)

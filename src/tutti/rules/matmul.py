@@ -79,6 +79,7 @@ rules(
         aten.linalg_cross.default: _cross,
         aten._cdist_forward.default: _distances,
         aten._cdist_backward.default: _distance_gradient,
+        aten._euclidean_dist.default: _distances,  # cdist of many points; autograd writes its gradient out
         aten._pdist_forward.default: "n! k! -> p!",  # of each pair of points
         aten._pdist_backward.default: "p!, n! k, p! -> n! k | ~0",
     }

@@ -6,7 +6,7 @@ import torch
 
 from tutti.graph.step_graph import Call
 from tutti.rules.index import along, indexed
-from tutti.rules.registry import LOCAL, operands, rules
+from tutti.rules.registry import ARGUMENTS, LOCAL, operands, rules
 from tutti.rules.rows import from_end, with_spare, without_spare, write_rows
 from tutti.rules.view import aligned, letters
 
@@ -105,11 +105,30 @@ def _mask_put(node: Call) -> str | None:
 
 
 def _masked_scatter(node: Call) -> str:
-    """Which entry of the source goes where depends on all of the mask: nothing may be split."""
-    left = ", ".join(
-        " ".join(f"{'xms'[i]}{d}!" for d in range(len(n.meta["val"].shape))) for i, n in enumerate(operands(node))
-    )
-    return f"{left} -> {' '.join(f'x{d}!' for d in range(len(node.meta['val'].shape)))}"
+    """(x, mask, source). Which entry of the source goes where depends on all of the mask. The last dim may be split
+    where the mask takes whole rows, as those of tokens that stand for images."""
+    x, mask, source = (n.meta["val"].shape for n in operands(node))
+    left, right = _rows_taken(x, mask, source)
+    return f"{left}, {_whole(mask, 'm')}, {right} -> {left}"
+
+
+def _masked_scatter_backward(node: Call) -> str:
+    """(grad, mask): the gradient of the source."""
+    grad, mask = (n.meta["val"].shape for n in operands(node))
+    left, right = _rows_taken(grad, mask, node.meta["val"].shape)
+    return f"{left}, {_whole(mask, 'm')} -> {right} | ~0"
+
+
+def _rows_taken(x: tuple[int, ...], mask: tuple[int, ...], source: tuple[int, ...]) -> tuple[str, str]:
+    """The dims of a tensor and of the source of what the mask takes."""
+    rows = len(x) > 0 and len(mask) > 0 and len(source) > 1 and mask[-1] == 1 and x[-1] == source[-1] > 1
+    if not rows:
+        return _whole(x, "x"), _whole(source, "s")
+    return f"{_whole(x[:-1], 'x')} h".strip(), f"{_whole(source[:-1], 's')} h"
+
+
+def _whole(shape: tuple[int, ...], letter: str) -> str:
+    return " ".join("1" if n == 1 else f"{letter}{d}!" for d, n in enumerate(shape))
 
 
 rules(
@@ -128,9 +147,12 @@ rules(
         aten.index_put.default: _index_put,
         aten.put.default: _put,
         aten.masked_scatter.default: _masked_scatter,
+        aten.masked_scatter_backward.default: _masked_scatter_backward,
     }
 )
 
+
+ARGUMENTS[aten.masked_scatter_backward.default] = lambda args, shapes: (*args[:2], list(shapes[0]))
 
 FROM_END = (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)  # take negative indices
 

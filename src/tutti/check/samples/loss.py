@@ -62,6 +62,13 @@ def binary_cross_entropy_backward(d: Draw):
     return (grad, x, y, weights, reduction), {}
 
 
+@samples(aten.binary_cross_entropy_with_logits.default)
+def binary_cross_entropy_with_logits(d: Draw):
+    x, y, weights = probabilities(d)
+    more = d.pick([None, d.positive(*x.shape), d.positive(*x.shape[1:])])
+    return (x, y, weights, more, d.between(0, 2)), {}
+
+
 def classified(d: Draw, more: tuple[int, ...] | None):
     """Scores, classes, class weights: of positions of a batch, or (None) of one position."""
     classes = d.size((2, 3, 4, 6))

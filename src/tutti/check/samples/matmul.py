@@ -104,6 +104,14 @@ def cdist(d: Draw):
     return (*doubles(d, (*batch, n, k), (*batch, m, k)), d.pick([1.0, 2.0, 3.0]), None), {}
 
 
+@samples(aten._euclidean_dist.default)
+def euclidean(d: Draw):
+    """Of points whose distances do not cancel: a square root makes much of the rounding of small ones."""
+    n, m, k = d.sizes(3, (1, 2, 4, 6))
+    x, y = doubles(d, (n, k), (m, k))
+    return (x, y + 100), {}
+
+
 @samples(aten._cdist_backward.default)
 def cdist_backward(d: Draw):
     """Of one batch; the gradient of broadcast ones is taken of their expansion."""

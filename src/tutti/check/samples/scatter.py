@@ -120,10 +120,23 @@ def put(d: Draw):
     return (d.floats(*shape, dtype=F64), index, d.floats(*index.shape, dtype=F64), adds), {}
 
 
+def masked(d: Draw) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
+    """A tensor, a mask of its entries or of its rows, and the shape of a source."""
+    shape = d.shape(2, 3)
+    mask = d.booleans(*shape[:-1], 1) if d.flag() else d.booleans(*shape)
+    return d.floats(*shape, dtype=F64), mask, d.pick([shape, (prod(shape[:-1]), shape[-1]), (prod(shape),)])
+
+
 @samples(aten.masked_scatter.default)
 def masked_scatter(d: Draw):
-    shape = d.shape(1, 2)
-    return (d.floats(*shape, dtype=F64), d.booleans(*shape), d.floats(*shape, dtype=F64)), {}
+    x, mask, source = masked(d)
+    return (x, mask, d.floats(*source, dtype=F64)), {}
+
+
+@samples(aten.masked_scatter_backward.default)
+def masked_scatter_backward(d: Draw):
+    x, mask, source = masked(d)
+    return (x, mask, list(source)), {}
 
 
 @samples(aten.index_reduce.default)
