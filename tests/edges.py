@@ -858,3 +858,13 @@ def complex_parameters():
             return torch.tanh(made).mean(-1)
 
     return S4D()
+
+
+@case
+def tensor_of_tensors():
+    class M(Net):
+        def forward(self, x, y, grid):
+            made = torch.tensor([[grid[0], grid[1]], [1, grid.prod()]])
+            return super().forward(x * made[:, 1].float().mean(), y)
+
+    return M(), {**points(), "grid": torch.tensor([2, 3])}

@@ -50,20 +50,15 @@ QUICK = {  # run by the normal suite; all others by `make proofs`
 INDIVISIBLE = ("gcn", "gat", "transformer_xl", "qwen2_vl")  # batches that are no rows to make microbatches of
 DOUBLE = ("electra", "unet")  # in float64: float32 rounding of sums that nearly cancel is above the tolerance
 
-TAKEN_OUT = "takes the values of a tensor out of PyTorch (.numpy())"
 SEVERAL_STAGES = "changes with every microbatch, and stages 0, 1 of the pipeline read or write it"
 NO_CUT = "cannot be cut into 2 stages: they call each other in turns, or share state that forward changes"
 REFUSED = {  # (model, plan, * for every one) -> a part of the message
-    ("detr", "*"): TAKEN_OUT,  # SciPy's linear_sum_assignment
-    ("mask2former", "*"): TAKEN_OUT,  # the same
     ("autoformer", "*"): "the model branches on the values of a tensor",  # x[:, i] with a computed index i
     ("gan", "pp2"): SEVERAL_STAGES,  # spectral norm of a discriminator that is called for two stages
     ("moco", "pp2"): NO_CUT,  # the target's weights follow those of the encoder
     ("maml", "pp2"): NO_CUT,  # gradients of all layers are taken within the forward pass
 }
-FAULTS = {  # model -> why it fails, though it should not
-    "qwen2_vl": "capture of torch.tensor([a, b]) with 0-d tensors a and b that follow from the batch",
-}
+FAULTS: dict[str, str] = {}  # model -> why it fails, though it should not
 
 
 def setting_of(name: str, plan: str) -> Setting:

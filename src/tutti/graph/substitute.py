@@ -10,6 +10,7 @@
 | F.scaled_dot_product_attention | decomposes on a CPU where keys and values differ in width | pads the narrower |
 | F.ctc_loss | reads lengths that are tuples into a tensor's memory | makes tensors of them |
 | F.gaussian_nll_loss | raises where a variance is negative | computes: the loss is NaN there |
+| torch.tensor | reads the memory of tensors in a list | stacks them |
 | torch.cov, torch.corrcoef | check a count that is known from shapes, as a tensor | compute from shapes |
 | BatchNorm with momentum=None | takes the average's weight out of a tensor | keeps it one |
 """
@@ -27,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 _attention = F.scaled_dot_product_attention
 
@@ -92,12 +94,32 @@ def corrcoef(input: Tensor) -> Tensor:
     return (c / deviation.unsqueeze(1) / deviation).clamp(-1, 1)
 
 
+_tensor = torch.tensor
+
+
+def tensor(data: Any, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> Tensor:
+    """torch reads the memory of tensors in a list, which fake tensors do not have."""
+    if not isinstance(data, (list, tuple)) or not any(isinstance(x, Tensor) for x in pytree.tree_leaves(data)):
+        return _tensor(data, dtype=dtype, device=device, **options)
+    made = _stacked(data)
+    if dtype is None and made.is_floating_point():
+        dtype = torch.get_default_dtype()
+    return made.detach().to(device=device or "cpu", dtype=dtype).clone()
+
+
+def _stacked(data: Any) -> Tensor:
+    if isinstance(data, Tensor):
+        return data
+    return torch.stack([_stacked(x) for x in data]) if isinstance(data, (list, tuple)) else _tensor(data)
+
+
 INSTEAD: dict[Any, Callable[..., Any]] = {
     F.scaled_dot_product_attention: attention,
     F.ctc_loss: ctc_loss,
     F.gaussian_nll_loss: gaussian_nll_loss,
     torch.cov: cov,
     torch.corrcoef: corrcoef,
+    torch.tensor: tensor,
 }
 
 
