@@ -67,7 +67,8 @@ def capture(
     """Record loss, gradients and optimizer update of one training step as one functional ATen graph.
 
     model: any module; on the meta device it costs no memory. Its training mode is respected.
-    batch: a dict (passed as keyword arguments) or a tuple of tensors; only shapes and dtypes matter.
+    batch: a dict (passed as keyword arguments) or a tuple of tensors, nested at will (`graph.batch`). Values matter only
+        where the model's Python code reads them, and of entries that are no tensors.
     optimizer: a `torch.optim` instance over the model's parameters; without one the graph ends at the gradients.
     loss: `loss(model, batch) -> 0-d tensor`; by default the model is called and its output has a `.loss` or is it.
     clip_norm: clip the global norm of all gradients, as `torch.nn.utils.clip_grad_norm_` does.
