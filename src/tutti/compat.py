@@ -121,6 +121,11 @@ def checkpoint_regions(enter: Callable[[], None], leave: Callable[[], None]) -> 
         checkpoint._checkpoint_without_reentrant_generator, checkpoint.CheckpointFunction = before
 
 
+def is_custom(grad_fn: Any) -> bool:
+    """Whether an autograd node belongs to a `torch.autograd.Function`."""
+    return isinstance(grad_fn, torch.autograd.function.BackwardCFunction)
+
+
 def hooks_on(parameter: torch.Tensor) -> tuple[list[Callable], list[Callable]]:
     """The hooks on a tensor's gradient: those of `register_hook`, and of `register_post_accumulate_grad_hook`."""
     found = parameter._backward_hooks, parameter._post_accumulate_grad_hooks  # pyright: ignore

@@ -40,7 +40,7 @@ WHOLE: dict[Any, str] = {
     aten.median.default: "one number of all",
     aten.nanmedian.default: "one number of all",
     aten._pdist_forward.default: "each pair of points has a distance",
-    aten.masked_scatter.default: "what each position is given depends on all before it",
+    torch.ops.tutti.linear_sum_assignment.default: "which column a row gets depends on all costs",
 }
 """Operators that cannot be split, and why."""
 

@@ -57,4 +57,5 @@ def test_microbatches_of_nested_batches_share_what_has_no_rows():
 def test_a_signature_has_static_values():
     one, other = ({"x": X, "options": {"mode": mode, "none": None}} for mode in ("a", "b"))
     assert signature_of(one) != signature_of(other)
-    assert ("options.mode", "a") in signature_of(one)
+    assert ("options.mode", "a", "str") in signature_of(one)
+    assert signature_of((X, 1)) != signature_of((X, 1.0)) != signature_of((X, True))

@@ -20,7 +20,7 @@ from tutti.graph.decisions import Decisions, Endless, Site
 from tutti.graph.snapshot import Snapshot
 from tutti.graph.step_graph import CHECK
 from tutti.graph.trace import Refused, Traced, last_node, trace, written_since
-from tutti.graph.values import written_operands
+from tutti.graph.values import base_of, written_operands
 
 PASSED_ON = (Refused, Unlike, Endless, *compat.ValuesNeeded)  # errors that no other way of a branch mends
 MOST_SITES = 64  # branches that are looked into
@@ -54,7 +54,7 @@ class Attempts:
         other Python state that forward changes, on Python's random numbers, or on values that only a run knows.
         """
         snapshot = Snapshot(self.roots)
-        with BothWays(last_node, written_since) as both_ways:
+        with BothWays(last_node, written_since, self.roots) as both_ways:
             while True:
                 try:
                     return self._traced(snapshot)
@@ -74,6 +74,8 @@ class Attempts:
         try:
             made = self._first(snapshot)
             self.names, self.autograd, sites = self.results, self.function.autograd, list(self.decisions.conditions)
+            if late := [site for site in self.decisions.conditions if site in self.decisions.late]:
+                raise Branches(late[0], ValueError("it is asked for in the backward pass"))
             self._find_state(snapshot, made)
             if changes := {p: (old, new) for p, (old, new) in snapshot.changes().items() if not _stands_in(new)}:
                 self._compare_with_next_call(made, changes)
@@ -186,7 +188,7 @@ class Attempts:
 
     def _is_like(self, made: Traced) -> bool:
         """Whether the forward pass gives the same graph once more, but for conditions."""
-        other = self._run(forward_only=True)
+        other = self._run(forward_only=not self.function.backward_matters)
         kept = [name for name in self.results if not name.startswith(f"{CHECK}:")]
         (theirs,), (ours,) = (x.graph.find_nodes(op="output") for x in (made, other))
         if self.function.autograd != self.autograd:
@@ -250,7 +252,7 @@ def _needed(graph: fx.Graph, results: Sequence[fx.Node]) -> list[fx.Node]:
 
 
 def _constants_written(node: fx.Node) -> list[fx.Node]:
-    return [x for x in written_operands(node) if x.op == "get_attr"]
+    return [x for x in map(base_of, written_operands(node)) if x.op == "get_attr"]
 
 
 def _stands_in(value: Any) -> bool:

@@ -23,17 +23,18 @@ import ast
 import gc
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import CodeType, FunctionType, TracebackType
 from typing import Any
 
 import torch
 
 from tutti.graph.decisions import Site
+from tutti.graph.snapshot import Snapshot
 
 BRANCH, CONDITION = "branch", "condition"
 UNDEFINED = object()
-NAMES = ("__tutti_choose", "__tutti_any", "__tutti_all", "__tutti_not", "__tutti_value")
+NAMES = ("__tutti_choose__", "__tutti_any__", "__tutti_all__", "__tutti_not__", "__tutti_value__")
 
 
 class Unlike(ValueError):
@@ -44,10 +45,11 @@ class BothWays:
     """Functions whose branches are rewritten; their code is as before at the end of the `with` block.
 
     mark: returns a point in the trace. written_since: whether tensors made before that point have been written into.
+    roots: objects whose Python state neither way may change.
     """
 
-    def __init__(self, mark: Callable[[], Any], written_since: Callable[[Any], bool]):
-        self.mark, self.written_since = mark, written_since
+    def __init__(self, mark: Callable[[], Any], written_since: Callable[[Any], bool], roots: Sequence[Any]):
+        self.mark, self.written_since, self.roots = mark, written_since, roots
         self.original: dict[FunctionType, CodeType] = {}
         self.edits: dict[tuple[str, int], list[tuple[str, int]]] = {}  # (BRANCH or CONDITION, line), by function
         self.last: Site | None = None
@@ -86,8 +88,10 @@ class BothWays:
         """What the rewritten branch calls: one way for a Python boolean, both for a tensor."""
         if not isinstance(condition, torch.Tensor):
             return then(*values) if condition else otherwise(*values)
-        before = self.mark()
+        before, snapshot = self.mark(), Snapshot([*self.roots, then, otherwise, list(values)])
         made = then(*values), otherwise(*values)
+        if changes := snapshot.changes():
+            raise Unlike(f"one way of the branch changes Python state: {next(iter(changes)) or 'a local container'}")
         if self.written_since(before):
             raise Unlike("one way of the branch writes into a tensor that was made before it")
         condition = condition.reshape(()) if condition.dtype is torch.bool else condition.reshape(()) != 0
@@ -165,11 +169,13 @@ def _rewritten(code: CodeType, edits: list[tuple[str, int]]) -> CodeType | None:
     function = writer.visit(function)
     if writer.left:
         return None
-    free = list(code.co_freevars)
-    outer = ast.parse(f"def around({', '.join(x for x in free if x != '__class__')}):\n    pass")
-    if "__class__" in free:  # for super() without arguments
-        outer = ast.parse("class Around:\n    pass")
-    outer.body[0].body = [function]  # pyright: ignore[reportAttributeAccessIssue]
+    around = f"def around({', '.join(x for x in code.co_freevars if x != '__class__')}):"
+    *_, holder, _ = ["<locals>", *code.co_qualname.split(".")]
+    if holder != "<locals>":  # for super() without arguments, and private names
+        around += f"\n  class {holder}:"
+    outer = ast.parse(f"{around}\n    pass")
+    innermost: Any = outer.body[0] if holder == "<locals>" else outer.body[0].body[0]  # pyright: ignore
+    innermost.body = [function]
     ast.copy_location(outer.body[0], function)
     return _code_named(compile(ast.fix_missing_locations(outer), code.co_filename, "exec"), code.co_name)
 
@@ -235,11 +241,11 @@ class _Writer(ast.NodeTransformer):
         if not all(isinstance(n, ast.Name) for n in stores):
             return node
         self._takes(node)
-        results, given = _tuple(names), _tuple([f"__tutti_value(locals(), {name!r})" for name in names])
+        results, given = _tuple(names), _tuple([f"__tutti_value__(locals(), {name!r})" for name in names])
         made: list[Any] = ast.parse(
             f"def __tutti_then({', '.join(names)}):\n    return {results}\n"
             f"def __tutti_otherwise({', '.join(names)}):\n    return {results}\n"
-            f"__tutti_made = __tutti_choose(None, __tutti_then, __tutti_otherwise, {given})\n"
+            f"__tutti_made = __tutti_choose__(None, __tutti_then, __tutti_otherwise, {given})\n"
             + ("return __tutti_made[0]" if returns else f"{results} = __tutti_made" if names else "")
         ).body
         for function, way in ((made[0], node.body), (made[1], node.orelse)):
@@ -255,7 +261,7 @@ class _Writer(ast.NodeTransformer):
         self.generic_visit(node)
         if not self._takes(node):
             return node
-        made: Any = ast.parse("__tutti_choose(None, lambda: (None,), lambda: (None,), ())[0]", mode="eval").body
+        made: Any = ast.parse("__tutti_choose__(None, lambda: (None,), lambda: (None,), ())[0]", mode="eval").body
         call = made.value
         call.args[0] = _Condition().visit(node.test)
         call.args[1].body.elts[0], call.args[2].body.elts[0] = node.body, node.orelse
@@ -271,7 +277,7 @@ class _Condition(ast.NodeTransformer):
 
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
         self.generic_visit(node)
-        name = "__tutti_any" if isinstance(node.op, ast.Or) else "__tutti_all"
+        name = "__tutti_any__" if isinstance(node.op, ast.Or) else "__tutti_all__"
         made: Any = ast.parse(f"{name}({', '.join('lambda: None' for _ in node.values)})", mode="eval").body
         for argument, value in zip(made.args, node.values, strict=True):
             argument.body = value
@@ -281,7 +287,7 @@ class _Condition(ast.NodeTransformer):
         self.generic_visit(node)
         if not isinstance(node.op, ast.Not):
             return node
-        made: Any = ast.parse("__tutti_not(None)", mode="eval").body
+        made: Any = ast.parse("__tutti_not__(None)", mode="eval").body
         made.args[0] = node.operand
         return ast.copy_location(made, node)
 

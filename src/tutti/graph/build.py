@@ -35,8 +35,8 @@ def build(
     for node in graph.nodes:
         meta = node.meta
         node.meta = {
-            "phase": meta.get("phase", FORWARD),
-            "path": meta.get("path", ""),
+            "phase": meta.get("phase") or FORWARD,
+            "path": meta.get("path") or "",
             "val": meta.get("val"),
         }
         if meta.get("checkpoint"):

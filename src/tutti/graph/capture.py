@@ -12,7 +12,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +66,8 @@ def capture(
     """Record loss, gradients and optimizer update of one training step as one functional ATen graph.
 
     model: any module; on the meta device it costs no memory. Its training mode is respected.
-    batch: a dict (passed as keyword arguments) or a tuple of tensors, nested at will (`graph.batch`). Values matter only
-        where the model's Python code reads them, and of entries that are no tensors.
+    batch: a dict (passed as keyword arguments) or a tuple of tensors, nested at will (`graph.batch`). Values matter
+        only where the model's Python code reads them, and of entries that are no tensors.
     optimizer: a `torch.optim` instance over the model's parameters; without one the graph ends at the gradients.
     loss: `loss(model, batch) -> 0-d tensor`; by default the model is called and its output has a `.loss` or is it.
     clip_norm: clip the global norm of all gradients, as `torch.nn.utils.clip_grad_norm_` does.
@@ -163,7 +162,8 @@ def capture(
         )
     check_memory_not_shared(slots.named(), {name for name in made.outputs if name in made.inputs})
     made.guards, made.checks = guards, attempts.checks
-    made.counts = {name: names for name, names in late.items() if name in made.inputs}
+    updated = set(made.updated)
+    made.counts = {key: [n for n in names if n in updated] for key, names in late.items() if key in made.inputs}
     return made
 
 
@@ -197,14 +197,6 @@ def device_of(model: nn.Module) -> torch.device:
     return torch.device("cpu") if first is None or first.is_meta else first.device
 
 
-def _hooked(hook: Callable, microbatches: int, grad: torch.Tensor) -> torch.Tensor | None:
-    """A hook on a gradient that is to be divided by the number of microbatches later."""
-    if microbatches == 1:
-        return hook(grad)
-    made = hook(grad / microbatches)
-    return None if made is None else made * microbatches
-
-
 @dataclass
 class _Step:
     """A training step as a function of its tensors, to be traced."""
@@ -226,6 +218,7 @@ class _Step:
     metrics: Collection[str]
     decisions: Decisions = field(default_factory=Decisions)
     autograd: int = 0  # nodes of the loss, as it was traced last
+    backward_matters: bool = False  # whether there are hooks or functions whose backward pass may be anything
 
     def __call__(self, *tensors: torch.Tensor, forward_only: bool = False) -> dict[str, torch.Tensor]:
         """Named outputs; with `forward_only` those of the forward pass."""
@@ -239,7 +232,7 @@ class _Step:
         batch = rebuilt(self.batch, {name.partition(":")[2]: inputs[name] for name in entries(self.batch)})
         recorder = _Recorder(self.model)
         with self.slots.holding(params, buffers):  # until gradients are taken: checkpointed code runs once more there
-            with recorder.forward(), substituted(self.model):
+            with recorder.forward(), substituted(self.model) as hooked:
                 value, metrics = self._value(batch)
             _check_scalar(value, self.batch, self.loss)
             after = self.slots.changed("buffer", buffers)
@@ -250,6 +243,8 @@ class _Step:
             outputs |= {f"{CHECK}:{i}": x for i, x in enumerate(self.decisions.differing())}
             behind = compat.in_backward_order(value.grad_fn) if value.requires_grad else []
             self.autograd = len(behind)
+            self.backward_matters = hooked() or any(map(compat.is_custom, behind))
+            self.decisions.backward = True
             if not self.gradients or forward_only:
                 return outputs
             if not value.requires_grad:
@@ -323,14 +318,20 @@ class _Step:
     def _gradients(self, value: torch.Tensor, leaves: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Gradients by name, through the hooks on them; those that are None are left out."""
         after = {}
+        params = [self.slots.params[name] for name in leaves]
         for name, leaf in leaves.items():
             before, after[name] = compat.hooks_on(self.slots.params[name])
             for hook in before:
-                leaf.register_hook(partial(_hooked, hook, self.microbatches))
+                leaf.register_hook(hook)
         others = [p for p in stood_in() if p.requires_grad and p.is_leaf and p.is_floating_point()]
         names = {id(p): name for name, p in self.slots.params.items()}
         others = [p for p in others if names.get(id(p)) in leaves]
-        found = torch.autograd.grad(value, [*leaves.values(), *others], allow_unused=True)
+        parts = self.microbatches if self.backward_matters or any(map(any, map(compat.hooks_on, params))) else 1
+        found = torch.autograd.grad(
+            value / parts if parts > 1 else value, [*leaves.values(), *others], allow_unused=True
+        )
+        if parts > 1:  # what is not linear sees gradients as a loop that accumulates the mean has them
+            found = [None if g is None else g * parts for g in found]
         grads = {name: g for name, g in zip(leaves, found, strict=False) if g is not None}
         for p, g in zip(others, found[len(leaves) :], strict=True):  # read past the module, as from a list of weights
             name = names[id(p)]

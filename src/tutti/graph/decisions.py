@@ -51,6 +51,8 @@ class Decisions:
     taken: dict[Site, bool] = field(default_factory=dict)
     conditions: dict[Site, list[torch.Tensor]] = field(default_factory=dict)
     asked: list[Site] = field(default_factory=list)
+    late: set[Site] = field(default_factory=set)  # asked for in the backward pass
+    backward: bool = False  # whether that runs now
 
     def decide(self, condition: torch.Tensor) -> bool | None:
         """Which way to go where Python asks for a boolean; None outside of any code that could be named."""
@@ -58,6 +60,8 @@ class Decisions:
         if site is None:
             return None
         self.asked.append(site)
+        if self.backward:
+            self.late.add(site)
         self.conditions.setdefault(site, []).append(condition)
         if len(self.conditions[site]) > MOST_ASKED:
             raise Endless(site)
@@ -79,6 +83,8 @@ class Decisions:
         """Before the code is run again."""
         self.conditions.clear()
         self.asked.clear()
+        self.late.clear()
+        self.backward = False
 
 
 class Endless(ValueError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from tutti.graph.step_graph import FORWARD
 from tutti.graph.trace import Traced, sign, trace
 
 
@@ -27,5 +28,6 @@ class _Signing(fx.Interpreter):
     """Runs a graph while another is traced, whose nodes it signs as the old ones are."""
 
     def run_node(self, n: fx.Node):
-        sign(**{key: n.meta.get(key) for key in ("phase", "path", "checkpoint") if n.op != "placeholder"})
+        if n.op == "call_function":
+            sign(phase=n.meta.get("phase", FORWARD), path=n.meta.get("path", ""), checkpoint=n.meta.get("checkpoint"))
         return super().run_node(n)

@@ -191,7 +191,7 @@ class StepGraph:
                 mapping[node] = after.node_copy(node, mapping.__getitem__)
         outputs = {name: mapping[self.outputs[name]] for name in updated}
         after.output(tuple(outputs.values()))
-        return before, StepGraph(after, inputs, outputs, self.constants, self.device)
+        return before, StepGraph(after, inputs, outputs, self.constants, self.device, counts=self.counts)
 
     @property
     def fingerprint(self) -> str:

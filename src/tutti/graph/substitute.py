@@ -127,7 +127,10 @@ class _Substituted(TorchFunctionMode):
     """An active mode of this kind also keeps nn.TransformerEncoder and nn.MultiheadAttention off their inference
     kernels."""
 
+    hooked = False  # whether a hook was registered on a tensor
+
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.hooked = self.hooked or func is Tensor.register_hook
         chosen: Any = INSTEAD.get(func, func)
         return chosen(*args, **(kwargs or {}))
 
@@ -147,15 +150,16 @@ def _cumulative(norm: _BatchNorm, x: Tensor) -> Tensor:
 
 
 @contextmanager
-def substituted(model: nn.Module) -> Iterator[None]:
-    """While this is entered, this thread calls the functions above, and modules of the model likewise."""
+def substituted(model: nn.Module) -> Iterator[Callable[[], bool]]:
+    """While this is entered, this thread calls the functions above, and modules of the model likewise. What it gives
+    tells whether a hook was registered on a tensor."""
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.momentum is None and m.training
              and m.running_mean is not None and "forward" not in vars(m)]  # fmt: skip
     for norm in norms:
         vars(norm)["forward"] = partial(_cumulative, norm)
     try:
-        with _Substituted():
-            yield
+        with _Substituted() as mode:
+            yield lambda: mode.hooked
     finally:
         for norm in norms:
             del norm.forward

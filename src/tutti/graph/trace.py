@@ -24,7 +24,7 @@ from tutti.graph.decisions import Decisions, site_of_caller
 from tutti.graph.simpler import simpler
 from tutti.graph.slots import same_view
 from tutti.graph.step_graph import Spec
-from tutti.graph.values import Values, written_operands
+from tutti.graph.values import Values, base_of, written_operands
 
 aten = torch.ops.aten
 
@@ -100,7 +100,7 @@ def written_since(node: fx.Node) -> bool:
     """Whether what was made up to that node has been written into since."""
     later: set[fx.Node] = set()
     while (node := node.next).op != "root":
-        if any(x not in later for x in written_operands(node)):
+        if any(base_of(x) not in later for x in written_operands(node)):
             return True
         later.add(node)
     return False

@@ -7,6 +7,7 @@ graph then holds for batches that give the same values. `Guards` recomputes them
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -68,7 +69,8 @@ class Values:
         start = nodes.index(self.last) + 1 if self.last is not None else 0
         for node in nodes[start:]:
             if node.op == "get_attr":
-                self.real[node] = self.constants[str(node.target)]
+                with _really():
+                    self.real[node] = self.constants[str(node.target)].clone()
             elif node.op == "call_function" and node not in self.real:
                 self._compute(node)
         if nodes:
@@ -147,6 +149,20 @@ def _nodes(*trees: Any) -> list[fx.Node]:
 def _call(target: Any, args: Any, kwargs: Any, real: Mapping[fx.Node, Any]) -> Any:
     args, kwargs = fx.map_arg((args, kwargs), lambda node: real[node])
     return target(*args, **kwargs)
+
+
+def base_of(node: fx.Node) -> fx.Node:
+    """What a chain of views looks at."""
+    while node.op == "call_function" and node.all_input_nodes and _is_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _is_view(node: fx.Node) -> bool:
+    if node.target is operator.getitem:
+        return True
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(x.alias_info is not None for x in schema.returns)
 
 
 def written_operands(node: fx.Node) -> list[fx.Node]:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from tutti.graph.batch import Batch, batch_items, part, rows, statics
 from tutti.graph.step_graph import Spec
 
-Signature = tuple[tuple[str, Any], ...]  # (name, Spec of a tensor or value of a static entry), sorted by name
+Signature = tuple[tuple, ...]  # (name, Spec) of tensors, (name, value, type) of static entries, sorted by name
 
 
 def signature_of(batch: Batch) -> Signature:
     """What a captured graph depends on: names, in whatever order, shapes and dtypes, and static values."""
     found = [(name, Spec.of(x)) for name, x in batch_items(batch)]
-    return tuple(sorted([*found, *statics(batch)], key=lambda item: item[0]))
+    others = [(name, x, type(x).__name__) for name, x in statics(batch)]  # 1, 1.0 and True are equal
+    return tuple(sorted([*found, *others], key=lambda item: item[0]))
 
 
 def microbatches(batch: Batch, count: int) -> list[Batch]:

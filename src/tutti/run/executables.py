@@ -12,6 +12,7 @@ from tutti.cluster import Cluster
 from tutti.graph.batch import Batch, batch_items
 from tutti.graph.capture import classes_of
 from tutti.graph.garbage import uncollected
+from tutti.graph.slots import attribute
 from tutti.graph.step_graph import StepGraph
 from tutti.graph.values import Guards
 from tutti.lower.program import Program
@@ -75,25 +76,24 @@ class Executables:
     ledgers: Sequence[Ledger]
     inspector: Inspector
     made: dict[tuple[str, Key], Executable] = field(default_factory=dict)
-    pipelines: dict[tuple[str, Key], Pipeline] = field(default_factory=dict)
+    pipelines: dict[tuple[str, Key, int], Pipeline] = field(default_factory=dict)
     captured: dict[tuple, list[tuple[Key, Guards]]] = field(default_factory=dict)  # by signature and Python state
     reasons: list[str] = field(default_factory=list)  # why a step was captured again
 
     def __post_init__(self):
         self.first, (self.graph, self.plan) = next(iter(self.plans.items()))
         self.hidden = self.cluster if self.cluster.device.computes_on else None  # where communication is
-        state = self._state_of_model(self.graph.counts)
-        self.captured[self.first.signature, False, state] = [(self.first, self.graph.guards)]
+        self.late = self.graph.counts
+        state = self._state_of_model(self.late)
+        self.captured[self.first.signature, False, state, self.plan.accumulate] = [(self.first, self.graph.guards)]
 
     def _state_of_model(self, counts: Mapping[str, list[str]]) -> tuple[tuple[str, Any], ...]:
         """What a captured graph depends on besides the batch. counts: parameters that count their own updates."""
         return *self.recipe.watch.state(), *(("the number of updates", tuple(names)) for names in counts.values())
 
-    def begin_with(self, behind: dict[str, int]) -> None:
-        """Before the first step: parameters that are behind by some updates. The first graph may not know that."""
-        if classes_of(behind) != self.graph.counts:
-            self.captured.clear()
-        self.recipe.behind = behind
+    def count(self, behind: Mapping[str, int], late: Mapping[str, int]) -> None:
+        """Say by how many updates parameters are behind the number of steps; `late` are those that have had any."""
+        self.recipe.behind, self.late = dict(behind), classes_of(late)
 
     def key(self, what: str, batch: Batch, microbatches: int | None = None) -> Key:
         """Which captured graph a batch needs, at the present Python state of the model; it is captured if it is new.
@@ -103,8 +103,9 @@ class Executables:
         Raises ValueError where one signature has needed too many graphs.
         """
         evaluates = what == "evaluate"
-        signature, state = signature_of(batch), self._state_of_model(classes_of(self.recipe.behind or {}))
-        known = self.captured.setdefault((signature, evaluates, state), [])
+        signature, state = signature_of(batch), self._state_of_model(self.late)
+        count = 1 if evaluates else microbatches or self.plan.accumulate
+        known = self.captured.setdefault((signature, evaluates, state, count), [])
         tensors, reason = dict(batch_items(batch)), None
         for key, guards in known:
             if not guards or (reason := guards.broken(tensors)) is None:
@@ -118,7 +119,7 @@ class Executables:
         self.reasons.append(
             reason or (f"{state[0][0]} is {state[0][1]!r} now" if state else "a batch of another shape")
         )
-        key = self._capture(signature, evaluates, batch, microbatches or self.plan.accumulate)
+        key = self._capture(signature, evaluates, batch, count)
         known.append((key, self.plans[key][0].guards))
         return key
 
@@ -127,6 +128,9 @@ class Executables:
         if evaluates:
             graph = self.recipe.evaluation(batch)
             guards = graph.guards
+            for name in graph.names("buffer"):  # an attribute that evaluation alone replaces: it begins from what it is
+                if f"buffer:{name}" not in self.state.names:
+                    graph.constants[f"buffer:{name}"] = attribute(self.recipe.model, name).detach().clone()
             graph = unroll(graph.keep(["loss", *graph.observed_names]), self.plan.slices)
             graph.guards = guards
         else:
@@ -149,16 +153,16 @@ class Executables:
 
     def pipeline(self, what: str, key: Key, microbatches: int) -> Pipeline:
         """The pipeline of a captured graph for so many microbatches."""
-        if (what, key) not in self.pipelines:
+        if (what, key, microbatches) not in self.pipelines:
             with HERE.working("lowers the plan"), telling("lowering the plan"), uncollected():
                 graph, plan = self._planned(what, key)
                 plan = plan if what == "evaluate" else plan.replace(accumulate=microbatches)
                 level, hidden, inspector = self._how(what)
-                self.pipelines[what, key] = Pipeline(
+                self.pipelines[what, key, microbatches] = Pipeline(
                     graph, plan, microbatches, level, self.state, self.homes, self.carrier, hidden,
                     platform(self.cluster.device), inspector,
                 )  # fmt: skip
-        return self.pipelines[what, key]
+        return self.pipelines[what, key, microbatches]
 
     def _how(self, what: str) -> tuple[str, Cluster | None, Inspector | None]:
         """At which level, on what communication is hidden, who looks at all that is made."""

@@ -19,6 +19,7 @@ from tutti.cluster import Cluster, local
 from tutti.graph import optimizers
 from tutti.graph.batch import Batch, batch_items, inputs, rows
 from tutti.graph.capture import Loss, device_of
+from tutti.graph.slots import Slots
 from tutti.graph.step_graph import Spec, StepGraph
 from tutti.lower.program import Collective, Program
 from tutti.lower.vary import vary
@@ -124,8 +125,11 @@ class Step:
 
     def __init__(self, model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, mesh,
                  budget, seed, memory, folder, skips=None, stochastic_rounding=False, metrics=()):  # fmt: skip
-        self._arguments = (loss, cluster, plan, level, clip_norm, accumulate, masters, pins, mesh, budget, seed, memory,
-                           folder, skips, stochastic_rounding, metrics)  # fmt: skip
+        self._arguments: dict[str, Any] = dict(
+            loss=loss, cluster=cluster, plan=plan, level=level, clip_norm=clip_norm, accumulate=accumulate,
+            masters=masters, pins=pins, mesh=mesh, budget=budget, seed=seed, memory=memory, folder=folder, skips=skips,
+            stochastic_rounding=stochastic_rounding, metrics=metrics,
+        )  # fmt: skip
         if not isinstance(optimizer, torch.optim.Optimizer):
             kind = type(optimizer).__name__
             raise ValueError(
@@ -170,7 +174,7 @@ class Step:
         self._dtypes = {key: x.dtype for key, x in batch_items(batch)}
         self._constants, self._groups = _constants(optimizer), _groups(optimizer)
         params = dict(model.named_parameters())
-        self._parameters = {name: id(p) for name, p in params.items()}
+        self._example, self._tensors = batch, Slots(model).named()  # held, so that they are told from others
         counts = optimizers.update_counts(optimizer)
         self._behind = {name: self.steps - counts[p] for name, p in params.items() if p in counts}
         self._updated: set[str] = set(self.graph.updated)  # by any graph so far
@@ -205,7 +209,7 @@ class Step:
 
     def _train(self, batch: Batch) -> torch.Tensor:
         if self._recipe.watch.learns_otherwise or _groups(self.optimizer) != self._groups:
-            self._adopt(batch)
+            self._adopt()
         self._check_constants()
         HERE.go(f"in step {self.steps + 1}")
         if first := not self._compared:  # a data loader that differs between ranks shows at once
@@ -243,8 +247,8 @@ class Step:
         self._updated |= updated
         for name in self._behind.keys() - updated:
             self._behind[name] += 1
-        if (late := self._late()) or self._recipe.behind:
-            self._recipe.behind = late
+        if any(self._behind.values()) or self._recipe.behind:
+            self._made.count(self._behind, self._late())
 
     def _late(self) -> dict[str, int]:
         """By how many updates parameters are behind the number of steps, of those that have ever been updated."""
@@ -253,25 +257,35 @@ class Step:
     def _set_behind(self, late: Mapping[str, int]) -> None:
         self._behind = dict.fromkeys(self._behind, 0) | {n: late[n] for n in late if n in self._behind}
         self._updated |= set(late)
-        self._made.begin_with(self._late())
+        self._made.count(self._behind, self._late())
 
-    def _adopt(self, batch: Batch) -> None:
+    def _adopt(self) -> None:
         """Capture the model again after parameters were frozen, freed, replaced or added. Whatever is known of the
         others stays: their values, optimizer state and counts of updates."""
         held = {name: self._state.whole(name) for name in self._state.names} | self._parked
-        fresh = Step(self.model, self.optimizer, batch, *self._arguments[:13], skips=self._arguments[13],
-                     stochastic_rounding=self._arguments[14], metrics=self._arguments[15])  # fmt: skip
-        same = {name for name, place in fresh._parameters.items() if self._parameters.get(name) == place}
-        kept = {n: x for n, x in held.items() if n.startswith("buffer:") or n.partition(":")[2] in same}
+        fresh = Step(self.model, self.optimizer, self._example, **self._arguments)
+        names = {id(t): name for name, t in self._tensors.items()}
+        same = {name: names[id(t)] for name, t in fresh._tensors.items() if id(t) in names}  # new name -> old name
+        renamed = {
+            old.partition(":")[2]: new.partition(":")[2] for new, old in same.items() if old.startswith("param:")
+        }
+        kept = {}
+        for name, x in held.items():
+            kind, _, path = name.partition(":")
+            if kind == "buffer":
+                kept |= {new: x for new, old in same.items() if old == name}
+            elif path in renamed:
+                kept[f"{kind}:{renamed[path]}"] = x
         for name in fresh._state.names:
             if name in kept and Spec.of(kept[name]) == fresh.graph.spec(name):
                 fresh._state.place(name, kept.pop(name))
         fresh.steps, fresh.skipped, fresh._in_a_row = self.steps, self.skipped, self._in_a_row
         done = self.steps - self.skipped
-        known = {name: n for name, n in self._behind.items() if name in same}
+        known = {renamed[name]: n for name, n in self._behind.items() if name in renamed}
         fresh._behind = dict.fromkeys(fresh._behind, done) | known  # a new parameter has had no update
-        fresh._updated, fresh._parked, fresh._recorder = fresh._updated | self._updated, kept, self._recorder
-        fresh._made.begin_with(fresh._late())
+        fresh._updated |= {renamed.get(name, name) for name in self._updated}
+        fresh._parked, fresh._recorder = kept, self._recorder
+        fresh._made.count(fresh._behind, fresh._late())
         self.__dict__.update(fresh.__dict__)
 
     def _microbatches(self, batch: Batch) -> int:
@@ -323,12 +337,13 @@ class Step:
         if self._plan.stages:
             return self._piped("gradients", batch).gradients()
         totals: dict[str, torch.Tensor] = {}
-        for i, part in enumerate(microbatches(batch, self._microbatches(batch))):
-            for name, g in self._run("gradients", part, draw=i)[0][0].items():
+        count = self._microbatches(batch)
+        for i, part in enumerate(microbatches(batch, count)):
+            for name, g in self._run("gradients", part, draw=i, count=count)[0][0].items():
                 if name.startswith("grad:"):
                     key = name.removeprefix("grad:")
                     totals[key] = totals[key] + g if key in totals else g
-        return {name: (g / self._microbatches(batch)).cpu() for name, g in totals.items()}
+        return {name: (g / count).cpu() for name, g in totals.items()}
 
     def compare_replicas(self) -> None:
         """Compare checksums of all that several ranks hold alike; RuntimeError on all of them, with the tensor and the
@@ -444,7 +459,13 @@ class Step:
         """Gradients of all microbatches, then one update."""
         total: list[dict[str, torch.Tensor]] = [{} for _ in self.runtime.ranks]
         for i, part in enumerate(microbatches(batch, self._microbatches(batch))):
-            self._add(total, self._run("accumulate", part, draw=i)[0])
+            outputs, graph = self._run("accumulate", part, draw=i)
+            if i and set(graph.gradient_names) != {name for name in total[0] if name.startswith("grad:")}:
+                raise ValueError(
+                    "the microbatches of a batch have gradients of different parameters, but share an update: "
+                    f"{', '.join(self._made.reasons[-1:])}; compute with tensors there, or give accumulate=1"
+                )
+            self._add(total, outputs)
         for sums in total:
             for value in sums.values():
                 value.div_(self.accumulate)
@@ -463,15 +484,20 @@ class Step:
             ledger.hold(sums)
 
     def _run(
-        self, what: str, batch: Batch, more: list[dict[str, torch.Tensor]] | None = None, draw: int = 0
+        self,
+        what: str,
+        batch: Batch,
+        more: list[dict[str, torch.Tensor]] | None = None,
+        draw: int = 0,
+        count: int | None = None,
     ) -> tuple[list[dict[str, torch.Tensor]], StepGraph]:
         """Run one of the Programs on all held ranks; named outputs by rank, and the graph. Each `draw` has its own
-        random numbers."""
+        random numbers. count: of the microbatches of which the batch is one, by default as the plan says."""
         check_like(batch, self._dtypes)
         if draw == 0 and what not in ("update", "evaluate"):
             self._observed = Observed(self._how)
         HERE.moves += 1
-        key = self._made.key(what, batch, 1 if what == "train" else self.accumulate)
+        key = self._made.key(what, batch, 1 if what == "train" else count)
         executable = self._made.executable(what, key)
         mesh, given = self._plan.mesh, self._given(batch, draw, executable.graph) | executable.graph.constants
         given_to = []
@@ -518,7 +544,7 @@ class Step:
         if len(set(keys)) > 1:
             raise ValueError(
                 "the microbatches of a batch lead to different computations, which a pipeline does not mix: "
-                f"{self._made.reasons[-1]}; compute with tensors there, or take a plan without a pipeline"
+                f"{', '.join(self._made.reasons[-1:])}; compute with tensors there, or take a plan without a pipeline"
             )
         pipeline = self._made.pipeline(what, keys[0], count)
         HERE.moves += 1
