@@ -409,3 +409,186 @@ def test_processes_notice_changes_too(pool, plan, microbatches):
         assert losses == pytest.approx(expected, rel=1e-5)
         torch.testing.assert_close(found, {key: x.detach() for key, x in metrics.items()}, rtol=1e-5, atol=1e-6)
         assert "FloatingPointError: NaN" in said
+
+
+# -- branches with effects, the backward pass, late and renamed parameters ---------------------------------------------
+
+
+class Appending(edges.Net):
+    def between(self, x):
+        parts = [x.sin()]
+        if x.max() > 100:
+            parts.append(2 * x)
+        return sum(parts)
+
+
+class WritingThroughAView(edges.Net):
+    def between(self, x):
+        x = x.clone()
+        if x.max() > 100:
+            x[:, 0].mul_(0)
+        return torch.tanh(x)
+
+
+class ResettingABuffer(edges.Net):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.ones(edges.WIDTH))
+
+    def reset(self):
+        self.mean = torch.zeros(edges.WIDTH)
+
+    def between(self, x):
+        if x.max() > 100:
+            self.reset()
+        return torch.tanh(x) * self.mean
+
+
+class ClippingInAHook(edges.Net):
+    def between(self, x):
+        x = torch.tanh(x)
+        x.register_hook(lambda g: g * 0.01 / g.norm() if g.norm() > 0.01 else g)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Appending, "changes Python state"),
+        (WritingThroughAView, "writes into a tensor that was made before it"),
+        (ResettingABuffer, "changes Python state"),
+    ],
+)
+def test_branches_whose_ways_do_more_than_compute(model, message):
+    with pytest.raises(ValueError, match=f"the model branches on the values .*{message}"):
+        tutti.capture(model(), edges.points())
+
+
+def test_a_branch_in_a_hook_is_refused_or_right():
+    try:
+        graph = tutti.capture(ClippingInAHook(), edges.points())
+    except ValueError as error:
+        assert "asked for in the backward pass" in str(error) or "different things" in str(error)
+    else:
+        raise AssertionError(f"a branch in the backward pass is in no graph: {graph.graph}")
+
+
+class PrivateNames(edges.Net):
+    def __init__(self):
+        super().__init__()
+        self.__scale = 0.5
+
+    def between(self, x):
+        y = super().between(x)
+        if torch.isinf(y).any():
+            y = y.clamp(-1, 1) * self.__scale
+        return y
+
+
+class LateUse(edges.Net):
+    """A layer that is used from the third step on: Adam corrects its first update as a first one."""
+
+    def __init__(self):
+        super().__init__()
+        self.extra, self.use = nn.Linear(edges.WIDTH, edges.WIDTH), False
+
+    def between(self, x):
+        return torch.tanh(self.extra(x) if self.use else x)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_parameter_that_is_used_late(plan):
+    def use(model, optimizer):
+        model.use = True
+
+    def leave(model, optimizer):
+        model.use = False
+
+    compare([use, leave, use], plan, LateUse)
+
+
+def test_private_names_and_super_in_a_branch():
+    compare([], ("dp2", 2, 1), PrivateNames)
+
+
+def test_counts_with_accumulated_microbatches():
+    compare([lambda model, o: model.up.requires_grad_(False), lambda model, o: model.up.requires_grad_(True)],
+            ("dp2", 2, 2))  # fmt: skip
+
+
+class Clamped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.clamp(-0.003, 0.003)
+
+
+class ClampedGradients(edges.Net):
+    def between(self, x):
+        x = Clamped.apply(x)
+        x.register_hook(lambda g: g.clamp(-0.002, 0.002))
+        return torch.tanh(x)
+
+
+@pytest.mark.parametrize("plan", [("single", 1, 2), ("pp2", 2, 2)])
+def test_a_backward_pass_that_is_not_linear_sees_gradients_of_the_mean(plan):
+    compare([], plan, ClampedGradients, edges.optimizer_for)
+
+
+def test_modules_that_are_inserted_wrapped_and_replaced():
+    class Deep(edges.Net):
+        def __init__(self):
+            super().__init__()
+            self.stack = nn.Sequential(nn.Linear(edges.WIDTH, edges.WIDTH), nn.BatchNorm1d(edges.WIDTH))
+
+        def between(self, x):
+            return self.stack(torch.tanh(x))
+
+    def insert(model, optimizer):
+        torch.manual_seed(7)
+        model.stack.insert(0, nn.Linear(edges.WIDTH, edges.WIDTH))
+        optimizer.add_param_group({"params": list(model.stack[0].parameters())})
+
+    def replace(model, optimizer):
+        model.stack[2] = nn.BatchNorm1d(edges.WIDTH, affine=False)
+        left = {id(p) for p in model.stack[0].parameters()}
+        optimizer.param_groups[0]["params"] = [p for p in model.parameters() if id(p) not in left]
+
+    def wrap(model, optimizer):
+        model.up = nn.Sequential(model.up)
+
+    compare([insert, replace, wrap], ("dp2", 2, 1), Deep, edges.optimizer_for)
+
+
+def test_values_of_attributes_that_are_told_apart_by_identity():
+    class Shifted(edges.Net):
+        def __init__(self):
+            super().__init__()
+            self.shift = None
+
+        def between(self, x):
+            return torch.tanh(x if self.shift is None else x + self.shift)
+
+    def shifted(k):
+        def change(model, optimizer):
+            model.shift = torch.full((edges.WIDTH,), float(k))
+
+        return change
+
+    compare([shifted(k) for k in (1, 2, 1, 5, 2, 7)], ("single", 1, 1), Shifted)
+
+
+@pytest.mark.filterwarnings("ignore:no rule says how to split")
+def test_a_batch_that_forward_writes_into():
+    class Writing(edges.Net):
+        def forward(self, x, y):
+            x.mul_(0.5)
+            return super().forward(x, y.clamp_(max=2))
+
+    model, plain = Writing(), Writing()
+    copies = [edges.points() for _ in range(2)]
+    step = tutti.parallelize(model, edges.optimizer_for(model), copies[0], cluster="cpu:2", plan="dp2", level="O0")
+    assert step(copies[0]).item() == pytest.approx(plain(**copies[1]).item(), rel=1e-5)

@@ -73,7 +73,7 @@ class BothWays:
         if (what, site.number) in edits:
             return False
         edits.append((what, site.number))
-        functions = [f for f in gc.get_referrers(code) if isinstance(f, FunctionType) and f.__code__ is code]
+        functions = _functions_of(code)
         made = _rewritten(code, edits) if functions else None
         if made is None or made.co_freevars != code.co_freevars:
             edits.pop()
@@ -96,6 +96,18 @@ class BothWays:
             raise Unlike("one way of the branch writes into a tensor that was made before it")
         condition = condition.reshape(()) if condition.dtype is torch.bool else condition.reshape(()) != 0
         return tuple(_merged(condition, a, b) for a, b in zip(*made, strict=True))
+
+
+def _functions_of(code: CodeType) -> list[FunctionType]:
+    """The functions that run this code, also those that `gc.freeze()` has hidden."""
+    frozen = gc.get_freeze_count() > 0
+    if frozen:
+        gc.unfreeze()
+    try:
+        return [f for f in gc.get_referrers(code) if isinstance(f, FunctionType) and f.__code__ is code]
+    finally:
+        if frozen:
+            gc.freeze()
 
 
 def _merged(condition: torch.Tensor, a: Any, b: Any) -> Any:

@@ -100,6 +100,11 @@ ARGUMENTS |= dict.fromkeys(SIZED, _own_shape)
 ARGUMENTS[aten.affine_grid_generator.default] = lambda args, shapes: (
     args[0], [shapes[0][0], *args[1][1:]], *args[2:]
 )  # fmt: skip
-CONTIGUOUS |= dict.fromkeys(  # the indices' strides are overlooked
-    (aten.fractional_max_pool2d_backward.default, aten.fractional_max_pool3d_backward.default), (2,)
+CONTIGUOUS |= dict.fromkeys(  # the kernels overlook the indices' strides
+    (
+        aten.adaptive_max_pool3d_backward.default,
+        aten.fractional_max_pool2d_backward.default,
+        aten.fractional_max_pool3d_backward.default,
+    ),
+    (2,),
 )
