@@ -459,21 +459,25 @@ class Step:
         """Gradients of all microbatches, then one update."""
         total: list[dict[str, torch.Tensor]] = [{} for _ in self.runtime.ranks]
         for i, part in enumerate(microbatches(batch, self._microbatches(batch))):
-            outputs, graph = self._run("accumulate", part, draw=i)
-            if i and set(graph.gradient_names) != {name for name in total[0] if name.startswith("grad:")}:
-                raise ValueError(
-                    "the microbatches of a batch have gradients of different parameters, but share an update: "
-                    f"{', '.join(self._made.reasons[-1:])}; compute with tensors there, or give accumulate=1"
-                )
-            self._add(total, outputs)
+            self._accumulate(total, part, i)
         for sums in total:
             for value in sums.values():
                 value.div_(self.accumulate)
         updated, graph = self._run("update", microbatches(batch, self.accumulate)[0], total)
         return [{**new, "loss": sums["loss"]} for new, sums in zip(updated, total, strict=True)], graph
 
+    def _accumulate(self, total: list[dict[str, torch.Tensor]], part: Batch, number: int) -> None:
+        """Add what a microbatch gives; by itself, so that nothing of it is held while the next one runs."""
+        outputs, graph = self._run("accumulate", part, draw=number)
+        if number and set(graph.gradient_names) != {name for name in total[0] if name.startswith("grad:")}:
+            raise ValueError(
+                "the microbatches of a batch have gradients of different parameters, but share an update: "
+                f"{', '.join(self._made.reasons[-1:])}; compute with tensors there, or give accumulate=1"
+            )
+        self._add(total, outputs)
+
     def _add(self, total: list[dict[str, torch.Tensor]], outputs: list[dict[str, torch.Tensor]]) -> None:
-        """Add what a microbatch gave; by itself, so that nothing of it is held while the next one runs."""
+        """Add outputs of a microbatch to sums."""
         self._state.keep(outputs)
         for sums, new in zip(total, outputs, strict=True):
             for name, value in new.items():
