@@ -139,11 +139,7 @@ class Attempts:
     def _compare_with_next_call(self, made: Traced, changes: Mapping[str, tuple[Any, Any]]) -> None:
         """ValueError where a second call of the code, from what the first one left, gives another graph."""
         path, (old, new) = next(iter(changes.items()))
-        try:
-            same = self._is_like(made)
-        except (Refused, *compat.ValuesNeeded):
-            same = False
-        if not same:
+        if not self._is_like(made):
             raise ValueError(
                 f"what the model computes depends on Python state that its forward changes: {path!r} was {_shown(old)} "
                 f"before the call and {_shown(new)} after it. A step is captured once: make it a buffer "
@@ -154,11 +150,7 @@ class Attempts:
         """ValueError where other random numbers of Python give another graph."""
         for seed in (1, 2):
             snapshot.reseed(seed)
-            try:
-                same = self._is_like(made)
-            except (Refused, *compat.ValuesNeeded):
-                same = False
-            if not same:
+            if not self._is_like(made):
                 raise ValueError(
                     f"the model draws numbers from {drawn[0]}, and what it computes depends on them. A step is "
                     "captured once: draw with torch.rand, or pass the numbers with the batch"
@@ -171,15 +163,11 @@ class Attempts:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                same = self._is_like(made)
-        except (Refused, *compat.ValuesNeeded):
-            same = False
+                same = self._is_like(made) and self.decisions.conditions.keys() <= known
         except (Unlike, Endless):
             raise
         except Exception as error:
             return f"{type(error).__name__}: {error}"
-        else:
-            same = same and all(site in known for site in self.decisions.conditions)
         finally:
             self.decisions.taken[site] = not self.decisions.taken[site]
         if not same:
@@ -187,8 +175,11 @@ class Attempts:
         return None
 
     def _is_like(self, made: Traced) -> bool:
-        """Whether the forward pass gives the same graph once more, but for conditions."""
-        other = self._run(forward_only=not self.function.backward_matters)
+        """Whether the forward pass gives the same graph once more, but for conditions; not where it gives none."""
+        try:
+            other = self._run(forward_only=not self.function.backward_matters)
+        except (Refused, *compat.ValuesNeeded):
+            return False
         kept = [name for name in self.results if not name.startswith(f"{CHECK}:")]
         (theirs,), (ours,) = (x.graph.find_nodes(op="output") for x in (made, other))
         if self.function.autograd != self.autograd:

@@ -317,16 +317,14 @@ class _Step:
 
     def _gradients(self, value: torch.Tensor, leaves: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Gradients by name, through the hooks on them; those that are None are left out."""
-        after = {}
-        params = [self.slots.params[name] for name in leaves]
-        for name, leaf in leaves.items():
-            before, after[name] = compat.hooks_on(self.slots.params[name])
+        hooks = {name: compat.hooks_on(self.slots.params[name]) for name in leaves}  # before and after accumulation
+        for name, (before, _) in hooks.items():
             for hook in before:
-                leaf.register_hook(hook)
+                leaves[name].register_hook(hook)
         others = [p for p in stood_in() if p.requires_grad and p.is_leaf and p.is_floating_point()]
         names = {id(p): name for name, p in self.slots.params.items()}
         others = [p for p in others if names.get(id(p)) in leaves]
-        parts = self.microbatches if self.backward_matters or any(map(any, map(compat.hooks_on, params))) else 1
+        parts = self.microbatches if self.backward_matters or any(map(any, hooks.values())) else 1
         found = torch.autograd.grad(
             value / parts if parts > 1 else value, [*leaves.values(), *others], allow_unused=True
         )
@@ -335,15 +333,15 @@ class _Step:
         grads = {name: g for name, g in zip(leaves, found, strict=False) if g is not None}
         for p, g in zip(others, found[len(leaves) :], strict=True):  # read past the module, as from a list of weights
             name = names[id(p)]
-            if any(compat.hooks_on(p)):
+            if any(hooks[name]):
                 raise ValueError(
                     f"parameter {name!r} has a hook on its gradient and is read in another way than from its module; "
                     "read it as an attribute of the module"
                 )
             if g is not None:
                 grads[name] = grads[name] + g if name in grads else g
-        for name in [name for name in grads if after[name]]:
-            grads[name] = self._accumulated(name, leaves[name], grads[name], after[name])
+        for name in [name for name in grads if hooks[name][1]]:
+            grads[name] = self._accumulated(name, leaves[name], grads[name], hooks[name][1])
         return grads
 
     def _accumulated(self, name: str, leaf: torch.Tensor, grad: torch.Tensor, hooks: list[Callable]) -> torch.Tensor:

@@ -64,12 +64,12 @@ class Snapshot:
             return []
         self.saved[id(held)] = path, held, dict(held)
         if not isinstance(thing, nn.Module):
-            return [(_join(path, key), x) for key, x in held.items()]
+            return [(join(path, key), x) for key, x in held.items()]
         for table in (thing._parameters, thing._buffers, thing._modules):
             self.saved[id(table)] = path, table, dict(table)
         tables = ("_parameters", "_buffers", "_modules")
-        own = [(_join(path, key), x) for key, x in held.items() if key not in tables]
-        return own + [(_join(path, key), x) for key, x in thing._modules.items()]
+        own = [(join(path, key), x) for key, x in held.items() if key not in tables]
+        return own + [(join(path, key), x) for key, x in thing._modules.items()]
 
     def changes(self) -> dict[str, tuple[Any, Any]]:
         """Paths of attributes and items that hold something else now -> (before, now); `MISSING` for nothing."""
@@ -79,7 +79,7 @@ class Snapshot:
                 for key in {**before, **thing}:
                     old, new = before.get(key, MISSING), thing.get(key, MISSING)
                     if old is not new and not _equal(old, new):
-                        found[_join(path, str(key))] = old, new
+                        found[join(path, str(key))] = old, new
             elif isinstance(thing, set):
                 if thing != before:
                     found[path] = before, set(thing)
@@ -93,7 +93,7 @@ class Snapshot:
         """Plain attributes of objects that held a tensor, with their paths."""
         for path, _, before in self.saved.values():
             if isinstance(before, dict):
-                yield from ((_join(path, str(k)), x) for k, x in before.items() if isinstance(x, torch.Tensor))
+                yield from ((join(path, str(k)), x) for k, x in before.items() if isinstance(x, torch.Tensor))
 
     @property
     def random_was_drawn(self) -> list[str]:
@@ -168,5 +168,5 @@ def _filled(cell: Any) -> bool:
         return False
 
 
-def _join(path: str, key: str) -> str:
+def join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key

@@ -55,7 +55,7 @@ class Values:
         self._advance()
         if any(node not in self.real for node in _nodes(args, kwargs)):
             return None
-        with _really():
+        with compat.computing_really():
             made = _call(target, args, kwargs, self.real)
         self.asked.append(Asked(target, args, kwargs, made, line))
         return made
@@ -63,13 +63,13 @@ class Values:
     def _advance(self) -> None:
         """Compute what has been traced since the last call and follows from the batch."""
         if self.last is None:
-            with _really():
+            with compat.computing_really():
                 self.real |= {node: x.detach().clone() for node, x in self.given.items()}
         nodes = list(self.graph.nodes)
         start = nodes.index(self.last) + 1 if self.last is not None else 0
         for node in nodes[start:]:
             if node.op == "get_attr":
-                with _really():
+                with compat.computing_really():
                     self.real[node] = self.constants[str(node.target)].clone()
             elif node.op == "call_function" and node not in self.real:
                 self._compute(node)
@@ -80,7 +80,7 @@ class Values:
         tags = getattr(node.target, "tags", ())
         known = all(x in self.real for x in node.all_input_nodes) and torch.Tag.nondeterministic_seeded not in tags
         if known:
-            with _really():
+            with compat.computing_really():
                 self.real[node] = _call(node.target, node.args, node.kwargs, self.real)
             self.computed.append(node)
             return
@@ -122,7 +122,7 @@ class Guards:
     def broken(self, batch: Mapping[str, torch.Tensor]) -> str | None:
         """Where a batch, given by the names of its tensors, leads to another value than was captured, in words; None
         where it does not."""
-        with _really():
+        with compat.computing_really():
             real: dict[fx.Node, Any] = {n: batch[k].detach() for n, k in self.inputs.items()}
             if self.copies:
                 real = {n: x.clone() for n, x in real.items()}
@@ -134,10 +134,6 @@ class Guards:
                 if not _same(now, asked.value):
                     return f"{asked.line} gives {_shown(now)}, not {_shown(asked.value)}"
         return None
-
-
-def _really():
-    return compat.computing_really()
 
 
 def _nodes(*trees: Any) -> list[fx.Node]:

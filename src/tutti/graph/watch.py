@@ -14,14 +14,13 @@ import torch
 from torch import nn
 
 from tutti import compat
-from tutti.graph.snapshot import LARGEST, OPAQUE, is_of_the_system
+from tutti.graph.snapshot import LARGEST, MISSING, OPAQUE, is_of_the_system, join
 
 PLAIN = (bool, int, float, str, bytes, complex, type(None), torch.dtype, torch.device)
 SHORT = 32  # items of a list that is watched
-TABLES = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
-          "_backward_pre_hooks")  # fmt: skip
-DEEPEST = 3  # objects within objects that are watched
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+TABLES = ("_parameters", "_buffers", "_modules", *HOOKS)
+DEEPEST = 3  # objects within objects that are watched
 
 
 class Watch:
@@ -37,13 +36,13 @@ class Watch:
         self.children: list[tuple[dict[str, Any], list, str]] = []  # tables and their modules
         seen: set[int] = set()
         for path, module in model.named_modules():
-            tables = [(module.__dict__[name], _join(path, name)) for name in HOOKS]
+            tables = [(module.__dict__[name], join(path, name)) for name in HOOKS]
             self.hooks += [(table, list(table), name) for table, name in tables]
             self.children.append((module._modules, list(module._modules.values()), path))
             for at, held in self._tables(path, module.__dict__, seen, DEEPEST):
                 self.sizes.append((held, len(held), at))
                 for key, value in held.items():
-                    self._watch(held, key, value, _join(at, key), attributes)
+                    self._watch(held, key, value, join(at, key), attributes)
         self.learning = _learning(model)
 
     def _tables(self, path: str, held: dict, seen: set[int], depth: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -55,7 +54,7 @@ class Watch:
             inner: Any = x if isinstance(x, dict) else getattr(x, "__dict__", None)
             if isinstance(inner, dict) and id(x) not in seen and len(inner) <= LARGEST:
                 seen.add(id(x))
-                yield from self._tables(_join(path, str(key)), inner, seen, depth - 1)
+                yield from self._tables(join(path, str(key)), inner, seen, depth - 1)
 
     def _watch(self, held: dict[str, Any], key: str, value: Any, path: str, attributes: frozenset[str]) -> None:
         if isinstance(value, PLAIN) or (isinstance(value, tuple) and all(isinstance(x, PLAIN) for x in value)):
@@ -94,9 +93,6 @@ class Watch:
         return _learning(self.model) != self.learning
 
 
-MISSING = object()
-
-
 class Same:
     """An object that equals itself alone; held, so that no other one gets its identity."""
 
@@ -117,7 +113,3 @@ def _learning(model: nn.Module) -> list[tuple[str, int, bool, int]]:
     """Parameters and buffers by name, which of them learn, and how many hooks their gradients have."""
     found = [(name, id(p), p.requires_grad, sum(map(len, compat.hooks_on(p)))) for name, p in model.named_parameters()]
     return [*found, *((name, id(b), False, 0) for name, b in model.named_buffers())]
-
-
-def _join(path: str, key: str) -> str:
-    return f"{path}.{key}" if path else key

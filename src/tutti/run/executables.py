@@ -84,26 +84,29 @@ class Executables:
         self.first, (self.graph, self.plan) = next(iter(self.plans.items()))
         self.hidden = self.cluster if self.cluster.device.computes_on else None  # where communication is
         self.late = self.graph.counts
-        state = self._state_of_model(self.late)
-        self.captured[self.first.signature, False, state, self.plan.accumulate] = [(self.first, self.graph.guards)]
+        self.look()
+        first = self.first.signature, False, self.state_of_model, self.plan.accumulate
+        self.captured[first] = [(self.first, self.graph.guards)]
 
-    def _state_of_model(self, counts: Mapping[str, list[str]]) -> tuple[tuple[str, Any], ...]:
-        """What a captured graph depends on besides the batch. counts: parameters that count their own updates."""
-        return *self.recipe.watch.state(), *(("the number of updates", tuple(names)) for names in counts.values())
+    def look(self) -> None:
+        """Note what captured graphs depend on besides the batch: the model's Python state, and which parameters count
+        their own updates. To be called before a batch is run."""
+        counts = (("the number of updates", tuple(names)) for names in self.late.values())
+        self.state_of_model: tuple[tuple[str, Any], ...] = (*self.recipe.watch.state(), *counts)
 
     def count(self, behind: Mapping[str, int], late: Mapping[str, int]) -> None:
         """Say by how many updates parameters are behind the number of steps; `late` are those that have had any."""
         self.recipe.behind, self.late = dict(behind), classes_of(late)
 
     def key(self, what: str, batch: Batch, microbatches: int | None = None) -> Key:
-        """Which captured graph a batch needs, at the present Python state of the model; it is captured if it is new.
+        """Which captured graph a batch needs, at the state of the model that `look` saw; it is captured if it is new.
 
         microbatches: how many batches like this one are accumulated; by default as the plan says.
 
         Raises ValueError where one signature has needed too many graphs.
         """
         evaluates = what == "evaluate"
-        signature, state = signature_of(batch), self._state_of_model(self.late)
+        signature, state = signature_of(batch), self.state_of_model
         count = 1 if evaluates else microbatches or self.plan.accumulate
         known = self.captured.setdefault((signature, evaluates, state, count), [])
         tensors, reason = dict(batch_items(batch)), None

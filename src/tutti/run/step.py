@@ -211,6 +211,7 @@ class Step:
         if self._recipe.watch.learns_otherwise or _groups(self.optimizer) != self._groups:
             self._adopt()
         self._check_constants()
+        self._made.look()
         HERE.go(f"in step {self.steps + 1}")
         if first := not self._compared:  # a data loader that differs between ranks shows at once
             check_same_everywhere(dict(batch_items(batch)))
@@ -323,6 +324,7 @@ class Step:
 
     def evaluate(self, batch: Batch) -> torch.Tensor:
         """The loss in evaluation mode, without an update; a 0-d tensor."""
+        self._made.look()
         if self._plan.stages:
             loss = self._piped("evaluate", batch).loss()
         else:
@@ -334,6 +336,7 @@ class Step:
 
     def gradients(self, batch: Batch) -> dict[str, torch.Tensor]:
         """The gradients that the next step would compute, before clipping: full tensors under the model's names."""
+        self._made.look()
         if self._plan.stages:
             return self._piped("gradients", batch).gradients()
         totals: dict[str, torch.Tensor] = {}
@@ -458,12 +461,13 @@ class Step:
     def _accumulated(self, batch: Batch) -> tuple[list[dict[str, torch.Tensor]], StepGraph]:
         """Gradients of all microbatches, then one update."""
         total: list[dict[str, torch.Tensor]] = [{} for _ in self.runtime.ranks]
-        for i, part in enumerate(microbatches(batch, self._microbatches(batch))):
+        parts = microbatches(batch, self.accumulate)
+        for i, part in enumerate(parts):
             self._accumulate(total, part, i)
         for sums in total:
             for value in sums.values():
                 value.div_(self.accumulate)
-        updated, graph = self._run("update", microbatches(batch, self.accumulate)[0], total)
+        updated, graph = self._run("update", parts[0], total)
         return [{**new, "loss": sums["loss"]} for new, sums in zip(updated, total, strict=True)], graph
 
     def _accumulate(self, total: list[dict[str, torch.Tensor]], part: Batch, number: int) -> None:
