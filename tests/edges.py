@@ -6,10 +6,11 @@ A case is a function that returns (model, batch, loss). Batches have 12 rows, so
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -868,3 +869,56 @@ def tensor_of_tensors():
             return super().forward(x * made[:, 1].float().mean(), y)
 
     return M(), {**points(), "grid": torch.tensor([2, 3])}
+
+
+TABLE: dict[str, Tensor] = {}
+
+
+@case
+def caches_filled_in_the_first_call():
+    """Masks and position tables kept in an attribute, a container, a class, a global variable, and caches."""
+
+    class M(Net):
+        kept: ClassVar[dict[int, Tensor]] = {}
+        calls = 0
+
+        def __init__(self):
+            super().__init__()
+            self.mask, self.ready, self.angles = None, False, {}
+
+        @staticmethod
+        @functools.lru_cache(maxsize=2)
+        def table(width):
+            return torch.arange(width).float().cos(), [torch.ones(width)]
+
+        def between(self, x):
+            type(self).calls += 1
+            if not self.ready:
+                self.mask, self.ready = torch.ones(WIDTH), True
+                self.mask[: WIDTH // 2] = 0.5
+            if "angles" not in self.angles:
+                self.angles["angles"] = (torch.linspace(0, 1, WIDTH),)
+            if WIDTH not in self.kept:
+                self.kept[WIDTH] = torch.full((WIDTH,), 0.5)
+            if "bias" not in TABLE:
+                TABLE["bias"] = torch.eye(WIDTH)
+            if not hasattr(self, "steps"):
+                self.steps = torch.arange(WIDTH) / WIDTH
+            cosines, (ones,) = self.table(WIDTH)
+            return torch.tanh(x @ TABLE["bias"] * self.mask + self.angles["angles"][0] + self.kept[WIDTH]) + (
+                cosines + ones + self.steps
+            )
+
+    TABLE.clear()
+    return M()
+
+
+@case
+def index_by_a_computed_number():
+    class M(Net):
+        def between(self, x):
+            i = x.detach().abs().sum(0).argmax()
+            first = x[0, i].detach() + x[..., i, None].detach().mean() + x[None, :, i - WIDTH].detach().mean()
+            return x * x[:, i].unsqueeze(1) + first
+
+    return M()

@@ -37,7 +37,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-from torch.utils._python_dispatch import autograd_would_have_decomposed
+from torch.utils._python_dispatch import _disable_current_modes, autograd_would_have_decomposed
 
 # Operators that write into an argument though their schema denies it, as ones that admit it.
 HONEST = {torch.ops.aten.native_batch_norm.default: native_batch_norm_decomposition}
@@ -77,7 +77,7 @@ _composed: dict[Any, bool] = {}
 @contextmanager
 def computing_really() -> Iterator[None]:
     """Operators compute on real tensors, without gradients or casts, also while fake tensors are traced."""
-    with unset_fake_temporarily(), torch.no_grad(), torch._C._DisableAutocast():  # pyright: ignore
+    with _disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast():  # pyright: ignore
         yield
 
 

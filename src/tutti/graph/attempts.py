@@ -17,6 +17,7 @@ from torch import fx, nn
 from tutti import compat
 from tutti.graph.both_ways import BRANCH, CONDITION, BothWays, Unlike
 from tutti.graph.decisions import Decisions, Endless, Site
+from tutti.graph.input_free import InputFree, line
 from tutti.graph.snapshot import Snapshot
 from tutti.graph.step_graph import CHECK
 from tutti.graph.trace import Refused, Traced, last_node, trace, written_since
@@ -94,7 +95,7 @@ class Attempts:
         finally:
             snapshot.restore()
 
-    def _run(self, forward_only: bool = False) -> Traced:
+    def _run(self, forward_only: bool = False, after: Traced | None = None) -> Traced:
         self.decisions.begin()
 
         def flat(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -102,7 +103,7 @@ class Attempts:
             self.results = list(outputs)
             return tuple(outputs.values())
 
-        return trace(flat, *self.args, known=self.known, decisions=self.decisions)
+        return trace(flat, *self.args, known=self.known, decisions=self.decisions, after=after)
 
     def _first(self, snapshot: Snapshot) -> Traced:
         """A first graph: where the code raises behind a branch, the other way is taken."""
@@ -139,7 +140,7 @@ class Attempts:
     def _compare_with_next_call(self, made: Traced, changes: Mapping[str, tuple[Any, Any]]) -> None:
         """ValueError where a second call of the code, from what the first one left, gives another graph."""
         path, (old, new) = next(iter(changes.items()))
-        if not self._is_like(made):
+        if not self._is_like(made, after=made):
             raise ValueError(
                 f"what the model computes depends on Python state that its forward changes: {path!r} was {_shown(old)} "
                 f"before the call and {_shown(new)} after it. A step is captured once: make it a buffer "
@@ -174,10 +175,13 @@ class Attempts:
             raise Branches(site)
         return None
 
-    def _is_like(self, made: Traced) -> bool:
-        """Whether the forward pass gives the same graph once more, but for conditions; not where it gives none."""
+    def _is_like(self, made: Traced, after: Traced | None = None) -> bool:
+        """Whether the forward pass gives the same graph once more, but for conditions; not where it gives none.
+
+        after: the trace whose call has left tensors that are read now.
+        """
         try:
-            other = self._run(forward_only=not self.function.backward_matters)
+            other = self._run(forward_only=not self.function.backward_matters, after=after)
         except (Refused, *compat.ValuesNeeded):
             return False
         kept = [name for name in self.results if not name.startswith(f"{CHECK}:")]
@@ -216,19 +220,18 @@ class Branches(ValueError):
 
 
 def written_out(traced: Traced, results: Sequence[fx.Node]) -> str:
-    """What results are made of, with its constants, as text: the same for equal graphs."""
-    needed = _needed(traced.graph, results)
-    order = {node: i for i, node in enumerate(needed)}
+    """What results are made of as text: the same for equal graphs, wherever they make what depends on no input."""
+    free = InputFree(traced.graph, traced.constants)
+    (output,) = traced.graph.find_nodes(op="output")
+    names: dict[fx.Node, str] = {}
     lines = []
-    for node in needed:
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda x: f"%{order[x]}")  # pyright: ignore
-        value = ""
-        if node.op == "get_attr":
-            held = traced.constants[str(node.target)]
-            small = held.numel() <= 64 and not isinstance(held, compat.FakeTensor)
-            value = f"{held.dtype} {held.tolist() if small else id(held)}"
-        lines.append(f"{node.op if node.op == 'get_attr' else node.target} {args} {kwargs} {value}")
-    return "\n".join([*lines, str([order[x] for x in results])])
+    for node in _needed(traced.graph, results):
+        if free.calls(node) is not None:
+            continue
+        operands = {x: free.text(x, node) or names[x] for x in node.all_input_nodes}
+        names[node] = str(len(names))
+        lines.append(line(node, operands, traced.constants))
+    return "\n".join([*lines, str([free.text(x, output) or names[x] for x in results])])
 
 
 def _needed(graph: fx.Graph, results: Sequence[fx.Node]) -> list[fx.Node]:

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from tutti.graph.decisions import Site
+from tutti.graph.garbage import unfrozen
 from tutti.graph.snapshot import Snapshot
 
 BRANCH, CONDITION = "branch", "condition"
@@ -100,14 +101,8 @@ class BothWays:
 
 def _functions_of(code: CodeType) -> list[FunctionType]:
     """The functions that run this code, also those that `gc.freeze()` has hidden."""
-    frozen = gc.get_freeze_count() > 0
-    if frozen:
-        gc.unfreeze()
-    try:
+    with unfrozen():
         return [f for f in gc.get_referrers(code) if isinstance(f, FunctionType) and f.__code__ is code]
-    finally:
-        if frozen:
-            gc.freeze()
 
 
 def _merged(condition: torch.Tensor, a: Any, b: Any) -> Any:

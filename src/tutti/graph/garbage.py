@@ -18,3 +18,16 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+@contextmanager
+def unfrozen() -> Iterator[None]:
+    """With all objects in sight of the collector, also those that `gc.freeze()` has hidden."""
+    frozen = gc.get_freeze_count() > 0
+    if frozen:
+        gc.unfreeze()
+    try:
+        yield
+    finally:
+        if frozen:
+            gc.freeze()

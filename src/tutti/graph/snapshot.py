@@ -2,20 +2,26 @@
 
 Forward may assign attributes, append to lists, count calls and draw Python random numbers. Capture runs it on fake
 tensors, so whatever it leaves behind is undone: attributes of modules, the lists, dicts, sets and plain objects that
-they hold, and the random generators of Python and NumPy.
+they hold, attributes of their classes, the global variables of the files that define these, default arguments, results
+that `functools.lru_cache` keeps, and the random generators of Python and NumPy.
 """
 
 from __future__ import annotations
 
+import functools
+import gc
 import random
 import sys
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
+
+from tutti.compat import FakeTensor
+from tutti.graph.garbage import unfrozen
 
 CONTAINERS = (list, dict, set, deque)
 LARGEST = 10_000  # items of a container that are looked into: what is larger is data
@@ -23,17 +29,21 @@ DEEPEST = 6  # attributes and items between a module and what it holds
 OPAQUE = (torch.Tensor, type, ModuleType, FunctionType, MethodType, str, bytes, int, float, complex, bool, type(None),
           torch.dtype, torch.device, torch.Size)  # fmt: skip
 MISSING = object()
+LIBRARIES = ("torch", "numpy", "tutti")  # whose classes and global variables are not the model's
+Cache = functools._lru_cache_wrapper
 
 
 class Snapshot:
     """The state of everything that can be reached from `roots` through attributes and containers.
 
-    A container in a closure of a hook or of another function that a module holds is reached, too.
+    A container in a closure or a default argument of a hook or of another function that a module holds is reached, too.
     """
 
     def __init__(self, roots: Iterable[Any]):
         self.saved: dict[int, tuple[str, Any, Any]] = {}  # by id: path, container, its content then
         self.generators: dict[str, tuple[Any, Any]] = {}  # of random numbers, with their states, by path
+        self.caches = {id(cache): (cache, cache.cache_info().misses) for cache in _caches()}
+        self.namespaces: dict[int, tuple[str, Any, dict[str, Any]]] = {}  # by id: path, class or dict, variables then
         todo = [("", root, 0) for root in roots]
         seen: set[int] = set()
         while todo:
@@ -46,8 +56,13 @@ class Snapshot:
 
     def _save(self, path: str, thing: Any) -> list[tuple[str, Any]]:
         """Record the content of one object; what else to look into, with its path."""
+        if isinstance(thing, Cache):
+            self.caches.setdefault(id(thing), (thing, thing.cache_info().misses))
+            return []
         if isinstance(thing, FunctionType):
-            return [(path, cell.cell_contents) for cell in thing.__closure__ or () if _filled(cell)]
+            held = [cell.cell_contents for cell in thing.__closure__ or () if _filled(cell)]
+            self._save_globals(thing.__globals__)
+            return [(path, x) for x in (*held, *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values())]
         if isinstance(thing, MethodType):
             return [(path, thing.__self__), (path, thing.__func__)]
         if isinstance(thing, random.Random) or type(thing).__module__ == "numpy.random._generator":
@@ -57,12 +72,13 @@ class Snapshot:
             return [(f"{path}[{i}]", x) for i, x in enumerate(thing)] if len(thing) <= LARGEST else []
         if isinstance(thing, CONTAINERS):
             self.saved[id(thing)] = path, thing, _content(thing)
-            items = thing.items() if isinstance(thing, dict) else enumerate(thing)
+            items = _items(thing).items() if isinstance(thing, dict) else enumerate(thing)
             return [(f"{path}[{key!r}]", x) for key, x in items] if len(thing) <= LARGEST else []
         held = getattr(thing, "__dict__", None)
         if isinstance(thing, OPAQUE) or not isinstance(held, dict) or is_of_the_system(thing):
             return []
         self.saved[id(held)] = path, held, dict(held)
+        self._save_class(type(thing))
         if not isinstance(thing, nn.Module):
             return [(join(path, key), x) for key, x in held.items()]
         for table in (thing._parameters, thing._buffers, thing._modules):
@@ -71,20 +87,49 @@ class Snapshot:
         own = [(join(path, key), x) for key, x in held.items() if key not in tables]
         return own + [(join(path, key), x) for key, x in thing._modules.items()]
 
+    def _save_class(self, cls: type) -> None:
+        """Record the attributes of a class and of those it inherits from, and the global variables beside them."""
+        for base in cls.__mro__:
+            if id(base) not in self.namespaces and not _is_library(base.__module__):
+                self._save_namespace(base.__qualname__, base, base.__dict__)
+                if module := sys.modules.get(base.__module__):
+                    self._save_globals(module.__dict__)
+
+    def _save_globals(self, held: dict[str, Any]) -> None:
+        name = str(held.get("__name__", ""))
+        if id(held) not in self.namespaces and not _is_library(name):
+            self._save_namespace(name, held, held)
+
+    def _save_namespace(self, path: str, owner: Any, held: Mapping[str, Any]) -> None:
+        """Record the variables of a class or file, and the content of containers among them."""
+        self.namespaces[id(owner)] = path, owner, _variables(held)
+        for key, x in _variables(held).items():
+            if isinstance(x, CONTAINERS) and len(x) <= LARGEST and id(x) not in self.saved:
+                self.saved[id(x)] = join(path, key), x, _content(x)
+            function = getattr(x, "__func__", x)  # of a static method
+            inside = function.__closure__ or () if isinstance(function, FunctionType) else ()
+            for cache in (function, *(cell.cell_contents for cell in inside if _filled(cell))):
+                if isinstance(cache, Cache):
+                    self.caches.setdefault(id(cache), (cache, cache.cache_info().misses))
+
     def changes(self) -> dict[str, tuple[Any, Any]]:
         """Paths of attributes and items that hold something else now -> (before, now); `MISSING` for nothing."""
         found = {}
+        dicts = [
+            (path, before, _items(thing)) for path, thing, before in self.saved.values() if isinstance(thing, dict)
+        ]
+        dicts += [(path, before, _variables(_held(owner))) for path, owner, before in self.namespaces.values()]
+        for path, before, now in dicts:
+            for key in {**before, **now}:
+                old, new = before.get(key, MISSING), now.get(key, MISSING)
+                if old is not new and not _equal(old, new):
+                    found[join(path, str(key))] = old, new
         for path, thing, before in self.saved.values():
-            if isinstance(thing, dict):
-                for key in {**before, **thing}:
-                    old, new = before.get(key, MISSING), thing.get(key, MISSING)
-                    if old is not new and not _equal(old, new):
-                        found[join(path, str(key))] = old, new
-            elif isinstance(thing, set):
+            if isinstance(thing, set):
                 if thing != before:
                     found[path] = before, set(thing)
-            elif len(before) != len(thing) or not all(
-                a is b or _equal(a, b) for a, b in zip(before, thing, strict=True)
+            elif not isinstance(thing, dict) and (
+                len(before) != len(thing) or not all(a is b or _equal(a, b) for a, b in zip(before, thing, strict=True))
             ):
                 found[path] = before, list(thing)
         return found
@@ -117,7 +162,8 @@ class Snapshot:
         """Put everything back; containers keep their identity."""
         for _, thing, before in self.saved.values():
             if isinstance(thing, dict):
-                if list(thing) != list(before) or any(thing[key] is not x for key, x in before.items()):
+                now = _items(thing)
+                if list(now) != list(before) or any(now[key] is not x for key, x in before.items()):
                     thing.clear()
                     thing.update(before)
             elif isinstance(thing, list):
@@ -125,6 +171,15 @@ class Snapshot:
             else:
                 thing.clear()
                 thing.update(before) if isinstance(thing, set) else thing.extend(before)
+        for _, owner, before in self.namespaces.values():
+            now = _variables(_held(owner))
+            for key in now.keys() - before.keys():
+                delattr(owner, key) if isinstance(owner, type) else owner.pop(key)
+            for key in [key for key, x in before.items() if now.get(key, MISSING) is not x]:
+                setattr(owner, key, before[key]) if isinstance(owner, type) else owner.update({key: before[key]})
+        for cache, misses in self.caches.values():
+            if cache.cache_info().misses != misses and _holds_fake(gc.get_referents(cache)):
+                cache.cache_clear()
         for own, before in self.generators.values():
             if isinstance(own, random.Random):
                 own.setstate(before)
@@ -133,6 +188,44 @@ class Snapshot:
         random.setstate(self.random["random"])
         if "numpy.random" in self.random:
             sys.modules["numpy"].random.set_state(self.random["numpy.random"])
+
+
+_process_caches: tuple[int, list[Cache]] = (0, [])  # how many modules had been imported, and their caches
+
+
+def _caches() -> list[Cache]:
+    """The `functools.lru_cache` wrappers of the process; it is searched again when modules have been imported."""
+    global _process_caches
+    if _process_caches[0] != len(sys.modules):
+        with unfrozen():
+            found = [x for x in gc.get_objects() if type(x) is Cache]
+        _process_caches = len(sys.modules), [x for x in found if not _is_library(str(x.__module__))]
+    return _process_caches[1]
+
+
+def _holds_fake(things: Iterable[Any], depth: int = 3) -> bool:
+    """Whether there is a fake tensor among the results that a cache keeps, or in their containers."""
+    for x in things:
+        if isinstance(x, FakeTensor):
+            return True
+        inner = _items(x).values() if isinstance(x, dict) else x if isinstance(x, (*CONTAINERS, tuple)) else ()
+        if depth and _holds_fake(inner, depth - 1):
+            return True
+    return False
+
+
+def _is_library(module: str) -> bool:
+    """Whether the classes and global variables of a module are no part of the model."""
+    package = module.partition(".")[0]
+    return package in LIBRARIES or (package in sys.stdlib_module_names and package != "__main__")
+
+
+def _held(owner: Any) -> Mapping[str, Any]:
+    return owner.__dict__ if isinstance(owner, type) else owner
+
+
+def _variables(held: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: x for key, x in held.items() if not (key.startswith("__") and key.endswith("__"))}
 
 
 def _state_of(generator: Any) -> Any:
@@ -147,7 +240,12 @@ def _random_states() -> dict[str, Any]:
 
 
 def _content(thing: Any) -> Any:
-    return dict(thing) if isinstance(thing, dict) else set(thing) if isinstance(thing, set) else list(thing)
+    return _items(thing) if isinstance(thing, dict) else set(thing) if isinstance(thing, set) else list(thing)
+
+
+def _items(thing: dict) -> dict[Any, Any]:
+    """What a dict holds, whatever a class of it makes of access to its items."""
+    return dict(thing if type(thing) is OrderedDict else dict.items(thing))
 
 
 def _equal(a: Any, b: Any) -> bool:

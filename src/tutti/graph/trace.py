@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from tutti import compat
 from tutti.graph.decisions import Decisions, site_of_caller
+from tutti.graph.input_free import InputFree
 from tutti.graph.simpler import simpler
 from tutti.graph.slots import same_view
 from tutti.graph.step_graph import Spec
@@ -33,11 +34,12 @@ aten = torch.ops.aten
 class Traced:
     """graph: every node has its `Spec`, or a tuple of them, in meta["val"], and what it was signed with. constants:
     tensors that are no arguments, by the targets of the nodes (`get_attr`) that stand for them. values: what Python
-    asked for."""
+    asked for. nodes: by the ids of the tensors that they made and that are still held."""
 
     graph: fx.Graph
     constants: dict[str, torch.Tensor]
     values: Values
+    nodes: dict[int, tuple[fx.Node, weakref.ref]]
 
 
 class Refused(ValueError):
@@ -49,16 +51,18 @@ def trace(
     *args: torch.Tensor,
     known: Mapping[int, torch.Tensor] | None = None,
     decisions: Decisions | None = None,
+    after: Traced | None = None,
 ) -> Traced:
     """The graph of `function(*args)`, which returns tensors in tuples or lists; to be called in a mode of fake tensors,
     for fake arguments. What a trace within it calls is recorded by both.
 
     known: real values of some arguments, by position, for Python code that asks for values of what follows from these
     alone (`graph.values`). decisions: which way to go where Python asks for a boolean that is not known.
+    after: an earlier trace. Tensors that it made from no input and that are read now are made once more.
 
     Raises `compat.ValuesNeeded` where it takes other values of a tensor to go on, Refused for a higher-order operator.
     """
-    tracer = _Tracer(args, known or {}, decisions)
+    tracer = _Tracer(args, known or {}, decisions, after)
     _active.append(tracer)
     try:
         with _no_casts_kept(), tracer:
@@ -69,7 +73,7 @@ def trace(
     finally:
         _active.remove(tracer)
     tracer.graph.output(tracer.named(results))
-    return Traced(tracer.graph, tracer.constants, tracer.values)
+    return Traced(tracer.graph, tracer.constants, tracer.values, tracer.nodes)
 
 
 def sign(**meta: Any) -> None:
@@ -115,9 +119,12 @@ def is_tracing() -> bool:
 class _Tracer(compat.TorchDispatchMode):
     supports_higher_order_operators = True  # says itself that it does not take them
 
-    def __init__(self, args: tuple[torch.Tensor, ...], known: Mapping[int, torch.Tensor], decisions: Decisions | None):
+    def __init__(self, args: tuple[torch.Tensor, ...], known: Mapping[int, torch.Tensor], decisions: Decisions | None,
+                 after: Traced | None):  # fmt: skip
         super().__init__()
-        self.decisions = decisions
+        self.decisions, self.after = decisions, after
+        self.input_free = InputFree(after.graph, after.constants) if after else None
+        self.repeated: dict[fx.Node, fx.Node] = {}  # nodes of `after`, with their copies
         self.thread = threading.get_ident()
         self.graph = fx.Graph()
         self.constants: dict[str, torch.Tensor] = {}
@@ -238,6 +245,8 @@ class _Tracer(compat.TorchDispatchMode):
 
     def _constant(self, tensor: torch.Tensor) -> fx.Node:
         if isinstance(tensor, compat.FakeTensor):
+            if (node := self._of_earlier(tensor)) is not None:
+                return node
             raise Refused(
                 f"the model reads a tensor of shape {tuple(tensor.shape)} that an earlier capture left behind (in a "
                 "global variable, or in the cache of a function) and that has no values: make it in forward, or before"
@@ -247,6 +256,20 @@ class _Tracer(compat.TorchDispatchMode):
         node = self.graph.create_node("get_attr", name)
         self._is(tensor, node)
         return node
+
+    def _of_earlier(self, tensor: torch.Tensor) -> fx.Node | None:
+        """A copy of what made a tensor in the trace before this one; None where that depends on inputs."""
+        if self.after is None or self.input_free is None or id(tensor) not in self.after.nodes:
+            return None
+        made, _ = self.after.nodes[id(tensor)]
+        for node in self.input_free.calls(made) or ():
+            if node not in self.repeated:
+                copy = self.graph.node_copy(node, self.repeated.__getitem__)
+                if node.op == "get_attr":
+                    copy.target = f"_tensor_constant{len(self.constants)}"
+                    self.constants[copy.target] = self.after.constants[str(node.target)]
+                self.repeated[node] = copy
+        return self.repeated.get(made)
 
     def _is(self, made: Any, node: fx.Node) -> None:
         """Note that a node makes this, and what that is."""

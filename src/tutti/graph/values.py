@@ -65,16 +65,14 @@ class Values:
         if self.last is None:
             with compat.computing_really():
                 self.real |= {node: x.detach().clone() for node, x in self.given.items()}
-        nodes = list(self.graph.nodes)
-        start = nodes.index(self.last) + 1 if self.last is not None else 0
-        for node in nodes[start:]:
+        node = self.last.next if self.last is not None else next(iter(self.graph.nodes))
+        while node.op != "root":
             if node.op == "get_attr":
                 with compat.computing_really():
                     self.real[node] = self.constants[str(node.target)].clone()
             elif node.op == "call_function" and node not in self.real:
                 self._compute(node)
-        if nodes:
-            self.last = nodes[-1]
+            self.last, node = node, node.next
 
     def _compute(self, node: fx.Node) -> None:
         tags = getattr(node.target, "tags", ())

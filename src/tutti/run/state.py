@@ -70,6 +70,12 @@ class State:
             if self.ledgers:
                 self.ledgers[i].hold(held[name])
 
+    def holds(self, name: str, whole: torch.Tensor) -> bool:
+        """Whether the parts of this process are those of a whole tensor."""
+        layout, mesh = self.plan.input_layout(self.graph.inputs[name].meta["label"]), self.plan.mesh
+        parts = self._parts(name).items()
+        return all(torch.equal(own_slice(whole.to(x.device), layout, mesh, rank), x) for rank, x in parts)
+
     def keep(self, outputs: list[dict[str, torch.Tensor]]) -> None:
         """Take from the outputs of each rank what succeeds a kept tensor."""
         for held, new in zip(self.parts, outputs, strict=True):

@@ -178,6 +178,7 @@ class Step:
         counts = optimizers.update_counts(optimizer)
         self._behind = {name: self.steps - counts[p] for name, p in params.items() if p in counts}
         self._updated: set[str] = set(self.graph.updated)  # by any graph so far
+        self._versions = {name: p._version for name, p in params.items()}
         self._recipe, self._parked = recipe, {}
         self._recorder: Recorder | None = None
         homes: dict[str, int] = {}  # stages of a pipeline that keep the inputs
@@ -211,6 +212,7 @@ class Step:
         if self._recipe.watch.learns_otherwise or _groups(self.optimizer) != self._groups:
             self._adopt()
         self._check_constants()
+        self._check_written()
         self._made.look()
         HERE.go(f"in step {self.steps + 1}")
         if first := not self._compared:  # a data loader that differs between ranks shows at once
@@ -576,6 +578,18 @@ class Step:
                     f"{key} of parameter group {i} was {then[key]} when the step was made and is {now.get(key)} now; "
                     "only lr may change: make the step anew"
                 )
+
+    def _check_written(self) -> None:
+        """The step trains parameters of its own: values written into the model's since must not go unnoticed."""
+        for name, p in self.model.named_parameters():
+            if p._version != self._versions.get(name, p._version):
+                if f"param:{name}" in self.graph.inputs and not self._state.holds(f"param:{name}", p.detach()):
+                    raise ValueError(
+                        f"parameter {name!r} of the model was written into after the step was made. The step trains "
+                        "parameters of its own: give it values by step.load or step.load_training_state, or make it "
+                        "after the write. model.load_state_dict(step.state_dict()) gives the model those of the step"
+                    )
+                self._versions[name] = p._version
 
 
 def _groups(optimizer: torch.optim.Optimizer) -> list[list[int]]:
