@@ -16,21 +16,27 @@ if TYPE_CHECKING:
     from tutti.plan.plan import Plan as Plan
     from tutti.plan.random import random_plan as random_plan
     from tutti.run.checkpoint.checkpoints import Checkpoints as Checkpoints
+    from tutti.run.function import Function as Function
+    from tutti.run.function import function as function
     from tutti.run.jit import jit as jit
     from tutti.run.step import Step as Step
     from tutti.run.step import parallelize as parallelize
+    from tutti.run.store import Store as Store
     from tutti.run.watchdog import Watchdog as Watchdog
 
 # Public name -> its module, imported on first use: `tutti --help` need not wait for torch.
 NAMES = {
     "Checkpoints": "tutti.run.checkpoint.checkpoints",
     "Cluster": "tutti.cluster",
+    "Function": "tutti.run.function",
     "Layout": "tutti.plan.layout",
     "Plan": "tutti.plan.plan",
     "Step": "tutti.run.step",
+    "Store": "tutti.run.store",
     "StepGraph": "tutti.graph.step_graph",
     "Watchdog": "tutti.run.watchdog",
     "capture": "tutti.graph.capture",
+    "function": "tutti.run.function",
     "jit": "tutti.run.jit",
     "parallelize": "tutti.run.step",
     "pin": "tutti.plan.pin",

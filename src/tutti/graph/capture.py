@@ -111,7 +111,7 @@ def capture(
     if stochastic_rounding and not any(params[name].dtype is torch.bfloat16 for name in trained):
         raise ValueError("stochastic_rounding is of bfloat16 parameters, and none of those that are trained is one")
 
-    with compat.fake_mode(), _fused_experts(model), compat.eager_models(), assignments_of_tensors():
+    with compat.fake_mode(), fused_experts(model), compat.eager_models(), assignments_of_tensors():
 
         def fakes(kind: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
             return {f"{kind}:{k}": torch.empty(t.shape, dtype=t.dtype, device=device) for k, t in tensors}
@@ -141,7 +141,7 @@ def capture(
                            stochastic_rounding=stochastic_rounding, guarded=guarded, patterns=patterns,
                            attributes=again, microbatches=microbatches, behind=behind, metrics=metrics)  # fmt: skip
         except compat.ValuesNeeded as error:
-            raise _branching(error) from error
+            raise branching(error) from error
         except RuntimeError as error:
             if ".numpy() is not supported for tensor subclasses" not in str(error):
                 raise
@@ -230,7 +230,7 @@ class _Step:
         self._let_state_stand_in(inputs)
         storages = {name: p.untyped_storage()._cdata for name, p in params.items()}
         batch = rebuilt(self.batch, {name.partition(":")[2]: inputs[name] for name in entries(self.batch)})
-        recorder = _Recorder(self.model)
+        recorder = Recorder(self.model)
         with self.slots.holding(params, buffers):  # until gradients are taken: checkpointed code runs once more there
             with recorder.forward(), substituted(self.model) as hooked:
                 value, metrics = self._value(batch)
@@ -391,7 +391,7 @@ class _Step:
         return outputs
 
 
-def _fused_experts(model: nn.Module) -> AbstractContextManager:
+def fused_experts(model: nn.Module) -> AbstractContextManager:
     """Experts of transformers' models, where they are left at its default, are those of tutti.models.experts."""
     if "transformers.integrations.moe" not in sys.modules:
         return nullcontext()
@@ -408,7 +408,7 @@ def _asked_at(error: Exception) -> str:
     return f"{asked[-1].filename}:{asked[-1].lineno}, `{asked[-1].line}`: " if asked else ""
 
 
-def _branching(error: Exception) -> ValueError:
+def branching(error: Exception) -> ValueError:
     """What to say where the model asked for the values of a tensor: its own line, and what to do."""
     where = _asked_at(error)
     operator = getattr(error, "func", None)
@@ -441,7 +441,7 @@ def _check_scalar(value: object, batch: Batch, loss: Loss | None) -> None:
         raise ValueError(f"the loss must be a 0-d floating tensor, not {value.dtype} of shape {tuple(value.shape)}")
 
 
-class _Recorder:
+class Recorder:
     """Signs nodes with phase and module path as they are traced.
 
     A backward node belongs to the module whose forward made its autograd node: autograd numbers its nodes in order,

@@ -15,6 +15,8 @@ Inputs and outputs have names of the form `kind:name`:
 | `loss`, `grad` | | the loss, 0-d; the gradient of a parameter |
 | `skipped` | | 1 where the update was left out, of a step that is guarded, 0-d |
 | `written` | | a parameter that the forward pass writes into, after that and before its update |
+| `cache` | other tensors that functions write into (`graph.holdings`) | their successors |
+| `output` | | a leaf of what a function returns, by its position |
 | `metric` | | what the model or the loss gives besides the loss, by name |
 | `check` | | above 0 where a check of values in the model's Python code fails, 0-d float32 |
 
@@ -41,7 +43,7 @@ from tutti.graph.values import Guards
 Call = Any  # an fx.Node whose arguments are looked into: fx types them too loosely to be of use
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
-WRITTEN, CHECK, METRIC = "written", "check", "metric"  # kinds of outputs
+WRITTEN, CHECK, METRIC, OUTPUT = "written", "check", "metric", "output"  # kinds of outputs
 GUARD = "finite"  # the path of what only looks whether values are finite
 NUMBERS = ("lr", "step", "count", "seed")  # kinds of inputs that are single numbers
 GIVEN = ("batch", "common", "constant", *NUMBERS)  # kinds of inputs that each call is given anew

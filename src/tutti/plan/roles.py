@@ -80,6 +80,8 @@ class Roles(Free):
                 size, k, kind = o.outputs[0].shape[0], self.mesh[axis], {"dp": "data", "ep": "expert"}[axis]
                 raise UndividedBatch(f"{o.label}: a batch of {size} does not divide over {k} {kind}-parallel devices")
             return first
+        if o.kind == "cache":  # lies as what is computed of the batch
+            return choices
         if o.kind == "param":
             return _split(choices) if zero == 3 else [None]
         if o.is_input:

@@ -149,7 +149,7 @@ class Step:
         self.device = device_of(model)
         if level != "O0":
             compat.get_compiler_ready(self.device)
-        self.cluster = _cluster(cluster, self.device)
+        self.cluster = cluster_of(cluster, self.device)
         self.memory = None if memory is None else bytes_of(memory)
         if self.memory is not None:
             self.cluster = replace(self.cluster, device=replace(self.cluster.device, memory=self.memory))
@@ -603,7 +603,8 @@ def _constants(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     return [{k: v for k, v in group.items() if k not in varying} for group in optimizer.param_groups]
 
 
-def _cluster(cluster: Cluster | str, device: torch.device) -> Cluster:
+def cluster_of(cluster: Cluster | str, device: torch.device) -> Cluster:
+    """The cluster that a user means: a description, its name, or what this job runs on."""
     if in_job():
         processes = join_job(device)
         if isinstance(cluster, str) and cluster == "auto":

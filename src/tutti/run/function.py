@@ -1,0 +1,231 @@
+"""`fn = tutti.function(f, *examples, store=store)`: any function of tensors and of what a store holds, on any cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tutti import compat
+from tutti.cluster import Cluster
+from tutti.graph.batch import batch_items, inputs, rows
+from tutti.graph.function import Captured, arguments, capture_function
+from tutti.graph.step_graph import OUTPUT, StepGraph
+from tutti.graph.watch import Watch
+from tutti.lower.program import Program
+from tutti.lower.shard import shard
+from tutti.plan.layout import devices
+from tutti.plan.pin import Pin
+from tutti.plan.plan import Plan
+from tutti.plan.planner import Planner
+from tutti.plan.roles import UndividedBatch
+from tutti.plan.search import BUDGET
+from tutti.plan.textbook import parse_name, textbook_of
+from tutti.run.batches import signature_of
+from tutti.run.executables import MOST
+from tutti.run.levels import Prepared, check_level, prepare
+from tutti.run.memory import platform
+from tutti.run.observed import Observed
+from tutti.run.planning import choose
+from tutti.run.recipe import autocast_state
+from tutti.run.runtime import from_rank_0, own_part
+from tutti.run.step import cluster_of
+from tutti.run.store import Store
+
+
+def function(
+    f: Callable,
+    *args: Any,
+    store: Store | None = None,
+    cluster: Cluster | str = "auto",
+    plan: Plan | str = "auto",
+    level: str = "O0",
+    pins: tuple[Pin, ...] = (),
+    budget: float = BUDGET,
+    seed: int = 0,
+    **kwargs: Any,
+) -> Function:
+    """Lift a function written for one device to a cluster.
+
+        def update(real, noise):
+            fake = g(noise)
+            optimizer_d.zero_grad()
+            d_loss = loss_of(d(real), d(fake.detach()))
+            d_loss.backward()
+            optimizer_d.step()
+            ...
+            return {"d": d_loss, "g": g_loss}
+
+        store = tutti.Store(g=g, d=d, optimizer_g=optimizer_g, optimizer_d=optimizer_d)
+        step = tutti.function(update, real, noise, store=store, cluster="h100:8")
+        losses = step(real, noise)
+
+    f: ordinary PyTorch code. It may use modules, optimizers and caches of the store, as arguments or by closure, call
+        `backward()`, `torch.autograd.grad`, `zero_grad()` and `step()`, and write into caches. It returns a pytree.
+    args, kwargs: example arguments: the global batch, in tensors nested at will. Objects of the store stand for
+        themselves.
+    store: what the function reads and updates; functions may share one. Without it the function is pure.
+    cluster, plan, level, pins, budget, seed: as for `tutti.parallelize`. Plans with a pipeline are for `parallelize`.
+        A function of a store that lies on a mesh already is planned for that mesh and for the layouts that are there.
+
+    Raises ValueError for what cannot be captured (docs/capture.md), and plans that do not fit.
+    """
+    return Function(f, args, kwargs, store or Store(), cluster, plan, level, pins, budget, seed)
+
+
+@dataclass
+class Executable:
+    """A captured function, planned and lowered for the ranks of this process."""
+
+    captured: Captured
+    plan: Plan
+    programs: list[Program]
+    ready: list[Prepared]
+
+
+class Function:
+    """A function over a store on a cluster; call it as the function it was made of."""
+
+    def __init__(self, f, args, kwargs, store: Store, cluster, plan, level, pins, budget, seed):
+        check_level(level)
+        self.f, self.store, self.level, self.seed, self.calls = f, store, level, seed, 0
+        self.cluster, self.pins, self.budget = cluster_of(cluster, store.device), tuple(pins), budget
+        self.asked = plan
+        if level != "O0":
+            compat.get_compiler_ready(store.device)
+        self._autocast = autocast_state(store.device)
+        self._made: dict[tuple, list[Executable]] = {}
+        self._watch = Watch(store.holdings.root, store.attributes)
+        self._first = self._executable(args, kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The result of the function for a global batch: the same pytree, with full tensors."""
+        executable = self._executable(args, kwargs)
+        captured, store = executable.captured, self.store
+        given = self._given(captured.graph, inputs(arguments(args, kwargs, store.holdings)))
+        assert store.runtime is not None
+        rows_of_ranks = []
+        for program, rank, held in zip(executable.programs, store.runtime.ranks, store.parts, strict=True):
+            rows_of_ranks.append([
+                own_part(name, given[name], layout, store.mesh, rank, store.device) if name in given else held[name]
+                for name, (layout, _) in program.inputs.items()
+            ])  # fmt: skip
+        with torch.no_grad(), torch.autocast(store.device.type, enabled=False):  # its casts are captured
+            results = store.runtime.run([ready.run for ready in executable.ready], rows_of_ranks)
+        names = list(executable.programs[0].outputs)
+        outputs = [dict(zip(names, values, strict=True)) for values in results]
+        observed = Observed({})
+        observed.take(outputs[0])
+        store.keep(outputs)
+        self._count(captured)
+        self.calls += 1
+        observed.check(captured.graph.checks, f"call {self.calls}")
+        return result_of(captured, outputs[0])
+
+    def _given(self, graph: StepGraph, data: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Inputs that every rank is given anew, whole."""
+        numbers = {"step": torch.tensor(self.calls + 1), "seed": torch.tensor(self.seed)}
+        for key, optimizer in self.store.holdings.optimizers.items():
+            for i, group in enumerate(optimizer.param_groups):
+                numbers[f"lr:{key}.{i}"] = torch.tensor(float(group["lr"]), dtype=torch.float64)
+        for name, members in graph.counts.items():
+            numbers[name] = torch.tensor(self.store.updates[members[0]] + 1)
+        return {**numbers, **data, **graph.constants}
+
+    def _count(self, captured: Captured) -> None:
+        """Count the updates of the parameters that the function has updated."""
+        for name, count in captured.updates.items():
+            self.store.updates[name] += count
+
+    def _executable(self, args: tuple, kwargs: Mapping[str, Any]) -> Executable:
+        """What runs a call with such arguments; it is captured and planned where it is new."""
+        data = arguments(args, kwargs, self.store.holdings)
+        behind = self.store.behind()
+        held = tuple((i, id(x)) for i, x in (*enumerate(args), *kwargs.items()) if self.store.holdings.is_held(x))
+        key = (signature_of(data), held, self._watch.state(), repr(sorted(behind.items())), self._options())
+        known, tensors = self._made.setdefault(key, []), dict(batch_items(data))
+        reason = None
+        for executable in known:
+            guards = executable.captured.graph.guards
+            if not guards or (reason := guards.broken(tensors)) is None:
+                return executable
+        if len(known) == MOST:
+            raise ValueError(
+                f"the function has been captured {MOST} times for arguments of one shape, because its Python code reads "
+                f"values that differ between them: {reason}. Compute with tensors there (torch.where, masks)"
+            )
+        known.append(self._new(args, kwargs, behind))
+        return known[-1]
+
+    def _options(self) -> str:
+        """Options of optimizers, all but learning rates, which are constants of a captured update."""
+        groups = [group for x in self.store.holdings.optimizers.values() for group in x.param_groups]
+        return repr([{k: v for k, v in group.items() if k not in ("params", "lr")} for group in groups])
+
+    def _new(self, args: tuple, kwargs: Mapping[str, Any], behind: Mapping[str, Mapping[str, int]]) -> Executable:
+        store = self.store
+        with torch.autocast(**self._autocast):
+            captured = capture_function(self.f, args, kwargs, store.holdings, behind=behind,
+                                        attributes=store.attributes)  # fmt: skip
+        if captured.attributes != store.attributes:
+            store.attributes = captured.attributes
+            self._watch = Watch(store.holdings.root, store.attributes)
+        graph, size = captured.graph, rows(arguments(args, kwargs, store.holdings)) or 1
+        plan = from_rank_0(lambda: self._planned(graph, size))
+        if devices(plan.mesh) != self.cluster.size:
+            raise ValueError(f"the plan is for {devices(plan.mesh)} devices, {self.cluster} has {self.cluster.size}")
+        if plan.stages:
+            raise ValueError("a plan with a pipeline runs training steps (tutti.parallelize), not functions")
+        store.lay_out(graph, plan)
+        assert store.runtime is not None
+        programs = [shard(graph, plan, rank) for rank in store.runtime.ranks]
+        hidden = self.cluster if self.cluster.device.computes_on else None
+        ready = prepare(programs, self.level, hidden, store.runtime.agree, None, (), platform(self.cluster.device), None)
+        return Executable(captured, plan, programs, ready)
+
+    def _planned(self, graph: StepGraph, size: int) -> Plan:
+        """The plan that was asked for, with stored tensors where they are."""
+        stored = self.store.stored(graph)
+        if not stored:
+            return choose(self.asked, lambda count, variant: graph, size, self.cluster, self.level, self.pins, None, 1,
+                          self.budget)  # fmt: skip
+        planner = Planner(graph, self.cluster, self.pins)
+        name = self.asked if isinstance(self.asked, str) else self.asked.name
+        book = parse_name(name, self.cluster.size) if name != "auto" else textbook_of(name, self.store.mesh)
+        if book and book.mesh == self.store.mesh:
+            try:
+                return planner.textbook(book, stored).plan(gathered=book.zero >= 2)
+            except UndividedBatch:
+                pass
+        return planner.held(self.store.mesh, stored)
+
+    # -- what one can ask -----------------------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> Plan:
+        """What runs for the example arguments."""
+        return self._first.plan
+
+    @property
+    def graph(self) -> StepGraph:
+        """The captured graph for the example arguments."""
+        return self._first.captured.graph
+
+    @property
+    def program(self) -> Program:
+        """The Program of this rank for the example arguments."""
+        return self._first.programs[0]
+
+    def __repr__(self) -> str:
+        name = getattr(self.f, "__qualname__", repr(self.f))
+        return f"Function({name}, {self.plan.name} on {self.cluster}, {len(self.graph.calls)} operators)"
+
+
+def result_of(captured: Captured, outputs: Mapping[str, torch.Tensor]) -> Any:
+    """The pytree that the function returns."""
+    count = captured.tree.num_leaves
+    leaves = [captured.fixed[i] if i in captured.fixed else outputs[f"{OUTPUT}:{i}"] for i in range(count)]
+    return pytree.tree_unflatten(leaves, captured.tree)
