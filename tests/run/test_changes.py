@@ -604,3 +604,75 @@ def test_writes_into_parameters_are_noticed():
         next(model.parameters()).mul_(0.5)
     with pytest.raises(ValueError, match="was written into after the step was made"):
         step(batch)
+
+
+SETTINGS = {"beta": 1.0, "terms": [1.0]}
+GAMMA = 1.0
+
+
+class Scaled(Net):
+    factor = 1.0
+
+    def between(self, x):
+        return super().between(x) * self.factor * GAMMA
+
+
+class Weighted:
+    def __init__(self):
+        self.weight = 1.0
+
+    def __call__(self, model, batch):
+        return model(**batch) * self.weight
+
+    def method(self, model, batch):
+        return self(model, batch)
+
+
+def test_python_state_outside_of_the_model_is_noticed():
+    """Class attributes, global variables, closures, and attributes of a criterion and of a callable loss."""
+    criterion, weighted, share = nn.SmoothL1Loss(), Weighted(), 1.0
+
+    def loss(model, batch):
+        value = weighted.method(model, batch) * SETTINGS["beta"] * SETTINGS["terms"][0] * share
+        return value + criterion(value, torch.ones(()))
+
+    def changes():
+        nonlocal share
+        yield lambda: SETTINGS.update(beta=0.5)
+        yield lambda: SETTINGS["terms"].__setitem__(0, 0.25)
+        yield lambda: globals().update(GAMMA=2.0)
+        yield lambda: setattr(Scaled, "factor", 3.0)
+        yield lambda: setattr(criterion, "beta", 0.1)
+        yield lambda: setattr(weighted, "weight", 2.0)
+        share = 0.3
+        yield lambda: None
+
+    models = [Scaled(), Scaled()]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [adam(model) for model in models]
+    batch = edges.points()
+    step = tutti.parallelize(models[0], optimizers[0], batch, loss=loss, cluster="cpu:1", plan="single")
+    try:
+        for change in changes():
+            change()
+            for _ in range(2):
+                optimizers[1].zero_grad()
+                expected = loss(models[1], batch)
+                expected.backward()
+                optimizers[1].step()
+                torch.testing.assert_close(step(batch), expected.detach(), rtol=1e-5, atol=1e-6)
+    finally:
+        SETTINGS.update(beta=1.0, terms=[1.0])
+        globals().update(GAMMA=1.0)
+        Scaled.factor = 1.0
+    assert len(step.recaptures) == 7
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_attributes_of_a_loss_object_are_noticed(bound):
+    weighted, model = Weighted(), Net()
+    loss = weighted.method if bound else weighted
+    step = tutti.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.0), edges.points(), loss=loss)
+    before = step(edges.points())
+    weighted.weight = 3.0
+    torch.testing.assert_close(step(edges.points()), 3 * before)

@@ -55,6 +55,7 @@ class Attempts:
         other Python state that forward changes, on Python's random numbers, or on values that only a run knows.
         """
         snapshot = Snapshot(self.roots)
+        snapshot.forget_tensors()
         with BothWays(last_node, written_since, self.roots) as both_ways:
             while True:
                 try:

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from tutti import compat
 from tutti.graph import optimizers
 from tutti.graph.attempts import Attempts, StateFound
-from tutti.graph.batch import Batch, batch_items, rebuilt
+from tutti.graph.batch import Batch, rebuilt
 from tutti.graph.batch import inputs as entries
 from tutti.graph.build import build
 from tutti.graph.capture import Recorder, branching, device_of, fused_experts
@@ -43,7 +43,8 @@ Behind = Mapping[str, Mapping[str, int]]  # optimizer -> parameter -> by how man
 @dataclass(frozen=True)
 class Captured:
     """A function as a graph. tree: the structure of its result. fixed: leaves of the result that are no tensors, by
-    position. updates: how often parameters are updated, by name. attributes: paths of tensor attributes that are state."""
+    position. updates: how often parameters are updated, by name. attributes: paths of tensor attributes that are
+    state."""
 
     graph: StepGraph
     tree: Any
@@ -77,7 +78,12 @@ def capture_function(
     data = arguments(args, kwargs, holdings)
     slots, device = holdings.slots(attributes), device_of(holdings.root)
     with ExitStack() as stack:
-        for context in (compat.fake_mode(), fused_experts(holdings.root), compat.eager_models(), assignments_of_tensors()):
+        for context in (
+            compat.fake_mode(),
+            fused_experts(holdings.root),
+            compat.eager_models(),
+            assignments_of_tensors(),
+        ):
             stack.enter_context(context)
         names = {p: name for name, p in slots.params.items()}
         held = {**slots.named(), **{f"cache:{place.name}": place.tensor for place in holdings.places}}

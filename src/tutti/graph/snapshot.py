@@ -90,20 +90,20 @@ class Snapshot:
     def _save_class(self, cls: type) -> None:
         """Record the attributes of a class and of those it inherits from, and the global variables beside them."""
         for base in cls.__mro__:
-            if id(base) not in self.namespaces and not _is_library(base.__module__):
+            if id(base) not in self.namespaces and not is_library(base.__module__):
                 self._save_namespace(base.__qualname__, base, base.__dict__)
                 if module := sys.modules.get(base.__module__):
                     self._save_globals(module.__dict__)
 
     def _save_globals(self, held: dict[str, Any]) -> None:
         name = str(held.get("__name__", ""))
-        if id(held) not in self.namespaces and not _is_library(name):
+        if id(held) not in self.namespaces and not is_library(name):
             self._save_namespace(name, held, held)
 
     def _save_namespace(self, path: str, owner: Any, held: Mapping[str, Any]) -> None:
         """Record the variables of a class or file, and the content of containers among them."""
-        self.namespaces[id(owner)] = path, owner, _variables(held)
-        for key, x in _variables(held).items():
+        self.namespaces[id(owner)] = path, owner, variables(held)
+        for key, x in variables(held).items():
             if isinstance(x, CONTAINERS) and len(x) <= LARGEST and id(x) not in self.saved:
                 self.saved[id(x)] = join(path, key), x, _content(x)
             function = getattr(x, "__func__", x)  # of a static method
@@ -118,7 +118,7 @@ class Snapshot:
         dicts = [
             (path, before, _items(thing)) for path, thing, before in self.saved.values() if isinstance(thing, dict)
         ]
-        dicts += [(path, before, _variables(_held(owner))) for path, owner, before in self.namespaces.values()]
+        dicts += [(path, before, variables(_held(owner))) for path, owner, before in self.namespaces.values()]
         for path, before, now in dicts:
             for key in {**before, **now}:
                 old, new = before.get(key, MISSING), now.get(key, MISSING)
@@ -158,6 +158,13 @@ class Snapshot:
             else:
                 own.bit_generator.state = type(own.bit_generator)(seed).state
 
+    def forget_tensors(self) -> None:
+        """Empty the caches of functions that hold tensors: what is captured does not depend on earlier calls."""
+        for key, (cache, _) in list(self.caches.items()):
+            if cache.cache_info().currsize and _holds(torch.Tensor, gc.get_referents(cache)):
+                cache.cache_clear()
+                self.caches[key] = cache, 0
+
     def restore(self) -> None:
         """Put everything back; containers keep their identity."""
         for _, thing, before in self.saved.values():
@@ -172,13 +179,13 @@ class Snapshot:
                 thing.clear()
                 thing.update(before) if isinstance(thing, set) else thing.extend(before)
         for _, owner, before in self.namespaces.values():
-            now = _variables(_held(owner))
+            now = variables(_held(owner))
             for key in now.keys() - before.keys():
                 delattr(owner, key) if isinstance(owner, type) else owner.pop(key)
             for key in [key for key, x in before.items() if now.get(key, MISSING) is not x]:
                 setattr(owner, key, before[key]) if isinstance(owner, type) else owner.update({key: before[key]})
         for cache, misses in self.caches.values():
-            if cache.cache_info().misses != misses and _holds_fake(gc.get_referents(cache)):
+            if cache.cache_info().misses != misses and _holds(FakeTensor, gc.get_referents(cache)):
                 cache.cache_clear()
         for own, before in self.generators.values():
             if isinstance(own, random.Random):
@@ -199,22 +206,22 @@ def _caches() -> list[Cache]:
     if _process_caches[0] != len(sys.modules):
         with unfrozen():
             found = [x for x in gc.get_objects() if type(x) is Cache]
-        _process_caches = len(sys.modules), [x for x in found if not _is_library(str(x.__module__))]
+        _process_caches = len(sys.modules), [x for x in found if not is_library(str(x.__module__))]
     return _process_caches[1]
 
 
-def _holds_fake(things: Iterable[Any], depth: int = 3) -> bool:
-    """Whether there is a fake tensor among the results that a cache keeps, or in their containers."""
+def _holds(kind: type, things: Iterable[Any], depth: int = 3) -> bool:
+    """Whether there is a tensor of a kind among the results that a cache keeps, or in their containers."""
     for x in things:
-        if isinstance(x, FakeTensor):
+        if isinstance(x, kind):
             return True
         inner = _items(x).values() if isinstance(x, dict) else x if isinstance(x, (*CONTAINERS, tuple)) else ()
-        if depth and _holds_fake(inner, depth - 1):
+        if depth and _holds(kind, inner, depth - 1):
             return True
     return False
 
 
-def _is_library(module: str) -> bool:
+def is_library(module: str) -> bool:
     """Whether the classes and global variables of a module are no part of the model."""
     package = module.partition(".")[0]
     return package in LIBRARIES or (package in sys.stdlib_module_names and package != "__main__")
@@ -224,7 +231,8 @@ def _held(owner: Any) -> Mapping[str, Any]:
     return owner.__dict__ if isinstance(owner, type) else owner
 
 
-def _variables(held: Mapping[str, Any]) -> dict[str, Any]:
+def variables(held: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a class or file whose names are not Python's own."""
     return {key: x for key, x in held.items() if not (key.startswith("__") and key.endswith("__"))}
 
 

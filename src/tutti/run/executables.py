@@ -119,9 +119,10 @@ class Executables:
                 f"reads values that differ between them: {reason}. Compute with tensors there (torch.where, masks), or "
                 "give batches that share these values"
             )
-        self.reasons.append(
-            reason or (f"{state[0][0]} is {state[0][1]!r} now" if state else "a batch of another shape")
-        )
+        if known or state or not evaluates:  # the first evaluation repeats no capture
+            self.reasons.append(
+                reason or (f"{state[0][0]} is {state[0][1]!r} now" if state else "a batch of another shape")
+            )
         key = self._capture(signature, evaluates, batch, count)
         known.append((key, self.plans[key][0].guards))
         return key

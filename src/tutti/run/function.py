@@ -1,4 +1,4 @@
-"""`fn = tutti.function(f, *examples, store=store)`: any function of tensors and of what a store holds, on any cluster."""
+"""`fn = tutti.function(f, *examples, store=store)`: any function of tensors and of what a store holds, lifted."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Function:
             compat.get_compiler_ready(store.device)
         self._autocast = autocast_state(store.device)
         self._made: dict[tuple, list[Executable]] = {}
-        self._watch = Watch(store.holdings.root, store.attributes)
+        self._watch = Watch(store.holdings.root, store.attributes, [self.f])
         self._first = self._executable(args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -154,8 +154,8 @@ class Function:
                 return executable
         if len(known) == MOST:
             raise ValueError(
-                f"the function has been captured {MOST} times for arguments of one shape, because its Python code reads "
-                f"values that differ between them: {reason}. Compute with tensors there (torch.where, masks)"
+                f"the function has been captured {MOST} times for arguments of one shape, because its Python code "
+                f"reads values that differ between them: {reason}. Compute with tensors there (torch.where, masks)"
             )
         known.append(self._new(args, kwargs, behind))
         return known[-1]
@@ -172,7 +172,7 @@ class Function:
                                         attributes=store.attributes)  # fmt: skip
         if captured.attributes != store.attributes:
             store.attributes = captured.attributes
-            self._watch = Watch(store.holdings.root, store.attributes)
+            self._watch = Watch(store.holdings.root, store.attributes, [self.f])
         graph, size = captured.graph, rows(arguments(args, kwargs, store.holdings)) or 1
         plan = from_rank_0(lambda: self._planned(graph, size))
         if devices(plan.mesh) != self.cluster.size:
@@ -183,7 +183,9 @@ class Function:
         assert store.runtime is not None
         programs = [shard(graph, plan, rank) for rank in store.runtime.ranks]
         hidden = self.cluster if self.cluster.device.computes_on else None
-        ready = prepare(programs, self.level, hidden, store.runtime.agree, None, (), platform(self.cluster.device), None)
+        ready = prepare(
+            programs, self.level, hidden, store.runtime.agree, None, (), platform(self.cluster.device), None
+        )
         return Executable(captured, plan, programs, ready)
 
     def _planned(self, graph: StepGraph, size: int) -> Plan:

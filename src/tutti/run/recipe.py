@@ -37,7 +37,7 @@ class Recipe:
     behind: dict[str, int] | None = None  # by how many updates parameters are behind; None: as the optimizer says
 
     def __post_init__(self):
-        self.watch = Watch(self.model)
+        self.watch = Watch(self.model, users=[self.loss])
 
     def training(self, batch: Batch, microbatches: int = 1) -> StepGraph:
         """A step of training, for such a batch, which is one of so many microbatches."""
@@ -48,7 +48,7 @@ class Recipe:
                            metrics=self.metrics)  # fmt: skip
         if found := set(made.names("buffer")) - dict(self.model.named_buffers()).keys() - self.attributes:
             self.attributes |= found
-            self.watch = Watch(self.model, self.attributes)
+            self.watch = Watch(self.model, self.attributes, [self.loss])
         return made
 
     def evaluation(self, batch: Batch) -> StepGraph:

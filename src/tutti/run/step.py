@@ -576,7 +576,8 @@ class Step:
                 key = changed[0]
                 raise ValueError(
                     f"{key} of parameter group {i} was {then[key]} when the step was made and is {now.get(key)} now; "
-                    "only lr may change: make the step anew"
+                    "only lr may change (OneCycleLR and CyclicLR change momentum, too, without cycle_momentum=False): "
+                    "make the step again"
                 )
 
     def _check_written(self) -> None:
