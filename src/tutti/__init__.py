@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tutti.run.checkpoint.checkpoints import Checkpoints as Checkpoints
     from tutti.run.function import Function as Function
     from tutti.run.function import function as function
+    from tutti.run.function import functions as functions
     from tutti.run.jit import jit as jit
     from tutti.run.step import Step as Step
     from tutti.run.step import parallelize as parallelize
@@ -37,6 +38,7 @@ NAMES = {
     "Watchdog": "tutti.run.watchdog",
     "capture": "tutti.graph.capture",
     "function": "tutti.run.function",
+    "functions": "tutti.run.function",
     "jit": "tutti.run.jit",
     "parallelize": "tutti.run.step",
     "pin": "tutti.plan.pin",

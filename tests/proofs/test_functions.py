@@ -313,3 +313,36 @@ def test_tensors_that_cannot_be_replaced():
         tutti.Store(state={"h": (torch.zeros(2), torch.zeros(2))})
     with pytest.raises(ValueError, match="is a tensor; hold it in a list or dict"):
         tutti.Store(state=torch.zeros(2))
+
+
+def test_functions_that_are_planned_together():
+    """Stored layouts that suit both, and the numbers of plain PyTorch."""
+
+    def objects() -> dict[str, Any]:
+        model = mlp(1)
+        return {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-2)}
+
+    def made_of(o: dict[str, Any]) -> tuple[Callable, Callable]:
+        def train(x):
+            o["optimizer"].zero_grad()
+            loss = o["model"](x).square().mean()
+            loss.backward()
+            o["optimizer"].step()
+            return loss
+
+        def decode(x):
+            with torch.no_grad():
+                return o["model"](x)
+
+        return train, decode
+
+    x, y = numbers(ROWS, WIDTH), numbers(2, WIDTH, seed=5)
+    train, decode = made_of(objects())
+    expected = [(train(x), decode(y)) for _ in range(STEPS)]
+    o = objects()
+    train, decode = made_of(o)
+    members = {"train": (train, (x,), 1.0), "decode": (decode, (y,), 20.0)}
+    fns = tutti.functions(members, store=tutti.Store(**o), cluster="cpu:4")
+    assert fns["train"].plan.mesh == fns["decode"].plan.mesh
+    found = [(fns["train"](x), fns["decode"](y)) for _ in range(STEPS)]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)

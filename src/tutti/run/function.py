@@ -13,17 +13,18 @@ from tutti import compat
 from tutti.cluster import Cluster
 from tutti.graph.batch import batch_items, inputs, rows
 from tutti.graph.function import Captured, arguments, capture_function
-from tutti.graph.step_graph import OUTPUT, StepGraph
+from tutti.graph.step_graph import GIVEN, OUTPUT, StepGraph
 from tutti.graph.watch import Watch
 from tutti.lower.program import Program
 from tutti.lower.shard import shard
 from tutti.plan.layout import devices
 from tutti.plan.pin import Pin
-from tutti.plan.plan import Plan
+from tutti.plan.plan import Plan, renamed
 from tutti.plan.planner import Planner
 from tutti.plan.roles import UndividedBatch
 from tutti.plan.search import BUDGET
-from tutti.plan.textbook import parse_name, textbook_of
+from tutti.plan.textbook import Textbook, parse_name, textbook_of
+from tutti.plan.together import plan_together
 from tutti.run.batches import signature_of
 from tutti.run.executables import MOST
 from tutti.run.levels import Prepared, check_level, prepare
@@ -74,6 +75,62 @@ def function(
     Raises ValueError for what cannot be captured (docs/capture.md), and plans that do not fit.
     """
     return Function(f, args, kwargs, store or Store(), cluster, plan, level, pins, budget, seed)
+
+
+def functions(
+    members: Mapping[str, tuple[Callable, tuple, float]],
+    *,
+    store: Store,
+    cluster: Cluster | str = "auto",
+    level: str = "O0",
+    seed: int = 0,
+) -> dict[str, Function]:
+    """Functions of one store, planned together: its layouts minimise the weighted sum of their modelled times.
+
+        made = tutti.functions({"train": (train, (x, y), 1), "decode": (decode, (token,), 50)}, store=store)
+        loss = made["train"](x, y)
+
+    members: by name the function, its example arguments, and how often it runs. store: one that no function has used
+        yet. Others as for `tutti.function`.
+
+    Raises ValueError where the store is laid out already, and where no layout suits all functions.
+    """
+    if store.layouts:
+        raise ValueError("the store is laid out already; plan functions together before any of them is made")
+    where = cluster_of(cluster, store.device)
+    captured = {
+        name: capture_function(f, args, {}, store.holdings, behind=store.behind())
+        for name, (f, args, _) in members.items()
+    }
+    graphs = [x.graph for x in captured.values()]
+    for graph in graphs[1:]:
+        for other in graphs:
+            graph.name_inputs_as(other)
+    plans = from_rank_0(lambda: _together(graphs, [weight for _, _, weight in members.values()], where))
+    chosen = dict(zip(members, plans, strict=True))
+    return {
+        name: Function(f, args, {}, store, where, chosen[name], level, (), BUDGET, seed)
+        for name, (f, args, _) in members.items()
+    }
+
+
+def _together(graphs: list[StepGraph], weights: list[float], cluster: Cluster) -> list[Plan]:
+    """The cheapest plans on any mesh of one or two axes."""
+    stored = [
+        {name: node.meta["label"] for name, node in graph.inputs.items() if name.partition(":")[0] not in GIVEN}
+        for graph in graphs
+    ]
+    planners = [Planner(graph, cluster) for graph in graphs]
+    n, best = cluster.size, None
+    for mesh in [Textbook(n // k, k).mesh for k in range(1, n + 1) if n % k == 0 and (k < n or n == 1)]:
+        found = plan_together([planner.on(mesh) for planner in planners], weights, stored)
+        if best is None or found.cost < best.cost:
+            best = found
+    assert best is not None
+    meshes = {tuple(plan.mesh) for plan in best.plans}
+    if len(meshes) > 1:  # a single axis that one function calls dp and another tp
+        return [renamed(plan, dict(zip(plan.mesh, best.plans[0].mesh, strict=True))) for plan in best.plans]
+    return best.plans
 
 
 @dataclass
@@ -191,11 +248,13 @@ class Function:
     def _planned(self, graph: StepGraph, size: int) -> Plan:
         """The plan that was asked for, with stored tensors where they are."""
         stored = self.store.stored(graph)
+        if isinstance(self.asked, Plan) and self.asked.graph == graph.fingerprint:
+            return self.asked
         if not stored:
             return choose(self.asked, lambda count, variant: graph, size, self.cluster, self.level, self.pins, None, 1,
                           self.budget)  # fmt: skip
         planner = Planner(graph, self.cluster, self.pins)
-        name = self.asked if isinstance(self.asked, str) else self.asked.name
+        name = self.asked if isinstance(self.asked, str) else "auto"
         book = parse_name(name, self.cluster.size) if name != "auto" else textbook_of(name, self.store.mesh)
         if book and book.mesh == self.store.mesh:
             try:
