@@ -911,14 +911,3 @@ def caches_filled_in_the_first_call():
 
     TABLE.clear()
     return M()
-
-
-@case
-def index_by_a_computed_number():
-    class M(Net):
-        def between(self, x):
-            i = x.detach().abs().sum(0).argmax()
-            first = x[0, i].detach() + x[..., i, None].detach().mean() + x[None, :, i - WIDTH].detach().mean()
-            return x * x[:, i].unsqueeze(1) + first
-
-    return M()

@@ -125,7 +125,6 @@ def plain(name: str, accumulate: int) -> Numbers:
     return Numbers(losses, gradients, {k: x.detach() for k, x in [*model.named_parameters(), *model.named_buffers()]})
 
 
-@cache
 def graph_of(name: str) -> Any:
     model, batch, loss = case(name)
     return tutti.capture(model, batch, optimizer_of(model), loss)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 from collections.abc import Callable
@@ -676,3 +677,35 @@ def test_attributes_of_a_loss_object_are_noticed(bound):
     before = step(edges.points())
     weighted.weight = 3.0
     torch.testing.assert_close(step(edges.points()), 3 * before)
+
+
+@functools.lru_cache
+def projection(width):
+    return torch.randn(width)
+
+
+class Projected(Net):
+    def between(self, x):
+        return super().between(x) * projection(edges.WIDTH)
+
+
+class Frozen(Net):
+    @functools.lru_cache(maxsize=1)  # noqa: B019
+    def first(self):
+        return self.up.weight.detach().sum()
+
+    def between(self, x):
+        return super().between(x) * self.first()
+
+
+@pytest.mark.parametrize("make", [Projected, Frozen])
+def test_caches_of_what_a_step_would_make_otherwise_are_refused(make):
+    """Random numbers, or values of parameters, that the first call draws or reads for good."""
+    projection.cache_clear()
+    model = make()
+    with pytest.raises(ValueError, match="depends on Python state that its forward changes"):
+        tutti.capture(model, edges.points(), adam(model))
+    kept = projection(edges.WIDTH)
+    if make is Projected:
+        tutti.capture(model, edges.points(), adam(model))  # where they are there they are constants
+        assert projection(edges.WIDTH) is kept

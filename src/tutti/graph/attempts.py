@@ -55,7 +55,6 @@ class Attempts:
         other Python state that forward changes, on Python's random numbers, or on values that only a run knows.
         """
         snapshot = Snapshot(self.roots)
-        snapshot.forget_tensors()
         with BothWays(last_node, written_since, self.roots) as both_ways:
             while True:
                 try:
@@ -79,7 +78,8 @@ class Attempts:
             if late := [site for site in self.decisions.conditions if site in self.decisions.late]:
                 raise Branches(late[0], ValueError("it is asked for in the backward pass"))
             self._find_state(snapshot, made)
-            if changes := {p: (old, new) for p, (old, new) in snapshot.changes().items() if not _stands_in(new)}:
+            changes = {p: (old, new) for p, (old, new) in snapshot.changes().items() if not _stands_in(new)}
+            if changes := changes | snapshot.filled():
                 self._compare_with_next_call(made, changes)
             if drawn := snapshot.random_was_drawn:
                 snapshot.restore()

@@ -158,12 +158,13 @@ class Snapshot:
             else:
                 own.bit_generator.state = type(own.bit_generator)(seed).state
 
-    def forget_tensors(self) -> None:
-        """Empty the caches of functions that hold tensors: what is captured does not depend on earlier calls."""
-        for key, (cache, _) in list(self.caches.items()):
-            if cache.cache_info().currsize and _holds(torch.Tensor, gc.get_referents(cache)):
-                cache.cache_clear()
-                self.caches[key] = cache, 0
+    def filled(self) -> dict[str, tuple[Any, Any]]:
+        """Caches of functions that keep fake tensors now, in the form of `changes`."""
+        return {str(cache.__qualname__): (MISSING, cache) for cache in self._fake_caches()}
+
+    def _fake_caches(self) -> list[Cache]:
+        used = (cache for cache, misses in self.caches.values() if cache.cache_info().misses != misses)
+        return [cache for cache in used if _holds_fake(gc.get_referents(cache))]
 
     def restore(self) -> None:
         """Put everything back; containers keep their identity."""
@@ -184,9 +185,8 @@ class Snapshot:
                 delattr(owner, key) if isinstance(owner, type) else owner.pop(key)
             for key in [key for key, x in before.items() if now.get(key, MISSING) is not x]:
                 setattr(owner, key, before[key]) if isinstance(owner, type) else owner.update({key: before[key]})
-        for cache, misses in self.caches.values():
-            if cache.cache_info().misses != misses and _holds(FakeTensor, gc.get_referents(cache)):
-                cache.cache_clear()
+        for cache in self._fake_caches():
+            cache.cache_clear()
         for own, before in self.generators.values():
             if isinstance(own, random.Random):
                 own.setstate(before)
@@ -210,13 +210,15 @@ def _caches() -> list[Cache]:
     return _process_caches[1]
 
 
-def _holds(kind: type, things: Iterable[Any], depth: int = 3) -> bool:
-    """Whether there is a tensor of a kind among the results that a cache keeps, or in their containers."""
+def _holds_fake(things: Iterable[Any], depth: int = 3) -> bool:
+    """Whether there is a fake tensor among the results that a cache keeps, or in what they hold."""
     for x in things:
-        if isinstance(x, kind):
+        if isinstance(x, FakeTensor):
             return True
         inner = _items(x).values() if isinstance(x, dict) else x if isinstance(x, (*CONTAINERS, tuple)) else ()
-        if depth and _holds(kind, inner, depth - 1):
+        if not inner and not isinstance(x, (*OPAQUE, Cache)) and not is_of_the_system(x):
+            inner = getattr(x, "__dict__", {}).values()
+        if depth and _holds_fake(inner, depth - 1):
             return True
     return False
 

@@ -9,7 +9,6 @@
 |---|---|---|
 | F.scaled_dot_product_attention | decomposes on a CPU where keys and values differ in width | pads the narrower |
 | F.ctc_loss | reads lengths that are tuples into a tensor's memory | makes tensors of them |
-| x[:, i], i a 0-d tensor | asks for the value of i | selects by i as a tensor |
 | torch.tensor | reads the memory of tensors in a list | stacks them |
 | torch.cov, torch.corrcoef | check a count that is known from shapes, as a tensor | compute from shapes |
 | BatchNorm with momentum=None | takes the average's weight out of a tensor | keeps it one |
@@ -96,33 +95,12 @@ def _stacked(data: Any) -> Tensor:
     return torch.stack([_stacked(x) for x in data]) if isinstance(data, (list, tuple)) else _tensor(data)
 
 
-_getitem = Tensor.__getitem__
-
-
-def getitem(x: Tensor, index: Any) -> Tensor:
-    """`x[:, i]` where `i` is a 0-d integer tensor, beside slices, numbers, None and `...`."""
-    parts = index if isinstance(index, tuple) else (index,)
-    at = [i for i, part in enumerate(parts) if isinstance(part, Tensor) and part.ndim == 0 and part.dtype in INTEGERS]
-    if len(at) != 1 or any(isinstance(part, (Tensor, list)) for i, part in enumerate(parts) if i != at[0]):
-        return _getitem(x, index)
-    before, i, after = parts[: at[0]], parts[at[0]], parts[at[0] + 1 :]
-    rest = _getitem(x, (*before, slice(None), *after))
-    if any(part is ... for part in before):
-        dim = rest.ndim - 1 - sum(part is None or isinstance(part, slice) for part in after)
-    else:
-        dim = sum(part is None or isinstance(part, slice) for part in before)
-    i = torch.where(i < 0, i + rest.shape[dim], i).reshape(1).to(torch.int64)
-    return rest.index_select(dim, i).squeeze(dim)
-
-
-INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 INSTEAD: dict[Any, Callable[..., Any]] = {
     F.scaled_dot_product_attention: attention,
     F.ctc_loss: ctc_loss,
     torch.cov: cov,
     torch.corrcoef: corrcoef,
     torch.tensor: tensor,
-    Tensor.__getitem__: getitem,
 }
 
 
