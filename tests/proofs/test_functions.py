@@ -280,6 +280,20 @@ def test_a_gradient_that_is_left_over_is_refused():
     assert all(p.grad is None for p in model.parameters())
 
 
+def test_a_gradient_that_is_left_over_after_the_update_is_refused():
+    model = mlp(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def f(x):
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model(x).sum().backward()
+
+    with pytest.raises(ValueError, match="leaves a gradient in parameter"):
+        tutti.function(f, numbers(ROWS, WIDTH), store=tutti.Store(model=model, optimizer=optimizer))
+
+
 def test_a_schedule_within_the_function_is_refused():
     model = mlp(1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

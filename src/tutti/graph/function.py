@@ -241,6 +241,7 @@ class _Updates:
                  inputs: Mapping[str, torch.Tensor]):  # fmt: skip
         self.function, self.params, self.state, self.inputs = function, params, state, inputs
         self.cleared: set[int] = set()  # ids of leaves whose gradient was cleared before it was added to
+        self.added: set[int] = set()  # ids of leaves that have had a gradient
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -308,7 +309,7 @@ class _Updates:
 
     def _clear(self, leaves) -> None:
         for leaf in leaves:
-            self.cleared.add(id(leaf))
+            (self.cleared if leaf.grad is None and id(leaf) not in self.added else self.added).add(id(leaf))
             leaf.grad = None
 
     def check_left_over(self) -> None:

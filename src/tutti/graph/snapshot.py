@@ -181,7 +181,7 @@ class Snapshot:
                 thing.update(before) if isinstance(thing, set) else thing.extend(before)
         for _, owner, before in self.namespaces.values():
             now = variables(_held(owner))
-            for key in now.keys() - before.keys():
+            for key in [key for key in now.keys() - before.keys() if not isinstance(now[key], ModuleType)]:
                 delattr(owner, key) if isinstance(owner, type) else owner.pop(key)
             for key in [key for key, x in before.items() if now.get(key, MISSING) is not x]:
                 setattr(owner, key, before[key]) if isinstance(owner, type) else owner.update({key: before[key]})

@@ -9,6 +9,7 @@ parameters there are and learn.
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Iterable, Iterator
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -78,8 +79,9 @@ class Watch:
                 cells = zip(x.__code__.co_freevars, x.__closure__ or (), strict=True)
                 self._watch_all(x.__qualname__, {name: Cell(cell) for name, cell in cells}, seen, users)
                 if not is_library(str(x.__module__)):
-                    names = _names(x.__code__)
+                    names, attributes = _names(x.__code__), _attributes(x.__code__)
                     for held in [x.__globals__, *_modules(names, x.__globals__)]:
+                        names = names if held is x.__globals__ else attributes
                         self._watch_all(
                             str(held.get("__name__", x.__module__)),
                             dict.fromkeys(names & held.keys(), held),
@@ -181,7 +183,14 @@ class Cell:
 def _names(code: CodeType) -> set[str]:
     """The global names that code and functions within it use."""
     inner = (x for x in code.co_consts if isinstance(x, CodeType))
-    return set(code.co_names).union(*map(_names, inner))
+    own = {x.argval for x in dis.get_instructions(code) if x.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return own.union(*map(_names, inner))
+
+
+def _attributes(code: CodeType) -> set[str]:
+    """The names of attributes that code uses, and of globals."""
+    inner = (x for x in code.co_consts if isinstance(x, CodeType))
+    return set(code.co_names).union(*map(_attributes, inner))
 
 
 def _modules(names: set[str], held: dict[str, Any]) -> list[dict[str, Any]]:

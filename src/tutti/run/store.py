@@ -10,7 +10,6 @@ import torch
 from tutti.graph import optimizers
 from tutti.graph.capture import device_of
 from tutti.graph.holdings import Holdings
-from tutti.graph.slots import attribute
 from tutti.graph.step_graph import GIVEN, Spec, StepGraph
 from tutti.plan.layout import Layout, Mesh
 from tutti.plan.plan import Plan
@@ -161,8 +160,3 @@ class Store:
             layout = plan.input_layout(self.labels[name])
             if layout != self.layouts[name]:
                 self.place(name, self[name], layout)
-
-
-def attribute_of(store: Store, path: str) -> torch.Tensor:
-    """A plain tensor attribute of a module of the store."""
-    return attribute(store.holdings.root, path)
