@@ -111,7 +111,7 @@ def capture(
     if stochastic_rounding and not any(params[name].dtype is torch.bfloat16 for name in trained):
         raise ValueError("stochastic_rounding is of bfloat16 parameters, and none of those that are trained is one")
 
-    with compat.fake_mode(), fused_experts(model), compat.eager_models(), assignments_of_tensors():
+    with capturing(model):
 
         def fakes(kind: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
             return {f"{kind}:{k}": torch.empty(t.shape, dtype=t.dtype, device=device) for k, t in tensors}
@@ -391,7 +391,14 @@ class _Step:
         return outputs
 
 
-def fused_experts(model: nn.Module) -> AbstractContextManager:
+@contextmanager
+def capturing(model: nn.Module) -> Iterator[None]:
+    """Fake tensors, on which the Python code of a model runs as it is captured."""
+    with compat.fake_mode(), _fused_experts(model), compat.eager_models(), assignments_of_tensors():
+        yield
+
+
+def _fused_experts(model: nn.Module) -> AbstractContextManager:
     """Experts of transformers' models, where they are left at its default, are those of tutti.models.experts."""
     if "transformers.integrations.moe" not in sys.modules:
         return nullcontext()

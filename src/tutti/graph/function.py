@@ -23,7 +23,7 @@ from tutti.graph.attempts import Attempts, StateFound
 from tutti.graph.batch import Batch, rebuilt
 from tutti.graph.batch import inputs as entries
 from tutti.graph.build import build
-from tutti.graph.capture import Recorder, branching, device_of, fused_experts
+from tutti.graph.capture import Recorder, branching, capturing, device_of
 from tutti.graph.decisions import Decisions
 from tutti.graph.functional import functionalize
 from tutti.graph.garbage import uncollected
@@ -34,7 +34,6 @@ from tutti.graph.slots import Slots, check_memory_not_shared
 from tutti.graph.step_graph import CHECK, FORWARD, OUTPUT, UPDATE, StepGraph
 from tutti.graph.substitute import substituted
 from tutti.graph.trace import sign, stand_in
-from tutti.nn.assignment import assignments_of_tensors
 
 BACKWARDS = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 Behind = Mapping[str, Mapping[str, int]]  # optimizer -> parameter -> by how many updates it is behind the optimizer's
@@ -77,14 +76,7 @@ def capture_function(
     """
     data = arguments(args, kwargs, holdings)
     slots, device = holdings.slots(attributes), device_of(holdings.root)
-    with ExitStack() as stack:
-        for context in (
-            compat.fake_mode(),
-            fused_experts(holdings.root),
-            compat.eager_models(),
-            assignments_of_tensors(),
-        ):
-            stack.enter_context(context)
+    with capturing(holdings.root):
         names = {p: name for name, p in slots.params.items()}
         held = {**slots.named(), **{f"cache:{place.name}": place.tensor for place in holdings.places}}
         for optimizer in holdings.optimizers.values():
@@ -171,8 +163,11 @@ class _Function:
         params = {name: self._parameter(p, inputs[f"param:{name}"]) for name, p in self.slots.params.items()}
         buffers = {name: inputs[f"buffer:{name}"].clone() for name in self.slots.buffers}
         caches = {f"cache:{place.name}": inputs[f"cache:{place.name}"].clone() for place in self.holdings.places}
-        state = {name: x for name, x in inputs.items() if name.partition(":")[2] in self.holdings.optimizer_of
-                 and not name.startswith("param:")}  # fmt: skip
+        state: dict[str, dict[str, torch.Tensor]] = {name: {} for name in self.holdings.optimizer_of}
+        for name, x in inputs.items():
+            kind, _, path = name.partition(":")
+            if path in state and kind != "param":
+                state[path][kind] = x
         for name, buffer in self.slots.buffers.items():
             stand_in(buffer, buffers[name])
         for place in self.holdings.places:
@@ -194,7 +189,8 @@ class _Function:
             outputs = self._outputs(result)
             outputs |= {f"buffer:{name}": x for name, x in self.slots.changed("buffer", buffers).items()}
             outputs |= self._caches(caches)
-            outputs |= {f"param:{name}": p.detach() for name, p in params.items()} | updates.state
+            outputs |= {f"param:{name}": p.detach() for name, p in params.items()}
+            outputs |= {f"{kind}:{name}": x for name, kinds in state.items() for kind, x in kinds.items()}
             outputs |= {f"{CHECK}:{i}": x for i, x in enumerate(self.decisions.differing())}
             updates.check_left_over()
         return outputs
@@ -235,10 +231,10 @@ class _Function:
 
 
 class _Updates:
-    """Optimizers whose `step()` updates the leaves that stand for parameters. state: optimizer state by input name."""
+    """Optimizers whose `step()` updates the leaves that stand for parameters. state: by parameter and kind; updated."""
 
-    def __init__(self, function: _Function, params: dict[str, torch.Tensor], state: dict[str, torch.Tensor],
-                 inputs: Mapping[str, torch.Tensor]):  # fmt: skip
+    def __init__(self, function: _Function, params: dict[str, torch.Tensor],
+                 state: dict[str, dict[str, torch.Tensor]], inputs: Mapping[str, torch.Tensor]):  # fmt: skip
         self.function, self.params, self.state, self.inputs = function, params, state, inputs
         self.cleared: set[int] = set()  # ids of leaves whose gradient was cleared before it was added to
         self.added: set[int] = set()  # ids of leaves that have had a gradient
@@ -293,14 +289,13 @@ class _Updates:
                         continue
                     name = names[id(leaf)]
                     sign(phase=UPDATE, path=name.rpartition(".")[0])
-                    old = {k.partition(":")[0]: x for k, x in self.state.items() if k.partition(":")[2] == name}
                     done = function.updates.get(name, 0)
                     count = self.inputs[counts[name]] + done if done else self.inputs[counts[name]]
-                    new, state = optimizers.update(
-                        optimizer, group, leaf.detach(), leaf.grad, old, count, self.inputs[f"lr:{key}.{i}"]
+                    numbers = count, self.inputs[f"lr:{key}.{i}"]
+                    new, self.state[name] = optimizers.update(
+                        optimizer, group, leaf.detach(), leaf.grad, self.state[name], *numbers
                     )
                     leaf.copy_(new)
-                    self.state |= {f"{kind}:{name}": x for kind, x in state.items()}
                     function.updates[name] = done + 1
         sign(phase=FORWARD, path="")
 

@@ -66,8 +66,11 @@ class Holdings:
         self.places: list[Place] = []
         for name, x in objects.items():
             if name not in self.modules and name not in self.optimizers:
-                holder = {name: x}
-                found = list(_places(name, name, holder, x, set(), 0))
+                if isinstance(x, torch.Tensor):
+                    raise ValueError(
+                        f"{name!r} is a tensor; hold it in a list or dict, through which functions can write"
+                    )
+                found = list(_places(name, x, set(), 0))
                 if not found:
                     raise ValueError(f"{name!r} is a {type(x).__name__} without a tensor: the store holds tensors")
                 self.places += found
@@ -104,29 +107,23 @@ class Holdings:
                 place.container[place.key] = tensor
 
 
-def _places(name: str, path: str, container: Any, x: Any, seen: set[int], depth: int) -> Iterator[Place]:
-    """The tensors in an object that `container` holds under the last part of `path`."""
-    if isinstance(x, torch.Tensor):
-        key = path.rpartition(".")[2] if isinstance(container, dict) else int(path.rpartition(".")[2])
-        if depth == 0:
-            raise ValueError(f"{name!r} is a tensor; hold it in a list or dict, through which functions can write")
-        yield Place(container, key, path)
-        return
+def _places(path: str, x: Any, seen: set[int], depth: int) -> Iterator[Place]:
+    """The tensors in an object, through lists, tuples, dicts and attributes."""
     if id(x) in seen or depth > DEEPEST:
         return
     seen.add(id(x))
-    if isinstance(x, tuple):
-        if any(isinstance(item, torch.Tensor) for item in x):
-            raise ValueError(f"{path!r} is a tuple of tensors, which cannot be replaced; make it a list or dict")
-        for i, item in enumerate(x):
-            yield from _places(name, f"{path}.{i}", x, item, seen, depth + 1)
-    elif isinstance(x, list):
-        for i, item in enumerate(x):
-            yield from _places(name, f"{path}.{i}", x, item, seen, depth + 1)
+    if isinstance(x, tuple) and any(isinstance(item, torch.Tensor) for item in x):
+        raise ValueError(f"{path!r} is a tuple of tensors, which cannot be replaced; make it a list or dict")
+    if isinstance(x, (list, tuple)):
+        container, items = x, list(enumerate(x))
     elif isinstance(x, dict):
-        for key, item in x.items():
-            if isinstance(key, str):
-                yield from _places(name, f"{path}.{key}", x, item, seen, depth + 1)
+        container, items = x, list(x.items())
     elif not isinstance(x, OPAQUE) and not is_of_the_system(x) and hasattr(x, "__dict__"):
-        for key, item in vars(x).items():
-            yield from _places(name, f"{path}.{key}", vars(x), item, seen, depth + 1)
+        container, items = vars(x), list(vars(x).items())
+    else:
+        return
+    for key, item in items:
+        if isinstance(item, torch.Tensor):
+            yield Place(container, key, f"{path}.{key}")
+        else:
+            yield from _places(f"{path}.{key}", item, seen, depth + 1)

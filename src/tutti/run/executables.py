@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -36,6 +36,7 @@ from tutti.run.runtime import Distributed, Virtual, from_rank_0
 from tutti.run.state import State
 from tutti.run.telling import telling
 
+T = TypeVar("T")
 MOST = 16  # graphs for one signature and Python state
 
 
@@ -109,16 +110,9 @@ class Executables:
         signature, state = signature_of(batch), self.state_of_model
         count = 1 if evaluates else microbatches or self.plan.accumulate
         known = self.captured.setdefault((signature, evaluates, state, count), [])
-        tensors, reason = dict(batch_items(batch)), None
-        for key, guards in known:
-            if not guards or (reason := guards.broken(tensors)) is None:
-                return key
-        if len(known) == MOST:
-            raise ValueError(
-                f"the step has been captured {MOST} times for batches of one shape, because the model's Python code "
-                f"reads values that differ between them: {reason}. Compute with tensors there (torch.where, masks), or "
-                "give batches that share these values"
-            )
+        key, reason = holding_for(known, batch, "step")
+        if key is not None:
+            return key
         if known or state or not evaluates:  # the first evaluation repeats no capture
             self.reasons.append(
                 reason or (f"{state[0][0]} is {state[0][1]!r} now" if state else "a batch of another shape")
@@ -210,6 +204,24 @@ class Executables:
             copies=plan.copies,
             durations=plan.durations,
         )
+
+
+def holding_for(known: Sequence[tuple[T, Guards]], batch: Batch, what: str) -> tuple[T | None, str | None]:
+    """Of what was captured for batches of one shape, the first that holds for a batch; else why the last does not.
+
+    Raises ValueError where there are too many already. what: was captured.
+    """
+    tensors, reason = dict(batch_items(batch)), None
+    for made, guards in known:
+        if not guards or (reason := guards.broken(tensors)) is None:
+            return made, None
+    if len(known) == MOST:
+        raise ValueError(
+            f"the {what} has been captured {MOST} times for batches of one shape, because the Python code reads values "
+            f"that differ between them: {reason}. Compute with tensors there (torch.where, masks), or give batches "
+            "that share these values"
+        )
+    return None, reason
 
 
 def equal(a: StepGraph, b: StepGraph) -> bool:

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from tutti import compat
 from tutti.cluster import Cluster
-from tutti.graph.batch import batch_items, inputs, rows
+from tutti.graph.batch import inputs, rows
 from tutti.graph.function import Captured, arguments, capture_function
 from tutti.graph.step_graph import GIVEN, OUTPUT, StepGraph
 from tutti.graph.watch import Watch
@@ -26,7 +26,7 @@ from tutti.plan.search import BUDGET
 from tutti.plan.textbook import Textbook, parse_name, textbook_of
 from tutti.plan.together import plan_together
 from tutti.run.batches import signature_of
-from tutti.run.executables import MOST
+from tutti.run.executables import holding_for
 from tutti.run.levels import Prepared, check_level, prepare
 from tutti.run.memory import platform
 from tutti.run.observed import Observed
@@ -203,17 +203,10 @@ class Function:
         behind = self.store.behind()
         held = tuple((i, id(x)) for i, x in (*enumerate(args), *kwargs.items()) if self.store.holdings.is_held(x))
         key = (signature_of(data), held, self._watch.state(), repr(sorted(behind.items())), self._options())
-        known, tensors = self._made.setdefault(key, []), dict(batch_items(data))
-        reason = None
-        for executable in known:
-            guards = executable.captured.graph.guards
-            if not guards or (reason := guards.broken(tensors)) is None:
-                return executable
-        if len(known) == MOST:
-            raise ValueError(
-                f"the function has been captured {MOST} times for arguments of one shape, because its Python code "
-                f"reads values that differ between them: {reason}. Compute with tensors there (torch.where, masks)"
-            )
+        known = self._made.setdefault(key, [])
+        executable, _ = holding_for([(x, x.captured.graph.guards) for x in known], data, "function")
+        if executable is not None:
+            return executable
         known.append(self._new(args, kwargs, behind))
         return known[-1]
 

@@ -55,7 +55,7 @@ class Store:
             self.mesh, self.runtime = dict(plan.mesh), runtime_for(plan.mesh)
             self.parts = [{} for _ in self.runtime.ranks]
         if dict(plan.mesh) != self.mesh:
-            raise ValueError(f"the plan is for the mesh {plan.mesh}, the store lies on {self.mesh}; use relayout")
+            raise ValueError(f"the plan is for the mesh {plan.mesh}, the store lies on {self.mesh}")
         wanted = {name: node for name, node in graph.inputs.items() if name.partition(":")[0] not in GIVEN}
         fresh = {name for name in wanted if name not in self.layouts}
         whole = self._initial(fresh) if fresh else {}
@@ -151,12 +151,3 @@ class Store:
         for name in self.layouts:
             self.place(name, state[name])
         self.updates |= {n.partition(":")[2]: int(x) for n, x in state.items() if n.startswith("updates:")}
-
-    def relayout(self, plan: Plan, graph: StepGraph) -> None:
-        """Lay out the stored tensors that a graph reads as a plan for it says, on the same mesh."""
-        if dict(plan.mesh) != self.mesh:
-            raise ValueError(f"the plan is for the mesh {plan.mesh}, the store lies on {self.mesh}")
-        for name in [name for name in graph.inputs if name in self.layouts]:
-            layout = plan.input_layout(self.labels[name])
-            if layout != self.layouts[name]:
-                self.place(name, self[name], layout)
