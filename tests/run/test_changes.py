@@ -709,3 +709,53 @@ def test_caches_of_what_a_step_would_make_otherwise_are_refused(make):
     if make is Projected:
         tutti.capture(model, edges.points(), adam(model))  # where they are there they are constants
         assert projection(edges.WIDTH) is kept
+
+
+class Holder:
+    """A namespace of a user's file, held by a global variable."""
+
+    def __init__(self):
+        self.tables, self.calls, self.scale = {}, 0, 1.0
+
+
+HOLDER = Holder()
+NESTED: dict = {"rope": {}}
+
+
+class UsingAHolder(edges.Net):
+    counts = False
+
+    def between(self, x):
+        if "table" not in HOLDER.tables:
+            HOLDER.tables["table"] = torch.linspace(0.5, 1.5, edges.WIDTH)
+        if edges.WIDTH not in NESTED["rope"]:
+            NESTED["rope"][edges.WIDTH] = torch.ones(edges.WIDTH) / 2
+        HOLDER.calls += 1
+        x = super().between(x) * HOLDER.tables["table"] * NESTED["rope"][edges.WIDTH] * HOLDER.scale
+        return x * HOLDER.calls if self.counts else x
+
+
+def test_objects_in_global_variables_are_as_before_capture(_holder):
+    model, batch = UsingAHolder(), edges.points()
+    step = tutti.parallelize(model, adam(model), batch, cluster="cpu:2", plan="dp2")
+    assert not HOLDER.tables and not NESTED["rope"] and not HOLDER.calls
+    twin = UsingAHolder()
+    twin.load_state_dict(model.state_dict())
+    torch.testing.assert_close(step.evaluate(batch), twin(**batch), rtol=1e-5, atol=1e-6)
+    HOLDER.scale = 3.0
+    torch.testing.assert_close(step.evaluate(batch), twin(**batch), rtol=1e-5, atol=1e-6)
+
+
+def test_counters_in_global_objects_are_refused(_holder):
+    model = UsingAHolder()
+    model.counts = True
+    with pytest.raises(ValueError, match=r"HOLDER\.calls"):
+        tutti.parallelize(model, adam(model), edges.points(), cluster="cpu:2", plan="dp2")
+    assert not HOLDER.tables and not HOLDER.calls
+
+
+@pytest.fixture
+def _holder():
+    yield
+    HOLDER.__init__()
+    NESTED["rope"].clear()

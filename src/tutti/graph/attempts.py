@@ -140,7 +140,7 @@ class Attempts:
 
     def _compare_with_next_call(self, made: Traced, changes: Mapping[str, tuple[Any, Any]]) -> None:
         """ValueError where a second call of the code, from what the first one left, gives another graph."""
-        path, (old, new) = next(iter(changes.items()))
+        path, (old, new) = min(changes.items(), key=lambda change: isinstance(change[1][1], torch.Tensor))
         if not self._is_like(made, after=made):
             raise ValueError(
                 f"what the model computes depends on Python state that its forward changes: {path!r} was {_shown(old)} "

@@ -12,6 +12,7 @@ import functools
 import gc
 import random
 import sys
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
@@ -61,8 +62,8 @@ class Snapshot:
             return []
         if isinstance(thing, FunctionType):
             held = [cell.cell_contents for cell in thing.__closure__ or () if _filled(cell)]
-            self._save_globals(thing.__globals__)
-            return [(path, x) for x in (*held, *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values())]
+            held += [*(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()]
+            return [(path, x) for x in held] + self._save_globals(thing.__globals__)
         if isinstance(thing, MethodType):
             return [(path, thing.__self__), (path, thing.__func__)]
         if isinstance(thing, random.Random) or type(thing).__module__ == "numpy.random._generator":
@@ -78,39 +79,44 @@ class Snapshot:
         if isinstance(thing, OPAQUE) or not isinstance(held, dict) or is_of_the_system(thing):
             return []
         self.saved[id(held)] = path, held, dict(held)
-        self._save_class(type(thing))
+        beside = self._save_class(type(thing))
         if not isinstance(thing, nn.Module):
-            return [(join(path, key), x) for key, x in held.items()]
+            return [(join(path, key), x) for key, x in held.items()] + beside
         for table in (thing._parameters, thing._buffers, thing._modules):
             self.saved[id(table)] = path, table, dict(table)
         tables = ("_parameters", "_buffers", "_modules")
         own = [(join(path, key), x) for key, x in held.items() if key not in tables]
-        return own + [(join(path, key), x) for key, x in thing._modules.items()]
+        return own + [(join(path, key), x) for key, x in thing._modules.items()] + beside
 
-    def _save_class(self, cls: type) -> None:
-        """Record the attributes of a class and of those it inherits from, and the global variables beside them."""
+    def _save_class(self, cls: type) -> list[tuple[str, Any]]:
+        """Record the attributes of a class and of its bases, and the global variables of the files that define them."""
+        beside = []
         for base in cls.__mro__:
             if id(base) not in self.namespaces and not is_library(base.__module__):
-                self._save_namespace(base.__qualname__, base, base.__dict__)
+                beside += self._save_namespace(base.__qualname__, base, base.__dict__)
                 if module := sys.modules.get(base.__module__):
-                    self._save_globals(module.__dict__)
+                    beside += self._save_globals(module.__dict__)
+        return beside
 
-    def _save_globals(self, held: dict[str, Any]) -> None:
+    def _save_globals(self, held: dict[str, Any]) -> list[tuple[str, Any]]:
         name = str(held.get("__name__", ""))
-        if id(held) not in self.namespaces and not is_library(name):
-            self._save_namespace(name, held, held)
+        if id(held) in self.namespaces or is_library(name):
+            return []
+        return self._save_namespace(name, held, held)
 
-    def _save_namespace(self, path: str, owner: Any, held: Mapping[str, Any]) -> None:
-        """Record the variables of a class or file, and the content of containers among them."""
+    def _save_namespace(self, path: str, owner: Any, held: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """Record the variables of a class or file; return the objects and containers among them."""
         self.namespaces[id(owner)] = path, owner, variables(held)
+        found = []
         for key, x in variables(held).items():
-            if isinstance(x, CONTAINERS) and len(x) <= LARGEST and id(x) not in self.saved:
-                self.saved[id(x)] = join(path, key), x, _content(x)
+            if not isinstance(x, (*OPAQUE, Cache, staticmethod, classmethod, property)):
+                found.append((join(path, key), x))
             function = getattr(x, "__func__", x)  # of a static method
             inside = function.__closure__ or () if isinstance(function, FunctionType) else ()
             for cache in (function, *(cell.cell_contents for cell in inside if _filled(cell))):
                 if isinstance(cache, Cache):
                     self.caches.setdefault(id(cache), (cache, cache.cache_info().misses))
+        return found
 
     def changes(self) -> dict[str, tuple[Any, Any]]:
         """Paths of attributes and items that hold something else now -> (before, now); `MISSING` for nothing."""
@@ -197,7 +203,7 @@ class Snapshot:
             sys.modules["numpy"].random.set_state(self.random["numpy.random"])
 
 
-_process_caches: tuple[int, list[Cache]] = (0, [])  # how many modules had been imported, and their caches
+_process_caches: tuple[int, list[weakref.ref[Cache]]] = (0, [])  # how many modules had been imported, and their caches
 
 
 def _caches() -> list[Cache]:
@@ -206,8 +212,8 @@ def _caches() -> list[Cache]:
     if _process_caches[0] != len(sys.modules):
         with unfrozen():
             found = [x for x in gc.get_objects() if type(x) is Cache]
-        _process_caches = len(sys.modules), [x for x in found if not is_library(str(x.__module__))]
-    return _process_caches[1]
+        _process_caches = len(sys.modules), [weakref.ref(x) for x in found if not is_library(str(x.__module__))]
+    return [cache for reference in _process_caches[1] if (cache := reference()) is not None]
 
 
 def _holds_fake(things: Iterable[Any], depth: int = 3) -> bool:
