@@ -911,3 +911,19 @@ def caches_filled_in_the_first_call():
 
     TABLE.clear()
     return M()
+
+
+@case
+def packed_sequences_of_a_recurrent_network():
+    class Packed(Net):
+        def __init__(self):
+            super().__init__()
+            self.cell = nn.GRU(2, WIDTH, batch_first=True)
+
+        def forward(self, x, lengths, y):
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            made, lengths = nn.utils.rnn.pad_packed_sequence(self.cell(packed)[0], batch_first=True)
+            return super().forward(made.sum(1) / lengths[:, None], y)
+
+    lengths = torch.tensor([2, 3, 1] * (ROWS // 3))
+    return Packed(), {"x": numbers(ROWS, 3, 2), "lengths": lengths, "y": labels()}

@@ -286,6 +286,8 @@ class _Step:
         """The loss, and the metrics that were asked for or that the loss returned beside it."""
         if self.loss is not None:
             made = self.loss(self.model, batch)
+            if isinstance(made, dict) and "loss" in made:
+                made = made["loss"], {key: x for key, x in made.items() if key != "loss"}
             if isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping):
                 return made[0], self._metrics(made[1], self.metrics or list(map(str, made[1])))
             return made, self._metrics(made, self.metrics)

@@ -10,12 +10,14 @@
 | F.scaled_dot_product_attention | decomposes on a CPU where keys and values differ in width | pads the narrower |
 | F.ctc_loss | reads lengths that are tuples into a tensor's memory | makes tensors of them |
 | torch.tensor | reads the memory of tensors in a list | stacks them |
+| pack_padded_sequence, pad_packed_sequence | read lengths out of memory | select rows by the lengths' values |
 | torch.cov, torch.corrcoef | check a count that is known from shapes, as a tensor | compute from shapes |
 | BatchNorm with momentum=None | takes the average's weight out of a tensor | keeps it one |
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +30,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+
+from tutti import compat
 
 _attention = F.scaled_dot_product_attention
 
@@ -95,7 +99,37 @@ def _stacked(data: Any) -> Tensor:
     return torch.stack([_stacked(x) for x in data]) if isinstance(data, (list, tuple)) else _tensor(data)
 
 
+def pack_padded(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+    """The steps of sorted sequences, time by time, and the number of sequences at each time, a constant of the step."""
+    known = lengths.tolist()
+    if any(a < b for a, b in zip(known, known[1:], strict=False)):
+        raise RuntimeError("pack_padded_sequence: lengths must be in decreasing order, or pass enforce_sorted=False")
+    x = input if batch_first else input.transpose(0, 1)
+    sizes = [sum(length > t for length in known) for t in range(known[0])]
+    rows = [b * x.shape[1] + t for t, size in enumerate(sizes) for b in range(size)]
+    with compat.computing_really():  # recurrent operators read its memory
+        batch_sizes = _tensor(sizes)
+    return x.flatten(0, 1).index_select(0, _tensor(rows, device=input.device)), batch_sizes
+
+
+def pad_packed(data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float, total_length: int):
+    """Sequences of `pack_padded`, padded to a length, and their lengths."""
+    with compat.computing_really():
+        sizes = batch_sizes.tolist()
+        lengths = _tensor([sum(size > b for size in sizes) for b in range(sizes[0])])
+    steps = max(total_length, len(sizes))
+    starts = [0, *itertools.accumulate(sizes)]
+    padding = len(data)  # the row behind the last one
+    rows = [starts[t] + b if t < len(sizes) and b < sizes[t] else padding
+            for b in range(sizes[0]) for t in range(steps)]  # fmt: skip
+    padded = torch.cat([data, data.new_full((1, *data.shape[1:]), padding_value)])
+    made = padded.index_select(0, _tensor(rows, device=data.device)).unflatten(0, (sizes[0], steps))
+    return made if batch_first else made.transpose(0, 1), lengths
+
+
 INSTEAD: dict[Any, Callable[..., Any]] = {
+    torch._C._VariableFunctions._pack_padded_sequence: pack_padded,
+    torch._C._VariableFunctions._pad_packed_sequence: pad_packed,
     F.scaled_dot_product_attention: attention,
     F.ctc_loss: ctc_loss,
     torch.cov: cov,
