@@ -253,6 +253,22 @@ def test_metrics_beside_the_loss():
                                    {k: x.float() for k, x in expected.items()}, check_device=False)  # fmt: skip
 
 
+@pytest.mark.parametrize("plan", PLANS)
+def test_metrics_that_are_constants_in_a_dict(plan):
+    name, devices, microbatches = plan
+
+    def loss(model, batch):
+        return {"loss": model(**batch), "target": torch.tensor(3.0), "norm": model.up.weight.norm()}
+
+    model, batch = edges.Net(), edges.points()
+    norm = model.up.weight.norm().item()
+    step = tutti.parallelize(model, edges.optimizer_for(model), batch, loss=loss, cluster=f"cpu:{devices}", plan=name,
+                             level="O0", accumulate=microbatches)  # fmt: skip
+    step(batch)
+    assert step.metrics["target"].item() == 3.0
+    assert step.metrics["norm"].item() == pytest.approx(norm, rel=1e-5)
+
+
 def test_metrics_of_a_models_output():
     import zoo
 

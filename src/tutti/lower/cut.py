@@ -187,6 +187,11 @@ class _Draft:
     def finish(self, wanted: Mapping[str, fx.Node]) -> StepGraph:
         for node in self.members:
             self.copy(node)
+        for node in wanted.values():  # a view of an input, or an input itself, may be read by no call
+            if node in self.cutter.names and node not in self.made:
+                self.input(node, self.cutter.names[node])
+            elif node in self.cutter.reads.copied:
+                self.take(node)
         outputs = {name: self.copy(node) for name, node in wanted.items()}
         self.graph.output(tuple(outputs.values()))
         return StepGraph(self.graph, self.inputs, outputs, self.cutter.step.constants, self.cutter.step.device)
