@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from tutti.check.user import rule as rule
     from tutti.cluster import Cluster as Cluster
     from tutti.graph.capture import capture as capture
+    from tutti.graph.loop_capture import cond as cond
+    from tutti.graph.loop_capture import scan as scan
+    from tutti.graph.loop_capture import while_loop as while_loop
     from tutti.graph.optimizers import register_optimizer as register_optimizer
     from tutti.graph.step_graph import StepGraph as StepGraph
     from tutti.plan.layout import Layout as Layout
@@ -37,6 +40,7 @@ NAMES = {
     "StepGraph": "tutti.graph.step_graph",
     "Watchdog": "tutti.run.watchdog",
     "capture": "tutti.graph.capture",
+    "cond": "tutti.graph.loop_capture",
     "function": "tutti.run.function",
     "functions": "tutti.run.function",
     "jit": "tutti.run.jit",
@@ -45,6 +49,8 @@ NAMES = {
     "random_plan": "tutti.plan.random",
     "register_optimizer": "tutti.graph.optimizers",
     "rule": "tutti.check.user",
+    "scan": "tutti.graph.loop_capture",
+    "while_loop": "tutti.graph.loop_capture",
 }
 
 

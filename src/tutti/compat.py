@@ -16,7 +16,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from inspect import signature
 from itertools import takewhile
@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import fx
 from torch._decomp.decompositions import native_batch_norm_decomposition
-from torch._guards import TracingContext, tracing
+from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_temporarily
@@ -79,6 +79,25 @@ def computing_really() -> Iterator[None]:
     """Operators compute on real tensors, without gradients or casts, also while fake tensors are traced."""
     with _disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast():  # pyright: ignore
         yield
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """The fake tensors of the enclosing mode, without a trace that is under way."""
+    mode = detect_fake_mode()
+    assert mode is not None, "called outside of fake tensors"
+    with _disable_current_modes(), mode:
+        yield
+
+
+def of_packed_sequences(name: str) -> Callable:
+    """The function that `torch.nn.utils.rnn` calls."""
+    return getattr(torch._C._VariableFunctions, name)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def without_function_modes() -> Any:
+    """Functions of torch are called as they are, whatever modes look at them."""
+    return torch._C.DisableTorchFunction()  # pyright: ignore[reportPrivateImportUsage]
 
 
 @contextmanager
@@ -263,17 +282,21 @@ def tell_of_compilation(told: Callable[[bool], None]) -> None:
 _told_of_compilation: dict[Callable[[bool], None], tuple[Callable, Callable]] = {}
 
 
-def compile_graph(graph: fx.Graph, args: Sequence[torch.Tensor]) -> Callable:
+def compile_graph(graph: fx.GraphModule, args: Sequence[torch.Tensor], cpp: bool = False) -> Callable:
     """A function compiled by Inductor from a functional ATen graph without gradients, for arguments that have the
-    shapes, dtypes, strides and devices of these. What is compiled is kept in torch's cache on disk."""
+    shapes, dtypes, strides and devices of these. What is compiled is kept in torch's cache on disk.
+
+    cpp: whether what calls the kernels is C++, too."""
+    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx  # slow to import
 
     _wait_for(INSTRUCTIONS)
     fake = FakeTensorMode(shape_env=ShapeEnv(specialize_zero_one=True))  # without one nothing is kept on disk
-    with torch.no_grad(), tracing(TracingContext(fake)):
+    wrapper = config.patch(cpp_wrapper=True) if cpp else nullcontext()  # pyright: ignore[reportAttributeAccessIssue]
+    with torch.no_grad(), tracing(TracingContext(fake)), wrapper:
         with fake:
             given = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in args]
-        return compile_fx(fx.GraphModule({}, graph), given)  # pyright: ignore
+        return compile_fx(graph, given)  # pyright: ignore
 
 
 def multiplies_bfloat16() -> bool:

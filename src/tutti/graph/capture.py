@@ -285,7 +285,7 @@ class _Step:
     def _value(self, batch: Batch) -> tuple[Any, dict[str, torch.Tensor]]:
         """The loss, and the metrics that were asked for or that the loss returned beside it."""
         if self.loss is not None:
-            made = self.loss(self.model, batch)
+            made: Any = self.loss(self.model, batch)
             if isinstance(made, dict) and "loss" in made:
                 made = made["loss"], {key: x for key, x in made.items() if key != "loss"}
             if isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping):

@@ -29,5 +29,14 @@ class _Signing(fx.Interpreter):
 
     def run_node(self, n: fx.Node):
         if n.op == "call_function":
-            sign(phase=n.meta.get("phase", FORWARD), path=n.meta.get("path", ""), checkpoint=n.meta.get("checkpoint"))
+            kept = {key: n.meta[key] for key in ("path", "checkpoint", "grad", "differentiable") if key in n.meta}
+            sign(
+                **{
+                    "path": "",
+                    "checkpoint": None,
+                    "differentiable": False,
+                    "phase": n.meta.get("phase", FORWARD),
+                    **kept,
+                }
+            )
         return super().run_node(n)

@@ -102,7 +102,7 @@ def _stacked(data: Any) -> Tensor:
 def pack_padded(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
     """The steps of sorted sequences, time by time, and the number of sequences at each time, a constant of the step."""
     known = lengths.tolist()
-    if any(a < b for a, b in zip(known, known[1:], strict=False)):
+    if any(a < b for a, b in itertools.pairwise(known)):
         raise RuntimeError("pack_padded_sequence: lengths must be in decreasing order, or pass enforce_sorted=False")
     x = input if batch_first else input.transpose(0, 1)
     sizes = [sum(length > t for length in known) for t in range(known[0])]
@@ -128,8 +128,8 @@ def pad_packed(data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_val
 
 
 INSTEAD: dict[Any, Callable[..., Any]] = {
-    torch._C._VariableFunctions._pack_padded_sequence: pack_padded,
-    torch._C._VariableFunctions._pad_packed_sequence: pad_packed,
+    compat.of_packed_sequences("_pack_padded_sequence"): pack_padded,
+    compat.of_packed_sequences("_pad_packed_sequence"): pad_packed,
     F.scaled_dot_product_attention: attention,
     F.ctc_loss: ctc_loss,
     torch.cov: cov,

@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,12 +34,14 @@ aten = torch.ops.aten
 class Traced:
     """graph: every node has its `Spec`, or a tuple of them, in meta["val"], and what it was signed with. constants:
     tensors that are no arguments, by the targets of the nodes (`get_attr`) that stand for them. values: what Python
-    asked for. nodes: by the ids of the tensors that they made and that are still held."""
+    asked for. nodes: by the ids of the tensors that they made and that are still held. lifted: tensors from outside
+    that the function reads, for which placeholders behind those of the arguments stand."""
 
     graph: fx.Graph
     constants: dict[str, torch.Tensor]
     values: Values
     nodes: dict[int, tuple[fx.Node, weakref.ref]]
+    lifted: list[torch.Tensor] = field(default_factory=list)
 
 
 class Refused(ValueError):
@@ -52,6 +54,7 @@ def trace(
     known: Mapping[int, torch.Tensor] | None = None,
     decisions: Decisions | None = None,
     after: Traced | None = None,
+    lifts: bool = False,
 ) -> Traced:
     """The graph of `function(*args)`, which returns tensors in tuples or lists; to be called in a mode of fake tensors,
     for fake arguments. What a trace within it calls is recorded by both.
@@ -59,10 +62,11 @@ def trace(
     known: real values of some arguments, by position, for Python code that asks for values of what follows from these
     alone (`graph.values`). decisions: which way to go where Python asks for a boolean that is not known.
     after: an earlier trace. Tensors that it made from no input and that are read now are made once more.
+    lifts: whether other tensors that the function reads become inputs (`Traced.lifted`), as those of a sub-graph do.
 
     Raises `compat.ValuesNeeded` where it takes other values of a tensor to go on, Refused for a higher-order operator.
     """
-    tracer = _Tracer(args, known or {}, decisions, after)
+    tracer = _Tracer(args, known or {}, decisions, after, lifts)
     _active.append(tracer)
     try:
         with _no_casts_kept(), tracer:
@@ -73,7 +77,7 @@ def trace(
     finally:
         _active.remove(tracer)
     tracer.graph.output(tracer.named(results))
-    return Traced(tracer.graph, tracer.constants, tracer.values, tracer.nodes)
+    return Traced(tracer.graph, tracer.constants, tracer.values, tracer.nodes, tracer.lifted)
 
 
 def sign(**meta: Any) -> None:
@@ -120,8 +124,9 @@ class _Tracer(compat.TorchDispatchMode):
     supports_higher_order_operators = True  # says itself that it does not take them
 
     def __init__(self, args: tuple[torch.Tensor, ...], known: Mapping[int, torch.Tensor], decisions: Decisions | None,
-                 after: Traced | None):  # fmt: skip
+                 after: Traced | None, lifts: bool):  # fmt: skip
         super().__init__()
+        self.lifts, self.lifted = lifts, []
         self.decisions, self.after = decisions, after
         self.input_free = InputFree(after.graph, after.constants) if after else None
         self.repeated: dict[fx.Node, fx.Node] = {}  # nodes of `after`, with their copies
@@ -136,8 +141,9 @@ class _Tracer(compat.TorchDispatchMode):
         self.stood_in: list[torch.Tensor] = []
         self.views: list[torch.Tensor] = []  # of stand-ins, kept alive with their nodes
         given = {}
+        self.last_input: fx.Node | None = None
         for i, x in enumerate(args):
-            node = self.graph.placeholder(f"arg{i}_1")
+            self.last_input = node = self.graph.placeholder(f"arg{i}_1")
             self._is(x, node)
             if i in known:
                 given[node] = known[i]
@@ -209,6 +215,8 @@ class _Tracer(compat.TorchDispatchMode):
         """Nodes in place of tensors."""
         if isinstance(values, torch.Tensor):
             known = self.nodes.get(id(values))
+            if self.lifts and known and values.grad_fn is not None:
+                known[0].meta["differentiable"] = True  # also where autograd has detached what it keeps
             return known[0] if known else self._of_real(values)
         if isinstance(values, (list, tuple)):
             return type(values)([self.named(x) for x in values])
@@ -244,6 +252,12 @@ class _Tracer(compat.TorchDispatchMode):
         return self.named(view)
 
     def _constant(self, tensor: torch.Tensor) -> fx.Node:
+        if self.lifts:
+            with self.graph.inserting_after(self.last_input):
+                self.last_input = node = self.graph.placeholder(f"lifted{len(self.lifted)}_1")
+            self.lifted.append(tensor)
+            self._is(tensor, node)
+            return node
         if isinstance(tensor, compat.FakeTensor):
             if (node := self._of_earlier(tensor)) is not None:
                 return node
@@ -274,6 +288,8 @@ class _Tracer(compat.TorchDispatchMode):
     def _is(self, made: Any, node: fx.Node) -> None:
         """Note that a node makes this, and what that is."""
         node.meta = {**self.signature, "val": Spec.of(made)}
+        if self.lifts:
+            node.meta["grad"] = torch.is_grad_enabled()
         if isinstance(made, torch.Tensor):
             place, nodes = id(made), self.nodes
             nodes[place] = node, weakref.ref(made, lambda gone: nodes.pop(place, None))

@@ -34,6 +34,27 @@ class Here:
             repr(self._shapes),
         )
 
+    @property
+    def choices(self) -> Choices:
+        return self._choices
+
+    @property
+    def mesh(self) -> Mesh:
+        return self._mesh
+
+    @property
+    def where(self) -> Mapping[str, int]:
+        """The place of this rank on each axis."""
+        self.asked_where = True
+        return self._where
+
+    @property
+    def rank(self) -> int:
+        self.asked_where, rank = True, 0
+        for axis, size in self._mesh.items():
+            rank = rank * size + self._where[axis]
+        return rank
+
     def _known(self, factor: str) -> str:
         """The factor itself; ValueError where the rule has none of this name."""
         if factor not in self._rule.sizes:

@@ -16,9 +16,11 @@ from torch.utils import _pytree as pytree
 
 from tutti.graph.costs import FREE
 from tutti.graph.inline import paste, template
+from tutti.graph.loops import LOOPS
 from tutti.graph.step_graph import FORWARD, Spec, StepGraph
 from tutti.lower.emit import ORIGIN
 from tutti.lower.here import Here
+from tutti.lower.loops import local_loop
 from tutti.lower.move import move
 from tutti.lower.program import Program
 from tutti.plan.choice import Choices, check, layouts
@@ -150,7 +152,7 @@ class Sharder:
     def compute(self, target, here: Here, args: tuple, kwargs: dict, dtypes: list[torch.dtype]):
         """Write an operator's own computation; traced once for all like calls whose place on the mesh it ignores."""
         given = pytree.tree_map(lambda x: x.meta["val"] if isinstance(x, fx.Node) else x, (args, kwargs))
-        function = LOCAL[target]
+        function = local_loop(target) if target in LOOPS else LOCAL[target]
         everywhere = function, here.situation, repr(given), repr(dtypes), self.step.device
         placed = *everywhere, tuple(self.where.items())
         traced = TRACED.get(everywhere) or TRACED.get(placed)

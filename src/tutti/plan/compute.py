@@ -17,8 +17,11 @@ import tutti.nn.experts
 import tutti.nn.linear_cross_entropy
 import tutti.nn.random  # noqa: F401  (registers the operators)
 from tutti.cluster.device import Device
-from tutti.cluster.operators import PRODUCTS, Shape, family_of, known
+from tutti.cluster.operators import PRODUCTS, Shape, family_of, known, lies_transposed
 from tutti.cluster.operators import seconds as operator_seconds
+from tutti.graph.costs import FLOPS, FREE
+from tutti.graph.loops import LOOPS, Body, Loop
+from tutti.rules.registry import operands, specs
 
 # Passes over its numbers that a draw of random numbers makes (`tutti.nn.random`): by their count, and as measured on a
 # CPU, where 17 to 36 of them take as long as writing four bytes each does, since the pieces stay in the cache.
@@ -66,6 +69,8 @@ class LocalCall:
 def seconds(device: Device, call: LocalCall) -> float:
     """Seconds of a call, without its overhead."""
     target, family = call.node.target, _family(call)
+    if target in LOOPS:
+        return _loop(device, call, LOOPS[target])
     if target in EXPERTS:
         return _experts(device, call, EXPERTS[target])
     if target in LINEAR_LOSSES:
@@ -88,6 +93,36 @@ def moved(call: LocalCall) -> int:
         if family_of(call.node.target) == "pool" and not name.endswith("_backward"):  # what its windows cover
             return call.made[0] * prod(call.node.args[1])  # pyright: ignore
     return sum(call.read) + sum(call.made) + call.written
+
+
+def _loop(device: Device, call: LocalCall, loop: Loop) -> float:
+    """The calls of the sub-graphs, each as often as it runs; of a part of the loop as much less as it has bytes."""
+    whole = sum(spec.bytes for spec in [*specs(call.node), *(x.meta["val"] for x in call.node.all_input_nodes)])
+    part = (sum(call.read) + sum(call.made)) / max(1, whole)
+    return sum(times * _body(device, body, min(1.0, part)) for body, times in loop.bodies)
+
+
+def _body(device: Device, body: Body, part: float) -> float:
+    """Seconds of one run of a sub-graph, of which a rank has a part."""
+    taken = 0.0
+    for node in body.step.calls:
+        if node.target in FREE:
+            continue
+        reads = [x.meta["val"] for x in operands(node)]
+        made = specs(node)
+        call = LocalCall(
+            node,
+            [int(part * x.bytes) for x in reads],
+            [int(part * x.bytes) for x in made if x.dtype],
+            made[0].dtype or torch.float32,
+            reads[0].dtype if reads else None,
+            part * node.meta["flops"] if node.target in FLOPS else 0,
+            lambda reads=reads: [x.shape for x in reads],
+            True,
+            lies_transposed(node),
+        )
+        taken += device.overhead + (part if node.target in PRODUCTS else 1.0) * seconds(device, call)
+    return taken
 
 
 def _experts(device: Device, call: LocalCall, backward: bool) -> float:

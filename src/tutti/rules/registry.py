@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tutti.graph.loops import LOOPS
 from tutti.graph.step_graph import Call, Spec
 from tutti.rules.rule import Rule, parse
 
@@ -81,7 +82,9 @@ def source(node: fx.Node) -> tuple[fx.Node, int]:
 def rule_of(node: fx.Node) -> Rule | None:
     """The rule of a call for its shapes and arguments; None where the table has none that applies."""
     entry = RULES.get(node.target)
-    if entry is None and torch.Tag.pointwise in getattr(node.target, "tags", ()):
+    if node.target in LOOPS:
+        entry = RULES[type(LOOPS[node.target])]
+    elif entry is None and torch.Tag.pointwise in getattr(node.target, "tags", ()):
         entry = RULES[torch.Tag.pointwise]
     notation = entry(node) if callable(entry) else entry
     if notation is None:

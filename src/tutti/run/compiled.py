@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from tutti import compat
 from tutti.graph.step_graph import Spec
 from tutti.lower.inplace import written
+from tutti.run.loops import has_loops, with_higher_order
 from tutti.run.position import HERE
 from tutti.run.telling import telling
 
@@ -39,7 +40,11 @@ class Compiled:
 
     def compile(self, args: Sequence[torch.Tensor]) -> Callable:
         """The function for arguments that lie in memory as these."""
-        function = self.made[_how(args)] = compat.compile_graph(self.graph, args)
+        if has_loops(self.graph):
+            function = compat.compile_graph(with_higher_order(self.graph), args, cpp=True)
+        else:
+            function = compat.compile_graph(fx.GraphModule({}, self.graph), args)
+        self.made[_how(args)] = function
         return function
 
 

@@ -17,6 +17,7 @@ from torch import fx
 
 from tutti.graph.costs import FLOPS, FREE
 from tutti.graph.labels import is_layer, layer_of
+from tutti.graph.loops import LOOPS
 from tutti.graph.step_graph import Call, Spec, replace_uses
 from tutti.lower.collectives import COLLECTIVES, wait
 from tutti.lower.inplace import written
@@ -26,6 +27,7 @@ from tutti.lower.workspace import KEEPING
 from tutti.lower.writes import WRITES
 from tutti.run.compiled import Compiled
 from tutti.run.fusing import fuses, kernels
+from tutti.run.loops import compiles
 
 SMALLEST = 3  # operators: what is smaller costs less to run than to call
 LAYER = 8  # operators of a layer that is worth a function of its own
@@ -80,8 +82,22 @@ def stretches(graph: fx.Graph) -> Iterator[list[fx.Node]]:
             layer = again
             yield stretch
             stretch = []
-        if not ends:
+        if node.target in LOOPS:
+            yield stretch
+            if compiles(node.target):
+                yield [node, *_parts(node)]
+            stretch = []
+        elif not ends and not _is_part_of_loop(node):
             stretch.append(node)
+
+
+def _parts(node: fx.Node) -> list[fx.Node]:
+    """What is taken from the results of a call, behind it (`gather_parts`)."""
+    return [user for user in node.users if user.target is operator.getitem]
+
+
+def _is_part_of_loop(node: Call) -> bool:
+    return node.target is operator.getitem and node.args[0].target in LOOPS
 
 
 def _is_long(node: fx.Node) -> bool:
@@ -91,7 +107,7 @@ def _is_long(node: fx.Node) -> bool:
 def layers(graph: fx.Graph) -> list[list[fx.Node]]:
     """Stretches, cut around layers that have others like them, and where they get too long. Units are small enough."""
     if any("unit" in node.meta for node in graph.nodes):
-        return [stretch for stretch in stretches(graph) if len(stretch) >= SMALLEST]
+        return [stretch for stretch in stretches(graph) if len(stretch) >= SMALLEST or _is_loop(stretch)]
     runs = [list(_runs(stretch)) for stretch in stretches(graph)]
     alike = {id(run): part_of(run).structure for stretch in runs for run in stretch if len(run) >= LAYER}
     number = Counter(alike.values())
@@ -99,6 +115,10 @@ def layers(graph: fx.Graph) -> list[list[fx.Node]]:
     for stretch in runs:
         whole: list[fx.Node] = []
         for run in stretch:
+            if _is_loop(run):
+                found += [whole, run]
+                whole = []
+                continue
             own = number[alike.get(id(run), "")] > 1
             if whole and (own or len(whole) + len(run) > LARGEST):
                 found.append(whole)
@@ -108,7 +128,11 @@ def layers(graph: fx.Graph) -> list[list[fx.Node]]:
                 found.append(whole)
                 whole = []
         found.append(whole)
-    return [calls for calls in found if len(calls) >= SMALLEST]
+    return [calls for calls in found if len(calls) >= SMALLEST or _is_loop(calls)]
+
+
+def _is_loop(calls: list[fx.Node]) -> bool:
+    return bool(calls) and compiles(calls[0].target)
 
 
 def _runs(stretch: list[fx.Node]) -> Iterator[list[fx.Node]]:
