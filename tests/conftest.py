@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,19 +15,6 @@ from zoo import CONFIG
 torch.set_num_threads(1)
 gc.set_threshold(20_000, 20, 20)  # graphs are many small objects
 os.environ["TUTTI_PLANS"] = "off"  # each search anew
-
-
-@pytest.hookimpl(tryfirst=True)  # before those are left out that are marked so
-def pytest_collection_modifyitems(config, items):
-    """Mark as slow what `slow.txt` names: what takes long, most of it cases of tests of which quicker ones are left."""
-    slow = set(Path(__file__).with_name("slow.txt").read_text().splitlines())
-    for item in items:
-        if item.nodeid in slow:
-            item.add_marker(pytest.mark.slow)
-    files, known = {item.nodeid.partition("::")[0] for item in items}, {item.nodeid for item in items}
-    whole = not any("::" in argument for argument in config.args) and not config.getoption("lf", False)
-    if whole and (gone := [name for name in slow - known if name.partition("::")[0] in files]):
-        raise pytest.UsageError(f"tests/slow.txt names tests that there are not any more: {', '.join(sorted(gone))}")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,6 +5,7 @@ import torch
 
 import tutti
 import zoo
+from cases import most
 from tutti.graph import optimizers
 from tutti.lower import bucket as merging
 from tutti.lower import inplace as module
@@ -130,8 +131,12 @@ def trained(name, optimizer, plan, cluster, folder=None):
     return [step(batch).item() for _ in range(3)], step.state_dict(), step
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize(("name", "optimizer"), [("llama", "adamw"), ("gpt2", "sgd")])
+LONG = [("gpt2", "sgd", "dp2xtp2"), ("gpt2", "sgd", "dp4"), ("gpt2", "sgd", "zero3xoffload2"),
+        ("gpt2", "sgd", "zero3xrecompute"), ("llama", "adamw", "tp2xzero3")]  # fmt: skip
+CASES = [(*model, plan) for model in [("llama", "adamw"), ("gpt2", "sgd")] for plan in PLANS]
+
+
+@pytest.mark.parametrize("name, optimizer, plan", most(CASES, LONG))
 def test_pieces_give_the_numbers_of_one_device(name, optimizer, plan, monkeypatch, tmp_path):
     losses, state, _ = trained(name, optimizer, "single", "cpu:1")
     monkeypatch.setattr(module, "PIECE", 1)

@@ -73,6 +73,7 @@ def test_the_tightest_memory_that_is_met(graph):
         before = made.step_seconds
 
 
+@pytest.mark.slow
 def test_as_few_microbatches_as_fit():
     graphs = {n: wide(16 // n) for n in (1, 2, 4, 8, 16)}
     one = {n: predicted(graphs[n], CLUSTER, "zero3", n).predicted.peak_bytes for n in graphs if n <= 4}

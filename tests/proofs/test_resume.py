@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cases import slow
 from jobs import TINY, places
 from tutti.train import command
 from tutti.train.configfile import parse
@@ -51,7 +52,7 @@ def run(text: Path, out: Path, seed: int, kill: tuple[str, int] = ("never", 0)) 
     return subprocess.run(line, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
-@pytest.mark.parametrize(("seed", "what"), [(0, "step"), (1, "step"), (2, "save")])
+@pytest.mark.parametrize(("seed", "what"), [slow(0, "step"), slow(1, "step"), (2, "save")])
 def test_killed_and_continued_is_the_same_as_left_alone(text, tmp_path, seed, what):
     alone, killed = tmp_path / "alone", tmp_path / "killed"
     command.run(parse(options(text, alone, seed)))

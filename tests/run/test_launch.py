@@ -136,6 +136,7 @@ def dies_at_first(folder: str) -> str:
     return count
 
 
+@pytest.mark.slow
 def test_a_job_starts_anew_as_often_as_it_may(tmp_path, capfd):
     assert launch(dies_at_first, 2, str(tmp_path), restarts=2) == ["2", "2"]
     said = capfd.readouterr().err

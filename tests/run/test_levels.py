@@ -10,6 +10,7 @@ from torch import nn
 
 import tutti
 import zoo
+from cases import slow
 from tutti.run import segments
 
 
@@ -42,7 +43,7 @@ def test_compiled_equals_operator_by_operator(level):
 
 
 @needs_compiler
-@pytest.mark.parametrize(("make", "level"), [(zoo.llama, "O2"), (zoo.gpt2, "O1"), (zoo.gpt2, "O2")])
+@pytest.mark.parametrize(("make", "level"), [slow(zoo.llama, "O2"), (zoo.gpt2, "O1"), (zoo.gpt2, "O2")])
 def test_weights_are_read_before_they_are_written_over(make, level):
     """Updates that go early lie between what reads the weights, at times through views that other functions make."""
 

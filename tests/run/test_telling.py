@@ -54,6 +54,7 @@ def test_a_terminal_is_told_what_is_done():
     assert all(what in said for what in TOLD)
 
 
+@pytest.mark.slow
 def test_of_several_ranks_the_first_tells(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT.replace('"O1"', '"O0"'))
     out, said = run(sys.executable, "-m", "tutti.cli", "run", "-n", "2", str(tmp_path / "script.py"))

@@ -28,6 +28,7 @@ def options(corpus, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_losses_of_one(options, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     run(parse([*options, "--out", str(one)]))
@@ -37,6 +38,7 @@ def test_two_processes_give_the_losses_of_one(options, tmp_path):
     assert series(read(two), "loss")[1] == pytest.approx(series(read(one), "loss")[1], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_mistake_that_only_the_ranks_find_is_one_line(options, tmp_path):
     wrong = ["--parallel.processes", "2", "--parallel.plan", "tp7", "--out", str(tmp_path / "run")]
     done = tutti("train", *options, *wrong)
