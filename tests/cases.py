@@ -15,7 +15,7 @@ def slow(*values: Any, **options: Any):
 
 
 def some(cases: Iterable[Any], quick: Collection[Any]) -> list[Any]:
-    """All of `cases`; those not in `quick` are slow."""
+    """All of `cases`; those not in `quick` are slow. A case that is a tuple counts as several arguments."""
     cases = list(cases)
     assert all(case in cases for case in quick), "a quick case is none of the cases"
     return [case if case in quick else slow(*case) if isinstance(case, tuple) else slow(case) for case in cases]

@@ -174,7 +174,7 @@ def test_softmaxes_over_other_dims_are_left_alone():
     assert not written(graph_of(build))
 
 
-@pytest.mark.parametrize("name", ["llama", slow("resnet"), "mixtral"])
+@pytest.mark.parametrize("name", ["llama", slow("resnet"), slow("mixtral")])
 def test_steps_give_the_same_bits(name, monkeypatch):
     """With and without this pass."""
 

@@ -44,7 +44,7 @@ PLANS = [  # plan, devices, rows of the batch
     ("dp2xtp2xregions2", 4, 2), ("dp2xtp2xregions2", 4, 4), ("tp2xzero3xregions2", 4, 2),
     ("tp2xrecomputexregions2", 2, 1),
 ]  # fmt: skip
-QUICK = [("llama", "tp2xregions2", 2, 1), ("gpt2", "tp2xrecomputexregions2", 2, 1)]
+QUICK = [("gpt2", "tp2xrecomputexregions2", 2, 1)]
 
 
 @pytest.mark.parametrize("name, plan, devices, batch", crossed(["llama", "gpt2"], PLANS, quick=QUICK))

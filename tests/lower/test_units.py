@@ -34,7 +34,8 @@ def alone(node):
 
 
 @pytest.mark.parametrize(("name", "plan", "copies"), [
-    ("llama", "dp2xtp2", 1), ("qwen3", "dp3xzero3xcopies2", 2), ("mixtral", "ep3", 1), slow("t5", "dp3xtp2xzero1", 1),
+    slow("llama", "dp2xtp2", 1), ("qwen3", "dp3xzero3xcopies2", 2), ("mixtral", "ep3", 1),
+    slow("t5", "dp3xtp2xzero1", 1),
 ])  # fmt: skip
 def test_no_unit_waits_for_a_later_one(name, plan, copies):
     devices = {"dp2xtp2": 4, "dp3xtp2xzero1": 6}.get(plan, 3)

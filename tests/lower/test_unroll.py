@@ -10,7 +10,7 @@ import torch
 
 import tutti
 import zoo
-from cases import slow
+from cases import crossed, slow
 from models import MODELS
 from tutti.graph.step_graph import BACKWARD, FORWARD
 from tutti.lower.unroll import unroll
@@ -51,8 +51,7 @@ def numbers(step, seed: int = 3) -> dict[str, torch.Tensor]:
         return dict(zip(step.outputs, module(*(values[names[n]] for n in placeholders)), strict=True))
 
 
-@pytest.mark.parametrize("slices", [2, 4])
-@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("name, slices", crossed(CAUSAL, [2, 4]))
 def test_numbers_are_those_of_the_whole_sequence(name, slices):
     expected, found = numbers(graph(name)), numbers(unroll(graph(name), slices))
     assert found.keys() == expected.keys()
@@ -142,7 +141,7 @@ def test_parameters_of_the_sequence_and_of_nothing(plan, length):
 
 
 @pytest.mark.parametrize("plan, devices", [("cp2", 2), slow("pp2-seq1f1b4", 2), slow("pp2-seq1f1b2xdp2", 4)])
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", ["gpt2", slow("llama")])
 def test_a_plan_by_its_name(name, plan, devices):
     model, batch, loss = FAMILIES[name]()
     one = copy.deepcopy(model)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 import tutti
+from cases import slow
 from searches import alone, predicted, search, wide
 from tutti.lower.vary import vary
 from tutti.plan.explain import seconds
@@ -104,7 +105,7 @@ def test_a_mesh_that_is_given(graph):
         search(graph, CLUSTER, mesh={"dp": 3})
 
 
-@pytest.mark.parametrize("count", [7, 12])
+@pytest.mark.parametrize("count", [7, slow(12)])
 def test_awkward_numbers_of_devices(count):
     plan = search(wide(14), with_memory(1e12, tutti.Cluster.parse(f"cpu:{count}"))).best()
     assert devices(plan.mesh) == count and plan.operators

@@ -68,7 +68,7 @@ def read_by_all(folder: str, plan: str) -> tuple[int, int, list[float]]:
     return count, held, [step(zoo.tokens(120, seed=i)).item() for i in (1, 2)]
 
 
-@pytest.mark.parametrize("plan", [slow("tp4"), "zero3", "pp2xtp2"])
+@pytest.mark.parametrize("plan", [slow("tp4"), slow("zero3"), "pp2xtp2"])
 def test_processes_write_together_and_read_what_they_hold(pool, plan, tmp_path):
     folders = set(pool.run(saved_by_all, str(tmp_path)))
     assert len(folders) == 1

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import fx
 
-from cases import most
+from cases import crossed
 from programs import program
 from tutti.graph.step_graph import Spec
 from tutti.nn.linear_cross_entropy import _blocks
@@ -68,11 +68,10 @@ PARTS = [
     ("_with_gradients", [True, True]), ("_with_gradients", [True, False]), ("_with_gradients", [False, True]),
 ]  # fmt: skip
 SIZES = [(512, 64, 1024), (2048, 512, 8192), (2048, 64, 32768)]  # rows, width, classes
-LONG = [(*PARTS[part], *SIZES[size], torch.float32) for part, size in [(0, 1), (1, 1), (4, 1), (4, 2), (6, 2)]]
-CASES = [(*part, *size, dtype) for part in PARTS for size in SIZES for dtype in (torch.float32, torch.bfloat16)]
+DTYPES = (torch.float32, torch.bfloat16)
 
 
-@pytest.mark.parametrize("part, wanted, rows, width, classes, dtype", most(CASES, LONG))
+@pytest.mark.parametrize("part, wanted, rows, width, classes, dtype", crossed(PARTS, SIZES, DTYPES))
 def test_a_loss_whose_logits_come_in_blocks(part, wanted, rows, width, classes, dtype):
     generator, wanted = torch.Generator().manual_seed(0), [*wanted, False]
     x, w = (torch.randn(n, width, generator=generator).mul(0.2).to(dtype) for n in (rows, classes))

@@ -48,6 +48,7 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
+@pytest.mark.starts
 def test_a_terminal_is_told_what_is_done():
     out, said = run(sys.executable, "-c", SCRIPT)
     assert out.startswith("forward\nloss ")
@@ -63,6 +64,8 @@ def test_of_several_ranks_the_first_tells(tmp_path):
     assert said.count(hidden) == 2 and "capturing the step" in said and "lowering the plan" in said
 
 
+@pytest.mark.starts
+@pytest.mark.slow
 def test_without_a_terminal_nothing_is_said():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
     said = [

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import tutti
+from cases import slow
 from tutti.run.launch import LaunchError, launch, rank
 from tutti.run.position import HERE
 
@@ -71,8 +72,9 @@ def message(tmp_path: Path, fault: str, plan="dp", level="O0", accumulate=1, han
 
 @pytest.mark.parametrize(("level", "plan", "meeting"), [
     ("O0", "dp", "all_reduce of .* over dp"),
-    ("O2", "tp", "all_(reduce|gather) of .* over tp"),
+    slow("O2", "tp", "all_(reduce|gather) of .* over tp"),
 ])  # fmt: skip
+@pytest.mark.starts
 def test_who_sleeps_in_its_data_is_named_with_the_collective_that_the_other_waits_in(tmp_path, level, plan, meeting):
     said = message(tmp_path, "sleep", plan, level)
     where = rf"between steps 2 and 3 {SINCE}, at .*test_watchdog.py:\d+ in sleep: time.sleep\(600\)"

@@ -103,7 +103,7 @@ def predicted(plan: str, per_machine: int, lost: int) -> Restart:
     return restart(after.graph, after.plan, per_machine, made("dp2xtp2", cluster="cpu:4").plan, lost=lost)
 
 
-@pytest.mark.parametrize("plan, lost", [slow("dp2xtp2", 0), ("dp2xtp2", 1), ("zero3", 1), slow("pp2xtp2", 0)])
+@pytest.mark.parametrize("plan, lost", [slow("dp2xtp2", 0), ("dp2xtp2", 1), slow("zero3", 1), slow("pp2xtp2", 0)])
 def test_the_loss_of_a_machine_loses_nothing(pool, left, plan, lost):
     root, expected, files = left(2)
     data = [f"__{rank}_0.distcp" for rank in range(4)]
@@ -139,7 +139,7 @@ def test_where_two_neighbours_are_lost_the_disk_is_taken(pool, left):
     assert [row[-1] for row in results] == [said, [], [], []]
 
 
-@pytest.mark.parametrize(("damaged", "found"), [([0], ("Gathered", 2)), ([0, 1], ("PosixPath", 1))])
+@pytest.mark.parametrize(("damaged", "found"), [slow([0], ("Gathered", 2)), ([0, 1], ("PosixPath", 1))])
 def test_what_is_damaged_is_read_elsewhere_or_not_at_all(pool, left, damaged, found):
     root, loss, _ = left(2)
     for i in damaged:
@@ -199,7 +199,7 @@ def fails(*_, **__):
 
 
 @pytest.mark.parametrize(("what", "why"), [
-    ("before", "do not fit into {root}/machine 0/tutti-.*, which has 1 B left"),
+    slow("before", "do not fit into {root}/machine 0/tutti-.*, which has 1 B left"),
     ("looked", "No space left on device"),
     *(slow(phase, "No space left on device") for phase in ("cleared", "read", "received")),
 ])  # fmt: skip
