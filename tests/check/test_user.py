@@ -74,6 +74,7 @@ def test_a_needlessly_strict_rule_is_refused():
         tutti.rule("tutti_tests::strict", "b s d, d e! -> b s e! | ~0 ~1", check=True)
 
 
+@pytest.mark.slow
 def test_debug_mode_checks(monkeypatch):
     define("debugged", fused)
     tutti.rule("tutti_tests::debugged", "b s d, d e -> b s e | ~01")

@@ -81,6 +81,7 @@ def test_stages_hold_what_fits(slow):
     assert min(uncut) >= best.predicted.step_seconds / 1.02
 
 
+@pytest.mark.slow
 def test_a_mesh_with_a_pipeline_and_what_another_layout_costs_there():
     found = search(FAST, mesh={"pp": 2, "dp": 2}, accumulate=8)
     plans = found.ranked(2)

@@ -80,6 +80,7 @@ def test_a_rank_that_fails_takes_the_job_down_with_one_message(command, tmp_path
 
 
 @pytest.mark.starts
+@pytest.mark.slow
 def test_interrupting_the_launcher_stops_every_rank(command):
     with subprocess.Popen(command(WAIT), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
         assert {job.stdout.readline(), job.stdout.readline()} == {"0\n", "1\n"}

@@ -367,6 +367,7 @@ def test_the_script_of_the_readme_runs_in_processes(pool):
     assert others == [first] * 3
 
 
+@pytest.mark.slow
 def test_the_same_script_under_gloo(pool):
     alone = make()
     expected = [alone(zoo.tokens()).item(), alone.evaluate(zoo.tokens()).item(), len(alone.training_state())]

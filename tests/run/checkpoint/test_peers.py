@@ -118,6 +118,7 @@ def test_the_loss_of_a_machine_loses_nothing(pool, left, plan, lost):
         assert loss == (expected if plan == "dp2xtp2" else pytest.approx(expected, rel=1e-5))
 
 
+@pytest.mark.slow
 def test_each_machine_has_its_own_parts_and_those_of_the_one_before(pool, left):
     root, expected, files = left(1)
     for rank, names in enumerate(files):
