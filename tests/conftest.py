@@ -1,11 +1,12 @@
-"""What all tests share: one thread, and one pool of Gloo processes for the whole session."""
+"""What all tests share: one thread, one pool of Gloo processes for the whole session, tiers and budgets."""
 
 from __future__ import annotations
 
 import gc
 import json
 import os
-from pathlib import Path
+import statistics
+from collections import defaultdict
 
 import pytest
 import torch
@@ -17,18 +18,77 @@ torch.set_num_threads(1)
 gc.set_threshold(20_000, 20, 20)  # graphs are many small objects
 os.environ["TUTTI_PLANS"] = "off"  # each search anew
 
+# Seconds that the tests of each folder usually take on two cores, summed over workers.
+USUAL = {
+    "tests": 45, "tests/benchmarks": 10, "tests/check": 20, "tests/cluster": 13, "tests/data": 4, "tests/graph": 25,
+    "tests/lower": 75, "tests/models": 2, "tests/nn": 14, "tests/plan": 90, "tests/proofs": 300, "tests/rules": 15,
+    "tests/run": 250, "tests/train": 60,
+}  # fmt: skip
+TIMES, SLACK = 2.0, 30.0  # a folder may take so many times as long, and so many seconds more
+SLOWEST = 4.0  # times as slow may a machine be, or as busy with other work
 
-@pytest.hookimpl(tryfirst=True)  # before those are left out that are marked so
-def pytest_collection_modifyitems(config, items):
-    """Mark as slow what `slow.txt` names: what takes long, most of it cases of tests of which quicker ones are left."""
-    slow = set(Path(__file__).with_name("slow.txt").read_text().splitlines())
-    for item in items:
-        if item.nodeid in slow:
-            item.add_marker(pytest.mark.slow)
-    files, known = {item.nodeid.partition("::")[0] for item in items}, {item.nodeid for item in items}
-    whole = not any("::" in argument for argument in config.args) and not config.getoption("lf", False)
-    if whole and (gone := [name for name in slow - known if name.partition("::")[0] in files]):
-        raise pytest.UsageError(f"tests/slow.txt names tests that there are not any more: {', '.join(sorted(gone))}")
+
+def folder_of(node: str) -> str:
+    parts = node.partition("::")[0].split("/")
+    return "/".join(parts[:2]) if len(parts) > 2 else parts[0]
+
+
+def pytest_itemcollected(item):
+    """The tiers: `slow` is what is marked so, `proof` the rest of tests/proofs, `unit` what starts neither a process
+    nor a compiler."""
+    if item.get_closest_marker("slow"):
+        return
+    if folder_of(item.nodeid) == "tests/proofs":
+        item.add_marker(pytest.mark.proof)
+    elif "pool" not in item.fixturenames and not item.get_closest_marker("starts"):
+        item.add_marker(pytest.mark.unit)
+
+
+def seconds_by_folder(config) -> dict[str, float]:
+    """Of the tests that were run, with what prepares them and cleans up."""
+    found: dict[str, float] = defaultdict(float)
+    for reports in config.pluginmanager.get_plugin("terminalreporter").stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                found[folder_of(report.nodeid)] += report.duration
+    return found
+
+
+def over_budget(found: dict[str, float]) -> list[str]:
+    """Folders that take much longer than usual. How slow this machine is the median of all folders says."""
+    slowness = statistics.median(found.get(folder, 0.0) / usual for folder, usual in USUAL.items())
+    most = TIMES * min(max(slowness, 1.0), SLOWEST)
+    return [folder for folder, usual in USUAL.items() if found.get(folder, 0.0) > most * usual + SLACK]
+
+
+def is_whole(config) -> bool:
+    """Whether all quick tests are run, and not a selection of them."""
+    options = config.option
+    chosen = (
+        options.collectonly or options.markexpr != "not slow" or options.keyword or options.deselect or options.ignore
+    )
+    return config.args_source is config.ArgsSource.TESTPATHS and not chosen and not getattr(options, "lf", False)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session, exitstatus):
+    config = session.config
+    reports = config.pluginmanager.get_plugin("terminalreporter")  # none in the workers of xdist
+    if exitstatus == 0 and reports and is_whole(config) and over_budget(seconds_by_folder(config)):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Seconds by folder, where the whole suite has been run."""
+    if not is_whole(config):
+        return
+    found = seconds_by_folder(config)
+    over = over_budget(found)
+    terminalreporter.section("seconds of tests, summed over workers")
+    for folder in sorted(found):
+        usual = f"usually {USUAL[folder]:.0f}" if folder in USUAL else "no budget: add it to USUAL in conftest.py"
+        too_long = ", OVER BUDGET" if folder in over else ""
+        terminalreporter.line(f"{folder:<18}{found[folder]:>7.0f}  {usual}{too_long}")
 
 
 @pytest.fixture(scope="module", autouse=True)

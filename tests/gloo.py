@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 RANKS = 4
+PRELOADED = ["transformers.models.gpt2.modeling_gpt2", "transformers.models.llama.modeling_llama", "tutti.run.step"]
+"""What most tasks import: once, in the process that ranks are forked from, and not in each of them."""
 SECONDS = 240  # no task takes longer; a pool that hangs is ended
 
 
@@ -19,7 +21,8 @@ class Pool:
     """Some processes of one Gloo job, four if not said, that run module-level functions, all together."""
 
     def __init__(self, ranks: int = RANKS) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]

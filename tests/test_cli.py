@@ -36,11 +36,13 @@ def test_bad_input_is_one_line_and_exit_code_2(capsys):
 
 
 @pytest.mark.parametrize("module", ["transformers", "tyro", "rich"])
+@pytest.mark.starts
 def test_help_imports_nothing_heavy(module):
     code = f"import sys; from tutti import cli; cli.main(['--help']); sys.exit({module!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
+@pytest.mark.starts
 def test_output_that_nobody_reads_is_no_error():
     code = "from tutti import cli; import sys; sys.exit(cli.main(['--help']))"
     reads, writes = os.pipe()

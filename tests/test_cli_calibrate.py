@@ -1,5 +1,7 @@
 """`tutti calibrate` as a command: starts its processes, saves and is found again."""
 
+import pytest
+
 from tutti import cli
 from tutti.cluster import Cluster, calibrate, machine
 from tutti.cluster.calibrate import Effort
@@ -7,6 +9,7 @@ from tutti.cluster.calibrate import Effort
 LITTLE = Effort(0.0, (1, 64), 1e9, ("float32",), (1 << 12, 1 << 14), (1 << 12,), 0.0, 1, (1 << 10, 1 << 12))
 
 
+@pytest.mark.starts
 def test_a_calibration_is_saved_shown_and_parsed(tmp_path, capsys, monkeypatch):
     real = calibrate.calibrate
     monkeypatch.setattr("tutti.cluster.command.calibrate", lambda *a, **k: real(*a, **k, effort=LITTLE))

@@ -47,6 +47,7 @@ def test_plans_are_ranked_and_the_best_is_explained_and_saved(model, tmp_path, c
     assert plan.cluster == "h100:4"
 
 
+@pytest.mark.slow
 def test_data_parallel_plans_that_the_batch_leaves_out_are_told(model, capsys):
     code, out, err = run(capsys, "plan", "--model", model, "--cluster", "h100:4", "--batch", "2", "--seq", "16")
     assert code == 0, err

@@ -161,6 +161,7 @@ def test_the_machine_needs_hypothesis(capsys, monkeypatch):
     assert run(capsys, "mm")[0] == 0, "the table does not"
 
 
+@pytest.mark.slow
 def test_the_example_of_the_readme():
     (example,) = re.findall(r"```python\n(@tutti\.rule.*?)```", README.read_text(), re.DOTALL)
     before = set(RULES)

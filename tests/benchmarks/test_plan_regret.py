@@ -29,6 +29,7 @@ def graph():
     return tutti.capture(model, zoo.tokens(12), torch.optim.AdamW(model.parameters()))
 
 
+@pytest.mark.slow
 def test_plans_are_legal_and_all_different(graph):
     cluster = Cluster.parse("cpu:2")
     plans = cases.plans_of(graph, cluster)

@@ -30,6 +30,7 @@ def fused(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return (x @ w).clone()
 
 
+@pytest.mark.starts
 def test_a_rule_splits_an_operator_of_the_user():
     op = define("fused", fused)
     op.register_autograd(
@@ -47,14 +48,13 @@ def test_a_rule_splits_an_operator_of_the_user():
         def forward(self, x):
             return op(x, self.w).pow(2).mean()
 
-    def run(plan, devices):
-        model = Model()
-        step = tutti.parallelize(
-            model, torch.optim.SGD(model.parameters(), 0.1), (torch.ones(4, 3, 6),), cluster=f"cpu:{devices}", plan=plan
-        )
-        return step((torch.ones(4, 3, 6),)), step.state_dict()["w"], step
+    def run(plan, devices, level="O0"):
+        model, batch = Model(), (torch.ones(4, 3, 6),)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        step = tutti.parallelize(model, optimizer, batch, cluster=f"cpu:{devices}", plan=plan, level=level)
+        return step(batch), step.state_dict()["w"], step
 
-    loss, w, single = run("single", 1)
+    loss, w, single = run("single", 1, "O2")
     for seed in range(4):
         plan = tutti.random_plan(single, 4, seed)
         ours, theirs, _ = run(plan, 4)
@@ -74,6 +74,7 @@ def test_a_needlessly_strict_rule_is_refused():
         tutti.rule("tutti_tests::strict", "b s d, d e! -> b s e! | ~0 ~1", check=True)
 
 
+@pytest.mark.slow
 def test_debug_mode_checks(monkeypatch):
     define("debugged", fused)
     tutti.rule("tutti_tests::debugged", "b s d, d e -> b s e | ~01")

@@ -6,6 +6,7 @@ import transformers
 from torch import fx
 
 import tutti
+from cases import crossed, slow
 from tutti.graph.step_graph import UPDATE, Spec
 from tutti.lower import bucket as module
 from tutti.lower import inplace
@@ -103,8 +104,8 @@ def llama():
     return model, {"input_ids": ids, "labels": ids}
 
 
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("name", ["zero1", "zero2", "zero3", "dp2xtp2"])
+@pytest.mark.parametrize("name, count", crossed(["zero1", "zero2", "zero3", "dp2xtp2"], [1, 2],
+                                                quick=[("zero1", 2)]))  # fmt: skip
 def test_gradients_are_reduced_as_soon_as_a_bucket_is_full(name, count, monkeypatch):
     def trained():
         model, batch = llama()
@@ -124,7 +125,7 @@ def test_gradients_are_reduced_as_soon_as_a_bucket_is_full(name, count, monkeypa
         assert early.peak < late.peak - whole // 4, "of the gradients no more than a bucket is whole"
 
 
-@pytest.mark.parametrize("name", ["dp", "zero1", "zero3", "pp2xzero1", "pp2xtp2"])
+@pytest.mark.parametrize("name", ["dp", slow("zero1"), slow("zero3"), "pp2xzero1", slow("pp2xtp2")])
 def test_accumulated_gradients_are_reduced_in_buckets_too(name, monkeypatch):
     """In a Program of the update alone, where they are inputs and nothing couples them."""
     monkeypatch.setattr(inplace, "PIECE", 1)

@@ -9,6 +9,7 @@ import pytest
 from test_unroll import adam, numbers
 
 import tutti
+from cases import slow
 from models import MODELS
 from tutti.lower.unroll import copy as copied
 from tutti.lower.vary import vary
@@ -24,7 +25,7 @@ def graph(name: str):
     return tutti.capture(model, batch, adam(model), loss, clip_norm=1.0)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "mixtral", "t5", "resnet", "mixture"])
+@pytest.mark.parametrize("name", ["gpt2", slow("llama"), slow("mixtral"), slow("t5"), "resnet", "mixture"])
 def test_numbers_are_those_of_the_whole_batch(name):
     """Dropout, a balance loss over all tokens, and statistics of a batch norm among them."""
     expected, found = numbers(graph(name)), numbers(copied(graph(name), 2))
@@ -49,7 +50,7 @@ def test_each_copy_has_half_of_the_work_and_the_labels_of_the_whole():
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "mixtral", "t5", "resnet", "mixture"])
+@pytest.mark.parametrize("name", ["gpt2", slow("llama"), slow("mixtral"), slow("t5"), "resnet", "mixture"])
 def test_calls_of_one_label_are_alike(name):
     """Plans are made for labels."""
     shapes: dict[str, set] = {}
@@ -59,8 +60,10 @@ def test_calls_of_one_label_are_alike(name):
     assert {label: kinds for label, kinds in shapes.items() if len(kinds) > 1} == {}
 
 
-@pytest.mark.parametrize(("plan", "devices"), [("tp2xcopies2", 2), ("dp2xtp2xcopies2", 4), ("zero3xcopies2", 2),
-                                               ("pp2xcopies2", 2), ("tp2xrecomputexcopies2", 2)])  # fmt: skip
+@pytest.mark.parametrize(("plan", "devices"), [
+    slow("tp2xcopies2", 2), slow("dp2xtp2xcopies2", 4), slow("zero3xcopies2", 2), ("pp2xcopies2", 2),
+    slow("tp2xrecomputexcopies2", 2),
+])  # fmt: skip
 def test_a_plan_by_its_name(plan, devices):
     model, batch, loss = MODELS["llama"]()
     one = copy.deepcopy(model)

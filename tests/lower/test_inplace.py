@@ -5,6 +5,7 @@ import torch
 
 import tutti
 import zoo
+from cases import crossed
 from tutti.graph import optimizers
 from tutti.lower import bucket as merging
 from tutti.lower import inplace as module
@@ -130,8 +131,11 @@ def trained(name, optimizer, plan, cluster, folder=None):
     return [step(batch).item() for _ in range(3)], step.state_dict(), step
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize(("name", "optimizer"), [("llama", "adamw"), ("gpt2", "sgd")])
+QUICK = [("llama", "adamw", "zero2"), ("llama", "adamw", "zero3xoffload2"), ("llama", "adamw", "dp2xtp2"),
+         ("gpt2", "sgd", "tp2xzero3")]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, optimizer, plan", crossed([("llama", "adamw"), ("gpt2", "sgd")], PLANS, quick=QUICK))
 def test_pieces_give_the_numbers_of_one_device(name, optimizer, plan, monkeypatch, tmp_path):
     losses, state, _ = trained(name, optimizer, "single", "cpu:1")
     monkeypatch.setattr(module, "PIECE", 1)

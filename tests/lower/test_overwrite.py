@@ -9,6 +9,7 @@ from torch import fx
 
 import models
 import tutti
+from cases import slow
 from tutti.graph.step_graph import Spec
 from tutti.lower.collectives import all_reduce, wait
 from tutti.lower.overwrite import DIM, INTO, PLACE, write_over
@@ -173,7 +174,7 @@ def test_softmaxes_over_other_dims_are_left_alone():
     assert not written(graph_of(build))
 
 
-@pytest.mark.parametrize("name", ["llama", "resnet", "mixtral"])
+@pytest.mark.parametrize("name", ["llama", slow("resnet"), slow("mixtral")])
 def test_steps_give_the_same_bits(name, monkeypatch):
     """With and without this pass."""
 

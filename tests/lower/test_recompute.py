@@ -9,6 +9,7 @@ import torch
 
 import tutti
 import zoo
+from cases import slow
 from models import MODELS
 from tutti.graph.step_graph import BACKWARD, StepGraph
 from tutti.lower.recompute import recompute
@@ -31,7 +32,7 @@ def step() -> StepGraph:
     return tutti.capture(model, batch, adam(model), loss, clip_norm=1.0)
 
 
-@pytest.mark.parametrize(("name", "devices"), [("recompute", 1), ("zero3xrecompute", 2), ("pp2xtp2xrecompute", 4)])
+@pytest.mark.parametrize("name, devices", [slow("recompute", 1), ("zero3xrecompute", 2), slow("pp2xtp2xrecompute", 4)])
 def test_layers_are_computed_again_by_name(name, devices):
     model, data = zoo.llama(4), zoo.tokens()
     options = {"level": "O0", "accumulate": 2 if "pp" in name else 1}

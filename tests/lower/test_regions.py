@@ -10,6 +10,7 @@ import torch
 
 import tutti
 import zoo
+from cases import crossed
 from tutti.graph.costs import FLOPS
 from tutti.graph.step_graph import UPDATE
 from tutti.lower.collectives import COLLECTIVES, all_gather
@@ -38,12 +39,15 @@ def program(batch: int, plan: str, devices: int):
     return shard(graph(batch), Planner(graph(batch), tutti.Cluster.parse(f"h100:{devices}")).named(plan), 0)
 
 
-@pytest.mark.parametrize(("plan", "devices", "batch"), [
+PLANS = [  # plan, devices, rows of the batch
     ("tp2xregions2", 2, 2), ("tp2xregions2", 2, 1), ("tp4xregions2", 4, 3), ("tp4xregions4", 4, 1),
     ("dp2xtp2xregions2", 4, 2), ("dp2xtp2xregions2", 4, 4), ("tp2xzero3xregions2", 4, 2),
     ("tp2xrecomputexregions2", 2, 1),
-])  # fmt: skip
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
+]  # fmt: skip
+QUICK = [("gpt2", "tp2xrecomputexregions2", 2, 1)]
+
+
+@pytest.mark.parametrize("name, plan, devices, batch", crossed(["llama", "gpt2"], PLANS, quick=QUICK))
 def test_numbers_are_those_of_one_device(name, plan, devices, batch):
     """Also where a rank has one sequence, or three: then the sequence is cut, and not the batch."""
     model = getattr(zoo, name)(2)

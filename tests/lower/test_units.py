@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tutti
+from cases import slow
 from models import case
 from tutti.graph.costs import FLOPS
 from tutti.lower.collectives import COLLECTIVES
@@ -32,8 +33,10 @@ def alone(node):
     return node.target in FLOPS
 
 
-@pytest.mark.parametrize(("name", "plan", "copies"), [("llama", "dp2xtp2", 1), ("qwen3", "dp3xzero3xcopies2", 2),
-                                                      ("mixtral", "ep3", 1), ("t5", "dp3xtp2xzero1", 1)])  # fmt: skip
+@pytest.mark.parametrize(("name", "plan", "copies"), [
+    slow("llama", "dp2xtp2", 1), ("qwen3", "dp3xzero3xcopies2", 2), ("mixtral", "ep3", 1),
+    slow("t5", "dp3xtp2xzero1", 1),
+])  # fmt: skip
 def test_no_unit_waits_for_a_later_one(name, plan, copies):
     devices = {"dp2xtp2": 4, "dp3xtp2xzero1": 6}.get(plan, 3)
     program = programs(name, plan, devices, copies)[0]

@@ -10,6 +10,7 @@ import torch
 
 import tutti
 import zoo
+from cases import crossed, slow
 from models import MODELS
 from tutti.graph.step_graph import BACKWARD, FORWARD
 from tutti.lower.unroll import unroll
@@ -50,8 +51,7 @@ def numbers(step, seed: int = 3) -> dict[str, torch.Tensor]:
         return dict(zip(step.outputs, module(*(values[names[n]] for n in placeholders)), strict=True))
 
 
-@pytest.mark.parametrize("slices", [2, 4])
-@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("name, slices", crossed(CAUSAL, [2, 4]))
 def test_numbers_are_those_of_the_whole_sequence(name, slices):
     expected, found = numbers(graph(name)), numbers(unroll(graph(name), slices))
     assert found.keys() == expected.keys()
@@ -93,7 +93,7 @@ def test_labels_are_those_of_equal_layers():
     assert inputs == {node.meta["label"] for node in graph("llama").inputs.values()}
 
 
-@pytest.mark.parametrize("name", ["bert", "t5", "lstm", "deepseek"])
+@pytest.mark.parametrize("name", ["bert", slow("t5"), "lstm", slow("deepseek")])
 def test_where_tokens_see_later_ones_it_is_an_error(name):
     with pytest.raises(ValueError, match="cannot be cut into chunks"):
         unroll(graph(name), 2)
@@ -140,8 +140,8 @@ def test_parameters_of_the_sequence_and_of_nothing(plan, length):
     assert [ours((x,)).item() for _ in range(2)] == pytest.approx([whole((x,)).item() for _ in range(2)], rel=1e-5)
 
 
-@pytest.mark.parametrize("plan, devices", [("cp2", 2), ("pp2-seq1f1b4", 2), ("pp2-seq1f1b2xdp2", 4)])
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("plan, devices", [("cp2", 2), slow("pp2-seq1f1b4", 2), slow("pp2-seq1f1b2xdp2", 4)])
+@pytest.mark.parametrize("name", ["gpt2", slow("llama")])
 def test_a_plan_by_its_name(name, plan, devices):
     model, batch, loss = FAMILIES[name]()
     one = copy.deepcopy(model)

@@ -1,5 +1,6 @@
 """The backward pass of LSTMs and experts uses what the forward pass kept, where both see the same tensors."""
 
+import pytest
 import torch
 from torch import fx, nn
 
@@ -52,6 +53,7 @@ def test_unlike_splits_repeat_the_forward_pass():
     assert ops.lstm_layer_training.default not in targets
 
 
+@pytest.mark.starts
 def test_training_equals_plain_torch():
     model, reference = Tagger(), Tagger()
     step = tutti.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1), (X,), cluster="cpu:2", plan="dp2")

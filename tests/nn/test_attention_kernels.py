@@ -65,6 +65,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.starts
 def test_as_exact_as_pytorch(name):
     args, how = drawn(**CASES[name])
     out, gradients = exact(args, how)
@@ -155,6 +156,7 @@ def test_queries_that_are_not_there_change_nothing():
         assert not gk.isnan().any() and not gv.isnan().any()
 
 
+@pytest.mark.starts
 def test_a_step_of_whole_layers_in_bfloat16():
     torch.manual_seed(0)
     losses = []

@@ -154,6 +154,7 @@ def test_kernels_take_what_lies_otherwise():
 
 
 @compiles
+@pytest.mark.starts
 def test_a_compiled_step_uses_them():
     model, batch = zoo.llama(1), zoo.tokens(4)
     for level, used in (("O0", False), ("O1", True)):

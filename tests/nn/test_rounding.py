@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from tutti.nn import rounding
@@ -45,6 +46,7 @@ def test_no_number_stays_none():
     assert ops.round_stochastically(payloads, EVERY[-4:]).isnan().all()
 
 
+@pytest.mark.starts
 def test_compiled_gives_the_same_bits():
     x, u = drawn(5000), torch.rand(5000, generator=torch.Generator().manual_seed(2))
     made = torch.compile(rounding.forward, dynamic=False, fullgraph=True)(x, u)

@@ -7,6 +7,7 @@ import torch
 
 import models
 import tutti
+from cases import slow
 from tutti.cluster import Device
 from tutti.cluster.curve import Curve
 from tutti.cluster.device import FAMILIES, Link
@@ -21,7 +22,7 @@ CPU = Device("cpu", {"float32": 1e11}, 1e11, 1e10, streams=CURVES)
 ONE = tutti.Cluster(CPU, ((1, Link(1e9, 1e-6)),))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "unet2d", "resnet", "dlrm", "mixtral", "mixture"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", slow("unet2d"), "resnet", "dlrm", "mixtral", "mixture"])
 def test_the_search_and_the_simulator_agree_on_one_device(name):
     model, batch, loss = models.case(name)
     graph = tutti.capture(model, batch, torch.optim.AdamW(model.parameters()), loss)

@@ -5,6 +5,7 @@ import torch
 
 import models
 import tutti
+from cases import slow
 from tutti.nn import MoE
 from tutti.plan.experts import Experts
 from tutti.plan.planner import Planner
@@ -33,7 +34,7 @@ def test_experts_are_found_by_who_reads_them():
     assert sorted(set(both.factors.values())) == ["b", "e"]
 
 
-@pytest.mark.parametrize("name", ["llama", "t5", "mamba"])
+@pytest.mark.parametrize("name", ["llama", slow("t5"), "mamba"])
 def test_dense_models_have_none(name):
     assert not found(name).matrices and not found(name).factors
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 import models
@@ -55,6 +56,7 @@ def test_what_a_thing_is():
     assert pairs[at, at + 1] == layers * size / CLUSTER.device.outside.link
 
 
+@pytest.mark.slow
 def test_found_and_trained_under_a_budget():
     torch.manual_seed(0)
     model, batch, _ = models.mixtral()

@@ -61,6 +61,7 @@ def test_what_is_modelled_is_about_what_the_clock_says(slow):
         assert candidate.chosen.kept < made.memory.peak
 
 
+@pytest.mark.slow
 def test_where_links_are_fast_or_there_is_one_microbatch_none_is_best():
     assert PIPELINE not in search(FAST, accumulate=4).ranked()[0].mesh
     one = search(SLOW, accumulate=1)
@@ -68,6 +69,7 @@ def test_where_links_are_fast_or_there_is_one_microbatch_none_is_best():
     assert not any(PIPELINE in c.mesh for c in one.candidates)
 
 
+@pytest.mark.slow
 def test_stages_hold_what_fits(slow):
     """With less memory layers move, or are kept split; what is chosen fits."""
     best = slow.best_of_all
@@ -79,6 +81,7 @@ def test_stages_hold_what_fits(slow):
     assert min(uncut) >= best.predicted.step_seconds / 1.02
 
 
+@pytest.mark.slow
 def test_a_mesh_with_a_pipeline_and_what_another_layout_costs_there():
     found = search(FAST, mesh={"pp": 2, "dp": 2}, accumulate=8)
     plans = found.ranked(2)
@@ -130,6 +133,7 @@ def test_what_cannot_be_cut_is_no_pipeline_and_no_end_of_the_search():
     assert {c.pipe.stages for c in found.candidates if isinstance(c, Piped)} == {2}
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_is_asked_for_with_one_microbatch():
     """The sequence in chunks then fills the bubble, while there are tokens enough in each."""
     found = search(FAST, mesh={"pp": 4}, accumulate=1)

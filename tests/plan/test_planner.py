@@ -7,6 +7,7 @@ import torch
 
 import tutti
 import zoo
+from cases import slow
 from searches import alone, predicted, wide
 from tutti.plan.layout import Layout, Split, devices
 from tutti.plan.planner import Planner, replan
@@ -24,7 +25,7 @@ def graph():
     return capture(lambda: zoo.llama(1))
 
 
-@pytest.mark.parametrize("count", [1, 3, 6, 7, 12])
+@pytest.mark.parametrize("count", [1, 3, slow(6), 7, slow(12)])
 def test_any_number_of_devices_is_planned_and_runs(count):
     model, batch = zoo.llama(1), zoo.tokens(12)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -114,7 +115,7 @@ def test_other_shapes_lie_as_the_plan_says(graph):
     assert other.input_layout("batch:input_ids")["dp"] == Split(0)
 
 
-@pytest.mark.parametrize("mesh", [{"tp": 2, "dp": 2}, {"x": 2, "y": 2}])
+@pytest.mark.parametrize("mesh", [{"tp": 2, "dp": 2}, slow({"x": 2, "y": 2})])
 def test_a_mesh_of_other_axes_is_kept(graph, mesh):
     cluster = tutti.Cluster.parse("cpu:4")
     plan = Planner(graph, cluster).named("dp2xtp2")

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 import tutti
+from cases import slow
 from searches import alone, predicted, search, wide
 from tutti.lower.vary import vary
 from tutti.plan.explain import seconds
@@ -73,6 +74,7 @@ def test_the_tightest_memory_that_is_met(graph):
         before = made.step_seconds
 
 
+@pytest.mark.slow
 def test_as_few_microbatches_as_fit():
     graphs = {n: wide(16 // n) for n in (1, 2, 4, 8, 16)}
     one = {n: predicted(graphs[n], CLUSTER, "zero3", n).predicted.peak_bytes for n in graphs if n <= 4}
@@ -103,7 +105,7 @@ def test_a_mesh_that_is_given(graph):
         search(graph, CLUSTER, mesh={"dp": 3})
 
 
-@pytest.mark.parametrize("count", [7, 12])
+@pytest.mark.parametrize("count", [7, slow(12)])
 def test_awkward_numbers_of_devices(count):
     plan = search(wide(14), with_memory(1e12, tutti.Cluster.parse(f"cpu:{count}"))).best()
     assert devices(plan.mesh) == count and plan.operators

@@ -43,6 +43,7 @@ def test_what_does_not_fit_is_computed_again_in_part(name):
     assert "are computed again in the backward pass" in best.explain()
 
 
+@pytest.mark.slow
 def test_a_search_computes_again_where_nothing_fits_without():
     small = alone("h100:2")
     least = predicted(graph(), small, "zero3").predicted.peak_bytes

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import tutti
+from cases import crossed
 from tutti.lower.shard import shard
 from tutti.plan.choice import Choice
 from tutti.plan.layout import Layout, Split
@@ -80,10 +81,10 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("groups", [4, 8])
-@pytest.mark.parametrize("k", [2, 4])
-@pytest.mark.parametrize("way", WAYS)
+QUICK = [*((way, 2, 8, True) for way in WAYS), ("ring", 4, 4, False), ("heads of a group", 2, 4, False)]
+
+
+@pytest.mark.parametrize("way, k, groups, causal", crossed(WAYS, [2, 4], [4, 8], [False, True], quick=QUICK))
 def test_equal_to_the_whole(way, k, groups, causal):
     attention, sequence = WAYS[way](k)
     if way == "heads of a group" and HEADS // groups % k:

@@ -85,6 +85,7 @@ def check(text: Path, out: Path, alone: Path, seed: int) -> None:
         assert series(read(out), name) == series(read(alone), name), found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_a_killed_rank_changes_nothing(text, alone, tmp_path, seed):
     check(text, tmp_path / "run", alone, seed)

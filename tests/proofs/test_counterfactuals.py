@@ -30,7 +30,8 @@ def number(text: str) -> float:
     return float(value) * UNITS[unit]
 
 
-@pytest.mark.parametrize("memory", [1e9, pytest.param(1.9e6, marks=pytest.mark.slow)])  # ... made smaller
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", [1e9, 1.9e6])  # ... made smaller
 def test_the_difference_that_is_printed_is_that_of_two_simulations(graph, memory):
     known = tutti.Cluster.parse("h100:4")
     from dataclasses import replace

@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 
+from cases import crossed
 from tutti.graph.capture import capture
 from tutti.lower.shard import shard
 from tutti.plan.plan import Plan
@@ -44,9 +45,12 @@ def functions(model: torch.nn.Module, level: str, dtype: torch.dtype) -> tuple[i
     return len(structures), len(set(structures))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("level", ["O1", "O2"])
-@pytest.mark.parametrize("make", [llama, gpt2, bert])
+QUICK = [(llama, "O2", torch.float32)]
+
+
+@pytest.mark.parametrize(
+    "make, level, dtype", crossed([llama, gpt2, bert], ["O1", "O2"], [torch.float32, torch.bfloat16], quick=QUICK)
+)
 def test_functions_do_not_depend_on_depth(make, level, dtype):
     with torch.device("meta"):
         few, many = (functions(make(depth), level, dtype) for depth in (4, 12))

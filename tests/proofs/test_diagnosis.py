@@ -64,12 +64,8 @@ def drawn(seed: int) -> tuple[str, int, float]:
     return chance.choice(PLANS), chance.randrange(RANKS), chance.uniform(1.6, 2.5)
 
 
-def some(count: int) -> list:
-    """Seeds, of which all but the first are slow."""
-    return [pytest.param(seed, marks=pytest.mark.slow if seed else ()) for seed in range(count)]
-
-
-@pytest.mark.parametrize("seed", some(SEEDS))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_slow_rank_is_named_and_no_other(pool, tmp_path, seed):
     plan, rank, times = drawn(seed)
     pool.run(record, str(tmp_path), plan, rank, times)
@@ -78,7 +74,8 @@ def test_a_slow_rank_is_named_and_no_other(pool, tmp_path, seed):
     assert not found.links, found.words()
 
 
-@pytest.mark.parametrize("seed", some(SEEDS))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_nothing_is_named_where_nothing_is_slow(pool, tmp_path, seed):
     pool.run(record, str(tmp_path), drawn(seed)[0], None, 1.0)
     found = diagnose(tmp_path)

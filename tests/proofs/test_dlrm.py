@@ -71,6 +71,7 @@ def test_one_device_has_too_little_memory():
         parallelize(cluster(1))
 
 
+@pytest.mark.slow
 def test_the_planner_splits_the_table_by_rows(one):
     step, batch = parallelize(cluster(DEVICES))
     assert step.plan.prediction.peak_bytes <= MEMORY

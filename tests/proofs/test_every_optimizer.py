@@ -9,16 +9,12 @@ import pytest
 import torch
 
 import tutti
+from cases import crossed, some
 from tutti.graph.optimizers import TABLE
 
 STEPS = 3
-PLANS = [  # and how many microbatches they take
-    "dp2",
-    "tp2",
-    "zero3",
-    "zero3 by 2",
-    *(pytest.param(p, marks=pytest.mark.slow) for p in ("dp2 by 2", "tp2 by 2", "pp2", "pp2 by 2", "zero3xoffload2")),
-]
+QUICK = ["dp2", "tp2", "zero3", "zero3 by 2"]  # plans, and how many microbatches they take
+PLANS = [*QUICK, "dp2 by 2", "tp2 by 2", "pp2", "pp2 by 2", "zero3xoffload2"]
 OPTIONS = {
     torch.optim.SGD: {"momentum": 0.9, "dampening": 0.3},
     torch.optim.Adagrad: {"lr_decay": 0.1, "initial_accumulator_value": 0.1},
@@ -30,7 +26,7 @@ OPTIONS = {
 
 # State that is 0-d, factored, or does not start at zero; the others run with `make proofs`.
 STATES = (torch.optim.Adafactor, torch.optim.Adagrad, torch.optim.ASGD, torch.optim.NAdam)
-SOME = [cls if cls in STATES else pytest.param(cls, marks=pytest.mark.slow) for cls in TABLE]
+SOME = some(TABLE, STATES)
 
 
 class MLP(torch.nn.Module):
@@ -78,8 +74,10 @@ def assert_equal(state, wanted, tolerance=1e-5) -> None:
         assert error <= tolerance, f"{name}: relative error {error:.1e}"
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("cls", TABLE)
+ONCE = [(cls, QUICK[i % len(QUICK)]) for i, cls in enumerate(TABLE)]
+
+
+@pytest.mark.parametrize("cls, plan", crossed(TABLE, PLANS, quick=ONCE))
 def test_plans(cls, plan):
     name, _, accumulate = plan.partition(" by ")
     step = tutti.parallelize(

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tutti
+from cases import crossed
 
 PLANS = {"single": 1, "dp": 2, "tp": 2, "zero3": 2, "dp2xtp2": 4}
 WIDTH, ROWS, STEPS = 16, 8, 3
@@ -127,8 +128,7 @@ def state_of(objects: dict[str, Any]) -> dict[str, Tensor]:
     return {f"{name}.{key}": x for name, module in modules.items() for key, x in module.state_dict().items()}
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name, plan", crossed(CASES, PLANS))
 def test_calls_are_those_of_plain_pytorch(name, plan):
     objects, function, arguments = CASES[name]()
     store = tutti.Store(**objects)

@@ -62,6 +62,7 @@ def test_tensor_parallelism_hides_half_of_the_forward_and_most_of_the_backward_p
     assert both < early < waits and most < 1.15 * peak
 
 
+@pytest.mark.slow
 def test_regions_hide_as_much_and_do_so_for_a_single_sequence(step):
     """Half of what attention sends is hidden only by its own projection where the sequence is cut: what is won there is
     about what smaller kernels lose."""
@@ -76,6 +77,7 @@ def test_regions_hide_as_much_and_do_so_for_a_single_sequence(step):
     assert both < 1.03 * early and most < 1.1 * peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", ["tp2xdp2xcopies2", "tp2xdp2xregions2"])
 def test_numbers_on_processes(pool, plan):
     ours = pool.run(trained, plan)

@@ -55,6 +55,7 @@ def same_losses(run: Path, alone: Path, rel: float = 0.0) -> bool:
     return all(a[0] == b[0] and a[1] == pytest.approx(b[1], rel=rel, abs=0) for a, b in pairs)
 
 
+@pytest.mark.slow
 def test_a_killed_process_goes_on_from_memory_bit_for_bit(text, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("TUTTI_MEMORY", str(tmp_path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -13,6 +13,7 @@ import torch
 
 import models
 import tutti
+from cases import crossed
 from liveness import most_of_step
 from tutti.run.memory import CPU, memory
 from tutti.run.simulated.replay import replay
@@ -37,12 +38,12 @@ def check(pool, name: str, plan: str) -> None:
         assert expected == pytest.approx(measured, rel=WITHIN), f"rank {rank}: {expected / measured:.3f} of the truth"
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("name", ["llama", "lstm"])
+@pytest.mark.parametrize("name, plan", crossed(["llama", "lstm"], PLANS))
 def test_memory_of_a_rank(pool, name, plan):
     check(pool, name, plan)
 
 
+@pytest.mark.slow
 def test_memory_of_a_rank_that_computes_layers_again(pool):
     check(pool, "llama", "zero3xrecompute")
 

@@ -16,6 +16,7 @@ from torch import nn
 import edges
 import models
 import tutti
+from cases import some
 
 
 def state(root: object, loss: object = None) -> list[tuple]:
@@ -69,7 +70,10 @@ def unchanged(model: nn.Module, loss: Callable | None, capture: Callable[[], obj
         assert now == generators
 
 
-@pytest.mark.parametrize("name", models.MODELS)
+QUICK = ("qwen3", "t5", "qwen3_moe", "swin2sr", "unet2d", "mamba", "lstm")
+
+
+@pytest.mark.parametrize("name", some(models.MODELS, QUICK))
 def test_models_of_the_zoo(name):
     model, batch, loss = models.case(name)
     optimizer = torch.optim.AdamW(model.parameters())

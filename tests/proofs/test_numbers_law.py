@@ -11,6 +11,7 @@ import torch
 
 import tutti
 import zoo
+from cases import crossed
 
 STEPS, LR, CLIP = 20, 1e-3, 1.0
 PLANS = ["dp4", "dp2xtp2", "tp4", "zero1", "zero2", "zero3", "dp3", "tp2xzero3"]
@@ -75,15 +76,13 @@ def assert_equal(actual, wanted) -> None:
         assert error <= 1e-5, f"{name}: relative error {error:.1e}"
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name, plan", crossed(MODELS, PLANS))
 def test_virtual_ranks(name, plan, expected):
     devices = 3 if plan == "dp3" else 4
     assert_equal(train(name, plan, f"cpu:{devices}"), expected[name])
 
 
-@pytest.mark.parametrize("plan", GLOO_PLANS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name, plan", crossed(MODELS, GLOO_PLANS, quick=[("llama", "tp4")]))
 def test_gloo_processes(name, plan, expected, pool):
     for result in pool.run(train, name, plan, "auto"):
         assert_equal(result, expected[name])
@@ -101,8 +100,7 @@ def test_one_device_is_plain_torch_without_dropout():
     assert_equal((losses, step.state_dict()), plain_torch("gpt2", dropout=0.0))
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name, seed", crossed(MODELS, range(4), quick=[(name, 0) for name in MODELS]))
 def test_random_plans(name, seed):
     """Any legal choice for any operator, on meshes of any shape: one step and its gradients."""
     model, batch = MODELS[name](), zoo.tokens()

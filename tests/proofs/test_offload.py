@@ -10,6 +10,7 @@ import torch
 
 import models
 import tutti
+from cases import crossed, slow
 from liveness import Live
 from tutti.run.ledger import OverBudget
 from tutti.run.memory_inside import INSIDE
@@ -57,18 +58,19 @@ def test_every_bit_of_other_models_is_the_same(name):
 
 
 @pytest.mark.parametrize("options", [
-    dict(optimizer=momentum), dict(clip_norm=0.5), dict(accumulate=3), dict(dtype=torch.bfloat16, masters=True),
+    dict(optimizer=momentum), slow(dict(clip_norm=0.5)), slow(dict(accumulate=3)),
+    dict(dtype=torch.bfloat16, masters=True),
 ], ids=["momentum", "clipped", "accumulated", "masters"])  # fmt: skip
 def test_whatever_the_update_does(options):
     check("llama", "", "offload3", **options)
 
 
-@pytest.mark.parametrize("plan", ["zero1", "zero3", "tp2", "dp2xrecompute"])
+@pytest.mark.parametrize("plan", [slow("zero1"), "zero3", "tp2", slow("dp2xrecompute")])
 def test_on_several_devices(plan):
     check("llama", plan, "offload3", cluster="cpu:2", clip_norm=0.5)
 
 
-@pytest.mark.parametrize("plan", ["zero1", "zero3"])
+@pytest.mark.parametrize("plan", ["zero1", slow("zero3")])
 def test_on_devices_with_a_host(plan):
     check("llama", plan, "offload3", cluster="v100-32:2", clip_norm=0.5)
 
@@ -95,6 +97,7 @@ def on_a_process(plan):
     return losses, {key: value.double().sum().item() for key, value in state.items()}
 
 
+@pytest.mark.slow
 def test_on_processes(pool):
     assert pool.run(on_a_process, "zero3xoffload3") == pool.run(on_a_process, "zero3")
 
@@ -107,6 +110,7 @@ def test_a_state_goes_from_any_tier_to_any_other():
     assert first(batch).item() == second(batch).item()
 
 
+@pytest.mark.slow
 def test_less_is_held():
     most = {}
     for plan in ("single", *ALL):
@@ -117,8 +121,7 @@ def test_less_is_held():
     assert most["offload3"] <= most["offload2"]
 
 
-@pytest.mark.parametrize("plan", ["single", *ALL])
-@pytest.mark.parametrize("name", ["llama", "t5"])
+@pytest.mark.parametrize("name, plan", crossed(["t5", "llama"], ["single", *ALL]))
 def test_what_is_counted_is_what_is_alive(name, plan, monkeypatch):
     """Against every memory that an operator returns, counted by torch's dispatcher; without the batch, and what
     operators allocate for themselves."""
@@ -165,7 +168,9 @@ def test_a_budget_is_kept():
     assert torch.equal(fits(batch), expected) and fits.ledgers[0].most <= 0.75 * needed
 
 
-@pytest.mark.parametrize("options", [dict(plan="pp2", cluster="cpu:2"), dict(plan="single")], ids=["pp2", "single"])
+@pytest.mark.parametrize(
+    "options", [dict(plan="pp2", cluster="cpu:2"), slow(dict(plan="single"))], ids=["pp2", "single"]
+)
 def test_a_budget_is_kept_over_microbatches(options):
     step, batch = make("llama", memory="1GiB", accumulate=4, **options)
     expected = step(batch)

@@ -17,6 +17,7 @@ from torch import nn
 
 import models
 import tutti
+from cases import some
 from liveness import most_alive, most_of_step
 from tutti.lower import bucket, inplace
 from tutti.lower.inplace import update_in_place
@@ -52,7 +53,10 @@ def ours(name: str, optimizer=torch.optim.AdamW, plan: str = "dp", cluster: str 
     return most_of_step(step, batch)
 
 
-@pytest.mark.parametrize("name", models.MODELS)
+QUICK = ("llama", "bert", "clip", "mixtral", "edsr", "resnet")
+
+
+@pytest.mark.parametrize("name", some(models.MODELS, QUICK))
 def test_no_more_than_eager(name):
     assert ours(name) <= eager(name) + FEW
 

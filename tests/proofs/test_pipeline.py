@@ -12,6 +12,7 @@ import torch
 
 import tutti
 import zoo
+from cases import crossed
 from models import MODELS
 from pipelines import pipeline, random_stages
 from tutti.lower.unroll import unroll
@@ -23,6 +24,7 @@ FAMILIES = ("llama", "t5", "unet2d", "mixtral")
 CAUSAL = ("llama", "mixtral")
 WHOLE = tuple(name for name in NAMES if name != CHUNKED)
 CUTS = 6
+QUICK = [("llama", 4), ("llama", 5), ("mixtral", 1), ("mixtral", 2)]
 GLOO = [  # family, schedule, devices of the pipeline, plan of each
     ("llama", "1f1b", 2, "dp2"), ("llama", "zb-h1", 2, "tp2"), ("llama", "gpipe", 4, "dp1"),
     ("llama", "zb-v", 2, "zero2"), ("llama", "found", 2, "dp2"), ("mixtral", "1f1b", 2, "ep2"),
@@ -78,8 +80,7 @@ def compare(found, family: str, count: int = COUNT) -> None:
             assert (ours[name] - tensor).norm() <= 1e-5 * tensor.norm() + 1e-7, name
 
 
-@pytest.mark.parametrize("seed", range(CUTS))
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family, seed", crossed(FAMILIES, range(CUTS), quick=QUICK))
 def test_any_cut_gives_the_numbers_of_one_device(family, seed):
     """Six cuts of each model: one for each schedule, with 2, 3 and 4 stages."""
     name = WHOLE[(seed + FAMILIES.index(family)) % len(WHOLE)]
@@ -101,8 +102,7 @@ def test_every_cut_under_every_schedule(family, name, seed):
     compare(run(family, pipeline(graph, stages, devices, name, "dp1", COUNT), devices), family)
 
 
-@pytest.mark.parametrize("seed", range(CUTS))
-@pytest.mark.parametrize("family", CAUSAL)
+@pytest.mark.parametrize("family, seed", crossed(CAUSAL, range(CUTS), quick=[("llama", 1)]))
 def test_chunks_of_the_sequence_in_any_cut(family, seed):
     """The sequence of 2, 3 and 4 stages in 2 and 4 chunks."""
     devices, graph = 2 + seed % 3, unroll(case(family)[3], 2 + 2 * (seed // 3))
@@ -117,6 +117,7 @@ def on_this_rank(family: str, name: str, devices: int, inner: str) -> tuple:
     return found[0], *({key: x.numpy() for key, x in tensors.items()} for tensors in found[1:3]), found[3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family, name, devices, inner", GLOO)
 def test_processes_give_the_numbers_of_one_device(pool, family, name, devices, inner):
     for losses, gradients, parameters, evaluated in pool.run(on_this_rank, family, name, devices, inner):

@@ -8,6 +8,7 @@ import torch
 
 import tutti
 import zoo
+from cases import slow
 from searches import predicted, search
 from tutti.cluster.device import Link, Outer
 from tutti.lower.shard import shard
@@ -36,6 +37,7 @@ def graph():
     return tutti.capture(model, {"input_ids": ids, "labels": ids}, torch.optim.AdamW(model.parameters()))
 
 
+@pytest.mark.slow
 def test_fast_links_and_too_little_memory_for_replication(graph):
     replicated = predicted(graph, cluster(FAST, 1e12), "dp4").predicted.peak_bytes
     memory = 0.6 * replicated
@@ -73,7 +75,7 @@ def test_memory_that_is_impossible_is_an_error_that_says_what_would_do(graph):
         search(graph, cluster(FAST, 2**20), budget=10).best()
 
 
-@pytest.mark.parametrize("make", [zoo.llama, zoo.gpt2])
+@pytest.mark.parametrize("make", [zoo.llama, slow(zoo.gpt2)])
 def test_predicted_communication_is_that_of_the_program(make):
     model = make(2)
     step = tutti.capture(model, zoo.tokens(12), torch.optim.AdamW(model.parameters()), clip_norm=1.0)

@@ -10,6 +10,7 @@ import torch
 
 import tutti
 import zoo
+from cases import crossed, slow
 from models import MODELS
 from tutti.graph.costs import FREE
 from tutti.graph.step_graph import FORWARD, StepGraph
@@ -74,8 +75,12 @@ def trained(name: str, plan, devices: int = 1, **options):
     return [step(batch).item() for _ in range(3)], gradients, step.state_dict()
 
 
-@pytest.mark.parametrize("share", [0.3, 1.0])
-@pytest.mark.parametrize("name", ["llama", "dropout", "t5", "unet2d", "mixtral", "vit"])
+QUICK = [("llama", 0.3), ("dropout", 1.0), ("mixtral", 0.3), ("vit", 1.0)]
+
+
+@pytest.mark.parametrize(
+    "name, share", crossed(["llama", "dropout", "t5", "unet2d", "mixtral", "vit"], [0.3, 1.0], quick=QUICK)
+)
 def test_every_bit_is_the_same(name, share):
     draw = random.Random(0)
     again = tuple(label for label in forward(graph(name)) if draw.random() < share)
@@ -91,9 +96,10 @@ def test_every_bit_is_the_same(name, share):
 
 
 BY_NAME = [
-    ("llama", "recompute", 1), ("llama", "zero3xrecompute", 2), ("llama", "pp2xtp2xrecompute", 4),
-    ("llama", "pp2-zb-h1xrecompute", 2), ("llama", "pp2-seq1f1b2xrecompute", 2), ("mixtral", "pp2xrecompute", 2),
-    ("dropout", "pp2xrecompute", 2), ("vit", "pp2xrecompute", 2), ("buffers", "pp2xrecompute", 2),
+    ("llama", "recompute", 1), slow("llama", "zero3xrecompute", 2), slow("llama", "pp2xtp2xrecompute", 4),
+    slow("llama", "pp2-zb-h1xrecompute", 2), slow("llama", "pp2-seq1f1b2xrecompute", 2),
+    ("mixtral", "pp2xrecompute", 2), slow("dropout", "pp2xrecompute", 2), slow("vit", "pp2xrecompute", 2),
+    ("buffers", "pp2xrecompute", 2),
 ]  # fmt: skip
 
 

@@ -11,12 +11,13 @@ import torch
 
 import tutti
 import zoo
+from cases import slow
 from tutti.run.checkpoint.stored import Stored
 
 PAIRS = [
-    ("dp2", 2, "single", 1), ("tp4", 4, "zero3", 3), ("zero3", 3, "dp2xtp2", 4), ("dp2xtp2", 4, "tp2xzero3", 6),
-    ("zero1", 8, "zero2", 5), ("pp2xtp2", 4, "zero3", 4), ("tp2", 2, "pp2xtp2", 4), ("pp4", 4, "pp2-interleaved2", 2),
-    ("zero3xoffload2", 2, "tp2", 2),
+    ("dp2", 2, "single", 1), slow("tp4", 4, "zero3", 3), slow("zero3", 3, "dp2xtp2", 4),
+    slow("dp2xtp2", 4, "tp2xzero3", 6), slow("zero1", 8, "zero2", 5), slow("pp2xtp2", 4, "zero3", 4),
+    slow("tp2", 2, "pp2xtp2", 4), ("pp4", 4, "pp2-interleaved2", 2), slow("zero3xoffload2", 2, "tp2", 2),
 ]  # fmt: skip
 
 
@@ -67,7 +68,7 @@ def read_by_all(folder: str, plan: str) -> tuple[int, int, list[float]]:
     return count, held, [step(zoo.tokens(120, seed=i)).item() for i in (1, 2)]
 
 
-@pytest.mark.parametrize("plan", ["tp4", "zero3", "pp2xtp2"])
+@pytest.mark.parametrize("plan", [slow("tp4"), slow("zero3"), "pp2xtp2"])
 def test_processes_write_together_and_read_what_they_hold(pool, plan, tmp_path):
     folders = set(pool.run(saved_by_all, str(tmp_path)))
     assert len(folders) == 1

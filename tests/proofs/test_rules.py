@@ -17,6 +17,7 @@ import torch
 
 import models
 import tutti
+from cases import slow
 from tutti.check.command import name, notation
 from tutti.check.machine import Report, prove
 from tutti.check.samples.sample import DEVICES, SAMPLES
@@ -86,8 +87,11 @@ def is_ours(target: Any) -> bool:
 
 
 TARGETS = sorted(filter(is_ours, {*RULES, *SAMPLES}), key=str)
+LONG = re.compile(r"aten\.(_?linalg_\w+|lu_unpack|upsample_bi\w+)\b")  # proven by `make proofs` alone
 CASES = [
-    pytest.param(target, examples, id=f"{name(target)}-{examples}", marks=[pytest.mark.slow] if examples > FEW else [])
+    (slow if examples > FEW or LONG.match(name(target)) else pytest.param)(
+        target, examples, id=f"{name(target)}-{examples}"
+    )
     for examples in (FEW, MANY)
     for target in TARGETS
 ]

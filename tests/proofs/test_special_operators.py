@@ -16,6 +16,7 @@ import transformers
 from torch import Tensor, nn
 
 import tutti
+from cases import some
 from tutti.rules import rule_of
 
 TOLERANCE = 1e-5
@@ -198,7 +199,7 @@ case("unpooling", lambda h: F.max_unpool2d(*F.max_pool2d(h.view(4, 2, 4, 6), 2, 
 case("corrcoef", lambda h: torch.corrcoef(h[0]))
 
 PLANS = {"single": 1, "dp": 2, "tp": 2, "zero3": 2}
-FEW = [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in CASES]
+FEW = some(CASES, [name for name in CASES if name not in SLOW][::2])
 
 
 def parallelize(name: str, plan: str | tutti.Plan, devices: int, level: str = "O0") -> tuple[tutti.Step, dict]:

@@ -32,5 +32,6 @@ assert resident() - before < 20e6
 
 
 @pytest.mark.skipif(not glibc, reason="the allocator of glibc")
+@pytest.mark.starts
 def test_between_what_stays():
     subprocess.run([sys.executable, "-c", RESIDENT], check=True)

@@ -13,6 +13,7 @@ import torch
 
 import tutti
 import zoo
+from cases import slow
 from tutti.lower import bucket
 from tutti.plan.tier import HOST
 from tutti.run import step as module
@@ -81,11 +82,11 @@ def trained(plan, optimizer, count=1, level="O0", **options):
 
 
 @pytest.mark.parametrize(("plan", "plain", "count", "optimizer", "options"), [
-    ("offload", "single", 1, "adamw", {}),
-    ("offload2", "single", 1, "adamw", {"level": "O2"}),
+    slow("offload", "single", 1, "adamw", {}),
+    slow("offload2", "single", 1, "adamw", {"level": "O2"}),
     ("offload3", "single", 1, "adamw", {"accumulate": 2}),
-    ("offload2", "single", 1, "momentum", {"clip_norm": 0.5}),
-    ("zero1xoffload", "zero1", 2, "adamw", {}),
+    slow("offload2", "single", 1, "momentum", {"clip_norm": 0.5}),
+    slow("zero1xoffload", "zero1", 2, "adamw", {}),
     ("tp2xoffload3", "tp2", 2, "momentum", {}),
     ("pp2xoffload2", "pp2", 2, "adamw", {"accumulate": 2}),
 ])  # fmt: skip

@@ -16,10 +16,12 @@ from torch import nn
 
 import edges
 import tutti
+from cases import slow
 from tutti.run.executables import MOST
 from tutti.run.observed import CheckFailed
 
 PLANS = [("single", 1, 1), ("dp2", 2, 1), ("zero3", 2, 1), ("pp2", 2, 2)]
+SOME = [PLANS[0], slow(PLANS[1]), slow(PLANS[2]), PLANS[3]]
 
 
 class Net(edges.Net):
@@ -63,7 +65,7 @@ def compare(changes: list[Callable], plan=("single", 1, 1), make=Net, optimizer=
     return step
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", SOME)
 def test_parameters_that_are_frozen_and_freed(plan):
     """Adam counts the updates of each parameter, so that one that rested is corrected otherwise than the rest."""
     compare(
@@ -76,13 +78,13 @@ def test_parameters_that_are_frozen_and_freed(plan):
     )
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", SOME)
 def test_a_submodule_that_goes_to_evaluation_and_back(plan):
     step = compare([lambda model, optimizer: model.norm.eval(), lambda model, optimizer: model.norm.train()], plan)
     assert len(step._made.plans) == 2 and any("norm.training is False" in reason for reason in step.recaptures)
 
 
-@pytest.mark.parametrize("plan", PLANS[:3])
+@pytest.mark.parametrize("plan", SOME[:3])
 def test_an_attribute_that_forward_reads(plan):
     def double(model, optimizer):
         model.scale = 2.0
@@ -99,7 +101,7 @@ def test_an_attribute_that_forward_does_not_read_costs_one_capture_and_no_compil
     assert len(step._made.plans) == len(step._made.made) == 1 and len(step.recaptures) == 2
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", SOME)
 def test_a_group_and_a_module_that_are_added(plan):
     def make():
         model = Net()
@@ -410,7 +412,7 @@ def with_metrics(model, batch):
     return F.cross_entropy(logits, batch["y"]), {"logits": logits, "mean": logits.mean()}
 
 
-@pytest.mark.parametrize(("plan", "microbatches"), [("dp2xtp2", 1), ("zero3", 1), ("pp2xdp2", 2)])
+@pytest.mark.parametrize(("plan", "microbatches"), [slow("dp2xtp2", 1), slow("zero3", 1), ("pp2xdp2", 2)])
 def test_processes_notice_changes_too(pool, plan, microbatches):
     model, batch = Guarded(), edges.points()
     optimizer, expected = adam(model), []
@@ -513,7 +515,7 @@ class LateUse(edges.Net):
         return torch.tanh(self.extra(x) if self.use else x)
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", SOME)
 def test_a_parameter_that_is_used_late(plan):
     def use(model, optimizer):
         model.use = True
@@ -611,6 +613,7 @@ def test_a_batch_that_forward_writes_into():
     assert step(copies[0]).item() == pytest.approx(plain(**copies[1]).item(), rel=1e-5)
 
 
+@pytest.mark.starts
 def test_writes_into_parameters_are_noticed():
     model, batch, loss = edges.CASES["weights_in_a_list"]()
     step = tutti.parallelize(model, edges.optimizer_for(model), batch, loss=loss, cluster="cpu:2", plan="zero3")
@@ -645,6 +648,7 @@ class Weighted:
         return self(model, batch)
 
 
+@pytest.mark.starts
 def test_python_state_outside_of_the_model_is_noticed():
     """Class attributes, global variables, closures, and attributes of a criterion and of a callable loss."""
     criterion, weighted, share = nn.SmoothL1Loss(), Weighted(), 1.0
@@ -686,6 +690,7 @@ def test_python_state_outside_of_the_model_is_noticed():
 
 
 @pytest.mark.parametrize("bound", [False, True])
+@pytest.mark.starts
 def test_attributes_of_a_loss_object_are_noticed(bound):
     weighted, model = Weighted(), Net()
     loss = weighted.method if bound else weighted

@@ -41,6 +41,7 @@ def events(monkeypatch):
 
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
+@pytest.mark.starts
 def test_nothing_is_compiled_while_a_program_runs(events, level):
     model, batch = zoo.gpt2(2), zoo.tokens(2)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -51,6 +52,7 @@ def test_nothing_is_compiled_while_a_program_runs(events, level):
     assert 0 < events.count("compiled") == first == sum(len(f.made) for f in segments.COMPILED.values())
 
 
+@pytest.mark.starts
 def test_compilers_are_not_waited_for_one_by_one(monkeypatch):
     from torch._inductor.async_compile import AsyncCompile
 
@@ -73,6 +75,7 @@ def libraries(tmp_path, monkeypatch):
     return lambda: len(list(tmp_path.rglob("*.main.so")))
 
 
+@pytest.mark.starts
 def test_kernels_are_compiled_by_the_few(libraries):
     x, several = torch.randn(5, 7), range(2, 2 + compat.KERNELS + 1)
     with compat.compilers_beside_each_other():
@@ -82,6 +85,7 @@ def test_kernels_are_compiled_by_the_few(libraries):
     assert libraries() == 2
 
 
+@pytest.mark.starts
 def test_kernels_that_cannot_stand_beside_each_other_are_compiled_alone(libraries, monkeypatch):
     from torch._inductor.async_compile import AsyncCompile
 
@@ -100,6 +104,7 @@ def test_kernels_that_cannot_stand_beside_each_other_are_compiled_alone(librarie
     assert libraries() == 2
 
 
+@pytest.mark.starts
 def test_on_one_core(libraries):
     from torch._inductor import config
 
@@ -111,6 +116,7 @@ def test_on_one_core(libraries):
     assert libraries() == 1
 
 
+@pytest.mark.starts
 def test_after_an_error_everything_is_compiled_anew(monkeypatch):
     graph = fx.Graph()
     x = graph.placeholder("x")
@@ -127,6 +133,7 @@ def test_after_an_error_everything_is_compiled_anew(monkeypatch):
     torch.testing.assert_close(first(y)[0], y**2)
 
 
+@pytest.mark.starts
 def test_arguments_that_lie_otherwise_than_expected_are_compiled_for_when_they_come(events):
     graph = fx.Graph()
     x = graph.placeholder("x")
@@ -149,6 +156,8 @@ def _powers(n: int) -> fx.Graph:
     return graph
 
 
+@pytest.mark.starts
+@pytest.mark.slow
 def test_vector_instructions_are_those_that_torch_finds_by_itself():
     found = "from torch._inductor import cpu_vec_isa as c; from tutti import compat; {}; i = c.pick_vec_isa(); "
     told = found + "print(i, i.build_arch_flags(), [str(x) for x in c.valid_vec_isa_list()])"

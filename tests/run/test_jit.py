@@ -70,6 +70,7 @@ def test_compiled_it_does_the_same(function):
     agrees(function, (UP,), (DOWN,), (UP / 10,), (UP,), level="O2")
 
 
+@pytest.mark.starts
 def test_of_graphs_that_are_compiled_results_and_gradients_are_within_rounding():
     def scaled(x, w):
         y = torch.tanh(x @ w)
@@ -384,6 +385,8 @@ def test_a_copy_of_a_model_computes_with_its_own_weights():
     assert other(x).abs().sum() == 0 and model(x).abs().sum() > 0
 
 
+@pytest.mark.starts
+@pytest.mark.slow
 def test_it_is_told_of_compilations_after_torch_has_forgotten_all():
     """Settings of TorchDynamo hold while a jit compiles: without them an assert raises RuntimeError."""
     script = """if True:

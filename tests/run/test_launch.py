@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from cases import slow
 from tutti.run.launch import Failure, LaunchError, Machines, launch
 
 SCRIPT = r"""
@@ -44,6 +45,7 @@ def command(tmp_path):
     return make
 
 
+@pytest.mark.starts
 def test_a_script_runs_in_every_process_with_its_share_of_the_cores(command):
     done = subprocess.run(command(SCRIPT, "go", n=3), capture_output=True, text=True)
     threads = max(1, len(os.sched_getaffinity(0)) // 3)
@@ -60,14 +62,15 @@ def test_a_script_runs_in_every_process_with_its_share_of_the_cores(command):
             1,
             "tutti run: rank 1 of 2 failed: ValueError: row 7 is odd\n  {script}:7 in work: raise ValueError",
         ),
-        (
+        slow(
             "kill",
             137,
             "tutti run: rank 1 of 2 was killed by SIGKILL (signal 9; out of memory is the usual reason)",
         ),
-        ("exit", 7, "tutti run: rank 1 of 2 exited with code 7"),
+        slow("exit", 7, "tutti run: rank 1 of 2 exited with code 7"),
     ],
 )
+@pytest.mark.starts
 def test_a_rank_that_fails_takes_the_job_down_with_one_message(command, tmp_path, what, code, message):
     done = subprocess.run(command(SCRIPT, what), capture_output=True, text=True)
     assert done.returncode == code
@@ -76,6 +79,8 @@ def test_a_rank_that_fails_takes_the_job_down_with_one_message(command, tmp_path
     assert "rank 0" not in done.stderr and "elastic" not in done.stderr
 
 
+@pytest.mark.starts
+@pytest.mark.slow
 def test_interrupting_the_launcher_stops_every_rank(command):
     with subprocess.Popen(command(WAIT), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
         assert {job.stdout.readline(), job.stdout.readline()} == {"0\n", "1\n"}
@@ -85,7 +90,9 @@ def test_interrupting_the_launcher_stops_every_rank(command):
     assert out == "" and err == "tutti run: stopped by SIGINT\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal")
+@pytest.mark.starts
 def test_the_ranks_do_not_outlive_a_killed_launcher(command):
     with subprocess.Popen(command(WAIT), stdout=subprocess.PIPE, text=True) as job:
         assert {job.stdout.readline(), job.stdout.readline()} == {"0\n", "1\n"}
@@ -93,11 +100,14 @@ def test_the_ranks_do_not_outlive_a_killed_launcher(command):
         assert job.stdout.read() == ""  # end of file: nobody holds the pipe any more
 
 
+@pytest.mark.starts
 def test_launch_returns_the_results_in_rank_order():
     assert launch(os.getenv, 2, "RANK") == ["0", "1"]
     assert "RANK" not in os.environ
 
 
+@pytest.mark.starts
+@pytest.mark.slow
 def test_launch_raises_with_the_rank_and_its_error():
     with pytest.raises(LaunchError, match=r"of 2 failed: ValueError: invalid literal for int\(\) .*'x'") as caught:
         launch(int, 2, "x")
@@ -136,6 +146,7 @@ def dies_at_first(folder: str) -> str:
     return count
 
 
+@pytest.mark.slow
 def test_a_job_starts_anew_as_often_as_it_may(tmp_path, capfd):
     assert launch(dies_at_first, 2, str(tmp_path), restarts=2) == ["2", "2"]
     said = capfd.readouterr().err

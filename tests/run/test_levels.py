@@ -10,6 +10,7 @@ from torch import nn
 
 import tutti
 import zoo
+from cases import slow
 from tutti.run import segments
 
 
@@ -37,12 +38,14 @@ needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ comp
 
 @needs_compiler
 @pytest.mark.parametrize("level", ["O1", "O2"])
+@pytest.mark.starts
 def test_compiled_equals_operator_by_operator(level):
     assert losses(level) == pytest.approx(losses("O0"), rel=1e-5)
 
 
 @needs_compiler
-@pytest.mark.parametrize(("make", "level"), [(zoo.llama, "O2"), (zoo.gpt2, "O1"), (zoo.gpt2, "O2")])
+@pytest.mark.parametrize(("make", "level"), [slow(zoo.llama, "O2"), slow(zoo.gpt2, "O1"), (zoo.gpt2, "O2")])
+@pytest.mark.starts
 def test_weights_are_read_before_they_are_written_over(make, level):
     """Updates that go early lie between what reads the weights, at times through views that other functions make."""
 
@@ -56,6 +59,7 @@ def test_weights_are_read_before_they_are_written_over(make, level):
 
 
 @needs_compiler
+@pytest.mark.starts
 def test_segments_are_compiled_once_for_all_ranks():
     before = len(segments.COMPILED)
     assert losses("O2", "dp2", "cpu:2") == pytest.approx(losses("O0"), rel=1e-5)

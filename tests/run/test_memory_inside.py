@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import fx
 
+from cases import crossed
 from programs import program
 from tutti.graph.step_graph import Spec
 from tutti.nn.linear_cross_entropy import _blocks
@@ -62,12 +63,15 @@ def scratch(rows: int, width: int, classes: int, dtype: torch.dtype) -> int:
     return max(allocated(lambda product=product: [product()]) for product in products)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("rows", "width", "classes"), [(512, 64, 1024), (2048, 512, 8192), (2048, 64, 32768)])
-@pytest.mark.parametrize(("part", "wanted"), [
+PARTS = [
     ("", []), ("_backward", [True, True]), ("_backward", [True, False]), ("_backward", [False, True]),
     ("_with_gradients", [True, True]), ("_with_gradients", [True, False]), ("_with_gradients", [False, True]),
-])  # fmt: skip
+]  # fmt: skip
+SIZES = [(512, 64, 1024), (2048, 512, 8192), (2048, 64, 32768)]  # rows, width, classes
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+@pytest.mark.parametrize("part, wanted, rows, width, classes, dtype", crossed(PARTS, SIZES, DTYPES))
 def test_a_loss_whose_logits_come_in_blocks(part, wanted, rows, width, classes, dtype):
     generator, wanted = torch.Generator().manual_seed(0), [*wanted, False]
     x, w = (torch.randn(n, width, generator=generator).mul(0.2).to(dtype) for n in (rows, classes))

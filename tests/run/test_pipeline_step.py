@@ -77,6 +77,7 @@ def test_a_single_microbatch():
         assert piped(data).item() == pytest.approx(one(data).item(), rel=1e-5)
 
 
+@pytest.mark.starts
 def test_compiled():
     data = zoo.tokens()
     plain, compiled = make(model=zoo.llama(2)), make(model=zoo.llama(2), level="O2")

@@ -50,6 +50,7 @@ def test_none_is_kept_where_that_is_not_wanted(folder, monkeypatch):
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_a_step_chooses_its_microbatches(folder):
     step = make(accumulate="auto")
     assert step.accumulate == step.plan.accumulate == 1

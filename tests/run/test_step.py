@@ -13,6 +13,7 @@ from torch import nn
 
 import tutti
 import zoo
+from cases import slow
 from tutti.graph.step_graph import Spec
 
 README = Path(__file__).parents[2] / "README.md"
@@ -89,7 +90,7 @@ def test_sharded_state_is_this_ranks_part():
     assert torch.equal(part, whole.chunk(4, dim)[0])
 
 
-@pytest.mark.parametrize(("plan", "cluster"), [("zero3", "cpu:4"), ("dp3", "cpu:3"), ("tp2xzero3", "cpu:4")])
+@pytest.mark.parametrize(("plan", "cluster"), [("zero3", "cpu:4"), slow("dp3", "cpu:3"), slow("tp2xzero3", "cpu:4")])
 def test_training_state_goes_from_any_plan_to_any_other(plan, cluster):
     straight, moved = make("tp2", "cpu:2"), make("tp2", "cpu:2")
     batches = [zoo.tokens(seed=i) for i in range(4)]
@@ -165,7 +166,8 @@ def test_the_order_of_keys_is_none_of_the_graphs():
     assert len(step._made.plans) == len(step._made.made) == 1
 
 
-@pytest.mark.parametrize("level", ["O1", "O2"])
+@pytest.mark.parametrize("level", [slow("O1"), "O2"])
+@pytest.mark.starts
 def test_a_token_that_there_is_not(level):
     step, batch = make(level=level), zoo.tokens()
     before = step.state_dict()
@@ -203,7 +205,7 @@ def test_learning_rates_may_change_and_nothing_else():
         step(zoo.tokens())
 
 
-@pytest.mark.parametrize("plan", ["dp", "zero1", "zero2", "zero3", "dp2xtp2"])
+@pytest.mark.parametrize("plan", ["dp", slow("zero1"), "zero2", slow("zero3"), slow("dp2xtp2")])
 def test_accumulation_is_the_plain_loop(plan):
     model, data = zoo.llama(), zoo.tokens(batch=24)
     plain = copy.deepcopy(model)
@@ -254,7 +256,7 @@ def test_equal_and_broadcast_gradients_accumulate_apart():
         torch.testing.assert_close(three[name], one[name])
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, slow(1)])
 def test_any_plan_evaluates_and_takes_other_shapes(seed):
     model = zoo.llama(1)
     graph = tutti.capture(model, zoo.tokens(), torch.optim.AdamW(model.parameters()))
@@ -365,6 +367,7 @@ def test_the_script_of_the_readme_runs_in_processes(pool):
     assert others == [first] * 3
 
 
+@pytest.mark.slow
 def test_the_same_script_under_gloo(pool):
     alone = make()
     expected = [alone(zoo.tokens()).item(), alone.evaluate(zoo.tokens()).item(), len(alone.training_state())]

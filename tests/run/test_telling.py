@@ -48,12 +48,14 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
+@pytest.mark.starts
 def test_a_terminal_is_told_what_is_done():
     out, said = run(sys.executable, "-c", SCRIPT)
     assert out.startswith("forward\nloss ")
     assert all(what in said for what in TOLD)
 
 
+@pytest.mark.slow
 def test_of_several_ranks_the_first_tells(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT.replace('"O1"', '"O0"'))
     out, said = run(sys.executable, "-m", "tutti.cli", "run", "-n", "2", str(tmp_path / "script.py"))
@@ -62,6 +64,8 @@ def test_of_several_ranks_the_first_tells(tmp_path):
     assert said.count(hidden) == 2 and "capturing the step" in said and "lowering the plan" in said
 
 
+@pytest.mark.starts
+@pytest.mark.slow
 def test_without_a_terminal_nothing_is_said():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
     said = [

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import tutti
+from cases import slow
 from tutti.run.launch import LaunchError, launch, rank
 from tutti.run.position import HERE
 
@@ -71,8 +72,9 @@ def message(tmp_path: Path, fault: str, plan="dp", level="O0", accumulate=1, han
 
 @pytest.mark.parametrize(("level", "plan", "meeting"), [
     ("O0", "dp", "all_reduce of .* over dp"),
-    ("O2", "tp", "all_(reduce|gather) of .* over tp"),
+    slow("O2", "tp", "all_(reduce|gather) of .* over tp"),
 ])  # fmt: skip
+@pytest.mark.starts
 def test_who_sleeps_in_its_data_is_named_with_the_collective_that_the_other_waits_in(tmp_path, level, plan, meeting):
     said = message(tmp_path, "sleep", plan, level)
     where = rf"between steps 2 and 3 {SINCE}, at .*test_watchdog.py:\d+ in sleep: time.sleep\(600\)"
@@ -82,6 +84,7 @@ def test_who_sleeps_in_its_data_is_named_with_the_collective_that_the_other_wait
     assert "in sleep" in stacks[1] and "in carry_out" in stacks[0] and "in sleep" not in stacks[0]
 
 
+@pytest.mark.slow
 def test_who_is_stopped_is_named_by_the_others(tmp_path):
     said = message(tmp_path, "stop")
     pid = Path(tmp_path, "pid-1").read_text()
@@ -89,6 +92,7 @@ def test_who_is_stopped_is_named_by_the_others(tmp_path):
                     rf"process {pid} of \S+ is stopped; rank 0 waits there {SINCE}\n", said)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_who_keeps_the_store_is_named_when_it_is_stopped(tmp_path):
     said = message(tmp_path, "stop", hangs=0)
     assert re.match(
@@ -96,12 +100,14 @@ def test_who_keeps_the_store_is_named_when_it_is_stopped(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_who_keeps_the_interpreter_is_named_and_leaves_its_stacks(tmp_path):
     said = message(tmp_path, "keep_the_interpreter")
     assert "it says nothing" in said and "lets no other thread run" in said
     assert "in keep_the_interpreter" in Path(tmp_path, "stacks", "rank-1.txt").read_text()
 
 
+@pytest.mark.slow
 def test_in_a_pipeline_the_message_that_others_wait_for_is_named(tmp_path):
     said = message(tmp_path, "sleep", "pp2", accumulate=2)
     assert re.match(
@@ -138,6 +144,7 @@ def slow_but_alive(folder: str) -> list[float]:
     return losses
 
 
+@pytest.mark.slow
 def test_what_takes_long_is_no_hang(tmp_path, capfd):
     first, second = launch(slow_but_alive, 2, str(tmp_path))
     assert first == second and len(first) == 16
@@ -156,6 +163,7 @@ def once(folder: str) -> str:
     return os.environ["TORCHELASTIC_RESTART_COUNT"]
 
 
+@pytest.mark.slow
 def test_a_job_that_hangs_starts_anew_and_its_stacks_stay(tmp_path):
     assert launch(once, 2, str(tmp_path / "stacks"), restarts=1) == ["1", "1"]
     assert "in once" in Path(tmp_path, "stacks", "rank-1.txt").read_text()
@@ -174,6 +182,7 @@ step(batch)
 """
 
 
+@pytest.mark.slow
 def test_a_script_under_tutti_run_is_watched(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     line = [sys.executable, "-m", "tutti.cli", "run", "-n", "2", "--hang", "6", "script.py"]

@@ -76,6 +76,7 @@ def test_a_run_gives_the_losses_of_a_plain_loop_and_a_model_that_transformers_lo
     assert kept == ["step-00000006", "step-00000008"]
 
 
+@pytest.mark.slow
 def test_the_plan_of_a_run_is_for_dry_runs(tiny, capsys):
     command.run(tiny)
     size, seq, clip = (str(x) for x in (tiny.batch.size, tiny.batch.seq, tiny.optimizer.clip_norm))
@@ -269,6 +270,7 @@ def test_changed_text_is_an_error(tiny, corpus, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:no rule says how to split")
+@pytest.mark.slow
 def test_virtual_devices_give_the_same_losses(tiny, but, tmp_path):
     command.run(tiny)
     four = but(out=str(tmp_path / "four"), parallel={"cluster": "cpu:4", "plan": "dp2xtp2"})
@@ -309,6 +311,7 @@ def test_a_run_keeps_its_masters(but):
     assert Path(config.out, "run.json").read_text() == before
 
 
+@pytest.mark.slow
 def test_a_budget_of_memory_is_kept_with_state_on_disk(tiny, but):
     with pytest.raises(MemoryError, match="keep less there"):
         command.run(but(out=f"{tiny.out}-small", parallel={"memory": "700KiB", "plan": "single"}))

@@ -10,7 +10,8 @@ parameters there are and learn.
 from __future__ import annotations
 
 import dis
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
+from functools import lru_cache
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -180,20 +181,22 @@ class Cell:
             return default
 
 
-def _names(code: CodeType) -> set[str]:
+@lru_cache(1 << 14)  # each capture asks for the code of all classes of the model and their bases
+def _names(code: CodeType) -> frozenset[str]:
     """The global names that code and functions within it use."""
     inner = (x for x in code.co_consts if isinstance(x, CodeType))
-    own = {x.argval for x in dis.get_instructions(code) if x.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    own = frozenset(x.argval for x in dis.get_instructions(code) if x.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
     return own.union(*map(_names, inner))
 
 
-def _attributes(code: CodeType) -> set[str]:
+@lru_cache(1 << 14)
+def _attributes(code: CodeType) -> frozenset[str]:
     """The names of attributes that code uses, and of globals."""
     inner = (x for x in code.co_consts if isinstance(x, CodeType))
-    return set(code.co_names).union(*map(_attributes, inner))
+    return frozenset(code.co_names).union(*map(_attributes, inner))
 
 
-def _modules(names: set[str], held: dict[str, Any]) -> list[dict[str, Any]]:
+def _modules(names: Set[str], held: dict[str, Any]) -> list[dict[str, Any]]:
     """The variables of imported files, such as one with settings, that code names."""
     found = [held[name] for name in names & held.keys() if isinstance(held[name], ModuleType)]
     return [vars(module) for module in found if not is_library(module.__name__)]

@@ -12,6 +12,7 @@ import torch
 
 import tutti
 import zoo
+from cases import slow
 from tutti.run.checkpoint import folder as folders
 from tutti.run.checkpoint import gathered, passing, peers
 from tutti.run.checkpoint.checkpoints import SaveError
@@ -102,7 +103,7 @@ def predicted(plan: str, per_machine: int, lost: int) -> Restart:
     return restart(after.graph, after.plan, per_machine, made("dp2xtp2", cluster="cpu:4").plan, lost=lost)
 
 
-@pytest.mark.parametrize(("plan", "lost"), [("dp2xtp2", 0), ("dp2xtp2", 1), ("zero3", 1), ("pp2xtp2", 0)])
+@pytest.mark.parametrize("plan, lost", [slow("dp2xtp2", 0), ("dp2xtp2", 1), slow("zero3", 1), slow("pp2xtp2", 0)])
 def test_the_loss_of_a_machine_loses_nothing(pool, left, plan, lost):
     root, expected, files = left(2)
     data = [f"__{rank}_0.distcp" for rank in range(4)]
@@ -117,6 +118,7 @@ def test_the_loss_of_a_machine_loses_nothing(pool, left, plan, lost):
         assert loss == (expected if plan == "dp2xtp2" else pytest.approx(expected, rel=1e-5))
 
 
+@pytest.mark.slow
 def test_each_machine_has_its_own_parts_and_those_of_the_one_before(pool, left):
     root, expected, files = left(1)
     for rank, names in enumerate(files):
@@ -138,7 +140,7 @@ def test_where_two_neighbours_are_lost_the_disk_is_taken(pool, left):
     assert [row[-1] for row in results] == [said, [], [], []]
 
 
-@pytest.mark.parametrize(("damaged", "found"), [([0], ("Gathered", 2)), ([0, 1], ("PosixPath", 1))])
+@pytest.mark.parametrize(("damaged", "found"), [slow([0], ("Gathered", 2)), ([0, 1], ("PosixPath", 1))])
 def test_what_is_damaged_is_read_elsewhere_or_not_at_all(pool, left, damaged, found):
     root, loss, _ = left(2)
     for i in damaged:
@@ -198,8 +200,9 @@ def fails(*_, **__):
 
 
 @pytest.mark.parametrize(("what", "why"), [
-    ("before", "do not fit into {root}/machine 0/tutti-.*, which has 1 B left"),
-    *((phase, "No space left on device") for phase in ("cleared", "looked", "read", "received")),
+    slow("before", "do not fit into {root}/machine 0/tutti-.*, which has 1 B left"),
+    ("looked", "No space left on device"),
+    *(slow(phase, "No space left on device") for phase in ("cleared", "read", "received")),
 ])  # fmt: skip
 def test_where_memory_does_not_suffice_that_is_said_and_the_copy_before_stays(pool, tmp_path, what, why):
     results = pool.run(without_room, str(tmp_path), what)

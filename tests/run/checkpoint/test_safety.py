@@ -334,6 +334,8 @@ def listening() -> list[str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.starts
+@pytest.mark.slow
 def test_a_job_on_one_machine_listens_on_loopback_alone():
     loopback = {"0100007F", "00000000000000000000000001000000"}
     found = {address for addresses in launch(listening, 2) for address in addresses}

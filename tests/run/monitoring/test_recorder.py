@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tutti
+from cases import slow
 from tutti.graph.costs import FLOPS
 from tutti.run.monitoring.calls import MATMULS, WAIT, calls_of, count
 from tutti.run.monitoring.diagnosis import diagnose
@@ -21,7 +22,7 @@ def made(**more):
     return tutti.parallelize(model, torch.optim.AdamW(model.parameters()), batch, **more), batch
 
 
-@pytest.mark.parametrize(("level", "accumulate"), [("O0", 1), ("O0", 2), ("O2", 1)])
+@pytest.mark.parametrize(("level", "accumulate"), [("O0", 1), ("O0", 2), slow("O2", 1)])
 def test_recording_changes_no_loss_and_knows_every_call(tmp_path, level, accumulate):
     (plain, batch), (step, _) = (made(level=level, accumulate=accumulate) for _ in "ab")
     step.record(tmp_path)
@@ -37,6 +38,7 @@ def test_recording_changes_no_loss_and_knows_every_call(tmp_path, level, accumul
         assert runs == ["train"] if accumulate == 1 else ["accumulate"] * 2 + ["update"]
 
 
+@pytest.mark.starts
 def test_a_compiled_function_counts_as_what_it_was_made_of():
     found = []
     for level in ("O0", "O2"):
@@ -90,7 +92,7 @@ def job(folder, plan, accumulate, hidden):
 
 
 @pytest.mark.parametrize(
-    ("plan", "accumulate", "hidden"), [("dp2xtp2", 1, False), ("dp", 1, True), ("pp2xdp2", 2, False)]
+    ("plan", "accumulate", "hidden"), [slow("dp2xtp2", 1, False), slow("dp", 1, True), ("pp2xdp2", 2, False)]
 )
 def test_all_ranks_of_a_job_on_one_clock(pool, tmp_path, plan, accumulate, hidden):
     pool.run(job, tmp_path, plan, accumulate, hidden)

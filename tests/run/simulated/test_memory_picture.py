@@ -5,6 +5,7 @@ import torch
 
 import tutti
 import zoo
+from cases import crossed
 from tutti.plan.planner import Planner
 from tutti.run.simulated.dryrun import dry_run
 from tutti.run.simulated.memory_picture import courses, save_memory
@@ -18,8 +19,7 @@ def graph():
     return tutti.capture(model, zoo.tokens(), torch.optim.AdamW(model.parameters()))
 
 
-@pytest.mark.parametrize("level", ["O0", "O2"])
-@pytest.mark.parametrize(("name", "count"), CASES)
+@pytest.mark.parametrize("name, count, level", crossed(CASES, ["O0", "O2"]))
 def test_the_highest_point_is_the_peak(graph, name, count, level, tmp_path):
     cluster = tutti.Cluster.parse("h100:4")
     made = dry_run(graph, Planner(graph, cluster, accumulate=count).named(name), cluster, level)
