@@ -421,6 +421,13 @@ class Step:
 
     # -- what one can ask ------------------------------------------------------------------------------------------
 
+    def __repr__(self) -> str:
+        name, more = type(self.model).__name__, f", {self.accumulate} microbatches" if self.accumulate > 1 else ""
+        return (
+            f"Step({name} with {type(self.optimizer).__name__}, plan {self._plan.name or dict(self._plan.mesh)} on "
+            f"{self.cluster}, level {self.level}{more}, {len(self.graph.calls)} operators, {self.steps} steps done)"
+        )
+
     @property
     def plan(self) -> Plan:
         """What runs, with its prediction: simulated now, where the plan was not searched for this cluster."""
