@@ -72,7 +72,7 @@ def function(
     cluster, plan, level, pins, budget, seed: as for `tutti.parallelize`. Plans with a pipeline are for `parallelize`.
         A function of a store that lies on a mesh already is planned for that mesh and for the layouts that are there.
 
-    Raises ValueError for what cannot be captured (docs/capture.md), and plans that do not fit.
+    Raises ValueError for what cannot be captured (docs/guide/capture.md), and plans that do not fit.
     """
     return Function(f, args, kwargs, store or Store(), cluster, plan, level, pins, budget, seed)
 
