@@ -51,6 +51,8 @@ def plain(text: str) -> str:
         elif line.startswith("\u2502"):
             inner = line.strip("\u2502").rstrip()
             lines += [] if set(inner.strip()) <= {"\u2500"} else ["  " + inner.removeprefix(" ")]
+        elif len(line) > 20 and set(line.strip()) == {"-"}:  # a box of a terminal without Unicode
+            lines[-1] = lines[-1].strip() if lines[-1].endswith(".") else f"{lines[-1].strip()}:"
         elif not line.startswith("\u2570"):
             lines.append(line.rstrip())
     return "\n".join(lines).replace("\u2022", "-").strip() + "\n"

@@ -32,12 +32,20 @@ DTYPES = (torch.float32, torch.bfloat16)  # of which a function is traced in dif
 
 @dataclass(frozen=True)
 class Pattern:
-    """A function of tensors, then of numbers, in two forms.
+    """A function as models write it, and its replacement. Both take tensors, then numbers.
 
-    operator: what stands in its place. shapes: of the tensors, as an example. anchor: the rarest of the reference's
-    operators. learned: tensors that may have gradients; together: all of them or none. reused: one of them that models
-    read again later; then `reusing` is the replacement, which returns that tensor, too. labels: tensors of int64.
-    numbers: how many.
+    name: shown by `tutti patterns`.
+    operator: name of the fused operator.
+    reference: the function as models write it.
+    replacement: the function that replaces it.
+    shapes: example shapes of the tensors.
+    anchor: the rarest operator of the reference.
+    learned: indices of tensors that may need gradients.
+    together: either all or none of them need gradients.
+    reused: index of a learned tensor that models read again later.
+    reusing: replacement in that case, which also returns that tensor.
+    labels: indices of int64 tensors.
+    numbers: how many numbers follow the tensors.
     """
 
     name: str

@@ -28,8 +28,8 @@ class Collective(NamedTuple):
 class Program:
     """A graph of local operators and collectives with named inputs and outputs. `print(program)` lists them.
 
-    inputs, outputs: name -> (layout, spec of the whole tensor). regions: parts in which what lies between its
-    communications is to be computed (`lower.regions`).
+    inputs, outputs: name -> (layout, spec of the whole tensor).
+    regions: number of parts in which regions between collectives are computed (`lower.regions`).
     """
 
     graph: fx.Graph
