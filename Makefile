@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test proofs lint clean
+.PHONY: demo test proofs lint docs clean
 
 demo: .venv/train.done
 	$(BIN)/tutti train runs/demo.toml
@@ -18,6 +18,9 @@ lint: .venv/dev.done
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+docs: .venv/docs.done
+	$(BIN)/mkdocs build --strict
 
 .venv/%.done: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -54,11 +54,11 @@ def test_data_parallel_plans_that_the_batch_leaves_out_are_told(model, capsys):
     assert "a batch of 2 does not divide over 4 devices: axes of so many split something else (one of 4 would)" in out
 
 
-def test_known_clusters_are_in_the_help_and_in_the_readme(capsys):
+def test_known_clusters_are_in_the_help_and_in_the_documents(capsys):
     with pytest.raises(SystemExit):
         cli.main(["plan", "--help"])
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
-    for text in (capsys.readouterr().out, readme):
+    page = (Path(__file__).parents[1] / "docs/guide/plans.md").read_text()
+    for text in (capsys.readouterr().out, page):
         assert all(re.search(rf"\b{name}\b(?!:)", text) for name in PRESETS)
 
 

@@ -8,16 +8,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tutti.check.user import rule as rule
     from tutti.cluster import Cluster as Cluster
+    from tutti.cluster import register_device as register_device
     from tutti.graph.capture import capture as capture
     from tutti.graph.loop_capture import cond as cond
     from tutti.graph.loop_capture import scan as scan
     from tutti.graph.loop_capture import while_loop as while_loop
     from tutti.graph.optimizers import register_optimizer as register_optimizer
+    from tutti.graph.pattern_table import register_pattern as register_pattern
+    from tutti.graph.patterns import Pattern as Pattern
     from tutti.graph.step_graph import StepGraph as StepGraph
     from tutti.plan.layout import Layout as Layout
     from tutti.plan.pin import pin as pin
     from tutti.plan.plan import Plan as Plan
     from tutti.plan.random import random_plan as random_plan
+    from tutti.plan.schedule import register_schedule as register_schedule
+    from tutti.plan.slots import Slot as Slot
     from tutti.run.checkpoint.checkpoints import Checkpoints as Checkpoints
     from tutti.run.function import Function as Function
     from tutti.run.function import function as function
@@ -34,7 +39,9 @@ NAMES = {
     "Cluster": "tutti.cluster",
     "Function": "tutti.run.function",
     "Layout": "tutti.plan.layout",
+    "Pattern": "tutti.graph.patterns",
     "Plan": "tutti.plan.plan",
+    "Slot": "tutti.plan.slots",
     "Step": "tutti.run.step",
     "Store": "tutti.run.store",
     "StepGraph": "tutti.graph.step_graph",
@@ -47,7 +54,10 @@ NAMES = {
     "parallelize": "tutti.run.step",
     "pin": "tutti.plan.pin",
     "random_plan": "tutti.plan.random",
+    "register_device": "tutti.cluster",
     "register_optimizer": "tutti.graph.optimizers",
+    "register_pattern": "tutti.graph.pattern_table",
+    "register_schedule": "tutti.plan.schedule",
     "rule": "tutti.check.user",
     "scan": "tutti.graph.loop_capture",
     "while_loop": "tutti.graph.loop_capture",

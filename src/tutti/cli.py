@@ -30,29 +30,33 @@ class Verb:
 
 
 VERBS = {
-    "train": Verb("tutti.train.command:train", "train a model as a config file says", raw=True, extra="train"),
-    "eval": Verb("tutti.train.evaluate:evaluate", "loss of a checkpoint on held-out text", extra="train"),
-    "generate": Verb("tutti.train.generate:generate", "continue a text with a trained model", extra="train"),
-    "export": Verb("tutti.train.export:command", "a checkpoint as a model of transformers", extra="train"),
+    "train": Verb(
+        "tutti.train.command:train", "train a language model as described by a config file", raw=True, extra="train"
+    ),
+    "eval": Verb("tutti.train.evaluate:evaluate", "compute the loss of a checkpoint on held-out text", extra="train"),
+    "generate": Verb("tutti.train.generate:generate", "generate text with a trained model", extra="train"),
+    "export": Verb("tutti.train.export:command", "export a checkpoint as a transformers model", extra="train"),
     "plan": Verb(
         "tutti.run.commands.plan:plan",
         "plan for any cluster; explain and compare plans",
         raw=True,
         extra="train",
     ),
-    "dryrun": Verb("tutti.run.commands.dryrun:dryrun", "a step's time and memory, before it is run", extra="train"),
+    "dryrun": Verb("tutti.run.commands.dryrun:dryrun", "predict the time and memory of a step", extra="train"),
     "diagnose": Verb(
-        "tutti.run.commands.diagnose:diagnose", "what is slow in a run, and where its time goes", extra="train"
+        "tutti.run.commands.diagnose:diagnose",
+        "find slow ranks and links in a run, and show where time goes",
+        extra="train",
     ),
-    "calibrate": Verb("tutti.cluster.command:command", "measure this machine, for plans that run on it"),
-    "rules": Verb("tutti.check.command:show_rules", "how each operator can be split", extra="train"),
+    "calibrate": Verb("tutti.cluster.command:command", "measure this machine, so that predictions for it are accurate"),
+    "rules": Verb("tutti.check.command:show_rules", "show and check how each operator can be split", extra="train"),
     "patterns": Verb(
-        "tutti.run.commands.patterns:patterns", "which fused operators a model's step is made of", extra="train"
+        "tutti.run.commands.patterns:patterns", "show the fused operators in a model's step", extra="train"
     ),
-    "levels": Verb("tutti.run.commands.levels:show_levels", "what each level does to a step", extra="train"),
+    "levels": Verb("tutti.run.commands.levels:show_levels", "show what each level does to a step", extra="train"),
     "checkpoint": Verb("tutti.run.commands.checkpoint:checkpoint", "show, verify and compare checkpoints", raw=True),
-    "reshard": Verb("tutti.run.commands.checkpoint:reshard", "write a checkpoint anew for another plan"),
-    "run": Verb("tutti.run.launch:run", "start a script in several processes", raw=True),
+    "reshard": Verb("tutti.run.commands.checkpoint:reshard", "rewrite a checkpoint for another plan"),
+    "run": Verb("tutti.run.launch:run", "run a script in several processes", raw=True),
 }
 
 

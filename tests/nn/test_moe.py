@@ -100,9 +100,9 @@ def test_a_capacity_of_nothing_is_an_error():
         MoE(8, 12, 4, 2, capacity_factor=0)
 
 
-def test_the_readme_runs(capsys):
-    text = (Path(__file__).parents[2] / "README.md").read_text()
+def test_the_example_of_the_guide_runs(capsys):
+    text = (Path(__file__).parents[2] / "docs/guide/experts.md").read_text()
     (example,) = re.findall(r"```python\n(import torch, tutti\nfrom tutti\.nn import MoE.*?)```", text, re.DOTALL)
-    exec(compile(example, "README.md", "exec"), {"__name__": "readme"})
+    exec(compile(example, "experts.md", "exec"), {"__name__": "guide"})
     loss, kinds = capsys.readouterr().out.split(maxsplit=1)
     assert 0 < float(loss) < 2 and "all_to_all" in kinds

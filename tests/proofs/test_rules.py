@@ -153,14 +153,13 @@ def page(proven: dict[Any, Report], operators: Callable[[str], list]) -> str:
         [
             "# Operators that can be split\n",
             "Written by `make proofs` (tests/proofs/test_rules.py), not by hand.\n",
-            f"{len(rows)} operators have a rule, {sum(t in LOCAL for t in proven)} of them with a computation of their "
-            f"own for what is split. {samples:,} calls were drawn at random and split in {cases:,} ways that the rules "
-            f"allow: the parts, put together, were the whole each time. {forbidden:,} times something was tried that "
-            f"they forbid: it failed or gave other numbers. {len(counts)} models use no operator without a proven "
-            "rule.\n",
-            "The notation is told in [rules/rule.py](../src/tutti/rules/rule.py); `tutti rules --check` proves rules "
-            "anew.\n",
-            *_table(("operator", "rule", "computation of its own", "split cases"), sorted(rows)),
+            f"{len(rows)} operators have a rule, {sum(t in LOCAL for t in proven)} of them with a local computation "
+            f"for split factors. {samples:,} random calls were split in {cases:,} ways that the rules allow. The "
+            f"joined parts equaled the whole each time. {forbidden:,} forbidden splits were tried, too: each "
+            f"failed or gave other numbers. {len(counts)} models use no operator without a proven rule.\n",
+            "[Add an operator rule](extend/operator.md) explains the notation. `tutti rules --check` proves rules "
+            "again.\n",
+            *_table(("operator", "rule", "local computation", "split cases"), sorted(rows)),
             "",
             "A training step of each model (forward, backward, clipping and AdamW), tiny:\n",
             *_table(("model", "operators", "calls"), counts),

@@ -16,7 +16,7 @@ import zoo
 from cases import slow
 from tutti.graph.step_graph import Spec
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs/tutorial/laptop-cluster.md"
 
 
 def make(
@@ -353,16 +353,16 @@ def test_ranks_train_one_model_on_one_batch(pool):
         assert found == pytest.approx(expected, rel=1e-5)
 
 
-def losses_of_the_readme() -> list[float]:
-    """The script of the README without `cluster`, which is then made of the processes."""
-    (script,) = re.findall(r"```python\n(import torch, transformers.*?)```", README.read_text(), re.DOTALL)
+def losses_of_the_tutorial() -> list[float]:
+    """The script of the page without `cluster`, which is then made of the processes."""
+    (script,) = re.findall(r"```python\n(import torch, transformers.*?)```", PAGE.read_text(), re.DOTALL)
     names: dict = {}
     exec(script.replace('cluster="cpu:4", ', ""), names)
     return [names["step"](names["batch"]).item()]
 
 
-def test_the_script_of_the_readme_runs_in_processes(pool):
-    first, *others = pool.run(losses_of_the_readme)
+def test_the_script_of_the_tutorial_runs_in_processes(pool):
+    first, *others = pool.run(losses_of_the_tutorial)
     assert 6 < first[0] < 8, "about log 1024"
     assert others == [first] * 3
 

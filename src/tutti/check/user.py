@@ -26,29 +26,30 @@ def rule(
     samples: Callable | None = None,
     check: bool | None = None,
 ) -> Callable[[F], F]:
-    """Say how an operator of `torch.library` can be split, in the notation of `tutti.rules.rule`.
+    """Register how an operator of `torch.library` can be split, in the notation of `tutti.rules.rule`.
 
         tutti.rule("mylib::fused_op", "b s d, d e -> b s e")
 
-    A notation with factors marked `@` or `*` needs a computation of its own, which then stands below; it is given a
-    `Here` (see `tutti.lower.here`) and the operator's arguments with local tensors, which are contiguous:
+    A notation with factors marked `@` or `*` needs a local computation, written below the rule. It is called with a
+    `Here` (see `tutti.lower.here`) and the operator's arguments with contiguous local tensors:
 
         @tutti.rule("mylib::embed", "v* h, b -> b h")
         def embed_own_rows(here, table, ids): ...
 
-    Above the operator's own definition, `@tutti.rule(...)` registers both at once. Opaque Python functions become
-    operators by `torch.library.custom_op`.
+    `@tutti.rule(...)` may also stand above the definition of the operator. `torch.library.custom_op` makes an operator
+    of any Python function.
 
     operator: "namespace::name" or "namespace::name.overload", or the overload itself.
-    sends: what the computation of its own exchanges, as (collective, local bytes); without it the planner takes that to
-        be free.
-    samples: a function of a `tutti.check.samples.Draw` that returns (args, kwargs) of a call; by default floats of the
-        shapes that the notation says, for operators whose other arguments have defaults.
-    check: hold the rule against samples now; by default where the environment sets TUTTI_DEBUG=1.
+    notation: the rule.
+    sends: what the local computation sends, as (collective, bytes of the operand on a rank). Without it, the planner
+        assumes that it is free.
+    samples: a function of a `tutti.check.samples.Draw` that returns (args, kwargs) of a call. By default, calls with
+        floats of the shapes in the notation, if the other arguments have defaults.
+    check: prove the rule on samples now; by default if the environment sets TUTTI_DEBUG=1.
 
-    Raises ValueError where the notation is malformed or contradicts the operator, the computation of its own cannot be
-    called, or the operator is unknown or has another rule; AssertionError, with the smallest sample found, where a
-    checked rule is wrong. Warns of a rule that was not registered, as nothing stands below that it was waiting for.
+    Raises ValueError if the notation is malformed or contradicts the operator, if the local computation has the wrong
+    arguments, or if the operator is unknown or has another rule. Raises AssertionError, with the smallest sample found,
+    if a checked rule is wrong. Warns about a rule that was not registered because nothing follows it.
     """
     known = read(notation)
     checked = os.environ.get("TUTTI_DEBUG", "0") not in ("", "0") if check is None else check

@@ -28,10 +28,11 @@ MOST_SLICES = 16  # assumed: of the inner dim, between units (split-k)
 
 @dataclass(frozen=True)
 class Outer:
-    """What a device has outside of its memory: its part of the host, or of a disk.
+    """Memory outside a device: its share of the host's memory, or of a disk.
 
-    memory: bytes, 0 where nothing is kept there. link: bytes/s each way between the two. bandwidth: bytes/s that an
-    update reads and writes there.
+    memory: bytes; 0 if nothing can be stored there.
+    link: bytes/s in each direction between the two.
+    bandwidth: bytes/s that an update reads and writes there.
     """
 
     memory: float
@@ -46,21 +47,23 @@ ANY_DISK = Outer(2**40, 1e9, 1e9, "assumed: an NVMe disk of 1 TiB")
 
 @dataclass(frozen=True)
 class Device:
-    """One accelerator, or the cores that one process uses.
+    """An accelerator, or the cores of one process.
 
-    peak: FLOP/s of matrix products by dtype name ("float32", "bfloat16", ...), without sparsity.
-    memory: bytes. bandwidth: bytes/s of memory, reads and writes together.
-    efficiency: share of the peak that large matrix products reach, by dtype name; 1 where it is not given. Of other
-    work by "attention float32", ...; the matrix products' where it is not given.
-    overhead: seconds to launch one operator. source: where the figures come from.
-    units: multiprocessors that work on tiles of a matrix product (`TILES`); 0 where products are not cut so.
+    peak: FLOP/s of dense matrix products by dtype name ("float32", "bfloat16", ...).
+    memory: bytes.
+    bandwidth: bytes/s of the memory, reads and writes together.
+    efficiency: share of the peak that large matrix products reach, by dtype name; 1 if it is missing. Other work has
+        keys such as "attention float32", which default to those of matrix products.
+    overhead: seconds to launch one operator.
+    source: where the figures come from.
+    units: multiprocessors that work on tiles of a matrix product (`TILES`); 0 if products are not tiled.
     products: measured seconds of matrix products by dtype name, without the overhead.
-    transposed: how many times longer a product takes whose first operand lies transposed, as in the gradient of a
-      weight, by dtype name.
+    transposed: by dtype name, the slowdown of a product whose first operand is transposed in memory, as in the
+        gradient of a weight.
     streams: measured seconds over bytes (read and written), without the overhead, by "family dtype".
-    beside: what there is outside of its memory; where it is not given, something that is assumed (`outside`).
-    overlaps: whether it computes on at its speed while collectives are under way; where nothing is said all do but
-      CPUs, whose cores carry the bytes themselves.
+    beside: memory outside the device; None assumes something typical (`outside`).
+    overlaps: whether it computes at full speed while collectives run. None: all devices do except CPUs, whose cores
+        carry the bytes themselves.
     """
 
     name: str
@@ -176,20 +179,20 @@ class Way:
 
 @dataclass(frozen=True)
 class Link:
-    """What joins the members of one level of a cluster.
+    """The connection between the members of one level of a cluster.
 
-    bandwidth: bytes/s that one device (with `ports`: one port) can send while it also receives as much.
-    latency: seconds a message. efficiency: share of the bandwidth that collectives reach.
+    bandwidth: bytes/s that one device (with `ports`: one port) sends while it receives as much.
+    latency: seconds per message.
+    efficiency: share of the bandwidth that collectives reach.
     source: where the figures come from.
     kind: "switch": any member reaches any other at full bandwidth (NVSwitch, InfiniBand and RoCE rails, a fat tree).
-      "ring": each member has links to two neighbours, which share its bandwidth; rings on levels next to each
-      other are a torus. "mesh": each member has a link to each other one, which share its bandwidth.
-    oversubscription: how many times more bytes the devices below can send than the level carries, as in a fat tree
-      with fewer links upwards than downwards.
-    ports: of each member, shared by the devices inside it; 0 where each device has its own ("rails").
-    ways: how the backend sends; where empty by ring, tree or hierarchy, with this latency.
-    measured: seconds over bytes that each rank sends, by collective and ranks, as (kind, ranks, curve): used for
-      groups on this level alone, instead of formulas.
+        "ring": each member has links to two neighbors, which share its bandwidth; rings on adjacent levels form a
+        torus. "mesh": each member has a link to each other member, which share its bandwidth.
+    oversubscription: ratio of the bytes that the devices below can send to those that the level carries.
+    ports: ports of each member, shared by its devices; 0 if each device has its own ("rails").
+    ways: algorithms and protocols of the backend; if empty, ring, tree or hierarchy with this latency.
+    measured: seconds over bytes that each rank sends, as (kind, ranks, curve); used instead of formulas for groups on
+        this level alone.
     """
 
     bandwidth: float

@@ -5,6 +5,8 @@ Peaks are of dense matrix products. Links are one-way: what a datasheet sums ove
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -237,3 +239,24 @@ _WIRED: dict[str, tuple[tuple[tuple[int, Link], ...], Link, str]] = {
     "ascend-910b": (((8, HCCS2),), ROCE200, ""),
 }
 PRESETS = {d.name: Preset(d, *_WIRED[d.name]) for d in DEVICES}
+
+
+def register_device(device: Device, *, inside: Sequence[tuple[int, Link]], between: Link, model: str = "") -> None:
+    """Register a device, so that `cluster="<device.name>:16x8"` names a cluster of it.
+
+    Args:
+        device: its figures. A name that begins with "cpu" is one whose memory is the host's.
+        inside: (members, link) of each level of a node, innermost first.
+        between: the link between nodes.
+        model: a regular expression for the name that `torch.cuda.get_device_name()` returns. Where it matches,
+            `cluster="auto"` uses this device.
+
+    Raises ValueError for a name that is taken, or that `tutti.Cluster.parse` cannot read.
+    """
+    if not re.fullmatch(r"[\w.-]+", device.name) or device.name.endswith(".json"):
+        raise ValueError(f"device {device.name!r}: a name is letters, digits, '.', '_' and '-'")
+    if device.name in PRESETS:
+        raise ValueError(f"there is a device {device.name!r} already")
+    if not inside or any(members < 1 for members, _ in inside):
+        raise ValueError(f"device {device.name!r}: a node needs levels of at least one member, not {inside!r}")
+    PRESETS[device.name] = Preset(device, tuple(inside), between, model)

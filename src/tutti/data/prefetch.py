@@ -18,14 +18,13 @@ AHEAD = 2  # one being taken, one being made
 
 
 class Prefetch(Iterator[Any]):
-    """`make(step)` of each of some steps, in their order, `ahead` of them at most made before they are asked for; once.
+    """An iterator over `make(step)` for each step, in order. A thread makes up to `ahead` batches in advance.
 
-    What `make` raises is raised where the batch of that step is asked for; StopIteration, which would end the loop, as
-    a RuntimeError. Where there is a GPU the tensors of a batch, in dicts, lists and tuples, lie in pinned memory, from
-    which they are copied without the CPU waiting.
+    An error in `make` is raised when the batch of that step is requested (StopIteration as RuntimeError). If there is a
+    GPU, the tensors of a batch are in pinned memory, which allows asynchronous copies.
 
-    waited: seconds of the last `next`: the exposed time of the data. late: how many batches were not ready when they
-    were asked for.
+    waited: seconds that the last `next` took.
+    late: how many batches were not ready when they were requested.
 
     >>> batches = Prefetch(lambda step: {"x": torch.full((2,), step)}, range(3))
     >>> [batch["x"].tolist() for batch in batches]

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tutti.graph.patterns import Pattern
+from tutti.graph.patterns import Pattern, check_pattern
 from tutti.nn.glu import glu
 from tutti.nn.linear_cross_entropy import linear_cross_entropy
 from tutti.nn.rms_norm import rms_norm, rms_norm_and_input
@@ -102,7 +102,7 @@ def _linear_loss(dims: int, biased: bool, upcast: str, reduction: str) -> Patter
                    aten._log_softmax.default, learned=(0, 1, 3) if biased else (0, 1), labels=(2,))  # fmt: skip
 
 
-PATTERNS: tuple[Pattern, ...] = (
+PATTERNS: list[Pattern] = [
     _norm(_llama_norm),
     _norm(_t5_norm),
     _norm(_gemma_norm, offset=1.0, wide=True),
@@ -115,4 +115,14 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern("tanh GELU", "aten::gelu", _gelu_new, _gelu_tanh, ((2, 4, 6),), aten.tanh.default, learned=(0,)),
     *(_gated(name) for name in ACTIVATED),
     *(_linear_loss(*options) for options in product((3, 2), (False, True), ("early", "late", ""), ("mean", "sum"))),
-)  # fmt: skip
+]  # fmt: skip
+
+
+def register_pattern(pattern: Pattern) -> None:
+    """Search the steps that are captured from now on for a pattern, after those that are in the table already.
+
+    Raises ValueError if the reference does not contain the anchor, or if results or gradients of the replacement differ
+    from those of the reference on random float32 operands of the example shapes.
+    """
+    check_pattern(pattern)
+    PATTERNS.append(pattern)

@@ -32,12 +32,20 @@ DTYPES = (torch.float32, torch.bfloat16)  # of which a function is traced in dif
 
 @dataclass(frozen=True)
 class Pattern:
-    """A function of tensors, then of numbers, in two forms.
+    """A function as models write it, and its replacement. Both take tensors, then numbers.
 
-    operator: what stands in its place. shapes: of the tensors, as an example. anchor: the rarest of the reference's
-    operators. learned: tensors that may have gradients; together: all of them or none. reused: one of them that models
-    read again later; then `reusing` is the replacement, which returns that tensor, too. labels: tensors of int64.
-    numbers: how many.
+    name: shown by `tutti patterns`.
+    operator: name of the fused operator.
+    reference: the function as models write it.
+    replacement: the function that replaces it.
+    shapes: example shapes of the tensors.
+    anchor: the rarest operator of the reference.
+    learned: indices of tensors that may need gradients.
+    together: either all or none of them need gradients.
+    reused: index of a learned tensor that models read again later.
+    reusing: replacement in that case, which also returns that tensor.
+    labels: indices of int64 tensors.
+    numbers: how many numbers follow the tensors.
     """
 
     name: str
@@ -60,6 +68,35 @@ class Pattern:
                 if self.reused in learns:
                     yield learns, (self.reused,)
                 yield learns, ()
+
+
+def check_pattern(pattern: Pattern) -> None:
+    """ValueError if the reference lacks the anchor, or if the replacement gives other numbers on random operands."""
+    specs = tuple(Spec(s, torch.int64 if i in pattern.labels else torch.float32) for i, s in enumerate(pattern.shapes))
+    numbers = HOLES[: pattern.numbers]
+    traced = joint(pattern.reference, specs, numbers, pattern.learned, (), torch.device("cpu"))
+    found = dict.fromkeys(n.target for n in traced.forward)
+    if pattern.anchor not in found:
+        raise ValueError(f"{pattern.name}: the reference has no {pattern.anchor}; it has {', '.join(map(str, found))}")
+    generator = torch.Generator().manual_seed(0)
+
+    def operands() -> list[torch.Tensor]:
+        generator.manual_seed(0)
+        made = [torch.randn(s.shape, generator=generator) for s in specs]
+        made = [x.abs().long() if i in pattern.labels else x for i, x in enumerate(made)]
+        return [x.requires_grad_() if i in pattern.learned else x for i, x in enumerate(made)]
+
+    def results(function: Callable) -> list[torch.Tensor]:
+        given = operands()
+        made = function(*given, *numbers)
+        made = list(made) if isinstance(made, tuple) else [made]
+        learned = [given[i] for i in pattern.learned]
+        grads = torch.autograd.grad([x.square().sum() for x in made if x.requires_grad], learned, allow_unused=True)
+        return [x.detach() for x in made] + [torch.zeros(()) if g is None else g for g in grads]
+
+    for ours, theirs in zip(results(pattern.replacement), results(pattern.reference), strict=True):
+        if ours.shape != theirs.shape or not torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5):
+            raise ValueError(f"{pattern.name}: the replacement gives other results or gradients than the reference")
 
 
 def fuse_patterns(graph: fx.Graph, patterns: Sequence[Pattern], device: torch.device) -> Counter[str]:

@@ -74,9 +74,12 @@ class Spec:
         return None
 
 
-@dataclass
+@dataclass(repr=False)
 class StepGraph:
-    """One training step (or a part of it) as a functional graph. See the module's docstring for the names."""
+    """One training step (or a part of it) as a functional graph. See the module's docstring for the names.
+
+    `print(graph)` lists inputs, operators by phase, and outputs.
+    """
 
     graph: fx.Graph
     inputs: dict[str, fx.Node]
@@ -87,6 +90,22 @@ class StepGraph:
     guards: Guards = field(default_factory=Guards)  # values of the batch for which alone this is the graph, at capture
     checks: dict[str, str] = field(default_factory=dict)  # what failed, by output, at capture
     counts: dict[str, list[str]] = field(default_factory=dict)  # parameters by the input that counts their updates
+
+    def __repr__(self) -> str:
+        counts = f"{len(self.calls)} operators, {len(self.inputs)} inputs, {len(self.outputs)} outputs"
+        return f"StepGraph({counts}, {self.flops:.3g} FLOP)"
+
+    def __str__(self) -> str:
+        from tutti.graph import text
+
+        written = [repr(self), "inputs"]
+        written += text.columns(
+            (f"%{node.name}", text.described(node.meta["val"]), name) for name, node in self.inputs.items()
+        )
+        for phase in (FORWARD, BACKWARD, UPDATE):
+            if calls := [node for node in self.calls if node.meta["phase"] == phase]:
+                written += [phase, *text.lines(calls, {})]
+        return "\n".join([*written, "outputs", *text.columns((f"%{x.name}", name) for name, x in self.outputs.items())])
 
     @property
     def nodes(self) -> list[fx.Node]:

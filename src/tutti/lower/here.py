@@ -14,7 +14,7 @@ from tutti.rules.rule import REDUCTIONS, Rule
 
 
 class Here:
-    """Given to the local computations registered beside the rules."""
+    """The place of a local computation: which part of the whole this rank has, and collectives with its peers."""
 
     def __init__(self, rule: Rule, choices: Choices, outputs: list[Layout], shapes: list[tuple[int, ...]],
                  mesh: Mesh, where: Mapping[str, int]):  # fmt: skip
@@ -24,7 +24,7 @@ class Here:
 
     @property
     def situation(self) -> tuple:
-        """All else that it may depend on."""
+        """Everything else that the computation may depend on."""
         choices = tuple(sorted(self._choices.items()))
         return (
             self._rule.notation,
@@ -56,26 +56,26 @@ class Here:
         return rank
 
     def _known(self, factor: str) -> str:
-        """The factor itself; ValueError where the rule has none of this name."""
+        """The factor itself. Raises ValueError if the rule has no factor of this name."""
         if factor not in self._rule.sizes:
             known = ", ".join(map(repr, self._rule.sizes))
             raise ValueError(f"no factor {factor!r} in rule {self._rule.notation!r}; there are {known}")
         return factor
 
     def axes(self, factor: str) -> list[str]:
-        """The axes that split a factor, outermost first; none split what the rule does not name."""
+        """The axes that split a factor, outermost first. Empty if none does."""
         held = [(c.outer, axis) for axis, c in self._choices.items() if c.factor == factor]
         return [axis for _, axis in sorted(held)]
 
     def size(self, factor: str) -> int:
-        """How much of the factor this rank has."""
+        """The size of this rank's part of a factor."""
         size = self._rule.sizes[self._known(factor)]
         for axis in self.axes(factor):
             size //= self._mesh[axis]
         return size
 
     def offset(self, factor: str) -> int:
-        """Where this rank's part of the factor begins. The part is contiguous: the factor's splits are not strided."""
+        """The start of this rank's part of a factor. The part is contiguous: the factor's splits are not strided."""
         self.asked_where = True
         offset, inside = 0, 1
         for axis in self.axes(self._known(factor)):
@@ -85,7 +85,7 @@ class Here:
         return offset
 
     def all_reduce(self, x: torch.Tensor, factor: str, op: str) -> torch.Tensor:
-        """Combine over all ranks that hold parts of the factor, by "sum", "avg", "max" or "min"."""
+        """Combine over all ranks that share a factor, by "sum", "avg", "max" or "min"."""
         if op not in REDUCTIONS:
             raise ValueError(f"no operation {op!r} combines the parts of {factor!r}; there are {', '.join(REDUCTIONS)}")
         for axis in self.axes(self._known(factor)):
@@ -93,30 +93,32 @@ class Here:
         return x
 
     def all_gather(self, x: torch.Tensor, factor: str) -> torch.Tensor:
-        """What each rank that holds a part of the factor has, in the order of the parts: (parts, *x)."""
+        """Stack x of all ranks that share a factor, in the order of their parts: (parts, *x)."""
         x = x.unsqueeze(0)
         for axis in reversed(self.axes(self._known(factor))):
             x = all_gather(x, axis, self._mesh[axis]).flatten(0, 1)
         return x
 
     def shift(self, x: torch.Tensor, factor: str, by: int, edge: float | None = 0.0) -> torch.Tensor:
-        """What the holder of the part `by` places before holds; beyond the first and last part there is `edge`
-        everywhere, or, where it is None, the other end."""
+        """The x of the rank whose part is `by` places before.
+
+        Beyond the first and last part, the result is filled with `edge`, or comes from the other end if `edge` is None.
+        """
         return shift(x, " ".join(self.axes(self._known(factor))), f"{by} {'wrap' if edge is None else edge}")
 
     def parts(self, factor: str) -> int:
-        """Into how many parts the factor is split."""
+        """The number of parts of a factor."""
         return prod(self._mesh[axis] for axis in self.axes(factor))
 
     def part(self, factor: str) -> int:
-        """Which of them this rank holds."""
+        """The number of this rank's part."""
         self.asked_where, place = True, 0
         for axis in self.axes(self._known(factor)):
             place = place * self._mesh[axis] + self._where[axis]
         return place
 
     def coordinates(self, factor: str, part: int) -> dict[str, int]:
-        """Where on its axes a part of the factor lies."""
+        """The position of a part on each axis that splits the factor."""
         where = {}
         for axis in reversed(self.axes(factor)):
             part, where[axis] = divmod(part, self._mesh[axis])
@@ -128,7 +130,7 @@ class Here:
         return layout.digits(0, self._rule.sizes[factor], self._mesh)
 
     def select(self, x: torch.Tensor, dim: int, factor: str, part: int) -> torch.Tensor:
-        """Of a dim that is whole, what corresponds to a part of the factor."""
+        """The slice of a whole dim that corresponds to a part of the factor."""
         where, digits = self.coordinates(factor, part), self.digits(factor)
         local = (*x.shape[:dim], self.size(factor), *x.shape[dim + 1 :])
         x = x.unflatten(dim, [size for size, _ in digits])

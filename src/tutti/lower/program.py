@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torch import fx
 
+from tutti.graph import text
 from tutti.graph.step_graph import Call, Spec
 from tutti.lower.collectives import COLLECTIVES, parse_shift, peer
 from tutti.plan.layout import Layout, Mesh
@@ -23,12 +24,12 @@ class Collective(NamedTuple):
     label: str  # of the operator that made what is sent
 
 
-@dataclass
+@dataclass(repr=False)
 class Program:
-    """A graph of local operators and collectives with named inputs and outputs.
+    """A graph of local operators and collectives with named inputs and outputs. `print(program)` lists them.
 
-    inputs, outputs: name -> (layout, spec of the whole tensor). regions: parts in which what lies between its
-    communications is to be computed (`lower.regions`).
+    inputs, outputs: name -> (layout, spec of the whole tensor).
+    regions: number of parts in which regions between collectives are computed (`lower.regions`).
     """
 
     graph: fx.Graph
@@ -37,6 +38,30 @@ class Program:
     inputs: dict[str, tuple[Layout, Spec]]
     outputs: dict[str, tuple[Layout, Spec]]
     regions: int = 1
+
+    def __repr__(self) -> str:
+        calls = sum(node.op == "call_function" for node in self.graph.nodes)
+        mesh = "x".join(f"{axis}{n}" for axis, n in self.mesh.items())
+        return f"Program(rank {self.rank} of {mesh}, {calls} operators, {len(self.collectives)} collectives)"
+
+    def __str__(self) -> str:
+        def local(layout: Layout, spec: Spec) -> str:
+            return text.described(Spec(tuple(layout.local_shape(spec.shape, self.mesh)), spec.dtype))
+
+        places = [node for node in self.graph.nodes if node.op == "placeholder"]
+        inputs = [
+            (f"%{node.name}", local(layout, spec), str(layout), name)
+            for node, (name, (layout, spec)) in zip(places, self.inputs.items(), strict=True)
+        ]
+        notes = {}
+        for node in self.graph.nodes:
+            if node.target in COLLECTIVES:
+                sent = self.collective(node)
+                notes[node] = f"{sent.kind} over {sent.axis}, {sent.bytes} bytes sent, for {sent.label}"
+        outputs = [(local(layout, spec), str(layout), name) for name, (layout, spec) in self.outputs.items()]
+        return "\n".join([repr(self), "inputs (local shape, layout)", *text.columns(inputs),
+                          "operators", *text.lines(self.graph.nodes, notes),
+                          "outputs (local shape, layout)", *text.columns(outputs)])  # fmt: skip
 
     @property
     def collectives(self) -> list[Collective]:

@@ -25,10 +25,12 @@ class Pin:
 
 
 def pin(pattern: str, *, dim: int | None, axis: str, outer: int = 1) -> Pin:
-    """Fix how parameters are stored: `pins=[tutti.pin("model.layers.*.mlp.up_proj.weight", dim=0, axis="tp")]`.
+    """Fix the layout of parameters: `pins=[tutti.pin("model.layers.*.mlp.up_proj.weight", dim=0, axis="tp")]`.
 
-    pattern: of parameter names, with `*` and `?`, or as plans call layers of a kind (`h.1-11.weight`).
-    dim: that the axis splits; None for none. outer: blocks outside a strided split (3 for a fused qkv).
+    pattern: of parameter names, with `*` and `?`, or the name of a kind of layer as in plans (`h.1-11.weight`).
+    dim: the dim that the axis splits; None keeps the parameter whole along the axis.
+    axis: the mesh axis.
+    outer: number of blocks inside each of which the dim is split (3 for a fused qkv).
     """
     return Pin(pattern, axis, R if dim is None else Split(dim, outer))
 

@@ -21,14 +21,21 @@ PIPELINE = "pp"  # the mesh axis of a pipeline, the outermost
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a plan is expected to cost, per step and rank: what became of its Programs on a clock.
+    """The predicted cost of a plan, per step and rank, from simulating its programs.
 
-    compute_seconds: in which a rank computes. communication_seconds: in which it waits for others.
-    communication_bytes: sent by one rank. fraction_of_peak: of the devices' FLOP/s, with the work of the whole model.
-    peak_bytes: of memory, and bytes_by_kind of what. collectives: "all_reduce over dp" -> [number, bytes sent].
-    level: at which it runs. bubble_seconds: in which a rank waits for the other devices of a pipeline.
-    transfer_seconds: in which it waits for transfers between tiers. bytes_by_tier: at most, on tiers but the device.
-    hidden_seconds: in which collectives are under way while it computes.
+    step_seconds: duration of a step.
+    compute_seconds: time in which a rank computes.
+    communication_seconds: time in which it waits for communication.
+    communication_bytes: bytes that one rank sends.
+    fraction_of_peak: share of the devices' peak FLOP/s, counting the work of the whole model.
+    peak_bytes: peak memory.
+    bytes_by_kind: what the peak consists of.
+    collectives: "all_reduce over dp" -> [number, bytes sent].
+    level: the level that was simulated.
+    bubble_seconds: time in which a rank waits for other devices of a pipeline.
+    transfer_seconds: time in which it waits for transfers between tiers.
+    bytes_by_tier: peak memory on the other tiers.
+    hidden_seconds: time in which collectives run while it computes.
     """
 
     step_seconds: float
@@ -48,21 +55,22 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Plan:
-    """How each operator is split and where each input lies, by label.
+    """How each operator is split and how each input is laid out, by label.
 
     mesh: axis -> size, outermost first; ranks are numbered row-major.
-    inputs: label of an input -> its layout. Inputs that are not named are replicated.
-    operators: label of an operator -> axis -> choice. Operators that are not named are computed whole everywhere.
-    accumulate: microbatches whose gradients are summed before one update.
-    stages: path of a module, or name of a forward node, -> its stage of a pipeline (`plan.stages`) over the axis `pp`.
-    schedule: of the pipeline, by name (`plan.schedule`). slices: chunks of the sequence (`lower.unroll`).
-    again: labels of forward nodes that the backward pass computes again (`lower.recompute`).
-    tiers: labels of inputs, and of forward nodes whose results wait for the backward pass, that do not lie on the
-        device -> where they do (`plan.tier`).
-    copies: into which the batch is cut, so that one computes while another communicates (`lower.unroll`).
-    regions: parts in which what lies between communications is computed, to the same end (`lower.regions`).
-    durations: of each stage for a microbatch (`plan.slots`), as they were modelled: what `found` goes by.
-    reasons: in words, why this plan and not another.
+    inputs: label of an input -> its layout. Inputs that are not listed are replicated.
+    operators: label of an operator -> axis -> choice. Operators that are not listed run whole on every rank.
+    accumulate: microbatches per update.
+    stages: path of a module, or name of a forward node -> its pipeline stage (`plan.stages`), over the axis `pp`.
+    schedule: name of the pipeline's schedule (`plan.schedule`).
+    slices: chunks of the sequence (`lower.unroll`).
+    again: labels of forward nodes that the backward pass recomputes (`lower.recompute`).
+    tiers: label of an input, or of a forward node whose result waits for the backward pass -> the tier that stores it
+        (`plan.tier`).
+    copies: number of parts of the batch that overlap computation and communication (`lower.unroll`).
+    regions: number of parts of each region between collectives, for the same purpose (`lower.regions`).
+    durations: modeled seconds of each stage for a microbatch (`plan.slots`); the schedule `found` uses them.
+    reasons: in words, why this plan was chosen.
     """
 
     mesh: Mesh

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 def random_plan(graph: StepGraph | Step, cluster: Cluster | int, seed: int) -> Plan:
     """A plan drawn from all legal ones: any mesh of the cluster's devices, any choice for any operator.
 
-    graph: a StepGraph, or what `parallelize` returned. cluster: or just the number of devices.
+    graph: a StepGraph or a Step.
+    cluster: a cluster or a number of devices.
+    seed: equal seeds draw equal plans.
     """
     rng = Random(seed)
     graph = graph if isinstance(graph, StepGraph) else graph.graph

@@ -20,16 +20,76 @@ al. 2023 and, for the V, 2024: here their orders come out of a list scheduler th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tutti.plan.list_schedule import EQUAL, found, listed
-from tutti.plan.slots import Durations, Schedule, Slot
+from tutti.plan.slots import Durations, Schedule, Slot, clock
 
 SPLIT = ("zb-h1", "zb-v", "found")  # names with `W`
 CHUNKED = "seq1f1b"  # the name of that which takes the sequence in chunks
 COUNTED = ("interleaved", "found", CHUNKED)  # names that are followed by a number: of stages on each device, or chunks
 NAMES = ("gpipe", "1f1b", "interleaved", CHUNKED, *SPLIT)
+Maker = Callable[[int, int], Sequence[Sequence[Slot]]]  # (devices, microbatches) -> the slots of each device, in order
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A schedule added by `register_schedule`. See there for the fields."""
+
+    make: Maker
+    chunks: int
+    split: bool
+    place: Callable[[int, int], int]
+
+
+REGISTERED: dict[str, Registered] = {}
+
+
+def names() -> tuple[str, ...]:
+    """The names of all schedules, built-in and registered."""
+    return (*NAMES, *REGISTERED)
+
+
+def register_schedule(
+    name: str,
+    *,
+    chunks: int = 1,
+    split: bool = False,
+    place: Callable[[int, int], int] = lambda stage, devices: stage % devices,
+) -> Callable[[Maker], Maker]:
+    """Register a pipeline schedule, so that `plan="pp4-<name>"` runs it.
+
+    The decorated function returns the slots of each device in order of execution:
+
+    >>> @tutti.register_schedule("all-forward-first")
+    ... def all_forward_first(devices, microbatches):
+    ...     return [[Slot(kind, d, m) for kind in "FB" for m in range(microbatches)] for d in range(devices)]
+
+    A slot, `tutti.Slot(kind, stage, microbatch)`, is the forward pass ("F") or backward pass ("B") of one stage for one
+    microbatch. Each one occurs exactly once. A schedule is checked when it is made for a number of devices and
+    microbatches: ValueError if a slot is missing, repeated or on the wrong device, or if devices wait for each other.
+
+    Args:
+        name: lower-case letters (except "x", which joins the parts of a plan's name), digits and hyphens.
+        chunks: stages per device. A pipeline of p devices has p * chunks stages.
+        split: "B" computes the gradients of activations only, and "W" those of weights.
+        place: `place(stage, devices)` returns the device of a stage.
+    """
+    if not re.fullmatch(r"[a-wyz0-9][a-wyz0-9-]*", name):
+        raise ValueError(f"schedule {name!r}: a name is lower-case letters except 'x', digits and hyphens")
+    if name in names():
+        raise ValueError(f"there is a schedule {name!r} already")
+    if chunks < 1:
+        raise ValueError(f"schedule {name!r} has {chunks} stages on each device; at least 1 is needed")
+
+    def enter(make: Maker) -> Maker:
+        REGISTERED[name] = Registered(make, chunks, split, place)
+        return make
+
+    return enter
 
 
 @dataclass(frozen=True)
@@ -68,8 +128,8 @@ def schedule_of(
     Raises ValueError for numbers that do not go together.
     """
     p, v = devices, stages // devices
-    if name not in NAMES:
-        raise ValueError(f"no schedule {name!r}; there are {', '.join(NAMES)}")
+    if name not in names():
+        raise ValueError(f"no schedule {name!r}; there are {', '.join(names())}")
     if stages % p or stages < p:
         raise ValueError(f"{stages} stages do not divide over {p} devices of a pipeline")
     if name == "zb-v" and v != 2:
@@ -84,6 +144,8 @@ def schedule_of(
         raise ValueError(f"{name} has {'no' if slices > 1 else 'at least two'} chunks of the sequence, not {slices}")
     if durations and len(durations) != stages:
         raise ValueError(f"{len(durations)} durations are given for {stages} stages")
+    if name in REGISTERED:
+        return _registered(name, p, stages, microbatches)
     place = tuple(s % p if name == "interleaved" else min(s, 2 * p - 1 - s) for s in range(stages))
     if name == "found":
         slots = found(place, microbatches, p, tuple(map(tuple, durations)) or (EQUAL,) * stages)
@@ -96,6 +158,31 @@ def schedule_of(
     else:
         slots = [_one_each(d, p, v, microbatches) for d in range(p)]
     return Schedule(name, tuple(map(tuple, slots)), place, name in SPLIT, slices)
+
+
+def _registered(name: str, devices: int, stages: int, microbatches: int) -> Schedule:
+    """A registered schedule. Raises ValueError if it cannot run."""
+    known = REGISTERED[name]
+    if stages != devices * known.chunks:
+        raise ValueError(f"{name} has {known.chunks} stages on each device: {devices * known.chunks}, not {stages}")
+    place = tuple(known.place(stage, devices) for stage in range(stages))
+    slots = tuple(map(tuple, known.make(devices, microbatches)))
+    if len(slots) != devices:
+        raise ValueError(f"{name} gives the slots of {len(slots)} devices, not of {devices}")
+    for device, mine in enumerate(slots):
+        todo = Counter(
+            Slot(kind, stage, microbatch)
+            for kind in ("FBW" if known.split else "FB")
+            for stage in range(stages)
+            for microbatch in range(microbatches)
+            if place[stage] == device
+        )
+        for which, difference in (("lacks", todo - Counter(mine)), ("has an extra", Counter(mine) - todo)):
+            if difference:
+                raise ValueError(f"{name}: device {device} {which} {next(iter(difference))}")
+    schedule = Schedule(name, slots, place, known.split)
+    clock(schedule, (EQUAL,) * stages)
+    return schedule
 
 
 def forward(place: Sequence[int], microbatches: int, slices: int = 1) -> Schedule:

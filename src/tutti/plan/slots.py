@@ -13,7 +13,12 @@ Durations = Sequence[Sequence[float]]
 
 
 class Slot(NamedTuple):
-    """One part of one stage for one microbatch, or for one chunk of its sequence."""
+    """A unit of work in a pipeline.
+
+    kind: "F" (forward), "B" (backward) or "W" (gradients of weights, if the backward pass is split).
+    stage, microbatch: of which stage, for which microbatch.
+    slice: chunk of the sequence.
+    """
 
     kind: str
     stage: int

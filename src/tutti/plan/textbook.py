@@ -32,8 +32,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from math import prod
 
-from tutti.plan.schedule import CHUNKED, COUNTED, NO_PIPE, Pipe
-from tutti.plan.schedule import NAMES as SCHEDULES
+from tutti.plan.schedule import CHUNKED, COUNTED, NO_PIPE, REGISTERED, Pipe
+from tutti.plan.schedule import names as schedules
 from tutti.plan.variant import LAYERS, Variant
 
 NAMES = (
@@ -162,11 +162,11 @@ def parse_name(name: str, devices: int) -> Textbook:
 
 def _schedule(name: str, axis: str, said: str) -> tuple[str, int, int]:
     """The schedule of a pipeline, stages on each device, and chunks of the sequence."""
-    found = re.fullmatch(rf"({'|'.join(SCHEDULES)})(\d*)", said)
+    found = re.fullmatch(rf"({'|'.join(schedules())})(\d*)", said)
     if axis != "pp":
         raise ValueError(f"plan {name!r}: {axis} has no schedule; pp has")
     if not found:
-        raise ValueError(f"plan {name!r}: no schedule {said!r} of pp; pp has {', '.join(SCHEDULES)}")
+        raise ValueError(f"plan {name!r}: no schedule {said!r} of pp; pp has {', '.join(schedules())}")
     schedule, number = found[1], int(found[2] or 1)
     counted, needed = schedule in COUNTED, schedule in (CHUNKED, "interleaved")
     if (found[2] and not counted) or (needed and not found[2]) or number < (2 if schedule == CHUNKED else 1):
@@ -176,6 +176,8 @@ def _schedule(name: str, axis: str, said: str) -> tuple[str, int, int]:
         )
     if schedule == CHUNKED:
         return schedule, 1, number
+    if schedule in REGISTERED:
+        return schedule, REGISTERED[schedule].chunks, 1
     return schedule, 2 if schedule == "zb-v" else number, 1
 
 

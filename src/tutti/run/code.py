@@ -14,7 +14,11 @@ again. Values are dropped after their last use.
 
 from __future__ import annotations
 
+import linecache
+import re
+import weakref
 from collections.abc import Callable, Collection, Generator, Mapping
+from itertools import count
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -51,6 +55,7 @@ class Wait(NamedTuple):
 
 Run = Callable[..., Generator[Request | Wait, Any, tuple]]
 Inspect = Callable[[fx.Node, Any], None]
+NUMBERS = count()  # of the sources that were generated
 
 
 def generate(
@@ -68,8 +73,11 @@ def generate(
     writer = _Writer(graph, carrier, meter, inspect, stopwatch)
     source = writer.source()
     namespace = writer.globals
-    exec(compile(source, "<tutti program>", "exec"), namespace)
-    return namespace["run"]
+    name = f"<tutti program {next(NUMBERS)}>"
+    exec(compile(source, name, "exec"), namespace)
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name  # for tracebacks and debuggers
+    weakref.finalize(run := namespace["run"], linecache.cache.pop, name, None)
+    return run
 
 
 class Meter:
@@ -124,7 +132,7 @@ class _Writer:
             elif node.op == "call_function":
                 drop = "".join(f"; {self.names[d]} = None" for d in dies.get(node, ()))
                 call = f"    {self.names[node]} = {self._call(node)}"
-                lines += self._metered(node, call, self._inspected(node) + drop)
+                lines += self._metered(node, call, self._inspected(node) + drop + _comment(node))
                 if self.stopwatch and node in self.stopwatch.calls:
                     lines.append(f"    {self._constant(self.stopwatch.mark)}()")
             elif self.inspect:
@@ -179,6 +187,13 @@ class _Writer:
 
     def _constant(self, value: Any) -> str:
         if id(value) not in self.known:
-            self.known[id(value)] = f"c{len(self.known)}"
+            name = re.sub(r"\W", "_", str(value)) if isinstance(value, torch._ops.OpOverload) else "c"
+            self.known[id(value)] = f"{name}_{len(self.known)}"
             self.globals[self.known[id(value)]] = value
         return self.known[id(value)]
+
+
+def _comment(node: fx.Node) -> str:
+    """The label of a call, for tracebacks."""
+    label = str(node.meta.get("label", "")).replace("\n", " ")
+    return f"  # {label}" if label else ""

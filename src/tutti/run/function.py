@@ -66,13 +66,13 @@ def function(
 
     f: ordinary PyTorch code. It may use modules, optimizers and caches of the store, as arguments or by closure, call
         `backward()`, `torch.autograd.grad`, `zero_grad()` and `step()`, and write into caches. It returns a pytree.
-    args, kwargs: example arguments: the global batch, in tensors nested at will. Objects of the store stand for
-        themselves.
-    store: what the function reads and updates; functions may share one. Without it the function is pure.
+    args, kwargs: example arguments: the global batch, as arbitrarily nested tensors. Objects of the store may be
+        arguments.
+    store: the state that the function reads and updates. Functions may share a store. Without it the function is pure.
     cluster, plan, level, pins, budget, seed: as for `tutti.parallelize`. Plans with a pipeline are for `parallelize`.
-        A function of a store that lies on a mesh already is planned for that mesh and for the layouts that are there.
+        If the store already has a mesh and layouts, the function is planned for them.
 
-    Raises ValueError for what cannot be captured (docs/capture.md), and plans that do not fit.
+    Raises ValueError for code that cannot be captured (docs/guide/capture.md), and for plans that do not fit.
     """
     return Function(f, args, kwargs, store or Store(), cluster, plan, level, pins, budget, seed)
 
@@ -90,10 +90,11 @@ def functions(
         made = tutti.functions({"train": (train, (x, y), 1), "decode": (decode, (token,), 50)}, store=store)
         loss = made["train"](x, y)
 
-    members: by name the function, its example arguments, and how often it runs. store: one that no function has used
-        yet. Others as for `tutti.function`.
+    members: name -> (function, example arguments, how often it runs).
+    store: a store that no function has used yet.
+    cluster, level, seed: as for `tutti.function`.
 
-    Raises ValueError where the store is laid out already, and where no layout suits all functions.
+    Raises ValueError if the store already has layouts, or if no layout suits all functions.
     """
     if store.layouts:
         raise ValueError("the store is laid out already; plan functions together before any of them is made")

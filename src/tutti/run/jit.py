@@ -39,15 +39,15 @@ def jit(target: Callable, *, level: str = "O2", dynamic: bool | None = None) -> 
 @overload
 def jit(*, level: str = "O2", dynamic: bool | None = None) -> Callable[[Callable], Jit]: ...
 def jit(target: Callable | None = None, *, level: str = "O2", dynamic: bool | None = None) -> Any:
-    """`target`, with all that can be a graph compiled; without a target a decorator.
+    """Compile everything in `target` that can be a graph. Without a target, return a decorator.
 
-    target: a function, a method, or a module; of a part of a model its `forward`: `block.forward =
+    target: a function, a method, or a module. For a part of a model, its `forward`: `block.forward =
         tutti.jit(block.forward)`.
     level: "O2" compiles graphs, "O0" runs them operator by operator. Without a C++ compiler O2 becomes O0, with a
         warning.
-    dynamic: whether sizes are left open in graphs from the beginning; by default those are that have changed once.
+    dynamic: whether graphs accept any sizes from the beginning. By default a size is left open once it has changed.
 
-    Raises ValueError for another level, TypeError for what cannot be called.
+    Raises ValueError for another level, and TypeError if the target is not callable.
 
     >>> @tutti.jit(level="O0")
     ... def clipped(x):

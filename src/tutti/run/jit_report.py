@@ -49,7 +49,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class Report:
-    """What has become of `name` at a level, up to now, in the order in which it came."""
+    """The graphs, breaks and recompilations of `name` so far, in order."""
 
     name: str
     level: str

@@ -140,15 +140,17 @@ def run(argv: list[str]) -> int:
     )
     parser.add_argument("-n", "--processes", type=int, default=1, help="how many to start on this machine (default: 1)")
     parser.add_argument(
-        "--restarts", type=int, default=0, help="how often to start all anew when one fails or dies (default: 0)"
+        "--restarts", type=int, default=0, help="how often all ranks restart when one fails or dies (default: 0)"
     )
     parser.add_argument(
-        "--hang", type=float, help="seconds without progress of steps after which the job is ended, with the rank that "
-        "hangs; stacks of all threads are saved in ./stacks (default: waits for ever)"
+        "--hang", type=float, help="seconds without progress after which the job ends with an error that names the "
+        "rank that hangs; stacks of all threads are saved in ./stacks (default: waits forever)"
     )  # fmt: skip
-    parser.add_argument("--min", type=int, default=1, help="machines that the job needs at least (default: 1)")
+    parser.add_argument("--min", type=int, default=1, help="minimum number of machines (default: 1)")
     parser.add_argument(
-        "--max", type=int, help="machines that it takes; when one is lost or gained all start anew (default: as --min)"
+        "--max",
+        type=int,
+        help="maximum number of machines; when one is lost or added, all ranks restart (default: as --min)",
     )
     parser.add_argument("--meet", default="", help="host:port of one of the machines, where all meet; the same on each")
     parser.add_argument("-m", "--module", action="store_true", help="the script is a module name, as in python -m")

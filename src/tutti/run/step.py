@@ -79,41 +79,42 @@ def parallelize(
     skips: int | None = None,
     metrics: Mapping[str, str] | Iterable[str] = (),
 ) -> Step:
-    """Lift a model written for one device to a cluster. The model is read, never changed.
+    """Lift a model written for one device to a cluster. The model itself is never changed.
 
-    model: any module on the CPU or one GPU, with its parameters initialised.
-    optimizer: a `torch.optim` instance over them. Its learning rates are read at every step, so schedulers work.
-    batch: an example of the *global* batch, a dict (keyword arguments of the model) or a tuple of tensors, nested at
-        will. Entries whose dim 0 has another size than the batch belong to all of its rows. Entries that are no
-        tensors, and values that the model's Python code takes from the batch, are parts of the captured step: a batch
-        in which they differ is captured again.
-    loss: `loss(model, batch) -> 0-d tensor`, or `(loss, metrics)`; by default the model's output has a `.loss` or is
-        the loss.
-    cluster: "auto" (the processes of this job, or one device), a `Cluster`, or its name ("cpu:4", "h100:16x8").
-        More devices than this job has processes are run virtually, in this process.
+    model: any module on the CPU or one GPU, with initialized parameters.
+    optimizer: a `torch.optim` instance over them. Learning rates are read at every step, so schedulers work.
+    batch: an example of the *global* batch: a dict (keyword arguments of the model) or a tuple of tensors, arbitrarily
+        nested. An entry whose dim 0 is not the batch size is shared by all rows. Entries that are not tensors, and
+        values that the model's Python code reads from the batch, are constants of the captured step: a batch with other
+        values triggers a recapture.
+    loss: `loss(model, batch)` returns a 0-d tensor, or `(loss, metrics)`. By default the model's output has a `.loss`
+        or is the loss.
+    cluster: "auto" (the processes of this job, or one device), a `Cluster`, or its name ("cpu:4", "h100:16x8"). If it
+        has more devices than the job has processes, they are virtual devices in this process.
     plan: "auto", a `Plan`, the path of one, or a textbook name ("dp", "tp", "zero3", "dp2xtp2").
-    level: "O0" runs operator by operator, "O1" compiles what fuses into one kernel, "O2" whole layers.
-    clip_norm: clips the global gradient norm. accumulate: microbatches (equal parts of the batch) per update; with
-        "auto" as few as fit into memory.
-    masters: float32 copies of low-precision parameters are updated in their stead.
-    stochastic_rounding: bfloat16 parameters and their optimizer state are updated in float32 and rounded at random, on
-        average to what they would be: for where there is no memory for masters.
-    pins, mesh: parts of the plan that are fixed by hand: how parameters lie (`tutti.pin`), and the axes, outermost
-        first, as in `{"dp": 2, "tp": 4}`.
-    budget: seconds after which the search takes the best plan so far. seed: of all random numbers.
-    memory: of each device, in bytes or as in "2GiB". What Tutti holds there is counted, and no step takes more.
-    folder: for files of what a plan keeps on disk, by default under the user's cache; they go with the step.
-    skips: how many steps in a row may be left out whose loss or gradients are not finite, as if they had never been;
-        one more is an error that names the operator which made the first such value, and changes nothing either (0: the
-        first). None: it is not looked at. Costs what the norm of the gradients costs, if they are not clipped anyway.
-    metrics: entries of the model's output to be kept beside the loss, as `step.metrics`. A mapping says how the values
-        of several microbatches are combined: "mean", "sum" or "gather" (along dim 0).
+    level: "O0" runs operator by operator, "O1" compiles fused kernels, "O2" compiles whole layers.
+    clip_norm: maximum global gradient norm.
+    accumulate: number of microbatches (equal parts of the batch) per update; "auto" uses as few as fit in memory.
+    masters: keep and update float32 copies of low-precision parameters.
+    stochastic_rounding: update bfloat16 parameters and their optimizer state in float32 and round at random, unbiased.
+        It needs less memory than masters.
+    pins: layouts of parameters that are fixed by hand (`tutti.pin`).
+    mesh: the mesh, if it is fixed, outermost axis first: `{"dp": 2, "tp": 4}`.
+    budget: seconds after which the search returns the best plan so far.
+    seed: seed of all random numbers.
+    memory: memory of each device, in bytes or as in "2GiB". A step that would exceed it raises MemoryError.
+    folder: folder for files of tensors that the plan keeps on disk. The files are deleted with the step.
+    skips: how many steps in a row may be skipped if their loss or gradients are not finite. One more raises an error
+        that names the operator. None: do not check. The check costs the norm of the gradients, unless they are clipped
+        anyway.
+    metrics: entries of the model's output to keep in `step.metrics`. A mapping says how the values of microbatches are
+        combined: "mean", "sum" or "gather" (along dim 0).
 
-    Raises ValueError for what does not fit together: a batch that does not divide, a plan for another model or
-    another number of devices, an optimizer that is not in the table; MemoryError where `memory` is too little.
+    Raises ValueError if arguments do not fit together (a batch that does not divide, a plan for another model or
+    number of devices, an optimizer that is not supported), and MemoryError if `memory` is too small.
 
-    What the model's forward pass reads may change later: modes, attributes, which parameters learn, parameters and
-    groups that are added. The step notices, and captures the model again.
+    If something that the forward pass reads changes later (modes, attributes, the set of trained parameters), the step
+    captures the model again.
     """
     with HERE.working("captures and plans the step"), telling("capturing the step"):
         return Step(model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, mesh,
@@ -311,10 +312,10 @@ class Step:
         self.skipped += 1
 
     def record(self, folder: str | Path, every: int = 1) -> None:
-        """Record each `every`-th step from now on: when each call was over on each rank, for `tutti diagnose`.
+        """Record every `every`-th step from now on, for `tutti diagnose`: when each call ended on each rank.
 
-        folder: for a file of each rank; those of an earlier recording go. Every rank of a job has to call it. Raises
-        ValueError for virtual devices, which take turns in one process: their times say nothing.
+        folder: gets one file per rank; earlier recordings in it are removed. Every rank of a job must call it. Raises
+        ValueError for virtual devices: they take turns in one process, so their times mean nothing.
         """
         if len(self.runtime.ranks) > 1:
             raise ValueError(f"{len(self.runtime.ranks)} virtual devices take turns in one process: no time is taken")
@@ -351,14 +352,17 @@ class Step:
         return {name: (g / count).cpu() for name, g in totals.items()}
 
     def compare_replicas(self) -> None:
-        """Compare checksums of all that several ranks hold alike; RuntimeError on all of them, with the tensor and the
-        rank, where memory has changed on one. Every rank of a job has to call it."""
+        """Compare checksums of everything that several ranks store.
+
+        Raises RuntimeError on all ranks, with the tensor and the rank, if one rank's memory differs. Every rank of a
+        job must call it.
+        """
         compare(self._state)
 
     def state_dict(self, sharded: bool = False) -> dict[str, torch.Tensor]:
-        """Parameters and buffers under the model's own names: full CPU tensors, or with `sharded` this rank's parts.
+        """Parameters and buffers under the model's names: full CPU tensors, or this rank's parts if `sharded`.
 
-        Every rank of a job has to call it.
+        Every rank of a job must call it.
         """
         return self._state.of_model(self.model, sharded)
 
@@ -369,10 +373,11 @@ class Step:
         fill: Callable[[Path], None] = lambda folder: None,
         in_memory: bool = False,
     ) -> None:
-        """Begin a checkpoint of all that resuming bit for bit needs; it is written while training goes on.
+        """Start a checkpoint of everything that resuming bit for bit needs. Writing continues in the background.
 
-        facts: more for its manifest. fill: writes more files into its folder, on rank 0. in_memory: of the machines,
-        not on disk. Every rank of a job has to call it. Raises SaveError where an earlier one could not be written.
+        facts: more entries for its manifest. fill: writes more files into its folder, on rank 0. in_memory: write to
+        the memory of the machines instead of disk. Every rank of a job must call it. Raises SaveError if an earlier
+        checkpoint could not be written.
         """
         if not isinstance(checkpoints, Checkpoints):
             raise ValueError(f"checkpoints is {checkpoints!r}: make `tutti.Checkpoints(folder)` once, and save into it")
@@ -383,12 +388,12 @@ class Step:
 
     @HERE.working("loads a checkpoint")
     def load(self, folder: str | Path | Gathered) -> int:
-        """Go on from a checkpoint, of any plan on any number of devices; bytes that this process read.
+        """Load a checkpoint of any plan, on any number of devices. Returns the bytes that were read.
 
-        Of a folder with a model of `transformers` (safetensors) parameters and buffers alone are read. Raises
-        ValueError where it is not of this model and optimizer, or files are not there or have another size; nothing
-        has changed then. Checksums are looked into by `Checkpoints.latest`; what that finds in memory is loaded by all
-        ranks together.
+        From a folder with a model of `transformers` (safetensors), only parameters and buffers are read. Raises
+        ValueError if the checkpoint belongs to another model or optimizer, or if files are missing or have the wrong
+        size; nothing has changed then. `Checkpoints.latest` verifies checksums. All ranks together load what it finds
+        in memory.
         """
         if isinstance(folder, Gathered):
             about, stored = folder.about, folder
@@ -406,7 +411,7 @@ class Step:
         return stored.bytes - before
 
     def training_state(self) -> dict[str, torch.Tensor]:
-        """Everything that resuming bit for bit needs, as full CPU tensors. Every rank of a job has to call it."""
+        """Everything that resuming bit for bit needs, as full CPU tensors. Every rank of a job must call it."""
         counts = {"step": self.steps, **({"skipped": self.skipped} if self.skipped else {})}
         counts |= {f"behind:{name}": n for name, n in self._late().items()}
         held = {name: self._state.whole(name) for name in self._state.names}
@@ -421,9 +426,16 @@ class Step:
 
     # -- what one can ask ------------------------------------------------------------------------------------------
 
+    def __repr__(self) -> str:
+        name, more = type(self.model).__name__, f", {self.accumulate} microbatches" if self.accumulate > 1 else ""
+        return (
+            f"Step({name} with {type(self.optimizer).__name__}, plan {self._plan.name or dict(self._plan.mesh)} on "
+            f"{self.cluster}, level {self.level}{more}, {len(self.graph.calls)} operators, {self.steps} steps done)"
+        )
+
     @property
     def plan(self) -> Plan:
-        """What runs, with its prediction: simulated now, where the plan was not searched for this cluster."""
+        """The plan that runs, with its prediction. A plan that was not searched for this cluster is simulated now."""
         if self._plan.prediction is None or self._plan.cluster != str(self.cluster):
             made = Simulator(self.level)(self.graph, self._plan, self.cluster)
             self._plan = self._plan.replace(prediction=made, cluster=str(self.cluster))
@@ -431,7 +443,7 @@ class Step:
 
     @property
     def program(self) -> Program:
-        """The Program of this rank for a training step (with accumulation: of one microbatch).
+        """The program of this rank for a training step (with accumulation: for one microbatch).
 
         Raises ValueError for a pipeline, which has one for each part.
         """
@@ -440,9 +452,9 @@ class Step:
         return self._made.executable("train" if self.accumulate == 1 else "accumulate", self._made.first).programs[0]
 
     def collectives(self) -> list[Collective]:
-        """What one run of the Program communicates: (kind, axis, bytes sent by this rank, label).
+        """The collectives of one run of the program: (kind, axis, bytes sent by this rank, label).
 
-        Of a pipeline one run of each part of this rank, and what it sends on.
+        For a pipeline: one run of each part of this rank, and what it sends to other stages.
         """
         if self._plan.stages:
             return self._made.pipeline("train", self._made.first, self.accumulate).collectives()
@@ -450,7 +462,7 @@ class Step:
 
     @property
     def recaptures(self) -> list[str]:
-        """Why the model was captured again since the step was made: other shapes, values, modes or attributes."""
+        """Why the model was captured again: other shapes, values, modes or attributes."""
         return list(self._made.reasons)
 
     @property

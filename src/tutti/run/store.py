@@ -21,12 +21,11 @@ class Store:
 
         store = tutti.Store(generator=g, discriminator=d, optimizer_g=..., optimizer_d=...)
 
-    objects: modules (`nn.Module`), optimizers (`torch.optim`) over parameters of these modules, and other objects that
-    hold tensors in attributes, lists and dicts (a KV cache, the state of an environment).
+    objects: modules (`nn.Module`), optimizers (`torch.optim`) over parameters of these modules, and other objects with
+        tensors in attributes, lists and dicts (a KV cache, the state of an environment).
 
-    The first function of a store decides on which mesh its tensors lie; each tensor is laid out when a function first
-    needs it, as that function's plan says. The objects themselves are read, never changed: `state_dict` and
-    `write_back` give what functions have made of them.
+    The first function of a store chooses the mesh. Each tensor gets its layout from the plan of the first function that
+    uses it. The objects themselves are never changed: `state_dict` and `write_back` return the updated state.
     """
 
     def __init__(self, **objects: Any):
@@ -108,7 +107,7 @@ class Store:
     # -- what users call ------------------------------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """A full CPU tensor, by the name of an input (`param:generator.up.weight`). All ranks have to ask for it."""
+        """A full CPU tensor, by the name of an input (`param:generator.up.weight`). All ranks must call it."""
         if name not in self.layouts:
             raise KeyError(f"no function has used {name!r} yet; there are {list(self.layouts)[:8]} ...")
         assert self.runtime is not None
@@ -130,7 +129,7 @@ class Store:
         return dict(found.named_parameters(remove_duplicate=False)) | dict(found.named_buffers(remove_duplicate=False))
 
     def write_back(self) -> None:
-        """Write what is stored into the modules and other objects themselves, optimizer state excepted."""
+        """Copy the stored parameters, buffers and caches into the objects themselves. Optimizer state is not copied."""
         with torch.no_grad():
             for name, tensor in self.holdings.tensors(self.attributes).items():
                 if name in self.layouts:
@@ -143,7 +142,7 @@ class Store:
         }
 
     def load_training_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """The inverse of `training_state`, under any plan. Raises ValueError for a missing or unlike tensor."""
+        """The inverse of `training_state`, under any plan. Raises ValueError if a tensor is missing or unlike."""
         for name in self.layouts:
             if name not in state or Spec.of(state[name]) != self.specs[name]:
                 found = "nothing" if name not in state else str(Spec.of(state[name]))

@@ -39,12 +39,14 @@ _asked: list[Watchdog] = []
 
 
 class Watchdog:
-    """Watches a job while its ranks are within: `with Watchdog(600, "out/stacks"): ...`, on every rank.
+    """Ends a job whose ranks make no progress: `with Watchdog(600, "out/stacks"): ...` around the loop, on every rank.
 
-    seconds: without progress (a collective, a step, an evaluation) after which the job is ended; 6 times as many while
-    a rank plans, compiles, saves or loads. folder: for files `rank-2.txt` with the stacks of all Python threads.
+    seconds: time without progress (a collective, a step, an evaluation) after which the job ends; six times as long
+        while a rank plans, compiles, saves or loads.
+    folder: folder for files `rank-2.txt` with the stacks of all Python threads.
 
-    A job that is ended leaves the error for torchrun or `tutti run`, or else on stderr, and exits with code 1.
+    The error names the rank that hangs and the collective that the others wait in. It is passed on to torchrun or
+    `tutti run`, or printed to stderr, and the process exits with code 1.
     """
 
     def __init__(self, seconds: float, folder: str | Path):

@@ -1,4 +1,4 @@
-"""Everything that a training run can be told: one frozen dataclass for each section of the config file.
+"""The options of a training run: one frozen dataclass for each section of the config file.
 
 A run is a TOML file whose tables are these sections, `[optimizer] lr = 3e-4`; the command line overrides it
 with `--optimizer.lr 3e-4`. A key that does not exist is an error that names the nearest, so is a value of
@@ -80,11 +80,10 @@ class Optimizer:
     clip_norm: float | None = 1.0
     """Scale the gradient down to this global norm when it is longer; None leaves it."""
     stochastic_rounding: bool = False
-    """Of bfloat16 weights and their optimizer state, which are then updated without float32 masters: 6 bytes for each
-    parameter instead of 14."""
+    """Update bfloat16 weights and their optimizer state without float32 masters: 6 bytes per parameter, not 14."""
     skips: int | None = 0
-    """How many steps in a row may be left out, as if they had never been, when their loss or gradients are not finite;
-    one more stops the run with the operator that made such a value. None does not look at gradients."""
+    """How many steps in a row may be skipped if their loss or gradients are not finite. One more stops the run with an
+    error that names the operator. None does not check."""
 
 
 @dataclass(frozen=True)
@@ -106,13 +105,13 @@ class Parallel:
     processes: int = 1
     """Processes to start on this machine; under torchrun or `tutti run`, theirs are used instead."""
     restarts: int = 0
-    """How often the processes are started anew, from the newest checkpoint, when one of them fails or dies."""
+    """How often all processes restart from the newest checkpoint when one of them fails or dies."""
     hang: float | None = 600.0
-    """Seconds without progress after which the job is ended, with the rank that hangs and the stacks of all threads; 6
-    times as many while a rank compiles, saves or loads. None waits for ever."""
+    """Seconds without progress after which the job ends with an error that names the rank that hangs; six times as many
+    while a rank compiles, saves or loads. None waits forever."""
     compare: int | None = None
-    """Steps between comparisons of checksums of what several ranks hold alike: memory that has changed by itself ends
-    the run, with the tensor and the rank, before a checkpoint is made of it. None compares nothing."""
+    """Steps between comparisons of checksums of replicated tensors. A difference ends the run with an error that names
+    the tensor and the rank. None compares nothing."""
     cluster: str = "auto"
     """Devices to plan for: "auto" is the processes of this job; "cpu:4" in one process: 4 virtual devices."""
     plan: str = "auto"
@@ -120,11 +119,11 @@ class Parallel:
     level: Literal["O0", "O1", "O2"] = "O2"
     """O0 runs operator by operator, O1 compiles what fuses into one kernel, O2 whole layers."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of weights and activations; bfloat16 keeps float32 masters for the optimizer, but for stochastic rounding. "auto"
-    is bfloat16 where the device multiplies it faster."""
+    """Dtype of weights and activations. bfloat16 keeps float32 masters, except with stochastic rounding. "auto" is
+    bfloat16 where the device multiplies it faster."""
     memory: str | None = None
-    """Of each device, as in "2GiB": no step takes more. What does not fit then lies outside, where the plan says so
-    (offload, offload2, or "auto"): of a GPU on the host, of a CPU on disk. None takes what there is."""
+    """Memory limit of each device, as in "2GiB". Plans with offload, or "auto", store what does not fit outside the
+    device: on the host for a GPU, on disk for a CPU. None uses all memory."""
 
 
 @dataclass(frozen=True)
@@ -138,8 +137,8 @@ class Checkpoint:
     second: str = ""
     """Another folder, to which each checkpoint is copied; empty: none."""
     memory_every: int = 0
-    """Steps between copies of the state in the memory of machines (/dev/shm, or TUTTI_MEMORY), each with that of the
-    one before it, from which a job goes on that lost processes or a machine; 0: none."""
+    """Steps between copies of the state in the memory of machines (/dev/shm, or TUTTI_MEMORY). A job that lost
+    processes or a machine continues from them. 0: none."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +156,8 @@ class Monitor:
     """What `tutti diagnose` looks into."""
 
     every: int = 20
-    """Steps between those in which every rank records when its calls are over; 0 records none. Runs that have less than
-    two of them left are not recorded: the first is not told of."""
+    """Every rank records when its calls end in each step of this number; 0 records none. At least two such steps must
+    remain, because the first is not reported."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +179,7 @@ class Config:
     out: str = "out/run"
     """Folder for everything the run writes: checkpoints, logs, the report."""
     seed: int = 0
-    """Of the initial weights, the order of the text, dropout and the sample."""
+    """Seed of the initial weights, the order of the text, dropout and the sample."""
     data: Data = field(default_factory=Data)
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
     model: Model = field(default_factory=Model)

@@ -9,7 +9,7 @@ has no side effects and consists of ATen operators and `tutti::adam`. Only `lr` 
 match torch to the last bit or two.
 
 One file per optimizer family holds its formula and source. `register_optimizer` adds another optimizer; see
-docs/extend-optimizer.md.
+docs/extend/optimizer.md.
 """
 
 from tutti.graph.optimizers import (

@@ -19,16 +19,19 @@ from tutti.run.position import HERE
 
 
 class SaveError(OSError):
-    """A checkpoint could not be written; the ones before it are intact."""
+    """A checkpoint could not be written. Earlier ones are intact."""
 
 
 class Checkpoints:
-    """The folder in which a run keeps its checkpoints. Every rank of a job makes one, and calls the same.
+    """The checkpoints of a run. Every rank of a job creates one and makes the same calls.
 
-    root: a folder that all ranks see. keep: how many of the newest stay there. second: another such folder, to which
-    each checkpoint is copied. memory: a folder in the memory of each machine, /dev/shm for one, for copies that outlive
-    the processes (`peers`); `forget` gives it back. At most one is being written at a time, from a copy of the state in
-    the host's memory.
+    root: a folder that all ranks see.
+    keep: how many of the newest checkpoints stay there.
+    second: another such folder, to which each checkpoint is copied.
+    memory: a folder in the memory of each machine, such as /dev/shm, for copies that survive the processes. `forget`
+        frees it.
+
+    At most one checkpoint is written at a time, from a copy of the state in host memory.
     """
 
     def __init__(
@@ -48,10 +51,10 @@ class Checkpoints:
 
     @HERE.working("loads a checkpoint")
     def latest(self, say: Callable[[str], None] = lambda said: None) -> Path | Gathered | None:
-        """The newest complete checkpoint, in memory or on disk, or None; rank 0 is told of newer ones that are skipped.
+        """The newest complete checkpoint, in memory or on disk, or None. Rank 0 reports skipped ones with `say`.
 
-        Files are looked into by one rank each. What was never finished is dropped. Of the same step in both folders
-        that in the first is taken.
+        Each file is checked by one rank. Unfinished checkpoints are deleted. If both folders have the same step, the
+        first folder is used.
         """
         self.wait()
         kept = self.peers.newest(say) if self.peers else None

@@ -126,7 +126,7 @@ def _far(a: torch.Tensor, b: torch.Tensor) -> tuple[float, str] | None:
 def reshard(
     source: Annotated[Path, tyro.conf.Positional], out: Annotated[Path, tyro.conf.Positional], plan: Path
 ) -> None:
-    """Write a checkpoint anew, in the blocks that another plan holds. No GPU, and no other process, is needed.
+    """Rewrite a checkpoint in the blocks of another plan. No GPU, and no other process, is needed.
 
     Training under another plan does not need it: every rank reads the blocks that it holds from any checkpoint.
 
