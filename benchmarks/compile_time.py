@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import harness
 import tutti
 from tutti.run import levels
-from tutti.run.segments import COMPILED
+from tutti.run.segment_calls import COMPILED
 
 DEPTHS, QUICK_DEPTHS = (6, 12, 30, 60, 120), (2, 4, 8)
 DEEPEST_PEER = 30

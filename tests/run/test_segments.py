@@ -11,15 +11,8 @@ from tutti.lower.write_out import write_out
 from tutti.run import segments
 from tutti.run.code import generate
 from tutti.run.fusing import kernels
-from tutti.run.segments import (
-    LARGEST,
-    LAYER,
-    SMALLEST,
-    compile_segments,
-    gather_kernels,
-    gather_layers,
-    stretches,
-)
+from tutti.run.segment_calls import compile_segments
+from tutti.run.segments import LARGEST, LAYER, SMALLEST, gather_kernels, gather_layers, stretches
 from tutti.run.virtual import run_virtual
 
 aten = torch.ops.aten

@@ -199,3 +199,14 @@ def loop_operator(loop: Loop) -> torch._ops.OpOverload:
 
 def _empty(loop: Loop, operands: Sequence[Tensor]) -> list[Tensor]:
     return [operands[0].new_empty(spec.shape, dtype=spec.dtype) for spec in loop.outputs]
+
+
+def compiles(target: object) -> bool:
+    """Whether this is a loop that Inductor compiles. Of branches within loops it makes wrong code (2.13)."""
+    loop = LOOPS.get(target)
+    return loop is not None and not _branches(loop)
+
+
+def _branches(loop: Loop) -> bool:
+    calls = [node for body, _ in loop.bodies for node in body.step.calls if node.target in LOOPS]
+    return isinstance(loop, Branch) or any(_branches(LOOPS[node.target]) for node in calls)

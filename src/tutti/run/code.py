@@ -28,6 +28,7 @@ from torch import fx
 from tutti.graph.step_graph import Call
 from tutti.lower.collectives import COLLECTIVES, is_begun, wait
 from tutti.lower.transfers import TRANSFERS
+from tutti.run.liveness import last_uses
 from tutti.run.position import Meeting
 
 if TYPE_CHECKING:
@@ -92,18 +93,6 @@ class Stopwatch(NamedTuple):
 
     mark: Callable[[], None]
     calls: Collection[fx.Node]
-
-
-def last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    """For each call the values that nobody reads after it, and that are dropped there."""
-    seen: set[fx.Node] = set()
-    dies: dict[fx.Node, list[fx.Node]] = {}
-    for node in reversed(graph.nodes):
-        last = [n for n in node.all_input_nodes if n not in seen]
-        seen.update(last)
-        if node.op == "call_function":
-            dies[node] = last + ([] if node in seen else [node])
-    return dies
 
 
 class _Writer:

@@ -32,7 +32,8 @@ from tutti.run.compiled import compile_ahead
 from tutti.run.ledger import Ledger
 from tutti.run.memory import CPU, Platform, spans
 from tutti.run.nonfinite import Inspector
-from tutti.run.segments import compile_segments, gather_kernels, gather_layers, gather_parts
+from tutti.run.segment_calls import compile_segments
+from tutti.run.segments import gather_kernels, gather_layers, gather_parts
 from tutti.run.simulated.kernels import fuse
 from tutti.run.simulated.replay import replay
 

@@ -18,17 +18,6 @@ def has_loops(graph: fx.Graph) -> bool:
     return any(node.target in LOOPS for node in graph.nodes)
 
 
-def compiles(target: object) -> bool:
-    """Whether this is a loop that Inductor compiles. Of branches within loops it makes wrong code (2.13)."""
-    loop = LOOPS.get(target)
-    return loop is not None and not _branches(loop)
-
-
-def _branches(loop: Loop) -> bool:
-    calls = [node for body, _ in loop.bodies for node in body.step.calls if node.target in LOOPS]
-    return isinstance(loop, Branch) or any(_branches(LOOPS[node.target]) for node in calls)
-
-
 def with_higher_order(graph: fx.Graph) -> fx.GraphModule:
     """The same graph with torch's operators in place of loops; their sub-graphs are its submodules."""
     copy, modules, numbers = fx.Graph(), {}, count()

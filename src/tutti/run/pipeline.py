@@ -19,13 +19,12 @@ import torch.distributed as dist
 from tutti.cluster import Cluster
 from tutti.graph.step_graph import Spec, StepGraph
 from tutti.lower.actions import ONCE, Action, Message, actions_of, had, orders
-from tutti.lower.cut import Cut, Place, cut
+from tutti.lower.cut import Place
 from tutti.lower.program import Collective, Program
-from tutti.lower.shard import made_in, shard
-from tutti.plan.layout import Layout, devices
+from tutti.lower.shard import shard
+from tutti.lower.stage_parts import label_of, passed_layouts, pipeline_of, sizes_of, with_values
+from tutti.plan.layout import devices
 from tutti.plan.plan import PIPELINE, Plan
-from tutti.plan.schedule import forward
-from tutti.plan.slots import Schedule
 from tutti.run.carrier import Carrier
 from tutti.run.ledger import Ledger
 from tutti.run.levels import prepare
@@ -39,19 +38,6 @@ from tutti.run.state import State
 
 Row = list[torch.Tensor]  # a tensor for each held rank of a device
 Given = Callable[[int], Mapping[str, torch.Tensor]]  # the whole inputs that every stage is given for a microbatch
-
-
-def pipeline_of(
-    graph: StepGraph, plan: Plan, count: int, kept: Mapping[str, int] | None = None
-) -> tuple[Cut, Schedule]:
-    """The parts of a graph, and the order in which devices compute them; without gradients forward passes alone.
-
-    count: of microbatches. kept: stages of inputs that lie somewhere already.
-    """
-    schedule = plan.pipe.of(plan.accumulate, plan.durations)
-    if not graph.gradient_names:
-        schedule = forward(schedule.place, count, graph.slices)
-    return cut(graph, plan.stages, schedule.split, kept), schedule
 
 
 class Pipeline:
@@ -352,41 +338,3 @@ def _message(name: str, action: Action, values: Mapping[Message, Row]) -> Messag
     """As what a part's input is here: of this microbatch, or once in the step."""
     own = Message(name, action.microbatch)
     return own if own in values else Message(name, ONCE)
-
-
-def passed(name: str) -> bool:
-    """Whether a part's input or output is handed from part to part."""
-    return name.startswith(("value:", "grad:"))
-
-
-def label_of(cut: Cut, name: str) -> str:
-    """The label under which a plan says how a value that is passed on lies."""
-    return cut.step.gradient_label(name.removeprefix("grad:")) if name.startswith("grad:") else name
-
-
-def passed_layouts(cut: Cut, part: StepGraph, plan: Plan) -> dict[str, Layout]:
-    """How what a part passes on is to lie."""
-    return {name: plan.input_layout(label_of(cut, name)) for name in part.outputs if passed(name)}
-
-
-def with_values(plan: Plan, cut: Cut) -> Plan:
-    """The plan with how what passes between parts lies: as it is made; sums of gradients as the plan says."""
-    layouts = {
-        label_of(cut, name): made_in(node, plan)
-        for part in cut.parts.values()
-        for name, node in part.outputs.items()
-        if name.startswith("value:") or (name.startswith("grad:") and plan.accumulate == 1)
-    }
-    return plan.replace(inputs={**layouts, **plan.inputs})
-
-
-def sizes_of(cut: Cut, plan: Plan) -> dict[str, int]:
-    """Bytes that a rank holds of every input and of what passes between parts."""
-    found = {}
-    for part in cut.parts.values():
-        handed = [(name, node) for name, node in part.outputs.items() if passed(name)]
-        for name, node in [*part.inputs.items(), *handed]:
-            label = label_of(cut, name) if passed(name) else node.meta["label"]
-            spec: Spec = node.meta["val"]
-            found[name] = Spec(plan.input_layout(label).local_shape(spec.shape, plan.mesh), spec.dtype).bytes
-    return found

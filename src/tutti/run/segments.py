@@ -15,28 +15,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from tutti.graph.costs import FLOPS, FREE
+from tutti.graph.costs import FREE
 from tutti.graph.labels import is_layer, layer_of
-from tutti.graph.loops import LOOPS
-from tutti.graph.step_graph import Call, Spec, replace_uses
+from tutti.graph.loops import LOOPS, compiles
+from tutti.graph.step_graph import Call, Spec
 from tutti.lower.collectives import COLLECTIVES, wait
 from tutti.lower.inplace import written
 from tutti.lower.order import contract
 from tutti.lower.transfers import TRANSFERS
 from tutti.lower.workspace import KEEPING
 from tutti.lower.writes import WRITES
-from tutti.run.compiled import Compiled
 from tutti.run.fusing import fuses, kernels
-from tutti.run.loops import compiles
 
 SMALLEST = 3  # operators: what is smaller costs less to run than to call
 LAYER = 8  # operators of a layer that is worth a function of its own
 LARGEST = 200  # operators after which another layer begins another function
 MANY = 32  # operands of a concatenation that the compiler would write out one by one
 KERNEL = "kernel"  # in the meta of a call: the kernel that it is part of
-
-# Compiled functions by the structure of their segment: shared by layers, by ranks and by Programs of this process.
-COMPILED: dict[str, Compiled] = {}
 
 # What layers hand their backward passes has no shape that a compiler could know.
 BREAKS = {
@@ -256,30 +251,3 @@ def part_of(calls: list[fx.Node]) -> Part:
     specs: list[Spec] = [n.meta["val"] for n in inputs]
     nodes = [(n.name, str(n.target), str(n.args), str(n.kwargs)) for n in graph.nodes]
     return Part(calls, inputs, outputs, graph, repr((specs, nodes)))
-
-
-def compile_segments(graph: fx.Graph, level: str) -> None:
-    """Replace each segment by a call of its compiled function, in place."""
-    replaced: dict[fx.Node, fx.Node] = {}
-    parts = [part_of(calls) for calls in segments(graph, level)]
-    for part in parts:
-        replaced |= _called(part, COMPILED.setdefault(part.structure, Compiled(part.graph)))
-    replace_uses(replaced)
-    for part in parts:
-        for node in reversed(part.calls):
-            graph.erase_node(node)
-
-
-def _called(part: Part, function: Callable) -> dict[fx.Node, fx.Node]:
-    """Call a function behind the calls that it stands for; what takes the places of their results."""
-    graph, results = part.calls[0].graph, {}
-    with graph.inserting_after(part.calls[-1]):
-        call = graph.create_node("call_function", function, tuple(part.inputs), name="segment")
-    flops = sum(FLOPS[n.target](n) for n in part.calls if n.target in FLOPS)  # pyright: ignore[reportArgumentType]
-    specs = tuple(n.meta["val"] for n in part.outputs)
-    call.meta = {"val": specs, "label": "segment", "inside": part.calls, "flops": flops}
-    for i, node in reversed(list(enumerate(part.outputs))):
-        with graph.inserting_after(call):
-            result = graph.call_function(operator.getitem, (call, i))
-        result.meta, results[node] = dict(node.meta), result
-    return results

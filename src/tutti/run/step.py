@@ -22,6 +22,7 @@ from tutti.graph.capture import Loss, device_of
 from tutti.graph.slots import Slots
 from tutti.graph.step_graph import Spec, StepGraph
 from tutti.lower.program import Collective, Program
+from tutti.lower.stage_parts import pipeline_of
 from tutti.lower.vary import vary
 from tutti.plan.layout import Mesh, devices
 from tutti.plan.pin import Pin
@@ -45,7 +46,7 @@ from tutti.run.monitoring.predicted import SIMULATED, predicted
 from tutti.run.monitoring.recorder import Recorder
 from tutti.run.nonfinite import Inspector, NonFinite
 from tutti.run.observed import Observed, how_to_combine
-from tutti.run.pipeline import Pipeline, pipeline_of
+from tutti.run.pipeline import Pipeline
 from tutti.run.planning import Simulator, choose
 from tutti.run.position import HERE
 from tutti.run.recipe import Recipe, autocast_state

@@ -6,8 +6,8 @@ import torch
 import tutti
 import zoo
 from tutti.lower.cut import Place
+from tutti.lower.stage_parts import pipeline_of
 from tutti.plan.planner import Planner
-from tutti.run.pipeline import pipeline_of
 from tutti.run.simulated.dryrun import dry_run
 from tutti.run.simulated.gantt import save_gantt
 from tutti.run.simulated.pipeline import PipelineDryRun

@@ -20,13 +20,13 @@ from tutti.graph.step_graph import StepGraph
 from tutti.lower.actions import ONCE, Action, Message, actions_of
 from tutti.lower.cut import Cut, Place
 from tutti.lower.program import Program
+from tutti.lower.stage_parts import passed_layouts, pipeline_of, sizes_of, with_values
 from tutti.plan.layout import Layout, devices
 from tutti.plan.plan import PIPELINE, Plan
 from tutti.plan.search import Progress
 from tutti.plan.slots import Schedule
 from tutti.plan.tier import DEVICE
 from tutti.run.memory import Memory, input_kind
-from tutti.run.pipeline import passed_layouts, pipeline_of, sizes_of, with_values
 from tutti.run.simulated.simulate import Simulation, simulate
 from tutti.run.simulated.step import RANK, DryRun, Part, lowered, peak_of
 

@@ -25,7 +25,7 @@ from tutti.lower.program import Program
 from tutti.lower.transfers import arrived, bring, fetch, lend, put, store
 from tutti.lower.writes import WRITES
 from tutti.plan.tier import DEVICE
-from tutti.run.code import last_uses
+from tutti.run.liveness import last_uses
 from tutti.run.memory_inside import lstm_workspace
 
 aten, ops = torch.ops.aten, torch.ops.tutti

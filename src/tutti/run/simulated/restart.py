@@ -15,10 +15,10 @@ from functools import cache
 import numpy as np
 
 from tutti.graph.step_graph import GIVEN, Spec, StepGraph
+from tutti.lower.stage_parts import pipeline_of
 from tutti.plan.boxes import boxes, turn_of
 from tutti.plan.layout import Layout, Mesh, coordinates_of, devices, rank_at
 from tutti.plan.plan import Plan
-from tutti.run.pipeline import pipeline_of
 
 CHUNK = 1 << 22  # pairs of boxes that are looked at at once
 

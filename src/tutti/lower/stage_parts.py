@@ -1,0 +1,63 @@
+"""What the parts of a pipeline hand on, and how it is laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tutti.graph.step_graph import Spec, StepGraph
+from tutti.lower.cut import Cut, cut
+from tutti.lower.shard import made_in
+from tutti.plan.layout import Layout
+from tutti.plan.plan import Plan
+from tutti.plan.schedule import Schedule, forward
+
+
+def pipeline_of(
+    graph: StepGraph, plan: Plan, count: int, kept: Mapping[str, int] | None = None
+) -> tuple[Cut, Schedule]:
+    """The parts of a graph, and the order in which devices compute them; without gradients forward passes alone.
+
+    count: of microbatches. kept: stages of inputs that lie somewhere already.
+    """
+    schedule = plan.pipe.of(plan.accumulate, plan.durations)
+    if not graph.gradient_names:
+        schedule = forward(schedule.place, count, graph.slices)
+    return cut(graph, plan.stages, schedule.split, kept), schedule
+
+
+def passed(name: str) -> bool:
+    """Whether a part's input or output is handed from part to part."""
+    return name.startswith(("value:", "grad:"))
+
+
+def label_of(cut: Cut, name: str) -> str:
+    """The label under which a plan says how a value that is passed on lies."""
+    return cut.step.gradient_label(name.removeprefix("grad:")) if name.startswith("grad:") else name
+
+
+def passed_layouts(cut: Cut, part: StepGraph, plan: Plan) -> dict[str, Layout]:
+    """How what a part passes on is to lie."""
+    return {name: plan.input_layout(label_of(cut, name)) for name in part.outputs if passed(name)}
+
+
+def with_values(plan: Plan, cut: Cut) -> Plan:
+    """The plan with how what passes between parts lies: as it is made; sums of gradients as the plan says."""
+    layouts = {
+        label_of(cut, name): made_in(node, plan)
+        for part in cut.parts.values()
+        for name, node in part.outputs.items()
+        if name.startswith("value:") or (name.startswith("grad:") and plan.accumulate == 1)
+    }
+    return plan.replace(inputs={**layouts, **plan.inputs})
+
+
+def sizes_of(cut: Cut, plan: Plan) -> dict[str, int]:
+    """Bytes that a rank holds of every input and of what passes between parts."""
+    found = {}
+    for part in cut.parts.values():
+        handed = [(name, node) for name, node in part.outputs.items() if passed(name)]
+        for name, node in [*part.inputs.items(), *handed]:
+            label = label_of(cut, name) if passed(name) else node.meta["label"]
+            spec: Spec = node.meta["val"]
+            found[name] = Spec(plan.input_layout(label).local_shape(spec.shape, plan.mesh), spec.dtype).bytes
+    return found

@@ -1,0 +1,17 @@
+"""Liveness: after which call a value is read no more."""
+
+from __future__ import annotations
+
+from torch import fx
+
+
+def last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    """For each call the values that nobody reads after it, and that are dropped there."""
+    seen: set[fx.Node] = set()
+    dies: dict[fx.Node, list[fx.Node]] = {}
+    for node in reversed(graph.nodes):
+        last = [n for n in node.all_input_nodes if n not in seen]
+        seen.update(last)
+        if node.op == "call_function":
+            dies[node] = last + ([] if node in seen else [node])
+    return dies
