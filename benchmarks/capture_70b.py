@@ -19,7 +19,7 @@ import harness
 import tutti
 from tutti.lower.vary import vary
 from tutti.plan.search import Search
-from tutti.run.planning import Simulator
+from tutti.sim.planning import Simulator
 
 
 @dataclass(frozen=True)

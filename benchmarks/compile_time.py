@@ -18,8 +18,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import harness
 import tutti
-from tutti.run import levels
-from tutti.run.segment_calls import COMPILED
+from tutti.compile.segment_calls import COMPILED
+from tutti.exec import levels
 
 DEPTHS, QUICK_DEPTHS = (6, 12, 30, 60, 120), (2, 4, 8)
 DEEPEST_PEER = 30

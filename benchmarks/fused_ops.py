@@ -27,14 +27,14 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import harness
-from tutti.graph.capture import capture
-from tutti.graph.step_graph import StepGraph
+from tutti.capture.capture import capture
+from tutti.exec.levels import prepare
+from tutti.exec.runtime import runtime_for
+from tutti.ir.step_graph import StepGraph
 from tutti.lower.shard import shard
 from tutti.nn import linear_cross_entropy  # noqa: F401  (registers the operators)
 from tutti.nn.fused import FUSED
 from tutti.plan.plan import Plan
-from tutti.run.levels import prepare
-from tutti.run.runtime import runtime_for
 
 ops = torch.ops.tutti
 DTYPES = (torch.float32, torch.bfloat16)

@@ -16,9 +16,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import harness
 import tutti
+from tutti.analysis.passes import improve
 from tutti.lower.shard import shard
 from tutti.plan.planner import Planner
-from tutti.run.levels import improve
 
 LAYERS, QUICK_LAYERS = 32, 4
 BATCH, SEQUENCE = 8, 4096

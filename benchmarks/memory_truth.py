@@ -32,8 +32,8 @@ def measure(name: str, plan: str, cluster: str, level: str) -> dict[str, int]:
 
     import models
     import tutti
-    from tutti.run.memory import CPU, memory
-    from tutti.run.simulated.dryrun import dry_run
+    from tutti.analysis.memory import CPU, memory
+    from tutti.sim.dryrun import dry_run
     from tutti.train.memory import PeakMemory, live_bytes
 
     model, batch, loss = models.case(name)

@@ -20,10 +20,10 @@ import transformers
 
 import harness
 import tutti
-from tutti.graph.step_graph import StepGraph
+from tutti.exec.memory_budget import OverBudget, bytes_of
+from tutti.ir.step_graph import StepGraph
 from tutti.plan.planner import Planner
-from tutti.run.ledger import OverBudget, bytes_of
-from tutti.run.simulated.dryrun import dry_run
+from tutti.sim.dryrun import dry_run
 
 BUDGET = "256MiB"
 PLANS = ("single", "offload", "offload2", "offload3")

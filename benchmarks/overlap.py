@@ -33,22 +33,22 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import harness
 import tutti
-from tutti.cluster import Cluster
-from tutti.cluster.device import Device, Link
-from tutti.cluster.local import local
-from tutti.cluster.presets import PRESETS, RING_ONLY
+from tutti.api import step as module
+from tutti.exec.codegen import Request
+from tutti.exec.runtime import Distributed, join_job
+from tutti.exec.underway import UnderWay
+from tutti.hardware import Cluster
+from tutti.hardware.device import Device, Link
+from tutti.hardware.local import local
+from tutti.hardware.presets import PRESETS, RING_ONLY
 from tutti.lower.vary import vary
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
 from tutti.plan.reshard import sent_bytes
 from tutti.plan.textbook import parse_name
-from tutti.run import step as module
-from tutti.run.code import Request
-from tutti.run.runtime import Distributed, join_job
-from tutti.run.simulated.dryrun import dry_run
-from tutti.run.simulated.simulate import simulate
-from tutti.run.simulated.step import DryRun
-from tutti.run.underway import UnderWay
+from tutti.sim.dryrun import dry_run
+from tutti.sim.simulate import simulate
+from tutti.sim.step import DryRun
 
 LLAMA_13B = dict(hidden_size=5120, num_attention_heads=40, intermediate_size=13824, vocab_size=32000)
 SLOW = Link(25e9, 5e-6, source="25 GB/s a device", ways=RING_ONLY)

@@ -20,16 +20,16 @@ import transformers
 
 import harness
 import tutti
-from tutti.graph.step_graph import StepGraph
+from tutti.ir.step_graph import StepGraph
 from tutti.lower.vary import vary
-from tutti.plan.piped import Piped
+from tutti.plan.pipeline_candidate import Piped
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
 from tutti.plan.schedule import Pipe
 from tutti.plan.search import Search
 from tutti.plan.variant import Variant
-from tutti.run.planning import Simulator
-from tutti.run.simulated.dryrun import dry_run
+from tutti.sim.dryrun import dry_run
+from tutti.sim.planning import Simulator
 
 FLAT = 64  # microbatches without a pipeline: with fewer nothing that is fast fits
 

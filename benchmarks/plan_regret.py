@@ -2,7 +2,7 @@
 
 For models of several kinds on two and on four Gloo processes of this machine, all plans of a case (see
 `plan_regret_cases.py`) are run in turns, round by round, and predicted on the calibrated cluster by the simulator
-(`tutti.run.simulated.dryrun.dry_run`), which is what the search goes by. A step takes as long as its slowest rank.
+(`tutti.sim.dryrun.dry_run`), which is what the search goes by. A step takes as long as its slowest rank.
 Other programs add, and more to some plans than to others: before a turn the machine is given time to fall quiet, turns
 in which others took much of a core are repeated, both as long as patience lasts, and of the quietest turns the lower
 quartile counts. `foreign`: the cores that others took in those, on average. By case:
@@ -37,12 +37,12 @@ import harness
 import tutti
 from gloo import Pool
 from plan_regret_cases import CASES, QUICK, Case, content, model_of, plans_of
-from tutti.cluster import Cluster, machine
-from tutti.cluster.command import command as calibrate
-from tutti.cluster.local import calibrated
-from tutti.graph.step_graph import StepGraph
+from tutti.cli.calibrate import command as calibrate
+from tutti.hardware import Cluster, machine
+from tutti.hardware.local import calibrated
+from tutti.ir.step_graph import StepGraph
 from tutti.plan.plan import Plan
-from tutti.run.simulated.dryrun import dry_run
+from tutti.sim.dryrun import dry_run
 
 KEPT = machine.FOLDER / "plan_regret"
 ROUNDS, QUICK_ROUNDS = 4, 2
@@ -71,7 +71,7 @@ def prepare(model_name: str, plan: str, level: str) -> float:
 
 
 def dist_size() -> int:
-    from tutti.run.runtime import join_job
+    from tutti.exec.runtime import join_job
 
     return join_job(torch.device("cpu"))
 

@@ -17,16 +17,16 @@ import torch.nn.functional as F
 import transformers
 
 import models
-from tutti.cluster import Cluster
-from tutti.cluster.curve import Curve
-from tutti.cluster.device import Link
-from tutti.graph.step_graph import StepGraph
+from tutti.hardware import Cluster
+from tutti.hardware.curve import Curve
+from tutti.hardware.device import Link
+from tutti.ir.step_graph import StepGraph
 from tutti.lower.vary import vary
 from tutti.plan.plan import Plan, renamed
 from tutti.plan.planner import Planner
 from tutti.plan.random import random_plan
 from tutti.plan.search import Search
-from tutti.run.planning import Simulator
+from tutti.sim.planning import Simulator
 
 TEXT, LENGTH, VOCABULARY = 16, 128, 4096  # sequences, tokens of each
 IMAGES, PIXELS = 16, 32

@@ -43,18 +43,18 @@ from scipy.optimize import least_squares
 
 import harness
 import tutti
-from tutti.cluster import Cluster
-from tutti.graph.step_graph import StepGraph
+from tutti.analysis.prices import Prices
+from tutti.hardware import Cluster
+from tutti.ir.step_graph import StepGraph
 from tutti.plan.choice import Choice
 from tutti.plan.layout import Layout, Partial
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
 from tutti.plan.schedule import schedule_of
 from tutti.plan.slots import makespan
-from tutti.run.simulated.dryrun import dry_run
-from tutti.run.simulated.prices import Prices
-from tutti.run.simulated.step import RANK, DryRun
-from tutti.run.simulated.tasks import COMPUTE, tasks_of
+from tutti.sim.dryrun import dry_run
+from tutti.sim.step import RANK, DryRun
+from tutti.sim.tasks import COMPUTE, tasks_of
 
 transformers.logging.set_verbosity_error()
 

@@ -25,12 +25,12 @@ import transformers
 import harness
 import models
 import tutti
-from tutti.cluster import Cluster
+from tutti.hardware import Cluster
 from tutti.lower.vary import vary
 from tutti.plan.planner import Planner
 from tutti.plan.recompute import Activations
 from tutti.plan.variant import Variant
-from tutti.run.simulated.forward import forward_seconds
+from tutti.sim.forward import forward_seconds
 from tutti.train.memory import PeakMemory, live_bytes
 
 SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)

@@ -14,13 +14,13 @@ from typing import Any
 
 import harness
 from pipelines import t5
-from tutti.cluster import Cluster
-from tutti.graph.step_graph import StepGraph
+from tutti.hardware import Cluster
+from tutti.ir.step_graph import StepGraph
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
 from tutti.plan.textbook import parse_name
-from tutti.run.simulated.dryrun import dry_run
-from tutti.run.simulated.restart import restart
+from tutti.sim.dryrun import dry_run
+from tutti.sim.restart import restart
 
 PUBLISHED = 7200  # seconds
 NODE = 8

@@ -23,13 +23,13 @@ import transformers
 
 import harness
 import tutti
-from tutti.graph.step_graph import StepGraph
+from tutti.ir.step_graph import StepGraph
 from tutti.lower.vary import vary
-from tutti.plan.joint import Joint
 from tutti.plan.price import Pricer
 from tutti.plan.problem import problem_of
 from tutti.plan.search import Search
-from tutti.run.planning import Simulator
+from tutti.plan.sharding_problem import Joint
+from tutti.sim.planning import Simulator
 
 SEQUENCE = 8192
 MESHES = {"h100:8": {"dp": 8}, "h100:4": {"dp": 2, "tp": 2}, "h100:32x8": {"dp": 32, "tp": 8},

@@ -28,10 +28,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import harness
 import trainers
 import tutti
-from tutti.graph.costs import FREE
-from tutti.graph.step_graph import Spec
-from tutti.run.monitoring import recording
-from tutti.run.monitoring.calls import calls_of
+from tutti.ir.costs import FREE
+from tutti.ir.step_graph import Spec
+from tutti.observe import recording
+from tutti.observe.calls import calls_of
 
 
 @dataclass(frozen=True)

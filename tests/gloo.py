@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 RANKS = 4
-PRELOADED = ["transformers.models.gpt2.modeling_gpt2", "transformers.models.llama.modeling_llama", "tutti.run.step"]
+PRELOADED = ["transformers.models.gpt2.modeling_gpt2", "transformers.models.llama.modeling_llama", "tutti.api.step"]
 """What most tasks import: once, in the process that ranks are forked from, and not in each of them."""
 SECONDS = 240  # no task takes longer; a pool that hangs is ended
 

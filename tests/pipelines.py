@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from tutti.cluster import Cluster
-from tutti.graph.step_graph import FORWARD, StepGraph
+from tutti.hardware import Cluster
+from tutti.ir.step_graph import FORWARD, StepGraph
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
 from tutti.plan.slots import Durations, Schedule, makespan, taking

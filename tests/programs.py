@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import fx
 
-from tutti.graph.step_graph import FORWARD, Spec
+from tutti.ir.step_graph import FORWARD, Spec
 from tutti.lower.program import Program
 from tutti.plan.layout import Layout, Mesh
 

@@ -8,13 +8,13 @@ import torch
 import transformers
 
 import tutti
-from tutti.cluster.device import Outer
-from tutti.graph.step_graph import StepGraph
+from tutti.hardware.device import Outer
+from tutti.ir.step_graph import StepGraph
 from tutti.lower.vary import vary
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
 from tutti.plan.search import Search
-from tutti.run.planning import Simulator
+from tutti.sim.planning import Simulator
 
 
 def wide(batch: int = 16, layers: int = 2, length: int = 1024, **options) -> StepGraph:

@@ -3,8 +3,8 @@
 import pytest
 
 from tutti import cli
-from tutti.cluster import Cluster, calibrate, machine
-from tutti.cluster.calibrate import Effort
+from tutti.hardware import Cluster, calibrate, machine
+from tutti.hardware.calibrate import Effort
 
 LITTLE = Effort(0.0, (1, 64), 1e9, ("float32",), (1 << 12, 1 << 14), (1 << 12,), 0.0, 1, (1 << 10, 1 << 12))
 
@@ -12,7 +12,7 @@ LITTLE = Effort(0.0, (1, 64), 1e9, ("float32",), (1 << 12, 1 << 14), (1 << 12,),
 @pytest.mark.starts
 def test_a_calibration_is_saved_shown_and_parsed(tmp_path, capsys, monkeypatch):
     real = calibrate.calibrate
-    monkeypatch.setattr("tutti.cluster.command.calibrate", lambda *a, **k: real(*a, **k, effort=LITTLE))
+    monkeypatch.setattr("tutti.cli.calibrate.calibrate", lambda *a, **k: real(*a, **k, effort=LITTLE))
     file = tmp_path / "here.json"
     assert cli.main(["calibrate", "--devices", "2", "--threads", "1", "--kind", "cpu", "--save", str(file)]) == 0
     out = capsys.readouterr().out

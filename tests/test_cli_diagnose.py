@@ -4,7 +4,7 @@ import pytest
 
 from recorded import write
 from tutti.cli import main
-from tutti.run.monitoring.phases import Phases
+from tutti.observe.phases import Phases
 
 
 @pytest.fixture

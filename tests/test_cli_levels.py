@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
+from tutti.analysis.passes import LEVELS
 from tutti.cli import main
-from tutti.run.levels import LEVELS
 
 
 def test_passes_of_each_level_are_printed_with_what_they_do(capsys):

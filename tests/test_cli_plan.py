@@ -9,8 +9,8 @@ from torch import nn
 
 import tutti
 from tutti import cli
-from tutti.cluster.presets import PRESETS
-from tutti.graph.load import load
+from tutti.capture.load import load
+from tutti.hardware.presets import PRESETS
 from tutti.plan.reasons import difference
 
 

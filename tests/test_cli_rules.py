@@ -12,7 +12,7 @@ import tutti
 from tutti import cli
 from tutti.check import command
 from tutti.check.samples.sample import SAMPLES
-from tutti.rules import CONTIGUOUS, LOCAL, RULES, SENDS
+from tutti.ops import CONTIGUOUS, LOCAL, RULES, SENDS
 
 aten = torch.ops.aten
 PAGE = Path(__file__).parents[1] / "docs/extend/operator.md"
@@ -47,7 +47,7 @@ def test_the_table(capsys):
     code, out, _ = run(capsys, "aten.bmm")
     assert code == 0 and table(out) == {"aten.bmm": ["b m k, b k n -> b m n | ~0 ~1"]}
     code, out, _ = run(capsys, "nll_loss_forward")
-    assert table(out) == {"aten.nll_loss_forward": ["by its arguments (tutti.rules.loss)", "yes"]}
+    assert table(out) == {"aten.nll_loss_forward": ["by its arguments (tutti.ops.loss)", "yes"]}
 
 
 def test_operators_are_named_in_several_ways(capsys):

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import tutti
-from tutti.cluster import PRESETS, Device, Link
-from tutti.graph.pattern_table import PATTERNS
+from tutti.capture.pattern_table import PATTERNS
+from tutti.hardware import PRESETS, Device, Link
 from tutti.plan.schedule import REGISTERED, schedule_of
 
 EQUAL = ((1.0, 1.0, 1.0, 0.0),) * 4

@@ -22,12 +22,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import harness
 import tutti
-from tutti.cluster.local import local
+from tutti.exec.memory_budget import OverBudget, bytes_of
+from tutti.hardware.local import local
 from tutti.lower.vary import vary
 from tutti.plan.planner import Planner
 from tutti.plan.textbook import parse_name
-from tutti.run.ledger import OverBudget, bytes_of
-from tutti.run.simulated.dryrun import dry_run
+from tutti.sim.dryrun import dry_run
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")

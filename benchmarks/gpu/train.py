@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import harness
 import trainers
 import tutti
-from tutti.cluster.local import local
+from tutti.hardware.local import local
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")

@@ -6,61 +6,61 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tutti.api.function import Function as Function
+    from tutti.api.function import function as function
+    from tutti.api.function import functions as functions
+    from tutti.api.jit import jit as jit
+    from tutti.api.step import Step as Step
+    from tutti.api.step import parallelize as parallelize
+    from tutti.capture.capture import capture as capture
+    from tutti.capture.loop_capture import cond as cond
+    from tutti.capture.loop_capture import scan as scan
+    from tutti.capture.loop_capture import while_loop as while_loop
+    from tutti.capture.optimizers import register_optimizer as register_optimizer
+    from tutti.capture.pattern_table import register_pattern as register_pattern
+    from tutti.capture.patterns import Pattern as Pattern
     from tutti.check.user import rule as rule
-    from tutti.cluster import Cluster as Cluster
-    from tutti.cluster import register_device as register_device
-    from tutti.graph.capture import capture as capture
-    from tutti.graph.loop_capture import cond as cond
-    from tutti.graph.loop_capture import scan as scan
-    from tutti.graph.loop_capture import while_loop as while_loop
-    from tutti.graph.optimizers import register_optimizer as register_optimizer
-    from tutti.graph.pattern_table import register_pattern as register_pattern
-    from tutti.graph.patterns import Pattern as Pattern
-    from tutti.graph.step_graph import StepGraph as StepGraph
+    from tutti.checkpoint.checkpoints import Checkpoints as Checkpoints
+    from tutti.exec.store import Store as Store
+    from tutti.hardware import Cluster as Cluster
+    from tutti.hardware import register_device as register_device
+    from tutti.ir.step_graph import StepGraph as StepGraph
+    from tutti.launch.watchdog import Watchdog as Watchdog
     from tutti.plan.layout import Layout as Layout
     from tutti.plan.pin import pin as pin
     from tutti.plan.plan import Plan as Plan
     from tutti.plan.random import random_plan as random_plan
     from tutti.plan.schedule import register_schedule as register_schedule
     from tutti.plan.slots import Slot as Slot
-    from tutti.run.checkpoint.checkpoints import Checkpoints as Checkpoints
-    from tutti.run.function import Function as Function
-    from tutti.run.function import function as function
-    from tutti.run.function import functions as functions
-    from tutti.run.jit import jit as jit
-    from tutti.run.step import Step as Step
-    from tutti.run.step import parallelize as parallelize
-    from tutti.run.store import Store as Store
-    from tutti.run.watchdog import Watchdog as Watchdog
 
 # Public name -> its module, imported on first use: `tutti --help` need not wait for torch.
 NAMES = {
-    "Checkpoints": "tutti.run.checkpoint.checkpoints",
-    "Cluster": "tutti.cluster",
-    "Function": "tutti.run.function",
+    "Checkpoints": "tutti.checkpoint.checkpoints",
+    "Cluster": "tutti.hardware",
+    "Function": "tutti.api.function",
     "Layout": "tutti.plan.layout",
-    "Pattern": "tutti.graph.patterns",
+    "Pattern": "tutti.capture.patterns",
     "Plan": "tutti.plan.plan",
     "Slot": "tutti.plan.slots",
-    "Step": "tutti.run.step",
-    "Store": "tutti.run.store",
-    "StepGraph": "tutti.graph.step_graph",
-    "Watchdog": "tutti.run.watchdog",
-    "capture": "tutti.graph.capture",
-    "cond": "tutti.graph.loop_capture",
-    "function": "tutti.run.function",
-    "functions": "tutti.run.function",
-    "jit": "tutti.run.jit",
-    "parallelize": "tutti.run.step",
+    "Step": "tutti.api.step",
+    "Store": "tutti.exec.store",
+    "StepGraph": "tutti.ir.step_graph",
+    "Watchdog": "tutti.launch.watchdog",
+    "capture": "tutti.capture.capture",
+    "cond": "tutti.capture.loop_capture",
+    "function": "tutti.api.function",
+    "functions": "tutti.api.function",
+    "jit": "tutti.api.jit",
+    "parallelize": "tutti.api.step",
     "pin": "tutti.plan.pin",
     "random_plan": "tutti.plan.random",
-    "register_device": "tutti.cluster",
-    "register_optimizer": "tutti.graph.optimizers",
-    "register_pattern": "tutti.graph.pattern_table",
+    "register_device": "tutti.hardware",
+    "register_optimizer": "tutti.capture.optimizers",
+    "register_pattern": "tutti.capture.pattern_table",
     "register_schedule": "tutti.plan.schedule",
     "rule": "tutti.check.user",
-    "scan": "tutti.graph.loop_capture",
-    "while_loop": "tutti.graph.loop_capture",
+    "scan": "tutti.capture.loop_capture",
+    "while_loop": "tutti.capture.loop_capture",
 }
 
 

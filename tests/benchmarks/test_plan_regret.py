@@ -15,9 +15,9 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import plan_regret
 import plan_regret_cases as cases
 import zoo
-from tutti.cluster import Cluster
-from tutti.cluster.curve import Curve
-from tutti.cluster.device import Link
+from tutti.hardware import Cluster
+from tutti.hardware.curve import Curve
+from tutti.hardware.device import Link
 from tutti.lower.vary import vary
 from tutti.plan.plan import renamed
 from tutti.plan.planner import Planner

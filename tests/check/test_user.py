@@ -6,8 +6,8 @@ from torch import nn
 
 import tutti
 from tutti.check.samples import Draw
+from tutti.ops import CONTIGUOUS, LOCAL, RULES, SENDS
 from tutti.plan.choice import Choice
-from tutti.rules import CONTIGUOUS, LOCAL, RULES, SENDS
 
 
 def define(name: str, function, fake=None):

@@ -7,14 +7,14 @@ from torch import fx
 
 import tutti
 from cases import crossed, slow
-from tutti.graph.step_graph import UPDATE, Spec
+from tutti.exec.codegen import generate
+from tutti.exec.virtual import run_virtual
+from tutti.ir.step_graph import UPDATE, Spec
 from tutti.lower import bucket as module
 from tutti.lower import inplace
 from tutti.lower.bucket import bucket
 from tutti.lower.collectives import COLLECTIVES, all_gather, all_reduce, reduce_scatter
-from tutti.run.code import generate
-from tutti.run.simulated.dryrun import dry_run
-from tutti.run.virtual import run_virtual
+from tutti.sim.dryrun import dry_run
 
 aten = torch.ops.aten
 MESH = {"dp": 2}

@@ -6,8 +6,8 @@ import torch
 import tutti
 import zoo
 from pipelines import random_stages
-from tutti.graph.costs import FREE
-from tutti.graph.step_graph import BACKWARD
+from tutti.ir.costs import FREE
+from tutti.ir.step_graph import BACKWARD
 from tutti.lower.cut import Place, cut
 
 HALVES = {"model.embed_tokens": 0, "model.layers.0": 0, "model.layers.1": 1}

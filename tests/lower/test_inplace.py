@@ -6,16 +6,16 @@ import torch
 import tutti
 import zoo
 from cases import crossed
-from tutti.graph import optimizers
+from tutti.analysis.memory import CPU, course
+from tutti.analysis.replay import replay
+from tutti.capture import optimizers
+from tutti.exec.codegen import generate
 from tutti.lower import bucket as merging
 from tutti.lower import inplace as module
 from tutti.lower.inplace import update_in_place
 from tutti.lower.shard import shard
 from tutti.nn.adam import IN_PLACE
 from tutti.plan.plan import Plan
-from tutti.run.code import generate
-from tutti.run.memory import CPU, course
-from tutti.run.simulated.replay import replay
 
 
 def programs(optimizer, layers=1, dtype=torch.float32, **options):

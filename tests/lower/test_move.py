@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import fx
 
-from tutti.graph.step_graph import Spec
+from tutti.exec.codegen import generate
+from tutti.exec.virtual import run_virtual
+from tutti.ir.step_graph import Spec
 from tutti.lower.move import move
 from tutti.plan.layout import Layout, Partial, R, Split, coordinates_of
 from tutti.plan.reshard import Step
-from tutti.run.code import generate
-from tutti.run.virtual import run_virtual
 
 MESH, SHAPE = {"a": 2, "b": 3}, (12, 6)
 

@@ -5,7 +5,7 @@ import operator
 import torch
 from torch import fx
 
-from tutti.graph.step_graph import UPDATE
+from tutti.ir.step_graph import UPDATE
 from tutti.lower.collectives import all_reduce
 from tutti.lower.order import arrange, collectives_together, sort
 

@@ -10,10 +10,10 @@ from torch import fx
 import models
 import tutti
 from cases import slow
-from tutti.graph.step_graph import Spec
+from tutti.analysis.passes import LEVELS
+from tutti.ir.step_graph import Spec
 from tutti.lower.collectives import all_reduce, wait
 from tutti.lower.overwrite import DIM, INTO, PLACE, write_over
-from tutti.run.levels import LEVELS
 
 aten = torch.ops.aten
 SHAPE = (5, 7)

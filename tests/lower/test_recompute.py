@@ -11,13 +11,13 @@ import tutti
 import zoo
 from cases import slow
 from models import MODELS
-from tutti.graph.step_graph import BACKWARD, StepGraph
+from tutti.ir.step_graph import BACKWARD, StepGraph
 from tutti.lower.recompute import recompute
 from tutti.lower.vary import vary
 from tutti.plan.planner import Planner
 from tutti.plan.recompute import Activations
 from tutti.plan.variant import Variant
-from tutti.run.simulated.dryrun import dry_run
+from tutti.sim.dryrun import dry_run
 
 CLUSTER = tutti.Cluster.parse("cpu:1")
 

@@ -11,8 +11,8 @@ import torch
 import tutti
 import zoo
 from cases import crossed
-from tutti.graph.costs import FLOPS
-from tutti.graph.step_graph import UPDATE
+from tutti.ir.costs import FLOPS
+from tutti.ir.step_graph import UPDATE
 from tutti.lower.collectives import COLLECTIVES, all_gather
 from tutti.lower.parts import in_parts
 from tutti.lower.regions import divide

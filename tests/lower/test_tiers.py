@@ -7,7 +7,7 @@ import torch
 
 import tutti
 import zoo
-from tutti.graph.step_graph import BACKWARD, FORWARD, UPDATE
+from tutti.ir.step_graph import BACKWARD, FORWARD, UPDATE
 from tutti.lower.early import overwritten
 from tutti.lower.shard import shard
 from tutti.lower.tiers import use_tiers

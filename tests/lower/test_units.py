@@ -10,7 +10,8 @@ import torch
 import tutti
 from cases import slow
 from models import case
-from tutti.graph.costs import FLOPS
+from tutti.analysis.passes import improve
+from tutti.ir.costs import FLOPS
 from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.order import arrange
 from tutti.lower.shard import shard
@@ -18,7 +19,6 @@ from tutti.lower.units import is_view, needs, overwritten, readers_before, units
 from tutti.lower.unroll import copy
 from tutti.plan.planner import Planner
 from tutti.plan.variant import Variant
-from tutti.run.levels import improve
 
 
 def programs(name: str, plan: str, devices: int, copies: int = 1):

@@ -12,7 +12,7 @@ import tutti
 import zoo
 from cases import crossed, slow
 from models import MODELS
-from tutti.graph.step_graph import BACKWARD, FORWARD
+from tutti.ir.step_graph import BACKWARD, FORWARD
 from tutti.lower.unroll import unroll
 from tutti.plan.stages import Reads
 

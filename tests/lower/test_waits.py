@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import fx
 
-from tutti.graph.step_graph import Spec
+from tutti.exec.codegen import Request, Wait, generate
+from tutti.exec.virtual import run_virtual
+from tutti.ir.step_graph import Spec
 from tutti.lower.collectives import all_gather, all_reduce, is_begun, wait
 from tutti.lower.units import units
 from tutti.lower.waits import insert_waits
-from tutti.run.code import Request, Wait, generate
-from tutti.run.virtual import run_virtual
 
 aten = torch.ops.aten
 MESH = {"dp": 2}

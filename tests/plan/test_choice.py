@@ -2,9 +2,9 @@
 
 import pytest
 
+from tutti.ops import parse
 from tutti.plan.choice import Choice, candidates, check, layouts, legal, nest, parse_choice
 from tutti.plan.layout import Layout, Partial, R, Split
-from tutti.rules import parse
 
 MM = parse("m k, k n -> m n | ~0 ~1", [(8, 6), (6, 4)], [(8, 4)])
 ADDMM = parse("+n, m k, k n -> m n | ~01", [(4,), (8, 6), (6, 4)], [(8, 4)])

@@ -8,13 +8,13 @@ import torch
 import models
 import tutti
 from cases import slow
-from tutti.cluster import Device
-from tutti.cluster.curve import Curve
-from tutti.cluster.device import FAMILIES, Link
+from tutti.hardware import Device
+from tutti.hardware.curve import Curve
+from tutti.hardware.device import FAMILIES, Link
 from tutti.plan.plan import Plan
 from tutti.plan.price import Pricer
 from tutti.plan.problem import problem_of
-from tutti.run.simulated.dryrun import dry_run
+from tutti.sim.dryrun import dry_run
 
 RATES = {family: (3 + i) * 1e-10 for i, family in enumerate(FAMILIES)}  # seconds a byte, all different
 CURVES = {f"{family} float32": Curve(((0.0, 0.0), (1.0, rate))) for family, rate in RATES.items()}

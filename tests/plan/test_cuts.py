@@ -9,7 +9,7 @@ import torch
 import tutti
 import zoo
 from tutti.plan.cuts import Layer, Layers, split, together
-from tutti.plan.joint import Cost
+from tutti.plan.sharding_problem import Cost
 
 
 def every(layers, stages):

@@ -6,12 +6,12 @@ import torch
 import tutti
 import zoo
 from searches import wide
-from tutti.plan.joint import Joint
 from tutti.plan.planner import Planner
 from tutti.plan.price import Pricer
 from tutti.plan.problem import problem_of
+from tutti.plan.sharding_problem import Joint
 from tutti.plan.title import title
-from tutti.run.planning import Simulator
+from tutti.sim.planning import Simulator
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from tutti.plan.plan import Plan
 from tutti.plan.recompute import Activations
 from tutti.plan.search import Search
 from tutti.plan.tier import offloaded
-from tutti.run.planning import Simulator
-from tutti.run.simulated.dryrun import dry_run
+from tutti.sim.dryrun import dry_run
+from tutti.sim.planning import Simulator
 
 CLUSTER = tutti.Cluster.parse("v100-32:2")
 

@@ -6,12 +6,12 @@ from itertools import product
 import pytest
 import torch
 
-from tutti.graph.step_graph import FORWARD, Spec
+from tutti.ir.step_graph import FORWARD, Spec
+from tutti.ops import parse
 from tutti.plan.choice import Choice, candidates, layouts, legal
 from tutti.plan.layout import Layout, Split
 from tutti.plan.options import PLACEMENTS, OptionTable
 from tutti.plan.problem import Operator
-from tutti.rules import parse
 
 
 def operator(notation: str, inputs, output, label: str = "o") -> Operator:

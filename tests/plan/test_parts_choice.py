@@ -8,10 +8,10 @@ import transformers
 
 import tutti
 from searches import search
-from tutti.cluster.device import Link
+from tutti.hardware.device import Link
 from tutti.plan.layout import Mesh
-from tutti.run.planning import Simulator
-from tutti.run.simulated.dryrun import dry_run
+from tutti.sim.dryrun import dry_run
+from tutti.sim.planning import Simulator
 
 
 def long(length: int) -> tutti.StepGraph:

@@ -12,14 +12,14 @@ import tutti
 from searches import wide
 from tutti.lower.vary import vary
 from tutti.plan.otherwise import otherwise
-from tutti.plan.piped import Piped
+from tutti.plan.pipeline_candidate import Piped
 from tutti.plan.plan import PIPELINE
 from tutti.plan.planner import Planner
 from tutti.plan.schedule import Pipe
 from tutti.plan.search import Search
 from tutti.plan.variant import PLAIN, Variant
-from tutti.run.planning import Simulator
-from tutti.run.simulated.dryrun import dry_run
+from tutti.sim.dryrun import dry_run
+from tutti.sim.planning import Simulator
 
 BATCH = 32
 FAST = tutti.Cluster.parse("h100:4")

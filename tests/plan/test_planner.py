@@ -12,7 +12,7 @@ from searches import alone, predicted, wide
 from tutti.plan.layout import Layout, Split, devices
 from tutti.plan.planner import Planner, replan
 from tutti.plan.textbook import Textbook
-from tutti.run.planning import Simulator
+from tutti.sim.planning import Simulator
 
 
 def capture(make=zoo.llama, batch=12, **options):

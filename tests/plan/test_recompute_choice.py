@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import fx
 
-from tutti.graph.step_graph import BACKWARD, FORWARD, Spec, StepGraph
+from tutti.ir.step_graph import BACKWARD, FORWARD, Spec, StepGraph
 from tutti.plan.recompute import Activations
 
 

@@ -15,7 +15,7 @@ from tutti.plan.layout import devices
 from tutti.plan.plan import Plan
 from tutti.plan.reasons import difference
 from tutti.plan.search import NEAR, Search
-from tutti.run.planning import Simulator
+from tutti.sim.planning import Simulator
 
 CLUSTER = alone("h100:4")
 

@@ -13,8 +13,8 @@ from tutti.lower.vary import vary
 from tutti.plan.search import Search
 from tutti.plan.smaller import Smaller
 from tutti.plan.variant import PLAIN
-from tutti.run.planning import Simulator
-from tutti.run.simulated.dryrun import dry_run
+from tutti.sim.dryrun import dry_run
+from tutti.sim.planning import Simulator
 
 FAST = alone("h100:4")
 

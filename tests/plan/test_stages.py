@@ -6,7 +6,7 @@ import torch
 import tutti
 import zoo
 from pipelines import random_stages
-from tutti.graph.step_graph import BACKWARD, FORWARD
+from tutti.ir.step_graph import BACKWARD, FORWARD
 from tutti.plan.stages import Reads, stages_of
 
 HALVES = {"transformer.wte": 0, "transformer.h.0": 0, "transformer.h.1": 1}

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from tutti.cluster import Cluster
-from tutti.graph.function import capture_function
-from tutti.graph.holdings import Holdings
+from tutti.capture.function import capture_function
+from tutti.capture.holdings import Holdings
+from tutti.hardware import Cluster
 from tutti.plan.planner import Candidate, Planner
 from tutti.plan.together import plan_together
 

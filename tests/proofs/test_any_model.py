@@ -14,7 +14,7 @@ import torch
 import models
 import tutti
 from cases import crossed, some
-from tutti.rules import rule_of
+from tutti.ops import rule_of
 
 DEVICES = (2, 3, 4, 6, 8)
 PLANS = 8

@@ -12,12 +12,12 @@ from torch import nn
 import tutti
 from cases import crossed
 from tutti.lower.shard import shard
+from tutti.ops import rule_of
+from tutti.ops.attention import BACKWARD, FORWARD, blocks
 from tutti.plan.choice import Choice
 from tutti.plan.layout import Layout, Split
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
-from tutti.rules import rule_of
-from tutti.rules.attention import BACKWARD, FORWARD, blocks
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 8, 24, 4
 

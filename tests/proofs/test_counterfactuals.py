@@ -13,7 +13,7 @@ from searches import search
 from tutti.plan.explain import seconds, size
 from tutti.plan.otherwise import otherwise
 from tutti.plan.reasons import difference
-from tutti.run.simulated.dryrun import dry_run
+from tutti.sim.dryrun import dry_run
 
 UP = "model.layers.*.mlp.up_proj.weight"
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}

@@ -7,10 +7,10 @@ import torch
 import transformers
 
 import tutti
-from tutti.plan.piped import Piped
+from tutti.plan.pipeline_candidate import Piped
 from tutti.plan.planner import Planner
 from tutti.plan.schedule import Pipe
-from tutti.run.simulated.dryrun import dry_run
+from tutti.sim.dryrun import dry_run
 
 MICROBATCHES = 8
 

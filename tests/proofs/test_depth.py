@@ -7,11 +7,11 @@ import torch
 import transformers
 
 from cases import crossed
-from tutti.graph.capture import capture
+from tutti.analysis.passes import improve
+from tutti.analysis.segments import part_of, segments
+from tutti.capture.capture import capture
 from tutti.lower.shard import shard
 from tutti.plan.plan import Plan
-from tutti.run.levels import improve
-from tutti.run.segments import part_of, segments
 
 
 def llama(depth):

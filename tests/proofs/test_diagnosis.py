@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import shaped
 import tutti
 from gloo import RANKS
-from tutti.run.monitoring.diagnosis import diagnose
+from tutti.observe.diagnosis import diagnose
 from zoo import VOCABULARY, llama, tokens
 
 SEEDS = 10

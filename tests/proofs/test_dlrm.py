@@ -12,8 +12,8 @@ import torch
 
 import models
 import tutti
-from tutti.cluster.device import Link, Outer
-from tutti.graph.capture import Loss
+from tutti.capture.capture import Loss
+from tutti.hardware.device import Link, Outer
 from tutti.plan.layout import Layout, Split
 
 ROWS, WIDTH, BAG, BATCH, DEVICES = (48_000, 480, 96), 12, 4, 96, 8

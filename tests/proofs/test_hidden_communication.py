@@ -12,7 +12,7 @@ import tutti
 from tutti.lower.vary import vary
 from tutti.plan.planner import Planner
 from tutti.plan.textbook import parse_name
-from tutti.run.simulated.dryrun import dry_run
+from tutti.sim.dryrun import dry_run
 from zoo import llama, tokens
 
 LLAMA_13B = dict(hidden_size=5120, num_attention_heads=40, intermediate_size=13824, vocab_size=32000)

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 import tutti
-from tutti.graph.costs import flat
+from tutti.ir.costs import flat
 from tutti.lower.shard import shard
 from tutti.plan.layout import Split
 from tutti.plan.planner import Planner

@@ -15,8 +15,8 @@ import models
 import tutti
 from cases import crossed
 from liveness import most_of_step
-from tutti.run.memory import CPU, memory
-from tutti.run.simulated.replay import replay
+from tutti.analysis.memory import CPU, memory
+from tutti.analysis.replay import replay
 
 PLANS = ("dp", "zero3", "dp2xtp2")
 EVERY = ("gpt2", "llama", "bert", "t5", "vit", "mixtral", "deepseek", "mixture", "unet2d", "lstm")

@@ -12,8 +12,8 @@ import models
 import tutti
 from cases import crossed, slow
 from liveness import Live
-from tutti.run.ledger import OverBudget
-from tutti.run.memory_inside import INSIDE
+from tutti.analysis.memory_inside import INSIDE
+from tutti.exec.memory_budget import OverBudget
 
 SOME = ("llama", "mixtral", "t5", "unet2d")
 ALL = ("offload", "offload2", "offload3")

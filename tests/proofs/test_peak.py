@@ -19,9 +19,9 @@ import models
 import tutti
 from cases import some
 from liveness import most_alive, most_of_step
+from tutti.analysis.passes import LEVELS
 from tutti.lower import bucket, inplace
 from tutti.lower.inplace import update_in_place
-from tutti.run.levels import LEVELS
 
 FEW = 2048  # bytes: of numbers like counts of steps, and of statistics of a norm
 

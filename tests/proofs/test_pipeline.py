@@ -15,9 +15,9 @@ import zoo
 from cases import crossed
 from models import MODELS
 from pipelines import pipeline, random_stages
+from tutti.exec.batches import microbatches
 from tutti.lower.unroll import unroll
 from tutti.plan.schedule import CHUNKED, NAMES
-from tutti.run.batches import microbatches
 
 STEPS, COUNT = 3, 6  # microbatches
 FAMILIES = ("llama", "t5", "unet2d", "mixtral")

@@ -10,7 +10,7 @@ import tutti
 import zoo
 from cases import slow
 from searches import predicted, search
-from tutti.cluster.device import Link, Outer
+from tutti.hardware.device import Link, Outer
 from tutti.lower.shard import shard
 
 FAST, SLOW = Link(450e9, 3e-6), Link(1e8, 1e-4)

@@ -12,8 +12,8 @@ import tutti
 import zoo
 from cases import crossed, slow
 from models import MODELS
-from tutti.graph.costs import FREE
-from tutti.graph.step_graph import FORWARD, StepGraph
+from tutti.ir.costs import FREE
+from tutti.ir.step_graph import FORWARD, StepGraph
 from tutti.lower.vary import vary
 from tutti.plan.planner import Planner
 from tutti.plan.stages import Reads, stages_of

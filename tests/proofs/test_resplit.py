@@ -12,7 +12,7 @@ import torch
 import tutti
 import zoo
 from cases import slow
-from tutti.run.checkpoint.stored import Stored
+from tutti.checkpoint.reader import Stored
 
 PAIRS = [
     ("dp2", 2, "single", 1), slow("tp4", 4, "zero3", 3), slow("zero3", 3, "dp2xtp2", 4),

@@ -25,7 +25,7 @@ TRAIN = [
 KILLED = """
 import os, signal, sys
 from tutti import cli
-from tutti.run.checkpoint import folder
+from tutti.checkpoint import folder
 from tutti.train import trainer
 what, when = sys.argv[1], int(sys.argv[2])
 advance, to_disk = trainer.Trainer._advance, folder.to_disk

@@ -18,10 +18,10 @@ import torch
 import models
 import tutti
 from cases import slow
-from tutti.check.command import name, notation
 from tutti.check.machine import Report, prove
 from tutti.check.samples.sample import DEVICES, SAMPLES
-from tutti.rules import LOCAL, RULES
+from tutti.cli.rules import name, notation
+from tutti.ops import LOCAL, RULES
 
 PAGE = Path(__file__).parents[2] / "docs" / "rules.md"
 FEW, MANY = 2, 10  # calls of each operator
@@ -221,6 +221,6 @@ def test_the_page_shows_what_was_proven():
     assert "6 calls were drawn at random and split in 1,041 ways" in text and " 2 times something was tried" in text
     assert "| `aten.mm` | `m k, k n -> m n \\| ~0 ~1` |  | 41 |" in text
     assert "| `aten.exp` | elementwise, by torch's tag |  | 1000 |" in text
-    assert "| `aten._softmax` | by its arguments (tutti.rules.softmax) | yes | 0 |" in text
+    assert "| `aten._softmax` | by its arguments (tutti.ops.softmax) | yes | 0 |" in text
     assert "| `aten.scalar_tensor` | `->` |  | none: one number |" in text
     assert "| gpt2 | 2 | 3 |" in text and f"{len(models.MODELS)} models use no operator" in text

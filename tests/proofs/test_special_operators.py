@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import tutti
 from cases import some
-from tutti.rules import rule_of
+from tutti.ops import rule_of
 
 TOLERANCE = 1e-5
 HALF = 1e-3  # of float16 parameters, which are rounded at every step

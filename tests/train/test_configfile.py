@@ -3,7 +3,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from tutti.run.levels import LEVELS
+from tutti.analysis.passes import LEVELS
 from tutti.train.config import Config, Model, Optimizer, Parallel, flatten
 from tutti.train.configfile import load, parse
 

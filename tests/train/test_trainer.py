@@ -14,14 +14,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tutti.checkpoint import folder
+from tutti.checkpoint.checkpoints import SaveError
+from tutti.checkpoint.reader import Stored
 from tutti.cli import main
 from tutti.data import prefetch
 from tutti.data.loader import Loader
-from tutti.run.checkpoint import folder
-from tutti.run.checkpoint.checkpoints import SaveError
-from tutti.run.checkpoint.stored import Stored
-from tutti.run.launch import Interrupted
-from tutti.run.monitoring.phases import read_phases
+from tutti.launch.launch import Interrupted
+from tutti.observe.phases import read_phases
 from tutti.train import command, trainer
 from tutti.train.config import Monitor
 from tutti.train.generate import stored_model

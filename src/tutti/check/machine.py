@@ -21,18 +21,18 @@ from hypothesis import HealthCheck, given, settings
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from tutti.capture.anew import UNDEFINED
 from tutti.check.samples.sample import Sample, strategy
-from tutti.graph.anew import UNDEFINED
-from tutti.graph.step_graph import FORWARD, Spec, StepGraph
+from tutti.exec.codegen import generate
+from tutti.exec.virtual import run_virtual
+from tutti.ir.step_graph import FORWARD, Spec, StepGraph
 from tutti.lower.program import Program
 from tutti.lower.shard import shard
+from tutti.ops import SENDS, Cut, Rule, operands, rule_of
 from tutti.plan.choice import Choice, Choices, candidates, layouts, legal, nest
 from tutti.plan.layout import Layout, Mesh, coordinates_of, devices
 from tutti.plan.plan import Plan
 from tutti.plan.reshard import sent_bytes
-from tutti.rules import SENDS, Cut, Rule, operands, rule_of
-from tutti.run.code import generate
-from tutti.run.virtual import run_virtual
 
 aten = torch.ops.aten
 LABEL = "operator"

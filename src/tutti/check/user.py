@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from tutti.rules import CONTIGUOUS, LOCAL, RULES, SENDS, Cut
-from tutti.rules.rule import read
+from tutti.ops import CONTIGUOUS, LOCAL, RULES, SENDS, Cut
+from tutti.ops.rule import read
 
 F = TypeVar("F", bound=Callable)
 
@@ -26,7 +26,7 @@ def rule(
     samples: Callable | None = None,
     check: bool | None = None,
 ) -> Callable[[F], F]:
-    """Register how an operator of `torch.library` can be split, in the notation of `tutti.rules.rule`.
+    """Register how an operator of `torch.library` can be split, in the notation of `tutti.ops.rule`.
 
         tutti.rule("mylib::fused_op", "b s d, d e -> b s e")
 

@@ -13,10 +13,10 @@ from math import prod
 import torch
 from torch import fx
 
-from tutti.graph.costs import FREE
-from tutti.graph.coupling import coupled
-from tutti.graph.labels import layer_of
-from tutti.graph.step_graph import BACKWARD, Call, Spec
+from tutti.ir.costs import FREE
+from tutti.ir.coupling import coupled
+from tutti.ir.labels import layer_of
+from tutti.ir.step_graph import BACKWARD, Call, Spec
 from tutti.lower.collectives import all_gather, all_reduce, reduce_scatter
 from tutti.lower.emit import Emitter
 from tutti.lower.order import advance, chain, collectives_together, sort

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from torch import fx
 
-from tutti.graph.step_graph import BACKWARD, FORWARD, UPDATE, WRITTEN, StepGraph
+from tutti.ir.step_graph import BACKWARD, FORWARD, UPDATE, WRITTEN, StepGraph
 from tutti.plan.stages import Reads, alone, stages_of
 
 

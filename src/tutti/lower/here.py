@@ -8,9 +8,9 @@ from math import prod
 import torch
 
 from tutti.lower.collectives import all_gather, all_reduce, shift
+from tutti.ops.rule import REDUCTIONS, Rule
 from tutti.plan.choice import Choices
 from tutti.plan.layout import Layout, Mesh, Split
-from tutti.rules.rule import REDUCTIONS, Rule
 
 
 class Here:

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from tutti.graph.costs import FREE
-from tutti.graph.step_graph import UPDATE, Call, replace_uses
+from tutti.ir.costs import FREE
+from tutti.ir.step_graph import UPDATE, Call, replace_uses
 from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.early import early
 from tutti.lower.order import ARRANGING, advance, sort

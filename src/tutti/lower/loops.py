@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.graph.costs import annotate_costs
-from tutti.graph.loops import LOOPS, Body, Branch, Loop, Scan, While, loop_operator
-from tutti.graph.step_graph import StepGraph
+from tutti.ir.costs import annotate_costs
+from tutti.ir.loops import LOOPS, Body, Branch, Loop, Scan, While, loop_operator
+from tutti.ir.step_graph import StepGraph
 from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.here import Here
+from tutti.ops.loops import Factor, bodies, loop_factors
 from tutti.plan.choice import Choice
 from tutti.plan.layout import Layout, Partial, Placement, Split
 from tutti.plan.plan import Plan
-from tutti.rules.loops import Factor, bodies, loop_factors
 
 
 @lru_cache(maxsize=1024)

@@ -7,8 +7,8 @@ import operator
 import torch
 from torch import fx
 
-from tutti.graph.losses import made_with
-from tutti.graph.step_graph import Call, ancestors
+from tutti.ir.losses import made_with
+from tutti.ir.step_graph import Call, ancestors
 
 ops = torch.ops.tutti
 

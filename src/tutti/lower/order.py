@@ -9,8 +9,8 @@ from heapq import heapify, heappop, heappush
 import torch
 from torch import fx
 
-from tutti.graph.costs import FREE
-from tutti.graph.step_graph import UPDATE
+from tutti.ir.costs import FREE
+from tutti.ir.step_graph import UPDATE
 from tutti.lower.collectives import COLLECTIVES
 from tutti.nn.adam import IN_PLACE
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tutti.graph.step_graph import Call, Spec
+from tutti.ir.step_graph import Call, Spec
 from tutti.lower.collectives import COLLECTIVES, wait
 from tutti.lower.transfers import TRANSFERS
 from tutti.lower.writes import TURNING, looks, root_of

@@ -23,14 +23,14 @@ from functools import cached_property
 import torch
 from torch import fx
 
-from tutti.graph.costs import FLOPS, FREE, flat
-from tutti.graph.step_graph import UPDATE
+from tutti.ir.costs import FLOPS, FREE, flat
+from tutti.ir.step_graph import UPDATE
 from tutti.lower.collectives import COLLECTIVES, all_gather, all_to_all, reduce_scatter
 from tutti.lower.shard import dense
+from tutti.ops import Rule, operands, parse, rule_of, source, specs
+from tutti.ops.view import names
 from tutti.plan.choice import Choice, input_placement, output_placement
 from tutti.plan.layout import Partial, Placement, R, Split
-from tutti.rules import Rule, operands, parse, rule_of, source, specs
-from tutti.rules.view import names
 
 aten = torch.ops.aten
 ROW = "row!"  # the leading dim of what goes over an axis

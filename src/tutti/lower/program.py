@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from torch import fx
 
-from tutti.graph import text
-from tutti.graph.step_graph import Call, Spec
+from tutti.ir import text
+from tutti.ir.step_graph import Call, Spec
 from tutti.lower.collectives import COLLECTIVES, parse_shift, peer
 from tutti.plan.layout import Layout, Mesh
 from tutti.plan.reshard import sent_bytes

@@ -11,9 +11,9 @@ from collections.abc import Collection
 
 from torch import fx
 
-from tutti.graph.costs import FREE
-from tutti.graph.labels import annotate_labels
-from tutti.graph.step_graph import BACKWARD, FORWARD, StepGraph, copy_graph
+from tutti.ir.costs import FREE
+from tutti.ir.labels import annotate_labels
+from tutti.ir.step_graph import BACKWARD, FORWARD, StepGraph, copy_graph
 from tutti.plan.recompute import Activations
 from tutti.plan.variant import LAYERS
 

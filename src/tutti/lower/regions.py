@@ -1,9 +1,9 @@
 """Regions: what lies between a Program's communications is computed in parts, in place.
 
 Of each call that is (`lower.parts`) there is one for each part, which knows its number (`meta["copy"]`); what others
-need whole is joined from the parts, or added up. `run.overlap` then finds an order in which one part computes while
-another communicates. Unlike copies of the batch (`lower.unroll`), regions also cut sequences, and leave whole what
-would have to wait for all parts.
+need whole is joined from the parts, or added up. `analysis.overlap` then finds an order in which one part computes
+while another communicates. Unlike copies of the batch (`lower.unroll`), regions also cut sequences, and leave whole
+what would have to wait for all parts.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import operator
 import torch
 from torch import fx
 
-from tutti.graph.costs import FREE
-from tutti.graph.step_graph import Spec
+from tutti.ir.costs import FREE
+from tutti.ir.step_graph import Spec
 from tutti.lower.collectives import shift
 from tutti.lower.emit import Emitter
 from tutti.lower.move import take
 from tutti.lower.parts import InParts, in_parts
 from tutti.lower.program import Program
 from tutti.lower.shard import dense
+from tutti.ops import ARGUMENTS, CONTIGUOUS, DENSE, operands, source, specs
 from tutti.plan.layout import Layout, Placement, Split
-from tutti.rules import ARGUMENTS, CONTIGUOUS, DENSE, operands, source, specs
 
 aten = torch.ops.aten
 AXIS = "part"

@@ -14,20 +14,20 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from tutti.graph.costs import FREE
-from tutti.graph.inline import paste, template
-from tutti.graph.loops import LOOPS
-from tutti.graph.step_graph import FORWARD, Spec, StepGraph
+from tutti.capture.inline import paste, template
+from tutti.ir.costs import FREE
+from tutti.ir.loops import LOOPS
+from tutti.ir.step_graph import FORWARD, Spec, StepGraph
 from tutti.lower.emit import ORIGIN
 from tutti.lower.here import Here
 from tutti.lower.loops import local_loop
 from tutti.lower.move import move
 from tutti.lower.program import Program
+from tutti.ops import ARGUMENTS, CONTIGUOUS, DENSE, LOCAL, Rule, operands, replicated, rule_of, source, specs
 from tutti.plan.choice import Choices, check, layouts
 from tutti.plan.layout import Layout, coordinates_of
 from tutti.plan.plan import Plan
 from tutti.plan.reshard import Step, reshard
-from tutti.rules import ARGUMENTS, CONTIGUOUS, DENSE, LOCAL, Rule, operands, replicated, rule_of, source, specs
 
 REPLICATED = Layout()
 TRACED: dict[tuple, fx.Graph] = {}  # the operators' own computations, by all that they may depend on

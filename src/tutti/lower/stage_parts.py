@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tutti.graph.step_graph import Spec, StepGraph
+from tutti.ir.step_graph import Spec, StepGraph
 from tutti.lower.cut import Cut, cut
 from tutti.lower.shard import made_in
 from tutti.plan.layout import Layout

@@ -18,9 +18,9 @@ import operator
 import torch
 from torch import fx
 
-from tutti.graph.costs import FREE
-from tutti.graph.labels import layer_of
-from tutti.graph.step_graph import BACKWARD, NUMBERS, UPDATE, Call
+from tutti.ir.costs import FREE
+from tutti.ir.labels import layer_of
+from tutti.ir.step_graph import BACKWARD, NUMBERS, UPDATE, Call
 from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.early import early
 from tutti.lower.inplace import written

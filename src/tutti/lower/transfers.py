@@ -1,4 +1,4 @@
-"""Transfers between tiers, as operators: only their shapes are defined here, `tutti.run.carrier` carries them out.
+"""Transfers between tiers, as operators: their shapes are defined here, `tutti.exec.transfer_engine` runs them.
 
 | operator | result |
 |---|---|

@@ -21,7 +21,7 @@ from math import inf
 import torch
 from torch import fx
 
-from tutti.graph.costs import FREE
+from tutti.ir.costs import FREE
 from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.inplace import written
 from tutti.lower.writes import TURNING, WRITES, looks, overwritten

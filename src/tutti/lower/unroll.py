@@ -12,8 +12,8 @@ values, another part's value. Every call knows its chunk (`meta["slice"]`) or co
 A model in which a token sees later ones cannot be cut so. Pipelines of chunks hold fewer activations at once and have
 shorter bubbles than pipelines of whole sequences (`plan.schedule`).
 
-Copies may be computed in any order: one computes while another communicates (`run.overlap`). Their gradients are summed
-before anybody reads them.
+Copies may be computed in any order: one computes while another communicates (`analysis.overlap`). Their gradients are
+summed before they are read.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from typing import Any
 import torch
 from torch import fx
 
-from tutti.cluster import Cluster
-from tutti.graph.anew import make_without_operands
-from tutti.graph.costs import annotate_costs
-from tutti.graph.labels import annotate_labels
-from tutti.graph.simplify import simplify
-from tutti.graph.step_graph import BACKWARD, FORWARD, UPDATE, Call, StepGraph
+from tutti.capture.anew import make_without_operands
+from tutti.capture.simplify import simplify
+from tutti.hardware import Cluster
+from tutti.ir.costs import annotate_costs
+from tutti.ir.labels import annotate_labels
+from tutti.ir.step_graph import BACKWARD, FORWARD, UPDATE, Call, StepGraph
 from tutti.lower.collectives import COLLECTIVES, parse_shift
 from tutti.lower.emit import Emitter, Shape
 from tutti.lower.order import sort
 from tutti.lower.shard import REPLICATED, Sharder
+from tutti.ops import attention, source
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
 from tutti.plan.stages import Reads
 from tutti.plan.textbook import Textbook
-from tutti.rules import attention, source
 
 aten = torch.ops.aten
 MUCH = 0.01  # of the work

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tutti.graph.step_graph import StepGraph
+from tutti.ir.step_graph import StepGraph
 from tutti.lower.recompute import checkpointed, recompute
 from tutti.lower.unroll import copy, unroll
 from tutti.plan.variant import Variant

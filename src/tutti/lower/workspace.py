@@ -15,7 +15,7 @@ from torch import fx
 
 import tutti.nn.experts
 import tutti.nn.lstm  # noqa: F401  (registers the operators)
-from tutti.graph.step_graph import Call
+from tutti.ir.step_graph import Call
 
 ops = torch.ops.tutti
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from tutti.graph.inline import paste, template
-from tutti.graph.step_graph import Call, Spec
+from tutti.capture.inline import paste, template
+from tutti.ir.step_graph import Call, Spec
 from tutti.nn import random
 from tutti.nn.fused import FUSED
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tutti.graph.costs import FREE
+from tutti.ir.costs import FREE
 from tutti.lower.shard import dense
 from tutti.lower.transfers import store
 from tutti.nn.adam import IN_PLACE

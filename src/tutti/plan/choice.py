@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
+from tutti.ops.rule import SAME, Dims, Rule
 from tutti.plan.layout import Layout, Mesh, Partial, Placement, R, Split
-from tutti.rules.rule import SAME, Dims, Rule
 
 
 @dataclass(frozen=True, order=True)

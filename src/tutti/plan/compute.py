@@ -1,6 +1,6 @@
 """What one call computes in, on one device and its local parts: by the search's options, and by the simulator's calls.
 
-Matrix products go by their shapes, all else by the bytes that it moves (`tutti.cluster.operators`). What its operator
+Matrix products go by their shapes, all else by the bytes that it moves (`tutti.hardware.operators`). What its operator
 moves is told here: look-ups read as much of a table as they return, poolings what their windows cover, and so on.
 """
 
@@ -16,12 +16,12 @@ from torch import fx
 import tutti.nn.experts
 import tutti.nn.linear_cross_entropy
 import tutti.nn.random  # noqa: F401  (registers the operators)
-from tutti.cluster.device import Device
-from tutti.cluster.operators import PRODUCTS, Shape, family_of, known, lies_transposed
-from tutti.cluster.operators import seconds as operator_seconds
-from tutti.graph.costs import FLOPS, FREE
-from tutti.graph.loops import LOOPS, Body, Loop
-from tutti.rules.registry import operands, specs
+from tutti.hardware.device import Device
+from tutti.hardware.operators import PRODUCTS, Shape, family_of, known, lies_transposed
+from tutti.hardware.operators import seconds as operator_seconds
+from tutti.ir.costs import FLOPS, FREE
+from tutti.ir.loops import LOOPS, Body, Loop
+from tutti.ops.registry import operands, specs
 
 # Passes over its numbers that a draw of random numbers makes (`tutti.nn.random`): by their count, and as measured on a
 # CPU, where 17 to 36 of them take as long as writing four bytes each does, since the pieces stay in the cache.

@@ -2,14 +2,14 @@
 
 The batch, or the microbatch, is cut in two (`lower.unroll`); layouts, and the cut of a pipeline, are chosen anew for
 that step. Or the regions between communications are (`lower.regions`), of the best plan as it is. The judge says
-whether the order that is found for either (`run.overlap`) ends earlier.
+whether the order that is found for either (`analysis.overlap`) ends earlier.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tutti.plan.piped import Piped
+from tutti.plan.pipeline_candidate import Piped
 from tutti.plan.plan import Plan
 from tutti.plan.variant import Variant
 

@@ -23,11 +23,11 @@ from math import inf
 
 from torch import fx
 
-from tutti.graph.labels import layer_of
-from tutti.graph.step_graph import BACKWARD, FORWARD, UPDATE, StepGraph
-from tutti.plan.joint import Cost
+from tutti.ir.labels import layer_of
+from tutti.ir.step_graph import BACKWARD, FORWARD, UPDATE, StepGraph
+from tutti.ops import source
+from tutti.plan.sharding_problem import Cost
 from tutti.plan.stages import Reads, alone
-from tutti.rules import source
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 
 import tutti.nn.experts
 import tutti.nn.slots  # noqa: F401  (registers the operators)
-from tutti.graph.step_graph import UPDATE
+from tutti.ir.step_graph import UPDATE
 from tutti.plan.problem import Edge, Operator, Problem
 
 aten, ops = torch.ops.aten, torch.ops.tutti

@@ -13,8 +13,8 @@ from functools import cache
 from math import prod
 from typing import TYPE_CHECKING
 
-from tutti.cluster.device import Device
-from tutti.graph.step_graph import StepGraph
+from tutti.hardware.device import Device
+from tutti.ir.step_graph import StepGraph
 from tutti.plan.layout import devices
 from tutti.plan.placement import Pairs, Thing, place
 from tutti.plan.plan import Plan

@@ -14,10 +14,10 @@ from itertools import permutations, product
 
 import numpy as np
 
+from tutti.ops.rule import Rule
 from tutti.plan.choice import Choice, Choices, candidates, input_placement, legal, nest, output_placement
 from tutti.plan.layout import Mesh, Placement, R
 from tutti.plan.problem import Operator
-from tutti.rules.rule import Rule
 
 CODES: dict[Placement, int] = {R: 0}  # every placement that was met, numbered
 PLACEMENTS: list[Placement] = [R]

@@ -6,7 +6,7 @@ import time
 
 from tutti.plan.layout import Layout
 from tutti.plan.pin import covering
-from tutti.plan.piped import Piped
+from tutti.plan.pipeline_candidate import Piped
 from tutti.plan.plan import Plan
 from tutti.plan.search import Search
 

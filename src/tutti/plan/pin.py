@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
-from tutti.graph.labels import covers
-from tutti.graph.step_graph import StepGraph
+from tutti.ir.labels import covers
+from tutti.ir.step_graph import StepGraph
 from tutti.plan.layout import R, Replicate, Split, parse_placement
 
 

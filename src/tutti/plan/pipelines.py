@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tutti.plan.explain import mesh_name
 from tutti.plan.layout import Mesh
-from tutti.plan.piped import Piped
+from tutti.plan.pipeline_candidate import Piped
 from tutti.plan.plan import PIPELINE
 from tutti.plan.price import Pricer
 from tutti.plan.schedule import CHUNKED, Pipe

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from tutti.graph.step_graph import GUARD, StepGraph
+from tutti.ir.step_graph import GUARD, StepGraph
 from tutti.plan.choice import Choices, parse_choice
 from tutti.plan.explain import explain
 from tutti.plan.layout import Layout, Mesh, parse_placement

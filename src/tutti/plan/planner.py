@@ -1,7 +1,7 @@
 """Plans for one graph on one cluster: by name, for inputs that lie somewhere already, or the cheapest on a mesh.
 
-On a mesh all operators and all axes are decided together (`plan.joint`), with a proof of how much better another
-choice could be. What is to fit in memory pays a price for it, which is raised until it does (`Candidate.within`).
+On a mesh all operators and all axes are decided together (`plan.sharding_problem`), with a bound on how much better
+another choice could be. Memory has a price, which rises until the plan fits (`Candidate.within`).
 Which meshes are worth it, and what a plan really takes, is for `plan.search`.
 """
 
@@ -16,26 +16,26 @@ from dataclasses import replace
 from functools import cache, partial
 from math import gcd
 
-from tutti.cluster import Cluster
-from tutti.graph.step_graph import BACKWARD, FORWARD, UPDATE, StepGraph
+from tutti.hardware import Cluster
+from tutti.ir.step_graph import BACKWARD, FORWARD, UPDATE, StepGraph
+from tutti.ops import source
 from tutti.plan.choice import Choice, layouts
 from tutti.plan.cuts import Layers
 from tutti.plan.explain import seconds
-from tutti.plan.joint import Chosen, Joint
 from tutti.plan.layout import Layout, Mesh
 from tutti.plan.pin import Pin, resolve
-from tutti.plan.piped import Piped
+from tutti.plan.pipeline_candidate import Piped
 from tutti.plan.plan import Plan, renamed
 from tutti.plan.price import Pricer
 from tutti.plan.problem import problem_of
 from tutti.plan.roles import Free, Roles, UndividedBatch
 from tutti.plan.schedule import NO_PIPE, Pipe
+from tutti.plan.sharding_problem import Chosen, Joint
 from tutti.plan.slots import in_flight
 from tutti.plan.textbook import Textbook, parse_name, textbook_of
 from tutti.plan.tier import offloaded
 from tutti.plan.title import title
 from tutti.plan.variant import PLAIN, Variant
-from tutti.rules import source
 
 RAISES = 5  # of the price of memory, fourfold each
 HALVINGS = 4  # between the last that did not fit and the first that did

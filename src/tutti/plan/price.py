@@ -7,15 +7,15 @@ from math import prod
 
 import torch
 
-from tutti.cluster import Cluster
-from tutti.graph.step_graph import Spec
+from tutti.hardware import Cluster
+from tutti.ir.step_graph import Spec
+from tutti.ops import SENDS, WORK, Cut, operands
 from tutti.plan import compute
 from tutti.plan.choice import Choices, input_placement, layouts, output_placement
 from tutti.plan.compute import LocalCall
 from tutti.plan.layout import Layout, Mesh, Placement, Split
 from tutti.plan.problem import Operator
 from tutti.plan.reshard import sent_bytes
-from tutti.rules import SENDS, WORK, Cut, operands
 
 BUCKET = 64 << 20  # bytes that collectives of the update are merged into: enough to forget latency
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from string import ascii_lowercase
 
-from tutti.cluster.operators import keeps_rows, lies_transposed
-from tutti.graph.coupling import coupled
-from tutti.graph.losses import made_with
-from tutti.graph.step_graph import BACKWARD, UPDATE, Call, Spec, StepGraph
-from tutti.rules import operands, replicated, rule_of, source, specs
-from tutti.rules.rule import Rule
+from tutti.hardware.operators import keeps_rows, lies_transposed
+from tutti.ir.coupling import coupled
+from tutti.ir.losses import made_with
+from tutti.ir.step_graph import BACKWARD, UPDATE, Call, Spec, StepGraph
+from tutti.ops import operands, replicated, rule_of, source, specs
+from tutti.ops.rule import Rule
 
 Tensor = tuple[str, int]  # label of the operator that makes it, and as which output
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from tutti.graph.step_graph import StepGraph
+from tutti.ir.step_graph import StepGraph
 from tutti.plan.choice import Choice, candidates, layouts, legal, nest
 from tutti.plan.layout import Mesh
 from tutti.plan.plan import Plan
 from tutti.plan.problem import Operator, problem_of
 
 if TYPE_CHECKING:
-    from tutti.cluster import Cluster
-    from tutti.run.step import Step
+    from tutti.api.step import Step
+    from tutti.hardware import Cluster
 
 
 def random_plan(graph: StepGraph | Step, cluster: Cluster | int, seed: int) -> Plan:

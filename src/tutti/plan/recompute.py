@@ -21,10 +21,10 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 from torch import fx
 
-from tutti.graph.costs import FREE, flat
-from tutti.graph.labels import is_layer, layer_of
-from tutti.graph.step_graph import BACKWARD, FORWARD, Call, StepGraph
-from tutti.rules import source
+from tutti.ir.costs import FREE, flat
+from tutti.ir.labels import is_layer, layer_of
+from tutti.ir.step_graph import BACKWARD, FORWARD, Call, StepGraph
+from tutti.ops import source
 
 SMALL = 1e-6  # what the other of time and memory counts
 GAP, SECONDS = 1e-3, 10.0  # of the integer program

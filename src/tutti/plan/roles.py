@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tutti.graph.costs import FLOPS
-from tutti.graph.step_graph import UPDATE
+from tutti.ir.costs import FLOPS
+from tutti.ir.step_graph import UPDATE
 from tutti.plan.choice import Choice, legal, output_placement
 from tutti.plan.experts import ROUTED, Experts
 from tutti.plan.follow import follow

@@ -1,7 +1,7 @@
 """The search: over meshes and microbatches for the fastest plan that fits into memory.
 
 What a mesh offers is known by what its choices cost (`plan.planner.Candidate`); what a plan really takes is for a
-*judge* to say, who runs its Programs on a clock (`run.simulated`). Candidates are judged by their bound: the least that
+*judge* to say, who runs its Programs on a clock (`tutti.sim`). Candidates are judged by their bound: the least that
 any plan on the mesh costs with memory for nothing. The first whose bound is no better than what was found ends the
 search, and so does the time. A plan that is too large is made smaller by a price on memory, to what the judge says.
 
@@ -18,15 +18,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
-from tutti.cluster import Cluster
-from tutti.graph.step_graph import Call, StepGraph
+from tutti.hardware import Cluster
+from tutti.ir.step_graph import Call, StepGraph
 from tutti.plan import reasons
 from tutti.plan.copies import Copies
 from tutti.plan.explain import mesh_name
 from tutti.plan.layout import Mesh, devices
 from tutti.plan.offload import Offload
 from tutti.plan.pin import Pin
-from tutti.plan.piped import Piped
+from tutti.plan.pipeline_candidate import Piped
 from tutti.plan.pipelines import Pipelines
 from tutti.plan.plan import Plan, Prediction
 from tutti.plan.planner import Candidate, Planner

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
-from tutti.graph.step_graph import Call
-from tutti.plan.piped import Piped
+from tutti.ir.step_graph import Call
+from tutti.plan.pipeline_candidate import Piped
 from tutti.plan.plan import Plan
 from tutti.plan.recompute import Activations
 from tutti.plan.variant import Variant

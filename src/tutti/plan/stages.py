@@ -26,8 +26,8 @@ from functools import cached_property
 
 from torch import fx
 
-from tutti.graph.costs import FREE
-from tutti.graph.step_graph import BACKWARD, FORWARD, GIVEN, UPDATE, StepGraph
+from tutti.ir.costs import FREE
+from tutti.ir.step_graph import BACKWARD, FORWARD, GIVEN, UPDATE, StepGraph
 
 
 class Reads:

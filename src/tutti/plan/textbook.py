@@ -17,8 +17,8 @@ the slots to their experts and another back; dropless, the tokens are gathered a
 in the backward pass (`lower.recompute`).
 
 `copies2` (`tp8xcopies2`) cuts the batch into two copies, one of which computes while the other communicates
-(`lower.unroll`, `run.overlap`). `regions2` (`tp8xregions2`) does so with what lies between two communications alone,
-of which it cuts the batch or the sequence (`lower.regions`).
+(`lower.unroll`, `analysis.overlap`). `regions2` (`tp8xregions2`) cuts only the operators between two communications,
+along the batch or the sequence (`lower.regions`).
 
 `pp4` puts a pipeline of 4 around that; a schedule may follow, by default `1f1b`: `pp4-gpipe`, `pp4-interleaved2` (two
 stages on each device), `pp4-seq1f1b8` (8 chunks of the sequence, `lower.unroll`), see `plan.schedule`.

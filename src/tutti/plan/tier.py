@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tutti.graph.step_graph import BACKWARD, FORWARD, GIVEN, StepGraph
+from tutti.ir.step_graph import BACKWARD, FORWARD, GIVEN, StepGraph
 
 DEVICE, HOST, DISK = "device", "host", "disk"
 TIERS = (DEVICE, HOST, DISK)

@@ -1,6 +1,6 @@
 """Functions that share stored tensors, planned together: the layouts of what they share minimise the weighted sum.
 
-Each function is a cost network of its own (`plan.joint`). The networks stand side by side, their costs times
+Each function is a cost network of its own (`plan.sharding_problem`). The networks stand side by side, their costs times
 weights, and a pair joins the variables of a shared input: states in which it lies differently are impossible.
 """
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tutti.run.launch import launch, rank, under_launcher
+from tutti.launch.launch import launch, rank, under_launcher
 from tutti.train.config import Config, changes, is_fixed
 from tutti.train.configfile import parse
 
@@ -29,7 +29,7 @@ def train(argv: list[str]) -> None:
 
 def run(config: Config) -> None:
     """Prepare, train, report; every rank of a job may call it."""
-    from tutti.run.checkpoint.folder import CHECKPOINTS, find_fault, folders, step_of
+    from tutti.checkpoint.folder import CHECKPOINTS, find_fault, folders, step_of
     from tutti.train import trainer
     from tutti.train.finish import finish
     from tutti.train.model import check_model
@@ -56,7 +56,7 @@ def run(config: Config) -> None:
 
 def _calibrate(config: Config, display: Any) -> None:
     """Measure this machine once, before the processes that plan for it start."""
-    from tutti.cluster import local
+    from tutti.hardware import local
 
     with display.stage("cluster") as stage:
         cluster = local(config.parallel.processes)
@@ -70,7 +70,7 @@ def _check_same_run(folder: Path, config: Config, text_key: str, display: Any) -
 
     A run that has saved nothing begins anew, whatever it was told: a mistake can be put right.
     """
-    from tutti.run.checkpoint.folder import CHECKPOINTS
+    from tutti.checkpoint.folder import CHECKPOINTS
 
     now = {"text": text_key, "config": json.loads(json.dumps(asdict(config)))}
     path = folder / RUN

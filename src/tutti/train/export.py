@@ -9,11 +9,11 @@ import tyro
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import logging as transformers_logging
 
+from tutti.checkpoint import folder as folders
+from tutti.checkpoint.reader import Stored
+from tutti.exec.offload_store import Shelf
+from tutti.exec.sharded_tensor import Held
 from tutti.plan.tier import DISK
-from tutti.run.checkpoint import folder as folders
-from tutti.run.checkpoint.held import Held
-from tutti.run.checkpoint.stored import Stored
-from tutti.run.shelf import Shelf
 from tutti.train.generate import model_folder
 from tutti.train.progress import Display
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tutti.run.monitoring.diagnosis import MONITOR
+from tutti.observe.diagnosis import MONITOR
 from tutti.train import history
 from tutti.train.config import Config
 from tutti.train.export import export

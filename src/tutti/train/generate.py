@@ -9,9 +9,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers import logging as transformers_logging
 from transformers.initialization import no_init_weights
 
-from tutti.run.checkpoint.folder import CHECKPOINTS, MANIFEST, latest
-from tutti.run.checkpoint.held import Held
-from tutti.run.checkpoint.stored import Stored
+from tutti.checkpoint.folder import CHECKPOINTS, MANIFEST, latest
+from tutti.checkpoint.reader import Stored
+from tutti.exec.sharded_tensor import Held
 
 
 def generate(

@@ -9,7 +9,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers import logging as transformers_logging
 
-from tutti.cluster import local
+from tutti.hardware import local
 from tutti.train import config as settings
 
 

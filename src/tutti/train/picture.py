@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from tutti.graph.labels import covers
+from tutti.ir.labels import covers
 from tutti.plan.layout import Layout, Mesh, Split
 from tutti.plan.plan import Plan
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from tutti.run.telling import told_by
+from tutti.launch.progress import told_by
 
 _NAME = 11  # width of the column with the names of stages
 _COMPILING = "compiling the step: about a minute, seconds when it is cached; --parallel.level O0 does without"

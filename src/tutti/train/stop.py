@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tutti.run.position import HERE
+from tutti.launch.heartbeat import HERE
 
 
 class StopSignal:

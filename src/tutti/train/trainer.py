@@ -15,18 +15,18 @@ from typing import Any
 import torch
 
 import tutti
+from tutti.checkpoint.checkpoints import Checkpoints, SaveError
+from tutti.checkpoint.folder import CHECKPOINTS, manifest, step_of
+from tutti.checkpoint.peer_checkpoint import Gathered
 from tutti.data.loader import Loader, batch_at, held_out_batches
 from tutti.data.prefetch import Prefetch
 from tutti.data.tokenizer import load_tokenizer
+from tutti.exec.nonfinite import NonFinite
+from tutti.launch.launch import Interrupted, local_rank, machine_memory, rank, world_size
+from tutti.launch.watchdog import Watchdog
+from tutti.observe.diagnosis import DATA, MONITOR, STEP
+from tutti.observe.phases import Phases
 from tutti.plan.explain import mesh_name
-from tutti.run.checkpoint.checkpoints import Checkpoints, SaveError
-from tutti.run.checkpoint.folder import CHECKPOINTS, manifest, step_of
-from tutti.run.checkpoint.gathered import Gathered
-from tutti.run.launch import Interrupted, local_rank, machine_memory, rank, world_size
-from tutti.run.monitoring.diagnosis import DATA, MONITOR, STEP
-from tutti.run.monitoring.phases import Phases
-from tutti.run.nonfinite import NonFinite
-from tutti.run.watchdog import Watchdog
 from tutti.train.config import Config, changes, is_fixed
 from tutti.train.history import History, tensorboard
 from tutti.train.memory import PeakMemory, peak_bytes

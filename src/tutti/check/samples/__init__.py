@@ -12,7 +12,7 @@ rule looks at: sizes, dims, flags, absent operands. A function with two argument
 from importlib import import_module
 from pkgutil import iter_modules
 
-import tutti.rules  # noqa: F401  (registers the project's operators)
+import tutti.ops  # noqa: F401  (registers the project's operators)
 from tutti.check.samples.sample import Draw, samples
 
 for _module in iter_modules(__path__):

@@ -3,7 +3,7 @@
 import torch
 
 from tutti.check.samples.sample import Draw, samples
-from tutti.rules.attention_cuda import BACKWARD, FORWARD
+from tutti.ops.attention_cuda import BACKWARD, FORWARD
 
 FLASH, EFFICIENT, CUDNN = FORWARD
 

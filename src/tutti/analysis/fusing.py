@@ -1,0 +1,88 @@
+"""Which operators a compiler fuses into one kernel."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+
+import torch
+from torch import fx
+
+from tutti.ir.costs import FREE, flat
+from tutti.ir.step_graph import Call, Spec
+
+aten = torch.ops.aten
+
+# What fuses beside all that torch tags as pointwise or as a reduction.
+FUSED = {
+    aten._to_copy.default, aten.contiguous.default, aten.reshape.default, aten.native_layer_norm.default,
+    aten.native_layer_norm_backward.default, aten._softmax.default, aten._softmax_backward_data.default,
+    aten._log_softmax.default, aten._log_softmax_backward_data.default, aten.native_dropout.default,
+    aten.slice_backward.default, aten.select_backward.default, aten.constant_pad_nd.default, aten.full.default,
+    aten.full_like.default, aten.zeros_like.default, aten.ones_like.default, aten.zeros.default, aten.ones.default,
+    aten.scalar_tensor.default, aten.arange.default, aten.arange.start, aten.gather.default,
+    aten.index.Tensor, aten.expand.default, aten.repeat.default, aten.nll_loss_forward.default,
+    aten.nll_loss_backward.default, aten.copy_.default,
+}  # fmt: skip
+
+
+def fuses(node: Call) -> bool:
+    """Whether a kernel can hold this call and others."""
+    tags = getattr(node.target, "tags", ())
+    return node.target in FUSED or torch.Tag.pointwise in tags or torch.Tag.reduction in tags
+
+
+def ends(node: Call) -> bool:
+    """Whether what reads this call's result begins another kernel: it does not fuse, or is no reduction of rows."""
+    if node.target is operator.getitem:
+        return ends(node.args[0])
+    if not fuses(node):
+        return node.target not in FREE
+    if torch.Tag.reduction not in getattr(node.target, "tags", ()) or not node.all_input_nodes:
+        return False
+    whole, made = node.all_input_nodes[0].meta["val"].shape, node.meta["val"]
+    made = (made if isinstance(made, Spec) else made[0]).shape
+    while made and made[-1] == 1:
+        made = made[:-1]
+    return not made or whole[: len(made)] != made
+
+
+def kernels(calls: Iterable[fx.Node]) -> list[list[fx.Node]]:
+    """Sets of calls that become one kernel each, of these that stand in a row; every call is in one of them.
+
+    A call has a depth: the number of calls that end a kernel on the longest way to it. A kernel is a connected set of
+    calls of one depth, so none waits for another that waits for it.
+    """
+    depth: dict[fx.Node, int] = {}
+    root: dict[fx.Node, fx.Node] = {}
+
+    def find(node: fx.Node) -> fx.Node:
+        while root[node] is not node:
+            root[node] = root[root[node]]
+            node = root[node]
+        return node
+
+    for node in calls:
+        before = [x for x in node.all_input_nodes if x in depth]
+        depth[node] = max((depth[x] + _between(x, node) for x in before), default=0)
+        root[node] = node
+        for x in before:
+            if joins(node) and joins(x) and depth[x] == depth[node]:
+                root[find(node)] = find(x)
+    groups: dict[fx.Node, list[fx.Node]] = {}
+    for node in root:
+        groups.setdefault(find(node), []).append(node)
+    return list(groups.values())
+
+
+def _between(made: fx.Node, read: fx.Node) -> bool:
+    """Whether a kernel ends between a call and one that reads it. One number that many read would join all of them."""
+    if read.target is operator.getitem:
+        return False
+    one = isinstance(made.meta["val"], Spec) and made.meta["val"].numel == 1
+    return ends(made) or (one and any(spec.numel > 1 for spec in flat(read.meta["val"])))
+
+
+def joins(node: Call) -> bool:
+    """Whether a call can be part of a kernel: it computes what fuses, or looks at what others made."""
+    return fuses(node) or node.target in FREE

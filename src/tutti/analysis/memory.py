@@ -1,0 +1,251 @@
+"""The memory of one rank while it runs a Program: what is alive at each call, in the order in which it runs.
+
+    peak = max over calls of (inputs + values not yet dropped + what the call makes + its workspace)
+
+Inputs (parameters, optimizer state, batch) are held by the caller all along; updates in place need no second copy;
+values that share memory count once. What lies on another tier than the device is counted by itself. A collective needs
+its operand in one piece, and memory of its own for the result, which whoever drives the Program holds on to until the
+next collective has answered (`tutti.exec.runtime`). One that is waited for later holds both until then, and what the
+backend copies.
+Of what libraries allocate inside of an operator only what `memory_inside` knows counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from tutti.analysis.memory_inside import INSIDE
+from tutti.analysis.replay import Event, Replay, Storage
+from tutti.hardware.device import Device
+from tutti.ir.step_graph import BACKWARD, FORWARD, UPDATE
+from tutti.lower.collectives import is_begun, wait
+from tutti.plan.tier import DEVICE
+
+INPUTS = {"param": "parameters", "buffer": "buffers", "batch": "batch", "grad": "accumulated gradients",
+          "value": "activations"}  # fmt: skip
+NUMBERS = ("lr", "step", "count", "seed", "constant")
+BLOCK = 512  # bytes that blocks of CUDA's caching allocator are multiples of: c10/cuda/CUDACachingAllocator.cpp
+
+
+@dataclass(frozen=True)
+class Alive:
+    """Tensors of one label that are alive at the peak. bytes: of all of them."""
+
+    label: str
+    kind: str
+    bytes: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """peak: bytes of the device. kinds: of them by kind, and `alive` by label, largest first. at: label of the call.
+    tiers: the most bytes on each other tier, whenever that is."""
+
+    peak: int
+    kinds: Mapping[str, int]
+    alive: tuple[Alive, ...]
+    at: str
+    tiers: Mapping[str, int] = field(default_factory=dict)
+
+
+def exactly(count: int) -> int:
+    """A CPU's allocator gives what it is asked for, as far as tensors can tell."""
+    return count
+
+
+def in_blocks(count: int) -> int:
+    """CUDA's caching allocator gives multiples of 512 bytes."""
+    return -(-count // BLOCK) * BLOCK
+
+
+@dataclass(frozen=True)
+class Platform:
+    """How an allocator rounds, of which collectives the backend copies the operand, and whether what operators
+    allocate inside is known (`memory_inside`)."""
+
+    rounded: Callable[[int], int]
+    copied: tuple[str, ...] = ()
+    inside: bool = False
+
+
+CPU = Platform(exactly, ("reduce_scatter",), True)  # Gloo reduces a copy of the whole: ProcessGroupGloo.cpp
+CUDA = Platform(in_blocks)  # what NCCL allocates is not the allocator's
+
+
+def platform(device: Device) -> Platform:
+    """Gloo on a CPU; NCCL, and what takes after it, on all else."""
+    return CPU if device.name.startswith("cpu") else CUDA
+
+
+def memory(replay: Replay, on: Platform = CPU, held: Mapping[str, int] | None = None) -> Memory:
+    """The peak of a Program's run, and what is alive then.
+
+    held: bytes by kind that are kept beside the Program's own all along.
+    """
+    most, worst, rounded = 0, -1, on.rounded
+    for i, (total, *_) in enumerate(walk(replay, on)):
+        if total > most:
+            most, worst = total, i
+    kinds = _kinds(replay)
+    sizes: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for i, (_, event, live, workspace, _) in enumerate(walk(replay, on)):  # again: what is alive at the worst
+        if i == worst:
+            for storage in filter(on_device, live):
+                label, kind = storage.node.meta.get("label", storage.node.name), kinds.get(storage, "communication")
+                _add(sizes, label, kind, rounded(storage.bytes))
+            _add(sizes, event.label, "workspace", workspace)
+            break
+    else:
+        event = None
+    for kind, count in (held or {}).items():
+        _add(sizes, kind, kind, count)
+    alive = [Alive(label, kind, size, count) for (label, kind), (size, count) in sizes.items() if size]
+    by_kind: Counter[str] = Counter()
+    for a in alive:
+        by_kind[a.kind] += a.bytes
+    return Memory(
+        sum(by_kind.values()),
+        dict(by_kind.most_common()),
+        tuple(sorted(alive, key=lambda a: (-a.bytes, a.label))),
+        event.label if event else "",
+        _elsewhere(replay),
+    )
+
+
+def on_device(storage: Storage) -> bool:
+    return storage.tier == DEVICE
+
+
+def _elsewhere(replay: Replay) -> dict[str, int]:
+    """The most bytes on each tier but the device."""
+    tiers = {storage.tier for event in replay.events for storage in event.made}
+    tiers |= {storage.tier for storage in replay.inputs.values()}
+    return {
+        tier: max((total - workspace for total, _, _, workspace, _ in walk(replay, CPU, tier)), default=0)
+        for tier in sorted(tiers - {DEVICE})
+    }
+
+
+def spans(replay: Replay, on: Platform) -> dict[fx.Node, tuple[int, int, int]]:
+    """Of each call: the number of its event, bytes alive before it, and while it runs."""
+    found = {}
+    for i, (total, event, _, workspace, new) in enumerate(walk(replay, on)):
+        found |= dict.fromkeys(event.nodes, (i, total - workspace - new, total))
+    return found
+
+
+def course(replay: Replay, on: Platform, held: Mapping[str, int] | None = None, points: int = 400
+           ) -> list[tuple[int, Counter[str]]]:  # fmt: skip
+    """Calls by number, and bytes by kind while each runs: of as many stretches of the run the call that needs most."""
+    totals = [total for total, *_ in walk(replay, on)]
+    stretch = -(-len(totals) // points)
+    chosen = {max(range(i, min(i + stretch, len(totals))), key=totals.__getitem__)
+              for i in range(0, len(totals), max(1, stretch))}  # fmt: skip
+    kinds, found = _kinds(replay), []
+    for i, (_, _, live, workspace, _) in enumerate(walk(replay, on)):
+        if i in chosen:
+            now = Counter(held or {})
+            now["workspace" if workspace > 0 else "temporaries"] += workspace  # less than none: what is written over
+            for storage in filter(on_device, live):
+                now[kinds.get(storage, "communication")] += on.rounded(storage.bytes)
+            found.append((i, now))
+    return found
+
+
+def _add(sizes: dict[tuple[str, str], list[int]], label: str, kind: str, count: int) -> None:
+    entry = sizes[label, kind]
+    entry[:] = entry[0] + count, entry[1] + 1
+
+
+def walk(
+    replay: Replay, on: Platform, tier: str = DEVICE
+) -> Iterator[tuple[int, Event, Mapping[Storage, int], int, int]]:
+    """At each call: bytes of the tier alive while it runs, the call, how often each storage is held, its workspace,
+    and bytes that are new with it."""
+    held: Counter[Storage] = Counter(replay.inputs.values())
+
+    def counted(storage: Storage) -> int:
+        return on.rounded(storage.bytes) if storage.tier == tier else 0
+
+    total = sum(map(counted, held))
+    values: dict[fx.Node, list[Storage]] = {node: [s] for node, s in replay.inputs.items()}
+    for node in replay.inputs:  # once by the Program, once by the caller
+        held[replay.inputs[node]] += 1
+    answer: list[Storage] = []  # of the last collective, held by the driver
+
+    def release(storages: list[Storage]) -> int:
+        freed = 0
+        for storage in storages:
+            held[storage] -= 1
+            if not held[storage]:
+                del held[storage]
+                freed += counted(storage)
+        return freed
+
+    for event in replay.events:
+        before = total
+        for node, storages in event.holds.items():
+            values[node] = storages
+            for storage in storages:
+                if storage not in held:
+                    total += counted(storage)
+                held[storage] += 1
+        needed = workspaces(event, on)
+        if event.collective and is_begun(event.node):
+            more = [Storage(count, event.node) for count in needed]
+            if event.reads[0].contiguous and event.collective != "all_reduce":  # which works in its result
+                more.append(event.reads[0].storage)
+            values[event.node], needed = [*values[event.node], *more], []
+            for storage in more:
+                total += 0 if storage in held else counted(storage)
+                held[storage] += 1
+        workspace = sum(map(on.rounded, needed)) - event.reuses
+        yield total + workspace, event, held, workspace, total - before
+        if event.collective or event.node.target is wait:
+            total -= release(answer)
+            answer = list(values[event.node])
+            held.update(answer)
+        for node in event.dies:
+            total -= release(values.pop(node))
+
+
+def workspaces(event: Event, on: Platform) -> list[int]:
+    """Bytes of what is needed only while a call runs: a collective's operand in one piece, and the backend's copies."""
+    kind = event.collective
+    if not kind:
+        return [INSIDE[node.target](event) for node in event.nodes if on.inside and node.target in INSIDE]
+    operand = event.reads[0]
+    arranged = kind != "all_reduce" and not operand.contiguous  # an all-reduce works in its result
+    return [operand.spec.bytes] * (arranged + (kind in on.copied))
+
+
+def _kinds(replay: Replay) -> dict[Storage, str]:
+    """What each storage is for: by who made it, and by who reads it."""
+    readers: dict[Storage, set[str]] = defaultdict(set)
+    made: dict[Storage, Event] = {}
+    for event in replay.events:
+        for operand in event.reads:
+            readers[operand.storage].add("collective" if event.collective else event.phase)
+        made.update(dict.fromkeys(event.made, event))
+    kinds = {s: input_kind(node.meta["input"]) for node, s in replay.inputs.items()}
+    for storage, event in made.items():
+        if event.collective or "collective" in readers[storage]:
+            kinds[storage] = "communication"
+        elif event.phase == FORWARD and BACKWARD in readers[storage]:
+            kinds[storage] = "activations"
+        elif event.phase == BACKWARD and UPDATE in readers[storage]:
+            kinds[storage] = "gradients"
+        else:
+            kinds[storage] = "temporaries"
+    return kinds
+
+
+def input_kind(name: str) -> str:
+    """What an input of a Program is for."""
+    kind = name.partition(":")[0]
+    return "numbers" if kind in NUMBERS else INPUTS.get(kind, "optimizer state")

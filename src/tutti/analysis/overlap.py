@@ -1,0 +1,154 @@
+"""Overlap: the order of a Program in which most of its communication is hidden, found by what its calls cost.
+
+Units (`lower.units`) become jobs, with the prices of a dry run; a list scheduler orders them (`lower.jobs`), and
+collectives are waited for where their results are read (`lower.waits`). Ranks differ in numbers alone, so all of them
+find the same order; where they do not, none is changed (`exec.levels`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+
+from torch import fx
+
+from tutti.analysis.kernels import fuse
+from tutti.analysis.prices import Prices
+from tutti.analysis.replay import Replay, Storage, replay
+from tutti.analysis.segments import BREAKS
+from tutti.hardware import Cluster
+from tutti.ir.costs import FLOPS
+from tutti.lower.collectives import COLLECTIVES
+from tutti.lower.jobs import Job, makespan, overlapped
+from tutti.lower.order import arrange
+from tutti.lower.program import Program
+from tutti.lower.transfers import TRANSFERS
+from tutti.lower.units import Unit, needs, take_back_views, units
+from tutti.lower.waits import insert_waits
+
+GAIN = 0.99  # of the seconds that a Program takes whose collectives are waited for where they stand
+ROOM = 0.75  # of a device's memory may be filled for the sake of an order
+UNIT = "unit"  # of a node, in its meta
+
+
+Order = list[tuple[int, Unit]]  # units with their numbers, by which ranks compare
+
+
+def order(program: Program, cluster: Cluster, level: str) -> Order:
+    """The units of a Program in the order to be run in; none where it has no communication to hide, or where it uses
+    tiers, whose transfers keep their order.
+
+    The graph keeps the order that it has.
+    """
+    graph = program.graph
+    given = list(graph.nodes)
+    if not any(n.target in COLLECTIVES for n in graph.nodes) or any(n.target in TRANSFERS for n in graph.nodes):
+        return []
+    prices = Prices(cluster, program)
+    waiting = _seconds(_played(program, level), prices)
+    found = units(graph, lambda node: node.target in BREAKS or node.target in FLOPS)
+    arrange([*_inputs(graph), *(node for unit in found for node in unit), graph.output_node()])
+    _number(found)
+    played = _played(program, level)
+    jobs, sizes, kept = jobs_of(found, played, prices)
+    room = ROOM * cluster.device.memory - sum(storage.bytes for storage in played.inputs.values())
+    best = overlapped(jobs, sizes, kept, room)
+    if not any(node.users.keys() - {graph.output_node()} - set(found[-1]) for node in found[-1]):
+        best.sort(key=lambda i: i == len(found) - 1)  # what only arranges what is returned stays at the end
+    gains = makespan(jobs, best) < GAIN * waiting
+    if not gains:
+        take_back_views(graph)
+    _restore(graph, given)
+    return [(i, found[i]) for i in best] if gains else []
+
+
+def _played(program: Program, level: str) -> Replay:
+    return fuse(replay(program), level)
+
+
+def _seconds(played: Replay, prices: Prices) -> float:
+    """What a Program takes whose collectives are waited for where they stand."""
+    return sum(prices.communicate(e) + prices.copies(e) if e.collective else prices.compute(e) for e in played.events)
+
+
+def digest(order: Order) -> str:
+    """What all ranks have to have in common of an order: their collectives."""
+    said = [f"{i} {n.target} {n.args[1:]}" for i, unit in order for n in unit if n.target in COLLECTIVES]
+    return hashlib.sha1("\n".join(said).encode()).hexdigest()
+
+
+def apply(graph: fx.Graph, order: Order) -> None:
+    """Bring a graph into the order of its units, in place, with collectives that are waited for late."""
+    if order:
+        units = [unit for _, unit in order]
+        arrange([*_inputs(graph), *(node for unit in units for node in unit), graph.output_node()])
+        _number(units)
+        insert_waits(graph, units)
+
+
+def jobs_of(units: list[Unit], played: Replay, prices: Prices) -> tuple[list[Job], list[int], set[int]]:
+    """Units as jobs, the sizes of the values that they make, and the values that are returned."""
+    seconds, streams = [0.0] * len(units), [""] * len(units)
+    makes: dict[int, list[Storage]] = defaultdict(list)
+    readers: dict[Storage, set[int]] = defaultdict(set)
+    makers: dict[Storage, int] = {}
+    awaits = needs(units)
+    behind: dict[int, set[int]] = defaultdict(set)
+    for i, before in enumerate(awaits):
+        for j in before:
+            behind[j].add(i)
+    for event in played.events:
+        i: int = event.node.meta[UNIT]
+        if event.collective:
+            streams[i], seconds[i] = str(event.node.args[1]), prices.communicate(event)
+            operand = event.reads[0].storage
+            if event.collective != "all_reduce":  # which works in a copy
+                readers[operand] |= behind[i]  # it is kept until the collective is over
+            if copies := prices.copies(event):
+                seconds[makers.get(operand, min(awaits[i], default=i))] += copies
+        else:
+            seconds[i] += prices.compute(event)
+        for operand in event.reads:
+            readers[operand.storage].add(i)
+        for storage in event.made:
+            makes[i].append(storage)
+            makers[storage] = i
+    number = {storage: v for v, storage in enumerate(makers)}
+    reads: dict[int, list[int]] = defaultdict(list)
+    for storage, those in readers.items():
+        for i in those if storage in number else ():
+            reads[i].append(number[storage])
+    returned = set(played.outputs)
+    ended = {s for event in played.events for node, held in event.holds.items() if node in returned for s in held}
+    kept = {number[storage] for storage in ended if storage in number}
+    jobs = [Job(streams[i], seconds[i], tuple(sorted(awaits[i])), tuple(number[s] for s in makes[i]), tuple(reads[i]))
+            for i in range(len(units))]  # fmt: skip
+    return jobs, [storage.bytes for storage in makers], kept
+
+
+def _inputs(graph: fx.Graph) -> list[fx.Node]:
+    return [n for n in graph.nodes if n.op == "placeholder"]
+
+
+def _restore(graph: fx.Graph, given: list[fx.Node]) -> None:
+    """The order that a graph had, views that were copied for their readers right before these."""
+    placed: dict[fx.Node, None] = {}
+    known = set(given)
+
+    def place(node: fx.Node) -> None:
+        for x in node.all_input_nodes:
+            if x not in known and x not in placed:
+                place(x)
+        placed[node] = None
+
+    for node in given:
+        place(node)
+    arrange(placed)
+    for node in placed:
+        node.meta.pop(UNIT, None)
+
+
+def _number(units: list[Unit]) -> None:
+    for i, unit in enumerate(units):
+        for node in unit:
+            node.meta[UNIT] = i

@@ -1,0 +1,80 @@
+"""The pass list: how a Program is changed before it runs, and before it is simulated.
+
+O0 runs a Program operator by operator. O1 compiles what fuses into one kernel, O2 whole layers (`analysis.segments`).
+Where devices compute while collectives are in flight, the passes choose an order that hides these (`analysis.overlap`).
+"""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import fx
+
+from tutti.analysis import overlap
+from tutti.analysis.segments import gather_kernels, gather_layers, gather_parts
+from tutti.hardware import Cluster
+from tutti.lower.bucket import bucket
+from tutti.lower.inplace import update_in_place
+from tutti.lower.one_pass import make_losses_in_one_pass
+from tutti.lower.overwrite import write_over
+from tutti.lower.program import Program
+from tutti.lower.regions import divide
+from tutti.lower.tiers import use_tiers
+from tutti.lower.workspace import keep_workspaces
+from tutti.lower.write_out import write_out
+
+Pass = Callable[[fx.Graph], None]
+
+
+@dataclass(frozen=True)
+class Level:
+    """What is done to a Program's graph before an order is looked for in which communication is hidden, and after; then
+    its segments are compiled, if the level has any."""
+
+    summary: str
+    before: tuple[Pass, ...]
+    after: tuple[Pass, ...]
+
+
+ALL = make_losses_in_one_pass, keep_workspaces, bucket, use_tiers, update_in_place
+
+LEVELS = {
+    "O0": Level("operator by operator", ALL, (write_over,)),
+    "O1": Level("what fuses into one kernel is compiled", (*ALL, write_out), (gather_parts, gather_kernels)),
+    "O2": Level("whole layers are compiled", (*ALL, write_out), (gather_parts, gather_layers)),
+}
+
+
+def check_level(level: str) -> None:
+    """ValueError where there is no such level."""
+    if level not in LEVELS:
+        raise ValueError(f"no level {level!r}; there are {', '.join(LEVELS)}")
+
+
+def available(level: str) -> str:
+    """The level, but O0, with a warning, where it compiles and there is no C++ compiler."""
+    if level != "O0" and not any(shutil.which(compiler) for compiler in ("g++", "clang++", "c++")):
+        warnings.warn(f"level {level} needs a C++ compiler (g++, clang++); running operator by operator", stacklevel=4)
+        return "O0"
+    return level
+
+
+def improve(program: Program, level: str, cluster: Cluster | None = None) -> Program:
+    """Apply the passes of a level, all but compilation, in place: the form in which a Program is simulated.
+
+    cluster: on whose devices communication is to be hidden.
+    """
+    divide(program)
+    change(program, LEVELS[level].before)
+    if cluster:
+        overlap.apply(program.graph, overlap.order(program, cluster, level))
+    change(program, LEVELS[level].after)
+    return program
+
+
+def change(program: Program, passes: tuple[Pass, ...]) -> None:
+    for change in passes:
+        change(program.graph)

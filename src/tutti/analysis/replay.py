@@ -1,0 +1,344 @@
+"""A Program replayed on fake tensors: what each call reads and makes, what shares memory, and what is dropped when.
+
+Fake tensors have strides, so whether a reshape copies or looks at what is there is found out, not assumed. Calls are
+replayed in the order of the Program and values dropped where its code drops them (`tutti.exec.codegen`).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+import tutti.nn.lstm  # noqa: F401  (registers the operators)
+from tutti import compat
+from tutti.analysis.liveness import last_uses
+from tutti.analysis.memory_inside import lstm_workspace
+from tutti.ir.step_graph import Spec
+from tutti.lower.collectives import COLLECTIVES
+from tutti.lower.overwrite import PLACE
+from tutti.lower.program import Program
+from tutti.lower.transfers import arrived, bring, fetch, lend, put, store
+from tutti.lower.writes import WRITES
+from tutti.plan.tier import DEVICE
+
+aten, ops = torch.ops.aten, torch.ops.tutti
+
+_COLLECTIVES: dict[Any, str] = dict(COLLECTIVES)
+
+
+@dataclass(eq=False)
+class Storage:
+    """Memory that one call has made, or that an input of the Program lies in."""
+
+    bytes: int
+    node: fx.Node
+
+    @property
+    def tier(self) -> str:
+        return self.node.meta.get("tier", DEVICE)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor that a call reads. in_rows: whether neighbours in its last dim are neighbours in memory."""
+
+    spec: Spec
+    storage: Storage
+    contiguous: bool
+    in_rows: bool = True
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of memory that are read: an expanded tensor is larger than what it lies in."""
+        return min(self.spec.bytes, self.storage.bytes)
+
+
+@dataclass
+class Event:
+    """One call, or several that are one kernel.
+
+    nodes: in order; the last gives its name. reads: tensor operands in order. made: the memory that is new with it.
+    holds: what each of its values keeps alive. outputs: specs of what it returns. writes: bytes written in place.
+    dies: values that are dropped behind it. reuses: bytes of what it makes that take the place of what it reads.
+    """
+
+    nodes: list[fx.Node]
+    reads: list[Operand]
+    made: list[Storage]
+    holds: dict[fx.Node, list[Storage]]
+    outputs: list[Spec]
+    writes: int
+    dies: list[fx.Node]
+    reuses: int = 0
+
+    @property
+    def node(self) -> fx.Node:
+        return self.nodes[-1]
+
+    @property
+    def label(self) -> str:
+        return self.node.meta.get("label", "")
+
+    @property
+    def phase(self) -> str:
+        return self.node.meta.get("phase", "")
+
+    @property
+    def collective(self) -> str:
+        """The kind of collective; empty for all other calls."""
+        return _COLLECTIVES.get(self.node.target, "")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its first output; of its first operand where it returns none."""
+        return self.outputs[0].dtype if self.outputs else self.reads[0].spec.dtype
+
+    @property
+    def computes(self) -> bool:
+        """False for views and renamings, which move no bytes."""
+        return not self.collective and bool(self.made or self.writes)
+
+
+@dataclass
+class Replay:
+    """inputs: the memory of each placeholder. outputs: the values that the Program returns."""
+
+    program: Program
+    inputs: dict[fx.Node, Storage]
+    events: list[Event]
+    outputs: list[fx.Node]
+
+
+def replay(program: Program) -> Replay:
+    """Replay a Program in the form in which it would run (the passes of its level applied, nothing compiled)."""
+    return _Replayer(program).run()
+
+
+class _View(NamedTuple):
+    """How a tensor lies in its memory, in elements."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A tensor in replay."""
+
+    view: _View
+    storage: Storage
+
+    @cached_property
+    def spec(self) -> Spec:
+        return Spec(self.view.shape, self.view.dtype)
+
+    @cached_property
+    def contiguous(self) -> bool:
+        run = 1
+        for n, stride in zip(reversed(self.view.shape), reversed(self.view.stride), strict=True):
+            if n != 1 and stride != run:
+                return not self.spec.numel
+            run *= n
+        return True
+
+    @property
+    def in_rows(self) -> bool:
+        sizes = [(n, stride) for n, stride in zip(self.view.shape, self.view.stride, strict=True) if n != 1]
+        return not sizes or sizes[-1][1] in (0, 1)
+
+    @cached_property
+    def key(self) -> tuple:
+        """All that decides what a call makes of it. Where in its memory it begins does not."""
+        return self.view.shape, self.view.stride, self.view.dtype
+
+    def fake(self) -> torch.Tensor:
+        """A tensor that lies like this, at the beginning of its memory."""
+        return torch.empty_strided(self.view.shape, self.view.stride, dtype=self.view.dtype)
+
+    def viewed(self, made: _View) -> _View:
+        """Where that lies which a call makes in the memory of its `fake`."""
+        begin = self.view.offset * self.view.dtype.itemsize // made.dtype.itemsize
+        return made._replace(offset=begin + made.offset)
+
+
+class _Made(NamedTuple):
+    """A tensor that a call returns: in the memory of its n-th operand, or behind those in its n-th new one."""
+
+    view: _View
+    place: int
+
+
+class _Replayer:
+    """Calls that differ in nothing that matters, like those of equal layers, are tried once."""
+
+    def __init__(self, program: Program):
+        self.program = program
+        self.values: dict[fx.Node, Any] = {}
+        self.tried: dict[tuple, tuple[Any, list[int]]] = {}  # what a call returns, and bytes of its new memory
+
+    def run(self) -> Replay:
+        inputs, events, outputs = {}, [], []
+        dies = last_uses(self.program.graph)
+        with compat.fake_mode(), torch.no_grad():
+            for node in self.program.graph.nodes:
+                if node.op == "placeholder":
+                    inputs[node] = self.input(node)
+                elif node.op == "output":
+                    outputs = [n for n in pytree.tree_leaves(node.args[0]) if isinstance(n, fx.Node)]
+                else:
+                    events.append(self.call(node, dies[node]))
+        return Replay(self.program, inputs, events, outputs)
+
+    def input(self, node: fx.Node) -> Storage:
+        spec: Spec = node.meta["val"]
+        view = _view(torch.empty(spec.shape, dtype=spec.dtype))
+        self.values[node] = _Value(view, Storage(spec.bytes, node))
+        return self.values[node].storage
+
+    def call(self, node: fx.Node, dies: list[fx.Node]) -> Event:
+        operands = list(self.operands((node.args, node.kwargs)))
+        made = []
+        if node.target is operator.getitem:
+            value = self.values[node.args[0]][node.args[1]]  # pyright: ignore
+        elif node.target in WRITES and node.target not in FAKES:  # it returns nothing
+            value = None
+        else:
+            key = node.target, self.key(node.args), self.key(node.kwargs)
+            if key not in self.tried:
+                self.tried[key] = self.attempt(node, operands)
+            returned, new = self.tried[key]
+            made = [Storage(count, node) for count in new]
+            places = [x.storage for x in operands] + made
+            value = _mapped(returned, lambda x: _Value(self.view(x, operands), places[x.place]))
+        self.values[node] = value
+        returned = list(_flat(value))
+        read, written = _read_and_written(node)
+        reads = [Operand(x.spec, x.storage, x.contiguous, x.in_rows) for x in self.operands(read)]
+        writes = sum(x.spec.bytes for x in self.operands(written))
+        for dead in dies:
+            self.values.pop(dead)
+        holds = list(dict.fromkeys(x.storage for x in returned))
+        return Event([node], reads, made, {node: holds}, [x.spec for x in returned], writes, dies)
+
+    def view(self, made: _Made, operands: list[_Value]) -> _View:
+        return operands[made.place].viewed(made.view) if made.place < len(operands) else made.view
+
+    def operands(self, argument: Any) -> Iterator[_Value]:
+        """The tensors in an argument of a call, in order."""
+        if isinstance(argument, fx.Node):
+            yield from _flat(self.values[argument])
+        elif isinstance(argument, (tuple, list, dict)):
+            for part in argument.values() if isinstance(argument, dict) else argument:
+                yield from self.operands(part)
+
+    def key(self, argument: Any) -> Any:
+        """What there is to know of an argument, hashable."""
+        if isinstance(argument, fx.Node):
+            return _mapped(self.values[argument], lambda x: x.key)
+        if isinstance(argument, (tuple, list)):
+            return tuple(map(self.key, argument))
+        if isinstance(argument, dict):
+            return tuple((name, self.key(part)) for name, part in argument.items())
+        return type(argument), argument  # 1, 1.0 and True are equal
+
+    def attempt(self, node: fx.Node, operands: list[_Value]) -> tuple[Any, list[int]]:
+        """Call on fake tensors."""
+        fakes = [x.fake() for x in operands]
+        left = iter(fakes)
+        args, kwargs = fx.map_arg(
+            (node.args, node.kwargs),
+            lambda n: _mapped(self.values[n], lambda _: next(left)),  # pyright: ignore
+        )
+        function: Callable[..., Any] = FAKES.get(node.target, node.target)  # pyright: ignore
+        result = function(*args, **kwargs)  # pyright: ignore
+        held = [x.untyped_storage() for x in fakes]  # kept while they are compared
+
+        def place(x: torch.Tensor) -> _Made:
+            storage = x.untyped_storage()
+            known = next((i for i, other in enumerate(held) if other is storage), len(held))
+            if known == len(held):
+                held.append(storage)
+            return _Made(_view(x), known)
+
+        returned = _mapped(result, place, torch.Tensor)
+        return returned, [storage.nbytes() for storage in held[len(fakes) :]]
+
+
+def _view(x: torch.Tensor) -> _View:
+    return _View(tuple(x.shape), x.stride(), int(x.storage_offset()), x.dtype)
+
+
+def _mapped(value: Any, function: Callable[[Any], Any], kind: type | tuple[type, ...] = (_Value, _Made)) -> Any:
+    """The value with its tensors replaced: one of them, or a tuple or list with some; all else becomes None."""
+    if isinstance(value, kind):
+        return function(value)
+    return tuple(_mapped(x, function, kind) for x in value) if isinstance(value, (tuple, list)) else None
+
+
+def _flat(value: Any) -> Iterator[_Value]:
+    if isinstance(value, _Value):
+        yield value
+    elif isinstance(value, tuple):
+        for x in value:
+            yield from _flat(x)
+
+
+def _read_and_written(node: fx.Node) -> tuple[Any, Any]:
+    """The arguments that a call reads, and those that it writes into."""
+    if node.target is aten.copy_.default:
+        return node.args[1:], node.args[:1]
+    if node.target in PLACE:
+        return node.args, node.kwargs[PLACE[node.target]]
+    return (node.args, node.kwargs), tuple(node.args[i] for i in WRITES.get(node.target, ()))
+
+
+def _exchanged(shape: Callable[..., tuple[int, ...]]) -> Callable[..., torch.Tensor]:
+    """What a runtime returns for a collective: dense, and in memory of its own."""
+    return lambda x, *rest: x.new_empty(shape(x, *rest))
+
+
+def _lstm_training(x, w_ih, w_hh, b_ih, b_hh, h, c, *options):
+    made = ops.lstm_layer(x, w_ih, w_hh, b_ih, b_hh, h, c, *options)
+    return *made, x.new_empty(lstm_workspace(x.shape, h.shape[-1]), dtype=torch.uint8)
+
+
+def _lstm_backward_kept(*args):
+    return ops.lstm_layer_backward(*args[:18])
+
+
+def _reduced(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A loss whose kernel makes room for all elements and then calls the first of them the mean
+    (`TORCH_META_FUNC(mse_loss)` in ATen/native/BinaryOps.cpp)."""
+
+    def made(x, target, reduction=1, *rest):
+        if reduction == 0:
+            return function(x, target, reduction, *rest)
+        return x.new_empty(torch.broadcast_shapes(x.shape, target.shape)).view(-1)[0]
+
+    return made
+
+
+# Calls that have no fake kernel, or another in the runtime.
+FAKES: dict[Any, Callable[..., Any]] = {
+    ops.all_reduce.default: _exchanged(lambda x, *_: x.shape),
+    ops.all_gather.default: _exchanged(lambda x, axis, k: (k, *x.shape)),
+    ops.reduce_scatter.default: _exchanged(lambda x, *_: x.shape[1:]),
+    ops.all_to_all.default: _exchanged(lambda x, *_: x.shape),
+    ops.shift.default: _exchanged(lambda x, *_: x.shape),
+    **dict.fromkeys((fetch, put, lend, bring), lambda x, *_: torch.empty_like(x)),
+    arrived: lambda x: x,
+    store: lambda home, x: home,
+    ops.lstm_layer_training.default: _lstm_training,
+    ops.lstm_layer_backward_kept.default: _lstm_backward_kept,
+    aten.mse_loss.default: _reduced(aten.mse_loss.default),
+    aten.smooth_l1_loss.default: _reduced(aten.smooth_l1_loss.default),
+}

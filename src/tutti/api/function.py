@@ -1,0 +1,287 @@
+"""`fn = tutti.function(f, *examples, store=store)`: any function of tensors and of what a store holds, lifted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tutti import compat
+from tutti.analysis.memory import platform
+from tutti.analysis.passes import check_level
+from tutti.api.step import cluster_of
+from tutti.capture.batch import inputs, rows
+from tutti.capture.capture_spec import autocast_state
+from tutti.capture.function import Captured, arguments, capture_function
+from tutti.capture.watch import Watch
+from tutti.exec.batches import signature_of
+from tutti.exec.executables import holding_for
+from tutti.exec.levels import Prepared, prepare
+from tutti.exec.observed import Observed
+from tutti.exec.runtime import from_rank_0, own_part
+from tutti.exec.store import Store
+from tutti.hardware import Cluster
+from tutti.ir.step_graph import GIVEN, OUTPUT, StepGraph
+from tutti.lower.program import Program
+from tutti.lower.shard import shard
+from tutti.plan.layout import devices
+from tutti.plan.pin import Pin
+from tutti.plan.plan import Plan, renamed
+from tutti.plan.planner import Planner
+from tutti.plan.roles import UndividedBatch
+from tutti.plan.search import BUDGET
+from tutti.plan.textbook import Textbook, parse_name, textbook_of
+from tutti.plan.together import plan_together
+from tutti.sim.planning import choose
+
+
+def function(
+    f: Callable,
+    *args: Any,
+    store: Store | None = None,
+    cluster: Cluster | str = "auto",
+    plan: Plan | str = "auto",
+    level: str = "O0",
+    pins: tuple[Pin, ...] = (),
+    budget: float = BUDGET,
+    seed: int = 0,
+    **kwargs: Any,
+) -> Function:
+    """Lift a function written for one device to a cluster.
+
+        def update(real, noise):
+            fake = g(noise)
+            optimizer_d.zero_grad()
+            d_loss = loss_of(d(real), d(fake.detach()))
+            d_loss.backward()
+            optimizer_d.step()
+            ...
+            return {"d": d_loss, "g": g_loss}
+
+        store = tutti.Store(g=g, d=d, optimizer_g=optimizer_g, optimizer_d=optimizer_d)
+        step = tutti.function(update, real, noise, store=store, cluster="h100:8")
+        losses = step(real, noise)
+
+    f: ordinary PyTorch code. It may use modules, optimizers and caches of the store, as arguments or by closure, call
+        `backward()`, `torch.autograd.grad`, `zero_grad()` and `step()`, and write into caches. It returns a pytree.
+    args, kwargs: example arguments: the global batch, as arbitrarily nested tensors. Objects of the store may be
+        arguments.
+    store: the state that the function reads and updates. Functions may share a store. Without it the function is pure.
+    cluster, plan, level, pins, budget, seed: as for `tutti.parallelize`. Plans with a pipeline are for `parallelize`.
+        If the store already has a mesh and layouts, the function is planned for them.
+
+    Raises ValueError for code that cannot be captured (docs/guide/capture.md), and for plans that do not fit.
+    """
+    return Function(f, args, kwargs, store or Store(), cluster, plan, level, pins, budget, seed)
+
+
+def functions(
+    members: Mapping[str, tuple[Callable, tuple, float]],
+    *,
+    store: Store,
+    cluster: Cluster | str = "auto",
+    level: str = "O0",
+    seed: int = 0,
+) -> dict[str, Function]:
+    """Functions of one store, planned together: its layouts minimise the weighted sum of their modelled times.
+
+        made = tutti.functions({"train": (train, (x, y), 1), "decode": (decode, (token,), 50)}, store=store)
+        loss = made["train"](x, y)
+
+    members: name -> (function, example arguments, how often it runs).
+    store: a store that no function has used yet.
+    cluster, level, seed: as for `tutti.function`.
+
+    Raises ValueError if the store already has layouts, or if no layout suits all functions.
+    """
+    if store.layouts:
+        raise ValueError("the store is laid out already; plan functions together before any of them is made")
+    where = cluster_of(cluster, store.device)
+    captured = {
+        name: capture_function(f, args, {}, store.holdings, behind=store.behind())
+        for name, (f, args, _) in members.items()
+    }
+    graphs = [x.graph for x in captured.values()]
+    for graph in graphs[1:]:
+        for other in graphs:
+            graph.name_inputs_as(other)
+    plans = from_rank_0(lambda: _together(graphs, [weight for _, _, weight in members.values()], where))
+    chosen = dict(zip(members, plans, strict=True))
+    return {
+        name: Function(f, args, {}, store, where, chosen[name], level, (), BUDGET, seed)
+        for name, (f, args, _) in members.items()
+    }
+
+
+def _together(graphs: list[StepGraph], weights: list[float], cluster: Cluster) -> list[Plan]:
+    """The cheapest plans on any mesh of one or two axes."""
+    stored = [
+        {name: node.meta["label"] for name, node in graph.inputs.items() if name.partition(":")[0] not in GIVEN}
+        for graph in graphs
+    ]
+    planners = [Planner(graph, cluster) for graph in graphs]
+    n, best = cluster.size, None
+    for mesh in [Textbook(n // k, k).mesh for k in range(1, n + 1) if n % k == 0 and (k < n or n == 1)]:
+        found = plan_together([planner.on(mesh) for planner in planners], weights, stored)
+        if best is None or found.cost < best.cost:
+            best = found
+    assert best is not None
+    meshes = {tuple(plan.mesh) for plan in best.plans}
+    if len(meshes) > 1:  # a single axis that one function calls dp and another tp
+        return [renamed(plan, dict(zip(plan.mesh, best.plans[0].mesh, strict=True))) for plan in best.plans]
+    return best.plans
+
+
+@dataclass
+class Executable:
+    """A captured function, planned and lowered for the ranks of this process."""
+
+    captured: Captured
+    plan: Plan
+    programs: list[Program]
+    ready: list[Prepared]
+
+
+class Function:
+    """A function over a store on a cluster; call it as the function it was made of."""
+
+    def __init__(self, f, args, kwargs, store: Store, cluster, plan, level, pins, budget, seed):
+        check_level(level)
+        self.f, self.store, self.level, self.seed, self.calls = f, store, level, seed, 0
+        self.cluster, self.pins, self.budget = cluster_of(cluster, store.device), tuple(pins), budget
+        self.asked = plan
+        if level != "O0":
+            compat.get_compiler_ready(store.device)
+        self._autocast = autocast_state(store.device)
+        self._made: dict[tuple, list[Executable]] = {}
+        self._watch = Watch(store.holdings.root, store.attributes, [self.f])
+        self._first = self._executable(args, kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The result of the function for a global batch: the same pytree, with full tensors."""
+        executable = self._executable(args, kwargs)
+        captured, store = executable.captured, self.store
+        given = self._given(captured.graph, inputs(arguments(args, kwargs, store.holdings)))
+        assert store.runtime is not None
+        rows_of_ranks = []
+        for program, rank, held in zip(executable.programs, store.runtime.ranks, store.parts, strict=True):
+            rows_of_ranks.append([
+                own_part(name, given[name], layout, store.mesh, rank, store.device) if name in given else held[name]
+                for name, (layout, _) in program.inputs.items()
+            ])  # fmt: skip
+        with torch.no_grad(), torch.autocast(store.device.type, enabled=False):  # its casts are captured
+            results = store.runtime.run([ready.run for ready in executable.ready], rows_of_ranks)
+        names = list(executable.programs[0].outputs)
+        outputs = [dict(zip(names, values, strict=True)) for values in results]
+        observed = Observed({})
+        observed.take(outputs[0])
+        store.keep(outputs)
+        self._count(captured)
+        self.calls += 1
+        observed.check(captured.graph.checks, f"call {self.calls}")
+        return result_of(captured, outputs[0])
+
+    def _given(self, graph: StepGraph, data: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Inputs that every rank is given anew, whole."""
+        numbers = {"step": torch.tensor(self.calls + 1), "seed": torch.tensor(self.seed)}
+        for key, optimizer in self.store.holdings.optimizers.items():
+            for i, group in enumerate(optimizer.param_groups):
+                numbers[f"lr:{key}.{i}"] = torch.tensor(float(group["lr"]), dtype=torch.float64)
+        for name, members in graph.counts.items():
+            numbers[name] = torch.tensor(self.store.updates[members[0]] + 1)
+        return {**numbers, **data, **graph.constants}
+
+    def _count(self, captured: Captured) -> None:
+        """Count the updates of the parameters that the function has updated."""
+        for name, count in captured.updates.items():
+            self.store.updates[name] += count
+
+    def _executable(self, args: tuple, kwargs: Mapping[str, Any]) -> Executable:
+        """What runs a call with such arguments; it is captured and planned where it is new."""
+        data = arguments(args, kwargs, self.store.holdings)
+        behind = self.store.behind()
+        held = tuple((i, id(x)) for i, x in (*enumerate(args), *kwargs.items()) if self.store.holdings.is_held(x))
+        key = (signature_of(data), held, self._watch.state(), repr(sorted(behind.items())), self._options())
+        known = self._made.setdefault(key, [])
+        executable, _ = holding_for([(x, x.captured.graph.guards) for x in known], data, "function")
+        if executable is not None:
+            return executable
+        known.append(self._new(args, kwargs, behind))
+        return known[-1]
+
+    def _options(self) -> str:
+        """Options of optimizers, all but learning rates, which are constants of a captured update."""
+        groups = [group for x in self.store.holdings.optimizers.values() for group in x.param_groups]
+        return repr([{k: v for k, v in group.items() if k not in ("params", "lr")} for group in groups])
+
+    def _new(self, args: tuple, kwargs: Mapping[str, Any], behind: Mapping[str, Mapping[str, int]]) -> Executable:
+        store = self.store
+        with torch.autocast(**self._autocast):
+            captured = capture_function(self.f, args, kwargs, store.holdings, behind=behind,
+                                        attributes=store.attributes)  # fmt: skip
+        if captured.attributes != store.attributes:
+            store.attributes = captured.attributes
+            self._watch = Watch(store.holdings.root, store.attributes, [self.f])
+        graph, size = captured.graph, rows(arguments(args, kwargs, store.holdings)) or 1
+        plan = from_rank_0(lambda: self._planned(graph, size))
+        if devices(plan.mesh) != self.cluster.size:
+            raise ValueError(f"the plan is for {devices(plan.mesh)} devices, {self.cluster} has {self.cluster.size}")
+        if plan.stages:
+            raise ValueError("a plan with a pipeline runs training steps (tutti.parallelize), not functions")
+        store.lay_out(graph, plan)
+        assert store.runtime is not None
+        programs = [shard(graph, plan, rank) for rank in store.runtime.ranks]
+        hidden = self.cluster if self.cluster.device.computes_on else None
+        ready = prepare(
+            programs, self.level, hidden, store.runtime.agree, None, (), platform(self.cluster.device), None
+        )
+        return Executable(captured, plan, programs, ready)
+
+    def _planned(self, graph: StepGraph, size: int) -> Plan:
+        """The plan that was asked for, with stored tensors where they are."""
+        stored = self.store.stored(graph)
+        if isinstance(self.asked, Plan) and self.asked.graph == graph.fingerprint:
+            return self.asked
+        if not stored:
+            return choose(self.asked, lambda count, variant: graph, size, self.cluster, self.level, self.pins, None, 1,
+                          self.budget)  # fmt: skip
+        planner = Planner(graph, self.cluster, self.pins)
+        name = self.asked if isinstance(self.asked, str) else "auto"
+        book = parse_name(name, self.cluster.size) if name != "auto" else textbook_of(name, self.store.mesh)
+        if book and book.mesh == self.store.mesh:
+            try:
+                return planner.textbook(book, stored).plan(gathered=book.zero >= 2)
+            except UndividedBatch:
+                pass
+        return planner.held(self.store.mesh, stored)
+
+    # -- what one can ask -----------------------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> Plan:
+        """What runs for the example arguments."""
+        return self._first.plan
+
+    @property
+    def graph(self) -> StepGraph:
+        """The captured graph for the example arguments."""
+        return self._first.captured.graph
+
+    @property
+    def program(self) -> Program:
+        """The Program of this rank for the example arguments."""
+        return self._first.programs[0]
+
+    def __repr__(self) -> str:
+        name = getattr(self.f, "__qualname__", repr(self.f))
+        return f"Function({name}, {self.plan.name} on {self.cluster}, {len(self.graph.calls)} operators)"
+
+
+def result_of(captured: Captured, outputs: Mapping[str, torch.Tensor]) -> Any:
+    """The pytree that the function returns."""
+    count = captured.tree.num_leaves
+    leaves = [captured.fixed[i] if i in captured.fixed else outputs[f"{OUTPUT}:{i}"] for i in range(count)]
+    return pytree.tree_unflatten(leaves, captured.tree)

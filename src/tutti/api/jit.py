@@ -1,0 +1,200 @@
+"""`tutti.jit`: code that cannot be captured whole, static where possible and dynamic where not.
+
+TorchDynamo follows the Python code of a call. What it can follow becomes graphs, which are compiled; where it cannot
+go on, as at an `if` on the value of a tensor, Python runs and the next graph begins behind. What is computed, raised
+and changed is as in plain Python, also where torch's own defaults have it otherwise (`compat.AS_PYTHON`).
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import MethodType
+from typing import Any, overload
+
+import torch
+from torch import fx, nn
+
+from tutti import compat
+from tutti.analysis.passes import available
+from tutti.api.jit_report import Graph, Report
+from tutti.capture import breaks, recompilations
+from tutti.capture.breaks import Break
+from tutti.capture.recompilations import Recompilation
+from tutti.capture.trace import is_tracing
+
+# How a graph becomes what runs: as `fn(graph, example inputs) -> callable`.
+LEVELS: dict[str, Callable[[fx.GraphModule, list], Callable]] = {
+    "O0": lambda graph, inputs: graph.forward,
+    "O2": compat.inductor,
+}
+
+
+@overload
+def jit(target: Callable, *, level: str = "O2", dynamic: bool | None = None) -> Jit: ...
+@overload
+def jit(*, level: str = "O2", dynamic: bool | None = None) -> Callable[[Callable], Jit]: ...
+def jit(target: Callable | None = None, *, level: str = "O2", dynamic: bool | None = None) -> Any:
+    """Compile everything in `target` that can be a graph. Without a target, return a decorator.
+
+    target: a function, a method, or a module. For a part of a model, its `forward`: `block.forward =
+        tutti.jit(block.forward)`.
+    level: "O2" compiles graphs, "O0" runs them operator by operator. Without a C++ compiler O2 becomes O0, with a
+        warning.
+    dynamic: whether graphs accept any sizes from the beginning. By default a size is left open once it has changed.
+
+    Raises ValueError for another level, and TypeError if the target is not callable.
+
+    >>> @tutti.jit(level="O0")
+    ... def clipped(x):
+    ...     y = 2 * x
+    ...     if y.norm() > 1:
+    ...         y = y / y.norm()
+    ...     return y
+    >>> clipped(torch.ones(4))
+    tensor([0.5000, 0.5000, 0.5000, 0.5000])
+    >>> clipped.report().breaks[0].source
+    'if y.norm() > 1:'
+    """
+    if target is None:
+        return functools.partial(jit, level=level, dynamic=dynamic)
+    return Jit(target, level, dynamic)
+
+
+class Jit:
+    """A callable that stands for another; what it has not is looked for there (`fast.parameters()`)."""
+
+    def __init__(self, target: Callable, level: str = "O2", dynamic: bool | None = None):
+        if level not in LEVELS:
+            raise ValueError(f"no level {level!r} of tutti.jit; there are {', '.join(LEVELS)}")
+        if not callable(target):
+            raise TypeError(f"tutti.jit takes a function, a method or a module, not a {type(target).__name__}")
+        if not isinstance(target, nn.Module):
+            functools.update_wrapper(self, target)
+        self.target, self.level, self.dynamic = target, available(level), dynamic
+        self._graphs: list[Graph] = []
+        self._breaks: dict[tuple[str, int, str], Break] = {}
+        self._recompilations: list[Recompilation] = []
+        if inspect.isgeneratorfunction(target):
+            self._add(compat.GraphBreak("generator function", *_place_of(target), whole=True))
+        self._fast = compat.split_by_dynamo(target, self._compile, dynamic)
+        _quiet()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling() or is_tracing():
+            return self.target(*args, **kwargs)
+        compat.tell_of_compilation(_compilation)
+        outer = _at_work.call
+        if outer is not None:
+            outer.note()
+        call = _at_work.call = _Call(self)
+        try:
+            return self._fast(*args, **kwargs)
+        finally:
+            call.end()
+            _at_work.call = outer
+            if outer is not None:
+                outer.place = call.place
+
+    def report(self) -> Report:
+        """What the calls up to now have become."""
+        target = self.target
+        name = type(target).__name__ if isinstance(target, nn.Module) else getattr(target, "__qualname__", repr(target))
+        return Report(name, self.level, tuple(self._graphs), tuple(self._breaks.values()), tuple(self._recompilations))
+
+    def _compile(self, graph: fx.GraphModule, inputs: list) -> Callable:
+        made = Graph.of(graph)
+        for node in graph.graph.find_nodes(op="call_function", target=torch.tensor):
+            node.target = _copied
+        graph.recompile()
+        runs = LEVELS[self.level](graph, inputs)
+        if made.operators:
+            self._graphs.append(made)
+        return runs
+
+    def _add(self, found: compat.GraphBreak) -> None:
+        """A function is compiled more than once: its breaks are found as often."""
+        new = breaks.put_into_words(found)
+        key = new.file, new.line, new.reason
+        if key not in self._breaks or (new.whole and not self._breaks[key].whole):
+            self._breaks[key] = new
+
+    def _note(self, place: tuple[Any, int]) -> None:
+        """Take to the report what was compiled since."""
+        broken, again = compat.compiled_since(place)
+        for found in broken:
+            self._add(found)
+        self._recompilations += map(recompilations.put_into_words, again)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "target":  # not yet there, as in a copy
+            raise AttributeError(name)
+        return getattr(self.target, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Jit:
+        """One for the copy, whose parameters are its own."""
+        return Jit(copy.deepcopy(self.target, memo), self.level, self.dynamic)
+
+    def __repr__(self) -> str:
+        return f"tutti.jit({self.target!r}, level={self.level!r})"
+
+
+class _Call:
+    """A call of a Jit under way: what is compiled meanwhile belongs to it."""
+
+    def __init__(self, jit: Jit):
+        self.jit, self.place, self.compiled = jit, compat.compilations(), False
+        self.settings, self.silence = ExitStack(), ExitStack()
+
+    def compiles(self) -> None:
+        """Something is about to be compiled."""
+        if not self.compiled:
+            self.settings.enter_context(compat.as_python())
+        self.compiled = True
+        self.note()
+        self.silence.enter_context(compat.no_warnings_of_compilation())
+
+    def end(self) -> None:
+        self.settings.close()
+        self.note()
+
+    def note(self) -> None:
+        place = compat.compilations()
+        if place != self.place:
+            self.jit._note(self.place)
+            self.place = place
+
+
+class _AtWork(threading.local):
+    call: _Call | None = None
+
+
+_at_work = _AtWork()
+
+
+@functools.cache
+def _quiet() -> None:
+    """Keep to the report what TorchDynamo would say; once."""
+    compat.quiet_compiler(lambda: _at_work.call is not None)
+
+
+def _compilation(begins: bool) -> None:
+    if _at_work.call is not None:
+        _at_work.call.compiles() if begins else _at_work.call.silence.close()
+
+
+def _copied(data: Any, **kwargs: Any) -> torch.Tensor:
+    """`torch.tensor`, for what was a number of numpy's and is a tensor in a graph: without the warning of that."""
+    return data.detach().clone().to(**kwargs) if isinstance(data, torch.Tensor) else torch.tensor(data, **kwargs)
+
+
+def _place_of(function: Callable) -> tuple[str, int, str]:
+    code = inspect.unwrap(function).__code__
+    return code.co_filename, code.co_firstlineno, code.co_name

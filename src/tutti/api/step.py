@@ -1,0 +1,642 @@
+"""The one line: `step = tutti.parallelize(model, optimizer, batch)`, and what it returns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tutti import compat
+from tutti.analysis.allocator import give_back_freed_memory, keep_freed_memory
+from tutti.analysis.passes import check_level
+from tutti.capture import optimizers
+from tutti.capture.batch import Batch, batch_items, inputs, rows
+from tutti.capture.capture import Loss, device_of
+from tutti.capture.capture_spec import Recipe, autocast_state
+from tutti.capture.slots import Slots
+from tutti.checkpoint.checkpoints import Checkpoints
+from tutti.checkpoint.folder import check, manifest
+from tutti.checkpoint.peer_checkpoint import Gathered
+from tutti.checkpoint.reader import Stored
+from tutti.exec.batches import batch_size, check_like, microbatches, signature_of
+from tutti.exec.executables import Executables, Key
+from tutti.exec.memory_budget import Ledger, bytes_of
+from tutti.exec.nonfinite import Inspector, NonFinite
+from tutti.exec.observed import Observed, how_to_combine
+from tutti.exec.offload_store import Shelf
+from tutti.exec.pipeline import Pipeline
+from tutti.exec.replicas import compare
+from tutti.exec.runtime import check_same_everywhere, from_rank_0, in_job, join_job, own_part, runtime_for
+from tutti.exec.state import State, check_names
+from tutti.exec.transfer_engine import carrier_for
+from tutti.exec.weights import has_weights
+from tutti.hardware import Cluster, local
+from tutti.ir.step_graph import Spec, StepGraph
+from tutti.launch.heartbeat import HERE
+from tutti.launch.progress import telling
+from tutti.lower.program import Collective, Program
+from tutti.lower.stage_parts import pipeline_of
+from tutti.lower.vary import vary
+from tutti.observe.predicted import SIMULATED, predicted
+from tutti.observe.recorder import Recorder
+from tutti.plan.layout import Mesh, devices
+from tutti.plan.pin import Pin
+from tutti.plan.plan import Plan
+from tutti.plan.search import BUDGET
+from tutti.plan.textbook import NAMES
+from tutti.plan.tier import DEVICE
+from tutti.plan.variant import PLAIN
+from tutti.sim.dryrun import dry_run
+from tutti.sim.planning import Simulator, choose
+
+
+def parallelize(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    *,
+    loss: Loss | None = None,
+    cluster: Cluster | str = "auto",
+    plan: Plan | str | Path = "auto",
+    level: str = "O2",
+    clip_norm: float | None = None,
+    accumulate: int | Literal["auto"] = 1,
+    masters: bool = False,
+    stochastic_rounding: bool = False,
+    pins: Iterable[Pin] | None = (),
+    mesh: Mesh | None = None,
+    budget: float = BUDGET,
+    seed: int = 0,
+    memory: float | str | None = None,
+    folder: str | Path | None = None,
+    skips: int | None = None,
+    metrics: Mapping[str, str] | Iterable[str] = (),
+) -> Step:
+    """Lift a model written for one device to a cluster. The model itself is never changed.
+
+    model: any module on the CPU or one GPU, with initialized parameters.
+    optimizer: a `torch.optim` instance over them. Learning rates are read at every step, so schedulers work.
+    batch: an example of the *global* batch: a dict (keyword arguments of the model) or a tuple of tensors, arbitrarily
+        nested. An entry whose dim 0 is not the batch size is shared by all rows. Entries that are not tensors, and
+        values that the model's Python code reads from the batch, are constants of the captured step: a batch with other
+        values triggers a recapture.
+    loss: `loss(model, batch)` returns a 0-d tensor, or `(loss, metrics)`. By default the model's output has a `.loss`
+        or is the loss.
+    cluster: "auto" (the processes of this job, or one device), a `Cluster`, or its name ("cpu:4", "h100:16x8"). If it
+        has more devices than the job has processes, they are virtual devices in this process.
+    plan: "auto", a `Plan`, the path of one, or a textbook name ("dp", "tp", "zero3", "dp2xtp2").
+    level: "O0" runs operator by operator, "O1" compiles fused kernels, "O2" compiles whole layers.
+    clip_norm: maximum global gradient norm.
+    accumulate: number of microbatches (equal parts of the batch) per update; "auto" uses as few as fit in memory.
+    masters: keep and update float32 copies of low-precision parameters.
+    stochastic_rounding: update bfloat16 parameters and their optimizer state in float32 and round at random, unbiased.
+        It needs less memory than masters.
+    pins: layouts of parameters that are fixed by hand (`tutti.pin`).
+    mesh: the mesh, if it is fixed, outermost axis first: `{"dp": 2, "tp": 4}`.
+    budget: seconds after which the search returns the best plan so far.
+    seed: seed of all random numbers.
+    memory: memory of each device, in bytes or as in "2GiB". A step that would exceed it raises MemoryError.
+    folder: folder for files of tensors that the plan keeps on disk. The files are deleted with the step.
+    skips: how many steps in a row may be skipped if their loss or gradients are not finite. One more raises an error
+        that names the operator. None: do not check. The check costs the norm of the gradients, unless they are clipped
+        anyway.
+    metrics: entries of the model's output to keep in `step.metrics`. A mapping says how the values of microbatches are
+        combined: "mean", "sum" or "gather" (along dim 0).
+
+    Raises ValueError if arguments do not fit together (a batch that does not divide, a plan for another model or
+    number of devices, an optimizer that is not supported), and MemoryError if `memory` is too small.
+
+    If something that the forward pass reads changes later (modes, attributes, the set of trained parameters), the step
+    captures the model again.
+    """
+    with HERE.working("captures and plans the step"), telling("capturing the step"):
+        return Step(model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, mesh,
+                    budget, seed, memory, folder, skips, stochastic_rounding, metrics)  # fmt: skip
+
+
+class Step:
+    """A training step on a cluster: `loss = step(batch)`."""
+
+    def __init__(self, model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, mesh,
+                 budget, seed, memory, folder, skips=None, stochastic_rounding=False, metrics=()):  # fmt: skip
+        self._arguments: dict[str, Any] = dict(
+            loss=loss, cluster=cluster, plan=plan, level=level, clip_norm=clip_norm, accumulate=accumulate,
+            masters=masters, pins=pins, mesh=mesh, budget=budget, seed=seed, memory=memory, folder=folder, skips=skips,
+            stochastic_rounding=stochastic_rounding, metrics=metrics,
+        )  # fmt: skip
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            kind = type(optimizer).__name__
+            raise ValueError(
+                f"the optimizer is a {kind}; it must be one of torch.optim: its update is a part of the step"
+            )
+        if accumulate != "auto" and not (isinstance(accumulate, int) and accumulate >= 1):
+            raise ValueError(f"accumulate is {accumulate!r}; it must be a whole number, at least 1, or 'auto'")
+        if not isinstance(plan, Plan | str | Path):
+            raise ValueError(f"plan is {plan!r}; it may be {NAMES}, the path of a saved plan, or a tutti.Plan")
+        if skips is not None and not (isinstance(skips, int) and skips >= 0):
+            raise ValueError(f"skips is {skips!r}; it must be a whole number of steps, or None")
+        check_level(level)
+        self.skips, self.skipped, self._in_a_row = skips, 0, 0
+        self._how, names = how_to_combine(metrics)
+        self.metrics: dict[str, torch.Tensor] = {}  # of the last batch
+        self.model, self.optimizer, self.level, self.seed = model, optimizer, level, seed
+        self.device = device_of(model)
+        if level != "O0":
+            compat.get_compiler_ready(self.device)
+        self.cluster = cluster_of(cluster, self.device)
+        self.memory = None if memory is None else bytes_of(memory)
+        if self.memory is not None:
+            self.cluster = replace(self.cluster, device=replace(self.cluster.device, memory=self.memory))
+        recipe = Recipe(model, optimizer, loss, clip_norm, masters, stochastic_rounding, skips is not None,
+                        autocast_state(self.device), names)  # fmt: skip
+        captured = cache(lambda count: recipe.training(microbatches(batch, count)[0], count))
+        graph_of = cache(lambda count, variant: vary(captured(count), variant))
+        graph_of(1 if accumulate == "auto" else accumulate, PLAIN)  # by all ranks at once
+        chosen = from_rank_0(lambda: choose(plan, graph_of, batch_size(batch), self.cluster, level, tuple(pins or ()),
+                                            mesh, accumulate, budget))  # fmt: skip
+        if devices(chosen.mesh) != self.cluster.size:
+            raise ValueError(f"the plan is for {devices(chosen.mesh)} devices, {self.cluster} has {self.cluster.size}")
+        self._plan, self.accumulate = chosen, chosen.accumulate
+        self.graph, first = graph_of(self.accumulate, chosen.variant), microbatches(batch, self.accumulate)[0]
+        chosen.check(self.graph)
+        _check_tiers(chosen, self.cluster)
+        self.runtime = runtime_for(chosen.mesh)
+        self.rank, self.world_size = self.runtime.rank, devices(chosen.mesh)
+        if self.device.type == "cpu":
+            keep_freed_memory()
+        self.steps, self._compared = optimizers.step_count(optimizer), False
+        self._dtypes = {key: x.dtype for key, x in batch_items(batch)}
+        self._constants, self._groups = _constants(optimizer), _groups(optimizer)
+        params = dict(model.named_parameters())
+        self._example, self._tensors = batch, Slots(model).named()  # held, so that they are told from others
+        counts = optimizers.update_counts(optimizer)
+        self._behind = {name: self.steps - counts[p] for name, p in params.items() if p in counts}
+        self._updated: set[str] = set(self.graph.updated)  # by any graph so far
+        self._versions = {name: p._version for name, p in params.items()}
+        self._recipe, self._parked = recipe, {}
+        self._recorder: Recorder | None = None
+        homes: dict[str, int] = {}  # stages of a pipeline that keep the inputs
+        devices_of: dict[str, int] = {}
+        if chosen.stages:
+            made, schedule = pipeline_of(self.graph, chosen, self.accumulate)
+            homes = made.homes
+            devices_of = {name: schedule.place[stage] for name, stage in made.homes.items()}
+        self.shelf = Shelf(folder, pinned=self.device.type == "cuda")
+        self._carrier = carrier_for(self.device, self.shelf) if chosen.tiers else None
+        self.ledgers = [] if self.memory is None else [Ledger(self.shelf, self.memory) for _ in self.runtime.ranks]
+        if self._carrier:
+            for ledger in self.ledgers:
+                ledger.settle = self._carrier.settle
+        self._state = State(self.graph, chosen, self.runtime, devices_of, self.shelf, self.ledgers)
+        self._state.begin(model, optimizer, masters)
+        self._inspector = Inspector()
+        self._made = Executables(
+            recipe, {Key(signature_of(first)): (self.graph, chosen)}, self.cluster, level, self.runtime, self._state,
+            homes, self._carrier, self.ledgers, self._inspector,
+        )  # fmt: skip
+
+    # -- what a training loop calls -----------------------------------------------------------------------------
+
+    def __call__(self, batch: Batch) -> torch.Tensor:
+        """One optimizer step on a global batch; the mean loss, a 0-d tensor."""
+        with self._recorder.recording(self.steps + 1) if self._recorder else nullcontext():
+            return self._train(batch)
+
+    def _train(self, batch: Batch) -> torch.Tensor:
+        if self._recipe.watch.learns_otherwise or _groups(self.optimizer) != self._groups:
+            self._adopt()
+        self._check_constants()
+        self._check_written()
+        self._made.look()
+        HERE.go(f"in step {self.steps + 1}")
+        if first := not self._compared:  # a data loader that differs between ranks shows at once
+            check_same_everywhere(dict(batch_items(batch)))
+            self._compared = True
+        buffers, skipped = [] if self.skips is None else self._state.copies_of_buffers(), False
+        if self._plan.stages:
+            pipeline = self._piped("train", batch)
+            loss, graph = pipeline.loss(), pipeline.cut.step
+            if self.skips is not None:
+                skipped = pipeline.skipped()
+        else:
+            apart = self._microbatches(batch) > 1
+            outputs, graph = self._accumulated(batch) if apart else self._run("train", batch)
+            self._state.keep(outputs)
+            loss, skipped = outputs[0]["loss"], self.skips is not None and bool(outputs[0]["skipped"])
+        if skipped:
+            self._state.give_back(buffers)
+            self._skip(batch)
+        else:
+            self._in_a_row = 0
+            self._count(graph)
+        if first and self.device.type == "cpu":
+            give_back_freed_memory()
+        self.steps += 1
+        HERE.go(f"between steps {self.steps} and {self.steps + 1}")
+        compat.mark_stepped(self.optimizer)
+        self.metrics = self._observed.combined()
+        self._observed.check(self._checks, f"step {self.steps}")
+        return loss
+
+    def _count(self, graph: StepGraph) -> None:
+        """Note which parameters an update has left out: their updates are counted one by one, as torch does."""
+        updated = set(graph.updated)
+        self._updated |= updated
+        for name in self._behind.keys() - updated:
+            self._behind[name] += 1
+        if any(self._behind.values()) or self._recipe.behind:
+            self._made.count(self._behind, self._late())
+
+    def _late(self) -> dict[str, int]:
+        """By how many updates parameters are behind the number of steps, of those that have ever been updated."""
+        return {name: n for name, n in self._behind.items() if n and name in self._updated}
+
+    def _set_behind(self, late: Mapping[str, int]) -> None:
+        self._behind = dict.fromkeys(self._behind, 0) | {n: late[n] for n in late if n in self._behind}
+        self._updated |= set(late)
+        self._made.count(self._behind, self._late())
+
+    def _adopt(self) -> None:
+        """Capture the model again after parameters were frozen, freed, replaced or added. Whatever is known of the
+        others stays: their values, optimizer state and counts of updates."""
+        held = {name: self._state.whole(name) for name in self._state.names} | self._parked
+        fresh = Step(self.model, self.optimizer, self._example, **self._arguments)
+        names = {id(t): name for name, t in self._tensors.items()}
+        same = {name: names[id(t)] for name, t in fresh._tensors.items() if id(t) in names}  # new name -> old name
+        renamed = {
+            old.partition(":")[2]: new.partition(":")[2] for new, old in same.items() if old.startswith("param:")
+        }
+        kept = {}
+        for name, x in held.items():
+            kind, _, path = name.partition(":")
+            if kind == "buffer":
+                kept |= {new: x for new, old in same.items() if old == name}
+            elif path in renamed:
+                kept[f"{kind}:{renamed[path]}"] = x
+        for name in fresh._state.names:
+            if name in kept and Spec.of(kept[name]) == fresh.graph.spec(name):
+                fresh._state.place(name, kept.pop(name))
+        fresh.steps, fresh.skipped, fresh._in_a_row = self.steps, self.skipped, self._in_a_row
+        done = self.steps - self.skipped
+        known = {renamed[name]: n for name, n in self._behind.items() if name in renamed}
+        fresh._behind = dict.fromkeys(fresh._behind, done) | known  # a new parameter has had no update
+        fresh._updated |= {renamed.get(name, name) for name in self._updated}
+        fresh._parked, fresh._recorder = kept, self._recorder
+        fresh._made.count(fresh._behind, fresh._late())
+        self.__dict__.update(fresh.__dict__)
+
+    def _microbatches(self, batch: Batch) -> int:
+        """Into how many a batch is parted: one that does not divide, such as a last, smaller batch, is not."""
+        return self.accumulate if rows(batch) % self.accumulate == 0 else 1
+
+    def _skip(self, batch: Batch) -> None:
+        """Count a step that was left out; NonFinite where there have been too many in a row."""
+        if self._in_a_row == self.skips:
+            self._inspector.begin()
+            if self._plan.stages:
+                self._piped("inspect", batch)
+            else:
+                for i, part in enumerate(microbatches(batch, self._microbatches(batch))):
+                    self._run("inspect", part, draw=i)
+            again = f", after {self.skips} in a row that were skipped" if self.skips else ""
+            raise NonFinite(f"the loss or a gradient of step {self.steps + 1} is not finite{again}: "
+                            f"{self._inspector.first()}; parameters and optimizer state are as before it")  # fmt: skip
+        self._in_a_row += 1
+        self.skipped += 1
+
+    def record(self, folder: str | Path, every: int = 1) -> None:
+        """Record every `every`-th step from now on, for `tutti diagnose`: when each call ended on each rank.
+
+        folder: gets one file per rank; earlier recordings in it are removed. Every rank of a job must call it. Raises
+        ValueError for virtual devices: they take turns in one process, so their times mean nothing.
+        """
+        if len(self.runtime.ranks) > 1:
+            raise ValueError(f"{len(self.runtime.ranks)} virtual devices take turns in one process: no time is taken")
+        self._recorder = Recorder(Path(folder), self.runtime, self.device, every)
+        if self.rank == 0:
+            with HERE.working("simulates the step"):
+                made = predicted(dry_run(self.graph, self._plan, self.cluster, self.level))
+            Path(folder, SIMULATED).write_text(json.dumps(made))
+
+    def evaluate(self, batch: Batch) -> torch.Tensor:
+        """The loss in evaluation mode, without an update; a 0-d tensor."""
+        self._made.look()
+        if self._plan.stages:
+            loss = self._piped("evaluate", batch).loss()
+        else:
+            self._observed = Observed(self._how)
+            loss = self._run("evaluate", batch)[0][0]["loss"]
+        self.metrics = self._observed.combined()
+        self._observed.check(self._checks, "evaluation")
+        return loss
+
+    def gradients(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """The gradients that the next step would compute, before clipping: full tensors under the model's names."""
+        self._made.look()
+        if self._plan.stages:
+            return self._piped("gradients", batch).gradients()
+        totals: dict[str, torch.Tensor] = {}
+        count = self._microbatches(batch)
+        for i, part in enumerate(microbatches(batch, count)):
+            for name, g in self._run("gradients", part, draw=i, count=count)[0][0].items():
+                if name.startswith("grad:"):
+                    key = name.removeprefix("grad:")
+                    totals[key] = totals[key] + g if key in totals else g
+        return {name: (g / count).cpu() for name, g in totals.items()}
+
+    def compare_replicas(self) -> None:
+        """Compare checksums of everything that several ranks store.
+
+        Raises RuntimeError on all ranks, with the tensor and the rank, if one rank's memory differs. Every rank of a
+        job must call it.
+        """
+        compare(self._state)
+
+    def state_dict(self, sharded: bool = False) -> dict[str, torch.Tensor]:
+        """Parameters and buffers under the model's names: full CPU tensors, or this rank's parts if `sharded`.
+
+        Every rank of a job must call it.
+        """
+        return self._state.of_model(self.model, sharded)
+
+    def save(
+        self,
+        checkpoints: Checkpoints,
+        facts: Mapping[str, Any] | None = None,
+        fill: Callable[[Path], None] = lambda folder: None,
+        in_memory: bool = False,
+    ) -> None:
+        """Start a checkpoint of everything that resuming bit for bit needs. Writing continues in the background.
+
+        facts: more entries for its manifest. fill: writes more files into its folder, on rank 0. in_memory: write to
+        the memory of the machines instead of disk. Every rank of a job must call it. Raises SaveError if an earlier
+        checkpoint could not be written.
+        """
+        if not isinstance(checkpoints, Checkpoints):
+            raise ValueError(f"checkpoints is {checkpoints!r}: make `tutti.Checkpoints(folder)` once, and save into it")
+        labels = {name: node.meta["label"] for name, node in self.graph.inputs.items() if name in self._state.names}
+        counts = {"skipped": self.skipped, "in_a_row": self._in_a_row, "behind": self._late()}
+        known = {"seed": self.seed, **counts, "plan": json.loads(self._plan.to_json()), "labels": labels}
+        checkpoints.save(self.steps, self._state.held(), {**known, **(facts or {})}, fill, in_memory)
+
+    @HERE.working("loads a checkpoint")
+    def load(self, folder: str | Path | Gathered) -> int:
+        """Load a checkpoint of any plan, on any number of devices. Returns the bytes that were read.
+
+        From a folder with a model of `transformers` (safetensors), only parameters and buffers are read. Raises
+        ValueError if the checkpoint belongs to another model or optimizer, or if files are missing or have the wrong
+        size; nothing has changed then. `Checkpoints.latest` verifies checksums. All ranks together load what it finds
+        in memory.
+        """
+        if isinstance(folder, Gathered):
+            about, stored = folder.about, folder
+        elif has_weights(Path(folder)):
+            return self._state.load_weights(Path(folder), self.model)
+        else:
+            about = manifest(Path(folder))
+            check(Path(folder), parts=0)
+            stored = Stored(Path(folder))
+        held, before = {k: x for k, x in self._state.held().items() if x.spec.bytes}, stored.bytes
+        check_names(held, stored.tensors)
+        stored.load(held)
+        self.steps, self.skipped, self._in_a_row = about["step"], about.get("skipped", 0), about.get("in_a_row", 0)
+        self._set_behind(about.get("behind", {}))
+        return stored.bytes - before
+
+    def training_state(self) -> dict[str, torch.Tensor]:
+        """Everything that resuming bit for bit needs, as full CPU tensors. Every rank of a job must call it."""
+        counts = {"step": self.steps, **({"skipped": self.skipped} if self.skipped else {})}
+        counts |= {f"behind:{name}": n for name, n in self._late().items()}
+        held = {name: self._state.whole(name) for name in self._state.names}
+        return held | {name: torch.tensor(count) for name, count in counts.items()}
+
+    def load_training_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """The inverse of `training_state`; from any plan to any other."""
+        counts = {name: int(x) for name, x in state.items() if name.partition(":")[0] in ("step", "skipped", "behind")}
+        self._state.load({name: value for name, value in state.items() if name not in counts})
+        self._set_behind({n.partition(":")[2]: x for n, x in counts.items() if n.startswith("behind:")})
+        self.steps, self.skipped = int(state["step"]), int(state.get("skipped", 0))
+
+    # -- what one can ask ------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        name, more = type(self.model).__name__, f", {self.accumulate} microbatches" if self.accumulate > 1 else ""
+        return (
+            f"Step({name} with {type(self.optimizer).__name__}, plan {self._plan.name or dict(self._plan.mesh)} on "
+            f"{self.cluster}, level {self.level}{more}, {len(self.graph.calls)} operators, {self.steps} steps done)"
+        )
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that runs, with its prediction. A plan that was not searched for this cluster is simulated now."""
+        if self._plan.prediction is None or self._plan.cluster != str(self.cluster):
+            made = Simulator(self.level)(self.graph, self._plan, self.cluster)
+            self._plan = self._plan.replace(prediction=made, cluster=str(self.cluster))
+        return self._plan
+
+    @property
+    def program(self) -> Program:
+        """The program of this rank for a training step (with accumulation: for one microbatch).
+
+        Raises ValueError for a pipeline, which has one for each part.
+        """
+        if self._plan.stages:
+            raise ValueError("a pipeline runs a Program for each part of its stages, and so has no single one")
+        return self._made.executable("train" if self.accumulate == 1 else "accumulate", self._made.first).programs[0]
+
+    def collectives(self) -> list[Collective]:
+        """The collectives of one run of the program: (kind, axis, bytes sent by this rank, label).
+
+        For a pipeline: one run of each part of this rank, and what it sends to other stages.
+        """
+        if self._plan.stages:
+            return self._made.pipeline("train", self._made.first, self.accumulate).collectives()
+        return self.program.collectives
+
+    @property
+    def recaptures(self) -> list[str]:
+        """Why the model was captured again: other shapes, values, modes or attributes."""
+        return list(self._made.reasons)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of one global step, all devices together."""
+        return self.graph.flops * self.accumulate
+
+    # -- how it is done ----------------------------------------------------------------------------------------------
+
+    def _accumulated(self, batch: Batch) -> tuple[list[dict[str, torch.Tensor]], StepGraph]:
+        """Gradients of all microbatches, then one update."""
+        total: list[dict[str, torch.Tensor]] = [{} for _ in self.runtime.ranks]
+        parts = microbatches(batch, self.accumulate)
+        for i, part in enumerate(parts):
+            self._accumulate(total, part, i)
+        for sums in total:
+            for value in sums.values():
+                value.div_(self.accumulate)
+        updated, graph = self._run("update", parts[0], total)
+        return [{**new, "loss": sums["loss"]} for new, sums in zip(updated, total, strict=True)], graph
+
+    def _accumulate(self, total: list[dict[str, torch.Tensor]], part: Batch, number: int) -> None:
+        """Add what a microbatch gives; by itself, so that nothing of it is held while the next one runs."""
+        outputs, graph = self._run("accumulate", part, draw=number)
+        if number and set(graph.gradient_names) != {name for name in total[0] if name.startswith("grad:")}:
+            raise ValueError(
+                "the microbatches of a batch have gradients of different parameters, but share an update: "
+                f"{', '.join(self._made.reasons[-1:])}; compute with tensors there, or give accumulate=1"
+            )
+        self._add(total, outputs)
+
+    def _add(self, total: list[dict[str, torch.Tensor]], outputs: list[dict[str, torch.Tensor]]) -> None:
+        """Add outputs of a microbatch to sums."""
+        self._state.keep(outputs)
+        for sums, new in zip(total, outputs, strict=True):
+            for name, value in new.items():
+                if name not in self._state.parts[0]:  # a copy: two gradients may be one tensor, or a broadcast one
+                    whole = torch.contiguous_format
+                    sums[name] = sums[name].add_(value) if name in sums else value.clone(memory_format=whole)
+        for ledger, sums in zip(self.ledgers, total, strict=False):
+            ledger.hold(sums)
+
+    def _run(
+        self,
+        what: str,
+        batch: Batch,
+        more: list[dict[str, torch.Tensor]] | None = None,
+        draw: int = 0,
+        count: int | None = None,
+    ) -> tuple[list[dict[str, torch.Tensor]], StepGraph]:
+        """Run one of the Programs on all held ranks; named outputs by rank, and the graph. Each `draw` has its own
+        random numbers. count: of the microbatches of which the batch is one, by default as the plan says."""
+        check_like(batch, self._dtypes)
+        if draw == 0 and what not in ("update", "evaluate"):
+            self._observed = Observed(self._how)
+        HERE.moves += 1
+        key = self._made.key(what, batch, 1 if what == "train" else count)
+        executable = self._made.executable(what, key)
+        mesh, given = self._plan.mesh, self._given(batch, draw, executable.graph) | executable.graph.constants
+        given_to = []
+        for i, (program, rank) in enumerate(zip(executable.programs, self.runtime.ranks, strict=True)):
+            values = {**self._state.parts[i], **(more[i] if more else {})}
+            row = []
+            for name, (layout, _) in program.inputs.items():
+                if name in given:
+                    row.append(own_part(name, given[name], layout, mesh, rank, self.device))
+                else:
+                    row.append(values[name])
+            given_to.append(row)
+            if self.ledgers:
+                self.ledgers[i].hold([x for name, x in zip(program.inputs, row, strict=True) if name not in given])
+                self.ledgers[i].admit(executable.ready[i].peaks)
+        runs = [ready.run for ready in executable.ready]
+        if recorder := self._recording(what):
+            runs = [recorder.watch(what, executable.programs[0], executable.ready[0])]
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):  # its casts are captured
+            results = self.runtime.run(runs, given_to)
+        names = list(executable.programs[0].outputs)
+        outputs = [dict(zip(names, values, strict=True)) for values in results]
+        self._checks = executable.graph.checks
+        self._observed.take(outputs[0])
+        return outputs, executable.graph
+
+    def _given(self, batch: Batch, draw: int, graph: StepGraph) -> dict[str, torch.Tensor]:
+        """Inputs that every rank is given anew, whole. Each `draw` has its own random numbers."""
+        update = self.steps - self.skipped + 1
+        numbers = {"step": torch.tensor(update), "seed": torch.tensor(self.seed + (draw << 32))}
+        numbers |= {
+            f"lr:{i}": torch.tensor(float(g["lr"]), dtype=torch.float64)
+            for i, g in enumerate(self.optimizer.param_groups)
+        }
+        numbers |= {key: torch.tensor(update - self._behind[names[0]]) for key, names in graph.counts.items()}
+        return numbers | inputs(batch)
+
+    def _piped(self, what: str, batch: Batch) -> Pipeline:
+        """Run a pipeline on all microbatches of a batch; it knows loss and gradients then."""
+        check_like(batch, self._dtypes)
+        count = 1 if what == "evaluate" else self._microbatches(batch)
+        parts = microbatches(batch, count)
+        keys = [self._made.key(what, part, count) for part in parts]
+        if len(set(keys)) > 1:
+            raise ValueError(
+                "the microbatches of a batch lead to different computations, which a pipeline does not mix: "
+                f"{', '.join(self._made.reasons[-1:])}; compute with tensors there, or take a plan without a pipeline"
+            )
+        pipeline = self._made.pipeline(what, keys[0], count)
+        HERE.moves += 1
+        constants = pipeline.cut.step.constants
+        graph = pipeline.cut.step
+        pipeline.run(lambda i: self._given(parts[i], i, graph) | constants, self._recording(what))
+        self._checks, self._observed = graph.checks, pipeline.observed(Observed(self._how))
+        return pipeline
+
+    def _recording(self, what: str) -> Recorder | None:
+        """Who is to be told of a run now."""
+        return self._recorder if self._recorder and self._recorder.active and what != "inspect" else None
+
+    def _check_constants(self) -> None:
+        """Only learning rates are read at every step: another change must not go unnoticed."""
+        optimizers.check_hooks(self.optimizer)
+        for i, (then, now) in enumerate(zip(self._constants, _constants(self.optimizer), strict=True)):
+            if changed := [key for key in then if now.get(key) != then[key]]:
+                key = changed[0]
+                raise ValueError(
+                    f"{key} of parameter group {i} was {then[key]} when the step was made and is {now.get(key)} now; "
+                    "only lr may change (OneCycleLR and CyclicLR change momentum, too, without cycle_momentum=False): "
+                    "make the step again"
+                )
+
+    def _check_written(self) -> None:
+        """The step trains parameters of its own: values written into the model's since must not go unnoticed."""
+        for name, p in self.model.named_parameters():
+            if p._version != self._versions.get(name, p._version):
+                if f"param:{name}" in self.graph.inputs and not self._state.holds(f"param:{name}", p.detach()):
+                    raise ValueError(
+                        f"parameter {name!r} of the model was written into after the step was made. The step trains "
+                        "parameters of its own: give it values by step.load or step.load_training_state, or make it "
+                        "after the write. model.load_state_dict(step.state_dict()) gives the model those of the step"
+                    )
+                self._versions[name] = p._version
+
+
+def _groups(optimizer: torch.optim.Optimizer) -> list[list[int]]:
+    """Which parameters each group has."""
+    return [[id(p) for p in group["params"]] for group in optimizer.param_groups]
+
+
+def _constants(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """What the captured update takes as constant, by parameter group."""
+    varying = ("params", "lr", "initial_lr")
+    return [{k: v for k, v in group.items() if k not in varying} for group in optimizer.param_groups]
+
+
+def cluster_of(cluster: Cluster | str, device: torch.device) -> Cluster:
+    """The cluster that a user means: a description, its name, or what this job runs on."""
+    if in_job():
+        processes = join_job(device)
+        if isinstance(cluster, str) and cluster == "auto":
+            box = [local(processes, device.type).to_json() if dist.get_rank() == 0 else None]
+            dist.broadcast_object_list(box)
+            return Cluster.from_json(box[0])  # pyright: ignore[reportArgumentType]
+    if isinstance(cluster, Cluster):
+        return cluster
+    if not isinstance(cluster, str):
+        raise ValueError(f"cluster is {cluster!r}; it may be 'auto', a name such as 'cpu:4', or a tutti.Cluster")
+    return local(1, device.type) if cluster == "auto" else Cluster.parse(cluster)
+
+
+def _check_tiers(plan: Plan, cluster: Cluster) -> None:
+    """ValueError for a tier that the devices do not have."""
+    has = (DEVICE, cluster.device.outer)
+    if unknown := [label for label, tier in plan.tiers.items() if tier not in has]:
+        raise ValueError(
+            f"the plan keeps {unknown[0]!r} on tier {plan.tiers[unknown[0]]!r}; a {cluster.device.name} has "
+            f"{' and '.join(has)}: write {has[1]!r}"
+        )

@@ -1,0 +1,41 @@
+"""Tensors made of a number: where an operand only lends its shape and dtype, they are made without it.
+
+Otherwise it would be kept until then, and on many devices be sent to where the new tensor is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import fx
+
+from tutti.ir.step_graph import BACKWARD, Call, Spec
+
+aten = torch.ops.aten
+
+NUMBER: dict[object, Callable[[Call], object]] = {
+    aten.zeros_like.default: lambda node: 0,
+    aten.ones_like.default: lambda node: 1,
+    aten.full_like.default: lambda node: node.args[1],
+    aten.new_zeros.default: lambda node: 0,
+    aten.new_ones.default: lambda node: 1,
+    aten.new_full.default: lambda node: node.args[2],
+    aten.fill.Scalar: lambda node: node.args[1],
+}
+UNDEFINED = {aten.empty_like.default, aten.new_empty.default, aten.new_empty_strided.default}
+
+
+def make_without_operands(graph: fx.Graph, device: torch.device) -> None:
+    """Replace them in place. Outside of the backward pass a tensor of one number stays: it costs nothing, and may be on
+    the host."""
+    for node in graph.nodes:
+        if node.target not in NUMBER and node.target not in UNDEFINED:
+            continue
+        spec: Spec = node.meta["val"]
+        if spec.shape == () and node.meta.get("phase") != BACKWARD:
+            continue
+        number = NUMBER.get(node.target)
+        node.args = (list(spec.shape), number(node)) if number else (list(spec.shape),)
+        node.target = aten.full.default if number else aten.empty.memory_format
+        node.kwargs = {"dtype": spec.dtype, "device": device, "pin_memory": False}

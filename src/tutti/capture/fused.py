@@ -1,0 +1,75 @@
+"""Which norms, activations, rotary embeddings, losses and the like of a graph are one operator, and which are not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+import tutti.nn.fused  # noqa: F401  (registers the operators)
+from tutti.ir.costs import FLOPS
+from tutti.ir.step_graph import FORWARD, StepGraph
+
+aten, ops = torch.ops.aten, torch.ops.tutti
+
+FUSED: dict[str, tuple[Any, ...]] = {
+    "norm": (
+        ops.rms_norm.default, aten.native_layer_norm.default, aten.native_group_norm.default,
+        aten._native_batch_norm_legit_functional.default, aten._native_batch_norm_legit_no_training.default,
+        aten._native_batch_norm_legit.no_stats,
+    ),
+    "activation": (ops.glu.default, aten.gelu.default, aten.silu.default, aten.relu.default, aten.mish.default),
+    "rotary": (ops.rotary.default,),
+    "loss": (
+        ops.linear_logsumexp.default, aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default,
+        aten.binary_cross_entropy.default,
+    ),
+    "attention": tuple(t for t in FLOPS if "attention" in str(t) and "backward" not in str(t)),
+    "experts": (ops.experts.default, ops.experts_training.default, aten._grouped_mm.default),
+}  # fmt: skip
+
+# Operators by which one that is written out can be told.
+TELLING: dict[Any, str] = {
+    aten.rsqrt.default: "norm",
+    aten.erf.default: "activation",
+    aten.tanh.default: "activation",
+    aten.sigmoid.default: "activation",
+    aten.nll_loss_forward.default: "loss",
+    aten.nll_loss2d_forward.default: "loss",
+    aten._softmax.default: "softmax",
+    aten._safe_softmax.default: "softmax",
+}
+COMBINED = {aten.mul.Tensor, aten.add.Tensor}  # what makes an elementwise operator a part of an activation
+
+
+def fused(graph: StepGraph) -> dict[str, Counter[str]]:
+    """How often each fused operator is there in the forward pass, by family."""
+    found: dict[str, Counter[str]] = {}
+    for family, targets in FUSED.items():
+        counts = Counter(_name(n) for n in graph.calls if n.target in targets and n.meta["phase"] == FORWARD)
+        if counts:
+            found[family] = counts
+    return found
+
+
+def left_over(graph: StepGraph) -> Iterator[tuple[str, str, str]]:
+    """(family, module, operator) of what seems to be written out operator by operator."""
+    for node in graph.calls:
+        family = "" if node.meta["phase"] != FORWARD else TELLING.get(node.target, "")
+        if family == "activation" and not any(user.target in COMBINED for user in node.users):
+            continue
+        if node.target is aten.cat.default and any(_is_negated(x) for x in node.all_input_nodes):
+            family = "rotary" if node.meta["phase"] == FORWARD else ""
+        if family:
+            yield family, node.meta["path"], _name(node)
+
+
+def _is_negated(node: fx.Node) -> bool:
+    return node.target is aten.neg.default
+
+
+def _name(node: fx.Node) -> str:
+    return str(node.target).removesuffix(".default")

@@ -1,0 +1,286 @@
+"""The Python state of a model: recorded before capture runs its forward pass, and put back afterwards.
+
+Forward may assign attributes, append to lists, count calls and draw Python random numbers. Capture runs it on fake
+tensors, so whatever it leaves behind is undone: attributes of modules, the lists, dicts, sets and plain objects that
+they hold, attributes of their classes, the global variables of the files that define these, default arguments, results
+that `functools.lru_cache` keeps, and the random generators of Python and NumPy.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import random
+import sys
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from tutti.compat import FakeTensor
+from tutti.ir.garbage import unfrozen
+
+CONTAINERS = (list, dict, set, deque)
+LARGEST = 10_000  # items of a container that are looked into: what is larger is data
+DEEPEST = 6  # attributes and items between a module and what it holds
+OPAQUE = (torch.Tensor, type, ModuleType, FunctionType, MethodType, str, bytes, int, float, complex, bool, type(None),
+          torch.dtype, torch.device, torch.Size)  # fmt: skip
+MISSING = object()
+LIBRARIES = ("torch", "numpy", "tutti")  # whose classes and global variables are not the model's
+Cache = functools._lru_cache_wrapper
+
+
+class Snapshot:
+    """The state of everything that can be reached from `roots` through attributes and containers.
+
+    A container in a closure or a default argument of a hook or of another function that a module holds is reached, too.
+    """
+
+    def __init__(self, roots: Iterable[Any]):
+        self.saved: dict[int, tuple[str, Any, Any]] = {}  # by id: path, container, its content then
+        self.generators: dict[str, tuple[Any, Any]] = {}  # of random numbers, with their states, by path
+        self.caches = {id(cache): (cache, cache.cache_info().misses) for cache in _caches()}
+        self.namespaces: dict[int, tuple[str, Any, dict[str, Any]]] = {}  # by id: path, class or dict, variables then
+        todo = [("", root, 0) for root in roots]
+        seen: set[int] = set()
+        while todo:
+            path, thing, depth = todo.pop()
+            if id(thing) not in seen and depth <= DEEPEST:
+                seen.add(id(thing))
+                depth = 0 if isinstance(thing, nn.Module) else depth + 1
+                todo += [(at, x, depth) for at, x in self._save(path, thing)]
+        self.random = _random_states()
+
+    def _save(self, path: str, thing: Any) -> list[tuple[str, Any]]:
+        """Record the content of one object; what else to look into, with its path."""
+        if isinstance(thing, Cache):
+            self.caches.setdefault(id(thing), (thing, thing.cache_info().misses))
+            return []
+        if isinstance(thing, FunctionType):
+            held = [cell.cell_contents for cell in thing.__closure__ or () if _filled(cell)]
+            held += [*(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()]
+            return [(path, x) for x in held] + self._save_globals(thing.__globals__)
+        if isinstance(thing, MethodType):
+            return [(path, thing.__self__), (path, thing.__func__)]
+        if isinstance(thing, random.Random) or type(thing).__module__ == "numpy.random._generator":
+            self.generators[path] = thing, _state_of(thing)
+            return []
+        if isinstance(thing, tuple):
+            return [(f"{path}[{i}]", x) for i, x in enumerate(thing)] if len(thing) <= LARGEST else []
+        if isinstance(thing, CONTAINERS):
+            self.saved[id(thing)] = path, thing, _content(thing)
+            items = _items(thing).items() if isinstance(thing, dict) else enumerate(thing)
+            return [(f"{path}[{key!r}]", x) for key, x in items] if len(thing) <= LARGEST else []
+        held = getattr(thing, "__dict__", None)
+        if isinstance(thing, OPAQUE) or not isinstance(held, dict) or is_of_the_system(thing):
+            return []
+        self.saved[id(held)] = path, held, dict(held)
+        beside = self._save_class(type(thing))
+        if not isinstance(thing, nn.Module):
+            return [(join(path, key), x) for key, x in held.items()] + beside
+        for table in (thing._parameters, thing._buffers, thing._modules):
+            self.saved[id(table)] = path, table, dict(table)
+        tables = ("_parameters", "_buffers", "_modules")
+        own = [(join(path, key), x) for key, x in held.items() if key not in tables]
+        return own + [(join(path, key), x) for key, x in thing._modules.items()] + beside
+
+    def _save_class(self, cls: type) -> list[tuple[str, Any]]:
+        """Record the attributes of a class and of its bases, and the global variables of the files that define them."""
+        beside = []
+        for base in cls.__mro__:
+            if id(base) not in self.namespaces and not is_library(base.__module__):
+                beside += self._save_namespace(base.__qualname__, base, base.__dict__)
+                if module := sys.modules.get(base.__module__):
+                    beside += self._save_globals(module.__dict__)
+        return beside
+
+    def _save_globals(self, held: dict[str, Any]) -> list[tuple[str, Any]]:
+        name = str(held.get("__name__", ""))
+        if id(held) in self.namespaces or is_library(name):
+            return []
+        return self._save_namespace(name, held, held)
+
+    def _save_namespace(self, path: str, owner: Any, held: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """Record the variables of a class or file; return the objects and containers among them."""
+        self.namespaces[id(owner)] = path, owner, variables(held)
+        found = []
+        for key, x in variables(held).items():
+            if not isinstance(x, (*OPAQUE, Cache, staticmethod, classmethod, property)):
+                found.append((join(path, key), x))
+            function = getattr(x, "__func__", x)  # of a static method
+            inside = function.__closure__ or () if isinstance(function, FunctionType) else ()
+            for cache in (function, *(cell.cell_contents for cell in inside if _filled(cell))):
+                if isinstance(cache, Cache):
+                    self.caches.setdefault(id(cache), (cache, cache.cache_info().misses))
+        return found
+
+    def changes(self) -> dict[str, tuple[Any, Any]]:
+        """Paths of attributes and items that hold something else now -> (before, now); `MISSING` for nothing."""
+        found = {}
+        dicts = [
+            (path, before, _items(thing)) for path, thing, before in self.saved.values() if isinstance(thing, dict)
+        ]
+        dicts += [(path, before, variables(_held(owner))) for path, owner, before in self.namespaces.values()]
+        for path, before, now in dicts:
+            for key in {**before, **now}:
+                old, new = before.get(key, MISSING), now.get(key, MISSING)
+                if old is not new and not _equal(old, new):
+                    found[join(path, str(key))] = old, new
+        for path, thing, before in self.saved.values():
+            if isinstance(thing, set):
+                if thing != before:
+                    found[path] = before, set(thing)
+            elif not isinstance(thing, dict) and (
+                len(before) != len(thing) or not all(a is b or _equal(a, b) for a, b in zip(before, thing, strict=True))
+            ):
+                found[path] = before, list(thing)
+        return found
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Plain attributes of objects that held a tensor, with their paths."""
+        for path, _, before in self.saved.values():
+            if isinstance(before, dict):
+                yield from ((join(path, str(k)), x) for k, x in before.items() if isinstance(x, torch.Tensor))
+
+    @property
+    def random_was_drawn(self) -> list[str]:
+        """The generators that have been used since: "random", "numpy.random", and paths of attributes."""
+        now = _random_states()
+        drawn = [name for name, state in self.random.items() if repr(now.get(name)) != repr(state)]
+        return drawn + [path for path, (own, state) in self.generators.items() if repr(_state_of(own)) != repr(state)]
+
+    def reseed(self, seed: int) -> None:
+        """Let all generators draw other numbers than they would."""
+        random.seed(seed)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(seed)
+        for own, _ in self.generators.values():
+            if isinstance(own, random.Random):
+                own.seed(seed)
+            else:
+                own.bit_generator.state = type(own.bit_generator)(seed).state
+
+    def filled(self) -> dict[str, tuple[Any, Any]]:
+        """Caches of functions that keep fake tensors now, in the form of `changes`."""
+        return {str(cache.__qualname__): (MISSING, cache) for cache in self._fake_caches()}
+
+    def _fake_caches(self) -> list[Cache]:
+        used = (cache for cache, misses in self.caches.values() if cache.cache_info().misses != misses)
+        return [cache for cache in used if _holds_fake(gc.get_referents(cache))]
+
+    def restore(self) -> None:
+        """Put everything back; containers keep their identity."""
+        for _, thing, before in self.saved.values():
+            if isinstance(thing, dict):
+                now = _items(thing)
+                if list(now) != list(before) or any(now[key] is not x for key, x in before.items()):
+                    thing.clear()
+                    thing.update(before)
+            elif isinstance(thing, list):
+                thing[:] = before
+            else:
+                thing.clear()
+                thing.update(before) if isinstance(thing, set) else thing.extend(before)
+        for _, owner, before in self.namespaces.values():
+            now = variables(_held(owner))
+            for key in [key for key in now.keys() - before.keys() if not isinstance(now[key], ModuleType)]:
+                delattr(owner, key) if isinstance(owner, type) else owner.pop(key)
+            for key in [key for key, x in before.items() if now.get(key, MISSING) is not x]:
+                setattr(owner, key, before[key]) if isinstance(owner, type) else owner.update({key: before[key]})
+        for cache in self._fake_caches():
+            cache.cache_clear()
+        for own, before in self.generators.values():
+            if isinstance(own, random.Random):
+                own.setstate(before)
+            else:
+                own.bit_generator.state = before
+        random.setstate(self.random["random"])
+        if "numpy.random" in self.random:
+            sys.modules["numpy"].random.set_state(self.random["numpy.random"])
+
+
+_process_caches: tuple[int, list[weakref.ref[Cache]]] = (0, [])  # how many modules had been imported, and their caches
+
+
+def _caches() -> list[Cache]:
+    """The `functools.lru_cache` wrappers of the process; it is searched again when modules have been imported."""
+    global _process_caches
+    if _process_caches[0] != len(sys.modules):
+        with unfrozen():
+            found = [x for x in gc.get_objects() if type(x) is Cache]
+        _process_caches = len(sys.modules), [weakref.ref(x) for x in found if not is_library(str(x.__module__))]
+    return [cache for reference in _process_caches[1] if (cache := reference()) is not None]
+
+
+def _holds_fake(things: Iterable[Any], depth: int = 3) -> bool:
+    """Whether there is a fake tensor among the results that a cache keeps, or in what they hold."""
+    for x in things:
+        if isinstance(x, FakeTensor):
+            return True
+        inner = _items(x).values() if isinstance(x, dict) else x if isinstance(x, (*CONTAINERS, tuple)) else ()
+        if not inner and not isinstance(x, (*OPAQUE, Cache)) and not is_of_the_system(x):
+            inner = getattr(x, "__dict__", {}).values()
+        if depth and _holds_fake(inner, depth - 1):
+            return True
+    return False
+
+
+def is_library(module: str) -> bool:
+    """Whether the classes and global variables of a module are no part of the model."""
+    package = module.partition(".")[0]
+    return package in LIBRARIES or (package in sys.stdlib_module_names and package != "__main__")
+
+
+def _held(owner: Any) -> Mapping[str, Any]:
+    return owner.__dict__ if isinstance(owner, type) else owner
+
+
+def variables(held: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a class or file whose names are not Python's own."""
+    return {key: x for key, x in held.items() if not (key.startswith("__") and key.endswith("__"))}
+
+
+def _state_of(generator: Any) -> Any:
+    return generator.getstate() if isinstance(generator, random.Random) else generator.bit_generator.state
+
+
+def _random_states() -> dict[str, Any]:
+    states: dict[str, Any] = {"random": random.getstate()}
+    if "numpy" in sys.modules:
+        states["numpy.random"] = sys.modules["numpy"].random.get_state()
+    return states
+
+
+def _content(thing: Any) -> Any:
+    return _items(thing) if isinstance(thing, dict) else set(thing) if isinstance(thing, set) else list(thing)
+
+
+def _items(thing: dict) -> dict[Any, Any]:
+    """What a dict holds, whatever a class of it makes of access to its items."""
+    return dict(thing if type(thing) is OrderedDict else dict.items(thing))
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether two plain values are the same; False for what cannot be compared that way."""
+    return type(a) is type(b) and isinstance(a, (str, bytes, int, float, bool, complex)) and a == b
+
+
+def is_of_the_system(thing: Any) -> bool:
+    """Whether an object is Python's own: a logger, a thread, a file."""
+    package = type(thing).__module__.partition(".")[0]
+    return package in sys.stdlib_module_names and package not in ("collections", "types", "__main__")
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not MISSING
+    except ValueError:
+        return False
+
+
+def join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key

@@ -1,0 +1,190 @@
+"""Checkpoints of a run: all ranks write them together, in the background, while training goes on."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from tutti.checkpoint import folder as folders
+from tutti.checkpoint.consensus import Together
+from tutti.checkpoint.peer_checkpoint import Gathered
+from tutti.checkpoint.peers import Peers
+from tutti.checkpoint.write import Copies, copies, reason, write
+from tutti.exec.sharded_tensor import Held
+from tutti.launch.heartbeat import HERE
+
+
+class SaveError(OSError):
+    """A checkpoint could not be written. Earlier ones are intact."""
+
+
+class Checkpoints:
+    """The checkpoints of a run. Every rank of a job creates one and makes the same calls.
+
+    root: a folder that all ranks see.
+    keep: how many of the newest checkpoints stay there.
+    second: another such folder, to which each checkpoint is copied.
+    memory: a folder in the memory of each machine, such as /dev/shm, for copies that survive the processes. `forget`
+        frees it.
+
+    At most one checkpoint is written at a time, from a copy of the state in host memory.
+    """
+
+    def __init__(
+        self, root: str | Path, keep: int = 2, second: str | Path | None = None, memory: str | Path | None = None
+    ):
+        if keep < 1:
+            raise ValueError(f"keep is {keep}; at least one checkpoint has to stay")
+        self.roots = [Path(root), *([Path(second)] if second else [])]
+        self.root, self.keep = self.roots[0], keep
+        self.together = Together()
+        self.peers = Peers(Path(memory), self.root, self.together) if memory else None
+        self.copying = bool(memory)  # until memory does not suffice
+        self._copies: Copies = {}
+        self._thread: Thread | None = None
+        self._outcome: Path | SaveError | None = None
+        self._not_copied: str | None = None  # to the second folder, why; on rank 0
+
+    @HERE.working("loads a checkpoint")
+    def latest(self, say: Callable[[str], None] = lambda said: None) -> Path | Gathered | None:
+        """The newest complete checkpoint, in memory or on disk, or None. Rank 0 reports skipped ones with `say`.
+
+        Each file is checked by one rank. Unfinished checkpoints are deleted. If both folders have the same step, the
+        first folder is used.
+        """
+        self.wait()
+        kept = self.peers.newest(say) if self.peers else None
+        candidates, said = self.together.one(self._candidates)
+        found: Path | Gathered | None = kept
+        for candidate in candidates:
+            if kept and kept.step >= folders.step_of(candidate):
+                break
+            faults = self.together.all(folders.find_fault(candidate, self.together.rank, self.together.ranks))
+            if not any(faults):
+                found = candidate
+                break
+            fault = next(fault for fault in faults if fault)
+            said.append(f"checkpoint {candidate} is not complete: {fault}: skipped")
+        if self.together.rank == 0:
+            for line in said:
+                say(line)
+        return found
+
+    def _candidates(self) -> tuple[list[Path], list[str]]:
+        """Checkpoints of all folders, newest first, and what is to be said of others. Drops what was never finished."""
+        found, said = [], []
+        for root in self.roots:
+            try:
+                found += folders.folders(root)
+                if (step := folders.unfinished(root)) is not None:
+                    said.append(f"the checkpoint of step {step} was not finished: skipped")
+                folders.clear(root)
+            except OSError as error:
+                said.append(f"{root} cannot be read: {reason(error)}: skipped")
+        return sorted(found, key=folders.step_of, reverse=True), said  # of equal steps in the order of the folders
+
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, Held],
+        facts: Mapping[str, Any] | None = None,
+        fill: Callable[[Path], None] = lambda folder: None,
+        in_memory: bool = False,
+    ) -> None:
+        """Begin to write the checkpoint of so many completed steps; returns when the state is copied.
+
+        facts: of the manifest. fill: writes more files into the folder, on rank 0; not those `in_memory`. Waits for an
+        earlier one, and raises SaveError where that could not be written.
+        """
+        self.wait()
+        if in_memory and not self.copying:
+            raise ValueError("no copies are kept in memory: Checkpoints(..., memory='/dev/shm') says where")
+        self._copies = copies(tensors, self._copies)
+        work = self._keep if in_memory else self._run
+        self._thread = Thread(target=work, args=(step, dict(facts or {}), fill), daemon=True, name="checkpoint")
+        self._thread.start()
+
+    def done(self) -> Path | None:
+        """The checkpoint on disk that was begun last, once, when it is complete; None before. Raises as `wait`."""
+        return None if self._thread is None or self._thread.is_alive() else self.wait()
+
+    @HERE.working("saves a checkpoint")
+    def wait(self) -> Path | None:
+        """The checkpoint that was begun last, if on disk, when it is complete. Raises SaveError where it could not be
+        written, and warns where it could not be copied to the second folder."""
+        if self._thread is None:
+            return None
+        self._thread.join()
+        self._thread, outcome, self._outcome = None, self._outcome, None
+        why, self._not_copied = self._not_copied, None
+        if isinstance(outcome, SaveError):
+            raise outcome
+        if why:
+            warnings.warn(f"{outcome} is complete, and has no second copy: {why}", stacklevel=3)
+        return outcome
+
+    def _run(self, step: int, facts: dict[str, Any], fill: Callable[[Path], None]) -> None:
+        made = folders.scratch(self.root, step)
+        try:
+            everyone = self.together.each(lambda: write(made, self._copies, self.together.group))
+            files = {name: told for theirs in everyone for name, told in theirs.items()}
+            self._outcome = self.together.one(lambda: self._finish(made, step, files, facts, fill))
+        except Exception as error:  # told by `wait`, in the thread of the run
+            what = f"could not save the checkpoint of step {step} in {self.root}: {reason(error)}"
+            self._outcome = SaveError(what + self._remains(made) if self.together.rank == 0 else what)
+
+    def _remains(self, made: Path) -> str:
+        """Drop what was begun; what there is without it."""
+        shutil.rmtree(made, ignore_errors=True)
+        try:
+            before = next((x for x in folders.folders(self.root) if folders.find_fault(x, parts=0) is None), None)
+        except OSError:
+            return "; the ones before cannot be read"
+        return f"; {before} is intact" if before else "; there is no checkpoint before it"
+
+    def _keep(self, step: int, facts: dict[str, Any], _fill) -> None:
+        assert self.peers
+        try:
+            self.peers.save(step, self._copies, facts)
+        except Exception as error:  # told by `wait`
+            what = f"could not keep step {step} in memory: {reason(error)}; no more copies are kept there"
+            self.copying, self._outcome = False, SaveError(what)
+
+    def forget(self) -> None:
+        """Give back the memory of all machines that copies take; for the end of a job."""
+        self.wait()
+        if self.peers:
+            self.peers.forget()
+
+    def _finish(
+        self, made: Path, step: int, files: folders.Files, facts: dict[str, Any], fill: Callable[[Path], None]
+    ) -> Path:
+        fill(made)
+        for path in sorted(made.iterdir()):
+            if path.name not in files:
+                folders.to_disk(path)
+                files[path.name] = folders.describe(path)
+        complete = folders.commit(self.root, step, files, facts)
+        folders.prune(self.root, step, self.keep)
+        for other in self.roots[1:]:
+            copy = folders.scratch(other, step)
+            try:
+                _copy(complete, copy)
+                folders.commit(other, step, files, facts)
+                folders.prune(other, step, self.keep)
+            except OSError as error:
+                self._not_copied = f"{other}: {reason(error)}"
+                shutil.rmtree(copy, ignore_errors=True)
+        return complete
+
+
+def _copy(complete: Path, to: Path) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(to, ignore_errors=True)
+    shutil.copytree(complete, to)
+    for path in to.iterdir():
+        folders.to_disk(path)

@@ -1,0 +1,70 @@
+"""Files that a rank wrote sent to another rank, while it takes what others send."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from tutti.checkpoint.folder import METADATA, Files, Outside, file_in
+from tutti.checkpoint.write import reason
+
+CHUNK = 1 << 26  # bytes that are sent at once
+
+
+def pass_on(folder: Path, mine: Files, target: int, others: Mapping[int, Files], group: dist.ProcessGroup) -> None:
+    """Send what this rank wrote into a folder, and write what others send into that of the same name here.
+
+    others: what each rank sends whose target this one is. Every rank of the group calls it. Raises OSError at its end
+    where something could not be read or kept here: all is sent and taken before, so that no other rank waits.
+    """
+    faults: list[str] = []
+
+    def keep(name: str, part: bytes | memoryview, mode: str = "ab") -> None:
+        try:
+            with open(file_in(folder, name), mode) as file:
+                file.write(part)
+        except (OSError, Outside) as error:
+            faults.append(reason(error))
+
+    for name in (name for files in others.values() for name, _ in _tensors(files)):
+        keep(name, b"", "wb")
+    try:
+        outgoing = list(_contents(folder, mine))
+    except (OSError, RuntimeError) as error:  # torch.from_file raises the latter
+        faults.append(reason(error))
+        anything = torch.zeros(CHUNK, dtype=torch.uint8)
+        outgoing = [anything[:count] for _, count in _chunks(mine)]
+    incoming = {rank: list(_chunks(files)) for rank, files in others.items()}
+    for i in range(max(len(outgoing), *map(len, incoming.values()), 0)):
+        work = dist.isend(outgoing[i], target, group) if i < len(outgoing) else None
+        for rank, chunks in incoming.items():
+            if i < len(chunks):
+                name, count = chunks[i]
+                part = torch.empty(count, dtype=torch.uint8)
+                dist.recv(part, rank, group)
+                keep(name, part.numpy().data)
+        if work:
+            work.wait()
+    if faults:
+        raise OSError(faults[0])
+
+
+def _tensors(files: Files) -> list[tuple[str, int]]:
+    """Files of tensors and their bytes."""
+    return [(name, int(told["bytes"])) for name, told in sorted(files.items()) if name != METADATA]
+
+
+def _chunks(files: Files) -> Iterator[tuple[str, int]]:
+    """What is sent of them one after the other: of which file, and how many bytes."""
+    for name, count in _tensors(files):
+        yield from ((name, min(CHUNK, count - begin)) for begin in range(0, count, CHUNK))
+
+
+def _contents(folder: Path, files: Files) -> Iterator[torch.Tensor]:
+    """... where it lies."""
+    for name, count in _tensors(files):
+        if count:
+            yield from torch.from_file(str(folder / name), size=count, dtype=torch.uint8).split(CHUNK)

@@ -1,0 +1,99 @@
+"""A checkpoint whose files are on several machines: a rank reads what is on its own, and is sent the rest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tutti.checkpoint.consensus import Together
+from tutti.checkpoint.reader import Block, Piece, Stored
+
+ROUND = 1 << 26  # bytes that a rank asks for at once
+
+Pieces = Sequence[tuple[Piece, torch.Tensor]]  # with the memory that each goes into
+
+
+class Gathered(Stored):
+    """The tensors of a checkpoint in memory. Every rank of a job has one, and all load together.
+
+    about: its manifest. servers: files that are on other machines alone, and the rank that reads each for this one.
+    bytes: of numbers that were read. sent: of these by other ranks.
+    """
+
+    def __init__(self, folder: Path, about: dict[str, Any], metadata: bytes, servers: Mapping[str, int],
+                 together: Together):  # fmt: skip
+        super().__init__(folder, metadata)
+        self.about, self.servers, self.together, self.sent = about, servers, together, 0
+
+    @property
+    def step(self) -> int:
+        """How many steps it had completed."""
+        return self.about["step"]
+
+    def __str__(self) -> str:
+        return f"memory ({self.folder})"
+
+    def _fill(self, pieces: Pieces) -> None:
+        super()._fill([x for x in pieces if x[0].block.file not in self.servers])
+        rounds = list(_rounds([x for x in pieces if x[0].block.file in self.servers]))
+        for i in range(max(self.together.all(len(rounds)))):
+            self._ask(rounds[i] if i < len(rounds) else [])
+        self._files.clear()  # memory is not kept when the files go
+
+    def _ask(self, pieces: Pieces) -> None:
+        """Be sent pieces, and send others what they ask for."""
+        ranks, each = range(self.together.ranks), [self.servers[piece.block.file] for piece, _ in pieces]
+        asked = [[x for x, rank in zip(pieces, each, strict=True) if rank == r] for r in ranks]
+        wanted = [json.dumps([_plain(piece) for piece, _ in row]).encode() for row in asked]
+        others = [[_piece(x) for x in json.loads(bytes(text))] for text in self._swap(wanted)]
+        answers = self._swap([b"".join(_bytes(self.read(piece)) for piece in row) for row in others])
+        for row, answer in zip(asked, answers, strict=True):
+            begin = 0
+            for piece, into in row:
+                part = torch.frombuffer(answer, dtype=piece.dtype, count=into.numel(), offset=begin)
+                into.copy_(part.view(into.shape))
+                begin += piece.bytes
+                self.bytes, self.sent = self.bytes + piece.bytes, self.sent + piece.bytes
+
+    def _swap(self, texts: Sequence[bytes]) -> list[bytearray]:
+        """Give each rank a text; what they gave."""
+        group, counts = self.together.group, torch.tensor([len(text) for text in texts])
+        theirs = torch.empty_like(counts)
+        dist.all_to_all_single(theirs, counts, group=group)
+        given = torch.frombuffer(bytearray(b"".join(texts)) or bytearray(1), dtype=torch.uint8)[: counts.sum()]
+        taken = torch.empty(int(theirs.sum()), dtype=torch.uint8)
+        dist.all_to_all_single(taken, given, theirs.tolist(), counts.tolist(), group=group)
+        return [bytearray(part.numpy().data) for part in taken.split(theirs.tolist())]
+
+
+def _rounds(pieces: Pieces) -> Iterator[Pieces]:
+    """Some at a time."""
+    some, count = [], 0
+    for piece, into in pieces:
+        if some and count + piece.bytes > ROUND:
+            yield some
+            some, count = [], 0
+        some.append((piece, into))
+        count += piece.bytes
+    if some:
+        yield some
+
+
+def _bytes(x: torch.Tensor) -> bytes:
+    return x.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _plain(piece: Piece) -> list:
+    """A piece as JSON has it."""
+    return [astuple(piece.block), piece.low, piece.high, str(piece.dtype).removeprefix("torch.")]
+
+
+def _piece(plain: list) -> Piece:
+    (begin, sizes, file, offset, count), low, high, dtype = plain
+    return Piece(Block(tuple(begin), tuple(sizes), file, offset, count), tuple(low), tuple(high), getattr(torch, dtype))

@@ -1,0 +1,216 @@
+"""What lies in the files of a checkpoint, and a reader that reads of them what is needed and no more.
+
+The files are those of `torch.distributed.checkpoint`: `.metadata` says which blocks of which tensor lie where, each as
+`torch.save` writes it, a zip archive whose members are not compressed. So rows can be read where they lie, while
+`FileSystemReader` reads blocks whole. Neither pickle in these files is run: see `unpickle`.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tutti.checkpoint import unpickle
+from tutti.checkpoint.folder import METADATA, file_in
+from tutti.exec.sharded_tensor import Held
+from tutti.ir.step_graph import Spec
+from tutti.plan.boxes import Shape, overlap
+
+LOCAL_HEADER = 30  # bytes, before the name and the extra field of a member (zip's APPNOTE, 4.3.7)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Where it begins in the whole tensor, its sizes, and its bytes in a file: name, offset and count."""
+
+    begin: Shape
+    sizes: Shape
+    file: str
+    offset: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a stored block and one that is held share: from where to where in the whole tensor."""
+
+    block: Block
+    low: Shape
+    high: Shape
+    dtype: torch.dtype
+
+    @property
+    def sizes(self) -> Shape:
+        return tuple(b - a for a, b in zip(self.low, self.high, strict=True))
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.sizes) * self.dtype.itemsize
+
+    def within(self, begin: Shape) -> tuple[slice, ...]:
+        """... in a block that begins there."""
+        return tuple(slice(a - o, b - o) for a, b, o in zip(self.low, self.high, begin, strict=True))
+
+
+class Stored:
+    """The tensors of a checkpoint.
+
+    metadata: the bytes of its `.metadata`, read where they are not given. tensors: what they are, whole. bytes: of
+    numbers that were read. Raises FileNotFoundError where there is none, and ValueError where it is damaged, would run
+    code, or names a file outside of the folder.
+    """
+
+    def __init__(self, folder: Path, metadata: bytes | None = None):
+        self.folder, self.bytes = folder, 0
+        content = file_in(folder, METADATA).read_bytes() if metadata is None else metadata
+        self.tensors: dict[str, Spec] = {}
+        self.blocks: dict[str, list[Block]] = {}
+        self._files: dict[str, np.memmap] = {}
+        self._places: dict[Block, tuple[int, int, Shape]] = {}
+        try:
+            self._take(unpickle.metadata(content))
+        except (ValueError, AttributeError, TypeError, KeyError) as error:
+            told = error if isinstance(error, ValueError) else f"its {METADATA} is damaged: {error!r}"
+            raise ValueError(f"{folder} cannot be loaded: {told}") from None
+
+    def _take(self, metadata: Any) -> None:
+        """Tensors and blocks of a `.metadata`."""
+        places: dict[tuple[str, Shape], Any] = {
+            (index.fqn, tuple(getattr(index, "offset", None) or ())): place
+            for index, place in metadata.storage_data.items()
+        }
+        paths = {place.relative_path for place in places.values()}
+        self._paths = {name: file_in(self.folder, name) for name in sorted(paths)}
+        for name, known in metadata.state_dict_metadata.items():
+            if hasattr(known, "chunks"):
+                dtype = known.properties.state[0]
+                if not isinstance(dtype, torch.dtype):
+                    raise TypeError(f"{name} has dtype {dtype}")
+                self.tensors[name] = Spec(tuple(known.size), dtype)
+                self.blocks[name] = [_block(chunk, places[name, tuple(chunk.offsets)]) for chunk in known.chunks]
+
+    def load(self, wanted: Mapping[str, Held]) -> None:
+        """Read what is held of tensors, by name.
+
+        Raises ValueError for a tensor that is not here, or that is another; nothing has been read then.
+        """
+        for name, held in wanted.items():
+            if name not in self.tensors:
+                raise ValueError(f"{self.folder} has no tensor {name!r}")
+            if (here := self.tensors[name]) != held.spec:
+                raise ValueError(f"{name} has {here.shape} {here.dtype} in {self.folder}, "
+                                 f"{held.spec.shape} {held.spec.dtype} is wanted")  # fmt: skip
+        self._fill([x for name, held in wanted.items() for x in self._pieces(name, held.first())])
+        for held in wanted.values():
+            held.spread()
+
+    def whole(self, name: str) -> torch.Tensor:
+        """A tensor, all of it."""
+        spec = self.tensors[name]
+        return self.block(name, (0,) * len(spec.shape), spec.shape)
+
+    def block(self, name: str, begin: Shape, sizes: Shape) -> torch.Tensor:
+        """A block of a tensor."""
+        made = torch.empty(sizes, dtype=self.tensors[name].dtype)
+        self._fill(list(self._pieces(name, [(begin, made)])))
+        return made
+
+    def _pieces(self, name: str, wanted: Iterable[tuple[Shape, torch.Tensor]]) -> Iterator[tuple[Piece, torch.Tensor]]:
+        """What is to be read of a tensor, and into what memory."""
+        for begin, into in wanted:
+            for block in self.blocks[name]:
+                if shared := overlap(block.begin, block.sizes, begin, tuple(into.shape)):
+                    piece = Piece(block, *shared, into.dtype)
+                    yield piece, into[piece.within(begin)]
+
+    def _fill(self, pieces: Sequence[tuple[Piece, torch.Tensor]]) -> None:
+        for piece, _ in pieces:  # before anything changes
+            self._numbers(piece.block, piece.dtype)
+        for piece, into in pieces:
+            into.copy_(self.read(piece).view(into.shape))
+            self.bytes += piece.bytes
+
+    def read(self, piece: Piece) -> torch.Tensor:
+        """A copy of what lies in a file here, of these rows alone: bytes of numbers, in their order."""
+        stored = self._numbers(piece.block, piece.dtype)[piece.within(piece.block.begin)]
+        return torch.from_numpy(np.array(stored)).view(piece.dtype)
+
+    def _numbers(self, block: Block, dtype: torch.dtype) -> np.ndarray:
+        """A block where it lies, as bytes: its sizes, and the bytes of a number."""
+        if block.file not in self._files:
+            self._files[block.file] = np.memmap(self._paths[block.file], np.uint8, "r")
+        archive = self._files[block.file][block.offset : block.offset + block.count]
+        if block not in self._places:
+            try:
+                self._places[block] = _place(archive, block.sizes, dtype.itemsize)
+            except (ValueError, zipfile.BadZipFile) as error:
+                raise ValueError(f"{self.folder} cannot be loaded: in {block.file}, {error}") from None
+        begin, count, strides = self._places[block]
+        shape, steps = (*block.sizes, dtype.itemsize), (*(x * dtype.itemsize for x in strides), 1)
+        return np.lib.stride_tricks.as_strided(archive[begin : begin + count], shape, steps, writeable=False)
+
+
+def _block(chunk: Any, place: Any) -> Block:
+    numbers = (*chunk.offsets, *chunk.sizes, place.offset, place.length)
+    if not all(type(x) is int and x >= 0 for x in numbers) or getattr(place, "transform_descriptors", None):
+        raise TypeError("a block lies at no place, or its numbers are compressed")
+    return Block(tuple(chunk.offsets), tuple(chunk.sizes), place.relative_path, place.offset, place.length)
+
+
+def _place(archive: np.ndarray, sizes: Shape, itemsize: int) -> tuple[int, int, Shape]:
+    """Where the numbers begin in what `torch.save` wrote of one tensor, how many bytes they take, and their strides.
+
+    Raises ValueError where it is no tensor of these sizes.
+    """
+    with zipfile.ZipFile(_Bytes(archive)) as members:
+        named = {member.filename.partition("/")[2]: member for member in members.infolist()}
+    if not {"data.pkl", "data/0"} <= named.keys():
+        raise ValueError("a stored tensor has no numbers")
+    offset, found, strides = unpickle.tensor_header(archive[_extent(archive, named["data.pkl"])].tobytes())
+    stored = _extent(archive, named["data/0"])
+    count = (1 + sum((n - 1) * x for n, x in zip(sizes, strides, strict=False))) * itemsize if prod(sizes) else 0
+    begin = stored.start + offset * itemsize
+    if found != sizes or begin + count > stored.stop:
+        raise ValueError(f"a stored tensor has other sizes than {sizes}")
+    return begin, count, strides
+
+
+def _extent(archive: np.ndarray, member: zipfile.ZipInfo) -> slice:
+    """Where a member lies. Its checksum is not looked at: that of the whole file is in the manifest."""
+    header = archive[member.header_offset :][:LOCAL_HEADER].tobytes()
+    begin = member.header_offset + LOCAL_HEADER + sum(int.from_bytes(header[i : i + 2], "little") for i in (26, 28))
+    end = begin + member.file_size
+    if member.compress_type != zipfile.ZIP_STORED or member.header_offset < 0 or end > len(archive):
+        raise ValueError("a stored tensor is compressed, or not all there")
+    return slice(begin, end)
+
+
+class _Bytes(io.RawIOBase):
+    """Bytes of a mapped file as a file, of which only that is read which is asked for."""
+
+    def __init__(self, data: np.ndarray):
+        self.data, self.at = data, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, to: int, whence: int = 0) -> int:
+        self.at = (0, self.at, len(self.data))[whence] + to
+        return self.at
+
+    def readinto(self, buffer) -> int:
+        part = self.data[self.at : self.at + len(buffer)].tobytes()
+        buffer[: len(part)] = part
+        self.at += len(part)
+        return len(part)

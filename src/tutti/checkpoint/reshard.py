@@ -1,0 +1,62 @@
+"""A checkpoint written anew, as the ranks of another plan would have: by one process, a rank at a time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tutti.checkpoint import folder as folders
+from tutti.checkpoint.reader import Stored
+from tutti.checkpoint.write import Copies, write_each
+from tutti.plan.boxes import boxes, is_owner
+from tutti.plan.layout import devices
+from tutti.plan.plan import Plan
+
+
+def reshard(
+    source: Path, plan: Plan, out: Path, progress: Callable[[int, int], None] = lambda done, ranks: None
+) -> Path:
+    """Write the same state under another plan; the folder of the checkpoint, which is made in `out`.
+
+    plan: of the same model. Of a pipeline the ranks of one stage write what all stages hold. At a time the part of one
+    rank is in memory. progress: told how many ranks of how many are written. Raises ValueError where `source` is no
+    whole checkpoint, the plan does not fit it, or `out` has one of that step; nothing is left then.
+    """
+    about, mesh = folders.manifest(source), plan.inner
+    folders.check(source)
+    if (there := out / source.name).exists():
+        raise ValueError(f"{there} is there already: choose another folder")
+    stored = Stored(source)
+    if foreign := {x for x in plan.inputs if x.startswith("param:")} - set(about["labels"].values()):
+        raise ValueError(
+            f"the plan is of another model: it says how {min(foreign)!r} lies, which {source} does not have"
+        )
+    layouts = {name: plan.input_layout(about["labels"][name]) for name in stored.tensors}
+    for name, layout in layouts.items():
+        layout.local_shape(stored.tensors[name].shape, mesh)
+
+    def parts() -> Iterator[Copies]:
+        for rank in range(devices(mesh)):
+            progress(rank, devices(mesh))
+            part: Copies = {}
+            for number, (name, spec) in enumerate(stored.tensors.items()):
+                owned = is_owner(layouts[name], mesh, rank, number)
+                found = boxes(layouts[name], spec.shape, mesh, rank) if owned else []
+                part[name] = spec, {box.whole: stored.block(name, box.whole, box.sizes) for box in found}
+            yield part
+        progress(devices(mesh), devices(mesh))
+
+    made = folders.scratch(out, about["step"])
+    shutil.rmtree(made, ignore_errors=True)
+    try:
+        files = write_each(made, parts())
+        for name in about["files"]:
+            if name != folders.METADATA and not name.endswith(".distcp"):
+                copy = Path(shutil.copy(folders.file_in(source, name), made))
+                folders.to_disk(copy)
+                files[copy.name] = folders.describe(copy)
+        return folders.commit(out, about["step"], files, {**about, "plan": json.loads(plan.to_json())})
+    finally:
+        shutil.rmtree(made, ignore_errors=True)

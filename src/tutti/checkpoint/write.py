@@ -1,0 +1,178 @@
+"""Writing the tensors of a checkpoint, as `torch.distributed.checkpoint` lays them out: each block once."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from tutti.checkpoint.folder import Files
+from tutti.exec.sharded_tensor import Held
+from tutti.ir.step_graph import Spec
+from tutti.plan.boxes import Shape
+
+Copies = dict[str, tuple[Spec, dict[Shape, torch.Tensor]]]  # of owned blocks: what the whole is, and where each begins
+AHEAD = 1 << 25  # bytes that wait in the page cache before the disk is told to begin
+
+
+def copies(tensors: Mapping[str, Held], known: Copies | None = None) -> Copies:
+    """Copies in the host's memory of what this process is to write, in that of earlier ones where they fit."""
+    made: Copies = {}
+    for name, held in tensors.items():
+        before = known[name][1] if known and name in known else {}
+        blocks = {begin: held.blocks[begin][0] for begin in held.owned}
+        made[name] = held.spec, {begin: _like(x, before.get(begin)).copy_(x) for begin, x in blocks.items()}
+    return made
+
+
+def _like(block: torch.Tensor, known: torch.Tensor | None) -> torch.Tensor:
+    if known is not None and known.shape == block.shape and known.dtype == block.dtype:
+        return known
+    return torch.empty(block.shape, dtype=block.dtype)
+
+
+def write(folder: Path, tensors: Copies, group: dist.ProcessGroup | None = None) -> Files:
+    """Write the file of this process, and with the last the `.metadata` of all. Every rank of the group calls it.
+
+    Size and checksum of what this process wrote, by name. Raises `CheckpointException` on all ranks where one of them
+    fails; without a group, what failed.
+    """
+    if group is None:
+        return write_each(folder, [tensors])
+    writer = _Writer(folder)
+    with _own_checksums():
+        save(dict(tensors), storage_writer=writer, planner=_Planner(), process_group=group)
+    return writer.fs.files
+
+
+def write_each(folder: Path, ranks: Iterable[Copies]) -> Files:
+    """Write what several ranks are to write, one after the other, and the `.metadata` of all."""
+    writer, planner, plans, results = _Writer(folder), _Planner(), [], []
+    with _own_checksums():
+        for rank, tensors in enumerate(ranks):
+            planner.set_up_planner(dict(tensors))
+            plans.append(writer.prepare_local_plan(planner.create_local_plan()))
+            named = writer.prepare_global_plan(plans)[rank]  # whose place in the list names its file
+            results.append(writer.write_data(named, planner).value())
+        _, metadata = planner.create_global_plan(plans)
+        writer.finish(metadata, results)
+    return writer.fs.files
+
+
+@contextmanager
+def _own_checksums() -> Iterator[None]:
+    """The manifest has a checksum of every file: `torch.save` need not take another of every tensor."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(before)
+
+
+class _Writer(FileSystemWriter):
+    """Takes checksums of files while they are written."""
+
+    def __init__(self, folder: Path):
+        super().__init__(folder)
+        self.fs = _Files()
+
+
+class _Files(FileSystem):
+    def __init__(self):
+        self.files: Files = {}
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike, mode: str) -> Iterator[io.IOBase]:
+        with super().create_stream(path, mode) as file:
+            stream = _Summed(file) if "w" in mode else file
+            yield stream
+        if isinstance(stream, _Summed):
+            self.files[Path(path).name] = {"bytes": stream.at, "sha256": stream.digest.hexdigest()}
+
+    def rename(self, path: str | os.PathLike, new_path: str | os.PathLike) -> None:
+        super().rename(path, new_path)
+        self.files[Path(new_path).name] = self.files.pop(Path(path).name)
+
+
+class _Summed(io.RawIOBase):
+    """A file that is written from its beginning to its end, with a checksum of what was."""
+
+    def __init__(self, file):
+        self.file, self.digest, self.at, self.asked = file, hashlib.sha256(), 0, 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data) -> int:
+        self.digest.update(data)
+        count = self.file.write(data)
+        self.at += count
+        if self.at - self.asked >= AHEAD:
+            self.file.flush()
+            _begin_to_write(self.file.fileno(), self.asked, self.at - self.asked)
+            self.asked = self.at
+        return count
+
+    def tell(self) -> int:
+        return self.at
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def fileno(self) -> int:
+        self.flush()
+        return self.file.fileno()
+
+
+def _begin_to_write(file: int, begin: int, count: int) -> None:
+    """Let the disk begin while more is being made; Linux writes what it is told to forget."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file, begin, count, os.POSIX_FADV_DONTNEED)
+
+
+def reason(error: BaseException) -> str:
+    """Why something could not be written, in a line; of what several ranks report the first."""
+    if isinstance(error, CheckpointException):
+        rank, (cause, _) = min(error.failures.items())
+        return f"rank {rank}: {reason(cause)}" if len(error.failures) > 1 or rank else reason(cause)
+    if isinstance(error, shutil.Error):  # of a tree that was copied: (from, to, why) of each file
+        return str(error.args[0][0][-1])
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__
+
+
+class _Planner(DefaultSavePlanner):
+    def __init__(self):
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+    def create_local_plan(self) -> SavePlan:
+        self.plan = SavePlan(
+            [x for name, (spec, blocks) in self.state_dict.items() for x in _items(name, spec, blocks)]
+        )
+        return self.plan
+
+    def lookup_object(self, index: MetadataIndex) -> torch.Tensor:
+        return self.state_dict[index.fqn][1][tuple(index.offset or ())]
+
+
+def _items(name: str, spec: Spec, blocks: Mapping[Shape, torch.Tensor]) -> Iterable[WriteItem]:
+    properties, whole = TensorProperties(dtype=spec.dtype), torch.Size(spec.shape)
+    for begin, block in blocks.items():
+        chunk = ChunkStorageMetadata(torch.Size(begin), block.shape)
+        index = MetadataIndex(name, torch.Size(begin))
+        yield WriteItem(index, WriteItemType.SHARD, tensor_data=TensorWriteData(chunk, properties, whole))

@@ -1,0 +1,128 @@
+"""The command `tutti`: one table of verbs. A verb's module is imported only when it is called."""
+
+import importlib
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from tutti.launch.launch import Interrupted, LaunchError, is_plain
+
+
+@dataclass(frozen=True)
+class Verb:
+    """`target` is `module:function`. Its signature and docstring become the options and the help text,
+    unless it is `raw`: then it is given the list of arguments. An int that it returns is the exit code.
+    `extra` is the one of `pip install 'tutti[extra]'` that it needs."""
+
+    target: str
+    summary: str
+    raw: bool = False
+    extra: str = ""
+
+    def load(self) -> Callable[..., Any]:
+        module, function = self.target.split(":")
+        return getattr(importlib.import_module(module), function)
+
+
+VERBS = {
+    "train": Verb(
+        "tutti.train.command:train", "train a language model as described by a config file", raw=True, extra="train"
+    ),
+    "eval": Verb("tutti.train.evaluate:evaluate", "compute the loss of a checkpoint on held-out text", extra="train"),
+    "generate": Verb("tutti.train.generate:generate", "generate text with a trained model", extra="train"),
+    "export": Verb("tutti.train.export:command", "export a checkpoint as a transformers model", extra="train"),
+    "plan": Verb(
+        "tutti.cli.plan:plan",
+        "plan for any cluster; explain and compare plans",
+        raw=True,
+        extra="train",
+    ),
+    "dryrun": Verb("tutti.cli.dryrun:dryrun", "predict the time and memory of a step", extra="train"),
+    "diagnose": Verb(
+        "tutti.cli.diagnose:diagnose",
+        "find slow ranks and links in a run, and show where time goes",
+        extra="train",
+    ),
+    "calibrate": Verb("tutti.cli.calibrate:command", "measure this machine, so that predictions for it are accurate"),
+    "rules": Verb("tutti.cli.rules:show_rules", "show and check how each operator can be split", extra="train"),
+    "patterns": Verb("tutti.cli.patterns:patterns", "show the fused operators in a model's step", extra="train"),
+    "levels": Verb("tutti.cli.levels:show_levels", "show what each level does to a step", extra="train"),
+    "checkpoint": Verb("tutti.cli.checkpoint:checkpoint", "show, verify and compare checkpoints", raw=True),
+    "reshard": Verb("tutti.cli.checkpoint:reshard", "rewrite a checkpoint for another plan"),
+    "run": Verb("tutti.launch.launch:run", "run a script in several processes", raw=True),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one verb; returns the exit code: 0, 1 (a rank failed), 2 (bad input), 128 + signal."""
+    try:
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError as error:
+        return _unread(error)
+
+
+def _unread(error: BrokenPipeError) -> int:
+    """The exit code where whoever read the output has gone, as in `tutti train --help | head`. Raises the error where
+    it was another pipe that broke."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    if not any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
+        raise error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+    return 128 + signal.SIGPIPE
+
+
+def _run(argv: list[str] | None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    name, rest = argv[0], argv[1:]
+    if name not in VERBS:
+        near = get_close_matches(name, VERBS, 1)
+        print(f"tutti: no verb {name!r}; {f'did you mean {near[0]}?' if near else usage()}", file=sys.stderr)
+        return 2
+    try:
+        result = _call(name, VERBS[name], rest)
+    except ModuleNotFoundError as e:
+        extra = VERBS[name].extra
+        if not extra or (e.name or "tutti").startswith("tutti"):
+            raise
+        print(f"tutti {name}: there is no package {e.name}; pip install 'tutti[{extra}]'", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except Interrupted as e:
+        print(f"tutti {name}: {e}", file=sys.stderr)
+        return 128 + e.signal
+    except LaunchError as e:
+        print(f"{'' if e.plain else e.trace}tutti {name}: {e}", file=sys.stderr)
+        return e.exit_code
+    except (ValueError, OSError, MemoryError) as e:
+        if isinstance(e, BrokenPipeError) or not is_plain(e):
+            raise
+        print(f"tutti {name}: {e}", file=sys.stderr)
+        return 2
+    return result if isinstance(result, int) else 0
+
+
+def usage() -> str:
+    width = max(map(len, VERBS))
+    lines = [f"  {name:{width}}  {verb.summary}" for name, verb in VERBS.items()]
+    return "usage: tutti VERB ...     (tutti VERB --help says more)\n\n" + "\n".join(lines)
+
+
+def _call(name: str, verb: Verb, rest: list[str]) -> Any:
+    if verb.raw:
+        return verb.load()(rest)
+    import tyro
+
+    return tyro.cli(verb.load(), prog=f"tutti {name}", args=rest)

@@ -1,0 +1,161 @@
+"""The verbs `tutti checkpoint` and `tutti reshard`: what one holds, whether it is whole, how two differ."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+from rich.progress import Progress
+
+from tutti.checkpoint import folder as folders
+from tutti.checkpoint.reader import Stored
+from tutti.checkpoint.reshard import reshard as write_anew
+from tutti.cli.tables import SHOWN, consoles, read, table
+from tutti.plan.explain import mesh_name, size
+from tutti.plan.plan import Plan
+
+KINDS = {"param": "parameters", "buffer": "buffers", "master": "float32 masters"}
+
+
+def checkpoint(argv: list[str]) -> int | None:
+    """`tutti checkpoint show FOLDER`, `verify FOLDER`, `diff FOLDER FOLDER`."""
+    return tyro.extras.subcommand_cli_from_dict(
+        {"show": show, "verify": verify, "diff": diff},
+        prog="tutti checkpoint",
+        description="What a checkpoint holds, whether it is whole, and how two differ.",
+        args=argv,
+    )
+
+
+def show(folder: Annotated[Path, tyro.conf.Positional]) -> None:
+    """What a checkpoint holds.
+
+    Args:
+        folder: A checkpoint, or a run, whose newest one is taken.
+    """
+    folder = find(folder)
+    about, stored, console = folders.manifest(folder), Stored(folder), consoles()[0]
+    console.print(f"{folder}: step {about['step']}, seed {about.get('seed')}")
+    if "plan" in about:
+        plan = Plan.from_json(json.dumps(about["plan"]))
+        console.print(f"written under {plan.name} ({mesh_name(plan.mesh)}); any other plan may read it")
+    rows: dict[str, Counter[str]] = defaultdict(Counter)
+    for name, spec in stored.tensors.items():
+        kind = name.partition(":")[0]
+        rows[KINDS.get(kind, kind)] += Counter(tensors=1, numbers=spec.numel, bytes=spec.bytes)
+        rows[KINDS.get(kind, kind)][str(spec.dtype).removeprefix("torch.")] += 0
+    shown = table("state", "tensors", "numbers", "bytes", "dtypes", left=("dtypes",))
+    for kind, row in rows.items():
+        dtypes = sorted(row.keys() - {"tensors", "numbers", "bytes"})
+        shown.add_row(kind, f"{row['tensors']:,}", f"{row['numbers']:,}", size(row["bytes"]), ", ".join(dtypes))
+    console.print(shown)
+    data = [told["bytes"] for name, told in about["files"].items() if name.endswith(".distcp")]
+    files = "a file" if len(data) == 1 else f"{len(data)} files"
+    console.print(f"{files} of tensors, {size(sum(data))}, the largest {size(max(data, default=0))}")
+
+
+def verify(folder: Annotated[Path, tyro.conf.Positional]) -> int:
+    """Read every file, and say whether it is as it was written; the exit code is 1 where one is not.
+
+    Args:
+        folder: A checkpoint, or a run, all of whose checkpoints are looked into.
+    """
+    console, told = consoles()
+    found = [folder] if (folder / folders.MANIFEST).exists() else _of_run(folder)
+    faults = 0
+    for path in found:
+        with told.status(f"reading {path}"):
+            fault = folders.find_fault(path)
+        files = {} if fault else folders.manifest(path)["files"]
+        whole = f"complete: {len(files)} files, {size(sum(told['bytes'] for told in files.values()))}"
+        console.print(f"{path}: {fault or whole}")
+        faults += bool(fault)
+    return int(faults > 0)
+
+
+def diff(first: Annotated[Path, tyro.conf.Positional], second: Annotated[Path, tyro.conf.Positional]) -> int:
+    """How two checkpoints differ, whatever plans wrote them; the exit code is 1 where their numbers do.
+
+    Args:
+        first: A checkpoint, or a run, whose newest one is taken.
+        second: What it is compared with.
+    """
+    console, told = consoles()
+    first, second = find(first), find(second)
+    for path in (first, second):
+        folders.check(path)
+    console.print(f"{first} and {second}")
+    a, b, (one, other) = Stored(first), Stored(second), (folders.manifest(x) for x in (first, second))
+    for what in ("step", "seed"):
+        if one.get(what) != other.get(what):
+            console.print(f"{what}: {one.get(what)} and {other.get(what)}")
+    alone = [*((name, first) for name in sorted(a.tensors.keys() - b.tensors.keys())),
+             *((name, second) for name in sorted(b.tensors.keys() - a.tensors.keys()))]  # fmt: skip
+    for name, where in alone:
+        console.print(f"{name} is in {where} alone")
+    rows = []
+    both = [name for name in a.tensors if name in b.tensors]
+    with Progress(console=told, transient=True) as bar:
+        for name in bar.track(both, description="comparing"):
+            if a.tensors[name] != b.tensors[name]:
+                rows.append((name, float("inf"), f"{a.tensors[name]} and {b.tensors[name]}"))
+            elif far := _far(a.whole(name), b.whole(name)):
+                rows.append((name, *far))
+    if rows:
+        shown = table("tensor", "largest difference", "numbers that differ")
+        for name, far, what in sorted(rows, key=lambda row: (-row[1], row[0]))[:SHOWN]:
+            shown.add_row(name, f"{far:.3g}", what)
+        console.print(shown)
+    console.print(f"{len(both) - len(rows)} of {len(both)} tensors are equal")
+    return int(bool(rows or alone))
+
+
+def _far(a: torch.Tensor, b: torch.Tensor) -> tuple[float, str] | None:
+    """The largest difference, and how many numbers differ; None where all bits are equal."""
+    differ = (a != b) & ~(a.isnan() & b.isnan()) if a.is_floating_point() else a != b
+    if not (count := int(differ.sum())):
+        return None
+    return (a[differ].double() - b[differ].double()).abs().max().item(), f"{count:,} of {a.numel():,}"
+
+
+def reshard(
+    source: Annotated[Path, tyro.conf.Positional], out: Annotated[Path, tyro.conf.Positional], plan: Path
+) -> None:
+    """Rewrite a checkpoint in the blocks of another plan. No GPU, and no other process, is needed.
+
+    Training under another plan does not need it: every rank reads the blocks that it holds from any checkpoint.
+
+    Args:
+        source: A checkpoint, or a run, whose newest one is taken.
+        out: Folder in which the new checkpoint is made.
+        plan: A plan of the same model, as `tutti plan --save` and each run's plan.json have it.
+    """
+    if not plan.is_file():
+        raise ValueError(f"there is no file {plan}: a saved plan is needed, as `tutti plan --save` writes it")
+    source, chosen = find(source), read(plan)
+    with Progress(console=consoles()[1], transient=True) as bar:
+        task = bar.add_task(f"writing {out}", total=None)
+        made = write_anew(source, chosen, out, lambda done, ranks: bar.update(task, completed=done, total=ranks))
+    print(f"{made}: written under {chosen.name} ({mesh_name(chosen.mesh)})")
+
+
+def find(folder: Path) -> Path:
+    """A checkpoint, or the newest complete one of a run; newer ones are told of. ValueError where there is none."""
+    if (folder / folders.MANIFEST).exists():
+        return folder
+    found = folders.latest(_of_run(folder)[0].parent, lambda said: print(said, file=sys.stderr))
+    if found is None:
+        raise ValueError(f"{folder} has no complete checkpoint")
+    return found
+
+
+def _of_run(folder: Path) -> list[Path]:
+    found = folders.folders(folder / folders.CHECKPOINTS) or folders.folders(folder)
+    if not found:
+        raise ValueError(f"{folder} is no checkpoint, and has none")
+    return found

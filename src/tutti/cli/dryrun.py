@@ -1,0 +1,137 @@
+"""The verb `tutti dryrun`: what a plan's step will take, in time and memory, before anything is run."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from rich.console import Console
+
+from tutti.analysis.passes import check_level
+from tutti.cli.restart import machine_width, show_restart
+from tutti.cli.tables import SHOWN, consoles, read, show_alive, show_kinds, table
+from tutti.cli.workload import Captured, Workload
+from tutti.hardware import Cluster
+from tutti.plan.explain import mesh_name, seconds, size
+from tutti.sim.dryrun import dry_run
+from tutti.sim.gantt import save_gantt
+from tutti.sim.memory_picture import save_memory
+from tutti.sim.picture import check_suffix
+from tutti.sim.pipeline import PipelineDryRun
+from tutti.sim.restart import USUAL, Storage
+from tutti.sim.restart import restart as read_again
+from tutti.sim.step import DryRun
+from tutti.sim.timeline import save_timeline
+
+OVERLAPS = {"auto": None, "yes": True, "no": False}
+
+
+def dryrun(
+    plan: Annotated[Path, tyro.conf.Positional],
+    workload: Annotated[Workload, tyro.conf.arg(name="")],
+    cluster: str = "",
+    level: str = "O2",
+    overlap: Literal["auto", "yes", "no"] = "auto",
+    timeline: Path | None = None,
+    gantt: Path | None = None,
+    memory: Path | None = None,
+    restart: bool = False,
+    before: Path | None = None,
+    storage: Storage = USUAL,
+) -> None:
+    """Simulate a training step under a plan. Neither model nor cluster has to be there: nothing is allocated.
+
+    The Program that each device would run is made as for training, on tensors without memory, and put on a clock.
+    Prints time, communication, memory and the slowest operators. Batch, seq, optimizer, dtype and clip_norm are to
+    be those that the plan was made for.
+
+    Args:
+        plan: A plan, as `tutti plan --save` writes it.
+        cluster: A known device, how many nodes and how many in each: h100:16x8, cpu:4; or a JSON file. By default
+            the plan's.
+        level: O0 runs operator by operator, O2 fuses what lies between two collectives.
+        overlap: Whether collectives are begun early and waited for late, in an order of the operators that hides
+            them; auto wherever devices compute on meanwhile, which the cores of CPUs do not.
+        timeline: Write a trace to this JSON file, for https://ui.perfetto.dev.
+        gantt: Draw the step to this .svg, .png or .pdf.
+        memory: Draw what a device holds over the step to this .svg, .png or .pdf.
+        restart: Tell what going on from a checkpoint reads, and how long that takes.
+        before: The plan under which that was written, by default the same.
+        storage: How fast it is read.
+    """
+    check_level(level)
+    if not restart and (before or storage != USUAL):
+        raise ValueError("--before and --storage are of a restart: add --restart")
+    for picture in (gantt, memory):
+        if picture:
+            check_suffix(picture)
+    chosen = read(plan)
+    if not cluster and not chosen.cluster:
+        raise ValueError(f"{plan} does not say which cluster it is for: give --cluster")
+    target = Cluster.parse(cluster or chosen.cluster)
+    written, start = read(before) if before else chosen, time.perf_counter()
+    console, progress = consoles()
+    with progress.status("reading the model") as status:
+        graph = Captured(workload, status.update).graph(chosen.accumulate, chosen.variant)
+        made = dry_run(graph, chosen, target, level, overlaps=OVERLAPS[overlap], progress=status.update)
+        planned = time.perf_counter() - start
+        again = read_again(graph, chosen, machine_width(target), written, storage) if restart else None
+        status.update("writing")
+        if timeline:
+            save_timeline(made, timeline)
+        if gantt:
+            save_gantt(made, gantt)
+        if memory:
+            save_memory(made, memory)
+    if chosen.graph and chosen.graph != graph.fingerprint:
+        console.print("the plan was made for another step of this model: another batch, seq, dtype or optimizer")
+    console.print(f"plan {chosen.name or plan} at {level} on {target}: {mesh_name(chosen.mesh)}")
+    if again:
+        show_restart(again, made.seconds, planned, console)
+    else:
+        _show(made, console)
+    for file in (timeline, gantt, memory):
+        if file:
+            console.print(f"saved {file}")
+
+
+def _show(made: DryRun, console: Console) -> None:
+    """Time, communication, memory and operators, as tables."""
+    memory, communication = made.memory, made.communication()
+    predicted = made.prediction()
+    exposed, carried = predicted.communication_seconds, predicted.transfer_seconds
+    device = made.cluster.device
+    console.print(f"step       {seconds(made.seconds)}: {seconds(made.compute)} computing, "
+                  f"{seconds(exposed)} waiting for communication"
+                  + (f", {seconds(carried)} for transfers between tiers" if carried else "")
+                  + (f", {seconds(made.bubble)} for the pipeline" if made.bubble else ""))  # fmt: skip
+    each = made.peak / made.cluster.size
+    console.print(f"of peak    {100 * made.fraction_of_peak:.1f} %: {made.flops:.3g} FLOP a step, "
+                  f"{made.cluster.size} devices of {each:.3g} FLOP/s")  # fmt: skip
+    over = "" if memory.peak <= device.memory else f": more than the {size(device.memory)} that there are"
+    console.print(f"memory     {size(memory.peak)} per device at the peak{over}")
+    for tier, count in memory.tiers.items():
+        has, more = device.outside.memory, ""
+        if count > has:
+            more = f": more than the {size(has)} that it has there"
+        console.print(f"{tier:10} {size(count)} for each device{more}")
+    if communication:
+        shown = table(
+            "communication and transfers" if memory.tiers else "communication", "number", "sent", "under way", "exposed"
+        )
+        for (kind, axis), (count, sent, took, waited) in sorted(communication.items(), key=lambda item: -item[1][2]):
+            shown.add_row(f"{kind} over {axis}", f"{count:,}", size(sent), seconds(took), seconds(waited))
+        console.print(shown)
+    show_kinds(memory, console)
+    if isinstance(made, PipelineDryRun):
+        shown = table("memory by device", "bytes")
+        for device, held in enumerate(made.memories):
+            shown.add_row(f"device {device}", size(held.peak))
+        console.print(shown)
+    show_alive(memory, console)
+    shown = table("slowest operators", "number", "seconds", "share")
+    for label, _, count, took in made.slowest()[:SHOWN]:
+        shown.add_row(label, f"{count:,}", seconds(took), f"{100 * took / made.seconds:.1f} %")
+    console.print(shown)

@@ -1,0 +1,65 @@
+"""The verb `tutti levels`: what each level does to a Program, and what it makes of a model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.table import Table
+
+from tutti.analysis.passes import LEVELS, improve
+from tutti.analysis.segments import part_of, segments
+from tutti.cli.tables import consoles, table
+from tutti.cli.workload import Captured, Workload
+from tutti.lower.shard import shard
+from tutti.plan.plan import Plan
+
+
+def show_levels(model: str | None = None, batch: int = 8, seq: int = 128, dtype: str = "bfloat16") -> None:
+    """Print the levels: the passes that each applies to a Program, in order, and what it compiles.
+
+    Args:
+        model: Count also what a training step of this model becomes: a folder with a config.json of transformers, such
+            a file, or package.module:function that returns (model, batch).
+            The module is imported and the function is run: name only code that you trust.
+        batch: Sequences or images in the batch of a model of transformers.
+        seq: Tokens of each sequence.
+        dtype: Of the parameters of a model of transformers: bfloat16 (with float32 masters) or float32.
+    """
+    console, progress = consoles()
+    counted = None
+    if model is not None:
+        with progress.status("reading the model") as status:
+            workload = Workload(model, batch, seq, dtype=dtype)
+            counted = _counted(Captured(workload, status.update), status.update)
+    _passes(console)
+    if counted:
+        console.print(counted)
+
+
+def _passes(console: Console) -> None:
+    shown = table("pass", "what it does", *LEVELS, left=("what it does",))
+    by_level = [(*level.before, *level.after) for level in LEVELS.values()]
+    for change in dict.fromkeys(change for passes in by_level for change in passes):
+        done = ("x" if change in passes else "" for passes in by_level)
+        shown.add_row(change.__name__, _first_sentence(change), *done)
+    for name, level in LEVELS.items():
+        console.print(f"[bold]{name}[/] {level.summary}")
+    console.print(shown)
+
+
+def _first_sentence(change: Callable) -> str:
+    return " ".join((inspect.getdoc(change) or "").split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
+
+
+def _counted(captured: Captured, progress: Callable[[str], None]) -> Table:
+    step = captured.captured(1).without_gradients()
+    shown = table("level", "calls", "of compiled functions", "compiled functions")
+    for name in LEVELS:
+        progress(f"applying the passes of {name}")
+        program = improve(shard(step, Plan({"dp": 1}), 0), name)
+        parts = segments(program.graph, name)
+        calls = sum(n.op == "call_function" for n in program.graph.nodes) - sum(len(p) - 1 for p in parts)
+        shown.add_row(name, str(calls), str(len(parts)), str(len({part_of(part).structure for part in parts})))
+    return shown

@@ -1,0 +1,186 @@
+"""The verb `tutti plan`: plan a model for a cluster that need not be there, and read, explain and compare plans."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from tutti.analysis.passes import check_level
+from tutti.cli.tables import consoles, read, show_alive, show_kinds, table
+from tutti.cli.workload import Captured, Workload
+from tutti.hardware import Cluster
+from tutti.plan.explain import mesh_name, seconds, size
+from tutti.plan.otherwise import otherwise
+from tutti.plan.pin import parse_pin
+from tutti.plan.plan import Plan
+from tutti.plan.reasons import difference
+from tutti.plan.search import BUDGET, Search
+from tutti.plan.textbook import parse_name
+from tutti.sim.dryrun import dry_run
+from tutti.sim.memory_picture import save_memory
+from tutti.sim.picture import check_suffix
+from tutti.sim.planning import Simulator
+
+
+def plan(argv: list[str]) -> None:
+    """`tutti plan --model ... --cluster ...`, `tutti plan show FILE`, `tutti plan --compare FILE FILE`."""
+    if argv[:1] == ["show"]:
+        tyro.cli(show, prog="tutti plan show", args=argv[1:])
+    elif argv[:1] == ["--compare"]:
+        tyro.cli(compare, prog="tutti plan --compare", args=argv[1:])
+    else:
+        tyro.cli(make, prog="tutti plan", args=argv)
+
+
+def make(
+    workload: Annotated[Workload, tyro.conf.arg(name="")],
+    cluster: str,
+    plan: str = "auto",
+    top: int = 5,
+    pin: tuple[str, ...] = (),
+    mesh: str = "",
+    accumulate: int | Literal["auto"] = "auto",
+    level: str = "O2",
+    budget: float = BUDGET,
+    why: str = "",
+    memory: Path | None = None,
+    save: Path | None = None,
+) -> None:
+    """Plan the training of a model for a cluster. Neither has to be there: nothing is allocated.
+
+    Prints the fastest plans that fit into memory, each simulated, and explains the first: why it won, and what the
+    runner-up would cost. `tutti plan show FILE` explains a saved plan, `tutti plan --compare FILE FILE` says what
+    differs between two.
+
+    Args:
+        cluster: A known device (cpu, v100-32, v100-32-sxm3, a100-40, a100-80, h100, h200, b200, mi300x, ascend-910,
+            ascend-910b), how many nodes and how many in each: h100:16x8, a100-80:8, cpu:4; or a JSON file.
+        plan: Explain this plan instead of the fastest: dp, tp4, zero3, dp2xtp4, tp8xzero1, ...; pipelines: pp4xtp2,
+            pp4-gpipe, pp4-interleaved2, pp4-zb-h1, pp2-zb-vxdp2, pp4-found, pp4-seq1f1b4; context and expert
+            parallelism: dp2xcp4, dp2xep4; or the path of a saved plan, *.json.
+        top: How many plans to show.
+        pin: Parts that are given, the rest is searched: how parameters lie, as in
+            'model.layers.*.mlp.up_proj.weight=tp:S0' (split at dim 0 over axis tp) or '...=tp:R' (whole).
+        mesh: The axes, if they are given, outermost first: dp=4,tp=2.
+        accumulate: Microbatches per update; auto for as few as fit into memory.
+        level: O0 runs operator by operator, O2 fuses what lies between two collectives.
+        budget: Seconds after which the best so far is taken.
+        why: Say what it would cost if this parameter lay otherwise: model.layers.*.mlp.up_proj.weight.
+        memory: Say what a device holds at the peak, and draw it over the step to this .svg, .png or .pdf.
+        save: Write the plan to this file, for `tutti.parallelize(..., plan=FILE)` with the same optimizer, clip_norm
+            and dtype (masters=True with bfloat16).
+    """
+    check_level(level)
+    if memory:
+        check_suffix(memory)
+    if top < 1 or (accumulate != "auto" and accumulate < 1):
+        raise ValueError("top and accumulate are at least 1")
+    if plan != "auto" and mesh:
+        raise ValueError(f"plan {plan!r} says what the mesh is: leave --mesh out, or --plan")
+    target, pins, axes = Cluster.parse(cluster), [parse_pin(text) for text in pin], _mesh(mesh)
+    console, progress = consoles()
+    with progress.status("reading the model") as status:
+        captured = Captured(workload, status.update)
+        graph = captured.graph(1 if accumulate == "auto" else accumulate)
+        count = 1 if accumulate == "auto" else accumulate
+        progress.print(f"captured {len(graph.nodes):,} nodes: {captured.parameters:.3g} parameters, "
+                       f"{count * graph.flops:.3g} FLOP a step")  # fmt: skip
+        search = Search(
+            captured.graph, captured.batch, target, Simulator(level), pins=pins, mesh=axes or None, budget=budget,
+            accumulate=None if accumulate == "auto" else accumulate, progress=status.update,
+        )  # fmt: skip
+        if plan != "auto":
+            best = _asked(plan, search)
+        else:
+            best = search.best(top)
+            ranked = [best, *sorted(search.plans, key=search.rank)[1:]]
+            console.print(_ranking(ranked[:top], target.device.memory))
+            if len(ranked) > top:
+                console.print(f"and {len(ranked) - top} others that were simulated")
+        others = otherwise(search, best, why) if why else []
+        if memory:
+            status.update("drawing the memory")
+            made = dry_run(captured.graph(best.accumulate, best.variant), best, target, level)
+            save_memory(made, memory)
+    print(best.explain())
+    if memory:
+        show_kinds(made.memory, console)
+        show_alive(made.memory, console)
+        print(f"saved {memory}")
+    if not search.fits(best):
+        print(f"does not fit: a device has {size(target.device.memory)}")
+    for label, layout, other in others:
+        print(f"were {label} {layout}: {difference(best, other)}{'' if search.fits(other) else ', which does not fit'}")
+    if save:
+        best.save(save)
+        print(f"saved {save}")
+
+
+def _asked(name: str, search: Search) -> Plan:
+    """The plan of a file, or of a name: with as few microbatches as fit, where their number is not given."""
+    if name.endswith(".json"):
+        saved = read(Path(name))
+        saved.check(search.planner(saved.accumulate, saved.variant).step)
+        return search.judgement(saved)
+    counts, found, why = [n for n in range(1, search.batch + 1) if search.batch % n == 0], None, None
+    for count in [search.accumulate] if search.accumulate else counts:
+        try:
+            found = search.judgement(search.planner(count, parse_name(name, search.cluster.size).variant).named(name))
+        except ValueError as error:  # a microbatch that does not divide, or too few for a pipeline
+            why = error
+            continue
+        if search.fits(found):
+            break
+    if found is None:
+        raise why or ValueError(f"no plan {name!r}")
+    return found
+
+
+def show(file: Annotated[Path, tyro.conf.Positional]) -> None:
+    """Explain a saved plan.
+
+    Args:
+        file: What `tutti plan --save` or `Plan.save` has written.
+    """
+    print(read(file).explain())
+
+
+def compare(first: Annotated[Path, tyro.conf.Positional], second: Annotated[Path, tyro.conf.Positional]) -> None:
+    """Say what differs between two saved plans: a line with - for the first, one with + for the second.
+
+    Args:
+        first: A plan.
+        second: Another.
+    """
+    a, b = read(first), read(second)
+    print("\n".join(a.diff(b)) or "the plans say the same")
+    if a.prediction and b.prediction:
+        print(f"the second takes {difference(a, b)}")
+
+
+def _ranking(plans: list[Plan], memory: float):
+    """Name, predicted time and memory of plans, and whether they fit into so many bytes."""
+    titles = ("mesh", "step", "computing", "waiting", "hidden", "of peak", "sent", "microbatches", "memory", "fits")
+    shown = table("plan", *titles, left=("mesh",))
+    for p in plans:
+        made = p.predicted
+        times = map(seconds, (made.step_seconds, made.compute_seconds, made.communication_seconds,
+                              made.hidden_seconds))  # fmt: skip
+        sent, peak = size(made.communication_bytes), size(made.peak_bytes)
+        fits = "yes" if made.peak_bytes <= memory else "no"
+        share = f"{100 * made.fraction_of_peak:.1f} %"
+        shown.add_row(p.name, mesh_name(p.mesh), *times, share, sent, str(p.accumulate), peak, fits)
+    return shown
+
+
+def _mesh(text: str) -> dict[str, int]:
+    """The mesh of "dp=4,tp=2"."""
+    axes: dict[str, int] = {}
+    for part in text.split(",") if text else ():
+        axis, _, count = part.partition("=")
+        if not axis.isidentifier() or not count.isdigit() or int(count) < 1 or axis in axes:
+            raise ValueError(f"no mesh {text!r}: write its axes, outermost first, as in dp=4,tp=2")
+        axes[axis] = int(count)
+    return axes

@@ -1,0 +1,42 @@
+"""What `tutti dryrun --restart` prints: what each device and machine reads, and when the first step is over."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from tutti.cli.tables import table
+from tutti.hardware import Cluster
+from tutti.hardware.presets import PRESETS
+from tutti.plan.explain import seconds, size
+from tutti.sim.restart import Restart
+
+
+def machine_width(cluster: Cluster) -> int:
+    """Devices of a machine."""
+    known = PRESETS.get(cluster.device.name)
+    return min(cluster.size, known.node if known else cluster.levels[0][0])
+
+
+def show_restart(made: Restart, step: float, planned: float, console: Console) -> None:
+    """step: seconds of one. planned: seconds that capture and lowering took here."""
+    console.print(f"restart    {size(made.state)} of state, on {len(made.machines):,} machines")
+    shown = table("bytes that are read", "least", "median", "most")
+    rows = {"by a device": made.devices, "by a machine, each once": made.machines}
+    if len(made.machines) > 1:
+        rows["sent to a machine, with copies in memory, when one is lost"] = made.sent
+    for name, counts in rows.items():
+        ordered = sorted(counts)
+        shown.add_row(name, *(size(ordered[i]) for i in (0, len(ordered) // 2, -1)))
+    console.print(shown)
+    ways = {"from disk": (made.checking, made.reading)}
+    if len(made.machines) > 1:
+        ways["from memory"] = made.checking_memory, made.receiving
+    for name, (checking, reading) in ways.items():
+        console.print(
+            f"{name:11}{seconds(checking + reading)}: {seconds(checking)} for checksums, {seconds(reading)} to read; "
+            f"with capture and lowering as here ({seconds(planned)}) the first step is over after "
+            f"{seconds(checking + reading + planned + step)}"
+        )
+    console.print(
+        f"storage    {size(sum(made.machines))} in all, each byte {made.times:.2f} times, and once more for checksums"
+    )

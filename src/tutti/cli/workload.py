@@ -1,0 +1,77 @@
+"""What is trained, as options of a command: a model, its batch and its optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from tutti.capture.capture import capture
+from tutti.capture.load import load, suiting
+from tutti.capture.optimizers import TABLE
+from tutti.exec.batches import batch_size, microbatches
+from tutti.ir.step_graph import StepGraph
+from tutti.lower.vary import vary
+from tutti.plan.search import Progress
+from tutti.plan.variant import PLAIN, Variant
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The training of a model, none of which is allocated."""
+
+    model: str
+    """A folder with a config.json of transformers, such a file, or package.module:function that returns
+    (model, batch). The module is imported and the function is run: name only code that you trust."""
+    batch: int = 8
+    """Sequences in the global batch of a model of transformers."""
+    seq: int = 1024
+    """Tokens of each."""
+    optimizer: str = "adamw"
+    """A class of torch.optim in lower case: adamw, adam, sgd, adafactor, ..."""
+    dtype: str = "bfloat16"
+    """Of the parameters of a model of transformers: bfloat16 (with float32 masters) or float32."""
+    clip_norm: float | None = None
+    """Clip the gradient's norm to this."""
+
+
+class Captured:
+    """A workload's step for any number of microbatches."""
+
+    def __init__(self, workload: Workload, progress: Progress):
+        makers: dict[str, Callable[..., torch.optim.Optimizer]] = {kind.__name__.lower(): kind for kind in TABLE}
+        w = workload
+        for value, known, what in ((w.optimizer, makers, "optimizer"), (w.dtype, DTYPES, "dtype")):
+            if value not in known:
+                raise ValueError(f"no {what} {value!r}; there are {', '.join(known)}")
+        progress("reading the model")
+        self.workload, self.progress = workload, progress
+        self.model, self.example = load(w.model, w.batch, w.seq, DTYPES[w.dtype])
+        self.update = makers[w.optimizer](self.model.parameters(), lr=1e-3)
+        self.captured = cache(self._captured)
+        self.graph = cache(self._graph)
+
+    @property
+    def batch(self) -> int:
+        return batch_size(self.example)
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.model.parameters())
+
+    def _graph(self, microbatch_count: int = 1, variant: Variant = PLAIN) -> StepGraph:
+        """The step of one of so many microbatches."""
+        graph = self.captured(microbatch_count)
+        if variant.slices > 1:
+            self.progress(f"cutting the sequence into {variant.slices} chunks")
+        return vary(graph, variant)
+
+    def _captured(self, microbatch_count: int) -> StepGraph:
+        first = microbatches(self.example, microbatch_count)[0]
+        self.progress("capturing the step" + (f" of 1/{microbatch_count} of the batch" if microbatch_count > 1 else ""))
+        with suiting(self.model):
+            return capture(self.model, first, self.update, clip_norm=self.workload.clip_norm, masters=True)

@@ -1,0 +1,77 @@
+"""Loops for Inductor, which compiles torch's own operators with sub-graphs: a loop becomes one function of C++."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from itertools import count
+
+import torch
+from torch import fx
+
+from tutti.ir.loops import LOOPS, Body, Branch, Loop, While
+
+aten, higher = torch.ops.aten, torch.ops.higher_order
+
+
+def has_loops(graph: fx.Graph) -> bool:
+    return any(node.target in LOOPS for node in graph.nodes)
+
+
+def with_higher_order(graph: fx.Graph) -> fx.GraphModule:
+    """The same graph with torch's operators in place of loops; their sub-graphs are its submodules."""
+    copy, modules, numbers = fx.Graph(), {}, count()
+    mapping: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        if node.target in LOOPS:
+            operands = [mapping[x] for x in node.args[0]]
+            made = _written(copy, LOOPS[node.target], operands, modules, numbers)
+            for user in list(node.users):
+                assert user.target is operator.getitem, "the outputs of a loop are read one by one"
+                mapping[user] = made[user.args[1]]
+        elif node not in mapping:
+            mapping[node] = copy.node_copy(node, mapping.__getitem__)
+    return fx.GraphModule(modules, copy)
+
+
+def _written(graph: fx.Graph, loop: Loop, operands: list[fx.Node], modules: dict[str, fx.GraphModule],
+             numbers: Iterator[int]) -> list[fx.Node]:  # fmt: skip
+    """Write a loop to the end of a graph; its outputs."""
+
+    def module(body: Body) -> fx.Node:
+        name = f"body_{next(numbers)}"
+        modules[name] = with_higher_order(_without_aliases(body.step.graph))
+        return graph.get_attr(name)
+
+    def call(function, *args) -> fx.Node:
+        return graph.call_function(function, args)
+
+    def outputs(made: fx.Node) -> list[fx.Node]:
+        return [call(operator.getitem, made, i) for i in range(len(loop.outputs))]
+
+    contiguous = [
+        call(aten.clone.default if x in operands[:i] else aten.contiguous.default, x) for i, x in enumerate(operands)
+    ]  # each a tensor of its own
+    assert not isinstance(loop, Branch)
+    carries, rest = contiguous[: loop.carries], contiguous[loop.carries :]
+    if isinstance(loop, While):
+        bodies = module(loop.condition), module(loop.body)
+        return outputs(call(higher.while_loop, *bodies, tuple(carries), tuple(rest)))
+    xs, rest = rest[: loop.scanned], rest[loop.scanned :]
+    if loop.reverse:
+        xs = [call(aten.flip.default, x, [0]) for x in xs]
+    made = outputs(call(higher.scan, module(loop.body), carries, xs, rest))
+    if loop.reverse:
+        made = made[: loop.carries] + [call(aten.flip.default, y, [0]) for y in made[loop.carries :]]
+    return made
+
+
+def _without_aliases(graph: fx.Graph) -> fx.Graph:
+    """A copy whose outputs are contiguous tensors of their own, as torch's operators demand."""
+    copy = fx.Graph()
+    mapping: dict[fx.Node, fx.Node] = {}
+    results = copy.graph_copy(graph, mapping)
+    copy.output(tuple(
+        copy.call_function(aten.clone.default, (x,), {"memory_format": torch.contiguous_format}) for x in results  # pyright: ignore
+    ))  # fmt: skip
+    return copy

@@ -1,0 +1,109 @@
+"""Prepare a Program for execution at a level: apply the passes, compile segments, and generate the code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from torch import fx
+
+from tutti.analysis import overlap
+from tutti.analysis.kernels import fuse
+from tutti.analysis.memory import CPU, Platform, spans
+from tutti.analysis.passes import LEVELS, available, change
+from tutti.analysis.replay import replay
+from tutti.compile.compiled import compile_ahead
+from tutti.compile.segment_calls import compile_segments
+from tutti.exec.codegen import Inspect, Meter, Run, Stopwatch, generate
+from tutti.exec.memory_budget import Ledger
+from tutti.exec.nonfinite import Inspector
+from tutti.exec.transfer_engine import Carrier
+from tutti.hardware import Cluster
+from tutti.lower.program import Program
+from tutti.lower.regions import divide
+from tutti.nn import attention, linear_cross_entropy
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What runs a Program. timed: makes what also tells a stopwatch. peaks: of each call the label, and bytes that the
+    device then holds beyond the inputs."""
+
+    run: Run
+    timed: Callable[[Stopwatch], Run]
+    peaks: Sequence[tuple[str, int]] = ()
+
+
+def prepare(
+    programs: Sequence[Program],
+    level: str,
+    cluster: Cluster | None = None,
+    agree: Callable[[list[str]], bool] = lambda said: True,
+    carrier: Carrier | None = None,
+    ledgers: Sequence[Ledger] = (),
+    on: Platform = CPU,
+    inspector: Inspector | None = None,
+) -> list[Prepared]:
+    """What runs Programs of several ranks at a level. Their graphs are changed into that.
+
+    cluster: as in `improve`. agree: whether all ranks of the mesh are given the same as these ones, a text for each;
+    called by all of them. Communication is hidden where they agree on the order. carrier: for Programs that use tiers.
+    ledgers: account for the memory of their calls, by what an allocator `on` a platform gives. Without a C++ compiler
+    O1 and O2 become O0, with a warning. inspector: looks at all that is made.
+    """
+    level = available(level)
+    for program in programs:
+        divide(program)
+        change(program, LEVELS[level].before)
+    if cluster:
+        orders = [overlap.order(program, cluster, level) for program in programs]
+        if agree([overlap.digest(order) for order in orders]):
+            for program, order in zip(programs, orders, strict=True):
+                overlap.apply(program.graph, order)
+    for program in programs:
+        change(program, LEVELS[level].after)
+    each: Sequence[Ledger | None] = ledgers or [None] * len(programs)
+    return [_prepared(program, level, carrier, ledger, on, inspector.of(program) if inspector else None)
+            for program, ledger in zip(programs, each, strict=True)]  # fmt: skip
+
+
+def _prepared(program: Program, level: str, carrier: Carrier | None, ledger: Ledger | None, on: Platform,
+              inspect: Inspect | None) -> Prepared:  # fmt: skip
+    graph, meter, peaks, known = program.graph, None, [], {}
+    if ledger:
+        known = spans(fuse(replay(program), level), on)
+        first = min((before for _, before, _ in known.values()), default=0)
+        peaks = [(node.meta.get("label", ""), total - first) for node, (_, _, total) in known.items()]
+    if level != "O0":
+        attention.use(graph)
+        if on is CPU:
+            linear_cross_entropy.use_kernels(graph)
+    compile_segments(graph, level)
+    if ledger:
+        meter = Meter(ledger, _needs(graph, known))
+    graph.lint()
+    make = partial(generate, graph, carrier, meter, inspect)
+    return Prepared(_ahead(graph, make()), lambda stopwatch: make(stopwatch=stopwatch), peaks)
+
+
+def _ahead(graph: fx.Graph, run: Run) -> Run:
+    """What runs a graph, and compiles its functions together before it first does."""
+    todo = [graph]
+
+    def ahead(*inputs):
+        if todo:
+            compile_ahead(todo.pop(), inputs)
+        return run(*inputs)
+
+    return ahead
+
+
+def _needs(graph: fx.Graph, known: Mapping[fx.Node, tuple[int, int, int]]) -> dict[fx.Node, int]:
+    """Bytes that calls take, beyond what is alive before them; of compiled functions at their peak."""
+    found = {}
+    for node in graph.nodes:
+        parts = sorted(known[n] for n in node.meta.get("inside", [node]) if n in known)
+        if parts and (count := max(total for *_, total in parts) - parts[0][1]) > 0:
+            found[node] = count
+    return found

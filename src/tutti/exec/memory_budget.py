@@ -1,0 +1,91 @@
+"""The ledger: what Tutti holds on a device, counted as it comes and goes, and never more than the budget.
+
+Memory counts from the call that returns it until the last reference is gone; memory that tensors share counts once.
+What a call needs, its workspace included (`tutti.analysis.memory`), must be free before the call begins. Tensors on
+other tiers and the user's own (the model, the batch) do not count.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Callable, Iterable
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tutti.exec.offload_store import Shelf
+from tutti.plan.explain import size
+
+UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "MB": 10**6,
+         "GB": 10**9, "TB": 10**12}  # fmt: skip
+
+
+def bytes_of(text: float | str) -> int:
+    """A number of bytes, or one with a unit.
+
+    >>> bytes_of("1.5GiB"), bytes_of("200 MB"), bytes_of(1024)
+    (1610612736, 200000000, 1024)
+    """
+    match = re.fullmatch(r"([0-9.]+)\s*([A-Za-z]*)", str(text).strip())
+    try:
+        count = float(match[1]) * UNITS[match[2]] if match else -1.0
+    except (KeyError, ValueError):
+        count = -1.0
+    if count < 1:
+        raise ValueError(f"memory is {text!r}; write bytes, or a number with one of {', '.join(list(UNITS)[1:])}")
+    return int(count)
+
+
+class OverBudget(MemoryError):
+    """A step needs more memory of a device than it was given."""
+
+
+class Ledger:
+    """Of one rank. budget: bytes; without one all is counted and nothing refused. now, most: bytes held. settle: waits
+    until all is gone that is only held to be copied elsewhere."""
+
+    def __init__(self, shelf: Shelf, budget: float | None = None):
+        self.shelf, self.budget = shelf, budget
+        self.settle: Callable[[], None] = lambda: None
+        self.known: dict[int, int] = {}
+        self.now = self.most = 0
+
+    def hold(self, value: object) -> None:
+        """Count the tensors of a value."""
+        for x in pytree.tree_leaves(value):
+            if isinstance(x, torch.Tensor) and not self.shelf.holds(x):
+                self.count(x)
+
+    def count(self, x: torch.Tensor) -> None:
+        storage = x.untyped_storage()
+        key = id(storage)
+        if key not in self.known:
+            self.known[key] = storage.nbytes()
+            self.now += storage.nbytes()
+            self.most = max(self.most, self.now)
+            weakref.finalize(storage, self.forget, key).atexit = False
+
+    def forget(self, key: int) -> None:
+        self.now -= self.known.pop(key, 0)
+
+    def need(self, count: int, what: str) -> None:
+        """OverBudget where so many bytes more do not fit."""
+        if self.budget is not None and self.now + count > self.budget:
+            self.settle()
+        self.most = max(self.most, self.now + count)
+        if self.budget is not None and self.now + count > self.budget:
+            raise OverBudget(
+                f"{what} needs {size(count)} more of a device that holds {size(self.now)}, which is more than its "
+                f"{size(self.budget)} in all: keep less there (plan 'offload', 'offload2', 'offload3'), compute more "
+                "again ('recompute'), take more microbatches (accumulate) or devices, or give it more memory"
+            )
+
+    def admit(self, peaks: Iterable[tuple[str, int]]) -> None:
+        """OverBudget, before a Program begins, at the first of its calls for which there will be no room.
+
+        peaks: label of each call, and what it is going to hold beyond what is held now.
+        """
+        for label, count in peaks:
+            if self.budget is not None and self.now + count > self.budget:
+                self.need(count, label or "an operator")

@@ -1,0 +1,89 @@
+"""The shelf: memory outside of the device for what a plan keeps there.
+
+On tier `disk` a tensor is a file that is mapped into memory: its pages are the system's to write out and to drop. A
+file has no name once it is mapped, so that nothing is left behind, however a process ends. On tier `host` it is
+ordinary memory.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+
+from tutti import compat
+from tutti.hardware import machine
+from tutti.ir.step_graph import Spec
+from tutti.plan.explain import size
+from tutti.plan.tier import DISK
+
+FOLDER = machine.FOLDER / "tiers"
+
+
+class Shelf:
+    """Tensors of one process that do not lie on the device.
+
+    folder: where files are made. pinned: whether memory of the host is, for a GPU that copies from and to it.
+    bytes: on the shelf now, those that wait to be used again included.
+    """
+
+    def __init__(self, folder: str | Path | None = None, pinned: bool = False):
+        self.folder, self.pinned = Path(folder or FOLDER), pinned
+        self.bytes = 0
+        self.free: dict[tuple[str, int], list[torch.Tensor]] = defaultdict(list)
+        self.known: set[int] = set()  # storages, by id
+
+    def holds(self, x: torch.Tensor) -> bool:
+        """Whether a tensor lies here."""
+        return id(x.untyped_storage()) in self.known
+
+    def place(self, value: torch.Tensor, tier: str) -> torch.Tensor:
+        """A copy of a tensor that stays here as long as someone has it."""
+        kept = self.take(Spec.of(value), tier)
+        return kept.copy_(value)
+
+    def take(self, spec: Spec, tier: str, stride: tuple[int, ...] | None = None) -> torch.Tensor:
+        """Memory for a tensor, contiguous or with these strides, which is used again when nobody has that tensor any
+        more.
+
+        Raises OSError where a disk has no room for it.
+        """
+        known = self.free[tier, spec.bytes]
+        raw = known.pop() if known else self.make(spec.bytes, tier)
+        kept = raw.view(spec.dtype).view(spec.shape) if spec.bytes else torch.empty(spec.shape, dtype=spec.dtype)
+        kept = kept.as_strided(spec.shape, stride) if stride else kept
+        weakref.finalize(kept, known.append, raw).atexit = False
+        return kept
+
+    def make(self, count: int, tier: str) -> torch.Tensor:
+        """New memory, as bytes."""
+        if tier == DISK and count:
+            raw = torch.empty(0, dtype=torch.uint8).set_(self.file(count))
+        else:
+            raw = torch.empty(count, dtype=torch.uint8)
+            if self.pinned and count:
+                compat.pin(raw)
+        self.bytes += count
+        self.known.add(id(raw.untyped_storage()))
+        return raw
+
+    def file(self, count: int) -> torch.UntypedStorage:
+        """A file of so many bytes, mapped."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=self.folder, prefix="tier-")
+        try:
+            try:
+                os.posix_fallocate(handle, 0, count)  # else a full disk would end the process when it writes
+            except OSError as error:
+                raise OSError(
+                    error.errno, f"{self.folder} has no room for {size(count)} more ({os.strerror(error.errno or 0)}; "
+                    f"{size(self.bytes)} of this process lie there): name another folder, or keep less on tier disk"
+                ) from None  # fmt: skip
+            return torch.UntypedStorage.from_file(name, True, count)  # pyright: ignore[reportReturnType]
+        finally:
+            os.close(handle)
+            os.unlink(name)

@@ -1,0 +1,70 @@
+"""Silent corruption: replicas of a tensor that should hold the same bits and do not.
+
+Each rank sums up the bytes of what it holds, as integers: one flipped bit changes the sum. Ranks whose coordinates
+agree on all axes that split a tensor hold the same part of it; the few whose sums differ from the others' are named.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+
+from tutti.exec.state import State
+from tutti.launch.heartbeat import HERE
+from tutti.plan.layout import coordinates_of
+
+
+class Corrupted(RuntimeError):
+    """Replicas of a tensor differ; the message names it, and the ranks."""
+
+
+def checksum(x: torch.Tensor) -> int:
+    """The sum of a tensor's memory, four bytes at a time where that divides it."""
+    raw = x.detach().contiguous().view(-1).view(torch.uint8)
+    return int((raw if raw.numel() % 4 else raw.view(torch.int32)).sum(dtype=torch.int64))
+
+
+def compare(state: State) -> None:
+    """Raise Corrupted on all ranks where any two hold other bits of the same. Every rank of a job has to call it."""
+    ranks = {rank: {name: checksum(x) for name, x in held.items() if _replicated(state, name)}
+             for rank, held in zip(state.runtime.ranks, state.parts, strict=True)}  # fmt: skip
+    if dist.is_initialized() and len(ranks) < dist.get_world_size() > 1:
+        told: list = [None] * dist.get_world_size()
+        with HERE.within("all_gather", "checksums"):
+            dist.all_gather_object(told, ranks)
+        ranks = {rank: sums for theirs in told for rank, sums in theirs.items()}
+    if faults := differing(state, ranks):
+        raise Corrupted("; ".join(faults))
+
+
+def differing(state: State, sums: Mapping[int, Mapping[str, int]]) -> list[str]:
+    """What is to be said of tensors whose replicas differ. sums: of each rank, by name."""
+    replicas: dict[tuple, dict[int, int]] = defaultdict(dict)
+    for rank, its in sums.items():
+        where = coordinates_of(rank, state.plan.mesh)
+        for name, total in its.items():
+            splits = _layout(state, name).splits
+            device = rank // state.width if name in state.homes else 0  # of a pipeline
+            replicas[name, device, *(where[axis] for axis in splits)][rank] = total
+    said = []
+    for (name, *_), totals in replicas.items():
+        (common, count), *others = Counter(totals.values()).most_common()
+        if others:
+            clear = count > others[0][1]
+            odd = [rank for rank, total in totals.items() if not clear or total != common]
+            than = f"other bits than on the {count} others" if clear else "different bits, and no majority tells whose"
+            said.append(f"{name} holds on rank{'s' * (len(odd) > 1)} {', '.join(map(str, odd))} {than}")
+    return said
+
+
+def _replicated(state: State, name: str) -> bool:
+    mesh = state.plan.inner if name in state.homes else state.plan.mesh
+    layout = _layout(state, name)
+    return not layout.partials and any(size > 1 for axis, size in mesh.items() if axis not in layout.splits)
+
+
+def _layout(state: State, name: str):
+    return state.plan.input_layout(state.graph.inputs[name].meta["label"])

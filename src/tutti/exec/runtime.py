@@ -1,0 +1,275 @@
+"""Runtimes: who carries out the collectives of Programs. Both run the same Programs on the ranks they hold."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tutti.compat import all_gather_single, reduce_scatter_single
+from tutti.exec.codegen import Request, Run, Wait
+from tutti.exec.underway import UnderWay
+from tutti.exec.virtual import COMBINE, run_virtual
+from tutti.hardware import machine
+from tutti.ir.step_graph import NUMBERS, Spec
+from tutti.launch import watchdog
+from tutti.launch.heartbeat import HERE
+from tutti.lower.collectives import parse_shift, peer
+from tutti.plan.layout import Layout, Mesh, coordinates_of, devices, group_of
+from tutti.plan.plan import PIPELINE
+
+OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+TIMEOUT = timedelta(hours=2)  # of collectives: longer than ranks compile or write, and than a watchdog waits
+UNREDUCED = {"all_reduce": "all_gather", "reduce_scatter": "all_to_all"}  # the same ways, without the reduction
+
+
+def same_everywhere(tensor: torch.Tensor) -> torch.Tensor:
+    """Rank 0's tensor on every rank of a job: ranks whose seeds differ would else train different models."""
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+        with HERE.within("broadcast", "the model"):
+            dist.broadcast(tensor, 0)
+    return tensor
+
+
+def from_rank_0(make: Callable[[], Any]) -> Any:
+    """What rank 0 of a job plans, on every rank; an error of its own (ValueError, OSError), too."""
+    if not dist.is_initialized():
+        return make()
+    box: list = [None]
+    if dist.get_rank() == 0:
+        try:
+            with HERE.working("plans"):
+                box[0] = make()
+        except (ValueError, OSError) as error:
+            box[0] = error
+    with HERE.within("broadcast", "the plan"):
+        dist.broadcast_object_list(box)
+    if isinstance(box[0], Exception):
+        raise box[0]
+    return box[0]
+
+
+def check_same_everywhere(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise ValueError on every rank where the ranks of a job do not hold the same tensors."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    digests = {key: _digest(tensor) for key, tensor in tensors.items()}
+    everywhere: list = [None] * dist.get_world_size()
+    with HERE.within("all_gather", "the first batch's checksums"):
+        dist.all_gather_object(everywhere, digests)
+    for rank, theirs in enumerate(everywhere):
+        if differing := [key for key in digests if theirs.get(key) != everywhere[0].get(key)]:
+            raise ValueError(
+                f"rank {rank} has another batch entry {differing[0]!r} than rank 0: every rank is given the global "
+                "batch and takes its own part. Seed what draws it alike, or load the same data (no DistributedSampler)"
+            )
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    return hashlib.sha1(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def _reduces(group: dist.ProcessGroup, x: torch.Tensor, op: str) -> bool:
+    """Whether the backend reduces such tensors. Gloo: no bools, no short integers; and its extremes overlook NaN."""
+    if dist.get_backend(group) != "gloo":
+        return True
+    return x.dtype not in (torch.bool, torch.int16) and (op not in ("max", "min") or not x.is_floating_point())
+
+
+def raw(x: torch.Tensor) -> torch.Tensor:
+    """The bytes of a contiguous tensor: backends know them of any dtype."""
+    return x.view(-1).view(torch.uint8)
+
+
+class Virtual:
+    """All ranks of the mesh in this process, in lockstep."""
+
+    def __init__(self, mesh: Mesh):
+        self.mesh, self.rank, self.ranks = mesh, 0, list(range(devices(mesh)))
+
+    def run(self, runs: Sequence[Run], inputs: Sequence[Sequence[torch.Tensor]]) -> list[tuple]:
+        """The outputs of each held rank."""
+        return run_virtual(runs, inputs, self.mesh)
+
+    def agree(self, said: Sequence[str]) -> bool:
+        """Whether all ranks of the mesh say the same."""
+        return len(set(said)) == 1
+
+    def whole(self, parts: Sequence[torch.Tensor], layout: Layout, spec: Spec) -> torch.Tensor:
+        """The whole tensor from what the held ranks have of it, on the CPU."""
+        return layout.assemble([p.cpu() for p in parts], spec.shape, self.mesh)
+
+    def of_rank(self, rank: int, part: torch.Tensor | None, spec: Spec) -> torch.Tensor:
+        """A rank's part of a tensor, on the CPU; `part` where it is held here, `spec` of it."""
+        assert part is not None
+        return part.cpu()
+
+
+class Distributed:
+    """One rank of a `torch.distributed` job."""
+
+    def __init__(self, mesh: Mesh):
+        self.mesh, self.rank = mesh, dist.get_rank()
+        self.ranks = [self.rank]
+        with HERE.within("new_group", "the mesh"):
+            self.groups = {axis: self._group(axis) for axis, size in mesh.items() if size > 1}
+        HERE.place(self.rank, mesh)
+
+    @cached_property
+    def device(self) -> torch.device:
+        """On which tensors are that the backend sends."""
+        nccl = dist.get_backend() == "nccl"
+        return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+
+    @cached_property
+    def directions(self) -> dict[bool, Any]:
+        """Groups of all ranks for what goes up and what goes down a pipeline. All ranks make them at once."""
+        return {up: dist.new_group(timeout=TIMEOUT) for up in (True, False)}
+
+    def _group(self, axis: str) -> dist.ProcessGroup:
+        """This rank's group along an axis. Every rank makes all groups, in one order, as torch asks."""
+        if self.mesh[axis] == dist.get_world_size():
+            return dist.group.WORLD  # pyright: ignore[reportReturnType]
+        members = {tuple(group_of(rank, axis, self.mesh)): None for rank in range(devices(self.mesh))}
+        groups = {group: dist.new_group(list(group), TIMEOUT) for group in members}
+        return groups[tuple(group_of(self.rank, axis, self.mesh))]  # pyright: ignore[reportReturnType]
+
+    def run(self, runs: Sequence[Run], inputs: Sequence[Sequence[torch.Tensor]]) -> list[tuple]:
+        program, answer = runs[0](*inputs[0]), None
+        try:
+            while True:
+                answer = self.carry_out(program.send(answer))  # pyright: ignore[reportArgumentType]
+        except StopIteration as stop:
+            return [stop.value]
+
+    def agree(self, said: Sequence[str]) -> bool:
+        agreed = True
+        for axis, group in self.groups.items():  # one after the other, so that in the end all know of all
+            if axis == PIPELINE:  # whose devices have Programs of their own
+                continue
+            told: list = [None] * group.size()
+            with HERE.within("all_gather", f"the order of operators over {axis}"):
+                dist.all_gather_object(told, (agreed, *said), group)
+            agreed = all(told) and len(set(told)) == 1 and told[0][0]
+        return agreed
+
+    def carry_out(self, request: Request | Wait) -> torch.Tensor | UnderWay:
+        """This rank's result of a collective; of one that is waited for later, what that wait shows again."""
+        meeting = (request.begun if isinstance(request, Wait) else request).meeting
+        HERE.enter(meeting)
+        if isinstance(request, Wait):
+            answer = request.begun.over()
+        else:
+            begun = self.begin(request)
+            begun.meeting = meeting
+            answer = begun.over() if request.waits else begun
+        HERE.leave()
+        return answer
+
+    def begin(self, request: Request) -> UnderWay:
+        """Begin a collective. What the backend reads and writes is kept until it is over."""
+        if request.kind == "shift":
+            return self._shift(request.tensor, request.axis, request.op)
+        group, k = self.groups.get(request.axis), self.mesh[request.axis]
+        x = request.tensor.contiguous()
+        op, scale = OPS.get(request.op, dist.ReduceOp.SUM), 1 / k if request.op == "avg" else None
+        finish = None if scale is None else lambda out: out.mul_(scale)
+        if request.kind in UNREDUCED and group is not None and not _reduces(group, x, request.op):
+            begun = self.begin(request._replace(kind=UNREDUCED[request.kind]))
+            return replace(begun, finish=COMBINE[request.op])
+        match request.kind:
+            case _ if group is None:  # an axis of one rank
+                out = x.unsqueeze(0) if request.kind == "all_gather" else x
+                return UnderWay((), x.squeeze(0) if request.kind == "reduce_scatter" else out, x)
+            case "all_reduce":
+                out = x.clone() if x is request.tensor else x
+                x, work = out, dist.all_reduce(out, op, group, async_op=True)
+            case "all_gather":
+                out = x.new_empty((k, *x.shape))
+                work = all_gather_single(raw(out), raw(x), group, async_op=True)
+            case "reduce_scatter":
+                out = x.new_empty(x.shape[1:])
+                work = reduce_scatter_single(out.view(-1), x.view(-1), op, group, async_op=True)
+            case "all_to_all":
+                out = torch.empty_like(x)
+                work = dist.all_to_all_single(raw(out), raw(x), group=group, async_op=True)
+            case kind:
+                raise ValueError(f"unknown collective {kind!r}")
+        return UnderWay((work,), out, x, finish)
+
+    def _shift(self, x: torch.Tensor, axes: str, how: str) -> UnderWay:
+        """Sent from rank to rank, both ways at once: needs no group."""
+        by, edge = parse_shift(how)
+        source, target = (peer(self.rank, axes, step, edge is None, self.mesh) for step in (-by, by))
+        x = x.contiguous()
+        out = torch.empty_like(x) if source is not None else torch.full_like(x, edge)  # pyright: ignore
+        if source == self.rank:
+            return UnderWay((), out.copy_(x), x)
+        sends = [] if target is None else [dist.P2POp(dist.isend, raw(x), target)]
+        receives = [] if source is None else [dist.P2POp(dist.irecv, raw(out), source)]
+        return UnderWay(dist.batch_isend_irecv(sends + receives) if sends or receives else (), out, x)
+
+    def whole(self, parts: Sequence[torch.Tensor], layout: Layout, spec: Spec) -> torch.Tensor:
+        if layout == Layout():
+            return parts[0].to("cpu", copy=True)  # the next step writes into the part
+        own = parts[0].contiguous().to(self.device)
+        world = [torch.empty_like(own) for _ in range(devices(self.mesh))]
+        with HERE.within("all_gather", "what all ranks hold of a tensor"):
+            dist.all_gather(world, own)
+        return layout.assemble([p.cpu() for p in world], spec.shape, self.mesh)
+
+    def of_rank(self, rank: int, part: torch.Tensor | None, spec: Spec) -> torch.Tensor:
+        x = torch.empty(spec.shape, dtype=spec.dtype, device=self.device)
+        if part is not None:
+            x.copy_(part)
+        with HERE.within("broadcast", f"what rank {rank} holds of a tensor"):
+            dist.broadcast(raw(x), rank)
+        return x.cpu()
+
+
+Runtime = Virtual | Distributed
+
+
+def in_job() -> bool:
+    """Whether this process was started as one rank of several (torchrun, `tutti run`, ...)."""
+    return dist.is_initialized() or ("RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1)
+
+
+def join_job(device: torch.device) -> int:
+    """Initialise torch.distributed from the environment, once; the number of processes."""
+    if not dist.is_initialized():
+        place, beside = (int(os.environ.get(name, "0")) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        if device.type == "cuda":
+            torch.cuda.set_device(place)
+        elif beside:
+            machine.keep_to_own_cores(place, beside, torch.get_num_threads())
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+    watchdog.watch_as_asked()
+    return dist.get_world_size()
+
+
+def runtime_for(mesh: Mesh) -> Runtime:
+    """Distributed where this process is one rank of as many as the mesh has; else virtual."""
+    return Distributed(mesh) if dist.is_initialized() and dist.get_world_size() == devices(mesh) > 1 else Virtual(mesh)
+
+
+def own_part(
+    name: str, whole: torch.Tensor, layout: Layout, mesh: Mesh, rank: int, device: torch.device
+) -> torch.Tensor:
+    """What a rank takes of an input that every rank is given whole; single numbers stay where they are."""
+    if name.partition(":")[0] in NUMBERS:
+        return whole
+    return layout.local_slice(whole, mesh, coordinates_of(rank, mesh)).to(device, non_blocking=True)
+
+
+def own_slice(whole: torch.Tensor, layout: Layout, mesh: Mesh, rank: int) -> torch.Tensor:
+    """What a rank holds of a tensor, in memory of its own."""
+    return layout.local_slice(whole, mesh, coordinates_of(rank, mesh)).clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,72 @@
+"""Weights in safetensors files, as `transformers` writes them: each rank reads the slices that it holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+from tutti.exec.sharded_tensor import Held
+
+NAME, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """name: the model's. optional: it stays as it is where the files do not have it."""
+
+    name: str
+    held: Held
+    optional: bool = False
+
+
+def has_weights(folder: Path) -> bool:
+    return (folder / NAME).exists() or (folder / INDEX).exists()
+
+
+def load_weights(folder: Path, wanted: Sequence[Wanted], aliases: Mapping[str, str]) -> int:
+    """Read what is held of tensors; the bytes that were read.
+
+    aliases: other names of tied tensors -> the first. Numbers are cast to what is wanted. Raises ValueError for a
+    tensor that is not there, or has another shape; nothing has been read then.
+    """
+    try:
+        from safetensors import safe_open
+    except ModuleNotFoundError:
+        raise ValueError(f"{folder} holds safetensors: pip install 'tutti[train]' to read them") from None
+    with ExitStack() as stack:
+        slices: dict[str, Any] = {}
+        for path in _files(folder):
+            file = stack.enter_context(safe_open(path, "pt"))
+            slices |= {aliases.get(name, name): file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        for x in wanted:
+            if x.name in slices and tuple(shape := slices[x.name].get_shape()) != x.held.spec.shape:
+                raise ValueError(f"{x.name} has {tuple(shape)} in {folder}, {x.held.spec.shape} is wanted")
+            if x.name not in slices and not x.optional:
+                raise ValueError(
+                    f"{folder} has no {x.name!r}; where its names are others than the model's, let transformers read "
+                    "it: from_pretrained, and then tutti.parallelize"
+                )
+        found = [x for x in wanted if x.name in slices]
+        count = 0
+        for x in found:
+            for begin, into in x.held.first():
+                part = slices[x.name][tuple(slice(i, i + n) for i, n in zip(begin, into.shape, strict=True)) or ...]
+                count += part.nbytes
+                into.copy_(part)
+            x.held.spread()
+    return count
+
+
+def _files(folder: Path) -> list[Path]:
+    """Names may not lead out of the folder; symbolic links may, as in the cache of the Hugging Face hub: the format of
+    safetensors runs nothing."""
+    if not (folder / INDEX).exists():
+        return [folder / NAME]
+    names = set(json.loads((folder / INDEX).read_text())["weight_map"].values())
+    if outside := [name for name in names if PurePath(name).is_absolute() or ".." in PurePath(name).parts]:
+        raise ValueError(f"{folder / INDEX} names {outside[0]!r}, which leads out of the folder: refused")
+    return sorted(folder / name for name in names)

@@ -1,0 +1,226 @@
+"""A device and a link: what computes, and what carries bytes between two that compute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import ceil
+
+import torch
+
+from tutti.hardware.curve import Curve, Grid
+
+Dtype = torch.dtype | str
+
+# Elementwise work and the like, by what a byte costs where that was measured. `add` stands for all that is as fast
+# as memory, `update` for what writes where it has read. Of `pool` bytes count as often as a window covers them.
+FAMILIES = ("add", "update", "sum", "compare", "where", "exp", "tanh", "erf", "gelu", "silu", "softmax", "norm",
+            "index", "scatter", "table", "transpose", "pool")  # fmt: skip
+
+# (rows, columns, share of the rate that the largest reaches) of the tiles that a GPU's library has kernels for.
+# Sizes: NVIDIA, "Matrix Multiplication Background User's Guide" (sections on tile and wave quantization); the guide
+# says that smaller tiles are slower, for less reuse: the shares are assumed.
+TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.8), (64, 128, 0.8), (64, 64, 0.6))
+SMALLEST_K = 64  # assumed: a slice of the inner dim is not divided further between units
+MOST_SLICES = 16  # assumed: of the inner dim, between units (split-k)
+
+
+@dataclass(frozen=True)
+class Outer:
+    """Memory outside a device: its share of the host's memory, or of a disk.
+
+    memory: bytes; 0 if nothing can be stored there.
+    link: bytes/s in each direction between the two.
+    bandwidth: bytes/s that an update reads and writes there.
+    """
+
+    memory: float
+    link: float
+    bandwidth: float
+    source: str = ""
+
+
+ANY_HOST = Outer(64 * 2**30, 12e9, 12e9, "assumed: PCI Express 3.0 x16, an eighth of two sockets of DDR4")
+ANY_DISK = Outer(2**40, 1e9, 1e9, "assumed: an NVMe disk of 1 TiB")
+
+
+@dataclass(frozen=True)
+class Device:
+    """An accelerator, or the cores of one process.
+
+    peak: FLOP/s of dense matrix products by dtype name ("float32", "bfloat16", ...).
+    memory: bytes.
+    bandwidth: bytes/s of the memory, reads and writes together.
+    efficiency: share of the peak that large matrix products reach, by dtype name; 1 if it is missing. Other work has
+        keys such as "attention float32", which default to those of matrix products.
+    overhead: seconds to launch one operator.
+    source: where the figures come from.
+    units: multiprocessors that work on tiles of a matrix product (`TILES`); 0 if products are not tiled.
+    products: measured seconds of matrix products by dtype name, without the overhead.
+    transposed: by dtype name, the slowdown of a product whose first operand is transposed in memory, as in the
+        gradient of a weight.
+    streams: measured seconds over bytes (read and written), without the overhead, by "family dtype".
+    beside: memory outside the device; None assumes something typical (`outside`).
+    overlaps: whether it computes at full speed while collectives run. None: all devices do except CPUs, whose cores
+        carry the bytes themselves.
+    """
+
+    name: str
+    peak: Mapping[str, float] = field(hash=False)
+    memory: float
+    bandwidth: float
+    efficiency: Mapping[str, float] = field(default_factory=dict, hash=False)
+    overhead: float = 0.0
+    source: str = ""
+    units: int = 0
+    products: Mapping[str, Grid] = field(default_factory=dict, hash=False, repr=False)
+    transposed: Mapping[str, float] = field(default_factory=dict, hash=False, repr=False)
+    streams: Mapping[str, Curve] = field(default_factory=dict, hash=False, repr=False)
+    beside: Outer | None = None
+
+    @property
+    def outside(self) -> Outer:
+        return self.beside or (ANY_DISK if self.outer == "disk" else ANY_HOST)
+
+    @property
+    def outer(self) -> str:
+        """The tier outside of its memory: the disk of a CPU, whose memory is the host's already, the host of others."""
+        return "disk" if self.name.startswith("cpu") else "host"
+
+    overlaps: bool | None = None
+
+    @property
+    def computes_on(self) -> bool:
+        """Whether it computes while collectives are under way."""
+        return not self.name.startswith("cpu") if self.overlaps is None else self.overlaps
+
+    def peak_of(self, dtype: Dtype) -> float:
+        """Peak FLOP/s in this dtype. ``ValueError`` where it is not known."""
+        name = dtype_name(dtype)
+        if name not in self.peak:
+            raise ValueError(f"device {self.name} has no peak for {name}; known are {', '.join(self.peak)}")
+        return self.peak[name]
+
+    def rate(self, dtype: Dtype, kind: str = "") -> float:
+        """FLOP/s that large matrix products reach in this dtype; or, of that kind ("attention", "convolution"), what
+        was measured."""
+        name = dtype_name(dtype)
+        share = self.efficiency.get(name, 1.0)
+        return self.peak_of(dtype) * self.efficiency.get(f"{kind} {name}", share)
+
+    def matmul_seconds(self, batch: int, m: int, k: int, n: int, dtype: Dtype, transposed: bool = False) -> float:
+        """Seconds of `batch` products (m x k) @ (k x n) in one operator, without the overhead of launching it.
+
+        From measured products where there are some of this dtype. Else a roofline: the slower of memory traffic
+        (each operand and the result once) and of arithmetic, which with `units` comes in whole tiles and waves.
+        transposed: whether the first operand lies so in memory.
+        """
+        longer = self.transposed.get(dtype_name(dtype), 1.0) if transposed else 1.0
+        return longer * _matmul_seconds(self, batch, m, k, n, dtype)
+
+    def stream_seconds(self, count: float, family: str = "add", dtype: Dtype = "float32") -> float:
+        """Seconds of an operator that reads and writes `count` bytes in all, without its overhead.
+
+        family: one of `FAMILIES`. From measured times (those of float32 where the dtype has none), else bytes over
+        bandwidth.
+        """
+        if family not in FAMILIES:
+            raise ValueError(f"no family of operators {family!r}; known are {', '.join(FAMILIES)}")
+        if not self.streams:
+            return count / self.bandwidth
+        curve = self.streams.get(f"{family} {dtype_name(dtype)}") or self.streams.get(f"{family} float32")
+        return curve.seconds(count) if curve else count / self.bandwidth
+
+
+@lru_cache(maxsize=1 << 16)
+def _matmul_seconds(device: Device, batch: int, m: int, k: int, n: int, dtype: Dtype) -> float:
+    name = dtype_name(dtype)
+    if name in device.products:
+        grid = device.products[name]
+        one = grid.at(m, k, n)
+        return one + (batch - 1) * max(one - grid.call, 2.0 * m * k * n / device.rate(name))
+    itemsize = getattr(torch, name).itemsize if hasattr(torch, name) else 4  # tfloat32 is kept as float32
+    moved = batch * (m * k + k * n + m * n) * itemsize / device.bandwidth
+    return max(moved, quantized_flops(device.units, batch, m, k, n) / device.rate(dtype))
+
+
+def quantized_flops(units: int, batch: int, m: int, k: int, n: int) -> float:
+    """FLOPs of a batch of products when `units` work in whole tiles and waves, the best tile (and split of k) taken.
+
+    Each unit computes one tile at a time: ceil(tiles / units) waves of units x (rows x columns) x 2k FLOPs. Where
+    tiles are fewer than units, k is divided between units too.
+    """
+    if not units:
+        return 2.0 * batch * m * k * n
+    best = float("inf")
+    for rows, columns, share in TILES:
+        tiles = batch * ceil(m / rows) * ceil(n / columns)
+        slices = max(1, min(units // tiles, k // SMALLEST_K, MOST_SLICES))
+        waves = ceil(tiles * slices / units)
+        best = min(best, 2.0 * waves * units * rows * columns * ceil(k / slices) / share)
+    return best
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way in which a backend sends: an algorithm ("ring", "tree" or "hierarchical") in one of its protocols.
+
+    start: seconds before a collective begins. latency: seconds a message. share: of the link's bandwidth.
+    All-to-alls and shifts go by the protocols of the ring.
+    """
+
+    algorithm: str
+    protocol: str
+    start: float
+    latency: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Link:
+    """The connection between the members of one level of a cluster.
+
+    bandwidth: bytes/s that one device (with `ports`: one port) sends while it receives as much.
+    latency: seconds per message.
+    efficiency: share of the bandwidth that collectives reach.
+    source: where the figures come from.
+    kind: "switch": any member reaches any other at full bandwidth (NVSwitch, InfiniBand and RoCE rails, a fat tree).
+        "ring": each member has links to two neighbors, which share its bandwidth; rings on adjacent levels form a
+        torus. "mesh": each member has a link to each other member, which share its bandwidth.
+    oversubscription: ratio of the bytes that the devices below can send to those that the level carries.
+    ports: ports of each member, shared by its devices; 0 if each device has its own ("rails").
+    ways: algorithms and protocols of the backend; if empty, ring, tree or hierarchy with this latency.
+    measured: seconds over bytes that each rank sends, as (kind, ranks, curve); used instead of formulas for groups on
+        this level alone.
+    """
+
+    bandwidth: float
+    latency: float
+    efficiency: float = 1.0
+    source: str = ""
+    kind: str = "switch"
+    oversubscription: float = 1.0
+    ports: int = 0
+    ways: tuple[Way, ...] = ()
+    measured: tuple[tuple[str, int, Curve], ...] = field(default=(), hash=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"no kind of link {self.kind!r}; known are {', '.join(KINDS)}")
+        if self.bandwidth <= 0 or self.oversubscription < 1 or self.ports < 0:
+            raise ValueError(
+                f"a link of {self.bandwidth} bytes/s, oversubscribed {self.oversubscription} times, with {self.ports} "
+                "ports: bandwidth must be positive, oversubscription at least 1, ports not negative"
+            )
+
+    def seconds(self, sent: float, messages: int) -> float:
+        """Time for one device to send this many bytes in this many messages, one after the other."""
+        return messages * self.latency + sent / (self.bandwidth * self.efficiency)
+
+
+KINDS = ("switch", "ring", "mesh")
+
+
+def dtype_name(dtype: Dtype) -> str:
+    return str(dtype).removeprefix("torch.")

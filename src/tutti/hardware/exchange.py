@@ -1,0 +1,106 @@
+"""What collectives of a process group take, measured over bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+
+from tutti.compat import all_gather_single, reduce_scatter_single
+from tutti.hardware.collectives import MESSAGES
+from tutti.hardware.compute import sweep
+from tutti.hardware.timing import Clock, once
+
+
+def sent(kind: str, count: int, k: int) -> float:
+    """Bytes that each of k ranks sends when the whole buffer has `count` (of an all-gather: the result)."""
+    return {"all_reduce": 2 * (k - 1) / k, "shift": 1.0}.get(kind, (k - 1) / k) * count
+
+
+def collective(kind: str, count: int, group: dist.ProcessGroup, device: torch.device) -> Callable[[], object]:
+    """A run of one collective over a buffer of `count` bytes."""
+    k, me = group.size(), group.rank()
+    whole = torch.ones(max(1, count // (4 * k)) * k, device=device)
+    part, other = whole[: len(whole) // k].clone(), torch.empty_like(whole)
+
+    def shift() -> None:
+        ranks = dist.get_process_group_ranks(group)
+        ops = [dist.P2POp(dist.isend, whole, ranks[(me + 1) % k]), dist.P2POp(dist.irecv, other, ranks[me - 1])]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+
+    return {
+        "all_reduce": lambda: dist.all_reduce(whole, dist.ReduceOp.MAX, group),
+        "all_gather": lambda: all_gather_single(whole, part, group),
+        "reduce_scatter": lambda: reduce_scatter_single(part, whole, dist.ReduceOp.SUM, group),
+        "all_to_all": lambda: dist.all_to_all_single(other, whole, group=group),
+        "shift": shift,
+    }[kind]
+
+
+def seconds(
+    run: Callable[[], object],
+    group: dist.ProcessGroup,
+    device: torch.device,
+    window: float,
+    clock: Clock = perf_counter,
+    sharing: float = 1.0,
+) -> list[float]:
+    """What each of some runs adds to the time of ranks that compute something in between, about a window's in all.
+
+    As in a plan, what is sent lies in no cache, who waits for the others sleeps, and none comes at the same moment.
+    clock: of computation, which takes `sharing` times as long as that says. The mean over ranks.
+    """
+    before = sweep(device)
+    run()  # connects, allocates
+
+    def added() -> tuple[float, float]:
+        """Seconds, and those of the run with what is computed before it."""
+        start = perf_counter()
+        computed = once(before, device, clock)
+        once(run, device)
+        took = perf_counter() - start
+        return took - sharing * computed, took
+
+    added()
+    about = torch.tensor(added()[1], device=device)
+    dist.all_reduce(about, dist.ReduceOp.MAX, group)
+    runs = max(1, min(MOST, int(window / about.item())))
+    found = torch.tensor([added()[0] for _ in range(runs)], dtype=torch.float64, device=device)
+    dist.all_reduce(found, dist.ReduceOp.SUM, group)
+    return (found / group.size()).clamp(min=LEAST).tolist()
+
+
+LEAST = 1e-6  # seconds: nothing is for nothing
+MOST = 100  # runs
+
+
+def points(
+    group: dist.ProcessGroup,
+    device: torch.device,
+    sizes: tuple[int, ...],
+    window: float,
+    rounds: int,
+    advance: Callable[[str], None],
+    clock: Clock = perf_counter,
+    sharing: float = 1.0,
+) -> dict[str, list[tuple[float, float]]]:
+    """(bytes sent, seconds) of every collective: the lower quartile over rounds that are some time apart.
+
+    Other programs of the machine only ever add.
+    """
+    found: dict[tuple[str, int], list[float]] = {}
+    for _ in range(rounds):
+        for kind in MESSAGES:
+            for count in sizes:
+                advance(kind)
+                run = collective(kind, count, group, device)
+                found.setdefault((kind, count), []).extend(seconds(run, group, device, window / rounds, clock, sharing))
+    k = group.size()
+    return {kind: [(sent(kind, c, k), _lower_quartile(found[kind, c])) for c in sizes] for kind in MESSAGES}
+
+
+def _lower_quartile(values: list[float]) -> float:
+    return sorted(values)[len(values) // 4]

@@ -1,0 +1,69 @@
+"""Clusters as JSON: the fields of the dataclasses, those left out that have their default."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from difflib import get_close_matches
+from typing import Any
+
+from tutti.hardware.curve import Curve, Grid
+from tutti.hardware.device import Device, Link, Outer, Way
+from tutti.hardware.topology import Cluster
+
+
+def dump(cluster: Cluster) -> str:
+    return json.dumps(_plain(cluster), indent=1)
+
+
+def load(text: str) -> Cluster:
+    """``ValueError`` that says what is wrong with it, for what is not a cluster."""
+    try:
+        data = json.loads(text)
+        if not isinstance(data, dict):
+            raise ValueError(f"an object with 'device' and 'levels' is needed, not {type(data).__name__}")
+        levels = data["levels"]
+        return Cluster(_device(data["device"]), tuple((int(size), _link(link)) for size, link in levels))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"not a cluster: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (Cluster, Device, Outer, Link, Way, Curve, Grid)):
+        shown = [f for f in fields(value) if f.init and getattr(value, f.name) != _default(f)]
+        return {f.name: _plain(getattr(value, f.name)) for f in shown}
+    if isinstance(value, (tuple, list)):
+        return [_plain(v) for v in value]
+    return {k: _plain(v) for k, v in value.items()} if hasattr(value, "items") else value
+
+
+def _default(f) -> Any:
+    return f.default_factory() if f.default_factory is not MISSING else f.default
+
+
+def _device(data: dict) -> Device:
+    return _made(Device, data, products=lambda v: {k: _grid(g) for k, g in v.items()},
+                 streams=lambda v: {k: _curve(c) for k, c in v.items()}, beside=lambda v: _made(Outer, v))  # fmt: skip
+
+
+def _link(data: dict) -> Link:
+    return _made(Link, data, ways=lambda v: tuple(_made(Way, w) for w in v),
+                 measured=lambda v: tuple((kind, k, _curve(c)) for kind, k, c in v))  # fmt: skip
+
+
+def _curve(data: dict) -> Curve:
+    return _made(Curve, data, points=lambda v: tuple((x, y) for x, y in v))
+
+
+def _grid(data: dict) -> Grid:
+    return _made(Grid, data, sizes=tuple, seconds=tuple)
+
+
+def _made(kind: type, data: dict, **readers: Callable[[Any], Any]) -> Any:
+    known = [f.name for f in fields(kind)]
+    for key in data:
+        if key not in known:
+            near = get_close_matches(key, known, 1, cutoff=0.0)
+            raise ValueError(f"a {kind.__name__} has no {key!r}; the nearest is {near[0]!r}")
+    return kind(**{key: readers.get(key, lambda v: v)(value) for key, value in data.items()})

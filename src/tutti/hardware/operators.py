@@ -1,0 +1,136 @@
+"""Which of a device's figures an ATen operator goes by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+import tutti.nn.grouped  # noqa: F401  (registers the operator)
+from tutti.hardware.device import Device, Dtype
+
+aten = torch.ops.aten
+Shape = tuple[int, ...]
+
+
+def _grouped(a: Shape, b: Shape, ends: Shape) -> tuple[int, int, int, int]:
+    """Groups of equal size."""
+    if len(a) == len(b) == 2:
+        return ends[0], a[0], -(-a[1] // ends[0]), b[1]
+    return (b[0], -(-a[0] // b[0]), a[1], b[2]) if len(a) == 2 else (a[0], a[1], a[2], -(-b[1] // a[0]))
+
+
+# Matrix products: (batch, m, k, n) of the shapes of their tensor operands.
+PRODUCTS: dict[Any, Callable[..., tuple[int, int, int, int]]] = {
+    aten.mm.default: lambda a, b: (1, *a, b[1]),
+    aten.addmm.default: lambda _, a, b: (1, *a, b[1]),
+    aten.bmm.default: lambda a, b: (*a, b[2]),
+    aten.baddbmm.default: lambda _, a, b: (*a, b[2]),
+    torch.ops.tutti.grouped_mm.default: _grouped,
+}
+
+# Other work on matrices, by what a device's `efficiency` calls it.
+KINDS = {
+    "attention": ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+                  "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu",
+                  "tutti::attention"),
+    "convolution": ("convolution",),
+}  # fmt: skip
+
+# All the rest moves bytes: names of operators by family, their backward passes included. What is not here is "add".
+FAMILY = {
+    "update": ("tutti::adam", "tutti::adam_amsgrad"),
+    "sum": ("sum", "mean", "amax", "amin", "any", "all", "prod", "argmax", "argmin"),
+    "compare": ("lt", "le", "gt", "ge", "eq", "ne", "logical_and", "logical_or", "logical_not", "isnan", "isinf"),
+    "where": ("where", "masked_fill", "_safe_softmax"),  # the last looks for rows that are masked whole
+    "exp": ("exp", "exp2", "expm1", "log", "log2", "log1p", "pow", "sigmoid", "softplus", "logsumexp", "cumsum"),
+    "tanh": ("tanh", "sin", "cos", "atan"),
+    "erf": ("erf", "erfc", "erfinv"),
+    "gelu": ("gelu",),
+    "silu": ("silu", "mish", "elu", "tutti::glu", "tutti::glu_backward"),
+    "softmax": ("_softmax", "_log_softmax"),
+    "norm": ("native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit",
+             "_fused_rms_norm", "tutti::rms_norm", "tutti::rms_norm_backward"),
+    "index": ("embedding", "index", "index_select", "gather", "take"),
+    "scatter": ("index_put", "index_add", "scatter", "scatter_add", "scatter_reduce"),
+    "table": ("embedding_dense", "_embedding_bag_backward"),
+    "transpose": ("clone", "pixel_shuffle", "pixel_unshuffle", "tutti::rotary", "tutti::rotary_backward"),
+    "pool": ("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d"),
+}  # fmt: skip
+
+# Views that make an operand lie transposed.
+TRANSPOSING = (aten.t.default, aten.transpose.int, aten.permute.default)
+
+_KIND_OF = {name: kind for kind, names in KINDS.items() for name in names}
+_FAMILY_OF = {name: family for family, names in FAMILY.items() for name in names}
+
+
+def seconds(
+    device: Device,
+    target: Any,
+    shapes: Sequence[Shape],
+    dtype: Dtype,
+    flops: float,
+    moved: float,
+    transposed: bool = False,
+    family: str = "",
+) -> float:
+    """Seconds of one operator, without its overhead.
+
+    target: the operator. shapes: of its tensor operands, read for matrix products alone. dtype: of its result; where
+    the device has no figures for it, float32's are taken. flops: of work on matrices. moved: bytes read and written.
+    transposed: whether the first matrix of a product lies so (`lies_transposed`). family: by which bytes are moved,
+    where more is known of the operator than its name says.
+    """
+    if target in PRODUCTS:
+        return device.matmul_seconds(*PRODUCTS[target](*shapes), known(device, dtype), transposed)
+    name = _name(target)
+    if name in _KIND_OF:
+        kind = _KIND_OF[name] + ("_backward" if "_backward" in str(target) else "")
+        return max(flops / device.rate(known(device, dtype), kind), moved / device.bandwidth)
+    streamed = device.stream_seconds(moved, family or family_of(target), dtype)
+    return max(flops / device.rate(known(device, dtype)), streamed)
+
+
+def lies_transposed(node: fx.Node) -> bool:
+    """Whether the first matrix of a product is a transposed view, as in the gradient of a weight."""
+    if node.target not in PRODUCTS:
+        return False
+    first = node.args[-2]  # behind the bias of addmm and baddbmm
+    return isinstance(first, fx.Node) and first.target in TRANSPOSING
+
+
+def keeps_rows(node: fx.Node) -> bool:
+    """Whether what a call returns has its last dim in a run of memory, as far as a transposing view tells."""
+    if node.target not in TRANSPOSING:
+        return True
+    rank = len(node.meta["val"].shape)
+    if node.target is aten.permute.default:
+        return node.args[1][-1] % rank == rank - 1  # pyright: ignore
+    return node.target is aten.transpose.int and all(d % rank != rank - 1 for d in node.args[1:])  # pyright: ignore
+
+
+def family_of(target: Any) -> str:
+    """The family of operators by whose seconds this one moves bytes."""
+    return _FAMILY_OF.get(_full_name(target)) or _FAMILY_OF.get(_name(target), "add")
+
+
+def _full_name(target: Any) -> str:
+    schema = getattr(target, "_schema", None)
+    return schema.name.removeprefix("aten::") if schema else ""
+
+
+def _name(target: Any) -> str:
+    """Of an ATen operator: "silu" of aten.silu_backward.default."""
+    return _full_name(target).removesuffix("_data").removesuffix("_backward").rstrip("_")
+
+
+def known(device: Device, dtype: Dtype) -> Dtype:
+    """The dtype, or float32 where nobody knows what a device computes in it."""
+    try:
+        device.peak_of(dtype)
+    except ValueError:
+        return "float32"
+    return dtype

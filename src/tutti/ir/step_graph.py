@@ -1,0 +1,252 @@
+"""StepGraph: a whole training step as one functional graph of ATen operators.
+
+Inputs and outputs have names of the form `kind:name`:
+
+| kind | input | output |
+|---|---|---|
+| `param`, `buffer` | the model's tensors, under the model's own names | their successors |
+| `exp_avg`, `momentum_buffer`, `master`, ... | optimizer state of a parameter | its successor |
+| `batch` | entries of the batch that have its rows in dim 0, by name (`capture.batch`) | |
+| `common` | entries of the batch that all its rows share | |
+| `lr` | learning rate of a parameter group, 0-d float64 | |
+| `step`, `seed` | number of this update (1 for the first) and random seed, 0-d int64 | |
+| `count` | number of this update for the parameters in `StepGraph.counts`, which had fewer before, 0-d int64 | |
+| `constant` | small tensors that the model makes out of Python numbers | |
+| `loss`, `grad` | | the loss, 0-d; the gradient of a parameter |
+| `skipped` | | 1 where the update was left out, of a step that is guarded, 0-d |
+| `written` | | a parameter that the forward pass writes into, after that and before its update |
+| `cache` | other tensors that functions write into (`capture.holdings`) | their successors |
+| `output` | | a leaf of what a function returns, by its position |
+| `metric` | | what the model or the loss gives besides the loss, by name |
+| `check` | | above 0 where a check of values in the model's Python code fails, 0-d float32 |
+
+Every node carries in `meta`: `val` (a `Spec`, or a tuple of them), `path` (of the module that made it), `phase`
+(forward, backward or update), `flops` and `bytes` (of the whole, unsplit operator), and `label`, a name that
+is the same for corresponding nodes of repeated layers; every call also `name`, which is its own. Where the sequence is
+cut into chunks, every call has the number of its chunk, `slice`; where the batch is cut into copies, its `copy`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+
+from tutti.ir.values import Guards
+
+Call = Any  # an fx.Node whose arguments are looked into: fx types them too loosely to be of use
+
+FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
+WRITTEN, CHECK, METRIC, OUTPUT = "written", "check", "metric", "output"  # kinds of outputs
+GUARD = "finite"  # the path of what only looks whether values are finite
+NUMBERS = ("lr", "step", "count", "seed")  # kinds of inputs that are single numbers
+GIVEN = ("batch", "common", "constant", *NUMBERS)  # kinds of inputs that each call is given anew
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Shape and dtype of a tensor that a node makes."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.numel * self.dtype.itemsize
+
+    @staticmethod
+    def of(value: Any) -> Any:
+        """The `Spec` of a tensor; of a tuple or list of tensors a tuple of them; None of anything else."""
+        if isinstance(value, torch.Tensor):
+            return Spec(tuple(value.shape), value.dtype)
+        if isinstance(value, (tuple, list)):
+            return tuple(Spec.of(v) for v in value)
+        return None
+
+
+@dataclass(repr=False)
+class StepGraph:
+    """One training step (or a part of it) as a functional graph. See the module's docstring for the names.
+
+    `print(graph)` lists inputs, operators by phase, and outputs.
+    """
+
+    graph: fx.Graph
+    inputs: dict[str, fx.Node]
+    outputs: dict[str, fx.Node]
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    matches: Counter[str] = field(default_factory=Counter)  # of each pattern of `capture.pattern_table`, at capture
+    guards: Guards = field(default_factory=Guards)  # values of the batch for which alone this is the graph, at capture
+    checks: dict[str, str] = field(default_factory=dict)  # what failed, by output, at capture
+    counts: dict[str, list[str]] = field(default_factory=dict)  # parameters by the input that counts their updates
+
+    def __repr__(self) -> str:
+        counts = f"{len(self.calls)} operators, {len(self.inputs)} inputs, {len(self.outputs)} outputs"
+        return f"StepGraph({counts}, {self.flops:.3g} FLOP)"
+
+    def __str__(self) -> str:
+        from tutti.ir import text
+
+        written = [repr(self), "inputs"]
+        written += text.columns(
+            (f"%{node.name}", text.described(node.meta["val"]), name) for name, node in self.inputs.items()
+        )
+        for phase in (FORWARD, BACKWARD, UPDATE):
+            if calls := [node for node in self.calls if node.meta["phase"] == phase]:
+                written += [phase, *text.lines(calls, {})]
+        return "\n".join([*written, "outputs", *text.columns((f"%{x.name}", name) for name, x in self.outputs.items())])
+
+    @property
+    def nodes(self) -> list[fx.Node]:
+        return list(self.graph.nodes)
+
+    @property
+    def calls(self) -> list[fx.Node]:
+        return [n for n in self.graph.nodes if n.op == "call_function"]
+
+    def spec(self, name: str) -> Spec:
+        return self.inputs[name].meta["val"]
+
+    def names(self, kind: str) -> list[str]:
+        """The names (without `kind:`) of all inputs of a kind."""
+        return [n.split(":", 1)[1] for n in self.inputs if n.startswith(f"{kind}:")]
+
+    @property
+    def state_names(self) -> list[str]:
+        """Inputs that a step replaces: parameters, buffers and optimizer state."""
+        return [n for n in self.inputs if n in self.outputs]
+
+    @property
+    def changed_by_forward(self) -> dict[str, fx.Node]:
+        """Inputs that the forward pass replaces, with their successors: buffers, and parameters that it writes into."""
+        found = {n: x for n, x in self.outputs.items() if n in self.inputs and x.meta["phase"] != UPDATE}
+        written = f"{WRITTEN}:"
+        return found | {f"param:{n.removeprefix(written)}": x for n, x in self.outputs.items() if n.startswith(written)}
+
+    @property
+    def slices(self) -> int:
+        """Into how many chunks the sequence is cut. See `lower.unroll`."""
+        return 1 + max((n.meta.get("slice", 0) for n in self.graph.nodes), default=0)
+
+    @property
+    def copies(self) -> int:
+        """Into how many copies the batch is cut. See `lower.unroll`."""
+        return 1 + max((n.meta.get("copy", 0) for n in self.graph.nodes), default=0)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations, without what is computed again."""
+        return sum(n.meta["flops"] for n in self.calls if "again" not in n.meta)
+
+    def keep(self, names: list[str]) -> StepGraph:
+        """The part of the graph that computes only the named outputs. Inputs stay, used or not."""
+        copy, mapping = copy_graph(self.graph)
+        outputs = {name: mapping[self.outputs[name]] for name in names}
+        copy.output(tuple(outputs.values()))
+        copy.eliminate_dead_code()
+        inputs = {name: mapping[node] for name, node in self.inputs.items()}
+        return StepGraph(copy, inputs, outputs, self.constants, self.device, checks=self.checks, counts=self.counts)
+
+    def gradient_label(self, name: str) -> str:
+        """The label of a parameter's gradient, as an input of the update."""
+        return "grad:" + self.inputs[f"param:{name}"].meta["label"].removeprefix("param:")
+
+    def name_inputs_as(self, other: StepGraph) -> None:
+        """Give inputs the labels that they have in another graph of the model, where layers may be told apart
+        otherwise: what is said of an input there then holds here."""
+        for name, node in self.inputs.items():
+            if name in other.inputs:
+                node.meta["label"] = other.inputs[name].meta["label"]
+
+    @property
+    def gradient_names(self) -> list[str]:
+        return [name for name in self.outputs if name.startswith("grad:")]
+
+    @property
+    def observed_names(self) -> list[str]:
+        """Metrics and checks."""
+        return [name for name in self.outputs if name.startswith((f"{CHECK}:", f"{METRIC}:"))]
+
+    @property
+    def updated(self) -> list[str]:
+        """Parameters that the optimizer updates."""
+        params = ((n.removeprefix("param:"), x) for n, x in self.outputs.items() if n.startswith("param:"))
+        return [name for name, x in params if x.meta["phase"] == UPDATE]
+
+    def without_gradients(self) -> StepGraph:
+        """A step whose gradients are no outputs, nor parameters between the forward pass and their update."""
+        return self.keep([name for name in self.outputs if not name.startswith(("grad:", f"{WRITTEN}:"))])
+
+    def at_gradients(self) -> tuple[StepGraph, StepGraph]:
+        """The step cut in two: loss, gradients and state after a microbatch; the update from given gradients."""
+        updated = [name for name, node in self.outputs.items() if node.meta["phase"] == UPDATE]
+        before = self.keep([name for name, node in self.outputs.items() if node.meta["phase"] != UPDATE])
+        for name in [name for name in before.outputs if name.startswith(f"{WRITTEN}:")]:
+            before.outputs[f"param:{name.partition(':')[2]}"] = before.outputs.pop(name)
+        (output,) = before.graph.find_nodes(op="output")
+        output.args = (tuple(before.outputs.values()),)
+        after, mapping = fx.Graph(), {}
+        for node in self.inputs.values():
+            mapping[node] = after.node_copy(node)
+        inputs = {name: mapping[node] for name, node in self.inputs.items()}
+        for name in self.gradient_names:
+            node = self.outputs[name]
+            inputs[name] = mapping[node] = after.placeholder(node.name)
+            label = self.gradient_label(name.removeprefix("grad:"))
+            mapping[node].meta = {**node.meta, "label": label, "phase": UPDATE, "flops": 0, "bytes": 0}
+        for name, node in self.changed_by_forward.items():  # by then it is what the input has become
+            mapping.setdefault(node, mapping[self.inputs[name]])
+        for node in self.calls:
+            if node.meta["phase"] == UPDATE:
+                mapping[node] = after.node_copy(node, mapping.__getitem__)
+        outputs = {name: mapping[self.outputs[name]] for name in updated}
+        after.output(tuple(outputs.values()))
+        return before, StepGraph(after, inputs, outputs, self.constants, self.device, counts=self.counts)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of operators, shapes and structure: equal for graphs for which a plan means the same."""
+        digest = hashlib.sha256()
+        for node in self.graph.nodes:
+            parts = (node.op, str(node.target), node.meta.get("label"), str(node.meta.get("val")))
+            digest.update(repr((parts, node.args, node.kwargs)).encode())
+        return digest.hexdigest()[:16]
+
+
+def copy_graph(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
+    """A copy without its output node, and where each node went."""
+    copy, mapping = fx.Graph(), {}
+    for node in graph.nodes:
+        if node.op != "output":
+            mapping[node] = copy.node_copy(node, mapping.__getitem__)
+    return copy, mapping
+
+
+def replace_uses(others: Mapping[fx.Node, fx.Node]) -> None:
+    """Let whoever reads one of these nodes read another in its place. Each reader is rewritten once: those of thousands
+    of nodes, as an update has them, would take the square of that one by one."""
+    for reader in dict.fromkeys(reader for node in others for reader in node.users):
+        reader.args, reader.kwargs = fx.map_arg((reader.args, reader.kwargs), lambda n: others.get(n, n))  # pyright: ignore
+
+
+def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """All calls that these are made of, and they."""
+    found: set[fx.Node] = set()
+    todo = list(nodes)
+    while todo:
+        node = todo.pop()
+        if node not in found and node.op == "call_function":
+            found.add(node)
+            todo += node.all_input_nodes
+    return found

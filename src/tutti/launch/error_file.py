@@ -1,0 +1,60 @@
+"""What a rank that fails leaves for whoever started it: the error file of the TorchElastic protocol."""
+
+import json
+import sysconfig
+import time
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
+from torch.distributed.elastic.multiprocessing.errors import record as elastic
+
+from tutti.launch.launch import is_plain, rank, world_size
+
+_WORKER = str(Path(__file__).with_name("worker.py"))
+_NOT_USER = (str(Path(__file__).parents[1]), "<frozen", sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))
+
+
+class ErrorFile(ErrorHandler):
+    """TorchElastic's error file with the fields that tell a cause from its consequences."""
+
+    def record_exception(self, e: BaseException) -> None:
+        if not self.left(e):  # nobody reads it: the traceback is all there is
+            traceback.print_exception(e)
+
+    def left(self, e: BaseException) -> bool:
+        """Leave an error; False where nobody reads it."""
+        path = self._get_error_file_path()
+        if not path:
+            return False
+        tb = _without_launcher(e.__traceback__)
+        extra = {
+            "py_callstack": "".join(traceback.format_exception(e.with_traceback(tb))) if tb else "",
+            "timestamp": str(int(time.time())),
+            "time_ns": time.time_ns(),
+            "rank": rank(),
+            "ranks": world_size(),
+            "type": type(e).__name__,
+            "text": str(e),
+            "frame": frame_of_user(traceback.extract_tb(tb)),
+            "plain": is_plain(e),
+        }
+        whole = Path(path).with_suffix(".part")  # the launcher may read meanwhile, and end this process
+        whole.write_text(json.dumps({"message": {"message": f"{type(e).__name__}: {e}", "extraInfo": extra}}))
+        whole.replace(path)
+        return True
+
+
+def frame_of_user(frames: traceback.StackSummary) -> str:
+    """`file:line in function: source` of the deepest frame outside libraries, or of the deepest of all."""
+    own = [f for f in frames if not f.filename.startswith(_NOT_USER)] or frames[-1:]
+    return f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name}: {own[-1].line}" if own else ""
+
+
+def _without_launcher(tb: TracebackType | None) -> TracebackType | None:
+    """The traceback from the first frame that is neither the worker's, nor runpy, nor the `record` wrapper."""
+    machinery = (_WORKER, "<frozen runpy>", elastic.__code__.co_filename)
+    while tb is not None and tb.tb_next is not None and tb.tb_frame.f_code.co_filename in machinery:
+        tb = tb.tb_next
+    return tb

@@ -1,0 +1,338 @@
+"""Start the processes of a job on this machine, and say in one message which rank failed and why.
+
+`tutti run -n 4 script.py ARGS...` is `torchrun --standalone` with a readable end: when a rank raises or dies,
+the others are stopped, the exit code is not zero, and one message names the rank, its error and the line in
+the user's code. Rendezvous, environment and supervision are TorchElastic's; `worker.py` is what runs in each
+process.
+"""
+
+import argparse
+import json
+import logging
+import os
+import pickle
+import re
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_HANG = "TUTTI_HANG"  # in the environment of ranks: seconds without progress
+LAST_CALL = 3  # seconds that a job waits for more machines, once there are enough
+
+# What the ranks that did nothing wrong report when a peer has gone.
+_LOST_PEER = re.compile(r"gloo/transport|Connection (closed|reset) by peer|NCCL error|ncclRemoteError")
+
+
+class LaunchError(RuntimeError):
+    """A rank failed: `rank`, `kind` (type of its exception, "" if none), `trace`, `exit_code`.
+
+    `plain`: its message says all that the user needs, see `is_plain`.
+    """
+
+    def __init__(
+        self, message: str, rank: int, kind: str = "", trace: str = "", plain: bool = False, exit_code: int = 1
+    ):
+        super().__init__(message)
+        self.rank, self.kind, self.trace, self.plain, self.exit_code = rank, kind, trace, plain, exit_code
+
+
+class Hang(RuntimeError):
+    """A job has been ended because a rank of it made no progress; the message names it."""
+
+
+class Interrupted(Exception):
+    """The job was stopped by a signal that reached the launcher; `signal` is its number."""
+
+    def __init__(self, signum: int):
+        super().__init__(f"stopped by {signal.Signals(signum).name}")
+        self.signal = signum
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How one rank ended: `exit_code` is negative for a signal, `error` is what it recorded, if it could."""
+
+    rank: int
+    exit_code: int
+    error: dict[str, Any] | None
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sorts the cause before its consequences.
+
+        What a watchdog has found comes first; then a rank killed from outside, which leaves no record; then errors
+        by time; then ranks ended by SIGTERM, which is how the launcher stops the rest; then those that only report a
+        lost peer.
+        """
+        if self.error is None:
+            return (2 if self.exit_code == -signal.SIGTERM else 0, 0)
+        if self.error["type"] == Hang.__name__:
+            return (-1, self.error["time_ns"])
+        return (3 if _LOST_PEER.search(self.error["text"]) else 1, self.error["time_ns"])
+
+    def describe(self, world_size: int) -> str:
+        who = f"rank {self.rank} of {world_size}"
+        if self.error is not None:
+            return f"{who} failed: {self.error['type']}: {self.error['text']}\n  {self.error['frame']}"
+        if self.exit_code < 0:
+            name = signal.Signals(-self.exit_code).name
+            hint = "; out of memory is the usual reason" if self.exit_code == -signal.SIGKILL else ""
+            return f"{who} was killed by {name} (signal {-self.exit_code}{hint})"
+        return f"{who} exited with code {self.exit_code}"
+
+
+@dataclass(frozen=True)
+class Machines:
+    """How many a job needs and takes, and where they meet: `host:port` of one of them, which has to stay."""
+
+    least: int = 1
+    most: int = 1
+    meet: str = ""
+
+    def __post_init__(self):
+        if not 1 <= self.least <= self.most:
+            raise ValueError(f"a job on {self.least} to {self.most} machines cannot be: give 1 <= --min <= --max")
+        if self.most > 1 and not re.fullmatch(r"[^:]+:[0-9]+", self.meet):
+            raise ValueError("several machines have to meet: give --meet host:port of one of them, the same on each")
+
+    @property
+    def here(self) -> bool:
+        """Whether all of it is on this machine."""
+        return not self.meet or self.meet.startswith(("localhost:", "127.0.0.1:"))
+
+
+def launch(function: Callable[..., Any], processes: int, *args: Any, restarts: int = 0) -> list[Any]:
+    """Call `function(*args)` in `processes` new processes; returns their results, in rank order.
+
+    restarts: how often it is called anew in new processes when one of them fails or dies.
+
+    The function must be importable by name, arguments and results picklable. Inside, `torch.distributed`
+    finds its usual environment variables (RANK, WORLD_SIZE, ...). Raises LaunchError when a rank fails.
+    """
+    if function.__module__ == "__main__":
+        raise ValueError(f"launch needs a function that can be imported; put {function.__qualname__} into a module")
+    with tempfile.TemporaryDirectory(prefix="tutti-") as scratch:
+        payload = Path(scratch, "payload.pkl")
+        payload.write_bytes(pickle.dumps((sys.path, pickle.dumps((function, args)))))
+        _start(["--call", str(payload), scratch], processes, restarts)
+        results = [Path(scratch, f"{rank}.pkl") for rank in range(processes)]
+        for rank, path in enumerate(results):
+            if not path.exists():
+                raise LaunchError(f"rank {rank} of {processes} left before {function.__qualname__} returned", rank)
+        return [pickle.loads(path.read_bytes()) for path in results]
+
+
+def run(argv: list[str]) -> int:
+    """The verb `tutti run`: returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="tutti run",
+        description="Start a script in several processes, on this machine or, called on each, on several. "
+        "Plain torchrun works as well.",
+    )
+    parser.add_argument("-n", "--processes", type=int, default=1, help="how many to start on this machine (default: 1)")
+    parser.add_argument(
+        "--restarts", type=int, default=0, help="how often all ranks restart when one fails or dies (default: 0)"
+    )
+    parser.add_argument(
+        "--hang", type=float, help="seconds without progress after which the job ends with an error that names the "
+        "rank that hangs; stacks of all threads are saved in ./stacks (default: waits forever)"
+    )  # fmt: skip
+    parser.add_argument("--min", type=int, default=1, help="minimum number of machines (default: 1)")
+    parser.add_argument(
+        "--max",
+        type=int,
+        help="maximum number of machines; when one is lost or added, all ranks restart (default: as --min)",
+    )
+    parser.add_argument("--meet", default="", help="host:port of one of the machines, where all meet; the same on each")
+    parser.add_argument("-m", "--module", action="store_true", help="the script is a module name, as in python -m")
+    parser.add_argument("script", help="the Python file to run in each process")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="arguments handed to the script unchanged")
+    given = parser.parse_args(argv)
+    if not given.module and not Path(given.script).is_file():
+        raise ValueError(f"no file {given.script}")
+    if given.restarts < 0:
+        raise ValueError(f"--restarts is {given.restarts}; it must be 0 or more")
+    if given.hang is not None and not given.hang > 0:
+        raise ValueError(f"--hang is {given.hang}; it must be more than 0 seconds")
+    machines = Machines(given.min, given.min if given.max is None else given.max, given.meet)
+    try:
+        _start([*(["-m"] if given.module else []), given.script, *given.args], given.processes, given.restarts,
+               machines, given.hang)  # fmt: skip
+    except LaunchError as e:
+        print(f"{e.trace}tutti run: {e}", file=sys.stderr)
+        return e.exit_code
+    return 0
+
+
+def under_launcher() -> bool:
+    """Whether this process is already one rank of a job, started by torchrun or `tutti run`."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def rank() -> int:
+    """The number of this process in its job; 0 when there is no job."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def local_rank() -> int:
+    """The number of this process among those of its job on this machine."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def world_size() -> int:
+    """Processes of this job; 1 when there is no job."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def machine_memory() -> Path:
+    """A folder in the memory of this machine that outlives processes, TUTTI_MEMORY or /dev/shm."""
+    return Path(os.environ.get("TUTTI_MEMORY", "/dev/shm"))
+
+
+def hang() -> float | None:
+    """Seconds without progress after which this job is to be ended; None: it waits for ever."""
+    return float(os.environ[_HANG]) if os.environ.get(_HANG) else None
+
+
+def is_plain(e: BaseException) -> bool:
+    """Whether a message was written for the user: a ValueError or OSError that this package raised itself,
+    or the system's word about a file. A mistake deeper down needs its traceback."""
+    if isinstance(e, Hang) or (isinstance(e, OSError) and e.filename is not None):
+        return True
+    frames = traceback.extract_tb(e.__traceback__)
+    package, worker = Path(__file__).parents[1], Path(__file__).with_name("worker.py")
+    raised_in = Path(frames[-1].filename) if frames else worker
+    return isinstance(e, ValueError | OSError) and package in raised_in.parents and raised_in != worker
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _start(
+    worker_args: list[str],
+    processes: int,
+    restarts: int = 0,
+    machines: Machines = Machines(),
+    hang: float | None = None,
+) -> None:
+    """Run `python -m tutti.launch.worker WORKER_ARGS` in every process and wait.
+
+    Raises LaunchError when a process fails for good."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    from tutti.launch.listen import listen_where_named
+
+    listen_where_named()
+    if processes < 1:
+        raise ValueError(f"the number of processes must be at least 1, not {processes}")
+    with (
+        tempfile.TemporaryDirectory(prefix="tutti-") as logs,
+        _quiet(),
+        _signals_restored(),
+        _environment(processes, machines, hang),
+    ):
+        config = LaunchConfig(
+            min_nodes=machines.least,
+            max_nodes=machines.most,
+            nproc_per_node=processes,
+            run_id=machines.meet or uuid.uuid4().hex,
+            role="rank",
+            rdzv_backend="c10d",
+            rdzv_endpoint=machines.meet or "localhost:0",
+            rdzv_configs={"last_call_timeout": LAST_CALL},
+            local_addr="localhost" if machines.here else None,
+            max_restarts=restarts,
+            monitor_interval=0.1,
+            logs_specs=DefaultLogsSpecs(log_dir=logs),
+        )
+        try:
+            elastic_launch(config, sys.executable)("-u", "-m", "tutti.launch.worker", *worker_args)
+        except ChildFailedError as e:
+            codes = {rank: failure.exitcode for rank, failure in e.failures.items()}
+            errors = _errors(Path(logs))
+            ranks = max((error["ranks"] for error in errors.values()), default=processes)  # of all machines
+            raise _failure(codes, errors, ranks) from None
+        except SignalException as e:
+            raise Interrupted(e.sigval) from None
+
+
+def _errors(logs: Path) -> dict[int, dict[str, Any]]:
+    """What each rank here recorded when it was last started: rank -> {type, text, frame, time_ns, py_callstack}."""
+    attempts = sorted(logs.glob("*/attempt_*"), key=lambda path: int(path.name.removeprefix("attempt_")))
+    files = attempts[-1].glob("*/error.json") if attempts else ()
+    errors = [json.loads(path.read_text())["message"]["extraInfo"] for path in files]
+    return {error["rank"]: error for error in errors}
+
+
+def _failure(codes: dict[int, int], errors: dict[int, dict[str, Any]], world_size: int) -> LaunchError:
+    ranks = sorted(codes.keys() | errors.keys())
+    cause = min((Failure(r, codes.get(r, 1), errors.get(r)) for r in ranks), key=lambda f: f.order)
+    error = cause.error or {}
+    code = cause.exit_code if cause.exit_code > 0 else 128 - cause.exit_code
+    kind, trace, plain = error.get("type", ""), error.get("py_callstack", ""), error.get("plain", False)
+    message = error["text"] if plain else cause.describe(world_size)
+    return LaunchError(message, cause.rank, kind, trace, plain, code)
+
+
+@contextmanager
+def _environment(processes: int, machines: Machines, hang: float | None) -> Iterator[None]:
+    """Variables that the processes inherit; what the user has set stays."""
+    defaults = {
+        "OMP_NUM_THREADS": str(max(1, cores() // processes)),
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # restarts over Gloo fail when the agents' store is shared
+    }
+    if machines.here and "lo" in [name for _, name in socket.if_nameindex()]:
+        defaults["GLOO_SOCKET_IFNAME"] = "lo"  # all ranks are here; host names need not resolve
+    if hang is not None:
+        defaults[_HANG] = str(hang)
+    added = {k: v for k, v in defaults.items() if k not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for key in added:
+            del os.environ[key]
+
+
+@contextmanager
+def _signals_restored() -> Iterator[None]:
+    """TorchElastic installs handlers and leaves them; put back what was there."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    names = [s for s in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT") if hasattr(signal, s)]
+    before = {name: signal.getsignal(getattr(signal, name)) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(getattr(signal, name), handler)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep TorchElastic's own account of a failure off the screen: ours says it once."""
+    loggers = [
+        logging.getLogger(name) for name in logging.root.manager.loggerDict if name.startswith("torch.distributed")
+    ]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,228 @@
+"""The watchdog of a job: a rank that hangs ends it, with a word on which one it is and what the others wait in.
+
+Each rank has a thread that looks at how its main thread gets on (`launch.heartbeat`), which is all that one thread of a
+process can see of another that is lost in C. A second thread tells the job's store of it, by a connection of its own,
+and may itself be held up where rank 0, which keeps the store, is. A rank that makes no progress for too long writes the
+stacks of all its threads into a file. When all that are left do so, or say nothing, each ends with the same error.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+import torch.distributed as dist
+
+from tutti import compat
+from tutti.launch.error_file import ErrorFile, frame_of_user
+from tutti.launch.hang import Report, verdict
+from tutti.launch.heartbeat import HERE
+from tutti.launch.launch import Hang, hang
+
+LONG = 6  # as much patience with what is known to take long
+BEAT = 5.0  # seconds between two reports, at most
+JUDGES = 8  # about so many ranks of a large job look at what all others say
+LEAVING = 5.0  # seconds that rank 0 keeps the store for others that are leaving, too
+
+STACKS = "stacks"  # folder of those that `tutti run` was asked for
+
+_count = 0  # of watchdogs in this process: all ranks make them in the same order
+_asked: list[Watchdog] = []
+
+
+class Watchdog:
+    """Ends a job whose ranks make no progress: `with Watchdog(600, "out/stacks"): ...` around the loop, on every rank.
+
+    seconds: time without progress (a collective, a step, an evaluation) after which the job ends; six times as long
+        while a rank plans, compiles, saves or loads.
+    folder: folder for files `rank-2.txt` with the stacks of all Python threads.
+
+    The error names the rank that hangs and the collective that the others wait in. It is passed on to torchrun or
+    `tutti run`, or printed to stderr, and the process exits with code 1.
+    """
+
+    def __init__(self, seconds: float, folder: str | Path):
+        if not seconds > 0:
+            raise ValueError(f"a watchdog for {seconds} seconds without progress: it takes more than 0")
+        self.seconds, self.folder = seconds, Path(folder)
+        self.beat = min(BEAT, seconds / 20)
+        self.main = threading.main_thread()
+
+    def __enter__(self) -> Watchdog:
+        several = dist.is_initialized() and dist.get_world_size() > 1
+        self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
+        self.moves, self.since = HERE.moves, time.monotonic()
+        self.over = threading.Event()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.file: IO[bytes] = open(self.folder / f"rank-{self.rank}.txt", "ab")
+        self.before = self.file.tell()  # what a job that was started anew has left
+        self.wire = _Wire(self) if several else None
+        self._arm()
+        self.thread = threading.Thread(target=self._watch, daemon=True, name="watchdog")
+        self.thread.start()
+        return self
+
+    def __exit__(self, kind: type | None = None, error: BaseException | None = None, tb: TracebackType | None = None):
+        self.over.set()
+        self.thread.join()
+        faulthandler.cancel_dump_traceback_later()
+        empty = not self.file.seek(0, os.SEEK_END)
+        self.file.close()
+        if empty:
+            (self.folder / f"rank-{self.rank}.txt").unlink(missing_ok=True)
+        with suppress(OSError):  # others' files are there
+            self.folder.rmdir()
+        if self.wire:
+            self.wire.leave(patient=error is None)
+
+    def report(self, beat: int) -> Report:
+        """What this rank says of itself now."""
+        seconds, meeting, busy = time.monotonic() - self.since, HERE.meeting, HERE.busy
+        stuck = seconds > self.seconds * (LONG if busy and not meeting else 1)
+        at = "" if meeting or not stuck else frame_of_user(_stack(self.main))
+        return Report(beat, stuck, seconds, HERE.where, busy, at, str(meeting or ""), HERE.peers(), process=os.getpid())
+
+    def _watch(self) -> None:
+        dumped = False
+        while not self.over.wait(self.beat):
+            if HERE.moves != self.moves:
+                self.moves, self.since = HERE.moves, time.monotonic()
+            self._arm()
+            report = self.report(0)
+            if report.stuck and not dumped:
+                self._dump(report)
+            elif not report.stuck and os.fstat(self.file.fileno()).st_size > self.before:
+                self.file.truncate(self.before)
+            dumped = report.stuck
+            said = self.wire.judged(report) if self.wire else verdict({0: report}, {}, 1)
+            if said and dumped:
+                self._end(said)
+
+    def _arm(self) -> None:
+        """Let the stacks be written even where the main thread lets no other run: Python is not needed for that."""
+        faulthandler.dump_traceback_later(self.seconds - 2 * self.beat, file=self.file)
+
+    def _dump(self, report: Report) -> None:
+        doing = report.meeting or report.busy or report.at
+        self.file.write(f"{time.ctime()}: rank {self.rank} of {self.ranks}, {report.where}, {doing}\n".encode())
+        self.file.flush()
+        faulthandler.dump_traceback(self.file)
+
+    def _end(self, said: str) -> None:
+        error = Hang(f"{said}\n  stacks of all threads: {self.folder}/rank-*.txt")
+        if not ErrorFile().left(error):
+            print(error, file=sys.stderr)
+        if self.rank == 0:  # which keeps the store
+            time.sleep(4 * self.beat)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+class _Wire:
+    """What this rank tells the others, and hears of them. A thread of its own talks to the store."""
+
+    def __init__(self, dog: Watchdog):
+        global _count
+        _count += 1
+        self.dog, self.store = dog, compat.job_store(f"watchdog/{_count}")
+        self.judge = dog.rank % max(1, dog.ranks // JUDGES) == 0
+        self.alert: float | None = None  # since when this rank is in doubt
+        self.answered = time.monotonic()
+        self.said, self.gone = "", False
+        self.heard: dict[int, tuple[Report, float]] = {}  # with when it was new
+        self.store.set(str(dog.rank), self.dog.report(0).to_json())
+        self.thread = threading.Thread(target=self._talk, daemon=True, name="watchdog's wire")
+        self.thread.start()
+
+    def judged(self, own: Report) -> str | None:
+        """The verdict, once there is one; called by the watching thread, and never held up."""
+        now, seconds = time.monotonic(), self.dog.seconds
+        if own.seconds < seconds / 2:
+            self.alert, self.heard = None, {}
+            return None
+        self.alert = self.alert or now
+        if self.gone:
+            return verdict({self.dog.rank: own}, {}, self.dog.ranks)
+        if (quiet := now - self.answered) > seconds:
+            return verdict({self.dog.rank: own}, {0: quiet}, self.dog.ranks)
+        return self.said or None
+
+    def leave(self, patient: bool) -> None:
+        self.thread.join(LEAVING)
+        if self.thread.is_alive() or self.gone:
+            return
+        try:
+            self.store.set(str(self.dog.rank), Report(0, left=True).to_json())
+            end = time.monotonic() + (LEAVING if patient and self.dog.rank == 0 else 0)
+            while time.monotonic() < end and not all(r.left for r in self._reports().values()):
+                time.sleep(self.dog.beat / 4)
+        except (RuntimeError, ValueError):
+            self.gone = True
+
+    def _talk(self) -> None:
+        beat = 0
+        try:
+            while not self.dog.over.wait(self.dog.beat):
+                beat += 1
+                self.store.set(str(self.dog.rank), self.dog.report(beat).to_json())
+                if self.alert is not None:
+                    self._hear(self.alert)
+                elif self.dog.rank:
+                    self.store.check(["0"])  # whether it answers
+                self.answered = time.monotonic()
+        except RuntimeError:  # the store has gone, and the job with it
+            self.gone = True
+
+    def _hear(self, alert: float) -> None:
+        if self.store.check(["verdict"]):
+            self.said = self.store.get("verdict").decode()
+        elif self.judge:
+            now, doubt, heard = time.monotonic(), self.dog.seconds / 2, self.heard
+            for rank, report in self._reports().items():
+                if rank not in heard or heard[rank][0].beat != report.beat:
+                    heard[rank] = report, now
+            reports = {rank: report for rank, (report, _) in heard.items()}
+            silent = {}
+            for rank in range(self.dog.ranks):
+                report, new = heard.get(rank, (None, alert))
+                patience = doubt * (LONG if report and report.busy and not report.meeting else 1)
+                if now - new > patience and not (report and report.left):
+                    silent[rank] = now - new
+            said = verdict(reports, silent, self.dog.ranks)
+            if said and self.dog.report(0).stuck:
+                self.said = self.store.compare_set("verdict", "", said).decode()
+
+    def _reports(self) -> dict[int, Report]:
+        """What each rank has said last."""
+        names = [str(rank) for rank in range(self.dog.ranks)]
+        if not self.store.check(names):
+            names = [name for name in names if self.store.check([name])]
+        texts = self.store.multi_get(names)
+        return {int(name): Report.from_json(text) for name, text in zip(names, texts, strict=True)}
+
+
+def watch_as_asked() -> None:
+    """Watch this job from now on, where whoever started it has asked for that; once."""
+    if (seconds := hang()) and not _asked:
+        _asked.append(Watchdog(seconds, STACKS))
+        _asked[0].__enter__()
+
+
+def done() -> None:
+    """This rank is done: nobody need watch it any more."""
+    while _asked:
+        _asked.pop().__exit__()
+
+
+def _stack(thread: threading.Thread) -> traceback.StackSummary:
+    frame = sys._current_frames().get(thread.ident or 0)
+    return traceback.extract_stack(frame) if frame else traceback.StackSummary()

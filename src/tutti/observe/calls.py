@@ -1,0 +1,91 @@
+"""The calls of a Program whose times are recorded: all but views. What is compiled as one function is one call."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from torch import fx
+
+from tutti.ir.costs import FLOPS, FREE
+from tutti.lower.collectives import COLLECTIVES, wait
+from tutti.lower.program import Program
+from tutti.lower.transfers import TRANSFERS
+
+MATMULS, REST, WAIT = "matmuls", "rest", "wait"
+TITLES = {MATMULS: "matmuls", REST: "other operators"}  # of what computes, in words
+
+
+@dataclass(frozen=True)
+class Call:
+    """kind: `matmuls` for what multiplies matrices, alone or with what is fused into it, `rest` for what else computes;
+    of a collective or transfer its kind; `wait` for the end of a collective that was begun. axis: of the mesh, where it
+    communicates. flops, bytes: that this rank computes, and sends. nodes: how many of the Program's calls it stands
+    for, views before it included, before any were compiled. ends: of a `wait` the number of the call that begins what
+    ends here.
+    """
+
+    label: str
+    phase: str
+    kind: str
+    axis: str = ""
+    flops: int = 0
+    bytes: int = 0
+    nodes: int = 1
+    ends: int = -1
+
+    @property
+    def computes(self) -> bool:
+        return self.kind in (MATMULS, REST)
+
+    def to_json(self) -> dict[str, Any]:
+        return {key: value for key, value in asdict(self).items() if value != getattr(Call, key, None)}
+
+
+def calls_of(program: Program) -> dict[fx.Node, Call]:
+    """What is recorded of a Program in the form in which it runs, in order."""
+    found: dict[fx.Node, Call] = {}
+    order: dict[fx.Node, int] = {}
+    nodes = 0
+    for node in program.graph.nodes:
+        inside = node.meta.get("inside", [node])
+        if node.op != "call_function" or _taken_out(node):
+            continue
+        nodes += len(inside)
+        if node.target in FREE:
+            continue
+        order[node] = len(order)
+        found[node], nodes = _call(program, node, inside, nodes), 0
+        if node.target is wait:
+            found[node] = replace(found[node], ends=order[node.args[0]])
+    return found
+
+
+def count(program: Program) -> int:
+    """Calls of a Program, compiled or not."""
+    calls = [node for node in program.graph.nodes if node.op == "call_function" and not _taken_out(node)]
+    return sum(len(node.meta.get("inside", [node])) for node in calls)
+
+
+def _call(program: Program, node: Any, inside: list[fx.Node], nodes: int) -> Call:
+    label, phase = node.meta.get("label", node.name), node.meta.get("phase", "")
+    if node.target in COLLECTIVES:
+        made = program.collective(node)
+        return Call(made.label, phase, made.kind, made.axis, 0, made.bytes, nodes)
+    if node.target is wait:
+        return Call(label, phase, WAIT, nodes=nodes)
+    if node.target in TRANSFERS:
+        return Call(label, phase, TRANSFERS[node.target], nodes=nodes)
+    if "inside" not in node.meta:
+        flops = FLOPS[node.target](node) if node.target in FLOPS else 0
+    else:
+        flops = node.meta["flops"]
+        first, last = (str(n.meta.get("label", n.name)) for n in (inside[0], inside[-1]))
+        label, phase = f"{first} ... {last}", inside[-1].meta.get("phase", "")
+    return Call(label, phase, MATMULS if flops else REST, "", flops, 0, nodes)
+
+
+def _taken_out(node: fx.Node) -> bool:
+    """Whether this only takes a value out of what a compiled function returns."""
+    source = node.args[0] if node.args else None
+    return isinstance(source, fx.Node) and "inside" in source.meta and node.target in FREE

@@ -1,0 +1,55 @@
+"""Links: how fast bytes come from other ranks, tried out between two recorded steps.
+
+A collective is as slow as its slowest link, and does not say which that was. So every rank sends a message of `SIZE`
+to the rank 1, 2, 4, ... places further and receives one from as far behind, then the other way round.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+import torch.distributed as dist
+
+from tutti.launch.heartbeat import HERE
+
+MESSAGES = 4  # of each, the fastest counts
+SIZE = {"cpu": 1 << 20, "cuda": 1 << 24}  # bytes
+
+
+class Links:
+    """Of one rank. device: on which tensors are that the backend sends."""
+
+    def __init__(self, device: torch.device):
+        self.rank, self.ranks, self.device = dist.get_rank(), dist.get_world_size(), device
+        self.bytes = SIZE[device.type]
+        self.distances = sorted({d % self.ranks for i in range(self.ranks.bit_length()) for d in (2**i, -(2**i))} - {0})
+
+    def measure(self) -> dict[int, float]:
+        """Seconds that a message takes from other ranks, by rank. All ranks have to call it."""
+        with HERE.within("exchange", "messages that try out links"):
+            return self._measured()
+
+    def _measured(self) -> dict[int, float]:
+        outgoing, incoming = torch.zeros(2, self.bytes, dtype=torch.uint8, device=self.device)
+        ready, found = torch.zeros(2, device=self.device), {}
+        for distance in self.distances:
+            source, target = (self.rank - distance) % self.ranks, (self.rank + distance) % self.ranks
+            self._exchange(ready[:1], ready[1:], source, target)  # so that both are there
+            self._exchange(ready[:1], ready[1:], target, source)
+            found[source] = min(self._exchange(outgoing, incoming, source, target) for _ in range(MESSAGES))
+        return found
+
+    def _exchange(self, outgoing: torch.Tensor, incoming: torch.Tensor, source: int, target: int) -> float:
+        """Send and receive at once; seconds until what comes is there."""
+        begin = time.perf_counter()
+        works = dist.batch_isend_irecv(
+            [dist.P2POp(dist.irecv, incoming, source), dist.P2POp(dist.isend, outgoing, target)]
+        )
+        works[0].wait()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        took = time.perf_counter() - begin
+        for work in works[1:]:
+            work.wait()
+        return took

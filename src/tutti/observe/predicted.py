@@ -1,0 +1,33 @@
+"""What the recorded Programs were predicted to take, in a form that lies beside what was measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tutti.sim.gantt import panels
+from tutti.sim.step import RANK, DryRun, Part
+
+SIMULATED = "simulated.json"
+RECORDED = {"a step": "train", "a microbatch": "accumulate", "the update": "update"}  # as a step calls its Programs
+
+
+def predicted(made: DryRun) -> dict[str, Any]:
+    """seconds: of the step. programs: by name the seconds of each call, in the order before any is compiled. panels: of
+    the picture."""
+    return {
+        "seconds": made.seconds,
+        "cluster": str(made.cluster),
+        "level": made.level,
+        "programs": {RECORDED.get(part.name, part.name): _seconds(part) for part in made.parts},
+        "panels": [[title, seconds, rows] for title, seconds, rows in panels(made)],
+    }
+
+
+def _seconds(part: Part) -> list[float]:
+    """Of each call of a Program, in order."""
+    calls = [node for node in part.program.graph.nodes if node.op == "call_function"]
+    at, seconds = {node: i for i, node in enumerate(calls)}, [0.0] * len(calls)
+    for task in part.simulation.tasks[RANK]:
+        if task.event >= 0:
+            seconds[at[part.simulation.replays[RANK].events[task.event].node]] += task.seconds
+    return seconds

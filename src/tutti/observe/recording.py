@@ -1,0 +1,192 @@
+"""What was recorded of some steps, read again: the times of all ranks on one clock."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tutti.observe.calls import WAIT, Call
+from tutti.observe.predicted import SIMULATED
+
+PROGRAM = '{"program"'  # begins a line that tells of one
+SECOND = 1e-9  # of what clocks count
+MOST, FEWEST = 2000, 6  # steps that are looked into, of all ranks together, and of each
+
+
+class Collective(NamedTuple):
+    """One of a step. group: its ranks. place: its number among those of the group, the same on all of them."""
+
+    kind: str
+    axis: str
+    group: tuple[int, ...]
+    place: int
+
+
+class Block(NamedTuple):
+    """A call as it ran, in seconds. collective: that it carries out, begins or waits for. begins: whether no more than
+    that."""
+
+    program: str
+    number: int
+    call: Call
+    begin: float
+    end: float
+    collective: Collective | None = None
+    begins: bool = False
+
+
+@dataclass
+class Step:
+    """A step of one rank. begin, end: in seconds. blocks: in order. waits: (what, from which device of a pipeline,
+    begin, end). links: seconds of a message, by the rank that it came from."""
+
+    number: int
+    begin: float
+    end: float
+    blocks: list[Block]
+    waits: list[tuple[str, int, float, float]]
+    links: dict[int, float]
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+
+@dataclass
+class Rank:
+    """One rank. groups: with whom it communicates, by axis. message: bytes of those that try out links. programs: their
+    calls. nodes: of how many they were made."""
+
+    rank: int
+    ranks: int
+    host: str
+    groups: dict[str, list[int]]
+    message: int = 0
+    programs: dict[str, list[Call]] = field(default_factory=dict)
+    nodes: dict[str, int] = field(default_factory=dict)
+    steps: dict[int, Step] = field(default_factory=dict)
+
+    @property
+    def calls(self) -> list[tuple[str, int]]:
+        """Program and number of each call."""
+        return [(name, i) for name, calls in self.programs.items() for i in range(len(calls))]
+
+    @property
+    def kind(self) -> tuple:
+        """The same for ranks that compute the same."""
+        return tuple((name, tuple(call.label for call in calls)) for name, calls in self.programs.items())
+
+
+@dataclass
+class Recording:
+    """What all ranks recorded, in their order. predicted: of `monitoring.predicted`, where it is there."""
+
+    ranks: list[Rank]
+    predicted: dict[str, Any]
+
+    @cached_property
+    def steps(self) -> list[int]:
+        """Those that all ranks have, but for the first, in which Programs were made."""
+        common = set.intersection(*(set(rank.steps) for rank in self.ranks))
+        return sorted(common)[1:]
+
+    def of(self, step: int) -> Iterator[tuple[Rank, Step]]:
+        for rank in self.ranks:
+            yield rank, rank.steps[step]
+
+
+def read(folder: Path) -> Recording:
+    """Raises ValueError where there is nothing, or too little, to be read."""
+    files = sorted(folder.glob("rank-*.jsonl"))
+    if not files:
+        raise ValueError(f"{folder} has no recorded steps: no file rank-0.jsonl (`tutti train` records each "
+                         "--monitor.every-th step, 20 unless told, where two of them are to come)")  # fmt: skip
+    ranks = sorted((_rank(file) for file in files), key=lambda rank: rank.rank)
+    ranks = [rank for rank in ranks if rank.ranks == ranks[0].ranks and rank.rank < ranks[0].ranks]
+    if missing := set(range(ranks[0].ranks)) - {rank.rank for rank in ranks}:
+        raise ValueError(f"{folder} has no recording of rank {min(missing)}: bring the files of all machines together")
+    simulated = folder / SIMULATED
+    found = Recording(ranks, json.loads(simulated.read_text()) if simulated.exists() else {})
+    if not found.steps:
+        raise ValueError(f"{folder} has too few steps that all ranks recorded: at least two are needed")
+    _align(found)
+    return found
+
+
+def _rank(file: Path) -> Rank:
+    lines = file.read_text().splitlines()
+    about = json.loads(lines[0])
+    rank = Rank(about["rank"], about["ranks"], about["host"], about["groups"], about["message"])
+    programs = [line for line in lines[1:] if line.startswith(PROGRAM)]
+    newest = [line for line in lines[1:] if not line.startswith(PROGRAM)][-max(FEWEST, MOST // rank.ranks) :]
+    for text in [*programs, *newest]:
+        try:
+            line = json.loads(text)
+        except ValueError:  # the process was ended while it wrote
+            break
+        if "program" in line:
+            rank.programs[line["program"]] = [Call(**call) for call in line["calls"]]
+            rank.nodes[line["program"]] = line["nodes"]
+        else:
+            rank.steps[line["step"]] = _step(rank, line)
+    return rank
+
+
+def _step(rank: Rank, line: dict[str, Any]) -> Step:
+    runs = []  # of Programs: (begin, name, times)
+    for name, marks in line["runs"]:
+        times = SECOND * np.array(marks, dtype=np.float64).reshape(-1, len(rank.programs[name]) + 1)
+        runs += [(run[0], name, run) for run in times]
+    begun = {name: {call.ends for call in calls} for name, calls in rank.programs.items()}
+    blocks, places = [], defaultdict(int)
+    for _, name, times in sorted(runs, key=lambda run: run[0]):
+        own: dict[int, Collective] = {}
+        for i, call in enumerate(rank.programs[name]):
+            if call.axis:
+                group = tuple(rank.groups.get(call.axis, (rank.rank,)))
+                own[i] = Collective(call.kind, call.axis, group, places[call.axis])
+                places[call.axis] += 1
+            collective = own.get(call.ends if call.kind == WAIT else i)
+            blocks.append(Block(name, i, call, times[i], times[i + 1], collective, i in begun[name]))
+    waits = [(what, source, SECOND * begin, SECOND * end) for what, source, begin, end in line.get("waits", ())]
+    links = {int(source): seconds for source, seconds in (line.get("links") or {}).items()}
+    return Step(line["step"], SECOND * line["begin"], SECOND * line["end"], blocks, waits, links)
+
+
+def _align(recording: Recording) -> None:
+    """Set the clocks of machines by one another: the ranks of a collective that stands still are told at one time that
+    it is over."""
+    hosts = dict.fromkeys(rank.host for rank in recording.ranks)
+    ahead: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for step in recording.steps if len(hosts) > 1 else ():
+        ends: dict[Collective | None, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for rank, taken in recording.of(step):
+            for block in taken.blocks:
+                if block.call.axis and not block.begins:
+                    ends[block.collective][rank.host].append(block.end)
+        for at in ends.values():
+            for a in at:
+                for b in at:
+                    ahead[a, b].append(median(at[a]) - median(at[b]))
+    known = {next(iter(hosts)): 0.0}
+    while new := [(a, b) for a, b in ahead if a not in known and b in known]:
+        a, b = new[0]
+        known[a] = known[b] + median(ahead[a, b])
+    for rank in recording.ranks:
+        for step in rank.steps.values():
+            _shift(step, -known.get(rank.host, 0.0))
+
+
+def _shift(step: Step, by: float) -> None:
+    if by:
+        step.begin, step.end = step.begin + by, step.end + by
+        step.blocks = [block._replace(begin=block.begin + by, end=block.end + by) for block in step.blocks]
+        step.waits = [(what, source, begin + by, end + by) for what, source, begin, end in step.waits]

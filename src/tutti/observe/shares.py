@@ -1,0 +1,70 @@
+"""Where the time of recorded steps went on each rank: what it computed, and for what it stood still."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tutti.observe.recording import Block, Collective, Recording
+
+
+@dataclass
+class Share:
+    """Seconds of one rank, the mean over the recorded steps.
+
+    computing: by kind of call. moving: in which it stood still while bytes were on their way, by kind and axis.
+    waiting: for ranks that came late to a collective, by rank. passing: for what another device of a pipeline sends.
+    other: in no call, which is what Python and copies of the batch take. seconds: of the step.
+    """
+
+    seconds: float = 0.0
+    computing: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    moving: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
+    waiting: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    passing: float = 0.0
+
+    @property
+    def other(self) -> float:
+        known = (*self.computing.values(), *self.moving.values(), *self.waiting.values(), self.passing)
+        return max(0.0, self.seconds - sum(known))
+
+
+def shares(recording: Recording) -> list[Share]:
+    """By rank."""
+    found = [Share() for _ in recording.ranks]
+    part = 1 / len(recording.steps)
+    for step in recording.steps:
+        came = arrivals(recording, step)
+        for share, (_, taken) in zip(found, recording.of(step), strict=True):
+            share.seconds += part * taken.seconds
+            share.passing += part * sum(end - begin for _, _, begin, end in taken.waits)
+            for block in taken.blocks:
+                took = block.end - block.begin
+                if block.call.computes:
+                    share.computing[block.call.kind] += part * took
+                    continue
+                last, waited = late(block, came)
+                if waited:
+                    share.waiting[last] += part * waited
+                kind = block.collective.kind if block.collective else block.call.kind
+                axis = block.collective.axis if block.collective else block.call.axis
+                share.moving[kind, axis] += part * (took - waited)
+    return found
+
+
+def arrivals(recording: Recording, step: int) -> dict[Collective, dict[int, float]]:
+    """When the ranks of each collective of a step came to it."""
+    found: dict[Collective, dict[int, float]] = defaultdict(dict)
+    for rank, taken in recording.of(step):
+        for block in taken.blocks:
+            if block.call.axis and block.collective:
+                found[block.collective][rank.rank] = block.begin
+    return found
+
+
+def late(block: Block, came: Mapping[Collective, Mapping[int, float]]) -> tuple[int, float]:
+    """The rank that came last to what a block stands still for, and seconds that it was waited for."""
+    by = came.get(block.collective, {}) if block.collective and not block.begins else {}
+    last = max(by, key=by.__getitem__, default=-1)
+    return last, min(max(by[last] - block.begin, 0.0), block.end - block.begin) if by else 0.0

@@ -1,0 +1,238 @@
+"""Fused attention: split over batch and heads; over the sequence by a ring; over the keys alone by merging.
+
+Heads: with grouped queries, over groups or within each group. Where neighbours are split over the sequence, the
+reshards to heads and back are the all-to-alls of DeepSpeed Ulysses (Jacobs et al. 2023).
+
+Sequence, where there are as many queries as keys: each rank keeps its queries, and the blocks of keys and values
+travel round (Ring Attention, Liu et al. 2023); partial results are merged by their log-sum-exp. Under a causal mask,
+contiguous parts leave the first rank idle most of the time; parts that take every k-th token (a split with
+`outer = length / k`) are balanced to a token (Striped Attention, Brandon et al. 2023), and cost no traffic where the
+whole network is split so.
+"""
+
+from __future__ import annotations
+
+from math import inf, prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tutti.ir.step_graph import Call
+from tutti.ops.halo import pad
+from tutti.ops.registry import CONTIGUOUS, DENSE, LOCAL, SENDS, WORK, Cut, operands, rules
+
+aten = torch.ops.aten
+FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
+BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+ROWS = 2  # the dim of queries, keys and values that counts tokens
+
+
+def _lines(q: Call, k: Call, mask: list[Call], causal: bool, backward: bool) -> tuple[dict[str, str], dict[str, int]]:
+    """Dims of each operand; g groups of r query heads share a key head. Sizes that the shapes do not tell."""
+    (_, heads, queries, _), (_, groups, keys, _) = q.meta["val"].shape, k.meta["val"].shape
+    if queries == keys and not _one_column(mask):
+        rows, columns, seen = "s@", "s@", "t!"
+    else:
+        rows, columns = "s!" if causal else "s", "t!" if causal else "t" if backward else "t@"
+        seen = columns
+    names = ["b", "(g r)", rows, seen]
+    masks = [
+        " ".join("1" if n == 1 else c for c, n in zip(names[4 - len(shape) :], shape, strict=True))
+        for shape in (m.meta["val"].shape for m in mask)
+    ]
+    lines = {
+        "q": f"b (g r) {rows} d!", "k": f"b g {columns} d!", "v": f"b g {columns} e!",
+        "out": f"b (g r) {rows} e!", "lse": f"b (g r) {rows}", "mask": "".join(f", {m}" for m in masks),
+    }  # fmt: skip
+    return lines, {"g": groups, "r": heads // groups}
+
+
+def _one_column(mask: list[Call]) -> bool:
+    return any(m.meta["val"].shape[-1] == 1 for m in mask)
+
+
+def _attention(node: Call):
+    q, k, _, *mask = operands(node)
+    at, sizes = _lines(q, k, mask, causal(node.args, 4), backward=False)
+    return f"{at['q']}, {at['k']}, {at['v']}{at['mask']} -> {at['out']}, ={at['lse']}", sizes
+
+
+def _attention_backward(node: Call):
+    _, q, k, _, _, _, *mask = operands(node)
+    at, sizes = _lines(q, k, mask, causal(node.args, 7), backward=True)
+    given = f"{at['out']}, {at['q']}, {at['k']}, {at['v']}, {at['out']}, {at['lse']}{at['mask']}"
+    return f"{given} -> {at['q']}, {at['k']}, {at['v']} | ~0", sizes
+
+
+def causal(args: tuple, position: int) -> bool:
+    return len(args) > position and args[position] is True
+
+
+rules({FORWARD: _attention, BACKWARD: _attention_backward})
+DENSE |= {FORWARD: (0, 1, 2), BACKWARD: (0, 1, 2, 3, 4)}
+CONTIGUOUS[BACKWARD] = (5,)
+
+
+class Block(NamedTuple):
+    """Queries that see keys: all of them, or, where it is square and causal, those before and at their own place."""
+
+    rows: slice
+    columns: slice
+    causal: bool
+
+
+def blocks(digits: list[tuple[int, str | None]], here: dict[str, int], there: dict[str, int]) -> list[Block]:
+    """What the tokens of one part see of another's under a causal mask.
+
+    digits: the sequence as a mixed-radix number, most significant first: (size, axis that holds the digit or None).
+    here, there: the digits that the parts of the queries and of the keys hold. The rest counts the local tokens.
+    """
+    while digits and digits[0][1] is not None:
+        axis = str(digits[0][1])
+        if here[axis] != there[axis]:
+            n = prod(size for size, held in digits if held is None)
+            return [Block(slice(0, n), slice(0, n), False)] if there[axis] < here[axis] else []
+        digits = digits[1:]
+    if not digits:
+        return [Block(slice(0, 1), slice(0, 1), False)]
+    (n, _), *inner = digits
+    axes = [str(axis) for _, axis in inner if axis is not None]
+    if len(axes) == len(inner):  # what is local is one run of tokens, a fixed distance apart
+        if [there[a] for a in axes] <= [here[a] for a in axes]:
+            return [Block(slice(0, n), slice(0, n), True)]
+        return [Block(slice(1, n), slice(0, n - 1), True)] if n > 1 else []
+    size, found = prod(s for s, axis in inner if axis is None), []
+    for i in range(n):
+        rows = slice(i * size, (i + 1) * size)
+        if i:
+            found.append(Block(rows, slice(0, i * size), False))
+        for block in blocks(inner, here, there):
+            found.append(Block(_moved(block.rows, i * size), _moved(block.columns, i * size), block.causal))
+    return found
+
+
+def _moved(s: slice, by: int) -> slice:
+    return slice(s.start + by, s.stop + by)
+
+
+def _seen(here, causal: bool, rows: int, columns: int, source: int) -> list[Block]:
+    """What this part's queries see of the keys of part `source`."""
+    if not causal:
+        return [Block(slice(0, rows), slice(0, columns), False)]
+    return blocks(here.digits("s"), here.coordinates("s", here.part("s")), here.coordinates("s", source))
+
+
+def _cut(x: Tensor, s: slice, dim: int = ROWS) -> Tensor:
+    return x if s == slice(0, x.shape[dim]) else x.narrow(dim, s.start, s.stop - s.start)
+
+
+def _masked(here, mask: Tensor | None, source: int, block: Block) -> Tensor | None:
+    """The part of a mask for keys of part `source`; it has all columns, and this part's rows or one for all."""
+    if mask is None:
+        return None
+    mask = _cut(here.select(mask, mask.ndim - 1, "s", source), block.columns, mask.ndim - 1)
+    return mask if mask.shape[-2] == 1 else _cut(mask, block.rows, mask.ndim - 2)
+
+
+def _local(here, q, k, v, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
+    if here.axes("t"):
+        return _merged_over_keys(here, q, k, v, attn_mask, scale)
+    out = lse = None
+    rows, parts = q.shape[ROWS], here.parts("s")
+    kv = torch.cat([k, v], -1)
+    for step in range(parts):
+        source = (here.part("s") - step) % parts
+        for block in _seen(here, is_causal, rows, k.shape[ROWS], source):
+            k, v = _cut(kv, block.columns).split([q.shape[-1], v.shape[-1]], -1)
+            new, sums = _over(_cut(q, block.rows), k, v, block.causal, _masked(here, attn_mask, source, block), scale)
+            before, after = block.rows.start, rows - block.rows.stop
+            new = pad(new.to(sums.dtype), ROWS, before, after)
+            sums = torch.constant_pad_nd(sums, [before, after], -inf) if before or after else sums
+            out, lse = (new, sums) if out is None or lse is None else _merge(out, lse, new, sums)
+        if step + 1 < parts:
+            kv = here.shift(kv, "s", 1, edge=None)
+    assert out is not None and lse is not None
+    return out, torch.where(lse == -inf, 0.0, lse)
+
+
+def _over(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, scale: float | None):
+    """Attention over some keys, and its log-sum-exp: -inf where a query sees none of them; the kernel says 0 there."""
+    out, lse = FORWARD(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
+    if mask is not None:
+        nothing = (~mask if mask.dtype == torch.bool else mask == -inf).all(-1)
+        lse = torch.where(nothing, -inf, lse)
+    return out, lse
+
+
+def _merge(out: Tensor, lse: Tensor, new: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention over two sets of keys from that over each."""
+    both = torch.logaddexp(lse, sums)
+    seen = torch.where(both == -inf, 0.0, both)  # a query may have seen nothing yet
+    weights = [(s - seen).exp().unsqueeze(-1) for s in (lse, sums)]
+    return out * weights[0] + new * weights[1], both
+
+
+def _merged_over_keys(here, q, k, v, mask, scale):
+    """Queries see a part of the keys: a partial sum, weighted by this part's share of the denominator."""
+    out, lse = _over(q, k, v, False, mask, scale)
+    top = here.all_reduce(lse, "t", "max")
+    top = torch.where(top == -inf, 0.0, top)
+    both = top + here.all_reduce((lse - top).exp(), "t", "sum").log()
+    share = torch.where(lse == -inf, 0.0, (lse - both).exp())
+    return out * share.unsqueeze(-1), torch.where(both == -inf, 0.0, both)
+
+
+def _local_backward(here, grad, q, k, v, out, lse, dropout_p, is_causal, *, attn_mask=None, scale=None):
+    """Keys and values travel as in the forward pass; the gradients for each part's go back to it straight."""
+    rows, parts, wide = q.shape[ROWS], here.parts("s"), lse.dtype
+    gq = torch.zeros_like(q, dtype=wide)
+    kv = torch.cat([k, v], -1)
+    gkv = torch.zeros_like(kv, dtype=wide)
+    widths = [k.shape[-1], v.shape[-1]]
+    for step in range(parts):
+        source = (here.part("s") - step) % parts
+        own = torch.zeros_like(gkv)
+        for block in _seen(here, is_causal, rows, k.shape[ROWS], source):
+            k, v = _cut(kv, block.columns).split(widths, -1)
+            g, x, y = (_cut(t, block.rows) for t in (grad, q, out))
+            part, gk, gv = BACKWARD(
+                g, x, k, v, y, _cut(lse, block.rows).contiguous(), 0.0, block.causal,
+                attn_mask=_masked(here, attn_mask, source, block), scale=scale,
+            )  # fmt: skip
+            gq = gq + pad(part.to(wide), ROWS, block.rows.start, rows - block.rows.stop)
+            after = gkv.shape[ROWS] - block.columns.stop
+            own = own + pad(torch.cat([gk, gv], -1).to(wide), ROWS, block.columns.start, after)
+        gkv = gkv + (here.shift(own.to(q.dtype), "s", -step, edge=None).to(wide) if step else own)
+        if step + 1 < parts:
+            kv = here.shift(kv, "s", 1, edge=None)
+    return gq, *gkv.split(widths, -1)
+
+
+LOCAL |= {FORWARD: _local, BACKWARD: _local_backward}
+
+
+def _ring(times: int, k: int):
+    """Keys and values go to all but the last of the other ranks' places; in the backward pass so do their gradients."""
+
+    def sends(cut: Cut) -> list[tuple[str, int]]:
+        if cut.factor == "t":
+            return [("all_reduce", cut.outputs[1].bytes)] * 2
+        return [("shift", times * (cut.inputs[k].bytes + cut.inputs[k + 1].bytes))] * (cut.k - 1)
+
+    return sends
+
+
+SENDS |= {FORWARD: _ring(1, 1), BACKWARD: _ring(2, 2)}
+
+
+def _busiest(position: int):
+    """Under a causal mask the last of k contiguous parts sees all of the others' keys."""
+
+    def work(node: Any, factor: str, outer: int, k: int) -> float:
+        return (2 * k - 1) / k if factor == "s" and outer == 1 and causal(node.args, position) else 1.0
+
+    return work
+
+
+WORK |= {FORWARD: _busiest(4), BACKWARD: _busiest(7)}

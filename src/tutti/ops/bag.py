@@ -1,0 +1,150 @@
+"""Embedding bags: sums, means or maxima of rows. A split table makes each rank add up its own rows.
+
+Bags may be split where they are known to be of equal size: where their offsets come from an `arange`, as for indices of
+shape (bags, size). The offsets of a rank's part are then made anew.
+
+Rows of other ranks are weighted by zero, so that the fused kernel can be used: a first row of a part that holds no
+finite numbers shows in bags that do not hold it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from tutti.ir.step_graph import Call, Spec
+from tutti.ops.registry import CONTIGUOUS, LOCAL, named, rules
+from tutti.ops.rows import read_rows, write_rows
+
+aten = torch.ops.aten
+SUM, MEAN, MAX = 0, 1, 2  # torch's codes of the mode
+FORWARD = (aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
+GRADIENT = aten._embedding_bag_backward.default
+OF_WEIGHTS = aten._embedding_bag_per_sample_weights_backward.default
+
+
+def _numel(x: Call) -> int:
+    return x.meta["val"].numel
+
+
+def _regular(indices: Call, offsets: Call) -> bool:
+    """Whether all bags are known to have one size."""
+    if offsets.target is aten.arange.start_step:
+        start, end, step = offsets.args[:3]
+    elif offsets.target in (aten.arange.default, aten.arange.start):
+        start, end, step = (*(0, *offsets.args)[-2:], 1)
+    else:
+        return False
+    return start == 0 and end == _numel(indices) == _numel(offsets) * step
+
+
+def _names(given: dict, bags: int) -> tuple[str, str, str, str]:
+    """Of the bags, of the entries, of the offsets, and of the table's rows."""
+    indices, offsets = given["indices"], given["offsets"]
+    scaled = given.get("scale_grad_by_freq")  # by how often an index occurs: all entries are needed
+    if _numel(offsets) != bags:  # there is a last offset
+        return "b!", "n!", "o!", "v!"
+    row = "v!" if scaled or given["mode"] == MAX else "v*"
+    if _regular(indices, offsets) and not scaled:
+        return "b@", "(b@ l!)", "b@", row
+    return "b!", "n!", "b!", row
+
+
+def _made(given: dict, made: Iterable[Spec], bags: str, entries: str) -> str:
+    """What the forward pass makes beside the result: of each entry its bag, of each bag its size and either the rows
+    where its maxima are or its size again. On some devices one of them is not made; with a last offset, one is longer.
+    """
+    size, largest = ("j!", "k!") if given.get("include_last_offset") else (bags, bags)
+    lines = [entries, size, f"{bags} z" if given["mode"] == MAX else largest]
+    return ", = ".join("1" if spec.shape == (0,) else line for spec, line in zip(made, lines, strict=True))
+
+
+def _bag(node: Call):
+    given, (out, *made) = named(node.target, node.args, node.kwargs), node.meta["val"]
+    if given["sparse"]:
+        return None
+    bags, entries, offsets, row = _names(given, out.shape[0])
+    weights = f", {entries}" if given["per_sample_weights"] is not None else ""
+    line = f"{row} z, {entries}, {offsets}{weights} -> {bags} z, = {_made(given, made, bags, entries)}"
+    return line, {"b": out.shape[0]}
+
+
+def _bag_gradient(node: Call):
+    given = named(node.target, node.args, node.kwargs)
+    if given["sparse"]:
+        return None
+    made = [given[name].meta["val"] for name in ("offset2bag", "bag_size", "maximum_indices")]
+    count = given["grad"].meta["val"].shape[0]
+    bags, entries, offsets, row = _names(given, count)
+    more = _made(given, made, bags, entries).replace("=", "")
+    weights, linear = (f", {entries}", "~0 ~6") if given["per_sample_weights"] is not None else ("", "~0")
+    return f"{bags} z, {entries}, {offsets}, {more}{weights} -> {row} z | {linear}", {"b": count}
+
+
+def _weights_gradient(node: Call):
+    given = named(node.target, node.args, node.kwargs)
+    count = given["grad"].meta["val"].shape[0]
+    bags, entries, offsets, row = _names(given, count)
+    bag_of = "1" if given["offset2bag"].meta["val"].shape == (0,) else entries
+    return f"{bags} z, {row} z, {entries}, {offsets}, {bag_of} -> {entries} | ~0 ~1", {"b": count}
+
+
+rules(dict.fromkeys(FORWARD, _bag) | {GRADIENT: _bag_gradient, OF_WEIGHTS: _weights_gradient})
+
+
+def _entries(here, indices: Tensor, offsets: Tensor, bags: int) -> tuple[Tensor, Tensor, Tensor]:
+    """This rank's indices; where its bags begin among them; the bag of each, counted from this rank's first."""
+    dtype = torch.promote_types(indices.dtype, offsets.dtype)
+    places = torch.arange(len(indices), dtype=dtype, device=indices.device)
+    begin = places[:: len(indices) // len(offsets)].contiguous() if here.axes("b") else offsets.to(dtype)
+    return indices.to(dtype), begin, torch.bucketize(places, begin[1:bags].contiguous(), right=True).to(dtype)
+
+
+def _bag_sums(
+    here, weight, indices, offsets, scale=False, mode=SUM, sparse=False, weights=None, last=False, padding=-1
+):
+    n, bags = len(indices), len(offsets) - last
+    indices, begin, bag = _entries(here, indices, offsets, bags)
+    counted = torch.ones_like(indices) if padding < 0 else (indices != padding).to(indices.dtype)
+    size = torch.zeros(bags, dtype=indices.dtype, device=indices.device).index_add(0, bag, counted)
+    if here.axes("v"):
+        rows, own = read_rows(here, "v", indices)
+        own = (own & counted.bool()).to(weight.dtype)
+        own = own if weights is None else own * weights
+        out = aten._embedding_bag(weight, rows, begin, False, SUM, False, own, last)[0]
+        out = out / size.clamp(min=1).unsqueeze(1) if mode == MEAN else out
+        largest = size
+    else:
+        out, _, _, largest = aten._embedding_bag(weight, indices, begin, scale, mode, sparse, weights, last, padding)
+    size = torch.zeros_like(size) if mode == SUM else size  # as torch has it
+    if here.whole_shape(1) == (0,):
+        bag = bag.new_empty(0)
+    elif here.axes("b"):
+        bag = (offsets // (n // bags))[bag]  # among the bags of the whole
+    return out, bag, size, largest if mode == MAX else size.clone()
+
+
+def _bag_rows(here, grad, indices, offsets, bag, size, largest, rows, scale, mode, sparse, weights, padding=-1):
+    indices, begin, bag = _entries(here, indices, offsets, len(grad))
+    if not here.axes("v"):
+        return GRADIENT(grad, indices, begin, bag, size, largest, rows, scale, mode, False, weights, padding)
+    spare = here.size("v")
+    own, _ = write_rows(here, "v", indices)
+    own = torch.where(indices == padding, spare, own) if padding >= 0 else own
+    grad = GRADIENT(grad, own, begin, bag, size, largest, spare + 1, scale, mode, False, weights, -1)
+    return grad.narrow(0, 0, spare)
+
+
+def _bag_weights(here, grad, weight, indices, offsets, bag, mode, padding=-1):
+    indices, begin, bag = _entries(here, indices, offsets, len(grad))
+    if not here.axes("v"):
+        return OF_WEIGHTS(grad, weight, indices, begin, bag, mode, padding)
+    rows, own = read_rows(here, "v", indices)
+    own = own & (indices != padding) if padding >= 0 else own
+    return torch.where(own, OF_WEIGHTS(grad, weight, rows, begin, bag, mode, -1), 0)
+
+
+LOCAL |= dict.fromkeys(FORWARD, _bag_sums) | {GRADIENT: _bag_rows, OF_WEIGHTS: _bag_weights}
+CONTIGUOUS |= dict.fromkeys(FORWARD, (0,))  # else the kernel is another, and makes other things beside the result

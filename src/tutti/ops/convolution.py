@@ -1,0 +1,194 @@
+"""Convolutions of any rank: split over batch, groups, channels on either side, and over height, width, ... by halos.
+
+Per spatial dim an output position o reads the inputs `o s - p + d j` for j < k (stride s, padding p, dilation d, kernel
+size k). Where the input has s times as many positions as the output, parts of both correspond, and a part needs p
+positions before its own and d (k - 1) - p - (s - 1) behind. A transposed convolution is the adjoint of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tutti.ir.step_graph import Call
+from tutti.ops.halo import halo, halo_rows, pad, unhalo
+from tutti.ops.registry import ARGUMENTS, LOCAL, SENDS, Cut, operands, rules
+
+aten = torch.ops.aten
+AXES = "hwd"
+Shape = tuple[int, ...]
+
+
+class Window(NamedTuple):
+    """What a convolution does along one spatial dim."""
+
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
+    transposed: bool
+
+    @property
+    def reach(self) -> int:
+        return self.dilation * (self.kernel - 1)
+
+    @property
+    def borders(self) -> tuple[int, int]:
+        """Input positions that a part needs before and behind its own; negative where it does not need all of those."""
+        if self.transposed:
+            return max(0, (self.reach - self.padding) // self.stride), 1 + (self.padding - 1) // self.stride
+        return self.padding, self.reach - self.padding - (self.stride - 1)
+
+    def factors(self, axis: str, size: int, made: int, local: bool = False) -> tuple[str, str, dict[str, int]]:
+        """Notation of the dim before and after, with the sizes it cannot tell.
+
+        local: splitting needs a computation of its own even where parts do not look at one another.
+        """
+        large, small = (made, size) if self.transposed else (size, made)
+        if large != self.stride * small or (self.transposed and self.padding > self.reach):
+            return f"{axis}0!", f"{axis}1!", {}
+        mark = "*" if local or self.kernel > 1 or self.stride > 1 else ""
+        if self.stride == 1:
+            return axis + mark, axis + mark, {}
+        many = f"({axis}{mark} {axis}s!)"
+        sizes = {f"{axis}s": self.stride}
+        return (axis + mark, many, sizes) if self.transposed else (many, axis + mark, sizes)
+
+
+def windows(kernels: tuple[int, ...], args: tuple) -> list[Window]:
+    """One window per spatial dim. args: (stride, padding, dilation, transposed), short lists standing for all dims."""
+    stride, padding, dilation, transposed = args
+    spread = [list(v) * len(kernels) if len(v) == 1 else list(v) for v in (stride, padding, dilation)]
+    return [Window(k, s, p, d, transposed) for k, s, p, d in zip(kernels, *spread, strict=True)]
+
+
+def _notation(x: tuple, w: tuple, y: tuple, args: tuple, groups: int):
+    """Lines of input, weight, bias and output, and sizes."""
+    axes = AXES[: len(w) - 2]
+    dims = [
+        window.factors(axis, size, made)
+        for axis, size, made, window in zip(axes, x[2:], y[2:], windows(w[2:], args), strict=True)
+    ]
+    kernel = " ".join(f"{axis}k!" for axis in axes)
+    into = "(g c) o" if args[3] else "(g o) c"
+    sizes = {k: v for *_, found in dims for k, v in found.items()} | {"g": groups}
+    left = " ".join(["n", "(g c)", *(before for before, *_ in dims)])
+    right = " ".join(["n", "(g o)", *(after for _, after, _ in dims)])
+    return left, f"{into} {kernel}", "(g o)", right, sizes | {"o": y[1] // groups, "c": x[1] // groups}
+
+
+def _convolution(node: Call):
+    shapes = [n.meta["val"].shape for n in operands(node)]
+    x, w, b, y, sizes = _notation(shapes[0], shapes[1], node.meta["val"].shape, node.args[3:7], node.args[8])
+    bias = "" if len(shapes) < 3 else f", +{b}"
+    return f"{x}, {w}{bias} -> {y} | " + ("~0 ~1" if not bias else "~02 ~12"), sizes
+
+
+def _backward(node: Call):
+    grad, x, w = (n.meta["val"].shape for n in operands(node))
+    left, weight, bias, right, sizes = _notation(x, w, grad, node.args[4:8], node.args[9])
+    made = [line if m else "1" for line, m in zip((left, weight, bias), node.args[10], strict=True)]
+    read = left.replace(" c)", " c:same)")  # the bias' gradient needs no input
+    return f"{right}, {read}, {weight} -> {', '.join(made)} | ~0", sizes
+
+
+rules({aten.convolution.default: _convolution, aten.convolution_backward.default: _backward})
+
+
+def _groups(x: Shape, y: Shape, w: Shape, transposed: bool) -> int:
+    """How many groups there are locally: the weight's second dim counts the channels of one."""
+    return (y if transposed else x)[1] // w[1]
+
+
+def _arguments(args: tuple, shapes: list[Shape]) -> tuple:
+    x, w = (a.meta["val"].shape for a in args[:2])
+    return (*args[:8], _groups(x, shapes[0], w, args[6]))
+
+
+def _backward_arguments(args: tuple, shapes: list[Shape]) -> tuple:
+    grad, x, w = (a.meta["val"].shape for a in args[:3])
+    return (*args[:3], args[3] and [grad[1]], *args[4:9], _groups(x, grad, w, args[7]), args[10])
+
+
+ARGUMENTS |= {aten.convolution.default: _arguments, aten.convolution_backward.default: _backward_arguments}
+
+
+def split_dims(here, x: Tensor, found: list[Window]) -> list[tuple[str, int, Window]]:
+    """Which of the last dims of x are split: (factor, dim, window)."""
+    first = x.ndim - len(found)
+    return [(axis, first + i, w) for i, (axis, w) in enumerate(zip(AXES, found, strict=False)) if here.axes(axis)]
+
+
+def paddings(here, found: list[Window]) -> list[int]:
+    """Split dims are padded by their halos."""
+    return [0 if here.axes(axis) else w.padding for axis, w in zip(AXES, found, strict=False)]
+
+
+def _local(here, x, w, bias, stride, padding, dilation, transposed, output_padding, groups):
+    found = windows(w.shape[2:], (stride, padding, dilation, transposed))
+    split = split_dims(here, x, found)
+    own = {dim: x.shape[dim] for _, dim, _ in split}
+    for axis, dim, window in split:
+        x = halo(here, x, axis, dim, *window.borders)
+    spread = _spread(w, output_padding, split)
+    groups = _groups(x.shape, tuple(here.output_shape(0)), w.shape, transposed)
+    y = aten.convolution(x, w, bias, stride, paddings(here, found), dilation, transposed, spread, groups)
+    if transposed:
+        for _, dim, window in split:
+            y = y.narrow(dim, _first(window), own[dim] * window.stride)
+    return y
+
+
+def _local_backward(here, grad, x, w, bias, stride, padding, dilation, transposed, output_padding, groups, mask):
+    found = windows(w.shape[2:], (stride, padding, dilation, transposed))
+    split = split_dims(here, x, found)
+    for axis, dim, window in split:
+        if transposed:  # zeros where the forward pass cut
+            made = (x.shape[dim] + sum(window.borders) - 1) * window.stride + window.reach + 1
+            grad = pad(grad, dim, _first(window), max(0, made - _first(window) - grad.shape[dim]))
+        x = halo(here, x, axis, dim, *window.borders)
+    groups = _groups(x.shape, grad.shape, w.shape, transposed)
+    spread = _spread(w, output_padding, split)
+    bias = bias and [grad.shape[1]]
+    gx, gw, gb = aten.convolution_backward(
+        grad, x, w, bias, stride, paddings(here, found), dilation, transposed, spread, groups, mask
+    )
+    for axis, dim, window in reversed(split) if mask[0] else ():
+        gx = unhalo(here, gx, axis, dim, *window.borders)
+    return gx, gw, gb
+
+
+def _first(window: Window) -> int:
+    """Where a part's own positions begin in what a transposed convolution makes of the part and its halo."""
+    return window.padding + window.borders[0] * window.stride
+
+
+def _spread(w: Tensor, output_padding: list[int], split: list) -> list[int]:
+    """Extra positions at the end: in split dims none but what a kernel shorter than its stride leaves out."""
+    spread = list(output_padding) * (w.ndim - 2) if len(output_padding) == 1 else list(output_padding)
+    for _, dim, window in split:
+        covered = (window.padding - 1) // window.stride * window.stride + window.reach + 1
+        spread[dim - 2] = max(0, window.padding - covered) if window.transposed else 0
+    return spread
+
+
+LOCAL |= {aten.convolution.default: _local, aten.convolution_backward.default: _local_backward}
+
+
+def _sends(cut: Cut, gradient: bool) -> Iterator[tuple[str, int]]:
+    """The input's halo; in the backward pass, the other way, its gradient's as well."""
+    x, w = cut.inputs[gradient : gradient + 2]
+    args = cut.node.args[3 + gradient : 7 + gradient]
+    dim = 2 + AXES.index(cut.factor)
+    rows = halo_rows(*windows(w.shape[2:], args)[dim - 2].borders)
+    times = 2 if gradient and cut.node.args[10][0] else 1
+    yield "shift", times * rows * (x.bytes // x.shape[dim])
+
+
+SENDS |= {
+    aten.convolution.default: lambda cut: _sends(cut, gradient=False),
+    aten.convolution_backward.default: lambda cut: _sends(cut, gradient=True),
+}

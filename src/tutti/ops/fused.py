@@ -1,0 +1,110 @@
+"""Fused operators: their rows, and what else is independent, may be split."""
+
+from __future__ import annotations
+
+from string import ascii_lowercase
+
+import torch
+from torch import Tensor
+
+import tutti.nn.fused  # noqa: F401  (registers the operators)
+from tutti.ir.step_graph import Call
+from tutti.ops.pointwise import broadcast
+from tutti.ops.registry import LOCAL, SENDS, Cut, rules
+from tutti.ops.rows import own_rows
+
+ops = torch.ops.tutti
+
+
+def _rows(x: Call) -> str:
+    """All dims but the last."""
+    return " ".join(ascii_lowercase[: len(x.meta["val"].shape) - 1])
+
+
+def _rms_norm(node: Call) -> str:
+    rows, weight = _rows(node.args[0]), ", h!" if node.args[1] is not None else ""
+    return f"{rows} h!{weight} -> {rows} h!, {rows} 1"
+
+
+def _rms_norm_backward(node: Call) -> str:
+    _, x, weight, _, offset, _, wanted, *added = node.args
+    rows, given = _rows(x), ", h!" if weight is not None else ""
+    gx, gw = f"{rows} h!" if wanted[0] else "1", "h!" if given and wanted[1] else "1"
+    if added:
+        last = 3 + bool(given)
+        return f"{rows} h!, {rows} h!{given}, {rows} 1, {rows} h! -> {gx}, {gw} | ~0{last}"
+    linear = "~0 ~2" if given and gw == "1" and not offset else "~0"
+    return f"{rows} h!, {rows} h!{given}, {rows} 1 -> {gx}, {gw} | {linear}"
+
+
+def _rotary(node: Call) -> str:
+    """Linear in x, and in both angles together."""
+    x, *angles = ([*broadcast(n.meta["val"].shape, node.meta["val"].shape).split()[:-1], "d!"] for n in node.args)
+    line = " ".join(x)
+    return f"{line}, {', '.join(' '.join(dims) for dims in angles)} -> {line} | ~0 ~12"
+
+
+def _glu(node: Call) -> str:
+    line = " ".join(ascii_lowercase[: len(node.meta["val"].shape)])
+    return f"{line}, {line} -> {line} | ~1"
+
+
+def _glu_backward(node: Call) -> str:
+    line = " ".join(ascii_lowercase[: len(node.args[0].meta["val"].shape)])
+    return f"{line}, {line}, {line} -> {line}, {line} | ~0"
+
+
+def _linear_logsumexp(node: Call) -> str:
+    return f"t h!, v* h!{', v*' if node.args[2] is not None else ''}, t -> =t, =t"
+
+
+def _linear_logsumexp_backward(node: Call) -> str:
+    bias, wanted = node.args[4] is not None, node.args[7]
+    outputs = [text if want else "1" for text, want in zip(("t h!", "v* h!", "v*"), wanted, strict=True)]
+    outputs[2] = outputs[2] if bias else "1"
+    return f"t, t, t h!, v* h!{', v*' if bias else ''}, t, t -> {', '.join(outputs)} | ~01"
+
+
+rules(
+    {
+        ops.rms_norm.default: _rms_norm,
+        ops.rms_norm_backward.default: _rms_norm_backward,
+        ops.rotary.default: _rotary,
+        ops.rotary_backward.default: _rotary,
+        ops.glu.default: _glu,
+        ops.glu_backward.default: _glu_backward,
+        ops.linear_logsumexp.default: _linear_logsumexp,
+        ops.linear_logsumexp_backward.default: _linear_logsumexp_backward,
+    }
+)
+
+
+def _own_labels(here, labels: Tensor) -> Tensor:
+    """Counted from this rank's first class; negative where the label is another rank's, or of none."""
+    own, _ = own_rows(here, "v", labels, elsewhere=-1, beyond=here.size("v"))
+    return torch.where(labels < 0, -1, own)
+
+
+def _local_linear_logsumexp(here, hidden, weight, bias, labels):
+    lse, picked = ops.linear_logsumexp(hidden, weight, bias, _own_labels(here, labels))
+    top = here.all_reduce(lse, "v", "max")
+    total = here.all_reduce((lse - top).exp(), "v", "sum")
+    return top + total.log(), here.all_reduce(picked, "v", "sum")
+
+
+def _local_linear_logsumexp_backward(here, grad_lse, grad_picked, hidden, weight, bias, labels, lse, wanted):
+    own = _own_labels(here, labels)
+    return ops.linear_logsumexp_backward(grad_lse, grad_picked, hidden, weight, bias, own, lse, wanted)
+
+
+LOCAL |= {
+    ops.linear_logsumexp.default: _local_linear_logsumexp,
+    ops.linear_logsumexp_backward.default: _local_linear_logsumexp_backward,
+}
+
+
+def _three_numbers_a_row(cut: Cut) -> list[tuple[str, int]]:
+    return [("all_reduce", cut.outputs[0].bytes)] * 3
+
+
+SENDS[ops.linear_logsumexp.default] = _three_numbers_a_row

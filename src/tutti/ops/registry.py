@@ -1,0 +1,102 @@
+"""The table of all rules, and what goes with a rule where splitting an operator changes its arguments."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from tutti.ir.loops import LOOPS
+from tutti.ir.step_graph import Call, Spec
+from tutti.ops.rule import Rule, parse
+
+Notation = str | tuple[str, dict[str, int]]  # the line, and sizes of factors that it cannot tell by itself
+Maker = Callable[[fx.Node], Notation | None]  # for operators whose rule depends on their arguments
+
+RULES: dict[Any, str | Maker] = {}
+ARGUMENTS: dict[Any, Callable[[tuple, list[tuple[int, ...]]], tuple]] = {}  # (arguments, local output shapes) -> own
+LOCAL: dict[Any, Callable] = {}  # (Here, *arguments with local tensors) -> local outputs, of any dtypes
+DENSE: dict[Any, tuple[int, ...]] = {}  # operands whose last dim torch's kernel reads as a run of memory, unchecked
+CONTIGUOUS: dict[Any, tuple[int, ...]] = {}  # operands whose strides torch's kernel overlooks or refuses
+SENDS: dict[Any, Callable[[Cut], Iterable[tuple[str, int]]]] = {}  # what the local computation exchanges
+# (node, factor, outer, k) -> how much more than an even share the busiest of k ranks computes
+WORK: dict[Any, Callable[[fx.Node, str, int, int], float]] = {}
+
+
+@dataclass(frozen=True)
+class Cut:
+    """An axis of size k that splits a factor of a call by its local computation: asked for what that sends."""
+
+    node: Call
+    rule: Rule
+    factor: str
+    k: int
+    inputs: list[Spec]  # local, under all axes
+    outputs: list[Spec]
+
+    def dim(self, operand: int) -> int:
+        """The dim of an operand that holds the factor."""
+        place = self.rule.position(self.rule.inputs[operand], self.factor)
+        assert place is not None
+        return place[0]
+
+
+def rules(table: Mapping[Any, str | Maker]) -> None:
+    """Add rules to the table; one operator has one rule."""
+    for target, rule in table.items():
+        assert target not in RULES, f"{target} has a rule already"
+        RULES[target] = rule
+
+
+def operands(node: fx.Node) -> list[fx.Node]:
+    """The tensor arguments of a node in order, one for each occurrence."""
+    found: list[fx.Node] = []
+    fx.map_arg((node.args, node.kwargs), found.append)
+    return found
+
+
+def named(target: Any, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name, defaults included."""
+    known = target._schema.arguments
+    given = {a.name: a.default_value if a.has_default_value() else None for a in known}
+    return given | dict(zip((a.name for a in known), args, strict=False)) | dict(kwargs)
+
+
+def specs(node: fx.Node) -> list[Spec]:
+    """The outputs of a node; an optional output that is not made counts as a tensor of no elements."""
+    value = node.meta["val"]
+    return [v or Spec((0,), None) for v in (value if isinstance(value, tuple) else (value,))]  # pyright: ignore
+
+
+def source(node: fx.Node) -> tuple[fx.Node, int]:
+    """Who makes this tensor, and as which of its outputs."""
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        return node.args[0], node.args[1]  # pyright: ignore[reportReturnType]
+    return node, 0
+
+
+def rule_of(node: fx.Node) -> Rule | None:
+    """The rule of a call for its shapes and arguments; None where the table has none that applies."""
+    entry = RULES.get(node.target)
+    if node.target in LOOPS:
+        entry = RULES[type(LOOPS[node.target])]
+    elif entry is None and torch.Tag.pointwise in getattr(node.target, "tags", ()):
+        entry = RULES[torch.Tag.pointwise]
+    notation = entry(node) if callable(entry) else entry
+    if notation is None:
+        return None
+    line, sizes = notation if isinstance(notation, tuple) else (notation, {})
+    try:
+        return parse(line, [n.meta["val"].shape for n in operands(node)], [s.shape for s in specs(node)], **sizes)
+    except ValueError as error:
+        raise ValueError(f"{node.target}: {error}") from None
+
+
+def replicated(node: fx.Node) -> Rule:
+    """The rule of an operator that cannot be split."""
+    ins, outs = ([()] * len(operands(node)), [()] * len(specs(node)))
+    return Rule("whole", tuple(ins), tuple(outs), {})

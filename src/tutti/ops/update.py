@@ -1,0 +1,13 @@
+"""Optimizer updates: elementwise over the parameter; step and learning rate are numbers. And how they are rounded."""
+
+import torch
+
+import tutti.nn.adam
+import tutti.nn.rounding  # noqa: F401  (registers the operators)
+from tutti.ops.pointwise import pointwise
+from tutti.ops.registry import rules
+
+ops = torch.ops.tutti
+
+ROUNDING = (ops.round_stochastically.default, ops.round_to_nearest.default)
+rules(dict.fromkeys((ops.adam.default, ops.adam_amsgrad.default, *ROUNDING), pointwise))

@@ -1,0 +1,135 @@
+"""Pipelines of what a mesh offers: each of its plans, cut into stages for devices that each are such a mesh.
+
+The choices of operators are searched on the mesh of one device of the pipeline, for the whole model, with memory that
+counts the activations of all microbatches in flight. What they cost layer by layer then says where the model is cut
+(`plan.cuts`), how long each stage takes, and with that when the schedule is over. Layers of another kind (an encoder's,
+a decoder's, the head) may use the axes of that mesh in another way; those of one kind use them alike in every stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING
+
+from tutti.hardware import Cluster
+from tutti.plan.cuts import Layer, split, together
+from tutti.plan.layout import Mesh, devices
+from tutti.plan.plan import PIPELINE, Plan
+from tutti.plan.schedule import Pipe
+from tutti.plan.sharding_problem import Chosen
+from tutti.plan.slots import Durations, Schedule, in_flight, makespan
+from tutti.plan.stages import stages_of
+
+if TYPE_CHECKING:
+    from tutti.plan.planner import Candidate
+
+
+@dataclass(frozen=True)
+class Staged(Chosen):
+    """Choices that are cut. starts: the first layer of each stage. seconds, cost and bound are the pipeline's, kept
+    that of the device that keeps most."""
+
+    starts: tuple[int, ...] = ()
+    durations: Durations = ()
+
+
+class Piped:
+    """A candidate of the search like `Candidate`, whose plans are pipelines.
+
+    candidate: for a device of the pipeline. Raises ValueError where there are fewer layers than stages, or the
+    schedule cannot have them.
+    """
+
+    def __init__(self, candidate: Candidate, pipe: Pipe, cluster: Cluster):
+        self.candidate, self.pipe, self.cluster, self.planner = candidate, pipe, cluster, candidate.planner
+        self.microbatches = candidate.planner.accumulate
+        self.schedule = pipe.of(self.microbatches)  # as if all stages took as long
+        self.held = in_flight(self.schedule)
+        self.mesh = self.wide(candidate.mesh)
+        self.chosen = self.staged(candidate.chosen)
+
+    def named(self, starts: Sequence[int]) -> dict[str, int]:
+        """The stage of each layer."""
+        return {path: sum(start <= i for start in starts) - 1 for i, path in enumerate(self.planner.layers.members)}
+
+    def wide(self, mesh: Mesh) -> Mesh:
+        """The mesh of all devices."""
+        return {PIPELINE: self.pipe.devices, **{axis: n for axis, n in mesh.items() if n > 1}}
+
+    @property
+    def bound(self) -> float:
+        """Seconds by which the search orders pipelines: as modelled for the cheapest choices, less their gap."""
+        return self.chosen.bound
+
+    def staged(self, chosen: Chosen, memory: float = inf) -> Staged:
+        """Cut where it is best, if devices may keep so many bytes. ValueError where it cannot be cut there."""
+        layers = list(self.planner.layers.of(self.candidate.joint.costs(chosen)).values())
+        count = self.pipe.stages
+        if len(layers) < count:
+            raise ValueError(
+                f"a model of {len(layers)} layers and modules beside them cannot be cut into {count} stages"
+            )
+        held = [self.held[d][s] for s, d in enumerate(self.schedule.place)]
+        starts = split(layers, count, held, memory / self.pipe.chunks, self.planner.layers.inside)
+        stages_of(self.planner.layers.reads, self.named(starts))  # whether it can be cut there
+        stages = together(layers, starts)
+        update, kept = [0.0] * self.pipe.devices, [0.0] * self.pipe.devices
+        for s, d in enumerate(self.schedule.place):
+            update[d] += stages[s].update
+            kept[d] += stages[s].kept + self.held[d][s] * stages[s].held
+        durations = self.durations(chosen, stages, starts)
+        seconds = makespan(self.ordered(durations), durations) + max(update)
+        known = {**vars(chosen), "seconds": seconds, "cost": seconds, "bound": seconds * (1 - chosen.gap)}
+        return Staged(**{**known, "kept": max(kept)}, starts=tuple(starts), durations=durations)
+
+    def ordered(self, durations: Durations) -> Schedule:
+        return self.pipe.of(self.microbatches, durations) if self.pipe.schedule == "found" else self.schedule
+
+    def durations(self, chosen: Chosen, stages: Sequence[Layer], starts: Sequence[int]) -> Durations:
+        """To three digits, for a plan that is to be read."""
+        pricer, width = self.candidate.joint.pricer, devices(self.candidate.mesh)
+        found = []
+        for stage, start in zip(stages, [*starts[1:], 0], strict=True):
+            crossing = self.planner.layers.borders[start - 1] if start else {}
+            sent = sum(
+                count * pricer.made_bytes(self.planner.problem.operators[label], index, chosen.choices[label])
+                for (label, index), count in crossing.items()
+            )
+            way = self.cluster.time("shift", sent, width, self.pipe.devices) if sent else 0.0
+            found.append(tuple(float(f"{t:.3g}") for t in (stage.forward, stage.backward, stage.rest, way)))
+        return tuple(found)
+
+    def within(self, most: float, deadline: float) -> Staged:
+        """The fastest found that keep at most so many bytes on each device; the smallest found where none do."""
+        with suppress(ValueError):  # it cannot be cut where it would fit
+            chosen = self.staged(self.candidate.chosen, most)
+            if chosen.kept > most:
+                share = most / chosen.kept
+                chosen = self.staged(self.candidate.within(share * self.candidate.chosen.kept, deadline), most)
+            return chosen
+        return self.chosen
+
+    def smallest(self) -> Staged:
+        """The choices that keep the fewest bytes."""
+        smallest = self.candidate.smallest()
+        try:
+            return self.staged(smallest, 0.0)
+        except ValueError:
+            return self.staged(smallest)
+
+    def plan(self, chosen: Chosen | None = None, gathered: bool = False) -> Plan:
+        """As of `Candidate.plan`."""
+        chosen = chosen or self.chosen
+        assert isinstance(chosen, Staged)
+        plan = self.candidate.plan(chosen, gathered)
+        inside = plan.name.removeprefix("auto-")
+        name = f"{self.pipe}x{inside}" if inside != "single" else str(self.pipe)
+        return plan.replace(
+            mesh=self.wide(plan.mesh), stages=self.named(chosen.starts), schedule=self.pipe.schedule,
+            slices=self.pipe.slices, durations=chosen.durations, cluster=str(self.cluster),
+            name=f"auto-{name}" if plan.name.startswith("auto-") else name,
+            reasons=(*plan.reasons[:-1], f"{plan.reasons[-1]} in sum, on the mesh of a device of the pipeline"),
+        )  # fmt: skip

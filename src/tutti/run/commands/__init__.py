@@ -1,1 +1,0 @@
-"""The verbs `tutti plan` and `tutti dryrun`."""

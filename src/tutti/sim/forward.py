@@ -1,0 +1,34 @@
+"""What the operators of a forward pass take on one device, in the kernels of a level."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+
+from tutti.hardware import Cluster
+from tutti.ir.costs import FREE, flat
+from tutti.ir.step_graph import Call, StepGraph
+from tutti.plan.plan import Plan
+from tutti.sim.simulate import simulate
+from tutti.sim.step import lowered
+
+
+def forward_seconds(step: StepGraph, cluster: Cluster, level: str) -> Callable[[Call], float]:
+    """Seconds of any one call of a label, whole; of a kernel each of its calls takes as much as its share of what they
+    make.
+
+    step: with a loss. Of calls that are not part of a kernel of their own, as views, it is 0.
+    """
+    one = cluster.of(1)
+    program = lowered(step.keep(["loss"]), Plan({"dp": 1}), {}, level, None)
+    made = simulate([program], one, level)
+    taken, calls = defaultdict[str, float](float), Counter[str]()
+    for node in step.calls:
+        calls[node.meta["label"]] += 1
+    for task in made.tasks[0]:
+        sizes = {n: sum(x.bytes for x in flat(n.meta["val"])) for n in made.replays[0].events[task.event].nodes
+                 if n.target not in FREE}  # fmt: skip
+        whole = sum(sizes.values())
+        for node, size in sizes.items():
+            taken[node.meta["label"]] += task.seconds * (size / whole if whole else 1 / len(sizes))
+    return lambda node: taken[node.meta["label"]] / calls[node.meta["label"]]

@@ -1,0 +1,76 @@
+"""The memory of a rank over a simulated step as a picture: what it holds, by kind, one upon the other.
+
+A panel for each Program of the step, or one for the device of a pipeline that needs most.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from tutti.analysis.memory import course, platform
+from tutti.sim.picture import STYLE, bare, check_suffix, legend, save
+from tutti.sim.pipeline import PipelineDryRun
+from tutti.sim.step import RANK, DryRun, Part
+
+COLORS = {
+    "parameters": "#3b6ea5", "optimizer state": "#9a7bb0", "accumulated gradients": "#6a9a58", "activations": "#e0934a",
+    "gradients": "#a9c9a4", "communication": "#c8553d", "temporaries": "#d9b44a", "workspace": "#7aa6d1",
+}  # fmt: skip
+OTHER = "other"
+GIB = 1 << 30
+
+Course = list[tuple[float, Counter[str]]]  # from when on, and bytes by kind
+
+
+def save_memory(made: DryRun, path: Path) -> None:
+    """Write the picture: an .svg, .png or .pdf."""
+    check_suffix(path)
+    panels_of = courses(made)
+    with rc_context(STYLE):
+        figure = Figure(figsize=(10, 1 + 2.6 * len(panels_of)), layout="constrained")
+        panels = figure.subplots(len(panels_of), 1, squeeze=False, sharey=True)
+        used = {kind: color for kind, color in {**COLORS, OTHER: "#888888"}.items()
+                if any(_sizes(found, kind).any() for _, _, found in panels_of)}  # fmt: skip
+        for axes, (title, seconds, found) in zip(panels[:, 0], panels_of, strict=True):
+            times = [1e3 * begin for begin, _ in found] + [1e3 * seconds]
+            rows = [np.append(sizes := _sizes(found, kind), sizes[-1:]) for kind in used]
+            axes.stackplot(times, rows, colors=list(used.values()), step="post", linewidth=0)
+            axes.axhline(made.cluster.device.memory / GIB, color="#222222", linewidth=0.8, linestyle="--")
+            axes.set_ylim(0, 1.1 * made.memory.peak / GIB)
+            axes.set_ylabel("GiB")
+            bare(axes, title, seconds)
+        legend(figure, used)
+        save(figure, path)
+
+
+def _sizes(found: Course, kind: str) -> np.ndarray:
+    """GiB of a kind, or of all others."""
+    if kind == OTHER:
+        return np.array([sum(n for k, n in now.items() if k not in COLORS) for _, now in found]) / GIB
+    return np.array([now[kind] for _, now in found]) / GIB
+
+
+def courses(made: DryRun) -> Sequence[tuple[str, float, Course]]:
+    """Titles, seconds and courses."""
+    if not isinstance(made, PipelineDryRun):
+        return [(part.title, part.simulation.seconds, _course(made, part)) for part in made.parts]
+    spans = [span for span in made.spans if span.device == made.fullest]
+    held = zip(spans, made.courses[made.fullest], strict=True)
+    return [(f"device {made.fullest}", made.seconds, [(span.begin, now.kinds) for span, now in held])]
+
+
+def _course(made: DryRun, part: Part) -> Course:
+    """Of a Program: each call from when it begins on."""
+    simulation = part.simulation
+    begins = {simulation.task(span).event: span.begin for span in simulation.spans if span.rank == RANK}
+    found, now = [], 0.0
+    for call, kinds in course(simulation.replays[RANK], platform(made.cluster.device), part.held):
+        now = max(now, begins.get(call, now))  # what takes no time follows at once
+        found.append((now, kinds))
+    return found

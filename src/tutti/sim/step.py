@@ -1,0 +1,185 @@
+"""A whole training step as a plan has it: one Program, or one for each microbatch and one for the update."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from tutti.analysis.memory import Memory
+from tutti.analysis.passes import improve
+from tutti.hardware import Cluster
+from tutti.ir.step_graph import StepGraph
+from tutti.lower.collectives import shift
+from tutti.lower.program import Program
+from tutti.lower.regions import check_divided
+from tutti.lower.shard import shard
+from tutti.plan.layout import Layout, devices
+from tutti.plan.plan import Plan, Prediction
+from tutti.plan.search import Progress
+from tutti.sim.simulate import Simulation, dtype_of, simulate
+from tutti.sim.tasks import HOST_COMPUTES, IN, OUT
+
+BESIDE = (OUT, IN, HOST_COMPUTES)
+RANK = 0  # ranks of a plan differ only in numbers: one stands for all
+
+
+@dataclass(frozen=True)
+class Part:
+    """A Program that runs `runs` times in a step. extra: seconds that the runtime computes after each run, on sums.
+    held: bytes by kind that are kept beside the Program's own."""
+
+    name: str
+    program: Program
+    simulation: Simulation
+    runs: int = 1
+    extra: float = 0.0
+    held: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        return self.name + (f", {self.runs} times" if self.runs > 1 else "")
+
+    @property
+    def seconds(self) -> float:
+        return self.runs * (self.simulation.seconds + self.extra)
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a step is predicted to take. flops: of the whole model's step, all devices together. peak: FLOP/s of all."""
+
+    parts: tuple[Part, ...]
+    flops: float
+    peak: float
+    cluster: Cluster
+    level: str
+
+    @property
+    def seconds(self) -> float:
+        return sum(part.seconds for part in self.parts)
+
+    @property
+    def fraction_of_peak(self) -> float:
+        return self.flops / (self.peak * self.seconds)
+
+    @property
+    def bubble(self) -> float:
+        """Seconds in which a rank waits for the other devices of a pipeline."""
+        return 0.0
+
+    @property
+    def counted(self) -> list[Part]:
+        """The parts that one rank runs."""
+        return list(self.parts)
+
+    @property
+    def compute(self) -> float:
+        """Seconds in which a rank computes."""
+        return sum(p.runs * (p.simulation.busy(RANK).get("compute", 0.0) + p.extra) for p in self.counted)
+
+    @property
+    def memory(self) -> Memory:
+        """Of the Program that needs most; of other tiers what any needs."""
+        each = [p.simulation.memory[RANK] for p in self.parts]
+        tiers = {tier: max(m.tiers.get(tier, 0) for m in each) for m in each for tier in m.tiers}
+        return replace(max(each, key=lambda m: m.peak), tiers=tiers)
+
+    def communication(self) -> dict[tuple[str, str], tuple[int, int, float, float]]:
+        """By (kind, axis): how many, bytes that a rank sends, seconds under way, and seconds of them exposed."""
+        found: dict[tuple[str, str], tuple[int, int, float, float]] = {}
+        for part in self.counted:
+            exposed = part.simulation.exposed(RANK)
+            for key, (count, sent, took) in part.simulation.communication(RANK).items():
+                new = (count, sent, took, exposed.get(key, 0.0))
+                old = found.get(key, (0, 0, 0.0, 0.0))
+                found[key] = tuple(a + part.runs * b for a, b in zip(old, new, strict=True))  # pyright: ignore
+        return found
+
+    def prediction(self) -> Prediction:
+        """What a plan keeps of it."""
+        every, memory = self.communication(), self.memory
+        communication = {key: row for key, row in every.items() if key[1] not in BESIDE}
+        return Prediction(
+            self.seconds,
+            self.compute,
+            sum(exposed for *_, exposed in communication.values()),
+            sum(sent for _, sent, *_ in communication.values()),
+            self.fraction_of_peak,
+            memory.peak,
+            dict(memory.kinds),
+            {f"{kind} over {axis}": [count, sent] for (kind, axis), (count, sent, *_) in every.items()},
+            self.level,
+            self.bubble,
+            sum(exposed for key, (*_, exposed) in every.items() if key[1] in BESIDE),
+            dict(memory.tiers),
+            sum(max(0.0, took - exposed) for *_, took, exposed in communication.values()),
+        )
+
+    def slowest(self) -> list[tuple[str, str, int, float]]:
+        """(label, phase, how many, seconds), the most seconds first."""
+        found: dict[tuple[str, str], list] = defaultdict(lambda: [0, 0.0])
+        for part in self.counted:
+            for name, phase, count, took in part.simulation.slowest(RANK):
+                entry = found[name, phase]
+                entry[:] = entry[0] + part.runs * count, entry[1] + part.runs * took
+        return sorted(((n, p, count, took) for (n, p), (count, took) in found.items()), key=lambda row: -row[3])
+
+
+def dry_run(graph: StepGraph, plan: Plan, cluster: Cluster, level: str, overlaps: bool, progress: Progress) -> DryRun:
+    """Lower and simulate the Programs of one rank. Arguments as of `dryrun.dry_run`."""
+    parts = []
+    for name, part, outputs, runs in _parts(graph, plan):
+        progress(f"lowering {name}")
+        program = lowered(part, plan, outputs, level, cluster if overlaps else None)
+        if not parts:
+            check_divided(program, plan.regions)
+        progress(f"simulating {name}")
+        sums = _gradient_bytes(part, graph, plan) if runs > 1 else 0  # read twice and written once
+        held = {"accumulated gradients": sums}
+        made = simulate([program], cluster, level, held=held)
+        parts.append(Part(name, program, made, runs, cluster.device.stream_seconds(3 * sums) if sums else 0.0, held))
+    peak = peak_of(parts[0].program, cluster)
+    return DryRun(tuple(parts), graph.flops * plan.accumulate, peak, cluster, level)
+
+
+def lowered(step: StepGraph, plan: Plan, outputs: Mapping[str, Layout], level: str, hidden: Cluster | None) -> Program:
+    """The Program of one rank as it runs. hidden: the cluster, where communication is hidden (`analysis.overlap`).
+
+    In a causal ring ranks have more or less to compute, find orders of their own, and so keep to the given one.
+    """
+    program = shard(step, plan, RANK, outputs)
+    if hidden and any(node.target is shift for node in program.graph.nodes):
+        last = shard(step, plan, devices(plan.mesh) - 1, outputs)
+        if [n.target for n in last.graph.nodes] != [n.target for n in program.graph.nodes]:
+            hidden = None
+    return improve(program, level, hidden)
+
+
+def peak_of(program: Program, cluster: Cluster) -> float:
+    """Peak FLOP/s of all devices in the dtype in which most is computed; in float32 where it is not known."""
+    try:
+        return cluster.peak(dtype_of(program))
+    except ValueError:
+        return cluster.peak("float32")
+
+
+def _parts(graph: StepGraph, plan: Plan) -> list[tuple[str, StepGraph, dict[str, Layout], int]]:
+    """(name, graph, layouts of outputs that are asked for, runs): as `tutti.api.step` divides a step."""
+    if plan.accumulate == 1:
+        return [("a step", graph.without_gradients(), {}, 1)]
+    before, after = graph.at_gradients()
+    labels = {name: graph.gradient_label(name.removeprefix("grad:")) for name in graph.gradient_names}
+    layouts = {name: plan.input_layout(label) for name, label in labels.items()}
+    return [("a microbatch", before, layouts, plan.accumulate), ("the update", after, {}, 1)]
+
+
+def _gradient_bytes(part: StepGraph, graph: StepGraph, plan: Plan) -> int:
+    """Of one rank's sums of the gradients that a part returns."""
+    total = 0
+    for name in part.gradient_names:
+        spec = graph.outputs[name].meta["val"]
+        layout = plan.input_layout(graph.gradient_label(name.removeprefix("grad:")))
+        total += prod(layout.local_shape(spec.shape, plan.mesh)) * spec.dtype.itemsize
+    return total

@@ -1,0 +1,92 @@
+"""What operators allocate for themselves, against what torch's allocator sees."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from torch import fx
+
+from cases import crossed
+from programs import program
+from tutti.analysis.memory_inside import INSIDE
+from tutti.analysis.replay import Event, Operand, Storage, replay
+from tutti.ir.step_graph import Spec
+from tutti.nn.linear_cross_entropy import _blocks
+from tutti.train.memory import PeakMemory, live_bytes
+
+aten, ops = torch.ops.aten, torch.ops.tutti
+
+
+def allocated(function) -> int:
+    """Bytes that a call needs beyond what it returns."""
+    found: list[int] = []
+    peak, made, before = PeakMemory(found.append), (), 0
+    for call in range(1, 5):
+        del made
+        if call == 4:
+            before = live_bytes()
+        made = peak(function)
+    return found[0] - before - sum(x.nbytes for x in made)
+
+
+@pytest.mark.parametrize(
+    ("batch", "channels", "made", "size"), [(12, 24, 3, 48), (12, 24, 24, 48), (12, 64, 64, 32), (12, 24, 96, 24)]
+)
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_gradient_of_a_convolution(batch, channels, made, size, wanted):
+    shapes = {"grad:y": (batch, made, size, size), "batch:x": (batch, channels, size, size),
+              "param:w": (made, channels, 3, 3)}  # fmt: skip
+    options = ([made], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [wanted, True, True])
+
+    def build(calls, *tensors):
+        return (calls(aten.convolution_backward.default, (*tensors, *options), ()),)
+
+    (event,) = replay(program(build, shapes, {})).events
+    tensors = [torch.ones(shape) for shape in shapes.values()]
+    real = allocated(lambda: [x for x in aten.convolution_backward(*tensors, *options) if x is not None])
+    predicted = INSIDE[aten.convolution_backward.default](event)
+    if wanted:
+        assert predicted == pytest.approx(real, rel=0.06)
+    else:
+        assert predicted == 0
+
+
+@cache
+def scratch(rows: int, width: int, classes: int, dtype: torch.dtype) -> int:
+    """Bytes that a product of a block takes besides its result, which is the processor's affair."""
+    hidden, weight, logits = (
+        torch.ones(*shape, dtype=dtype) for shape in [(rows, width), (classes, width), (rows, classes)]
+    )
+    products = (lambda: hidden @ weight.t()), (lambda: logits @ weight), (lambda: logits.t() @ hidden)
+    return max(allocated(lambda product=product: [product()]) for product in products)
+
+
+PARTS = [
+    ("", []), ("_backward", [True, True]), ("_backward", [True, False]), ("_backward", [False, True]),
+    ("_with_gradients", [True, True]), ("_with_gradients", [True, False]), ("_with_gradients", [False, True]),
+]  # fmt: skip
+SIZES = [(512, 64, 1024), (2048, 512, 8192), (2048, 64, 32768)]  # rows, width, classes
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+@pytest.mark.parametrize("part, wanted, rows, width, classes, dtype", crossed(PARTS, SIZES, DTYPES))
+def test_a_loss_whose_logits_come_in_blocks(part, wanted, rows, width, classes, dtype):
+    generator, wanted = torch.Generator().manual_seed(0), [*wanted, False]
+    x, w = (torch.randn(n, width, generator=generator).mul(0.2).to(dtype) for n in (rows, classes))
+    labels, ones = torch.randint(classes, (rows,), generator=generator), torch.ones(rows)
+    operands = {
+        "": (x, w, None, labels),
+        "_backward": (ones, ones, x, w, None, labels, ops.linear_logsumexp(x, w, None, labels)[0], wanted),
+        "_with_gradients": (ones, ones, x, w, None, labels, wanted),
+    }[part]
+    call = getattr(ops, f"linear_logsumexp{part}").default
+    node = fx.Graph().call_function(call, (wanted,))
+    specs = [Spec(tuple(x.shape), x.dtype) for x in operands if isinstance(x, torch.Tensor)]
+    event = Event([node], [Operand(spec, Storage(spec.bytes, node), True) for spec in specs], [], {}, [], 0, [])
+    real = allocated(lambda: [x for x in call(*operands) if x is not None])
+    predicted, by_rows = INSIDE[call](event), part == "_with_gradients"
+    block = next(_blocks(rows, w) if by_rows else _blocks(classes, x)).stop
+    extra = scratch(block, width, classes, dtype) if by_rows else scratch(rows, width, block, dtype)
+    assert 0.95 * real - extra <= predicted <= 1.05 * real

@@ -1,0 +1,157 @@
+"""A pipeline on the clock: bubbles as the formulas say, memory by what is in flight, and what devices really hold."""
+
+import pytest
+import torch
+
+import tutti
+import zoo
+from tutti.lower.cut import Place
+from tutti.lower.stage_parts import pipeline_of
+from tutti.plan.planner import Planner
+from tutti.sim.dryrun import dry_run
+from tutti.sim.gantt import save_gantt
+from tutti.sim.pipeline import PipelineDryRun
+from tutti.sim.timeline import timeline
+
+COUNT = 12
+UNIFORM = {f"layers.{i}": i for i in range(4)}
+PAIRS, ALONE = {f"layers.{i}": i // 2 for i in range(8)}, {f"layers.{i}": i for i in range(8)}
+
+
+class Tower(torch.nn.Module):
+    """Equal layers, and next to nothing beside them."""
+
+    def __init__(self, layers: int = 4, width: int = 1024):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.Linear(width, 4 * width), torch.nn.Tanh(), torch.nn.Linear(4 * width, width))
+            for _ in range(layers)
+        )
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x.square().mean()
+
+
+def tower(layers):
+    with torch.device("meta"):
+        model, x = Tower(layers), torch.empty(2048, 1024)
+    return tutti.capture(model, (x,), torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return tower(4)
+
+
+def dried(graph, schedule, stages=UNIFORM, devices=4) -> PipelineDryRun:
+    plan = tutti.Plan({"pp": devices}, accumulate=COUNT, stages=stages, schedule=schedule)
+    made = dry_run(graph, plan, tutti.Cluster.parse(f"h100:{devices}"))
+    assert isinstance(made, PipelineDryRun)
+    return made
+
+
+@pytest.mark.parametrize("schedule, stages, devices, share", [
+    ("gpipe", UNIFORM, 4, 3 / COUNT),
+    ("1f1b", UNIFORM, 4, 3 / COUNT),
+    ("interleaved", UNIFORM, 2, 1 / 2 / COUNT),
+])  # fmt: skip
+def test_bubbles_of_equal_stages(graph, schedule, stages, devices, share):
+    made = dried(graph, schedule, stages, devices)
+    assert made.bubble / (made.seconds - made.bubble) == pytest.approx(share, rel=0.1)
+
+
+def test_a_split_backward_pass_waits_less(graph):
+    assert dried(graph, "zb-h1").bubble < 0.6 * dried(graph, "1f1b").bubble
+    twice = tower(8)
+    assert dried(twice, "zb-v", ALONE).bubble < 0.4 * dried(twice, "1f1b", PAIRS).bubble
+
+
+def test_devices_hold_as_many_microbatches_as_are_in_flight(graph):
+    """Of 1F1B the d-th device p - d, of GPipe each all of them."""
+    made = {name: [m.kinds["activations"] for m in dried(graph, name).memories] for name in ("1f1b", "gpipe")}
+    one = made["1f1b"][-1]
+    assert made["1f1b"][0] / one == pytest.approx(4, rel=0.3)
+    assert made["gpipe"][2] / one == pytest.approx(COUNT, rel=0.3)
+    assert made["1f1b"] == sorted(made["1f1b"], reverse=True)
+
+
+def test_a_device_holds_the_state_of_its_stages_alone(graph):
+    made = dried(graph, "1f1b")
+    whole = sum(graph.spec(f"param:{name}").bytes for name in graph.names("param"))
+    assert sum(m.kinds["parameters"] for m in made.memories) == whole
+
+
+def test_a_split_state_counts_as_its_parts():
+    model = zoo.llama(4)
+    graph = tutti.capture(model, zoo.tokens(), torch.optim.AdamW(model.parameters()))
+    cluster = tutti.Cluster.parse("h100:4")
+    made = dry_run(graph, Planner(graph, cluster, (), 1).named("pp2xtp2"), cluster)
+    assert isinstance(made, PipelineDryRun)
+    for memory in made.memories:
+        assert memory.kinds["optimizer state"] == pytest.approx(2 * memory.kinds["parameters"], rel=0.01)
+
+
+def test_what_is_sent_is_what_crosses(graph):
+    made = dried(graph, "1f1b")
+    activation = 2048 * 1024 * 4
+    messages, size = made.sent[1]
+    assert size == pytest.approx(2 * COUNT * activation, rel=0.01) and messages >= 2 * COUNT
+
+
+def test_activations_that_every_device_holds_between_its_actions():
+    """As the runtime holds them."""
+    model, data = zoo.llama(4), zoo.tokens()
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = tutti.parallelize(model, optimizer, data, cluster="cpu:2", plan="pp2", level="O0", accumulate=4)
+    most = [0, 0]
+
+    def watch(device, act):
+        def acting(given):
+            acted = act(given)
+            held = {
+                x.untyped_storage().data_ptr(): x.untyped_storage().nbytes()
+                for row in device.values.values()
+                for x in row
+            }
+            most[device.number] = max(most[device.number], sum(held.values()))
+            return acted
+
+        return acting
+
+    step(data)
+    (pipeline,) = step._made.pipelines.values()
+    for device in pipeline.held.values():
+        device.act = watch(device, device.act)
+    step(data)
+    made = dry_run(step.graph, step.plan, tutti.Cluster.parse("cpu:2"))
+    for memory, bytes_held in zip(made.memories, most, strict=True):
+        assert memory.kinds["activations"] == pytest.approx(bytes_held, rel=0.25)
+
+
+def test_planned_by_name_and_explained():
+    model = zoo.llama(4)
+    graph = tutti.capture(model, zoo.tokens(batch=3), torch.optim.AdamW(model.parameters()))
+    plan = Planner(graph, tutti.Cluster.parse("cpu:2"), (), 4).named("pp2-zb-h1")
+    cut, schedule = pipeline_of(graph, plan, 4)
+    assert schedule.name == "zb-h1" and Place(1, "W") in cut.parts
+    text = plan.replace(prediction=dry_run(graph, plan, tutti.Cluster.parse("cpu:2")).prediction()).explain()
+    assert "a pipeline of 2 stages, zb-h1" in text and "for the pipeline" in text and "send over pp" in text
+    assert tutti.Plan.from_json(plan.to_json()) == plan.replace(prediction=None)
+
+
+def test_a_picture_and_a_trace(graph, tmp_path):
+    made = dried(graph, "zb-h1")
+    save_gantt(made, tmp_path / "step.svg")
+    text = (tmp_path / "step.svg").read_text()
+    assert "device 3" in text and "gradients" in text and "update" in text
+    events = timeline(made)["traceEvents"]
+    work = [e for e in events if e["ph"] == "X" and e["pid"] == 2]
+    assert sum(e["dur"] for e in work) / 1e6 == pytest.approx(made.seconds - _idle(made, 2))
+    assert "stage 2 W of microbatch 11" in {e["name"] for e in work}
+
+
+def _idle(made, device):
+    spans = sorted((s.begin, s.end) for s in made.spans if s.device == device)
+    return made.seconds - sum(end - begin for begin, end in spans)
