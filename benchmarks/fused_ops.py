@@ -27,7 +27,6 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import harness
-from tutti.capture.capture import capture
 from tutti.exec.levels import prepare
 from tutti.exec.runtime import runtime_for
 from tutti.ir.step_graph import StepGraph
@@ -35,6 +34,7 @@ from tutti.lower.shard import shard
 from tutti.nn import linear_cross_entropy  # noqa: F401  (registers the operators)
 from tutti.nn.fused import FUSED
 from tutti.plan.plan import Plan
+from tutti.tracing.capture import capture
 
 ops = torch.ops.tutti
 DTYPES = (torch.float32, torch.bfloat16)

@@ -177,7 +177,64 @@ def benchmarks() -> str:
     return "".join(parts)
 
 
-PAGES = {"reference/cli.md": command_line, "proofs/files.md": proofs, "proofs/benchmarks.md": benchmarks}
+# -- the packages -------------------------------------------------------------------------------------------------
+
+
+def packages() -> str:
+    """The graph of packages, without arrows that follow from others."""
+    found: dict[str, set[str]] = {}
+    source = ROOT / "src/tutti"
+    for file in sorted(source.rglob("*.py")):
+        package = file.relative_to(source).parts[0].removesuffix(".py")
+        if package != "__init__":
+            found.setdefault(package, set()).update(
+                name
+                for node in ast.walk(ast.parse(file.read_text()))
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tutti.")
+                for name in [(node.module or "").split(".")[1]]
+                if name != package and not _for_types(file, node)
+            )
+    behind: dict[str, set[str]] = {}
+
+    def reached(package: str) -> set[str]:
+        if package not in behind:
+            behind[package] = found[package].union(*map(reached, found[package]))
+        return behind[package]
+
+    arrows = [
+        f"  {package} --> {other}"
+        for package in found
+        for other in sorted(found[package])
+        if not any(other in reached(between) for between in found[package] - {other})
+    ]
+    docs = {p.parent.name: ast.get_docstring(ast.parse(p.read_text())) or "" for p in source.glob("*/__init__.py")}
+    rows = [f"| `{name}` | {(docs.get(name) or '').partition(chr(10))[0]} |" for name in found]
+    return (
+        f"{NOTE}\n# Packages\n\nAn arrow points from a package to one that it imports; arrows that follow from others "
+        "are left out. `tests/test_house.py` fails for an import in the other direction.\n\n```mermaid\nflowchart TD\n"
+        + "\n".join(arrows)
+        + "\n```\n\n| package | contents |\n|---|---|\n"
+        + "\n".join(rows)
+        + "\n"
+    )
+
+
+def _for_types(file: Path, node: ast.AST) -> bool:
+    """Whether an import is for type checkers alone."""
+    blocks = [x for x in ast.walk(ast.parse(file.read_text())) if isinstance(x, ast.If)]
+    return any(
+        "TYPE_CHECKING" in ast.unparse(block.test)
+        and any(ast.dump(x) == ast.dump(node) for x in ast.walk(block) if isinstance(x, ast.ImportFrom))
+        for block in blocks
+    )
+
+
+PAGES = {
+    "design.md": packages,
+    "reference/cli.md": command_line,
+    "proofs/files.md": proofs,
+    "proofs/benchmarks.md": benchmarks,
+}
 
 if __name__ == "__main__":
     for name, make in PAGES.items():

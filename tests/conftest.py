@@ -20,7 +20,7 @@ os.environ["TUTTI_PLANS"] = "off"  # each search anew
 
 # Seconds that the tests of each folder usually take on two cores, summed over workers.
 USUAL = {
-    "tests": 45, "tests/analysis": 40, "tests/api": 60, "tests/benchmarks": 10, "tests/capture": 30, "tests/check": 20,
+    "tests": 45, "tests/analysis": 40, "tests/api": 60, "tests/benchmarks": 10, "tests/tracing": 30, "tests/check": 20,
     "tests/checkpoint": 45, "tests/compile": 15, "tests/data": 4, "tests/exec": 90, "tests/hardware": 13,
     "tests/launch": 45, "tests/lower": 75, "tests/models": 2, "tests/nn": 14, "tests/observe": 15, "tests/ops": 15,
     "tests/plan": 90, "tests/proofs": 300, "tests/sim": 40, "tests/train": 60,

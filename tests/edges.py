@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from tutti.capture.batch import part, rows
+from tutti.tracing.batch import part, rows
 
 ROWS, WIDTH, CLASSES = 12, 8, 4
 Case = tuple[nn.Module, Any, Callable | None]

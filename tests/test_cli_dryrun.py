@@ -9,12 +9,12 @@ import torch
 
 import tutti
 from tutti import cli
-from tutti.capture.load import load
 from tutti.hardware import Cluster
 from tutti.plan.explain import seconds, size
 from tutti.plan.planner import Planner
 from tutti.sim.dryrun import dry_run
 from tutti.sim.restart import Storage, restart
+from tutti.tracing.load import load
 
 OPTIONS = ("--batch", "8", "--seq", "32")
 

@@ -9,9 +9,9 @@ from torch import nn
 
 import tutti
 from tutti import cli
-from tutti.capture.load import load
 from tutti.hardware.presets import PRESETS
 from tutti.plan.reasons import difference
+from tutti.tracing.load import load
 
 
 def run(capsys, *arguments) -> tuple[int, str, str]:

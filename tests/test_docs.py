@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from tutti import cli
-from tutti.capture.optimizers import TABLE
-from tutti.capture.pattern_table import PATTERNS
 from tutti.hardware import PRESETS
 from tutti.ops import CONTIGUOUS, LOCAL, RULES, SENDS
 from tutti.plan.schedule import REGISTERED
+from tutti.tracing.optimizers import TABLE
+from tutti.tracing.pattern_table import PATTERNS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

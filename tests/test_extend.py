@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import tutti
-from tutti.capture.pattern_table import PATTERNS
 from tutti.hardware import PRESETS, Device, Link
 from tutti.plan.schedule import REGISTERED, schedule_of
+from tutti.tracing.pattern_table import PATTERNS
 
 EQUAL = ((1.0, 1.0, 1.0, 0.0),) * 4
 

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+import tutti
+
 SOURCE = Path(__file__).parents[1] / "src" / "tutti"
 ORDER = (
-    "compat", "nn", "models", "ir", "capture", "ops", "hardware", "plan", "launch", "lower", "analysis", "compile",
+    "compat", "nn", "models", "ir", "tracing", "ops", "hardware", "plan", "launch", "lower", "analysis", "compile",
     "sim", "exec", "observe", "checkpoint", "api", "data", "check", "train", "cli",
 )  # fmt: skip
 APART = {  # packages that know nothing of parallelism
@@ -51,6 +53,7 @@ def arrows() -> dict[str, dict[str, str]]:
 def test_all_packages_are_in_the_order():
     packages = {p.name for p in SOURCE.iterdir() if (p / "__init__.py").exists()} | {"compat"}
     assert packages == set(ORDER)
+    assert not packages & tutti.NAMES.keys(), "a package would hide a public name"
 
 
 @pytest.mark.parametrize("package", ORDER)

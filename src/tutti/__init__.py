@@ -12,13 +12,6 @@ if TYPE_CHECKING:
     from tutti.api.jit import jit as jit
     from tutti.api.step import Step as Step
     from tutti.api.step import parallelize as parallelize
-    from tutti.capture.capture import capture as capture
-    from tutti.capture.loop_capture import cond as cond
-    from tutti.capture.loop_capture import scan as scan
-    from tutti.capture.loop_capture import while_loop as while_loop
-    from tutti.capture.optimizers import register_optimizer as register_optimizer
-    from tutti.capture.pattern_table import register_pattern as register_pattern
-    from tutti.capture.patterns import Pattern as Pattern
     from tutti.check.user import rule as rule
     from tutti.checkpoint.checkpoints import Checkpoints as Checkpoints
     from tutti.exec.store import Store as Store
@@ -32,6 +25,13 @@ if TYPE_CHECKING:
     from tutti.plan.random import random_plan as random_plan
     from tutti.plan.schedule import register_schedule as register_schedule
     from tutti.plan.slots import Slot as Slot
+    from tutti.tracing.capture import capture as capture
+    from tutti.tracing.loop_capture import cond as cond
+    from tutti.tracing.loop_capture import scan as scan
+    from tutti.tracing.loop_capture import while_loop as while_loop
+    from tutti.tracing.optimizers import register_optimizer as register_optimizer
+    from tutti.tracing.pattern_table import register_pattern as register_pattern
+    from tutti.tracing.patterns import Pattern as Pattern
 
 # Public name -> its module, imported on first use: `tutti --help` need not wait for torch.
 NAMES = {
@@ -39,15 +39,15 @@ NAMES = {
     "Cluster": "tutti.hardware",
     "Function": "tutti.api.function",
     "Layout": "tutti.plan.layout",
-    "Pattern": "tutti.capture.patterns",
+    "Pattern": "tutti.tracing.patterns",
     "Plan": "tutti.plan.plan",
     "Slot": "tutti.plan.slots",
     "Step": "tutti.api.step",
     "Store": "tutti.exec.store",
     "StepGraph": "tutti.ir.step_graph",
     "Watchdog": "tutti.launch.watchdog",
-    "capture": "tutti.capture.capture",
-    "cond": "tutti.capture.loop_capture",
+    "capture": "tutti.tracing.capture",
+    "cond": "tutti.tracing.loop_capture",
     "function": "tutti.api.function",
     "functions": "tutti.api.function",
     "jit": "tutti.api.jit",
@@ -55,12 +55,12 @@ NAMES = {
     "pin": "tutti.plan.pin",
     "random_plan": "tutti.plan.random",
     "register_device": "tutti.hardware",
-    "register_optimizer": "tutti.capture.optimizers",
-    "register_pattern": "tutti.capture.pattern_table",
+    "register_optimizer": "tutti.tracing.optimizers",
+    "register_pattern": "tutti.tracing.pattern_table",
     "register_schedule": "tutti.plan.schedule",
     "rule": "tutti.check.user",
-    "scan": "tutti.capture.loop_capture",
-    "while_loop": "tutti.capture.loop_capture",
+    "scan": "tutti.tracing.loop_capture",
+    "while_loop": "tutti.tracing.loop_capture",
 }
 
 

@@ -15,7 +15,7 @@ import sysconfig
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from inspect import signature
@@ -282,21 +282,24 @@ def tell_of_compilation(told: Callable[[bool], None]) -> None:
 _told_of_compilation: dict[Callable[[bool], None], tuple[Callable, Callable]] = {}
 
 
-def compile_graph(graph: fx.GraphModule, args: Sequence[torch.Tensor], cpp: bool = False) -> Callable:
+def compile_graph(
+    graph: fx.Graph, args: Sequence[torch.Tensor], modules: Mapping[str, torch.nn.Module] | None = None
+) -> Callable:
     """A function compiled by Inductor from a functional ATen graph without gradients, for arguments that have the
     shapes, dtypes, strides and devices of these. What is compiled is kept in torch's cache on disk.
 
-    cpp: whether what calls the kernels is C++, too."""
+    modules: sub-graphs of higher-order operators, by name. Where there are any, what calls the kernels is C++, too.
+    """
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx  # slow to import
 
     _wait_for(INSTRUCTIONS)
     fake = FakeTensorMode(shape_env=ShapeEnv(specialize_zero_one=True))  # without one nothing is kept on disk
-    wrapper = config.patch(cpp_wrapper=True) if cpp else nullcontext()  # pyright: ignore[reportAttributeAccessIssue]
+    wrapper = config.patch(cpp_wrapper=True) if modules else nullcontext()  # pyright: ignore[reportAttributeAccessIssue]
     with torch.no_grad(), tracing(TracingContext(fake)), wrapper:
         with fake:
             given = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in args]
-        return compile_fx(graph, given)  # pyright: ignore
+        return compile_fx(fx.GraphModule(dict(modules or {}), graph), given)  # pyright: ignore
 
 
 def multiplies_bfloat16() -> bool:

@@ -8,6 +8,7 @@ from tutti import compat
 from tutti.analysis import segments
 from tutti.analysis.fusing import kernels
 from tutti.analysis.segments import LARGEST, LAYER, SMALLEST, gather_kernels, gather_layers, stretches
+from tutti.compile import segment_calls
 from tutti.compile.segment_calls import compile_segments
 from tutti.exec.codegen import generate
 from tutti.exec.virtual import run_virtual
@@ -22,8 +23,10 @@ aten = torch.ops.aten
 def uncompiled(monkeypatch):
     """A compiler that only counts, and knows nothing from before."""
     made = []
-    monkeypatch.setattr(segments, "COMPILED", {})
-    monkeypatch.setattr(compat, "compile_graph", lambda graph, args: made.append(graph) or fx.GraphModule({}, graph))
+    monkeypatch.setattr(segment_calls, "COMPILED", {})
+    monkeypatch.setattr(
+        compat, "compile_graph", lambda graph, args, modules: made.append(graph) or fx.GraphModule({}, graph)
+    )
     return made
 
 
@@ -72,7 +75,7 @@ def test_other_programs_share_what_is_compiled(uncompiled):
 def test_small_segments_are_left_alone(uncompiled):
     graph = layers(2, SMALLEST - 1)
     compile_segments(graph, "O2")
-    assert segments.COMPILED == {} and aten.sin.default in [n.target for n in graph.nodes]
+    assert segment_calls.COMPILED == {} and aten.sin.default in [n.target for n in graph.nodes]
 
 
 def of_layers(paths):
@@ -163,7 +166,7 @@ def test_one_number_does_not_join_what_reads_it():
 def test_functions_are_compiled_anew_for_another_order_in_memory(uncompiled):
     graph = layers(1)
     compile_segments(graph, "O2")
-    (function,) = segments.COMPILED.values()
+    (function,) = segment_calls.COMPILED.values()
     for x in (torch.ones(4), torch.ones(4), torch.ones(8)[::2]):
         torch.testing.assert_close(function(x)[0], torch.ones(4).sin().sin().sin())
     assert len(uncompiled) == 2
@@ -226,5 +229,5 @@ def test_salts_do_not_tell_layers_apart():
     write_out(graph)
     compile_segments(graph, "O2")
     graph.lint()
-    assert len(segments.COMPILED) == 1 and sum(n.name.startswith("segment") for n in graph.nodes) == 3
+    assert len(segment_calls.COMPILED) == 1 and sum(n.name.startswith("segment") for n in graph.nodes) == 3
     torch.testing.assert_close(run_virtual([generate(graph)], inputs, {"dp": 1}), expected)

@@ -13,7 +13,7 @@ from torch import fx
 import tutti
 import zoo
 from tutti import compat
-from tutti.analysis import segments
+from tutti.compile import segment_calls
 from tutti.compile.compiled import Compiled, compile_ahead
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
@@ -24,7 +24,7 @@ aten = torch.ops.aten
 def events(monkeypatch):
     """What compiles and what is called, in order."""
     seen: list[str] = []
-    monkeypatch.setattr(segments, "COMPILED", {})
+    monkeypatch.setattr(segment_calls, "COMPILED", {})
     compile_, call = Compiled.compile, Compiled.__call__
 
     def compiling(self, args):
@@ -49,7 +49,7 @@ def test_nothing_is_compiled_while_a_program_runs(events, level):
     assert events == []
     step(batch)
     first = events.index("called")
-    assert 0 < events.count("compiled") == first == sum(len(f.made) for f in segments.COMPILED.values())
+    assert 0 < events.count("compiled") == first == sum(len(f.made) for f in segment_calls.COMPILED.values())
 
 
 @pytest.mark.starts

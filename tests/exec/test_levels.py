@@ -11,7 +11,7 @@ from torch import nn
 import tutti
 import zoo
 from cases import slow
-from tutti.analysis import segments
+from tutti.compile import segment_calls
 
 
 def net() -> nn.Module:
@@ -61,11 +61,11 @@ def test_weights_are_read_before_they_are_written_over(make, level):
 @needs_compiler
 @pytest.mark.starts
 def test_segments_are_compiled_once_for_all_ranks():
-    before = len(segments.COMPILED)
+    before = len(segment_calls.COMPILED)
     assert losses("O2", "dp2", "cpu:2") == pytest.approx(losses("O0"), rel=1e-5)
-    made = len(segments.COMPILED) - before
+    made = len(segment_calls.COMPILED) - before
     assert losses("O2", "dp2", "cpu:2") == pytest.approx(losses("O0"), rel=1e-5)
-    assert len(segments.COMPILED) - before == made
+    assert len(segment_calls.COMPILED) - before == made
 
 
 def test_without_a_compiler_it_runs_and_says_so(monkeypatch):

@@ -80,7 +80,7 @@ def test_a_position_knows_whom_a_communication_takes():
 
 def test_compiling_is_known_to_take_long(monkeypatch):
     seen, before = [], HERE.moves
-    monkeypatch.setattr(compat, "compile_graph", lambda graph, args: seen.append(HERE.busy) or torch.sin)
+    monkeypatch.setattr(compat, "compile_graph", lambda graph, args, modules: seen.append(HERE.busy) or torch.sin)
     function = Compiled(fx.Graph())
     assert torch.equal(function(torch.ones(3)), torch.ones(3).sin())
     assert seen == ["compiles"] and HERE.busy == "" and HERE.moves > before

@@ -8,7 +8,6 @@ import zoo
 from cases import crossed
 from tutti.analysis.memory import CPU, course
 from tutti.analysis.replay import replay
-from tutti.capture import optimizers
 from tutti.exec.codegen import generate
 from tutti.lower import bucket as merging
 from tutti.lower import inplace as module
@@ -16,6 +15,7 @@ from tutti.lower.inplace import update_in_place
 from tutti.lower.shard import shard
 from tutti.nn.adam import IN_PLACE
 from tutti.plan.plan import Plan
+from tutti.tracing import optimizers
 
 
 def programs(optimizer, layers=1, dtype=torch.float32, **options):

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from tutti.capture.function import capture_function
-from tutti.capture.holdings import Holdings
 from tutti.hardware import Cluster
 from tutti.plan.planner import Candidate, Planner
 from tutti.plan.together import plan_together
+from tutti.tracing.function import capture_function
+from tutti.tracing.holdings import Holdings
 
 CLUSTER = Cluster.parse("h100:4")
 MESHES = {"dp": 4}, {"dp": 2, "tp": 2}

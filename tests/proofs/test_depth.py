@@ -9,9 +9,9 @@ import transformers
 from cases import crossed
 from tutti.analysis.passes import improve
 from tutti.analysis.segments import part_of, segments
-from tutti.capture.capture import capture
 from tutti.lower.shard import shard
 from tutti.plan.plan import Plan
+from tutti.tracing.capture import capture
 
 
 def llama(depth):

@@ -10,7 +10,7 @@ import torch
 
 import tutti
 from cases import crossed, some
-from tutti.capture.optimizers import TABLE
+from tutti.tracing.optimizers import TABLE
 
 STEPS = 3
 QUICK = ["dp2", "tp2", "zero3", "zero3 by 2"]  # plans, and how many microbatches they take

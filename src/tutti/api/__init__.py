@@ -1,0 +1,1 @@
+"""What users call: `parallelize`, `function`, `Step`, `jit`."""

@@ -13,10 +13,6 @@ from tutti import compat
 from tutti.analysis.memory import platform
 from tutti.analysis.passes import check_level
 from tutti.api.step import cluster_of
-from tutti.capture.batch import inputs, rows
-from tutti.capture.capture_spec import autocast_state
-from tutti.capture.function import Captured, arguments, capture_function
-from tutti.capture.watch import Watch
 from tutti.exec.batches import signature_of
 from tutti.exec.executables import holding_for
 from tutti.exec.levels import Prepared, prepare
@@ -36,6 +32,10 @@ from tutti.plan.search import BUDGET
 from tutti.plan.textbook import Textbook, parse_name, textbook_of
 from tutti.plan.together import plan_together
 from tutti.sim.planning import choose
+from tutti.tracing.batch import inputs, rows
+from tutti.tracing.capture_spec import autocast_state
+from tutti.tracing.function import Captured, arguments, capture_function
+from tutti.tracing.watch import Watch
 
 
 def function(

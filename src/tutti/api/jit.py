@@ -22,10 +22,10 @@ from torch import fx, nn
 from tutti import compat
 from tutti.analysis.passes import available
 from tutti.api.jit_report import Graph, Report
-from tutti.capture import breaks, recompilations
-from tutti.capture.breaks import Break
-from tutti.capture.recompilations import Recompilation
-from tutti.capture.trace import is_tracing
+from tutti.tracing import breaks, recompilations
+from tutti.tracing.breaks import Break
+from tutti.tracing.recompilations import Recompilation
+from tutti.tracing.trace import is_tracing
 
 # How a graph becomes what runs: as `fn(graph, example inputs) -> callable`.
 LEVELS: dict[str, Callable[[fx.GraphModule, list], Callable]] = {

@@ -17,11 +17,6 @@ from torch import nn
 from tutti import compat
 from tutti.analysis.allocator import give_back_freed_memory, keep_freed_memory
 from tutti.analysis.passes import check_level
-from tutti.capture import optimizers
-from tutti.capture.batch import Batch, batch_items, inputs, rows
-from tutti.capture.capture import Loss, device_of
-from tutti.capture.capture_spec import Recipe, autocast_state
-from tutti.capture.slots import Slots
 from tutti.checkpoint.checkpoints import Checkpoints
 from tutti.checkpoint.folder import check, manifest
 from tutti.checkpoint.peer_checkpoint import Gathered
@@ -56,6 +51,11 @@ from tutti.plan.tier import DEVICE
 from tutti.plan.variant import PLAIN
 from tutti.sim.dryrun import dry_run
 from tutti.sim.planning import Simulator, choose
+from tutti.tracing import optimizers
+from tutti.tracing.batch import Batch, batch_items, inputs, rows
+from tutti.tracing.capture import Loss, device_of
+from tutti.tracing.capture_spec import Recipe, autocast_state
+from tutti.tracing.slots import Slots
 
 
 def parallelize(

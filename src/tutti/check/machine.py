@@ -21,7 +21,6 @@ from hypothesis import HealthCheck, given, settings
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from tutti.capture.anew import UNDEFINED
 from tutti.check.samples.sample import Sample, strategy
 from tutti.exec.codegen import generate
 from tutti.exec.virtual import run_virtual
@@ -33,6 +32,7 @@ from tutti.plan.choice import Choice, Choices, candidates, layouts, legal, nest
 from tutti.plan.layout import Layout, Mesh, coordinates_of, devices
 from tutti.plan.plan import Plan
 from tutti.plan.reshard import sent_bytes
+from tutti.tracing.anew import UNDEFINED
 
 aten = torch.ops.aten
 LABEL = "operator"

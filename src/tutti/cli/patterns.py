@@ -10,12 +10,12 @@ from typing import Annotated
 import torch
 import tyro
 
-from tutti.capture.capture import capture
-from tutti.capture.fused import fused, left_over
-from tutti.capture.load import load, suiting
-from tutti.capture.pattern_table import PATTERNS
 from tutti.cli.tables import consoles, table
 from tutti.cli.workload import DTYPES
+from tutti.tracing.capture import capture
+from tutti.tracing.fused import fused, left_over
+from tutti.tracing.load import load, suiting
+from tutti.tracing.pattern_table import PATTERNS
 
 
 def patterns(

@@ -17,10 +17,10 @@ from rich.table import Table
 from torch import fx
 
 from tutti import compat
-from tutti.capture.capture import capture
-from tutti.capture.load import load, suiting
 from tutti.ir.step_graph import StepGraph
 from tutti.ops import LOCAL, RULES, rule_of
+from tutti.tracing.capture import capture
+from tutti.tracing.load import load, suiting
 
 TAG = "a b -> a b, elementwise by torch's tag"
 NONE = "no rule: computed whole on every device"

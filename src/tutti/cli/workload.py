@@ -8,14 +8,14 @@ from functools import cache
 
 import torch
 
-from tutti.capture.capture import capture
-from tutti.capture.load import load, suiting
-from tutti.capture.optimizers import TABLE
 from tutti.exec.batches import batch_size, microbatches
 from tutti.ir.step_graph import StepGraph
 from tutti.lower.vary import vary
 from tutti.plan.search import Progress
 from tutti.plan.variant import PLAIN, Variant
+from tutti.tracing.capture import capture
+from tutti.tracing.load import load, suiting
+from tutti.tracing.optimizers import TABLE
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

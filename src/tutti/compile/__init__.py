@@ -1,0 +1,1 @@
+"""Segments of Programs as functions that Inductor compiles."""

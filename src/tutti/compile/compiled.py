@@ -13,7 +13,7 @@ from torch.fx.node import map_aggregate, map_arg
 from torch.utils import _pytree as pytree
 
 from tutti import compat
-from tutti.compile.loops import has_loops, with_higher_order
+from tutti.compile.loops import with_higher_order
 from tutti.ir.step_graph import Spec
 from tutti.launch.heartbeat import HERE
 from tutti.launch.progress import telling
@@ -40,11 +40,8 @@ class Compiled:
 
     def compile(self, args: Sequence[torch.Tensor]) -> Callable:
         """The function for arguments that lie in memory as these."""
-        if has_loops(self.graph):
-            function = compat.compile_graph(with_higher_order(self.graph), args, cpp=True)
-        else:
-            function = compat.compile_graph(fx.GraphModule({}, self.graph), args)
-        self.made[_how(args)] = function
+        graph, modules = with_higher_order(self.graph)
+        function = self.made[_how(args)] = compat.compile_graph(graph, args, modules)
         return function
 
 

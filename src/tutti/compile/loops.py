@@ -14,12 +14,10 @@ from tutti.ir.loops import LOOPS, Body, Branch, Loop, While
 aten, higher = torch.ops.aten, torch.ops.higher_order
 
 
-def has_loops(graph: fx.Graph) -> bool:
-    return any(node.target in LOOPS for node in graph.nodes)
-
-
-def with_higher_order(graph: fx.Graph) -> fx.GraphModule:
-    """The same graph with torch's operators in place of loops; their sub-graphs are its submodules."""
+def with_higher_order(graph: fx.Graph) -> tuple[fx.Graph, dict[str, fx.GraphModule]]:
+    """The same graph with torch's operators in place of loops, and their sub-graphs by name."""
+    if not any(node.target in LOOPS for node in graph.nodes):
+        return graph, {}
     copy, modules, numbers = fx.Graph(), {}, count()
     mapping: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
@@ -31,7 +29,7 @@ def with_higher_order(graph: fx.Graph) -> fx.GraphModule:
                 mapping[user] = made[user.args[1]]
         elif node not in mapping:
             mapping[node] = copy.node_copy(node, mapping.__getitem__)
-    return fx.GraphModule(modules, copy)
+    return copy, modules
 
 
 def _written(graph: fx.Graph, loop: Loop, operands: list[fx.Node], modules: dict[str, fx.GraphModule],
@@ -40,7 +38,8 @@ def _written(graph: fx.Graph, loop: Loop, operands: list[fx.Node], modules: dict
 
     def module(body: Body) -> fx.Node:
         name = f"body_{next(numbers)}"
-        modules[name] = with_higher_order(_without_aliases(body.step.graph))
+        own, inner = with_higher_order(_without_aliases(body.step.graph))
+        modules[name] = fx.GraphModule(inner, own)
         return graph.get_attr(name)
 
     def call(function, *args) -> fx.Node:

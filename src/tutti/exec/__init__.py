@@ -1,0 +1,1 @@
+"""Execution: runtimes, pipelines, stores, transfers between tiers, memory budget."""

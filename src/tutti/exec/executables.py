@@ -9,10 +9,6 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from tutti.analysis.memory import platform
-from tutti.capture.batch import Batch, batch_items
-from tutti.capture.capture import classes_of
-from tutti.capture.capture_spec import Recipe
-from tutti.capture.slots import attribute
 from tutti.exec.batches import Signature, signature_of
 from tutti.exec.levels import Prepared, prepare
 from tutti.exec.memory_budget import Ledger
@@ -35,6 +31,10 @@ from tutti.lower.vary import vary
 from tutti.plan.layout import Layout, devices
 from tutti.plan.plan import PIPELINE, Plan
 from tutti.plan.planner import replan
+from tutti.tracing.batch import Batch, batch_items
+from tutti.tracing.capture import classes_of
+from tutti.tracing.capture_spec import Recipe
+from tutti.tracing.slots import attribute
 
 T = TypeVar("T")
 MOST = 16  # graphs for one signature and Python state

@@ -8,8 +8,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tutti.capture import optimizers
-from tutti.capture.slots import attribute
 from tutti.exec.memory_budget import Ledger
 from tutti.exec.offload_store import Shelf
 from tutti.exec.runtime import Runtime, own_slice, same_everywhere
@@ -19,6 +17,8 @@ from tutti.ir.step_graph import GIVEN, Spec, StepGraph
 from tutti.plan.layout import Layout, coordinates_of, devices
 from tutti.plan.plan import Plan
 from tutti.plan.tier import DEVICE
+from tutti.tracing import optimizers
+from tutti.tracing.slots import attribute
 
 
 class State:

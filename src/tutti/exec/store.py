@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from tutti.capture import optimizers
-from tutti.capture.capture import device_of
-from tutti.capture.holdings import Holdings
 from tutti.exec.runtime import Runtime, own_slice, runtime_for, same_everywhere
 from tutti.ir.step_graph import GIVEN, Spec, StepGraph
 from tutti.plan.layout import Layout, Mesh
 from tutti.plan.plan import Plan
+from tutti.tracing import optimizers
+from tutti.tracing.capture import device_of
+from tutti.tracing.holdings import Holdings
 
 
 class Store:

@@ -2,7 +2,7 @@
 
 Each distinct sub-graph makes one operator, `tutti_loops::scan_<digest>(Tensor[] operands) -> Tensor[]`, which fake
 tensors, rules and Programs treat as any other. Its operands are the carries, the tensors that are scanned over, and
-everything else that the sub-graph reads. `capture.loop_capture` records sub-graphs, `ops.loops` splits them.
+everything else that the sub-graph reads. `tracing.loop_capture` records sub-graphs, `ops.loops` splits them.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Inputs and outputs have names of the form `kind:name`:
 |---|---|---|
 | `param`, `buffer` | the model's tensors, under the model's own names | their successors |
 | `exp_avg`, `momentum_buffer`, `master`, ... | optimizer state of a parameter | its successor |
-| `batch` | entries of the batch that have its rows in dim 0, by name (`capture.batch`) | |
+| `batch` | entries of the batch that have its rows in dim 0, by name (`tracing.batch`) | |
 | `common` | entries of the batch that all its rows share | |
 | `lr` | learning rate of a parameter group, 0-d float64 | |
 | `step`, `seed` | number of this update (1 for the first) and random seed, 0-d int64 | |
@@ -15,7 +15,7 @@ Inputs and outputs have names of the form `kind:name`:
 | `loss`, `grad` | | the loss, 0-d; the gradient of a parameter |
 | `skipped` | | 1 where the update was left out, of a step that is guarded, 0-d |
 | `written` | | a parameter that the forward pass writes into, after that and before its update |
-| `cache` | other tensors that functions write into (`capture.holdings`) | their successors |
+| `cache` | other tensors that functions write into (`tracing.holdings`) | their successors |
 | `output` | | a leaf of what a function returns, by its position |
 | `metric` | | what the model or the loss gives besides the loss, by name |
 | `check` | | above 0 where a check of values in the model's Python code fails, 0-d float32 |
@@ -86,7 +86,7 @@ class StepGraph:
     outputs: dict[str, fx.Node]
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    matches: Counter[str] = field(default_factory=Counter)  # of each pattern of `capture.pattern_table`, at capture
+    matches: Counter[str] = field(default_factory=Counter)  # of each pattern of `tracing.pattern_table`, at capture
     guards: Guards = field(default_factory=Guards)  # values of the batch for which alone this is the graph, at capture
     checks: dict[str, str] = field(default_factory=dict)  # what failed, by output, at capture
     counts: dict[str, list[str]] = field(default_factory=dict)  # parameters by the input that counts their updates

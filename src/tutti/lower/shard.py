@@ -14,7 +14,6 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from tutti.capture.inline import paste, template
 from tutti.ir.costs import FREE
 from tutti.ir.loops import LOOPS
 from tutti.ir.step_graph import FORWARD, Spec, StepGraph
@@ -28,6 +27,7 @@ from tutti.plan.choice import Choices, check, layouts
 from tutti.plan.layout import Layout, coordinates_of
 from tutti.plan.plan import Plan
 from tutti.plan.reshard import Step, reshard
+from tutti.tracing.inline import paste, template
 
 REPLICATED = Layout()
 TRACED: dict[tuple, fx.Graph] = {}  # the operators' own computations, by all that they may depend on

@@ -25,8 +25,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from tutti.capture.anew import make_without_operands
-from tutti.capture.simplify import simplify
 from tutti.hardware import Cluster
 from tutti.ir.costs import annotate_costs
 from tutti.ir.labels import annotate_labels
@@ -40,6 +38,8 @@ from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
 from tutti.plan.stages import Reads
 from tutti.plan.textbook import Textbook
+from tutti.tracing.anew import make_without_operands
+from tutti.tracing.simplify import simplify
 
 aten = torch.ops.aten
 MUCH = 0.01  # of the work

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from tutti.capture.inline import paste, template
 from tutti.ir.step_graph import Call, Spec
 from tutti.nn import random
 from tutti.nn.fused import FUSED
+from tutti.tracing.inline import paste, template
 
 ops = torch.ops.tutti
 

@@ -312,7 +312,7 @@ ARGUMENTS |= {
 }
 
 CONTIGUOUS[aten.view_as_complex.default] = (0,)  # pairs must lie side by side
-CONTIGUOUS[aten.as_strided.default] = (0,)  # as `capture.strided` makes it
+CONTIGUOUS[aten.as_strided.default] = (0,)  # as `tracing.strided` makes it
 
 
 def _pad_own(here, x, pads, value=0):

@@ -1,0 +1,1 @@
+"""Layouts, resharding, plans, the planner and the search."""

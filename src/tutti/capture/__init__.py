@@ -1,1 +1,0 @@
-"""Capture: a training step as one graph of ATen operators, and what is known of it."""

@@ -1,0 +1,1 @@
+"""Capture: from Python code to one graph of ATen operators, and what changes later."""

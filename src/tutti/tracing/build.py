@@ -1,0 +1,147 @@
+"""From the raw trace to a StepGraph: named inputs and outputs, no dead weight, annotated nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import fx
+
+from tutti.ir.costs import FREE, annotate_costs
+from tutti.ir.labels import annotate_labels
+from tutti.ir.step_graph import BACKWARD, FORWARD, GUARD, UPDATE, WRITTEN, Call, Spec, StepGraph
+from tutti.tracing.anew import make_without_operands
+from tutti.tracing.pattern_table import PATTERNS
+from tutti.tracing.patterns import Pattern, fuse_patterns
+from tutti.tracing.randomness import make_reproducible
+from tutti.tracing.simplify import simplify
+from tutti.tracing.trace import Traced
+from tutti.tracing.workspaces import without_workspaces
+
+
+def build(
+    traced: Traced,
+    inputs: list[str],
+    outputs: list[str],
+    device: torch.device,
+    patterns: Sequence[Pattern] = PATTERNS,
+) -> StepGraph:
+    """The StepGraph of a functional trace whose inputs and outputs have these names, in order.
+
+    patterns: for which fused operators take the places of what models write out.
+    """
+    graph = traced.graph
+    placeholders = dict(zip(inputs, (n for n in graph.nodes if n.op == "placeholder"), strict=True))
+    for node in graph.nodes:
+        meta = node.meta
+        node.meta = {
+            "phase": meta.get("phase") or FORWARD,
+            "path": meta.get("path") or "",
+            "val": meta.get("val"),
+        }
+        if meta.get("checkpoint"):
+            node.meta["checkpoint"] = meta["checkpoint"]
+    constants = _lift_constants(traced, placeholders)
+    (output,) = (n for n in graph.nodes if n.op == "output")
+    make_reproducible(graph, placeholders["seed"], placeholders["step"], device)
+    without_workspaces(graph)
+    make_without_operands(graph, device)
+    simplify(graph)
+    matches = fuse_patterns(graph, patterns, device)
+    _adopt(graph)
+    results = dict(zip(outputs, output.args[0], strict=True))
+    results = _successors(results, placeholders)
+    results = {name: _own(graph, node) for name, node in results.items()}
+    output.args = (tuple(results.values()),)
+    graph.eliminate_dead_code()
+    _keep_old_state(graph, placeholders, results)
+    for name in [n for n, x in placeholders.items() if n.startswith(("constant:", "count:")) and not x.users]:
+        constants.pop(name, None)
+        graph.erase_node(placeholders.pop(name))
+    graph.lint()
+    step = StepGraph(graph, placeholders, results, constants, device, matches)
+    annotate_costs(step)
+    annotate_labels(step)
+    return step
+
+
+def _lift_constants(traced: Traced, placeholders: dict[str, fx.Node]) -> dict[str, torch.Tensor]:
+    """Tensors that the model made out of Python numbers become inputs of kind `constant`."""
+    graph, constants = traced.graph, {}
+    first = next(n for n in graph.nodes if n.op != "placeholder")
+    for node in [n for n in graph.nodes if n.op == "get_attr"]:
+        name = f"constant:{node.target}"
+        if name not in placeholders:
+            constants[name] = traced.constants[node.target]
+            with graph.inserting_before(first):
+                placeholders[name] = graph.placeholder(node.target)
+            placeholders[name].meta = {**node.meta, "val": Spec.of(constants[name])}
+        node.replace_all_uses_with(placeholders[name])
+        graph.erase_node(node)
+    return constants
+
+
+def _successors(results: dict[str, fx.Node], inputs: dict[str, fx.Node]) -> dict[str, fx.Node]:
+    """Without outputs that are an untouched input. A parameter that forward writes into and no update replaces has that
+    as its successor."""
+    kept = {}
+    for name, node in results.items():
+        kind, _, path = name.partition(":")
+        stored = f"param:{path}" if kind == WRITTEN else name
+        if node is not inputs.get(stored):
+            kept[name if stored in results else stored] = node
+    return kept
+
+
+def _keep_old_state(graph: fx.Graph, inputs: dict[str, fx.Node], results: dict[str, fx.Node]) -> None:
+    """Let the backward pass read a copy of state that the forward pass replaces: the forward pass of another microbatch
+    may come before it."""
+    changed = {inputs[f"param:{name.partition(':')[2]}"] for name in results if name.startswith(f"{WRITTEN}:")}
+    changed |= {inputs[name] for name, x in results.items() if name in inputs and x.meta["phase"] != UPDATE}
+    views = {x: x for x in changed}  # what looks at such an input -> that input
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        read = [x for x in node.all_input_nodes if x in views]
+        if read and node.target in FREE and node.meta["phase"] == FORWARD:
+            views[node] = node
+        elif read and node.meta["phase"] == BACKWARD:
+            for x in read:
+                if (copy := views[x]) is x:
+                    with graph.inserting_after(x if x.op == "call_function" else list(inputs.values())[-1]):
+                        copy = graph.call_function(torch.ops.aten.clone.default, (x,))
+                    copy.meta = {**x.meta, "phase": FORWARD, "path": x.meta.get("path", "")}
+                    views[x] = copy
+                node.replace_input_with(x, copy)
+
+
+def _adopt(graph: fx.Graph) -> None:
+    """What the update does to one parameter's gradient alone belongs to that parameter's module."""
+    for node in graph.nodes:
+        if node.op == "call_function" and node.meta["phase"] == UPDATE and not node.meta["path"]:
+            owners = set(_owners(node))
+            if len(owners) == 1:
+                node.meta["path"] = owners.pop()
+
+
+def _owners(node: fx.Node) -> Iterator[str]:
+    """The modules that operands belong to, seen through what only looks whether they are finite."""
+    for operand in node.all_input_nodes:
+        if operand.op == "call_function" and operand.meta["path"] == GUARD:
+            yield from (path for x in operand.all_input_nodes if (path := x.meta.get("path")) and path != GUARD)
+        elif operand.op == "call_function" and operand.meta["path"]:
+            yield operand.meta["path"]
+
+
+def _own(graph: fx.Graph, node: Call) -> Call:
+    """An output that only looks at an input becomes a copy: inputs are written into, by the update or the user."""
+    looked_at = node
+    while looked_at.op == "call_function" and looked_at.target in FREE:
+        looked_at = looked_at.args[0]
+    if looked_at.op != "placeholder":
+        return node
+    place = node if node.op == "call_function" else [n for n in graph.nodes if n.op == "placeholder"][-1]
+    with graph.inserting_after(place):
+        copy = graph.call_function(torch.ops.aten.clone.default, (node,))
+    copy.meta = {"phase": FORWARD, "path": "", **node.meta}
+    return copy

@@ -1,0 +1,519 @@
+"""Capture: a model, a batch and an optimizer become one StepGraph.
+
+The step is executed once with fake tensors (no memory, no arithmetic) and traced: forward, `autograd.grad`,
+optimizer update. Python control flow that does not depend on data is simply run.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as module_hooks
+
+from tutti import compat
+from tutti.ir.garbage import uncollected
+from tutti.ir.step_graph import BACKWARD, CHECK, FORWARD, GUARD, METRIC, UPDATE, WRITTEN, StepGraph
+from tutti.nn.assignment import assignments_of_tensors
+from tutti.tracing import optimizers
+from tutti.tracing.attempts import Attempts, StateFound
+from tutti.tracing.batch import Batch, batch_items, rebuilt
+from tutti.tracing.batch import inputs as entries
+from tutti.tracing.build import build
+from tutti.tracing.decisions import Decisions
+from tutti.tracing.functional import functionalize
+from tutti.tracing.pattern_table import PATTERNS
+from tutti.tracing.patterns import Pattern
+from tutti.tracing.slots import Slots, check_memory_not_shared
+from tutti.tracing.substitute import substituted
+from tutti.tracing.trace import sign, stand_in, stood_in
+
+Loss = Callable[[nn.Module, Batch], torch.Tensor]
+INSTEAD = (
+    "decide it before the batch is made. On one device tutti.jit(model) runs it as it is, and its report() tells of "
+    "all such places"
+)
+# What a model calls that asks for values itself: `if`, `.item()`, `.tolist()`; x[mask].
+ASKED = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+
+
+@uncollected()
+def capture(
+    model: nn.Module,
+    batch: Batch,
+    optimizer: torch.optim.Optimizer | None = None,
+    loss: Loss | None = None,
+    *,
+    clip_norm: float | None = None,
+    masters: bool = False,
+    stochastic_rounding: bool = False,
+    gradients: bool = True,
+    guarded: bool = False,
+    patterns: Sequence[Pattern] = PATTERNS,
+    attributes: frozenset[str] = frozenset(),
+    microbatches: int = 1,
+    behind: Mapping[str, int] | None = None,
+    metrics: Collection[str] = (),
+) -> StepGraph:
+    """Record loss, gradients and optimizer update of one training step as one functional ATen graph.
+
+    model: any module; on the meta device it costs no memory. Its training mode is respected.
+    batch: a dict (passed as keyword arguments) or a tuple of tensors, nested at will (`tracing.batch`). Values matter
+        only where the model's Python code reads them, and of entries that are no tensors.
+    optimizer: a `torch.optim` instance over the model's parameters; without one the graph ends at the gradients.
+    loss: `loss(model, batch) -> 0-d tensor`; by default the model is called and its output has a `.loss` or is it.
+    clip_norm: clip the global norm of all gradients, as `torch.nn.utils.clip_grad_norm_` does.
+    masters: keep and update float32 copies of low-precision parameters with the optimizer state.
+    stochastic_rounding: bfloat16 parameters and their optimizer state are updated in float32 and rounded at random, on
+        average to what they would be.
+    gradients: False records the forward pass only.
+    guarded: parameters and optimizer state stay what they were where loss or gradients are not finite; the output
+        `skipped`, a 0-d float32 tensor, then is 1.
+    patterns: what becomes fused operators where a model writes it out (`tracing.patterns`); () leaves all as written.
+    attributes: paths of plain tensor attributes that are state like buffers. Capture finds those that forward replaces.
+    microbatches: how many batches like this one are accumulated for an update. The gradient is that of one; hooks on
+        gradients see it divided by their number, as a loop that accumulates the mean does it.
+    behind: by how many updates parameters are behind the step number, by name; by default as in the optimizer's state.
+    metrics: entries of the model's output that become outputs `metric:name`. A loss that returns (loss, metrics) gives
+        all of them.
+
+    An enclosing `torch.autocast` is recorded with the graph. The forward pass runs on fake tensors, and whatever it
+    changes in the model's Python state is undone. Values that Python code takes from the batch are those of this batch
+    (`StepGraph.guards`). Branches on other values are traced both ways: a way that raises becomes a check
+    (`StepGraph.checks`). Checks inside operators, as the one for singular matrices behind `torch.linalg.solve`, are
+    dropped: the result is infinite or NaN.
+
+    Raises ValueError where the loss is not a floating 0-d tensor, nothing requires a gradient, the model branches on
+    values that depend on parameters, or forward depends on Python state that it changes itself.
+    """
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        kind = type(optimizer).__name__
+        raise ValueError(f"the optimizer is a {kind}, not of torch.optim: capture takes model, batch, optimizer")
+    if optimizer is not None:
+        optimizers.check(optimizer)
+    if clip_norm is not None and optimizer is None:
+        raise ValueError(f"clip_norm={clip_norm} clips the gradients that an update takes: give an optimizer, too")
+    if masters and stochastic_rounding:
+        raise ValueError("masters are kept in float32, where nothing is to be rounded: masters or stochastic_rounding")
+    slots, device = Slots(model, attributes), device_of(model)
+    params = slots.params
+    trained = [name for name, p in params.items() if p.requires_grad] if gradients else []
+    if gradients and not trained:
+        raise ValueError("no parameter of the model requires a gradient: there is nothing to train")
+    if stochastic_rounding and not any(params[name].dtype is torch.bfloat16 for name in trained):
+        raise ValueError("stochastic_rounding is of bfloat16 parameters, and none of those that are trained is one")
+
+    with capturing(model):
+
+        def fakes(kind: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+            return {f"{kind}:{k}": torch.empty(t.shape, dtype=t.dtype, device=device) for k, t in tensors}
+
+        inputs = fakes("param", params.items()) | fakes("buffer", slots.buffers.items())
+        state = {}
+        if optimizer is not None:
+            names = {p: name for name, p in params.items()}
+            state = optimizers.state_of(optimizer, names, masters)
+            for name, tensors in state.items():
+                inputs |= {
+                    f"{kind}:{name}": torch.empty(t.shape, dtype=t.dtype, device=device) for kind, t in tensors.items()
+                }
+            inputs |= {f"lr:{i}": torch.empty((), dtype=torch.float64) for i in range(len(optimizer.param_groups))}
+        inputs |= {name: torch.empty(t.shape, dtype=t.dtype, device=device) for name, t in entries(batch).items()}
+        late = classes_of(behind if behind is not None else _behind(optimizer, params))
+        inputs |= {name: torch.empty((), dtype=torch.int64) for name in ("step", "seed", *late)}
+        step = _Step(model, batch, loss, slots, trained, gradients, guarded, optimizer, state, clip_norm,
+                     stochastic_rounding, list(inputs), microbatches, late, metrics)  # fmt: skip
+        known = {i: x for i, x in enumerate(_example(batch, list(inputs))) if x is not None}
+        attempts = Attempts(step, tuple(inputs.values()), known, [model, loss], step.decisions)
+        try:
+            traced = attempts.traced()
+        except StateFound as found:
+            again = attributes | found.paths
+            return capture(model, batch, optimizer, loss, clip_norm=clip_norm, masters=masters, gradients=gradients,
+                           stochastic_rounding=stochastic_rounding, guarded=guarded, patterns=patterns,
+                           attributes=again, microbatches=microbatches, behind=behind, metrics=metrics)  # fmt: skip
+        except compat.ValuesNeeded as error:
+            raise branching(error) from error
+        except RuntimeError as error:
+            if ".numpy() is not supported for tensor subclasses" not in str(error):
+                raise
+            raise ValueError(
+                f"{_asked_at(error)}the model takes the values of a tensor out of PyTorch (.numpy()), where no graph "
+                f"follows them: {INSTEAD}"
+            ) from error
+        placeholders = traced.graph.find_nodes(op="placeholder")
+        names = {n: name.partition(":")[2] for n, name in zip(placeholders, inputs, strict=True)}
+        guards = traced.values.guards(names)
+        functional = functionalize(traced, list(inputs.values()))
+    made = build(functional, list(inputs), attempts.results, device, patterns)
+    written = [name.removeprefix("param:") for name in made.changed_by_forward if name.startswith("param:")]
+    if mastered := [name for name in written if "master" in state.get(name, {})]:
+        raise ValueError(
+            f"forward writes into parameter {mastered[0]!r}, which has a float32 master copy that would undo it; leave "
+            "masters out, or keep the parameter in float32"
+        )
+    check_memory_not_shared(slots.named(), {name for name in made.outputs if name in made.inputs})
+    made.guards, made.checks = guards, attempts.checks
+    updated = set(made.updated)
+    made.counts = {key: [n for n in names if n in updated] for key, names in late.items() if key in made.inputs}
+    return made
+
+
+def classes_of(behind: Mapping[str, int]) -> dict[str, list[str]]:
+    """Inputs that count updates, with the parameters that are equally far behind the step number."""
+    classes: dict[int, list[str]] = {}
+    for name, number in sorted(behind.items()):
+        if number:
+            classes.setdefault(number, []).append(name)
+    return {f"count:{i}": names for i, names in enumerate(sorted(classes.values()))}
+
+
+def _behind(optimizer: torch.optim.Optimizer | None, params: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """By how many updates parameters are behind the one that has had most."""
+    if optimizer is None:
+        return {}
+    counts = optimizers.update_counts(optimizer)
+    most = max(counts.values(), default=0)
+    return {name: most - counts[p] for name, p in params.items() if p in counts}  # pyright: ignore
+
+
+def _example(batch: Batch, inputs: Sequence[str]) -> list[torch.Tensor | None]:
+    """The real tensor of each input that is an entry of the batch and has values."""
+    real = {name: x for name, x in entries(batch).items() if not (x.is_meta or isinstance(x, compat.FakeTensor))}
+    return [real.get(name) for name in inputs]
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device of a model's first parameter; the CPU for a model on the meta device."""
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None or first.is_meta else first.device
+
+
+@dataclass
+class _Step:
+    """A training step as a function of its tensors, to be traced."""
+
+    model: nn.Module
+    batch: Batch
+    loss: Loss | None
+    slots: Slots
+    trained: list[str]
+    gradients: bool
+    guarded: bool
+    optimizer: torch.optim.Optimizer | None
+    state: dict[str, dict[str, torch.Tensor]]
+    clip_norm: float | None
+    stochastic_rounding: bool
+    inputs: list[str]
+    microbatches: int
+    late: dict[str, list[str]]
+    metrics: Collection[str]
+    decisions: Decisions = field(default_factory=Decisions)
+    autograd: int = 0  # nodes of the loss, as it was traced last
+    backward_matters: bool = False  # whether there are hooks or functions whose backward pass may be anything
+
+    def __call__(self, *tensors: torch.Tensor, forward_only: bool = False) -> dict[str, torch.Tensor]:
+        """Named outputs; with `forward_only` those of the forward pass."""
+        inputs = dict(zip(self.inputs, tensors, strict=True))
+        params = {name: self._parameter(name, p, inputs) for name, p in self.slots.params.items()}
+        buffers = {name: inputs[f"buffer:{name}"].clone() for name in self.slots.buffers}
+        for name, buffer in self.slots.buffers.items():
+            stand_in(buffer, buffers[name])
+        self._let_state_stand_in(inputs)
+        storages = {name: p.untyped_storage()._cdata for name, p in params.items()}
+        batch = rebuilt(self.batch, {name.partition(":")[2]: inputs[name] for name in entries(self.batch)})
+        recorder = Recorder(self.model)
+        with self.slots.holding(params, buffers):  # until gradients are taken: checkpointed code runs once more there
+            with recorder.forward(), substituted(self.model) as hooked:
+                value, metrics = self._value(batch)
+            _check_scalar(value, self.batch, self.loss)
+            after = self.slots.changed("buffer", buffers)
+            self._check_places(params, storages)
+            outputs = {"loss": value.detach()}
+            outputs |= {f"buffer:{name}": x for name, x in after.items()}
+            outputs |= {f"{METRIC}:{name}": x.detach() for name, x in metrics.items()}
+            outputs |= {f"{CHECK}:{i}": x for i, x in enumerate(self.decisions.differing())}
+            behind = compat.in_backward_order(value.grad_fn) if value.requires_grad else []
+            self.autograd = len(behind)
+            self.backward_matters = hooked() or any(map(compat.is_custom, behind))
+            self.decisions.backward = True
+            if not self.gradients or forward_only:
+                return outputs
+            if not value.requires_grad:
+                raise ValueError(
+                    "the loss does not depend on any parameter that requires a gradient; is it computed under "
+                    "torch.no_grad() or from a detached tensor?"
+                )
+            with recorder.backward(behind):
+                grads = self._gradients(value, {name: params[name] for name in self.trained})
+        if self.guarded:
+            sign(phase=BACKWARD, path=GUARD)
+            grads = optimizers.poisoned(grads, value.detach())
+        outputs |= {f"{WRITTEN}:{name}": p for name, p in params.items()}  # most are as they were
+        outputs |= {f"grad:{name}": g for name, g in grads.items()}
+        if self.optimizer is not None:
+            with torch.no_grad():
+                outputs |= self._update(params, grads, inputs)
+        return outputs
+
+    def _parameter(self, name: str, parameter: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        """What stands for a parameter: a leaf of autograd that looks like one."""
+        leaf = inputs[f"param:{name}"].clone()
+        if name in self.trained:
+            leaf.requires_grad_()
+        if isinstance(parameter, nn.Parameter):
+            leaf._is_param = True  # pyright: ignore[reportAttributeAccessIssue]
+        stand_in(parameter, leaf)
+        return leaf
+
+    def _let_state_stand_in(self, inputs: dict[str, torch.Tensor]) -> None:
+        """For a loss that reads the optimizer's state."""
+        for name, kinds in self.state.items():
+            held = self.optimizer.state.get(self.slots.params[name], {}) if self.optimizer else {}
+            for kind in kinds:
+                if isinstance(held.get(kind), torch.Tensor):
+                    stand_in(held[kind], inputs[f"{kind}:{name}"])
+
+    def _value(self, batch: Batch) -> tuple[Any, dict[str, torch.Tensor]]:
+        """The loss, and the metrics that were asked for or that the loss returned beside it."""
+        if self.loss is not None:
+            made: Any = self.loss(self.model, batch)
+            if isinstance(made, dict) and "loss" in made:
+                made = made["loss"], {key: x for key, x in made.items() if key != "loss"}
+            if isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping):
+                return made[0], self._metrics(made[1], self.metrics or list(map(str, made[1])))
+            return made, self._metrics(made, self.metrics)
+        output = self.model(**batch) if isinstance(batch, Mapping) else self.model(*batch)
+        value = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
+        return value, self._metrics(output, self.metrics)
+
+    def _metrics(self, output: Any, names: Collection[str]) -> dict[str, torch.Tensor]:
+        found = {}
+        for name in names:
+            value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+            if not isinstance(value, torch.Tensor):
+                has = list(output) if isinstance(output, Mapping) else []
+                raise ValueError(
+                    f"metric {name!r} is a {type(value).__name__} in the output of the model; it has {has}"
+                )
+            found[name] = value
+        return found
+
+    def _check_places(self, params: dict[str, torch.Tensor], storages: dict[str, int]) -> None:
+        """ValueError where forward has put another tensor in the place of a parameter."""
+        for slot in [slot for slot in self.slots.slots if slot.kind == "param"]:
+            now, name = slot.held, slot.name
+            if now is not params[name] or now.untyped_storage()._cdata != storages[name]:
+                raise ValueError(
+                    f"forward puts another tensor in the place of parameter {name!r} (an assignment to the attribute "
+                    "or to .data), which the optimizer would not see; write into it under torch.no_grad(), with copy_()"
+                )
+
+    def _gradients(self, value: torch.Tensor, leaves: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Gradients by name, through the hooks on them; those that are None are left out."""
+        hooks = {name: compat.hooks_on(self.slots.params[name]) for name in leaves}  # before and after accumulation
+        for name, (before, _) in hooks.items():
+            for hook in before:
+                leaves[name].register_hook(hook)
+        others = [p for p in stood_in() if p.requires_grad and p.is_leaf and p.is_floating_point()]
+        names = {id(p): name for name, p in self.slots.params.items()}
+        others = [p for p in others if names.get(id(p)) in leaves]
+        parts = self.microbatches if self.backward_matters or any(map(any, hooks.values())) else 1
+        found = torch.autograd.grad(
+            value / parts if parts > 1 else value, [*leaves.values(), *others], allow_unused=True
+        )
+        if parts > 1:  # what is not linear sees gradients as a loop that accumulates the mean has them
+            found = [None if g is None else g * parts for g in found]
+        grads = {name: g for name, g in zip(leaves, found, strict=False) if g is not None}
+        for p, g in zip(others, found[len(leaves) :], strict=True):  # read past the module, as from a list of weights
+            name = names[id(p)]
+            if any(hooks[name]):
+                raise ValueError(
+                    f"parameter {name!r} has a hook on its gradient and is read in another way than from its module; "
+                    "read it as an attribute of the module"
+                )
+            if g is not None:
+                grads[name] = grads[name] + g if name in grads else g
+        for name in [name for name in grads if hooks[name][1]]:
+            grads[name] = self._accumulated(name, leaves[name], grads[name], hooks[name][1])
+        return grads
+
+    def _accumulated(self, name: str, leaf: torch.Tensor, grad: torch.Tensor, hooks: list[Callable]) -> torch.Tensor:
+        """A gradient after the hooks of `register_post_accumulate_grad_hook`."""
+        version = leaf._version
+        leaf.grad = grad
+        try:
+            if self.microbatches > 1:
+                raise ValueError("it reads sums over several microbatches, which no graph has; use register_hook")
+            for hook in hooks:
+                hook(leaf)
+            if leaf.grad is None or leaf._version != version:
+                raise ValueError("it updates the parameter or drops the gradient, which is left to the optimizer")
+            return leaf.grad
+        except Exception as error:
+            hook = getattr(hooks[0], "__qualname__", hooks[0])
+            raise ValueError(
+                f"the hook {hook} on parameter {name!r} (register_post_accumulate_grad_hook) cannot be a part of the "
+                f"step: {error}"
+            ) from error
+        finally:
+            leaf.grad = None
+
+    def _update(self, params, grads, inputs) -> dict[str, torch.Tensor]:
+        """The optimizer's update of every parameter that has a gradient, as named outputs."""
+        assert self.optimizer is not None
+        sign(phase=UPDATE, path=GUARD if self.clip_norm is None else "")
+        norm = None if self.clip_norm is None and not self.guarded else optimizers.global_norm(list(grads.values()))
+        sign(path="")
+        scale = None if norm is None or self.clip_norm is None else optimizers.clip_scale(norm, self.clip_norm)
+        names = {p: name for name, p in self.slots.params.items()}
+        sign(path=GUARD)
+        skip = None if norm is None or not self.guarded else optimizers.not_finite(norm)
+        sign(path="")
+        outputs = {} if skip is None else {"skipped": skip}
+        for i, group in enumerate(self.optimizer.param_groups):
+            for name in [names[param] for param in group["params"]]:
+                if name not in grads:
+                    continue
+                sign(path=name.rpartition(".")[0])
+                old = {kind: inputs[f"{kind}:{name}"] for kind in self.state.get(name, {})}
+                count = next((key for key, names in self.late.items() if name in names), "step")
+                numbers = inputs[count], inputs[f"lr:{i}"], skip, scale, self.stochastic_rounding
+                new, new_state = optimizers.update(self.optimizer, group, params[name], grads[name], old, *numbers)
+                outputs[f"param:{name}"] = new
+                outputs |= {f"{kind}:{name}": value for kind, value in new_state.items()}
+        return outputs
+
+
+@contextmanager
+def capturing(model: nn.Module) -> Iterator[None]:
+    """Fake tensors, on which the Python code of a model runs as it is captured."""
+    with compat.fake_mode(), _fused_experts(model), compat.eager_models(), assignments_of_tensors():
+        yield
+
+
+def _fused_experts(model: nn.Module) -> AbstractContextManager:
+    """Experts of transformers' models, where they are left at its default, are those of tutti.models.experts."""
+    if "transformers.integrations.moe" not in sys.modules:
+        return nullcontext()
+    from tutti.models.experts import taken_by_default
+
+    return taken_by_default(model)
+
+
+def _asked_at(error: Exception) -> str:
+    """The last line of an error's traceback that is neither ours nor PyTorch's."""
+    ours = (Path(torch.__file__).parent, Path(__file__).parents[1])
+    frames = traceback.extract_tb(error.__traceback__)
+    asked = [f for f in frames if not any(folder in Path(f.filename).parents for folder in ours)]
+    return f"{asked[-1].filename}:{asked[-1].lineno}, `{asked[-1].line}`: " if asked else ""
+
+
+def branching(error: Exception) -> ValueError:
+    """What to say where the model asked for the values of a tensor: its own line, and what to do."""
+    where = _asked_at(error)
+    operator = getattr(error, "func", None)
+    if operator not in ASKED:
+        return ValueError(
+            f"{where}the operator {operator} looks at the values of a tensor, for a shape or a number that it needs. A "
+            "step is captured once for all values: compute it before the batch is made, or write an operator around it "
+            "that knows its shapes without (torch.library.custom_op with register_fake)"
+        )
+    experts = "; for experts: import tutti.models.experts, then model.set_experts_implementation('tutti')"
+    hint = INSTEAD + (experts if "expert" in where else "")
+    return ValueError(
+        f"{where}the model branches on the values of a tensor, or makes a shape of them ({error}). A step is captured "
+        f"once for all values: write torch.where or a mask for an if, a loop, .item() or x[mask], or {hint}"
+    )
+
+
+def _check_scalar(value: object, batch: Batch, loss: Loss | None) -> None:
+    keys = [key for key, _ in batch_items(batch)]
+    if value is None and loss is None and "labels" not in keys:
+        raise ValueError(
+            "the model returned no loss. Models of transformers compute it from 'labels', which the batch does not "
+            f"have (it has {', '.join(map(repr, keys))}): add batch['labels'], or pass loss=..."
+        )
+    if not isinstance(value, torch.Tensor):
+        raise ValueError(
+            f"the loss is a {type(value).__name__}; pass loss=... or return a tensor or an output with .loss"
+        )
+    if value.ndim != 0 or not value.is_floating_point():
+        raise ValueError(f"the loss must be a 0-d floating tensor, not {value.dtype} of shape {tuple(value.shape)}")
+
+
+class Recorder:
+    """Signs nodes with phase and module path as they are traced.
+
+    A backward node belongs to the module whose forward made its autograd node: autograd numbers its nodes in order,
+    so the numbers at which modules were entered and left tell whose each node is.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.paths = {id(module): name for name, module in model.named_modules()}
+        self.born: list[int] = []  # autograd sequence numbers, ascending
+        self.path_at: list[str] = []  # the path that was current from then on
+        self.regions = 0  # of torch.utils.checkpoint, so far
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        stack = [""]
+
+        def enter(module, args):
+            stack.append(self.paths.get(id(module), stack[-1]))
+            self._move(stack[-1])
+
+        def leave(module, args, output):
+            stack.pop()
+            self._move(stack[-1])
+
+        open_regions: list[int] = []
+
+        def enter_region():
+            self.regions += 1
+            open_regions.append(self.regions)
+            sign(checkpoint=open_regions[0])
+
+        def leave_region():
+            open_regions.pop()
+            sign(checkpoint=open_regions[0] if open_regions else None)
+
+        self._move("")
+        handles = [
+            module_hooks.register_module_forward_pre_hook(enter),
+            module_hooks.register_module_forward_hook(leave, always_call=True),
+        ]
+        try:
+            with compat.checkpoint_regions(enter_region, leave_region):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _move(self, path: str) -> None:
+        sign(phase=FORWARD, path=path)
+        self.born.append(compat.autograd_clock())
+        self.path_at.append(path)
+
+    @contextmanager
+    def backward(self, nodes: Iterable[Any]) -> Iterator[None]:
+        """Make each of these autograd nodes, when it runs, the current one."""
+        handles = []
+        sign(phase=BACKWARD, path="")
+        for grad_fn in nodes:
+            at = bisect_right(self.born, compat.born_at(grad_fn)) - 1
+            path = self.path_at[at] if 0 <= at < len(self.path_at) else ""
+            handles.append(grad_fn.register_prehook(lambda grads, path=path: sign(path=path)))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()

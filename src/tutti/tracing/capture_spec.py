@@ -1,0 +1,81 @@
+"""How the step of a model is captured, whatever the shapes of its batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from tutti.ir.step_graph import StepGraph
+from tutti.tracing.batch import Batch
+from tutti.tracing.capture import Loss, capture
+from tutti.tracing.watch import Watch
+
+
+@dataclass
+class Recipe:
+    """The arguments of `capture`. autocast: those of the `torch.autocast` under which it is done.
+
+    attributes: paths of plain tensor attributes of the model that are state, as the first capture found them.
+    watch: the model's Python state at that moment.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loss: Loss | None
+    clip_norm: float | None
+    masters: bool
+    stochastic_rounding: bool
+    guarded: bool
+    autocast: dict[str, Any]
+    metrics: tuple[str, ...] = ()
+    attributes: frozenset[str] = frozenset()
+    behind: dict[str, int] | None = None  # by how many updates parameters are behind; None: as the optimizer says
+
+    def __post_init__(self):
+        self.watch = Watch(self.model, users=[self.loss])
+
+    def training(self, batch: Batch, microbatches: int = 1) -> StepGraph:
+        """A step of training, for such a batch, which is one of so many microbatches."""
+        with _modes_kept(self.model), torch.autocast(**self.autocast):
+            made = capture(self.model, batch, self.optimizer, self.loss, clip_norm=self.clip_norm, masters=self.masters,
+                           stochastic_rounding=self.stochastic_rounding, guarded=self.guarded,
+                           attributes=self.attributes, microbatches=microbatches, behind=self.behind,
+                           metrics=self.metrics)  # fmt: skip
+        if found := set(made.names("buffer")) - dict(self.model.named_buffers()).keys() - self.attributes:
+            self.attributes |= found
+            self.watch = Watch(self.model, self.attributes, [self.loss])
+        return made
+
+    def evaluation(self, batch: Batch) -> StepGraph:
+        """The loss in evaluation mode."""
+        with _modes_kept(self.model), torch.autocast(**self.autocast):
+            self.model.eval()
+            return capture(self.model, batch, loss=self.loss, gradients=False, attributes=self.attributes,
+                           metrics=self.metrics)  # fmt: skip
+
+
+@contextmanager
+def _modes_kept(model: nn.Module) -> Iterator[None]:
+    """The modules of a model train or not in the end as they did before."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def autocast_state(device: torch.device) -> dict[str, Any]:
+    """The arguments that make `torch.autocast` what it is at this moment."""
+    kind = device.type
+    return {
+        "device_type": kind,
+        "enabled": torch.is_autocast_enabled(kind),
+        "dtype": torch.get_autocast_dtype(kind),
+        "cache_enabled": False,
+    }

@@ -1,0 +1,129 @@
+"""What functions share: modules, optimizers and plain tensors, each under a name, and the names of their tensors.
+
+| object | inputs of a graph |
+|---|---|
+| module `g` | `param:g.path`, `buffer:g.path` |
+| optimizer | `exp_avg:g.path` and the like, under the names of the parameters that it updates |
+| any other `c` | `cache:c.path` for each tensor in it, through lists, dicts and attributes of objects |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from tutti.tracing import optimizers
+from tutti.tracing.slots import Slots
+from tutti.tracing.snapshot import OPAQUE, is_of_the_system
+
+DEEPEST = 8  # containers within containers
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a plain tensor is held: `container[key]`, or the attribute `key` of an object's `__dict__`."""
+
+    container: Any
+    key: Any
+    name: str
+
+    @property
+    def tensor(self) -> Any:
+        return self.container[self.key]
+
+
+class Holdings:
+    """The objects that functions share, by name.
+
+    Raises ValueError for a parameter that two optimizers update or no module has, and for a tensor in a tuple.
+    """
+
+    def __init__(self, objects: Mapping[str, Any]):
+        self.objects = dict(objects)
+        self.modules = {name: x for name, x in objects.items() if isinstance(x, nn.Module)}
+        self.optimizers = {name: x for name, x in objects.items() if isinstance(x, torch.optim.Optimizer)}
+        self.root = nn.Module()
+        for name, module in self.modules.items():
+            self.root.add_module(name, module)
+        names = {p: name for name, p in self.root.named_parameters()}
+        self.optimizer_of: dict[str, str] = {}  # by the name of a parameter
+        for key, optimizer in self.optimizers.items():
+            optimizers.check(optimizer)
+            for p in (p for group in optimizer.param_groups for p in group["params"]):
+                if p not in names:
+                    raise ValueError(
+                        f"optimizer {key!r} updates a parameter of shape {tuple(p.shape)} that no module of the store "
+                        f"has; the store has the modules {list(self.modules)}"
+                    )
+                if names[p] in self.optimizer_of:
+                    raise ValueError(f"{self.optimizer_of[names[p]]!r} and {key!r} both update parameter {names[p]!r}")
+                self.optimizer_of[names[p]] = key
+        self.places: list[Place] = []
+        for name, x in objects.items():
+            if name not in self.modules and name not in self.optimizers:
+                if isinstance(x, torch.Tensor):
+                    raise ValueError(
+                        f"{name!r} is a tensor; hold it in a list or dict, through which functions can write"
+                    )
+                found = list(_places(name, x, set(), 0))
+                if not found:
+                    raise ValueError(f"{name!r} is a {type(x).__name__} without a tensor: the store holds tensors")
+                self.places += found
+
+    def slots(self, attributes: frozenset[str]) -> Slots:
+        """attributes: paths of plain tensor attributes of modules that are state."""
+        return Slots(self.root, attributes)
+
+    def tensors(self, attributes: frozenset[str] = frozenset()) -> dict[str, torch.Tensor]:
+        """All tensors of modules and plain objects, by the names of inputs."""
+        return self.slots(attributes).named() | {f"cache:{place.name}": place.tensor for place in self.places}
+
+    def states(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Optimizer state by the names of inputs."""
+        names = {p: name for name, p in self.root.named_parameters()}
+        for optimizer in self.optimizers.values():
+            for name, state in optimizers.states_of(optimizer, names):
+                yield from ((f"{kind}:{name}", x) for kind, x in state.items())
+
+    def is_held(self, x: Any) -> bool:
+        """Whether an argument of a function is one of the objects."""
+        return any(x is held for held in self.objects.values())
+
+    @contextmanager
+    def holding(self, caches: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """While entered, plain objects hold these tensors, given by the names of inputs."""
+        before = [place.tensor for place in self.places]
+        try:
+            for place in self.places:
+                place.container[place.key] = caches[f"cache:{place.name}"]
+            yield
+        finally:
+            for place, tensor in zip(self.places, before, strict=True):
+                place.container[place.key] = tensor
+
+
+def _places(path: str, x: Any, seen: set[int], depth: int) -> Iterator[Place]:
+    """The tensors in an object, through lists, tuples, dicts and attributes."""
+    if id(x) in seen or depth > DEEPEST:
+        return
+    seen.add(id(x))
+    if isinstance(x, tuple) and any(isinstance(item, torch.Tensor) for item in x):
+        raise ValueError(f"{path!r} is a tuple of tensors, which cannot be replaced; make it a list or dict")
+    if isinstance(x, (list, tuple)):
+        container, items = x, list(enumerate(x))
+    elif isinstance(x, dict):
+        container, items = x, list(x.items())
+    elif not isinstance(x, OPAQUE) and not is_of_the_system(x) and hasattr(x, "__dict__"):
+        container, items = vars(x), list(vars(x).items())
+    else:
+        return
+    for key, item in items:
+        if isinstance(item, torch.Tensor):
+            yield Place(container, key, f"{path}.{key}")
+        else:
+            yield from _places(f"{path}.{key}", item, seen, depth + 1)

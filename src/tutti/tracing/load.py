@@ -1,0 +1,107 @@
+"""A model and a batch by name, on the meta device: from a config of transformers or from a function."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tutti.tracing.batch import Batch
+from tutti.tracing.example import INSTEAD, example
+
+EXPECTED = "give a folder with a config.json of transformers, such a file, or package.module:function"
+
+
+def load(source: str, batch: int, seq: int, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Module, Batch]:
+    """A model in training mode and an example batch, neither of which takes memory.
+
+    source: a folder with a `config.json` of transformers, such a file, or `package.module:function`, where the
+        function takes no arguments and returns `(model, batch)`. It is called under `torch.device("meta")`, and
+        its batch and dtype are taken as they are.
+        The module is imported and the function is run, which stderr says.
+    batch, seq: size of the batch that a model of transformers is given, with labels: of tokens, images or
+        spectrograms, see `tutti.tracing.example`.
+
+    Raises ValueError for what is none of these.
+    """
+    module, colon, function = source.rpartition(":")
+    if colon and not Path(source).exists():
+        return _from_function(module, function)
+    path = Path(source)
+    if not path.exists():
+        raise ValueError(f"there is no model {source!r}: {EXPECTED}")
+    if path.is_dir():
+        path = path / "config.json"
+    if not path.exists():
+        raise ValueError(f"there is no {path}: {EXPECTED}")
+    if batch < 1 or seq < 2:
+        raise ValueError(f"a batch of {batch} sequences of {seq} tokens; at least 1 of 2 is needed")
+    model = _from_config(path).to(dtype).train()
+    return model, example(model, batch, seq)
+
+
+def _from_config(path: Path) -> nn.Module:
+    """The model of the config's architecture; a causal language model where it names none."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()  # a warning about a config is none about a plan
+    try:
+        config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except (ValueError, OSError, KeyError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not a config of transformers: {error}") from error
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = config.pad_token_id or 0  # labels are shifted behind it
+    named = (config.architectures or [""])[0]
+    make: Callable[[Any], nn.Module] = getattr(getattr(transformers, named, None), "_from_config", None) or (
+        transformers.AutoModelForCausalLM.from_config
+    )
+    try:
+        with torch.device("meta"):
+            return make(config)
+    except ValueError as error:
+        raise ValueError(f"{path}: transformers makes no model of it ({error})") from error
+
+
+@contextmanager
+def suiting(model: nn.Module) -> Iterator[None]:
+    """While a model of transformers is captured: what it cannot do with the batch made for it is one ValueError."""
+    try:
+        yield
+    except Exception as error:
+        raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+        ours = isinstance(error, ValueError) and Path(__file__).parents[1] in raised_in.parents
+        if ours or type(model).__module__.partition(".")[0] != "transformers":
+            raise
+        told = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        raise ValueError(f"{type(model).__name__} does not take the batch made for it ({told}): {INSTEAD}") from error
+
+
+def _from_function(module: str, function: str) -> tuple[nn.Module, Batch]:
+    print(f"importing {module} and running {function}", file=sys.stderr)
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # a module in the current folder, as with python -m
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise ValueError(f"there is no module {error.name!r} for {module}:{function}: {EXPECTED}") from None
+    make = getattr(found, function, None)
+    if not callable(make):
+        near = get_close_matches(function, [n for n in dir(found) if callable(getattr(found, n))], 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"module {module} has no function {function!r}{hint}")
+    with torch.device("meta"):
+        made = make()
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
+        raise ValueError(f"{module}:{function} returned a {type(made).__name__}; it must return (model, batch)")
+    return made

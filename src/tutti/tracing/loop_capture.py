@@ -1,0 +1,450 @@
+"""Loops and branches in models: plain Python when a model runs by itself, one operator each when it is captured.
+
+The sub-graph of a loop is recorded once, whatever the number of iterations. The backward pass of a scan is a scan in
+the other direction: it keeps the carry of every step and computes the rest of the step again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from tutti import compat
+from tutti.ir.loops import ITERATIONS, LOOPS, Body, Branch, Loop, Scan, While, loop_operator
+from tutti.ir.step_graph import FORWARD, Spec
+from tutti.ir.values import base_of, written_operands
+from tutti.tracing.build import build
+from tutti.tracing.functional import functionalize
+from tutti.tracing.trace import is_tracing, trace
+
+
+def scan(
+    body: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any = None,
+    *,
+    length: int | None = None,
+    reverse: bool = False,
+) -> tuple[Any, Any]:
+    """Run `carry, y = body(carry, x)` for each `x` along dim 0 of `xs`; return the last carry and all y, stacked.
+
+    In plain PyTorch this is a loop. A captured step holds it as one operator with a sub-graph, so that the time to
+    capture, plan and compile does not grow with the number of steps. The backward pass keeps the carries alone and
+    computes each step again; a scan within a scan keeps fewer.
+
+    Args:
+        body: maps a carry and one slice of `xs` to the next carry, of the same structure, shapes and dtypes, and an
+            output. It may read modules and other tensors, but writes into none of them and draws no random numbers:
+            draw these before, and pass them in `xs`.
+        init: the first carry, a pytree of tensors.
+        xs: a pytree of tensors with the same size of dim 0; None where `length` is given.
+        length: number of steps, where `xs` is None.
+        reverse: start from the last slice; outputs keep the positions of their slices.
+
+    Returns:
+        (carry, ys): the last carry, and the outputs of `body` with a new dim 0. ys is None where `body` returns None.
+
+    Raises:
+        ValueError: where sizes of dim 0 differ, or `body` changes the structure, a shape or a dtype of the carry.
+    """
+    carries, carry_tree = _flatten(init)
+    slices, xs_tree = _flatten(xs)
+    if not carries and not slices:
+        raise ValueError("tutti.scan needs a carry or xs")
+    _check_tensors("init", carries)
+    _check_tensors("xs", slices)
+    sizes = {x.shape[0] if x.ndim else None for x in slices} | ({length} if length is not None else set())
+    if len(sizes) != 1 or None in sizes:
+        raise ValueError(f"tutti.scan: xs and length disagree in the number of steps: {sorted(map(str, sizes))}")
+    steps = int(sizes.pop())  # pyright: ignore[reportArgumentType]
+    y_tree: Any = None
+
+    def flat(*tensors: Tensor) -> list[Tensor]:
+        nonlocal y_tree
+        carry = _unflatten(list(tensors[: len(carries)]), carry_tree)
+        x = _unflatten(list(tensors[len(carries) :]), xs_tree)
+        made = body(carry, x)
+        if not isinstance(made, tuple) or len(made) != 2:
+            raise ValueError(f"tutti.scan: body returns {type(made).__name__}, not a pair (carry, y)")
+        after = _like("carry", carries, carry_tree, made[0], "tutti.scan")
+        ys, y_tree = _flatten(made[1])
+        _check_tensors("y", ys)
+        return after + ys
+
+    if not is_tracing():
+        found = _loop(flat, carries, slices, steps, reverse)
+    else:
+        found = _scanned(flat, carries, slices, steps, reverse)
+    last, ys = found[: len(carries)], found[len(carries) :]
+    return _unflatten(last, carry_tree), _unflatten(ys, y_tree)
+
+
+def while_loop(
+    condition: Callable[..., Tensor],
+    body: Callable[..., Any],
+    init: Any,
+    *,
+    expected: int = ITERATIONS,
+) -> Any:
+    """Run `carry = body(carry)` while `condition(carry)` is true; return the last carry.
+
+    In plain PyTorch this is a loop. A captured step holds it as one operator, whose number of iterations depends on
+    values. It has no backward pass: use `tutti.scan` for a known number of steps.
+
+    Args:
+        condition: maps a carry to a 0-d bool tensor.
+        body: maps a carry to the next one, of the same structure, shapes and dtypes. See `tutti.scan`.
+        init: the first carry, a pytree of tensors.
+        expected: number of iterations, by which plans are priced.
+    """
+    carries, tree = _flatten(init)
+    _check_tensors("init", carries)
+
+    def holds(*tensors: Tensor) -> list[Tensor]:
+        return [_is_condition(condition(_unflatten(list(tensors), tree)), "tutti.while_loop")]
+
+    def flat(*tensors: Tensor) -> list[Tensor]:
+        made = body(_unflatten(list(tensors), tree))
+        return _like("carry", carries, tree, made, "tutti.while_loop")
+
+    if not is_tracing():
+        while holds(*carries)[0]:
+            carries = flat(*carries)
+        return _unflatten(carries, tree)
+    (first, of_condition), (second, of_body) = (
+        _recorded(f, list(map(Spec.of, carries)), carries[0].device) for f in (holds, flat)
+    )
+    rest = _union(of_condition, of_body)
+    loop = While(_widened(first, len(carries), of_condition, rest), _widened(second, len(carries), of_body, rest),
+                 len(carries), expected)  # fmt: skip
+    return _unflatten(_apply(loop, [*carries, *rest]), tree)
+
+
+def cond(condition: Tensor, then: Callable[..., Any], otherwise: Callable[..., Any], *operands: Any) -> Any:
+    """Return `then(*operands)` where `condition`, a 0-d bool tensor, is true, else `otherwise(*operands)`.
+
+    In plain PyTorch this is an if. A captured step holds it as one operator that computes one branch only. Both
+    branches return the same structure, shapes and dtypes; they may read other tensors, but write into none of them.
+    """
+    _is_condition(condition, "tutti.cond")
+    if not is_tracing():
+        return then(*operands) if condition else otherwise(*operands)
+    given, tree = _flatten(operands)
+    _check_tensors("operands", given)
+    trees, bodies, lifted = [], [], []
+    for function in (then, otherwise):
+
+        def flat(*tensors: Tensor, function: Callable = function) -> list[Tensor]:
+            made, found = _flatten(function(*_unflatten(list(tensors), tree)))
+            _check_tensors("result", made)
+            trees.append(found)
+            return made
+
+        body, more = _recorded(flat, list(map(Spec.of, given)), condition.device)
+        bodies.append(body)
+        lifted.append(more)
+    if trees[0] != trees[-1] or bodies[0].outputs != bodies[1].outputs:
+        raise ValueError(f"tutti.cond: the branches return {bodies[0].outputs} and {bodies[1].outputs}")
+    rest = _union(*lifted)
+    loop = Branch(*(_widened(body, len(given), own, rest) for body, own in zip(bodies, lifted, strict=True)))
+    return _unflatten(_apply(loop, [condition, *given, *rest]), trees[0])
+
+
+def _loop(flat: Callable, carries: list[Tensor], xs: list[Tensor], steps: int, reverse: bool) -> list[Tensor]:
+    """The loop itself."""
+    rows: list[list[Tensor]] = []
+    for t in reversed(range(steps)) if reverse else range(steps):
+        made = flat(*carries, *[x[t] for x in xs])
+        carries, ys = made[: len(carries)], made[len(carries) :]
+        rows.append(ys)
+    if not steps:
+        raise ValueError("tutti.scan over 0 steps")
+    order = rows[::-1] if reverse else rows
+    return carries + [torch.stack(column) for column in zip(*order, strict=True)]
+
+
+def _scanned(flat: Callable, carries: list[Tensor], xs: list[Tensor], steps: int, reverse: bool) -> list[Tensor]:
+    """The loop as an operator."""
+    if not steps:
+        raise ValueError("tutti.scan over 0 steps")
+    slices = [Spec(tuple(x.shape[1:]), x.dtype) for x in xs]
+    body, rest = _recorded(flat, [*map(Spec.of, carries), *slices], [*carries, *xs][0].device)
+    loop = Scan(body, len(carries), len(xs), steps, reverse)
+    return _apply(loop, [*carries, *xs, *rest])
+
+
+def _recorded(function: Callable, like: Sequence[Spec], device: torch.device) -> tuple[Body, list[Tensor]]:
+    """A sub-graph, and the tensors that it reads besides its arguments."""
+    learns = torch.is_grad_enabled()
+
+    def run(*tensors: Tensor) -> list[Tensor]:
+        made = function(*tensors[: len(like)])
+        nodes = {node for x in made if x.grad_fn is not None for node in compat.in_backward_order(x.grad_fn)}
+        if custom := [node for node in nodes if compat.is_custom(node) and type(node).__name__ != "_LoopBackward"]:
+            raise ValueError(
+                f"{type(custom[0]).__name__.removesuffix('Backward')} is called within a loop: a "
+                "torch.autograd.Function has a backward pass of its own, which sub-graphs do not record"
+            )
+        return made
+
+    with compat.apart():
+        args = [torch.empty(x.shape, dtype=x.dtype, device=device,
+                            requires_grad=learns and _differentiable(x)) for x in like]  # fmt: skip
+        numbers = [torch.empty((), dtype=torch.int64) for _ in range(2)]  # seed and step, of random numbers
+        traced = trace(run, *args, *numbers, lifts=True)
+        lifted = traced.lifted
+        _check_not_written(traced.graph)
+        traced = functionalize(traced, [*args, *numbers, *lifted])
+        raw = _copied(traced.graph)
+        places = [*range(len(args)), "seed", "step", *range(len(args), len(args) + len(lifted))]
+        (output,) = traced.graph.find_nodes(op="output")
+        step = build(traced, [x if isinstance(x, str) else f"in:{x}" for x in places],
+                     [f"out:{i}" for i in range(len(output.args[0]))], device)  # fmt: skip
+    for name in ("seed", "step"):
+        if step.inputs[name].users:
+            raise ValueError(
+                "random numbers are drawn within a loop, and would be the same in each iteration: draw them before, "
+                "for all iterations, and pass them in xs"
+            )
+        step.graph.erase_node(step.inputs.pop(name))
+    for node in raw.find_nodes(op="placeholder")[len(args) : len(args) + 2]:
+        raw.erase_node(node)
+    for node in step.calls:
+        node.meta["label"] = node.name  # each is planned by itself
+    return Body(step, raw, tuple(range(len(args) + len(lifted)))), lifted
+
+
+class _Loop(torch.autograd.Function):
+    """The operator of a loop under autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, loop: Loop, *operands: Tensor) -> tuple[Tensor, ...]:
+        ctx.loop = loop
+        ctx.set_materialize_grads(False)
+        with torch.enable_grad():  # as it was where the loop was called
+            made = loop_operator(loop)(list(operands))
+        kept = made[len(made) - loop.carries :] if isinstance(loop, Scan) else []
+        ctx.save_for_backward(*kept, *operands[len(kept) :])
+        ctx.mark_non_differentiable(*[x for x in made if not _differentiable(x)])
+        return tuple(made)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        loop = ctx.loop
+        if isinstance(loop, While):
+            raise ValueError("tutti.while_loop has no backward pass: use tutti.scan for a known number of steps")
+        backward: Callable = _scan_backward if isinstance(loop, Scan) else _branch_backward
+        return None, *backward(loop, list(ctx.saved_tensors), list(gradients), ctx.needs_input_grad[1:])
+
+
+def _keeping(loop: Scan) -> Scan:
+    """A scan that also returns the carries before each step, for its backward pass."""
+    step, outputs = loop.body.step.keep(list(loop.body.step.outputs)), {}
+    (output,) = step.graph.find_nodes(op="output")
+    with step.graph.inserting_before(output):
+        for i in range(loop.carries):
+            node = step.graph.call_function(torch.ops.aten.clone.default, (step.inputs[f"in:{i}"],))
+            spec: Spec = step.inputs[f"in:{i}"].meta["val"]
+            node.meta = {"val": spec, "phase": FORWARD, "path": "", "label": node.name, "name": node.name,
+                         "flops": spec.numel, "bytes": 2 * spec.bytes}  # fmt: skip
+            outputs[f"out:{len(step.outputs) + i}"] = node
+    step.outputs |= outputs
+    output.args = (tuple(step.outputs.values()),)
+    assert loop.body.raw is not None
+    raw = _copied(loop.body.raw)
+    (output,), placeholders = raw.find_nodes(op="output"), raw.find_nodes(op="placeholder")
+    given = dict(zip(loop.body.places, placeholders, strict=True))
+    output.args = ([*output.args[0], *(given[i] for i in range(loop.carries))],)
+    return replace(loop, body=Body(step, raw, loop.body.places), keeps=True)
+
+
+def _scan_backward(loop: Scan, saved: list[Tensor], gradients: list[Tensor | None], needed: Sequence[bool]):
+    """Gradients of the operands: a scan in the other direction. needed: whether each operand's is."""
+    count, scanned = loop.carries, loop.scanned
+    carries, xs, rest = saved[:count], saved[count : count + scanned], saved[count + scanned :]
+    wanted = [i for i in range(count) if _differentiable(carries[i])]
+    of_xs = [i for i in range(scanned) if needed[count + i]]
+    of_rest = [i for i in range(len(rest)) if needed[count + scanned + i]]
+    of_ys = [i for i in range(count, len(gradients)) if gradients[i] is not None]
+
+    def step(*tensors: Tensor) -> list[Tensor]:
+        given = iter(tensors)
+        g_carry = {i: next(given) for i in wanted}
+        g_rest = [next(given) for _ in of_rest]
+        carry, x = [next(given) for _ in carries], [next(given) for _ in xs]
+        g_outputs = g_carry | {i: next(given) for i in of_ys}
+        inputs = [*carry, *x, *rest]
+        places = [*wanted, *(count + i for i in of_xs), *(count + scanned + i for i in of_rest)]
+        made = _differentiated(loop.body, inputs, places, g_outputs)
+        first, second = len(wanted), len(wanted) + len(of_xs)
+        return [*made[:first], *(a + b for a, b in zip(g_rest, made[second:], strict=True)), *made[first:second]]
+
+    starts = [torch.zeros_like(carries[i][0]) if (g := gradients[i]) is None else g for i in wanted]
+    starts += [torch.zeros_like(rest[i]) for i in of_rest]
+    given = [*carries, *xs, *(gradients[i] for i in of_ys)]
+    made = _scanned(step, starts, given, loop.length, not loop.reverse)  # pyright: ignore[reportArgumentType]
+    found: list[Tensor | None] = [None] * (count + scanned + len(rest))
+    places = [*wanted, *(count + scanned + i for i in of_rest), *(count + i for i in of_xs)]
+    for place, x in zip(places, made, strict=True):
+        found[place] = x
+    return found
+
+
+def _branch_backward(loop: Branch, saved: list[Tensor], gradients: list[Tensor | None], needed: Sequence[bool]):
+    """Gradients of the operands: a branch."""
+    condition, *operands = saved
+    wanted = [i for i in range(len(operands)) if needed[1 + i]]
+    of_outputs = {i: g for i, g in enumerate(gradients) if g is not None}
+
+    def branch(body: Body) -> Callable:
+        def run(*tensors: Tensor) -> list[Tensor]:
+            inputs, given = list(tensors[: len(operands)]), tensors[len(operands) :]
+            return _differentiated(body, inputs, wanted, dict(zip(of_outputs, given, strict=True)))
+
+        return run
+
+    made = cond(condition, branch(loop.then), branch(loop.otherwise), *operands, *of_outputs.values())
+    found: list[Tensor | None] = [None] * (1 + len(operands))
+    for place, x in zip(wanted, made, strict=True):
+        found[1 + place] = x
+    return found
+
+
+def _differentiated(body: Body, inputs: list[Tensor], wanted: list[int], gradients: dict[int, Tensor]) -> list[Tensor]:
+    """Gradients of the inputs at these places, for gradients of outputs by place."""
+    again = torch.is_grad_enabled()  # whether these gradients are differentiated in turn
+    with torch.enable_grad():
+        for i in wanted:
+            inputs[i] = inputs[i].view_as(inputs[i]) if inputs[i].requires_grad else inputs[i].detach().requires_grad_()
+        outputs = _interpreted(body, inputs)
+    given = [(x, gradients[i]) for i, x in enumerate(outputs) if i in gradients and x.requires_grad]
+    if not given:
+        return [torch.zeros_like(inputs[i]) for i in wanted]
+    with compat.without_function_modes():
+        found = torch.autograd.grad([x for x, _ in given], [inputs[i] for i in wanted], [g for _, g in given],
+                                    allow_unused=True, create_graph=again)  # fmt: skip
+    return [_or_zeros(g, inputs[i]) for i, g in zip(wanted, found, strict=True)]
+
+
+def _interpreted(body: Body, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The outputs of a sub-graph, recorded by autograd where the user's code was."""
+    assert body.raw is not None
+    placeholders = body.raw.find_nodes(op="placeholder")
+    values: dict[fx.Node, Any] = dict(zip(placeholders, (inputs[i] for i in body.places), strict=True))
+    for node in body.raw.nodes:
+        if node.op == "call_function":
+            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)  # pyright: ignore
+            with torch.set_grad_enabled(node.meta.get("grad", True) and torch.is_grad_enabled()):
+                if node.target in LOOPS:
+                    values[node] = _apply(LOOPS[node.target], args[0])
+                elif node.target is torch.ops.aten.detach.default and node.meta.get("differentiable"):
+                    values[node] = args[0]
+                else:
+                    values[node] = node.target(*args, **kwargs)
+        elif node.op == "output":
+            return [values[x] for x in node.args[0]]
+    raise AssertionError("a graph without outputs")
+
+
+def _apply(loop: Loop, operands: Sequence[Tensor]) -> list[Tensor]:
+    if not torch.is_grad_enabled() or not any(x.requires_grad for x in operands):
+        return loop_operator(loop)(list(operands))
+    recorded = _keeping(loop) if isinstance(loop, Scan) and not loop.keeps else loop
+    return list(_Loop.apply(recorded, *operands))[: len(loop.outputs)]  # pyright: ignore[reportArgumentType]
+
+
+def _widened(body: Body, given: int, own: list[Tensor], all_of_them: list[Tensor]) -> Body:
+    """A sub-graph that is given more tensors than it reads."""
+    if len(own) == len(all_of_them):
+        return body
+    step = body.step.keep(list(body.step.outputs))
+    place = {id(x): i for i, x in enumerate(all_of_them)}
+    inputs = [*step.inputs.values()]
+    by_place = {given + place[id(x)]: node for x, node in zip(own, inputs[given:], strict=True)}
+    after = inputs[given - 1] if given else None
+    found = {f"in:{i}": node for i, node in enumerate(inputs[:given])}
+    for i in range(given, given + len(all_of_them)):
+        if (node := by_place.get(i)) is None:
+            with step.graph.inserting_after(after):
+                node = step.graph.placeholder(f"unread_{i}")
+            x = all_of_them[i - given]
+            node.meta = {"val": Spec.of(x), "phase": FORWARD, "path": "", "label": node.name, "flops": 0, "bytes": 0}
+        elif after is not None:
+            after.append(node)
+        found[f"in:{i}"] = after = node
+    step.inputs = found
+    return Body(step, body.raw, (*range(given), *by_place))
+
+
+def _union(*lists: list[Tensor]) -> list[Tensor]:
+    return list({id(x): x for tensors in lists for x in tensors}.values())
+
+
+def _copied(graph: fx.Graph) -> fx.Graph:
+    copy = fx.Graph()
+    copy.output(copy.graph_copy(graph, {}))
+    return copy
+
+
+def _check_not_written(graph: fx.Graph) -> None:
+    outside = set(graph.find_nodes(op="placeholder"))
+    for node in graph.nodes:
+        if any(base_of(x) in outside for x in written_operands(node)):
+            raise ValueError(
+                f"{node.target} within a loop writes into a tensor from outside: make it part of the carry, and return "
+                "the new value"
+            )
+
+
+Tree = tuple[Any, tuple[bool, ...]]  # the structure, and which leaves are None
+
+
+def _flatten(values: Any) -> tuple[list[Any], Tree]:
+    """The leaves of a pytree that are not None, and its structure."""
+    leaves, tree = pytree.tree_flatten(values)
+    return [x for x in leaves if x is not None], (tree, tuple(x is None for x in leaves))
+
+
+def _unflatten(leaves: Sequence[Any], tree: Tree) -> Any:
+    rest, (structure, absent) = iter(leaves), tree
+    return pytree.tree_unflatten([None if is_none else next(rest) for is_none in absent], structure)
+
+
+def _check_tensors(what: str, leaves: Sequence[Any]) -> None:
+    for x in leaves:
+        if not isinstance(x, Tensor):
+            raise ValueError(f"{what} of a loop holds a {type(x).__name__}: pytrees of tensors are needed")
+
+
+def _like(what: str, before: Sequence[Tensor], tree: Any, now: Any, where: str) -> list[Tensor]:
+    """The leaves of a carry; ValueError where it is unlike the one before."""
+    leaves, own = _flatten(now)
+    _check_tensors(what, leaves)
+    if own != tree:
+        raise ValueError(f"{where}: body changes the structure of the {what} from {tree[0]} to {own[0]}")
+    for old, new in zip(before, leaves, strict=True):
+        if (old.shape, old.dtype) != (new.shape, new.dtype):
+            raise ValueError(
+                f"{where}: body changes a tensor of the {what} from {tuple(old.shape)} {old.dtype} to "
+                f"{tuple(new.shape)} {new.dtype}"
+            )
+    return leaves
+
+
+def _is_condition(x: Any, where: str) -> Tensor:
+    if not isinstance(x, Tensor) or x.ndim or x.dtype is not torch.bool:
+        raise ValueError(f"{where}: the condition is a 0-d bool tensor, not {Spec.of(x) or type(x).__name__}")
+    return x
+
+
+def _differentiable(x: Tensor | Spec) -> bool:
+    return x.dtype.is_floating_point or x.dtype.is_complex
+
+
+def _or_zeros(x: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if x is None else x

@@ -1,0 +1,111 @@
+"""Finding the rule of an optimizer instance, and rejecting instances whose `step()` does more than the rule."""
+
+import inspect
+
+import torch
+from torch.optim import Optimizer
+
+from tutti import compat
+from tutti.tracing.optimizers.table import TABLE, Group, Rule
+
+# Keys of a parameter group that select an implementation in torch and do not change the result.
+WITHOUT_EFFECT = frozenset({"params", "param_names", "lr", "initial_lr", "foreach", "fused", "capturable"})
+
+REFUSED: dict[type[Optimizer], str] = {
+    torch.optim.LBFGS: "it evaluates the loss several times per step; the captured step evaluates it once",
+    torch.optim.SparseAdam: "it needs sparse gradients; captured gradients are dense. Use torch.optim.Adam",
+}
+
+# Methods of an optimizer that take no part in the update: a subclass may override them.
+NO_PART = frozenset({"add_param_group", "zero_grad", "state_dict", "load_state_dict", "share_memory"})
+
+
+def check(optimizer: Optimizer) -> None:
+    """Raise ValueError if the captured update would differ from `optimizer.step()`.
+
+    That is the case for an optimizer without a rule, an option that its rule does not support, a step hook, and an
+    overridden or patched method that takes part in the update.
+    """
+    check_hooks(optimizer)
+    known, _ = find(optimizer)
+    _check_patches(optimizer, known)
+    for group in optimizer.param_groups:
+        check_options(optimizer, group)
+
+
+def rule_of(optimizer: Optimizer) -> Rule:
+    """The rule of the optimizer's class or of a parent class. Raises ValueError if there is none."""
+    return find(optimizer)[1]
+
+
+def find(optimizer: Optimizer) -> tuple[type[Optimizer], Rule]:
+    """The class in the table that the optimizer belongs to, and its rule."""
+    kind = type(optimizer)
+    if kind in TABLE:
+        return kind, TABLE[kind]
+    for cls in kind.__mro__:
+        if cls in TABLE:
+            if overridden := _overridden(kind, cls):
+                raise ValueError(
+                    f"{kind.__name__} overrides {cls.__name__}.{overridden}, which takes part in the update; register "
+                    f"the update of {kind.__name__} with tutti.register_optimizer"
+                )
+            return cls, TABLE[cls]
+        if cls in REFUSED:
+            raise ValueError(f"{kind.__name__} is not supported: {REFUSED[cls]}")
+    known = ", ".join(sorted(cls.__name__ for cls in TABLE))
+    raise ValueError(
+        f"optimizer {kind.__name__} has no pure form; supported are {known}. Add it with tutti.register_optimizer"
+    )
+
+
+def check_options(optimizer: Optimizer, group: Group) -> None:
+    """Raise ValueError for an option of the group that the rule does not honour."""
+    known, rule = find(optimizer)
+    name = type(optimizer).__name__
+    for key, value in group.items():
+        if key in WITHOUT_EFFECT or key in rule.options:
+            continue
+        if key in rule.supports and value == rule.supports[key]:
+            continue
+        if key in rule.supports:
+            raise ValueError(f"{name}({key}={value!r}) is not supported; only {key}={rule.supports[key]!r} is")
+        if key in optimizer.defaults and _reads(known, optimizer, key):
+            options = ", ".join(sorted(rule.options))
+            raise ValueError(f"option {key} of {name} is not supported; supported are {options}")
+
+
+def _reads(known: type[Optimizer], optimizer: Optimizer, key: str) -> bool:
+    """Whether `known.step` may read an option: those a subclass adds are never read by it."""
+    return type(optimizer) is known or key in inspect.signature(known.__init__).parameters
+
+
+def _overridden(kind: type[Optimizer], known: type[Optimizer]) -> str | None:
+    """A method of `known` that takes part in the update and that `kind` overrides."""
+    for cls in kind.__mro__[: kind.__mro__.index(known)]:
+        for name, value in vars(cls).items():
+            if _takes_part(known, name) and compat.unhooked(value) is not compat.unhooked(getattr(known, name)):
+                return name
+    return None
+
+
+def _takes_part(known: type[Optimizer], name: str) -> bool:
+    return name not in NO_PART and not name.startswith(("__", "register_")) and callable(getattr(known, name, None))
+
+
+def _check_patches(optimizer: Optimizer, known: type[Optimizer]) -> None:
+    for name, value in vars(optimizer).items():
+        if _takes_part(known, name) and not compat.counts_calls(value, getattr(type(optimizer), name)):
+            raise ValueError(
+                f"{name} of this {type(optimizer).__name__} instance was replaced; the captured update would ignore "
+                "the replacement. Subclass the optimizer and register the subclass with tutti.register_optimizer"
+            )
+
+
+def check_hooks(optimizer: Optimizer) -> None:
+    for where, hook in compat.step_hooks(optimizer):
+        name = getattr(hook, "__qualname__", repr(hook))
+        raise ValueError(
+            f"{type(optimizer).__name__} has the hook {name} ({where}); a captured update runs no hooks. Remove it, "
+            "and call it before or after step(batch)"
+        )

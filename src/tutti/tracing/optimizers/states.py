@@ -1,0 +1,88 @@
+"""The tensors that an optimizer keeps per parameter, and how many updates it has done."""
+
+from collections.abc import Iterator
+
+import torch
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from tutti.tracing.optimizers.lookup import check_options, rule_of
+from tutti.tracing.optimizers.precision import LOW_PRECISION, value_of
+from tutti.tracing.optimizers.table import Group, State
+
+
+def state_of(optimizer: Optimizer, name_of: dict[Parameter, str], masters: bool = False) -> dict[str, State]:
+    """Initial optimizer state of every parameter of `optimizer`, by parameter name. See `states_of`."""
+    return dict(states_of(optimizer, name_of, masters))
+
+
+def states_of(
+    optimizer: Optimizer, name_of: dict[Parameter, str], masters: bool = False
+) -> Iterator[tuple[str, State]]:
+    """Yield the name and the initial state of each trained parameter of `optimizer`.
+
+    If the optimizer has stepped, values are copies of `optimizer.state`, otherwise what `Rule.state` returns. They are
+    on the device of the parameter; a meta or fake parameter gets meta or fake state. With `masters`, the state of a
+    bfloat16 or float16 parameter is that of its float32 copy, which is included as "master".
+
+    A parameter without state starts afresh, also in an optimizer that has stepped, as in torch.
+
+    Raises ValueError for an optimizer without a rule, and a parameter missing from `name_of`.
+    """
+    rule, stepped = rule_of(optimizer), _has_stepped(optimizer)
+    kind = type(optimizer).__name__
+    for group, param in _parameters(optimizer):
+        check_options(optimizer, group)
+        if param not in name_of:
+            raise ValueError(
+                f"{kind} holds a parameter of shape {tuple(param.shape)} that is not in the model; build the optimizer "
+                "from model.parameters() of the model being parallelized"
+            )
+        if not param.requires_grad:
+            continue
+        value, old = param.detach(), optimizer.state.get(param, {})
+        held = {"master": value.to(torch.float32)} if masters and param.dtype in LOW_PRECISION else {}
+        state = rule.state(group, held.get("master", value))
+        missing = [key for key in state if old.get(key) is None]
+        if (stepped and not missing) or not (
+            missing or held
+        ):  # a fresh Adagrad has bfloat16 state, which masters do not start from
+            state = {key: _copied(old[key], like, f"{key} of {name_of[param]}") for key, like in state.items()}
+        yield name_of[param], held | state
+
+
+def step_count(optimizer: Optimizer) -> int:
+    """The largest number of updates that `optimizer` has done on one of its parameters: 0 if it is fresh."""
+    return max(update_counts(optimizer).values(), default=0)
+
+
+def update_counts(optimizer: Optimizer) -> dict[Parameter, int]:
+    """Number of updates of each trained parameter.
+
+    A parameter of an optimizer that does not count updates (SGD, Muon) has 1 if it has state: its update only needs to
+    know whether it is the first.
+    """
+    rule_of(optimizer)
+    trained = [p for _, p in _parameters(optimizer) if p.requires_grad]
+    return {p: _updates(optimizer.state.get(p, {})) for p in trained}
+
+
+def _updates(held: dict) -> int:
+    return int(value_of(held["step"])) if "step" in held else int(any(x is not None for x in held.values()))
+
+
+def _has_stepped(optimizer: Optimizer) -> bool:
+    """Adagrad has state before its first step."""
+    return any(value_of(held.get("step", 1)) for held in optimizer.state.values() if held)
+
+
+def _copied(old: torch.Tensor, like: torch.Tensor, name: str) -> torch.Tensor:
+    if old.shape != like.shape:
+        raise ValueError(f"{name} has shape {tuple(old.shape)} in the optimizer; {tuple(like.shape)} is expected")
+    return torch.empty_like(like).copy_(old.detach())
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[tuple[Group, Parameter]]:
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            yield group, param

@@ -1,0 +1,87 @@
+"""One parameter's update: the optimizer's rule, with masters, loss scaling, skipping and rounding around it."""
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+import tutti.nn.rounding  # noqa: F401  (registers the operators)
+from tutti.tracing.optimizers.lookup import check_options, rule_of
+from tutti.tracing.optimizers.precision import wide
+from tutti.tracing.optimizers.table import Group, Rule, State
+
+
+def update(
+    optimizer: Optimizer, group: Group, param: Tensor, grad: Tensor, state: State, step: Tensor, lr: Tensor,
+    skip: Tensor | None = None, scale: Tensor | None = None, stochastic: bool = False,
+) -> tuple[Tensor, State]:  # fmt: skip
+    """Return `(new_param, new_state)`, with the shapes, dtypes and keys of `param` and `state`.
+
+    Args:
+        step: 0-d int64, the number of this update, 1 for the first.
+        lr: 0-d float64.
+        skip: 0-d float32. If it is 1, the results equal `param` and `state` bit for bit.
+        scale: 0-d, at least float32; multiplies the gradient.
+        stochastic: update bfloat16 tensors in float32 and round them at random (`tutti.nn.rounding`), so that updates
+            smaller than the spacing of bfloat16 take effect on average. Not with masters.
+
+    If `state` has a "master", it is updated in float32 and the parameter is its rounding. A complex parameter is
+    updated as the real tensor of its real and imaginary parts, as in torch.
+    """
+    rule = rule_of(optimizer)
+    check_options(optimizer, group)
+    if param.is_complex():
+        parts = {key: _parts(value) for key, value in state.items()}
+        numbers = step, lr, skip, scale, stochastic
+        new, held = update(optimizer, group, _parts(param), _parts(grad), parts, *numbers)
+        whole = {key: torch.complex(*x.unbind(-1)) if state[key].is_complex() else x for key, x in held.items()}
+        return torch.complex(*new.unbind(-1)), whole
+    if stochastic and param.dtype is torch.bfloat16:
+        widened = {key: wide(value) for key, value in state.items()}
+        new, held = _chosen(rule, group, param.to(torch.float32), grad, widened, step, lr, skip, scale)
+        return _rounded(new), {k: _rounded(x) if state[k].dtype is torch.bfloat16 else x for k, x in held.items()}
+    if "master" not in state:
+        return _chosen(rule, group, param, grad, state, step, lr, skip, scale)
+    held = {key: value for key, value in state.items() if key != "master"}
+    master, held = _chosen(rule, group, state["master"], grad, held, step, lr, skip, scale)
+    return master.to(param.dtype), {"master": master, **held}
+
+
+def _parts(x: Tensor) -> Tensor:
+    return torch.view_as_real(x) if x.is_complex() else x
+
+
+def _rounded(x: Tensor) -> Tensor:
+    return torch.ops.tutti.round_stochastically(x, torch.rand_like(x))
+
+
+def _chosen(rule: Rule, group: Group, param: Tensor, grad: Tensor, state: State, step: Tensor, lr: Tensor,
+            skip: Tensor | None, scale: Tensor | None) -> tuple[Tensor, State]:  # fmt: skip
+    """The update with a scaled gradient, or the old values if it is skipped."""
+    if rule.fused:
+        return rule.update(group, param, grad, state, step, lr, skip, scale)
+    grad = (grad if scale is None else wide(grad) * scale).to(param.dtype)
+    if rule.low_precision:
+        new, held = rule.update(group, param, grad, state, step, lr)
+    else:
+        widened = {key: wide(value) for key, value in state.items()}
+        new, held = rule.update(group, wide(param), wide(grad), widened, step, lr)
+    _check_results(rule, param, state, new, held)
+    new, held = _like(new, param), {key: _like(held[key], old) for key, old in state.items()}
+    if skip is None:
+        return new, held
+    stays = skip != 0
+    return torch.where(stays, param, new), {key: torch.where(stays, state[key], x) for key, x in held.items()}
+
+
+def _like(new: Tensor, old: Tensor) -> Tensor:
+    """`new` in the dtype and on the device of `old`: numbers computed from the step alone are on the CPU."""
+    return new.to(old.dtype) if new.device == old.device else torch.ops.aten.copy.default(old, new)
+
+
+def _check_results(rule: Rule, param: Tensor, state: State, new: Tensor, held: State) -> None:
+    name = getattr(rule.update, "__name__", "the update")
+    if held.keys() != state.keys():
+        raise ValueError(f"{name} returned the state {sorted(held)}, but was given {sorted(state)}")
+    for key, old, x in (("the parameter", param, new), *((key, old, held[key]) for key, old in state.items())):
+        if x.shape != old.shape:
+            raise ValueError(f"{name} returned {key} with shape {tuple(x.shape)}; it must be {tuple(old.shape)}")

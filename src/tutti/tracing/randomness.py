@@ -1,0 +1,142 @@
+"""Random operators become functions of (seed, step, position of the element in the whole tensor).
+
+So every plan draws the same numbers, on any number of devices, and a resumed run draws what an unbroken one would.
+Each operator has a salt of its own: its ordinal in the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from math import prod
+
+import torch
+from torch import Tensor, fx
+
+from tutti.ir.step_graph import BACKWARD
+from tutti.nn import random
+from tutti.tracing.inline import inline
+
+aten = torch.ops.aten
+Draw = Callable[[Tensor], Tensor]  # uniform numbers in [0, 1), float32, of the shape of the argument
+
+
+def make_reproducible(graph: fx.Graph, seed: fx.Node, step: fx.Node, device: torch.device) -> None:
+    """Replace, in place, every random operator of the table by its counter-based form.
+
+    Raises ValueError for a random operator that has none: each device would draw numbers of its own.
+    """
+    for node in graph.nodes:
+        if node.target not in REPLACEMENTS and _is_random(node):
+            raise ValueError(
+                f"the model calls {node.target} ({node.meta['path'] or 'outside of any module'}), whose random numbers "
+                "would depend on the device; draw with torch.rand, randn, randint, bernoulli or dropout instead, or "
+                "pass the numbers with the batch"
+            )
+    salts = count()
+    for node in [n for n in graph.nodes if n.target in REPLACEMENTS]:
+        if node.meta["phase"] == BACKWARD:
+            raise ValueError(
+                f"{node.target} draws random numbers in the backward pass of {node.meta['path'] or 'the model'}: other "
+                "numbers than the forward pass draws. Draw them in forward; torch.utils.checkpoint repeats them"
+            )
+
+        def replacement(seed, step, *args, formula=REPLACEMENTS[node.target], **kwargs):
+            def draw(like: Tensor) -> Tensor:
+                shape, n = list(like.shape), prod(like.shape)
+                return torch.ops.tutti.uniform(seed, step, next(salts), shape, [n], [1], 0, device=device)
+
+            return formula(draw, *args, **kwargs)
+
+        with graph.inserting_before(node):
+            result = inline(graph, replacement, (seed, step, *node.args), node.kwargs, device)
+        new = result if isinstance(result, (tuple, list)) else [result]
+        for n in graph.nodes:
+            if "phase" not in n.meta:
+                n.meta |= {key: node.meta[key] for key in ("phase", "path", "checkpoint") if key in node.meta}
+        if isinstance(result, fx.Node):
+            node.replace_all_uses_with(result)
+        else:
+            for user in list(node.users):
+                user.replace_all_uses_with(new[user.args[1]])
+                graph.erase_node(user)
+        graph.erase_node(node)
+
+
+def _is_random(node: fx.Node) -> bool:
+    """Whether torch draws numbers for this node. Attention does so only with dropout."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    names = [argument.name for argument in node.target._schema.arguments]  # pyright: ignore
+    if "dropout_p" not in names:
+        return True
+    at = names.index("dropout_p")
+    return bool(node.args[at] if at < len(node.args) else node.kwargs.get("dropout_p", 0.0))
+
+
+def _bernoulli(draw: Draw, x: Tensor, p: float = 0.5, **_) -> Tensor:
+    return random.bernoulli(draw(x), p).to(x.dtype)
+
+
+def _bernoulli_of(draw: Draw, x: Tensor, **_) -> Tensor:
+    return random.bernoulli(draw(x), x).to(x.dtype)
+
+
+def _dropout(draw: Draw, x: Tensor, p: float, train: bool | None = True) -> tuple[Tensor, Tensor]:
+    if not train or p == 0:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    if p == 1:
+        return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
+    keep = draw(x) < 1 - p
+    return x * keep * (1 / (1 - p)), keep
+
+
+def _uniform_like(draw: Draw, x: Tensor, *, dtype=None, **_) -> Tensor:
+    return _below_one(draw(x), dtype or x.dtype)
+
+
+def _below_one(u: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rounded down, so that 1 is never reached in a shorter dtype either."""
+    steps = min(1 / torch.finfo(dtype).eps, 1 << 24)
+    return ((u * steps).floor() / steps).to(dtype)
+
+
+def _uniform_between(draw: Draw, x: Tensor, low: float = 0.0, high: float = 1.0, **_) -> Tensor:
+    return random.between(_below_one(draw(x), x.dtype), low, high)
+
+
+def _normal_like(draw: Draw, x: Tensor, *, dtype=None, **_) -> Tensor:
+    return random.standard_normal(draw(x)).to(dtype or x.dtype)
+
+
+def _normal(draw: Draw, x: Tensor, mean: float = 0.0, std: float = 1.0, **_) -> Tensor:
+    return (mean + std * _normal_like(draw, x)).to(x.dtype)
+
+
+def _integers(draw: Draw, low: int, high: int, shape, *, dtype=None, **_) -> Tensor:
+    """From low to below high."""
+    if high - low > 1 << 24:
+        raise ValueError(f"randint draws from at most 2^24 numbers here, not from {low} to {high}")
+    return (low + (draw(torch.empty(shape)) * (high - low)).floor()).to(dtype or torch.int64)
+
+
+def _of_shape(like: Callable) -> Callable:
+    def formula(draw: Draw, shape, *, dtype=None, **_) -> Tensor:
+        return like(draw, torch.empty(shape), dtype=dtype or torch.get_default_dtype())
+
+    return formula
+
+
+REPLACEMENTS: dict[object, Callable] = {
+    aten.bernoulli.p: _bernoulli,
+    aten.bernoulli.default: _bernoulli_of,
+    aten.native_dropout.default: _dropout,
+    aten.rand.default: _of_shape(_uniform_like),
+    aten.rand_like.default: _uniform_like,
+    aten.uniform.default: _uniform_between,
+    aten.randint.default: lambda draw, high, shape, **options: _integers(draw, 0, high, shape, **options),
+    aten.randint.low: _integers,
+    aten.randn.default: _of_shape(_normal_like),
+    aten.randn_like.default: _normal_like,
+    aten.normal_functional.default: _normal,
+}

@@ -1,0 +1,328 @@
+"""Tracing: the ATen operators that a function of fake tensors calls, those of autograd among them, as a graph.
+
+For what a capture needs it does what `make_fx` does, in less than half of the time: where nodes come from is told by
+who traces (`sign`), not looked for in stacks, and what is known of a tensor is its `Spec`. Higher-order operators,
+which hold functions, are refused.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from tutti import compat
+from tutti.ir.step_graph import Spec
+from tutti.ir.values import Values, base_of, written_operands
+from tutti.tracing.decisions import Decisions, site_of_caller
+from tutti.tracing.input_free import InputFree
+from tutti.tracing.simpler import simpler
+from tutti.tracing.slots import same_view
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Traced:
+    """graph: every node has its `Spec`, or a tuple of them, in meta["val"], and what it was signed with. constants:
+    tensors that are no arguments, by the targets of the nodes (`get_attr`) that stand for them. values: what Python
+    asked for. nodes: by the ids of the tensors that they made and that are still held. lifted: tensors from outside
+    that the function reads, for which placeholders behind those of the arguments stand."""
+
+    graph: fx.Graph
+    constants: dict[str, torch.Tensor]
+    values: Values
+    nodes: dict[int, tuple[fx.Node, weakref.ref]]
+    lifted: list[torch.Tensor] = field(default_factory=list)
+
+
+class Refused(ValueError):
+    """What is not traced."""
+
+
+def trace(
+    function: Callable,
+    *args: torch.Tensor,
+    known: Mapping[int, torch.Tensor] | None = None,
+    decisions: Decisions | None = None,
+    after: Traced | None = None,
+    lifts: bool = False,
+) -> Traced:
+    """The graph of `function(*args)`, which returns tensors in tuples or lists; to be called in a mode of fake tensors,
+    for fake arguments. What a trace within it calls is recorded by both.
+
+    known: real values of some arguments, by position, for Python code that asks for values of what follows from these
+    alone (`ir.values`). decisions: which way to go where Python asks for a boolean that is not known.
+    after: an earlier trace. Tensors that it made from no input and that are read now are made once more.
+    lifts: whether other tensors that the function reads become inputs (`Traced.lifted`), as those of a sub-graph do.
+
+    Raises `compat.ValuesNeeded` where it takes other values of a tensor to go on, Refused for a higher-order operator.
+    """
+    tracer = _Tracer(args, known or {}, decisions, after, lifts)
+    _active.append(tracer)
+    try:
+        with _no_casts_kept(), tracer:
+            results = function(*args)
+    except Refused:
+        compat.forget_compiled()
+        raise
+    finally:
+        _active.remove(tracer)
+    tracer.graph.output(tracer.named(results))
+    return Traced(tracer.graph, tracer.constants, tracer.values, tracer.nodes, tracer.lifted)
+
+
+def sign(**meta: Any) -> None:
+    """Nodes that the enclosing `trace` makes from now on carry this in their meta."""
+    assert _active, "called outside of trace()"
+    _active[-1].signature |= meta
+
+
+def stand_in(tensor: torch.Tensor, fake: torch.Tensor) -> None:
+    """Let what the enclosing `trace` reads of a real tensor, or of its memory, be read of a fake that it has traced."""
+    assert _active, "called outside of trace()"
+    _active[-1].stand_in(tensor, fake)
+
+
+def stood_in() -> list[torch.Tensor]:
+    """The real tensors that have been read, of those given to `stand_in`."""
+    assert _active, "called outside of trace()"
+    return _active[-1].stood_in
+
+
+def last_node() -> fx.Node:
+    """The node that the enclosing `trace` has made last."""
+    assert _active, "called outside of trace()"
+    return next(iter(reversed(_active[-1].graph.nodes)))
+
+
+def written_since(node: fx.Node) -> bool:
+    """Whether what was made up to that node has been written into since."""
+    later: set[fx.Node] = set()
+    while (node := node.next).op != "root":
+        if any(base_of(x) not in later for x in written_operands(node)):
+            return True
+        later.add(node)
+    return False
+
+
+def is_tracing() -> bool:
+    """Whether what this thread runs is being traced, here or by `make_fx`."""
+    here = threading.get_ident()
+    return any(tracer.thread == here for tracer in _active) or compat.get_proxy_mode() is not None
+
+
+class _Tracer(compat.TorchDispatchMode):
+    supports_higher_order_operators = True  # says itself that it does not take them
+
+    def __init__(self, args: tuple[torch.Tensor, ...], known: Mapping[int, torch.Tensor], decisions: Decisions | None,
+                 after: Traced | None, lifts: bool):  # fmt: skip
+        super().__init__()
+        self.lifts, self.lifted = lifts, []
+        self.decisions, self.after = decisions, after
+        self.input_free = InputFree(after.graph, after.constants) if after else None
+        self.repeated: dict[fx.Node, fx.Node] = {}  # nodes of `after`, with their copies
+        self.thread = threading.get_ident()
+        self.graph = fx.Graph()
+        self.constants: dict[str, torch.Tensor] = {}
+        self.signature: dict[str, Any] = {}
+        # By id, until the tensor is gone: to hold it would make autograd believe that it is shared.
+        self.nodes: dict[int, tuple[fx.Node, weakref.ref]] = {}
+        self.stand_ins: dict[int, torch.Tensor] = {}  # by the id of a real tensor
+        self.storages: dict[int, torch.Tensor] = {}  # by the storage of a real tensor: that tensor
+        self.stood_in: list[torch.Tensor] = []
+        self.views: list[torch.Tensor] = []  # of stand-ins, kept alive with their nodes
+        given = {}
+        self.last_input: fx.Node | None = None
+        for i, x in enumerate(args):
+            self.last_input = node = self.graph.placeholder(f"arg{i}_1")
+            self._is(x, node)
+            if i in known:
+                given[node] = known[i]
+        self.values = Values(self.graph, given, self.constants)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            raise Refused(
+                f"the model calls {func}, an operator of functions (as torch.cond or flex_attention are), which is not "
+                "captured: write it with tensors alone, as torch.where(condition, a, b) or "
+                "F.scaled_dot_product_attention; on one device tutti.jit(model) runs it as it is"
+            )
+        if not all(issubclass(kind, compat.FakeTensor) for kind in types):
+            return NotImplemented  # it says itself what it is made of
+        if func is torch.ops.prim.device.default:  # asked for twice an operator
+            return args[0].fake_device
+        other = compat.HONEST.get(func) or simpler(func, args) or compat.decomposition(func, args)
+        if other is not None:
+            with self:
+                return other(*args, **kwargs)
+        if torch.Tag.data_dependent_output in func.tags and not types:  # a number that the model keeps as a tensor
+            with compat.unset_fake_temporarily():
+                return func(*args, **kwargs)
+        operands = self.named(args), self.named(kwargs)
+        try:
+            made = func(*args, **kwargs)
+        except compat.ValuesNeeded:
+            if (answer := self._answer(func, args, kwargs)) is None:
+                raise
+            return answer
+        if _holds_tensors(made) or func._schema.is_mutable:
+            target = aten.lift_fresh_copy.default if func is aten.lift_fresh.default else func  # may be written into
+            node = self.graph.create_node("call_function", target, *operands, name=func.overloadpacket.__name__)
+            self._is(made, node)
+        return made
+
+    def _answer(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """What an operator gives that needs values: computed from the batch, or decided; None where it cannot be."""
+        if func in (aten.index.Tensor, aten.masked_select.default):
+            with self:
+                x, masks = args if func is aten.index.Tensor else _broadcast(*args)
+                indices = self._indices(masks)
+                return None if indices is None else aten.index.Tensor(x, indices)
+        line = str(site_of_caller() or "a line of Python")
+        made = self.values.ask(func, self.named(args), self.named(kwargs), line)
+        if made is not None:
+            return _on(made, args[0].device)
+        if func is aten._local_scalar_dense.default and args[0].dtype is torch.bool and self.decisions:
+            return self.decisions.decide(args[0])
+        return None
+
+    def _indices(self, masks: Any) -> list | None:
+        """Boolean masks that follow from the batch as indices."""
+        indices: list = []
+        for mask in masks:
+            if mask is None or mask.dtype not in (torch.bool, torch.uint8):
+                indices.append(mask)
+                continue
+            line = str(site_of_caller() or "a line of Python")
+            made = self.values.ask(aten.nonzero.default, (self.named(mask),), {}, line)
+            if made is None:
+                return None
+            with compat.computing_really():
+                indices += [x.contiguous() for x in made.to(mask.device).unbind(1)]
+        return indices
+
+    def named(self, values: Any) -> Any:
+        """Nodes in place of tensors."""
+        if isinstance(values, torch.Tensor):
+            known = self.nodes.get(id(values))
+            if self.lifts and known and values.grad_fn is not None:
+                known[0].meta["differentiable"] = True  # also where autograd has detached what it keeps
+            return known[0] if known else self._of_real(values)
+        if isinstance(values, (list, tuple)):
+            return type(values)([self.named(x) for x in values])
+        if isinstance(values, dict):
+            return {key: self.named(x) for key, x in values.items()}
+        return values
+
+    def stand_in(self, tensor: torch.Tensor, fake: torch.Tensor) -> None:
+        self.stand_ins[id(tensor)] = fake
+        if tensor.layout is torch.strided and tensor.numel():
+            self.storages.setdefault(tensor.untyped_storage()._cdata, tensor)
+
+    def _of_real(self, tensor: torch.Tensor) -> fx.Node:
+        """The node for a tensor that no operator of the trace has made."""
+        if id(tensor) in self.stand_ins:
+            if all(x is not tensor for x in self.stood_in):
+                self.stood_in.append(tensor)
+            return self.named(self.stand_ins[id(tensor)])
+        if isinstance(tensor, compat.FakeTensor) or tensor.layout is not torch.strided or not tensor.numel():
+            return self._constant(tensor)
+        owner = self.storages.get(tensor.untyped_storage()._cdata)
+        if owner is None:
+            return self._constant(tensor)
+        if tensor.dtype != owner.dtype or not owner.is_contiguous():
+            raise Refused(
+                f"the model reads a tensor of shape {tuple(tensor.shape)} made before as a view of a parameter "
+                "or buffer, as another dtype or of one that is not contiguous; make the view in forward"
+            )
+        with self, torch.no_grad():
+            offset = int(tensor.storage_offset() - owner.storage_offset())
+            view = same_view(self.stand_ins[id(owner)].detach(), tensor.shape, tensor.stride(), offset)
+        self.views.append(view)
+        return self.named(view)
+
+    def _constant(self, tensor: torch.Tensor) -> fx.Node:
+        if self.lifts:
+            with self.graph.inserting_after(self.last_input):
+                self.last_input = node = self.graph.placeholder(f"lifted{len(self.lifted)}_1")
+            self.lifted.append(tensor)
+            self._is(tensor, node)
+            return node
+        if isinstance(tensor, compat.FakeTensor):
+            if (node := self._of_earlier(tensor)) is not None:
+                return node
+            raise Refused(
+                f"the model reads a tensor of shape {tuple(tensor.shape)} that an earlier capture left behind (in a "
+                "global variable, or in the cache of a function) and that has no values: make it in forward, or before"
+            )
+        name = f"_tensor_constant{len(self.constants)}"
+        self.constants[name] = tensor
+        node = self.graph.create_node("get_attr", name)
+        self._is(tensor, node)
+        return node
+
+    def _of_earlier(self, tensor: torch.Tensor) -> fx.Node | None:
+        """A copy of what made a tensor in the trace before this one; None where that depends on inputs."""
+        if self.after is None or self.input_free is None or id(tensor) not in self.after.nodes:
+            return None
+        made, _ = self.after.nodes[id(tensor)]
+        for node in self.input_free.calls(made) or ():
+            if node not in self.repeated:
+                copy = self.graph.node_copy(node, self.repeated.__getitem__)
+                if node.op == "get_attr":
+                    copy.target = f"_tensor_constant{len(self.constants)}"
+                    self.constants[copy.target] = self.after.constants[str(node.target)]
+                self.repeated[node] = copy
+        return self.repeated.get(made)
+
+    def _is(self, made: Any, node: fx.Node) -> None:
+        """Note that a node makes this, and what that is."""
+        node.meta = {**self.signature, "val": Spec.of(made)}
+        if self.lifts:
+            node.meta["grad"] = torch.is_grad_enabled()
+        if isinstance(made, torch.Tensor):
+            place, nodes = id(made), self.nodes
+            nodes[place] = node, weakref.ref(made, lambda gone: nodes.pop(place, None))
+        elif isinstance(made, (list, tuple)):
+            for i, x in enumerate(made):
+                if x is not None:
+                    self._is(x, self.graph.call_function(operator.getitem, (node, i)))
+
+
+_active: list[_Tracer] = []
+
+
+def _broadcast(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    shape = torch.broadcast_shapes(x.shape, mask.shape)
+    return x.expand(shape), [mask.expand(shape)]
+
+
+def _on(made: Any, device: torch.device) -> Any:
+    """Real tensors on a device."""
+    with compat.computing_really():
+        return pytree.tree_map_only(torch.Tensor, lambda x: x.to(device), made)
+
+
+def _holds_tensors(made: Any) -> bool:
+    return isinstance(made, torch.Tensor) or (isinstance(made, (list, tuple)) and any(map(_holds_tensors, made)))
+
+
+@contextmanager
+def _no_casts_kept() -> Iterator[None]:
+    """Autocast, where it is on, keeps no casts: they would be fakes to who computes after the trace."""
+    keeps = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(keeps)

@@ -1,0 +1,79 @@
+"""Simplification removes nodes and changes no number."""
+
+import torch
+from torch import fx
+
+import tutti
+from tutti import compat
+from tutti.tracing.simplify import simplify
+from tutti.tracing.trace import trace
+
+aten = torch.ops.aten
+
+
+def simplified(function, *inputs):
+    """(operators left, function of the simplified graph)."""
+    with compat.fake_mode():
+        graph = trace(function, *(torch.empty_like(x, device="cpu") for x in inputs)).graph
+    for i, node in enumerate(graph.nodes):
+        node.meta |= {"phase": "forward", "path": "model.layers.0.a" if i % 2 else "model.layers.0.b"}
+    simplify(graph)
+    module = fx.GraphModule({}, graph)
+    for expected, actual in zip(function(*inputs), module(*inputs), strict=True):
+        assert torch.equal(expected, actual)
+    return [node for node in graph.nodes if node.op == "call_function"]
+
+
+def test_identities_vanish():
+    x = torch.randn(4, 6)
+    left = simplified(lambda x: (x.detach().clone().view(4, 6).expand(4, 6).to(torch.float32)[0:4] + 1,), x)
+    assert [node.target for node in left] == [aten.add.Tensor]
+
+
+def test_every_kind_of_view_becomes_a_reshape():
+    left = simplified(lambda x: (x.view(2, 12) * 2, x.reshape(24) * 3), torch.randn(4, 6))
+    assert [node.target for node in left if node.target != aten.mul.Tensor] == [aten.reshape.default] * 2
+
+
+def test_an_empty_part_of_a_concatenation_is_dropped():
+    left = simplified(lambda x: (torch.cat([torch.empty(0), x]) + 1,), torch.randn(4))
+    assert [node.target for node in left] == [aten.add.Tensor]
+
+
+def test_equal_subexpressions_are_computed_once_and_belong_to_what_holds_both():
+    left = simplified(lambda x: (x.sin() + 1, x.cos(), x.sin() * 2), torch.randn(4))
+    (sine,) = (node for node in left if node.target == aten.sin.default)
+    assert sine.meta["path"] == "model.layers.0"
+
+
+def test_a_conversion_stays():
+    left = simplified(lambda x: (x.to(torch.float64),), torch.randn(4))
+    assert [node.target for node in left] == [aten._to_copy.default]
+
+
+def test_what_returns_nothing_is_dropped():
+    """`torch.linalg.solve` asks whether the matrix is singular by an operator without outputs."""
+
+    def solved(x):
+        return (torch.linalg.solve(x @ x.T + torch.eye(4), x),)
+
+    left = simplified(solved, torch.randn(4, 6))
+    assert aten._linalg_solve_ex.default in [node.target for node in left]
+    assert aten._linalg_check_errors.default not in [node.target for node in left]
+
+
+def test_a_piece_of_a_concatenation_is_the_part_only_in_its_dtype():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4).bfloat16()
+
+        def forward(self, x):
+            one, two = torch.cat([self.a(x), self.b(x.bfloat16())], -1).split([4, 4], -1)
+            return one.square().mean() + (two * 1.001).square().mean()
+
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(3, 4)
+    step = tutti.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1), (x,), loss=lambda m, b: m(*b),
+                             cluster="cpu:1", plan="single", level="O0")  # fmt: skip
+    assert step((x,)).item() == Model.forward(model, x).item()
