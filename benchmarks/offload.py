@@ -52,7 +52,7 @@ def train(layers: int, plan: str) -> dict[str, Any] | None:
         harness.say(f"{plan}, {layers} layers: {str(error).partition(',')[0]}")
         return None
     found = {"layers": layers, "parameters": sum(p.numel() for p in model.parameters()), "losses": losses,
-             "held_bytes": step.ledgers[0].most, "outer_bytes": step.shelf.bytes}  # fmt: skip
+             "held_bytes": step.budgets[0].most, "outer_bytes": step.offload_store.bytes}  # fmt: skip
     held, there = (found[key] / 2**20 for key in ("held_bytes", "outer_bytes"))
     size = found["parameters"] / 1e6
     harness.say(f"{plan}, {layers} layers: trains {size:.1f}M, {held:.1f} MiB held, {there:.0f} MiB in files")

@@ -22,7 +22,7 @@ import harness
 import tutti
 from tutti.ir.step_graph import StepGraph
 from tutti.lower.vary import vary
-from tutti.plan.pipeline_candidate import Piped
+from tutti.plan.pipeline_candidate import PipelineCandidate
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
 from tutti.plan.schedule import Pipe
@@ -64,11 +64,11 @@ def cuts(layers: int, microbatches: int) -> dict[str, Any]:
         cluster = tutti.Cluster.parse(f"v100-32:{stages}")
         planner = Planner(graph, cluster, (), microbatches)
         inner = planner.inside(Pipe(stages)).on({"dp": 1})
-        plan = Piped(inner, Pipe(stages), cluster).plan()
+        plan = PipelineCandidate(inner, Pipe(stages), cluster).plan()
         steps = {
             "searched": plan,
             "equal_layers": equally(planner, plan, stages),
-            "searched_and_found": Piped(inner, Pipe(stages, "found"), cluster).plan(),
+            "searched_and_found": PipelineCandidate(inner, Pipe(stages, "found"), cluster).plan(),
         }
         taken = {name: dry_run(graph, one, cluster, "O2").seconds for name, one in steps.items()}
         found[stages] = {name: took / taken["searched"] for name, took in taken.items()}

@@ -28,7 +28,7 @@ from tutti.lower.vary import vary
 from tutti.plan.price import Pricer
 from tutti.plan.problem import problem_of
 from tutti.plan.search import Search
-from tutti.plan.sharding_problem import Joint
+from tutti.plan.sharding_problem import ShardingProblem
 from tutti.sim.planning import Simulator
 
 SEQUENCE = 8192
@@ -78,7 +78,7 @@ def by_mesh(graph: StepGraph) -> dict[str, Any]:
     found = {}
     for name, mesh in MESHES.items():
         start = time.perf_counter()
-        joint = Joint(problem_of(graph), Pricer(tutti.Cluster.parse(name), mesh))
+        joint = ShardingProblem(problem_of(graph), Pricer(tutti.Cluster.parse(name), mesh))
         built = time.perf_counter()
         chosen = joint.choose(seconds=120)
         end = time.perf_counter()
@@ -120,7 +120,7 @@ def run(quick: bool) -> dict[str, Any]:
     for layers in depths:
         step = llama(layers, 256)
         start = time.perf_counter()
-        Joint(problem_of(step), Pricer(tutti.Cluster.parse("h100:32x8"), MESHES["h100:32x8"])).choose()
+        ShardingProblem(problem_of(step), Pricer(tutti.Cluster.parse("h100:32x8"), MESHES["h100:32x8"])).choose()
         result["depth"][layers] = time.perf_counter() - start
         harness.say(f"{layers} layers: {result['depth'][layers]:.1f} s")
     for count in devices:

@@ -87,13 +87,16 @@ class Case:
         except (OverBudget, torch.OutOfMemoryError) as error:
             harness.say(f"{plan}, {layers} layers: {str(error).partition(',')[0]}")
             return None
-        measured, counted = (torch.cuda.max_memory_allocated() if GPU else step.ledgers[0].most), step.ledgers[0].most
+        measured, counted = (
+            (torch.cuda.max_memory_allocated() if GPU else step.budgets[0].most),
+            step.budgets[0].most,
+        )
         found = {
             "layers": layers, "parameters": count, "losses": losses, "step_seconds": statistics.median(seconds[1:]),
-            "peak_bytes": measured, "counted_bytes": counted, "host_bytes": step.shelf.bytes,
+            "peak_bytes": measured, "counted_bytes": counted, "host_bytes": step.offload_store.bytes,
         }  # fmt: skip
         harness.say(f"{plan}, {layers} layers: {count / 1e9:.2f}B, {found['step_seconds']:.2f} s, peak "
-                    f"{measured / 2**30:.2f} GiB, outside {step.shelf.bytes / 2**30:.2f} GiB")  # fmt: skip
+                    f"{measured / 2**30:.2f} GiB, outside {step.offload_store.bytes / 2**30:.2f} GiB")  # fmt: skip
         return found
 
     def fits(self, layers: int, plan: str) -> bool:

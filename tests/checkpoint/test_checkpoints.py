@@ -17,9 +17,9 @@ from tutti.checkpoint import checkpoints as module
 from tutti.checkpoint import folder as folders
 from tutti.checkpoint.checkpoints import Checkpoints, SaveError
 from tutti.checkpoint.folder import find_fault, latest, manifest, step_of
-from tutti.checkpoint.reader import Stored
-from tutti.exec.sharded_tensor import Held
-from tutti.launch.heartbeat import HERE
+from tutti.checkpoint.reader import CheckpointReader
+from tutti.exec.sharded_tensor import ShardedTensor
+from tutti.launch.heartbeat import HEARTBEAT
 
 STATE = {"a": torch.arange(1000.0), "b": torch.tensor(3)}
 DATA = "__0_0.distcp"
@@ -31,7 +31,7 @@ def fill(folder):
 
 def save(root, step, fill=fill, keep=3):
     made = Checkpoints(root, keep)
-    made.save(step, {name: Held.whole(x) for name, x in STATE.items()}, {"seed": 7}, fill)
+    made.save(step, {name: ShardedTensor.whole(x) for name, x in STATE.items()}, {"seed": 7}, fill)
     return made.wait()
 
 
@@ -46,7 +46,7 @@ def root(tmp_path):
 def test_what_is_saved_comes_back(root):
     newest = latest(root, say=pytest.fail)
     assert newest == Checkpoints(root).latest(pytest.fail) == root / "step-00000020" and step_of(newest) == 20
-    stored = Stored(newest)
+    stored = CheckpointReader(newest)
     assert stored.tensors.keys() == STATE.keys() and all(torch.equal(stored.whole(k), STATE[k]) for k in STATE)
     assert find_fault(newest) is None and manifest(newest)["seed"] == 7
 
@@ -123,15 +123,15 @@ def test_a_file_that_cannot_be_read_is_a_fault_of_its_checkpoint(root, monkeypat
 
 def test_a_watchdog_is_told_of_what_takes_long(root, monkeypatch):
     seen, find, write = [], folders.find_fault, module.write
-    monkeypatch.setattr(folders, "find_fault", lambda *a: seen.append(HERE.busy) or find(*a))
+    monkeypatch.setattr(folders, "find_fault", lambda *a: seen.append(HEARTBEAT.busy) or find(*a))
     Checkpoints(root).latest()
     waited = threading.Event()
     monkeypatch.setattr(module, "write", lambda *a: waited.wait(10) and write(*a))
     made = Checkpoints(root)
-    made.save(30, {"a": Held.whole(STATE["a"])})
-    monkeypatch.setattr(made._thread, "join", lambda: (seen.append(HERE.busy), waited.set()))
+    made.save(30, {"a": ShardedTensor.whole(STATE["a"])})
+    monkeypatch.setattr(made._thread, "join", lambda: (seen.append(HEARTBEAT.busy), waited.set()))
     made.wait()
-    assert seen == ["loads a checkpoint", "saves a checkpoint"] and HERE.busy == ""
+    assert seen == ["loads a checkpoint", "saves a checkpoint"] and HEARTBEAT.busy == ""
 
 
 def test_a_half_written_checkpoint_is_skipped_and_cleared_away(root):
@@ -211,19 +211,19 @@ def test_the_state_of_the_moment_is_saved_while_training_goes_on(tmp_path, monke
 
     monkeypatch.setattr(module, "write", slow)
     state, made = torch.arange(10.0), Checkpoints(tmp_path)
-    made.save(1, {"a": Held.whole(state)})
+    made.save(1, {"a": ShardedTensor.whole(state)})
     assert begun.wait(10) and made.done() is None
     state.zero_()  # the next step
     go.set()
     assert made.wait() == tmp_path / "step-00000001" and made.wait() is None
-    assert torch.equal(Stored(tmp_path / "step-00000001").whole("a"), torch.arange(10.0))
+    assert torch.equal(CheckpointReader(tmp_path / "step-00000001").whole("a"), torch.arange(10.0))
 
 
 def test_a_second_folder_gets_each_and_is_looked_into_where_the_first_has_none(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     made = Checkpoints(first, 2, second)
     for step in (1, 2, 3):
-        made.save(step, {name: Held.whole(x) for name, x in STATE.items()})
+        made.save(step, {name: ShardedTensor.whole(x) for name, x in STATE.items()})
         made.wait()
     assert [p.name for p in folders.folders(second)] == ["step-00000003", "step-00000002"]
     assert latest(second, pytest.fail) == second / "step-00000003" and made.latest(pytest.fail).parent == first
@@ -258,7 +258,7 @@ def test_where_the_second_folder_is_full_the_first_goes_on(tmp_path, monkeypatch
     for step in (1, 2, 3):
         with monkeypatch.context() as patch:
             patch.setattr(shutil, "copyfile", full if step == 2 else real)
-            made.save(step, {name: Held.whole(x) for name, x in STATE.items()})
+            made.save(step, {name: ShardedTensor.whole(x) for name, x in STATE.items()})
             newest = first / f"step-0000000{step}"
             if step == 2:
                 with pytest.warns(match=f"{newest} is complete, and has no second copy: {second}: .*No space left"):

@@ -17,7 +17,7 @@ from tutti.checkpoint import folder as folders
 from tutti.checkpoint import passing, peers
 from tutti.checkpoint import peer_checkpoint as gathered
 from tutti.checkpoint.checkpoints import SaveError
-from tutti.checkpoint.peer_checkpoint import Gathered
+from tutti.checkpoint.peer_checkpoint import PeerCheckpoint
 from tutti.sim.restart import Restart, restart
 
 
@@ -65,7 +65,7 @@ def resumed(root: str, plan: str, per_machine: int = 2) -> tuple[str, int, int, 
         loss = step(zoo.tokens(120, seed=seed)).item()
     held = sum(x.nbytes for x in step._state.parts[0].values())
     assert 0 < count <= held
-    sent = found.sent if isinstance(found, Gathered) else -1
+    sent = found.sent if isinstance(found, PeerCheckpoint) else -1
     return type(found).__name__, done, count, sent, loss, said
 
 
@@ -114,7 +114,7 @@ def test_the_loss_of_a_machine_loses_nothing(pool, left, plan, lost):
     assert told.devices == [row[2] for row in results]
     assert told.sent == [results[2 * i][3] + results[2 * i + 1][3] for i in range(2)]
     for rank, (kind, done, count, sent, loss, said) in enumerate(results):
-        assert (kind, done, said) == ("Gathered", 2, [])
+        assert (kind, done, said) == ("PeerCheckpoint", 2, [])
         assert sent == (count if rank // 2 == lost else 0), "what is on a rank's own machine is read there"
         assert loss == (expected if plan == "dp2xtp2" else pytest.approx(expected, rel=1e-5))
 
@@ -126,7 +126,7 @@ def test_each_machine_has_its_own_parts_and_those_of_the_one_before(pool, left):
         assert names == [".metadata", *sorted(f"__{r}_0.distcp" for r in (rank, (rank - 1) % 4)), "manifest.json"]
     shutil.rmtree(root / "machine 2")
     results = pool.run(resumed, str(root), "dp2xtp2", 1)
-    assert [(kind, done, loss) for kind, done, _, _, loss, _ in results] == [("Gathered", 2, expected)] * 4
+    assert [(kind, done, loss) for kind, done, _, _, loss, _ in results] == [("PeerCheckpoint", 2, expected)] * 4
     told = predicted("dp2xtp2", 1, lost=2)
     assert [row[2] for row in results] == told.devices and [row[3] for row in results] == told.sent
 
@@ -141,7 +141,7 @@ def test_where_two_neighbours_are_lost_the_disk_is_taken(pool, left):
     assert [row[-1] for row in results] == [said, [], [], []]
 
 
-@pytest.mark.parametrize(("damaged", "found"), [slow([0], ("Gathered", 2)), ([0, 1], ("PosixPath", 1))])
+@pytest.mark.parametrize(("damaged", "found"), [slow([0], ("PeerCheckpoint", 2)), ([0, 1], ("PosixPath", 1))])
 def test_what_is_damaged_is_read_elsewhere_or_not_at_all(pool, left, damaged, found):
     root, loss, _ = left(2)
     for i in damaged:
@@ -191,7 +191,7 @@ def without_room(root: str, what: str) -> tuple[str, str, bool]:
     with pytest.raises(ValueError) as refused:
         step.save(checkpoints, in_memory=True)
     found = checkpoints.latest(pytest.fail)
-    assert isinstance(found, Gathered) and found.step == 0
+    assert isinstance(found, PeerCheckpoint) and found.step == 0
     checkpoints.forget()
     return str(said.value), str(refused.value), machine(root, 2).exists() and not any(machine(root, 2).iterdir())
 
@@ -229,7 +229,7 @@ def test_one_process_keeps_a_copy_too(tmp_path):
     checkpoints.wait()
     assert [path.name for path in checkpoints.peers.folder.iterdir()] == ["step-00000001"]
     found = checkpoints.latest(pytest.fail)
-    assert isinstance(found, Gathered) and step.load(found) > 0
+    assert isinstance(found, PeerCheckpoint) and step.load(found) > 0
     after = step.training_state()
     assert all(torch.equal(before[name], after[name]) for name in before)
 

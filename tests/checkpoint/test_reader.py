@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from tutti.checkpoint.reader import Stored
+from tutti.checkpoint.reader import CheckpointReader
 from tutti.checkpoint.write import copies, write
-from tutti.exec.sharded_tensor import Held
+from tutti.exec.sharded_tensor import ShardedTensor
 from tutti.ir.step_graph import Spec
 from tutti.plan.layout import Layout, Split, coordinates_of, devices
 
@@ -47,9 +47,9 @@ def some_tensors() -> dict[str, torch.Tensor]:
     return {f"tensor {i}": (torch.randn(s) * 9).to(random.choice(DTYPES)) for i, s in enumerate(shapes)}
 
 
-def held(tensors: dict[str, torch.Tensor], mesh: dict[str, int]) -> dict[str, Held]:
+def held(tensors: dict[str, torch.Tensor], mesh: dict[str, int]) -> dict[str, ShardedTensor]:
     laid = {name: layout_of(tuple(whole.shape), mesh) for name, whole in tensors.items()}
-    return {name: Held(Spec.of(whole), laid[name], mesh, parts_of(whole, laid[name], mesh), i)
+    return {name: ShardedTensor(Spec.of(whole), laid[name], mesh, parts_of(whole, laid[name], mesh), i)
             for i, (name, whole) in enumerate(tensors.items())}  # fmt: skip
 
 
@@ -75,8 +75,10 @@ def test_any_layout_becomes_any_other_bit_for_bit(seed, tmp_path):
     for rank in range(devices(after)):
         expected = {name: parts_of(whole, layouts[name], after)[rank] for name, whole in tensors.items()}
         mine = {name: torch.zeros_like(part) for name, part in expected.items()}
-        stored = Stored(tmp_path)
-        stored.load({name: Held(Spec.of(tensors[name]), layouts[name], after, {rank: mine[name]}) for name in tensors})
+        stored = CheckpointReader(tmp_path)
+        stored.load(
+            {name: ShardedTensor(Spec.of(tensors[name]), layouts[name], after, {rank: mine[name]}) for name in tensors}
+        )
         assert stored.bytes == sum(part.nbytes for part in expected.values()), "what it holds, and no more"
         assert all(torch.equal(mine[name], expected[name]) for name in tensors)
 
@@ -85,8 +87,8 @@ def test_ranks_of_one_process_that_hold_the_same_read_it_once(saved):
     tensors, folder = saved
     mesh, name = {"a": 4}, "tensor 0"
     parts = {rank: torch.zeros_like(tensors[name]) for rank in range(4)}
-    stored = Stored(folder)
-    stored.load({name: Held(Spec.of(tensors[name]), Layout(), mesh, parts)})
+    stored = CheckpointReader(folder)
+    stored.load({name: ShardedTensor(Spec.of(tensors[name]), Layout(), mesh, parts)})
     assert stored.bytes == tensors[name].nbytes
     assert all(torch.equal(part, tensors[name]) for part in parts.values())
 
@@ -98,17 +100,17 @@ def test_torch_reads_the_same_files(saved):
         warnings.filterwarnings("ignore", message=".*torch.distributed is disabled.*")
         dcp.load(mine, checkpoint_id=folder, no_dist=True)
     assert all(torch.equal(mine[name], whole) for name, whole in tensors.items())
-    stored = Stored(folder)
+    stored = CheckpointReader(folder)
     assert all(torch.equal(stored.whole(name), whole) for name, whole in tensors.items())
 
 
 def test_copies_lie_in_the_memory_of_earlier_ones(saved):
     tensors, _ = saved
-    first = copies({name: Held.whole(whole) for name, whole in tensors.items()})
+    first = copies({name: ShardedTensor.whole(whole) for name, whole in tensors.items()})
     memory = [x.data_ptr() for _, blocks in first.values() for x in blocks.values()]
     for whole in tensors.values():
         whole.fill_(1)
-    again = copies({name: Held.whole(whole) for name, whole in tensors.items()}, first)
+    again = copies({name: ShardedTensor.whole(whole) for name, whole in tensors.items()}, first)
     found = [x for _, blocks in again.values() for x in blocks.values()]
     assert [x.data_ptr() for x in found] == memory and all(x.all() for x in found)
 
@@ -122,5 +124,5 @@ def test_what_is_not_there_is_said_before_anything_is_read(saved, name, shape, d
     good = torch.zeros_like(tensors["tensor 1"])
     bad = torch.zeros(shape, dtype=dtype)
     with pytest.raises(ValueError, match=message):
-        Stored(folder).load({"tensor 1": Held.whole(good), name: Held.whole(bad)})
+        CheckpointReader(folder).load({"tensor 1": ShardedTensor.whole(good), name: ShardedTensor.whole(bad)})
     assert not good.any()

@@ -13,7 +13,7 @@ import tutti
 import zoo
 from tutti import cli
 from tutti.checkpoint.folder import find_fault, manifest
-from tutti.checkpoint.reader import Stored
+from tutti.checkpoint.reader import CheckpointReader
 from tutti.checkpoint.reshard import reshard
 from tutti.plan.plan import Plan
 
@@ -39,7 +39,7 @@ def test_the_same_state_in_other_blocks(saved, tmp_path):
     new = reshard(folder, plan, tmp_path, lambda done, ranks: seen.append((done, ranks)))
     assert seen == [(i, 4) for i in range(5)] and find_fault(new) is None
     assert len(list(new.glob("*.distcp"))) == 4 and (new / "config.json").read_text() == "{}"
-    before, after = Stored(folder), Stored(new)
+    before, after = CheckpointReader(folder), CheckpointReader(new)
     assert before.tensors == after.tensors
     assert max(map(len, after.blocks.values())) >= 4  # a strided split is many blocks on each device
     assert all(torch.equal(before.whole(name), after.whole(name)) for name in before.tensors)

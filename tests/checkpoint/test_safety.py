@@ -24,8 +24,8 @@ from tutti import cli
 from tutti.checkpoint import folder as folders
 from tutti.checkpoint import peers, unpickle
 from tutti.checkpoint.passing import pass_on
-from tutti.checkpoint.peer_checkpoint import Gathered
-from tutti.checkpoint.reader import Stored
+from tutti.checkpoint.peer_checkpoint import PeerCheckpoint
+from tutti.checkpoint.reader import CheckpointReader
 from tutti.exec.weights import load_weights
 from tutti.launch.launch import launch
 
@@ -250,7 +250,7 @@ def test_what_torch_writes_is_read(tmp_path):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*torch.distributed is disabled.*")
         dcp.save(state, checkpoint_id=tmp_path, no_dist=True)  # pyright: ignore[reportPrivateImportUsage]
-    stored = Stored(tmp_path)
+    stored = CheckpointReader(tmp_path)
     for name, whole in tensors.items():
         assert torch.equal(stored.whole(name).view(torch.uint8) if whole.dim() else stored.whole(name),
                            whole.detach().contiguous().view(torch.uint8) if whole.dim() else whole), name  # fmt: skip
@@ -268,7 +268,7 @@ def test_a_damaged_pickle_is_a_value_error():
 
 def test_a_compressed_block_is_refused(root):
     bad = root / "step-00000002"
-    stored = Stored(bad)
+    stored = CheckpointReader(bad)
     block = next(iter(stored.blocks.values()))[0]
     squeezed = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO((bad / DATA).read_bytes()[block.offset :][: block.count])) as members:
@@ -306,7 +306,7 @@ def test_files_sent_by_another_machine_stay_in_the_folder(tmp_path):
 def test_metadata_from_another_machine_is_not_run(tmp_path):
     marker = tmp_path / "marker"
     with pytest.raises(ValueError, match=r"names posix\.system"):
-        Gathered(tmp_path, {"step": 1, "files": {}}, system(marker), {}, None)  # pyright: ignore[reportArgumentType]
+        PeerCheckpoint(tmp_path, {"step": 1, "files": {}}, system(marker), {}, None)  # pyright: ignore[reportArgumentType]
     assert not marker.exists()
 
 

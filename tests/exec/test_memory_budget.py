@@ -3,41 +3,41 @@
 import pytest
 import torch
 
-from tutti.exec.memory_budget import Ledger, OverBudget, bytes_of
-from tutti.exec.offload_store import Shelf
+from tutti.exec.memory_budget import MemoryBudget, OverBudget, bytes_of
+from tutti.exec.offload_store import OffloadStore
 from tutti.plan.tier import DISK
 
 
 @pytest.fixture
-def shelf(tmp_path):
-    return Shelf(tmp_path)
+def offload_store(tmp_path):
+    return OffloadStore(tmp_path)
 
 
-def test_a_memory_counts_once_and_until_it_is_gone(shelf):
-    ledger, x = Ledger(shelf), torch.zeros(100)
-    ledger.hold([x, (x[10:], {"y": x.view(10, 10)})])
-    assert ledger.now == 400
+def test_a_memory_counts_once_and_until_it_is_gone(offload_store):
+    budget, x = MemoryBudget(offload_store), torch.zeros(100)
+    budget.hold([x, (x[10:], {"y": x.view(10, 10)})])
+    assert budget.now == 400
     view = x[:1]
     del x
-    assert ledger.now == 400, "a view keeps all of it"
+    assert budget.now == 400, "a view keeps all of it"
     del view
-    assert (ledger.now, ledger.most) == (0, 400)
+    assert (budget.now, budget.most) == (0, 400)
 
 
-def test_what_lies_outside_does_not_count(shelf):
-    ledger = Ledger(shelf)
-    ledger.hold(shelf.place(torch.zeros(100), DISK))
-    assert ledger.now == 0
+def test_what_lies_outside_does_not_count(offload_store):
+    budget = MemoryBudget(offload_store)
+    budget.hold(offload_store.place(torch.zeros(100), DISK))
+    assert budget.now == 0
 
 
-def test_more_than_the_budget_is_refused_by_name(shelf):
-    ledger, x = Ledger(shelf, 1000), torch.zeros(200)
-    ledger.hold(x)
-    ledger.need(200, "mm")
+def test_more_than_the_budget_is_refused_by_name(offload_store):
+    budget, x = MemoryBudget(offload_store, 1000), torch.zeros(200)
+    budget.hold(x)
+    budget.need(200, "mm")
     with pytest.raises(OverBudget, match="layer/mm needs 201 B more of a device that holds 800 B"):
-        ledger.need(201, "layer/mm")
+        budget.need(201, "layer/mm")
     with pytest.raises(OverBudget, match="second needs 300 B"):
-        ledger.admit([("first", 200), ("second", 300), ("third", 400)])
+        budget.admit([("first", 200), ("second", 300), ("third", 400)])
 
 
 @pytest.mark.parametrize("text", ["2 gigs", "", "-1", "1.2.3GiB", "0"])

@@ -15,7 +15,7 @@ import tutti
 import zoo
 from cases import slow
 from tutti.api import step as module
-from tutti.exec.offload_store import Shelf
+from tutti.exec.offload_store import OffloadStore
 from tutti.exec.transfer_engine import Queued
 from tutti.lower import bucket
 from tutti.plan.tier import HOST
@@ -25,8 +25,8 @@ class Late:
     """A stream that begins to copy only when somebody waits for it, or three are asked for. The device itself computes
     at once, and nobody else writes into its memory while it is copied."""
 
-    def __init__(self, shelf):
-        self.shelf, self.lock = shelf, threading.Lock()
+    def __init__(self, offload_store):
+        self.offload_store, self.lock = offload_store, threading.Lock()
         self.pending: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
         self.asked = self.done = 0
 
@@ -35,7 +35,7 @@ class Late:
 
     def copy(self, to, x, after=None):
         with self.lock:
-            self.pending.append((to, x if self.shelf.holds(x) else x.clone()))
+            self.pending.append((to, x if self.offload_store.holds(x) else x.clone()))
             self.asked += 1
         self.work(self.asked - 2)
         return self.copied()
@@ -57,8 +57,8 @@ class Late:
         event.synchronize()
 
 
-def queued(shelf):
-    return Queued(shelf, Late(shelf))  # pyright: ignore[reportArgumentType]
+def queued(offload_store):
+    return Queued(offload_store, Late(offload_store))  # pyright: ignore[reportArgumentType]
 
 
 def beside_a_host(count: int = 1) -> tutti.Cluster:
@@ -93,22 +93,24 @@ def trained(plan, optimizer, count=1, level="O0", **options):
 def test_a_host_computes_the_same_bits_beside_its_device(plan, plain, count, optimizer, options, monkeypatch):
     _, losses, state = trained(plain, optimizer, count, **options)
     made: list[Queued] = []
-    monkeypatch.setattr(module, "carrier_for", lambda device, shelf: made.append(queued(shelf)) or made[0])
+    monkeypatch.setattr(
+        module, "engine_for", lambda device, offload_store: made.append(queued(offload_store)) or made[0]
+    )
     step, ours, after = trained(plan, optimizer, count, **options)
     assert set(step.plan.tiers.values()) == {HOST} and made[0].stream.asked > 0
     assert ours == losses and all(torch.equal(after[name], state[name]) for name in state)
 
 
 def test_what_goes_wrong_on_the_host_is_raised_when_all_is_settled():
-    carrier = queued(Shelf())
+    engine = queued(OffloadStore())
 
     def fail(x):
         raise OSError("no room")
 
-    carrier.compute(fail, torch.ones(2))
+    engine.compute(fail, torch.ones(2))
     with pytest.raises(OSError, match="no room"):
-        carrier.settle()
-    carrier.settle()
+        engine.settle()
+    engine.settle()
 
 
 def test_what_is_gathered_is_what_a_slow_host_has_updated(monkeypatch):
@@ -124,6 +126,6 @@ def test_what_is_gathered_is_what_a_slow_host_has_updated(monkeypatch):
 
     monkeypatch.setattr(bucket, "BUCKET", 1)
     _, losses, state = trained("zero1", "adamw", 2)
-    monkeypatch.setattr(module, "carrier_for", lambda device, shelf: Slow(shelf, Late(shelf)))  # pyright: ignore
+    monkeypatch.setattr(module, "engine_for", lambda device, offload_store: Slow(offload_store, Late(offload_store)))  # pyright: ignore
     _, ours, after = trained("zero1xoffload", "adamw", 2)
     assert ours == losses and all(torch.equal(after[name], state[name]) for name in state)

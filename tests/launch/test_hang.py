@@ -11,7 +11,7 @@ from torch import fx
 from tutti import compat
 from tutti.compile.compiled import Compiled
 from tutti.launch.hang import Report, verdict
-from tutti.launch.heartbeat import HERE, Meeting, Position
+from tutti.launch.heartbeat import HEARTBEAT, Heartbeat, Meeting
 from tutti.launch.watchdog import Watchdog
 
 
@@ -64,7 +64,7 @@ def test_a_report_goes_through_the_store():
 
 
 def test_a_position_knows_whom_a_communication_takes():
-    here = Position()
+    here = Heartbeat()
     here.place(2, {"pp": 2, "dp": 2, "tp": 2})
     assert here.peers() is None
     known = {
@@ -79,11 +79,11 @@ def test_a_position_knows_whom_a_communication_takes():
 
 
 def test_compiling_is_known_to_take_long(monkeypatch):
-    seen, before = [], HERE.moves
-    monkeypatch.setattr(compat, "compile_graph", lambda graph, args, modules: seen.append(HERE.busy) or torch.sin)
+    seen, before = [], HEARTBEAT.moves
+    monkeypatch.setattr(compat, "compile_graph", lambda graph, args, modules: seen.append(HEARTBEAT.busy) or torch.sin)
     function = Compiled(fx.Graph())
     assert torch.equal(function(torch.ones(3)), torch.ones(3).sin())
-    assert seen == ["compiles"] and HERE.busy == "" and HERE.moves > before
+    assert seen == ["compiles"] and HEARTBEAT.busy == "" and HEARTBEAT.moves > before
 
 
 def test_patience_is_more_than_nothing(tmp_path):

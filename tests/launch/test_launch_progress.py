@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tutti.launch.progress import telling, told_by
+from tutti.launch.progress import progress, told_by
 
 SCRIPT = """
 import torch, tutti
@@ -76,8 +76,8 @@ def test_without_a_terminal_nothing_is_said():
 
 def test_who_has_a_display_is_told_instead():
     said: list[str] = []
-    with told_by(said.append), telling("planning") as tell:
+    with told_by(said.append), progress("planning") as tell:
         tell("planning: dp 2")
-        with pytest.raises(ValueError, match="no"), telling("compiling"):
+        with pytest.raises(ValueError, match="no"), progress("compiling"):
             raise ValueError("no")
     assert said == ["planning", "planning: dp 2", "compiling", "planning: dp 2", ""]

@@ -17,7 +17,7 @@ from torch import nn
 
 import tutti
 from cases import slow
-from tutti.launch.heartbeat import HERE
+from tutti.launch.heartbeat import HEARTBEAT
 from tutti.launch.launch import LaunchError, launch, rank
 
 HANG = 6.0  # seconds without progress
@@ -136,7 +136,7 @@ def slow_but_alive(folder: str) -> list[float]:
             losses.append(step(batch).item())
             time.sleep(HANG / 12)
         if rank() == 1:
-            with HERE.working("compiles"):
+            with HEARTBEAT.working("compiles"):
                 time.sleep(1.2 * HANG)
         for _ in range(8):
             losses.append(step.evaluate(batch).item())
@@ -158,7 +158,7 @@ def once(folder: str) -> str:
     with tutti.Watchdog(HANG, folder):
         if rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             time.sleep(600)
-        with HERE.within("all_reduce", "a number"):
+        with HEARTBEAT.within("all_reduce", "a number"):
             torch.distributed.all_reduce(torch.ones(1))
     return os.environ["TORCHELASTIC_RESTART_COUNT"]
 

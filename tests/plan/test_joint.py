@@ -9,7 +9,7 @@ from searches import wide
 from tutti.plan.planner import Planner
 from tutti.plan.price import Pricer
 from tutti.plan.problem import problem_of
-from tutti.plan.sharding_problem import Joint
+from tutti.plan.sharding_problem import ShardingProblem
 from tutti.plan.title import title
 from tutti.sim.planning import Simulator
 
@@ -22,7 +22,7 @@ def graph():
 
 @pytest.fixture(scope="module")
 def joint(graph):
-    return Joint(problem_of(graph), Pricer(tutti.Cluster.parse("cpu:4"), {"dp": 2, "tp": 2}))
+    return ShardingProblem(problem_of(graph), Pricer(tutti.Cluster.parse("cpu:4"), {"dp": 2, "tp": 2}))
 
 
 def held(joint, chosen) -> float:
@@ -51,8 +51,8 @@ def test_the_modelled_cost_is_what_the_simulation_of_the_plan_says():
 
 def test_what_runs_more_often_costs_more(graph):
     pricer = Pricer(tutti.Cluster.parse("cpu:2"), {"dp": 2})
-    once = Joint(problem_of(graph), pricer).choose().cost
-    often = Joint(problem_of(graph), pricer, {"forward": 3, "backward": 3}).choose().cost
+    once = ShardingProblem(problem_of(graph), pricer).choose().cost
+    often = ShardingProblem(problem_of(graph), pricer, {"forward": 3, "backward": 3}).choose().cost
     assert 2 * once < often < 3.01 * once
 
 
@@ -67,7 +67,7 @@ def test_titles_say_what_axes_do(graph):
 def test_costs_of_labels_add_up_to_what_was_paid(graph):
     """Whoever pays for a move, all of it is paid once."""
     often = {"forward": 4, "backward": 4}
-    joint = Joint(problem_of(graph), Pricer(tutti.Cluster.parse("cpu:4"), {"dp": 2, "tp": 2}), often)
+    joint = ShardingProblem(problem_of(graph), Pricer(tutti.Cluster.parse("cpu:4"), {"dp": 2, "tp": 2}), often)
     chosen = joint.choose()
     costs, operators = joint.costs(chosen), joint.problem.operators
     runs = {label: o.count * often.get(o.phase, 1) for label, o in operators.items()}

@@ -63,7 +63,7 @@ def test_found_and_trained_under_a_budget():
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     whole = tutti.parallelize(model, optimizer, batch, cluster="cpu:1", plan="single", level="O0", memory="1GiB")
     expected = [whole(batch).item() for _ in range(2)]
-    memory = int(0.66 * whole.ledgers[0].most)
+    memory = int(0.66 * whole.budgets[0].most)
     step = tutti.parallelize(model, optimizer, batch, cluster="cpu:1", level="O0", memory=memory)
     assert [step(batch).item() for _ in range(2)] == expected
-    assert step.plan.tiers and step.ledgers[0].most <= memory
+    assert step.plan.tiers and step.budgets[0].most <= memory

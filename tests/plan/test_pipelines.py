@@ -12,7 +12,7 @@ import tutti
 from searches import wide
 from tutti.lower.vary import vary
 from tutti.plan.otherwise import otherwise
-from tutti.plan.pipeline_candidate import Piped
+from tutti.plan.pipeline_candidate import PipelineCandidate
 from tutti.plan.plan import PIPELINE
 from tutti.plan.planner import Planner
 from tutti.plan.schedule import Pipe
@@ -52,10 +52,12 @@ def test_over_slow_links_a_pipeline_is_best(slow):
 
 
 def test_what_is_modelled_is_about_what_the_clock_says(slow):
-    lengths = {c.pipe.devices: c.candidate for c in slow.candidates if isinstance(c, Piped) and c.pipe.slices == 1}
+    lengths = {
+        c.pipe.devices: c.candidate for c in slow.candidates if isinstance(c, PipelineCandidate) and c.pipe.slices == 1
+    }
     assert lengths.keys() == {2, 4}
     for devices, schedule in [(2, ("interleaved", 2)), (2, ("found", 2)), (4, ("1f1b", 1)), (4, ("found", 1))]:
-        candidate = Piped(lengths[devices], Pipe(devices, *schedule), SLOW)
+        candidate = PipelineCandidate(lengths[devices], Pipe(devices, *schedule), SLOW)
         made = dry_run(graph(candidate.planner.accumulate), candidate.plan(), SLOW)
         assert candidate.chosen.seconds == pytest.approx(made.seconds, rel=0.15), candidate.plan().name
         assert candidate.chosen.kept < made.memory.peak
@@ -119,7 +121,7 @@ def test_what_the_parent_of_layers_makes_is_sent_too():
     planner = Planner(step, cluster, (), 8)
     inner = planner.inside(Pipe(2)).on({"dp": 1})
     for schedule, chunks in (("1f1b", 1), ("interleaved", 2), ("found", 1)):
-        candidate = Piped(inner, Pipe(2, schedule, chunks), cluster)
+        candidate = PipelineCandidate(inner, Pipe(2, schedule, chunks), cluster)
         made = dry_run(step, candidate.plan(), cluster)
         assert candidate.chosen.seconds == pytest.approx(made.seconds, rel=0.1), schedule
 
@@ -130,7 +132,7 @@ def test_what_cannot_be_cut_is_no_pipeline_and_no_end_of_the_search():
         lambda count, variant: vary(blocks(True, count), variant), 8, cluster, Simulator("O0"), accumulate=None
     )
     assert found.best().predicted.step_seconds > 0 and "they call each other in turns" in str(found.impossible)
-    assert {c.pipe.stages for c in found.candidates if isinstance(c, Piped)} == {2}
+    assert {c.pipe.stages for c in found.candidates if isinstance(c, PipelineCandidate)} == {2}
 
 
 @pytest.mark.slow
@@ -142,5 +144,5 @@ def test_a_pipeline_that_is_asked_for_with_one_microbatch():
     whole = min(p.predicted.step_seconds for p in found.plans if p.slices == 1)
     assert best.predicted.step_seconds < 0.7 * whole
     made = dry_run(graph(1, best.variant), best, FAST)
-    candidate = next(c for c in found.candidates if isinstance(c, Piped) and c.pipe.slices == best.slices)
+    candidate = next(c for c in found.candidates if isinstance(c, PipelineCandidate) and c.pipe.slices == best.slices)
     assert candidate.chosen.seconds == pytest.approx(made.seconds, rel=0.2)

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 import tutti
-from tutti.plan.pipeline_candidate import Piped
+from tutti.plan.pipeline_candidate import PipelineCandidate
 from tutti.plan.planner import Planner
 from tutti.plan.schedule import Pipe
 from tutti.sim.dryrun import dry_run
@@ -32,7 +32,7 @@ def t5(layers: int):
 def test_no_cut_between_layers_is_much_faster(layers, stages):
     graph, cluster = t5(layers), tutti.Cluster.parse(f"v100-32:{stages}")
     planner = Planner(graph, cluster, (), MICROBATCHES)
-    plan = Piped(planner.inside(Pipe(stages)).on({"dp": 1}), Pipe(stages), cluster).plan()
+    plan = PipelineCandidate(planner.inside(Pipe(stages)).on({"dp": 1}), Pipe(stages), cluster).plan()
     paths = list(planner.layers.members)
     assert len(paths) >= 2 * layers + 3
 

@@ -116,7 +116,7 @@ def test_less_is_held():
     for plan in ("single", *ALL):
         step, batch = make("mixtral", plan, memory="1GiB")
         step(batch)
-        most[plan] = step.ledgers[0].most
+        most[plan] = step.budgets[0].most
     assert most["offload"] < 0.75 * most["single"] and most["offload2"] < most["offload"]
     assert most["offload3"] <= most["offload2"]
 
@@ -129,20 +129,20 @@ def test_what_is_counted_is_what_is_alive(name, plan, monkeypatch):
         monkeypatch.delitem(INSIDE, operator)
     step, batch = make(name, plan, memory="1GiB")
     step(batch)
-    run, ledger, found = step.runtime.run, step.ledgers[0], []
+    run, budget, found = step.runtime.run, step.budgets[0], []
 
     class Device(Live):
         def see(self, x):
-            if not step.shelf.holds(x):
+            if not step.offload_store.holds(x):
                 super().see(x)
 
     def measured(runs, inputs):
         names = list(step.program.inputs)
         own = [x for n, x in zip(names, inputs[0], strict=True) if n.partition(":")[0] not in ("batch", "constant")]
-        ledger.most = ledger.now
+        budget.most = budget.now
         with Device(own) as live:
             result = run(runs, inputs)
-        found.append((ledger.most, live.most))
+        found.append((budget.most, live.most))
         return result
 
     step.runtime.run = measured
@@ -153,19 +153,19 @@ def test_what_is_counted_is_what_is_alive(name, plan, monkeypatch):
 def test_a_budget_is_kept():
     step, batch = make("llama", "single", memory="1GiB")
     step(batch)
-    needed = step.ledgers[0].most
+    needed = step.budgets[0].most
     within, batch = make("llama", "single", memory=needed)
     expected = within(batch)
-    assert within.ledgers[0].most == needed
+    assert within.budgets[0].most == needed
     tight, batch = make("llama", "single", memory=needed - 1)
-    before, held = tight.state_dict(), tight.ledgers[0].now
+    before, held = tight.state_dict(), tight.budgets[0].now
     with pytest.raises(OverBudget, match=r"(?s)needs .* more of a device that holds .*'offload'"):
         tight(batch)
     for name, value in tight.state_dict().items():
         assert torch.equal(value, before[name]), f"{name} was changed though the step was refused"
-    assert tight.ledgers[0].now == held, "nothing was left behind"
+    assert tight.budgets[0].now == held, "nothing was left behind"
     fits, batch = make("llama", "offload3", memory=int(0.75 * needed))
-    assert torch.equal(fits(batch), expected) and fits.ledgers[0].most <= 0.75 * needed
+    assert torch.equal(fits(batch), expected) and fits.budgets[0].most <= 0.75 * needed
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_budget_is_kept():
 def test_a_budget_is_kept_over_microbatches(options):
     step, batch = make("llama", memory="1GiB", accumulate=4, **options)
     expected = step(batch)
-    needed = max(ledger.most for ledger in step.ledgers)
+    needed = max(budget.most for budget in step.budgets)
     assert make("llama", memory=needed, accumulate=4, **options)[0](batch) == expected
     with pytest.raises(OverBudget):
         make("llama", memory=int(0.9 * needed), accumulate=4, **options)[0](batch)
@@ -201,7 +201,7 @@ def test_a_full_disk_is_named(tmp_path, monkeypatch):
 def test_no_file_is_left(tmp_path):
     step, batch = make("llama", "offload3", folder=tmp_path)
     step(batch)
-    assert not list(tmp_path.iterdir()) and step.shelf.bytes > 0
+    assert not list(tmp_path.iterdir()) and step.offload_store.bytes > 0
 
 
 def test_a_tier_that_the_devices_do_not_have():

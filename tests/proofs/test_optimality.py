@@ -26,7 +26,7 @@ from tutti.ir.step_graph import BACKWARD, FORWARD, UPDATE, Spec
 from tutti.ops import parse
 from tutti.plan.price import Pricer
 from tutti.plan.problem import Edge, Operator, Problem, problem_of
-from tutti.plan.sharding_problem import Joint
+from tutti.plan.sharding_problem import ShardingProblem
 
 MESHES = {"cpu:4": {"a": 2, "b": 2}, "h100:2x3": {"a": 2, "b": 3}, "a100-80:4x2": {"a": 2, "b": 2, "c": 2}}
 MOST = 4_000_000  # assignments that are tried
@@ -35,7 +35,7 @@ JOINS = ["a b, a b -> a b | ~01", "a k, k b -> a b | ~0 ~1"]
 SHAPE = (24, 24)
 
 
-def everything(joint: Joint) -> np.ndarray:
+def everything(joint: ShardingProblem) -> np.ndarray:
     """The costs of all assignments."""
     problem, labels = joint.problem, list(joint.options)
     sizes = [len(joint.options[label]) for label in labels]
@@ -63,7 +63,7 @@ def everything(joint: Joint) -> np.ndarray:
     return total
 
 
-def moved(joint: Joint, tensor, edges: list[Edge]) -> np.ndarray:
+def moved(joint: ShardingProblem, tensor, edges: list[Edge]) -> np.ndarray:
     """What it costs to bring a tensor from its maker to all readers: (options of the maker, of each reader)."""
     made, count = joint.options[tensor[0]].outputs[tensor[1]], joint.problem.operators[tensor[0]].count
     reads = [joint.read(edge) for edge in edges]
@@ -152,7 +152,7 @@ def piece(name: str, seed: int, count: int) -> Problem:
 def check(make: Callable[[int], Problem], on: str, counts: Iterable[int]) -> None:
     """The chosen cost is the least of all, for the first of so many operators that can all be tried."""
     for count in counts:
-        joint = Joint(make(count), Pricer(tutti.Cluster.parse(on), MESHES[on]))
+        joint = ShardingProblem(make(count), Pricer(tutti.Cluster.parse(on), MESHES[on]))
         if prod(map(len, joint.options.values())) <= MOST:
             break
     chosen, least = joint.choose(), everything(joint).min()
@@ -184,12 +184,14 @@ def wide() -> Problem:
 def test_axes_are_not_decided_one_by_one():
     """To decide one axis, and then the other given that, costs more, whichever is first."""
     problem, pricer = wide(), Pricer(tutti.Cluster.parse("h100:2x4"), {"a": 2, "b": 4})
-    together = Joint(problem, pricer).choose()
+    together = ShardingProblem(problem, pricer).choose()
     assert together.gap < 1e-6
     for first in pricer.mesh:
-        alone = Joint(problem, pricer, None, lambda o, axis, legal, f=first: legal if axis == f else [None]).choose()
+        alone = ShardingProblem(
+            problem, pricer, None, lambda o, axis, legal, f=first: legal if axis == f else [None]
+        ).choose()
 
         def then(o, axis, legal, f=first, taken=alone.choices):
             return [taken[o.label].get(f)] if axis == f else legal
 
-        assert Joint(problem, pricer, None, then).choose().cost > 1.004 * together.cost
+        assert ShardingProblem(problem, pricer, None, then).choose().cost > 1.004 * together.cost

@@ -12,7 +12,7 @@ import torch
 import tutti
 import zoo
 from cases import slow
-from tutti.checkpoint.reader import Stored
+from tutti.checkpoint.reader import CheckpointReader
 
 PAIRS = [
     ("dp2", 2, "single", 1), slow("tp4", 4, "zero3", 3), slow("zero3", 3, "dp2xtp2", 4),
@@ -43,9 +43,9 @@ def test_any_plan_reads_what_any_other_wrote(before, m, after, n, tmp_path):
     folder = checkpoints.wait()
     assert folder == checkpoints.latest(pytest.fail)
     state = first.training_state()
-    written = sum(block.count for blocks in Stored(folder).blocks.values() for block in blocks)
+    written = sum(block.count for blocks in CheckpointReader(folder).blocks.values() for block in blocks)
     numbers = sum(x.nbytes for name, x in state.items() if name != "step")
-    assert numbers < written < numbers + 2000 * len(Stored(folder).blocks) * m, "each byte once, and headers"
+    assert numbers < written < numbers + 2000 * len(CheckpointReader(folder).blocks) * m, "each byte once, and headers"
     second.load(folder)
     assert same(state, second.training_state())
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tutti.checkpoint import folder
 from tutti.checkpoint.checkpoints import SaveError
-from tutti.checkpoint.reader import Stored
+from tutti.checkpoint.reader import CheckpointReader
 from tutti.cli import main
 from tutti.data import prefetch
 from tutti.data.loader import Loader
@@ -172,7 +172,7 @@ def test_an_interrupted_run_saves_and_continues_bit_for_bit(tiny, but, tmp_path,
     command.run(other)
     assert "continuing after step 5" in capsys.readouterr().out
     assert losses(other) == losses(tiny)
-    ends = [Stored(Path(c.out, "checkpoints/step-00000008")) for c in (tiny, other)]
+    ends = [CheckpointReader(Path(c.out, "checkpoints/step-00000008")) for c in (tiny, other)]
     assert ends[0].tensors == ends[1].tensors
     assert all(torch.equal(ends[0].whole(name), ends[1].whole(name)) for name in ends[0].tensors)
 
@@ -283,7 +283,9 @@ def test_bfloat16_trains_with_float32_masters(but):
     command.run(config)
     newest = f"{config.out}/checkpoints/step-00000008"
     assert stored_model(Path(newest)).dtype is torch.bfloat16
-    masters = {spec.dtype for name, spec in Stored(Path(newest)).tensors.items() if name.startswith("master:")}
+    masters = {
+        spec.dtype for name, spec in CheckpointReader(Path(newest)).tensors.items() if name.startswith("master:")
+    }
     assert masters == {torch.float32}
     assert losses(config)[1][-1] < losses(config)[1][0]
 
@@ -291,7 +293,7 @@ def test_bfloat16_trains_with_float32_masters(but):
 def test_bfloat16_trains_without_masters(but):
     config = but(parallel={"precision": "bfloat16"}, optimizer={"stochastic_rounding": True})
     command.run(config)
-    tensors = Stored(Path(f"{config.out}/checkpoints/step-00000008")).tensors
+    tensors = CheckpointReader(Path(f"{config.out}/checkpoints/step-00000008")).tensors
     state = {spec.dtype for name, spec in tensors.items() if name.startswith(("param:", "exp_avg", "master:"))}
     assert state == {torch.bfloat16}
     assert losses(config)[1][-1] < losses(config)[1][0]

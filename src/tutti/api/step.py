@@ -19,24 +19,24 @@ from tutti.analysis.allocator import give_back_freed_memory, keep_freed_memory
 from tutti.analysis.passes import check_level
 from tutti.checkpoint.checkpoints import Checkpoints
 from tutti.checkpoint.folder import check, manifest
-from tutti.checkpoint.peer_checkpoint import Gathered
-from tutti.checkpoint.reader import Stored
+from tutti.checkpoint.peer_checkpoint import PeerCheckpoint
+from tutti.checkpoint.reader import CheckpointReader
 from tutti.exec.batches import batch_size, check_like, microbatches, signature_of
 from tutti.exec.executables import Executables, Key
-from tutti.exec.memory_budget import Ledger, bytes_of
+from tutti.exec.memory_budget import MemoryBudget, bytes_of
 from tutti.exec.nonfinite import Inspector, NonFinite
 from tutti.exec.observed import Observed, how_to_combine
-from tutti.exec.offload_store import Shelf
+from tutti.exec.offload_store import OffloadStore
 from tutti.exec.pipeline import Pipeline
 from tutti.exec.replicas import compare
 from tutti.exec.runtime import check_same_everywhere, from_rank_0, in_job, join_job, own_part, runtime_for
 from tutti.exec.state import State, check_names
-from tutti.exec.transfer_engine import carrier_for
+from tutti.exec.transfer_engine import engine_for
 from tutti.exec.weights import has_weights
 from tutti.hardware import Cluster, local
 from tutti.ir.step_graph import Spec, StepGraph
-from tutti.launch.heartbeat import HERE
-from tutti.launch.progress import telling
+from tutti.launch.heartbeat import HEARTBEAT
+from tutti.launch.progress import progress
 from tutti.lower.program import Collective, Program
 from tutti.lower.stage_parts import pipeline_of
 from tutti.lower.vary import vary
@@ -54,7 +54,7 @@ from tutti.sim.planning import Simulator, choose
 from tutti.tracing import optimizers
 from tutti.tracing.batch import Batch, batch_items, inputs, rows
 from tutti.tracing.capture import Loss, device_of
-from tutti.tracing.capture_spec import Recipe, autocast_state
+from tutti.tracing.capture_spec import CaptureSpec, autocast_state
 from tutti.tracing.slots import Slots
 
 
@@ -117,7 +117,7 @@ def parallelize(
     If something that the forward pass reads changes later (modes, attributes, the set of trained parameters), the step
     captures the model again.
     """
-    with HERE.working("captures and plans the step"), telling("capturing the step"):
+    with HEARTBEAT.working("captures and plans the step"), progress("capturing the step"):
         return Step(model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, mesh,
                     budget, seed, memory, folder, skips, stochastic_rounding, metrics)  # fmt: skip
 
@@ -155,7 +155,7 @@ class Step:
         self.memory = None if memory is None else bytes_of(memory)
         if self.memory is not None:
             self.cluster = replace(self.cluster, device=replace(self.cluster.device, memory=self.memory))
-        recipe = Recipe(model, optimizer, loss, clip_norm, masters, stochastic_rounding, skips is not None,
+        recipe = CaptureSpec(model, optimizer, loss, clip_norm, masters, stochastic_rounding, skips is not None,
                         autocast_state(self.device), names)  # fmt: skip
         captured = cache(lambda count: recipe.training(microbatches(batch, count)[0], count))
         graph_of = cache(lambda count, variant: vary(captured(count), variant))
@@ -189,18 +189,20 @@ class Step:
             made, schedule = pipeline_of(self.graph, chosen, self.accumulate)
             homes = made.homes
             devices_of = {name: schedule.place[stage] for name, stage in made.homes.items()}
-        self.shelf = Shelf(folder, pinned=self.device.type == "cuda")
-        self._carrier = carrier_for(self.device, self.shelf) if chosen.tiers else None
-        self.ledgers = [] if self.memory is None else [Ledger(self.shelf, self.memory) for _ in self.runtime.ranks]
-        if self._carrier:
-            for ledger in self.ledgers:
-                ledger.settle = self._carrier.settle
-        self._state = State(self.graph, chosen, self.runtime, devices_of, self.shelf, self.ledgers)
+        self.offload_store = OffloadStore(folder, pinned=self.device.type == "cuda")
+        self._engine = engine_for(self.device, self.offload_store) if chosen.tiers else None
+        self.budgets = (
+            [] if self.memory is None else [MemoryBudget(self.offload_store, self.memory) for _ in self.runtime.ranks]
+        )
+        if self._engine:
+            for held in self.budgets:
+                held.settle = self._engine.settle
+        self._state = State(self.graph, chosen, self.runtime, devices_of, self.offload_store, self.budgets)
         self._state.begin(model, optimizer, masters)
         self._inspector = Inspector()
         self._made = Executables(
             recipe, {Key(signature_of(first)): (self.graph, chosen)}, self.cluster, level, self.runtime, self._state,
-            homes, self._carrier, self.ledgers, self._inspector,
+            homes, self._engine, self.budgets, self._inspector,
         )  # fmt: skip
 
     # -- what a training loop calls -----------------------------------------------------------------------------
@@ -216,7 +218,7 @@ class Step:
         self._check_constants()
         self._check_written()
         self._made.look()
-        HERE.go(f"in step {self.steps + 1}")
+        HEARTBEAT.go(f"in step {self.steps + 1}")
         if first := not self._compared:  # a data loader that differs between ranks shows at once
             check_same_everywhere(dict(batch_items(batch)))
             self._compared = True
@@ -240,7 +242,7 @@ class Step:
         if first and self.device.type == "cpu":
             give_back_freed_memory()
         self.steps += 1
-        HERE.go(f"between steps {self.steps} and {self.steps + 1}")
+        HEARTBEAT.go(f"between steps {self.steps} and {self.steps + 1}")
         compat.mark_stepped(self.optimizer)
         self.metrics = self._observed.combined()
         self._observed.check(self._checks, f"step {self.steps}")
@@ -322,7 +324,7 @@ class Step:
             raise ValueError(f"{len(self.runtime.ranks)} virtual devices take turns in one process: no time is taken")
         self._recorder = Recorder(Path(folder), self.runtime, self.device, every)
         if self.rank == 0:
-            with HERE.working("simulates the step"):
+            with HEARTBEAT.working("simulates the step"):
                 made = predicted(dry_run(self.graph, self._plan, self.cluster, self.level))
             Path(folder, SIMULATED).write_text(json.dumps(made))
 
@@ -387,8 +389,8 @@ class Step:
         known = {"seed": self.seed, **counts, "plan": json.loads(self._plan.to_json()), "labels": labels}
         checkpoints.save(self.steps, self._state.held(), {**known, **(facts or {})}, fill, in_memory)
 
-    @HERE.working("loads a checkpoint")
-    def load(self, folder: str | Path | Gathered) -> int:
+    @HEARTBEAT.working("loads a checkpoint")
+    def load(self, folder: str | Path | PeerCheckpoint) -> int:
         """Load a checkpoint of any plan, on any number of devices. Returns the bytes that were read.
 
         From a folder with a model of `transformers` (safetensors), only parameters and buffers are read. Raises
@@ -396,14 +398,14 @@ class Step:
         size; nothing has changed then. `Checkpoints.latest` verifies checksums. All ranks together load what it finds
         in memory.
         """
-        if isinstance(folder, Gathered):
+        if isinstance(folder, PeerCheckpoint):
             about, stored = folder.about, folder
         elif has_weights(Path(folder)):
             return self._state.load_weights(Path(folder), self.model)
         else:
             about = manifest(Path(folder))
             check(Path(folder), parts=0)
-            stored = Stored(Path(folder))
+            stored = CheckpointReader(Path(folder))
         held, before = {k: x for k, x in self._state.held().items() if x.spec.bytes}, stored.bytes
         check_names(held, stored.tensors)
         stored.load(held)
@@ -503,8 +505,8 @@ class Step:
                 if name not in self._state.parts[0]:  # a copy: two gradients may be one tensor, or a broadcast one
                     whole = torch.contiguous_format
                     sums[name] = sums[name].add_(value) if name in sums else value.clone(memory_format=whole)
-        for ledger, sums in zip(self.ledgers, total, strict=False):
-            ledger.hold(sums)
+        for budget, sums in zip(self.budgets, total, strict=False):
+            budget.hold(sums)
 
     def _run(
         self,
@@ -519,7 +521,7 @@ class Step:
         check_like(batch, self._dtypes)
         if draw == 0 and what not in ("update", "evaluate"):
             self._observed = Observed(self._how)
-        HERE.moves += 1
+        HEARTBEAT.moves += 1
         key = self._made.key(what, batch, 1 if what == "train" else count)
         executable = self._made.executable(what, key)
         mesh, given = self._plan.mesh, self._given(batch, draw, executable.graph) | executable.graph.constants
@@ -533,9 +535,9 @@ class Step:
                 else:
                     row.append(values[name])
             given_to.append(row)
-            if self.ledgers:
-                self.ledgers[i].hold([x for name, x in zip(program.inputs, row, strict=True) if name not in given])
-                self.ledgers[i].admit(executable.ready[i].peaks)
+            if self.budgets:
+                self.budgets[i].hold([x for name, x in zip(program.inputs, row, strict=True) if name not in given])
+                self.budgets[i].admit(executable.ready[i].peaks)
         runs = [ready.run for ready in executable.ready]
         if recorder := self._recording(what):
             runs = [recorder.watch(what, executable.programs[0], executable.ready[0])]
@@ -570,7 +572,7 @@ class Step:
                 f"{', '.join(self._made.reasons[-1:])}; compute with tensors there, or take a plan without a pipeline"
             )
         pipeline = self._made.pipeline(what, keys[0], count)
-        HERE.moves += 1
+        HEARTBEAT.moves += 1
         constants = pipeline.cut.step.constants
         graph = pipeline.cut.step
         pipeline.run(lambda i: self._given(parts[i], i, graph) | constants, self._recording(what))

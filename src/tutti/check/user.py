@@ -31,7 +31,7 @@ def rule(
         tutti.rule("mylib::fused_op", "b s d, d e -> b s e")
 
     A notation with factors marked `@` or `*` needs a local computation, written below the rule. It is called with a
-    `Here` (see `tutti.lower.here`) and the operator's arguments with contiguous local tensors:
+    `Here` (see `tutti.lower.local_context`) and the operator's arguments with contiguous local tensors:
 
         @tutti.rule("mylib::embed", "v* h, b -> b h")
         def embed_own_rows(here, table, ids): ...

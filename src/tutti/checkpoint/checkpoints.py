@@ -10,12 +10,12 @@ from threading import Thread
 from typing import Any
 
 from tutti.checkpoint import folder as folders
-from tutti.checkpoint.consensus import Together
-from tutti.checkpoint.peer_checkpoint import Gathered
+from tutti.checkpoint.consensus import Consensus
+from tutti.checkpoint.peer_checkpoint import PeerCheckpoint
 from tutti.checkpoint.peers import Peers
 from tutti.checkpoint.write import Copies, copies, reason, write
-from tutti.exec.sharded_tensor import Held
-from tutti.launch.heartbeat import HERE
+from tutti.exec.sharded_tensor import ShardedTensor
+from tutti.launch.heartbeat import HEARTBEAT
 
 
 class SaveError(OSError):
@@ -41,7 +41,7 @@ class Checkpoints:
             raise ValueError(f"keep is {keep}; at least one checkpoint has to stay")
         self.roots = [Path(root), *([Path(second)] if second else [])]
         self.root, self.keep = self.roots[0], keep
-        self.together = Together()
+        self.together = Consensus()
         self.peers = Peers(Path(memory), self.root, self.together) if memory else None
         self.copying = bool(memory)  # until memory does not suffice
         self._copies: Copies = {}
@@ -49,8 +49,8 @@ class Checkpoints:
         self._outcome: Path | SaveError | None = None
         self._not_copied: str | None = None  # to the second folder, why; on rank 0
 
-    @HERE.working("loads a checkpoint")
-    def latest(self, say: Callable[[str], None] = lambda said: None) -> Path | Gathered | None:
+    @HEARTBEAT.working("loads a checkpoint")
+    def latest(self, say: Callable[[str], None] = lambda said: None) -> Path | PeerCheckpoint | None:
         """The newest complete checkpoint, in memory or on disk, or None. Rank 0 reports skipped ones with `say`.
 
         Each file is checked by one rank. Unfinished checkpoints are deleted. If both folders have the same step, the
@@ -59,7 +59,7 @@ class Checkpoints:
         self.wait()
         kept = self.peers.newest(say) if self.peers else None
         candidates, said = self.together.one(self._candidates)
-        found: Path | Gathered | None = kept
+        found: Path | PeerCheckpoint | None = kept
         for candidate in candidates:
             if kept and kept.step >= folders.step_of(candidate):
                 break
@@ -90,7 +90,7 @@ class Checkpoints:
     def save(
         self,
         step: int,
-        tensors: Mapping[str, Held],
+        tensors: Mapping[str, ShardedTensor],
         facts: Mapping[str, Any] | None = None,
         fill: Callable[[Path], None] = lambda folder: None,
         in_memory: bool = False,
@@ -112,7 +112,7 @@ class Checkpoints:
         """The checkpoint on disk that was begun last, once, when it is complete; None before. Raises as `wait`."""
         return None if self._thread is None or self._thread.is_alive() else self.wait()
 
-    @HERE.working("saves a checkpoint")
+    @HEARTBEAT.working("saves a checkpoint")
     def wait(self) -> Path | None:
         """The checkpoint that was begun last, if on disk, when it is complete. Raises SaveError where it could not be
         written, and warns where it could not be copied to the second folder."""

@@ -14,7 +14,7 @@ from tutti.exec.runtime import TIMEOUT, in_job
 T = TypeVar("T")
 
 
-class Together:
+class Consensus:
     """Every rank makes one, and calls the same. group: None where there is a single rank.
 
     Raises ValueError where this process is one of several that have not found one another yet.

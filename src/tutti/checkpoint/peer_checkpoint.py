@@ -11,15 +11,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tutti.checkpoint.consensus import Together
-from tutti.checkpoint.reader import Block, Piece, Stored
+from tutti.checkpoint.consensus import Consensus
+from tutti.checkpoint.reader import Block, CheckpointReader, Piece
 
 ROUND = 1 << 26  # bytes that a rank asks for at once
 
 Pieces = Sequence[tuple[Piece, torch.Tensor]]  # with the memory that each goes into
 
 
-class Gathered(Stored):
+class PeerCheckpoint(CheckpointReader):
     """The tensors of a checkpoint in memory. Every rank of a job has one, and all load together.
 
     about: its manifest. servers: files that are on other machines alone, and the rank that reads each for this one.
@@ -27,7 +27,7 @@ class Gathered(Stored):
     """
 
     def __init__(self, folder: Path, about: dict[str, Any], metadata: bytes, servers: Mapping[str, int],
-                 together: Together):  # fmt: skip
+                 together: Consensus):  # fmt: skip
         super().__init__(folder, metadata)
         self.about, self.servers, self.together, self.sent = about, servers, together, 0
 

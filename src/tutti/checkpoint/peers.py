@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from tutti.checkpoint import folder as folders
-from tutti.checkpoint.consensus import Together
+from tutti.checkpoint.consensus import Consensus
 from tutti.checkpoint.folder import METADATA, Files
 from tutti.checkpoint.passing import pass_on
-from tutti.checkpoint.peer_checkpoint import Gathered
+from tutti.checkpoint.peer_checkpoint import PeerCheckpoint
 from tutti.checkpoint.write import Copies, write
 from tutti.hardware.machine import identity
 from tutti.plan.explain import size
@@ -38,7 +38,7 @@ class Peers:
     checkpoints on disk; with it what is in memory is forgotten.
     """
 
-    def __init__(self, memory: Path, root: Path, together: Together):
+    def __init__(self, memory: Path, root: Path, together: Consensus):
         self.together = together
         if not all(together.all(os.path.isdir(memory))):
             raise ValueError(f"there is no folder {memory}, in which copies of the state are to be kept in memory")
@@ -69,7 +69,7 @@ class Peers:
             raise
         together.each(lambda: self._drop_all_but(step))
 
-    def newest(self, say: Callable[[str], None]) -> Gathered | None:
+    def newest(self, say: Callable[[str], None]) -> PeerCheckpoint | None:
         """The newest checkpoint of which every file is on some machine; rank 0 is told of newer ones.
 
         Each file is looked into by one rank of its machine. What was never finished is dropped.
@@ -87,7 +87,7 @@ class Peers:
                 continue
             source = next(rank for rank, names in enumerate(whole) if names and METADATA in names)
             metadata = self.together.one((folder / METADATA).read_bytes, source)
-            return Gathered(folder, about, metadata, self._servers(whole), self.together)
+            return PeerCheckpoint(folder, about, metadata, self._servers(whole), self.together)
         return None
 
     def forget(self) -> None:

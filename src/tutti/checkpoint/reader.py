@@ -20,7 +20,7 @@ import torch
 
 from tutti.checkpoint import unpickle
 from tutti.checkpoint.folder import METADATA, file_in
-from tutti.exec.sharded_tensor import Held
+from tutti.exec.sharded_tensor import ShardedTensor
 from tutti.ir.step_graph import Spec
 from tutti.plan.boxes import Shape, overlap
 
@@ -60,7 +60,7 @@ class Piece:
         return tuple(slice(a - o, b - o) for a, b, o in zip(self.low, self.high, begin, strict=True))
 
 
-class Stored:
+class CheckpointReader:
     """The tensors of a checkpoint.
 
     metadata: the bytes of its `.metadata`, read where they are not given. tensors: what they are, whole. bytes: of
@@ -97,7 +97,7 @@ class Stored:
                 self.tensors[name] = Spec(tuple(known.size), dtype)
                 self.blocks[name] = [_block(chunk, places[name, tuple(chunk.offsets)]) for chunk in known.chunks]
 
-    def load(self, wanted: Mapping[str, Held]) -> None:
+    def load(self, wanted: Mapping[str, ShardedTensor]) -> None:
         """Read what is held of tensors, by name.
 
         Raises ValueError for a tensor that is not here, or that is another; nothing has been read then.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tutti.checkpoint import folder as folders
-from tutti.checkpoint.reader import Stored
+from tutti.checkpoint.reader import CheckpointReader
 from tutti.checkpoint.write import Copies, write_each
 from tutti.plan.boxes import boxes, is_owner
 from tutti.plan.layout import devices
@@ -28,7 +28,7 @@ def reshard(
     folders.check(source)
     if (there := out / source.name).exists():
         raise ValueError(f"{there} is there already: choose another folder")
-    stored = Stored(source)
+    stored = CheckpointReader(source)
     if foreign := {x for x in plan.inputs if x.startswith("param:")} - set(about["labels"].values()):
         raise ValueError(
             f"the plan is of another model: it says how {min(foreign)!r} lies, which {source} does not have"

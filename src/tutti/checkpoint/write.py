@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from tutti.checkpoint.folder import Files
-from tutti.exec.sharded_tensor import Held
+from tutti.exec.sharded_tensor import ShardedTensor
 from tutti.ir.step_graph import Spec
 from tutti.plan.boxes import Shape
 
@@ -28,7 +28,7 @@ Copies = dict[str, tuple[Spec, dict[Shape, torch.Tensor]]]  # of owned blocks: w
 AHEAD = 1 << 25  # bytes that wait in the page cache before the disk is told to begin
 
 
-def copies(tensors: Mapping[str, Held], known: Copies | None = None) -> Copies:
+def copies(tensors: Mapping[str, ShardedTensor], known: Copies | None = None) -> Copies:
     """Copies in the host's memory of what this process is to write, in that of earlier ones where they fit."""
     made: Copies = {}
     for name, held in tensors.items():

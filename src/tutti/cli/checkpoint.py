@@ -13,7 +13,7 @@ import tyro
 from rich.progress import Progress
 
 from tutti.checkpoint import folder as folders
-from tutti.checkpoint.reader import Stored
+from tutti.checkpoint.reader import CheckpointReader
 from tutti.checkpoint.reshard import reshard as write_anew
 from tutti.cli.tables import SHOWN, consoles, read, table
 from tutti.plan.explain import mesh_name, size
@@ -39,7 +39,7 @@ def show(folder: Annotated[Path, tyro.conf.Positional]) -> None:
         folder: A checkpoint, or a run, whose newest one is taken.
     """
     folder = find(folder)
-    about, stored, console = folders.manifest(folder), Stored(folder), consoles()[0]
+    about, stored, console = folders.manifest(folder), CheckpointReader(folder), consoles()[0]
     console.print(f"{folder}: step {about['step']}, seed {about.get('seed')}")
     if "plan" in about:
         plan = Plan.from_json(json.dumps(about["plan"]))
@@ -90,7 +90,11 @@ def diff(first: Annotated[Path, tyro.conf.Positional], second: Annotated[Path, t
     for path in (first, second):
         folders.check(path)
     console.print(f"{first} and {second}")
-    a, b, (one, other) = Stored(first), Stored(second), (folders.manifest(x) for x in (first, second))
+    a, b, (one, other) = (
+        CheckpointReader(first),
+        CheckpointReader(second),
+        (folders.manifest(x) for x in (first, second)),
+    )
     for what in ("step", "seed"):
         if one.get(what) != other.get(what):
             console.print(f"{what}: {one.get(what)} and {other.get(what)}")

@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 from tutti import compat
 from tutti.compile.loops import with_higher_order
 from tutti.ir.step_graph import Spec
-from tutti.launch.heartbeat import HERE
-from tutti.launch.progress import telling
+from tutti.launch.heartbeat import HEARTBEAT
+from tutti.launch.progress import progress
 from tutti.lower.inplace import written
 
 How = tuple[tuple[tuple[int, ...], int], ...]
@@ -55,7 +55,7 @@ def compile_ahead(graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> None:
     if not waiting:
         return
     try:
-        with _busy(), telling("compiling") as tell:
+        with _busy(), progress("compiling") as tell:
             calls = [(function, args) for function, args in _calls(graph, inputs) if function in waiting]
             with compat.compilers_beside_each_other():
                 for i, (function, args) in enumerate(calls, 1):
@@ -122,8 +122,8 @@ def _how(args: Sequence[torch.Tensor]) -> How:
 
 @contextmanager
 def _busy() -> Iterator[None]:
-    HERE.compiles(True)
+    HEARTBEAT.compiles(True)
     try:
         yield
     finally:
-        HERE.compiles(False)
+        HEARTBEAT.compiles(False)

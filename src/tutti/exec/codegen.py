@@ -32,8 +32,8 @@ from tutti.lower.collectives import COLLECTIVES, is_begun, wait
 from tutti.lower.transfers import TRANSFERS
 
 if TYPE_CHECKING:
-    from tutti.exec.memory_budget import Ledger
-    from tutti.exec.transfer_engine import Carrier
+    from tutti.exec.memory_budget import MemoryBudget
+    from tutti.exec.transfer_engine import TransferEngine
 
 
 class Request(NamedTuple):
@@ -61,17 +61,17 @@ NUMBERS = count()  # of the sources that were generated
 
 def generate(
     graph: fx.Graph,
-    carrier: Carrier | None = None,
+    engine: TransferEngine | None = None,
     meter: Meter | None = None,
     inspect: Inspect | None = None,
     stopwatch: Stopwatch | None = None,
 ) -> Run:
     """The generator function of a graph. Positional arguments are its placeholders, in order; returns its outputs.
 
-    carrier: carries out the transfers. meter: is told what each call is going to need, and given what it returns.
+    engine: carries out the transfers. meter: is told what each call is going to need, and given what it returns.
     inspect: is given each input and result. stopwatch: is told when the Program begins, and when calls are over.
     """
-    writer = _Writer(graph, carrier, meter, inspect, stopwatch)
+    writer = _Writer(graph, engine, meter, inspect, stopwatch)
     source = writer.source()
     namespace = writer.globals
     name = f"<tutti program {next(NUMBERS)}>"
@@ -84,8 +84,8 @@ def generate(
 class Meter:
     """Accounts for the memory of a Program as it runs. needs: bytes of calls that make something, and their labels."""
 
-    def __init__(self, ledger: Ledger, needs: Mapping[fx.Node, int]):
-        self.ledger, self.needs = ledger, needs
+    def __init__(self, budget: MemoryBudget, needs: Mapping[fx.Node, int]):
+        self.budget, self.needs = budget, needs
 
 
 class Stopwatch(NamedTuple):
@@ -99,12 +99,18 @@ class _Writer:
     def __init__(
         self,
         graph: fx.Graph,
-        carrier: Carrier | None,
+        engine: TransferEngine | None,
         meter: Meter | None,
         inspect: Inspect | None,
         stopwatch: Stopwatch | None,
     ):
-        self.graph, self.carrier, self.meter, self.inspect, self.stopwatch = graph, carrier, meter, inspect, stopwatch
+        self.graph, self.engine, self.meter, self.inspect, self.stopwatch = (
+            graph,
+            engine,
+            meter,
+            inspect,
+            stopwatch,
+        )
         self.globals: dict[str, Any] = {"Request": Request, "Wait": Wait}
         self.names = {node: f"v{i}" for i, node in enumerate(graph.nodes)}
         self.known: dict[int, str] = {}
@@ -126,8 +132,8 @@ class _Writer:
                     lines.append(f"    {self._constant(self.stopwatch.mark)}()")
             elif self.inspect:
                 lines.append("    None" + self._inspected(node))
-        if self.carrier:
-            lines.insert(-1, f"    {self._constant(self.carrier.settle)}()")
+        if self.engine:
+            lines.insert(-1, f"    {self._constant(self.engine.settle)}()")
         return "\n".join(lines)
 
     def _metered(self, node: fx.Node, call: str, drop: str) -> list[str]:
@@ -135,7 +141,7 @@ class _Writer:
         if self.meter is None or node not in self.meter.needs:
             return [call + drop]
         count, what = self.meter.needs[node], str(node.meta.get("label") or node.name)
-        need, hold = (self._constant(f) for f in (self.meter.ledger.need, self.meter.ledger.hold))
+        need, hold = (self._constant(f) for f in (self.meter.budget.need, self.meter.budget.hold))
         return [f"    {need}({count}, {what!r})", call, f"    {hold}({self.names[node]}){drop}"]
 
     def _inspected(self, node: fx.Node) -> str:
@@ -151,12 +157,12 @@ class _Writer:
         if node.target is wait:
             return f"yield Wait({self._value(node.args[0])})"
         if node.target in TRANSFERS:
-            assert self.carrier is not None, f"nobody carries out {node.target}"
-            function = getattr(self.carrier, TRANSFERS[node.target])
+            assert self.engine is not None, f"nobody carries out {node.target}"
+            function = getattr(self.engine, TRANSFERS[node.target])
             return f"{self._constant(function)}({', '.join(map(self._value, node.args))})"
         values = [self._value(a) for a in node.args] + [self._keyword(k, v) for k, v in node.kwargs.items()]
-        if self.carrier and "host" in node.meta:
-            return f"{self._constant(self.carrier.compute)}({', '.join([self._constant(node.target), *values])})"
+        if self.engine and "host" in node.meta:
+            return f"{self._constant(self.engine.compute)}({', '.join([self._constant(node.target), *values])})"
         return f"{self._constant(node.target)}({', '.join(values)})"
 
     def _keyword(self, name: str, value: Any) -> str:

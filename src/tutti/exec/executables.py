@@ -11,18 +11,18 @@ import torch
 from tutti.analysis.memory import platform
 from tutti.exec.batches import Signature, signature_of
 from tutti.exec.levels import Prepared, prepare
-from tutti.exec.memory_budget import Ledger
+from tutti.exec.memory_budget import MemoryBudget
 from tutti.exec.nonfinite import Inspector
 from tutti.exec.pipeline import Pipeline
 from tutti.exec.runtime import Distributed, Virtual, from_rank_0
 from tutti.exec.state import State
-from tutti.exec.transfer_engine import Carrier
+from tutti.exec.transfer_engine import TransferEngine
 from tutti.hardware import Cluster
 from tutti.ir.garbage import uncollected
 from tutti.ir.step_graph import StepGraph
 from tutti.ir.values import Guards
-from tutti.launch.heartbeat import HERE
-from tutti.launch.progress import telling
+from tutti.launch.heartbeat import HEARTBEAT
+from tutti.launch.progress import progress
 from tutti.lower.program import Program
 from tutti.lower.regions import check_divided
 from tutti.lower.shard import shard
@@ -33,7 +33,7 @@ from tutti.plan.plan import PIPELINE, Plan
 from tutti.plan.planner import replan
 from tutti.tracing.batch import Batch, batch_items
 from tutti.tracing.capture import classes_of
-from tutti.tracing.capture_spec import Recipe
+from tutti.tracing.capture_spec import CaptureSpec
 from tutti.tracing.slots import attribute
 
 T = TypeVar("T")
@@ -66,15 +66,15 @@ class Executables:
     of the model are planned after the first of them.
     """
 
-    recipe: Recipe
+    recipe: CaptureSpec
     plans: dict[Key, tuple[StepGraph, Plan]]
     cluster: Cluster
     level: str
     runtime: Virtual | Distributed
     state: State
     homes: Mapping[str, int]
-    carrier: Carrier | None
-    ledgers: Sequence[Ledger]
+    engine: TransferEngine | None
+    budgets: Sequence[MemoryBudget]
     inspector: Inspector
     made: dict[tuple[str, Key], Executable] = field(default_factory=dict)
     pipelines: dict[tuple[str, Key, int], Pipeline] = field(default_factory=dict)
@@ -145,19 +145,19 @@ class Executables:
     def executable(self, what: str, key: Key) -> Executable:
         """The Programs of a captured graph."""
         if (what, key) not in self.made:
-            with HERE.working("lowers the plan"), telling("lowering the plan"), uncollected():
+            with HEARTBEAT.working("lowers the plan"), progress("lowering the plan"), uncollected():
                 self.made[what, key] = self._lowered(what, *self._planned(what, key))
         return self.made[what, key]
 
     def pipeline(self, what: str, key: Key, microbatches: int) -> Pipeline:
         """The pipeline of a captured graph for so many microbatches."""
         if (what, key, microbatches) not in self.pipelines:
-            with HERE.working("lowers the plan"), telling("lowering the plan"), uncollected():
+            with HEARTBEAT.working("lowers the plan"), progress("lowering the plan"), uncollected():
                 graph, plan = self._planned(what, key)
                 plan = plan if what == "evaluate" else plan.replace(accumulate=microbatches)
                 level, hidden, inspector = self._how(what)
                 self.pipelines[what, key, microbatches] = Pipeline(
-                    graph, plan, microbatches, level, self.state, self.homes, self.carrier, hidden,
+                    graph, plan, microbatches, level, self.state, self.homes, self.engine, hidden,
                     platform(self.cluster.device), inspector,
                 )  # fmt: skip
         return self.pipelines[what, key, microbatches]
@@ -169,7 +169,7 @@ class Executables:
     def _lowered(self, what: str, graph: StepGraph, plan: Plan) -> Executable:
         programs = [shard(graph, plan, rank, self._asked(what, graph, plan)) for rank in self.runtime.ranks]
         level, hidden, inspector = self._how(what)
-        ready = prepare(programs, level, hidden, self.runtime.agree, self.carrier, () if inspector else self.ledgers,
+        ready = prepare(programs, level, hidden, self.runtime.agree, self.engine, () if inspector else self.budgets,
                         platform(self.cluster.device), inspector)  # fmt: skip
         if what in ("train", "accumulate"):
             check_divided(programs[0], plan.regions)

@@ -16,9 +16,9 @@ from tutti.analysis.replay import replay
 from tutti.compile.compiled import compile_ahead
 from tutti.compile.segment_calls import compile_segments
 from tutti.exec.codegen import Inspect, Meter, Run, Stopwatch, generate
-from tutti.exec.memory_budget import Ledger
+from tutti.exec.memory_budget import MemoryBudget
 from tutti.exec.nonfinite import Inspector
-from tutti.exec.transfer_engine import Carrier
+from tutti.exec.transfer_engine import TransferEngine
 from tutti.hardware import Cluster
 from tutti.lower.program import Program
 from tutti.lower.regions import divide
@@ -40,16 +40,16 @@ def prepare(
     level: str,
     cluster: Cluster | None = None,
     agree: Callable[[list[str]], bool] = lambda said: True,
-    carrier: Carrier | None = None,
-    ledgers: Sequence[Ledger] = (),
+    engine: TransferEngine | None = None,
+    budgets: Sequence[MemoryBudget] = (),
     on: Platform = CPU,
     inspector: Inspector | None = None,
 ) -> list[Prepared]:
     """What runs Programs of several ranks at a level. Their graphs are changed into that.
 
     cluster: as in `improve`. agree: whether all ranks of the mesh are given the same as these ones, a text for each;
-    called by all of them. Communication is hidden where they agree on the order. carrier: for Programs that use tiers.
-    ledgers: account for the memory of their calls, by what an allocator `on` a platform gives. Without a C++ compiler
+    called by all of them. Communication is hidden where they agree on the order. engine: for Programs that use tiers.
+    budgets: account for the memory of their calls, by what an allocator `on` a platform gives. Without a C++ compiler
     O1 and O2 become O0, with a warning. inspector: looks at all that is made.
     """
     level = available(level)
@@ -63,15 +63,15 @@ def prepare(
                 overlap.apply(program.graph, order)
     for program in programs:
         change(program, LEVELS[level].after)
-    each: Sequence[Ledger | None] = ledgers or [None] * len(programs)
-    return [_prepared(program, level, carrier, ledger, on, inspector.of(program) if inspector else None)
-            for program, ledger in zip(programs, each, strict=True)]  # fmt: skip
+    each: Sequence[MemoryBudget | None] = budgets or [None] * len(programs)
+    return [_prepared(program, level, engine, budget, on, inspector.of(program) if inspector else None)
+            for program, budget in zip(programs, each, strict=True)]  # fmt: skip
 
 
-def _prepared(program: Program, level: str, carrier: Carrier | None, ledger: Ledger | None, on: Platform,
+def _prepared(program: Program, level: str, engine: TransferEngine | None, budget: MemoryBudget | None, on: Platform,
               inspect: Inspect | None) -> Prepared:  # fmt: skip
     graph, meter, peaks, known = program.graph, None, [], {}
-    if ledger:
+    if budget:
         known = spans(fuse(replay(program), level), on)
         first = min((before for _, before, _ in known.values()), default=0)
         peaks = [(node.meta.get("label", ""), total - first) for node, (_, _, total) in known.items()]
@@ -80,10 +80,10 @@ def _prepared(program: Program, level: str, carrier: Carrier | None, ledger: Led
         if on is CPU:
             linear_cross_entropy.use_kernels(graph)
     compile_segments(graph, level)
-    if ledger:
-        meter = Meter(ledger, _needs(graph, known))
+    if budget:
+        meter = Meter(budget, _needs(graph, known))
     graph.lint()
-    make = partial(generate, graph, carrier, meter, inspect)
+    make = partial(generate, graph, engine, meter, inspect)
     return Prepared(_ahead(graph, make()), lambda stopwatch: make(stopwatch=stopwatch), peaks)
 
 

@@ -1,4 +1,4 @@
-"""The ledger: what Tutti holds on a device, counted as it comes and goes, and never more than the budget.
+"""The budget: what Tutti holds on a device, counted as it comes and goes, and never more than the budget.
 
 Memory counts from the call that returns it until the last reference is gone; memory that tensors share counts once.
 What a call needs, its workspace included (`tutti.analysis.memory`), must be free before the call begins. Tensors on
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch.utils import _pytree as pytree
 
-from tutti.exec.offload_store import Shelf
+from tutti.exec.offload_store import OffloadStore
 from tutti.plan.explain import size
 
 UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "MB": 10**6,
@@ -41,12 +41,12 @@ class OverBudget(MemoryError):
     """A step needs more memory of a device than it was given."""
 
 
-class Ledger:
+class MemoryBudget:
     """Of one rank. budget: bytes; without one all is counted and nothing refused. now, most: bytes held. settle: waits
     until all is gone that is only held to be copied elsewhere."""
 
-    def __init__(self, shelf: Shelf, budget: float | None = None):
-        self.shelf, self.budget = shelf, budget
+    def __init__(self, offload_store: OffloadStore, budget: float | None = None):
+        self.offload_store, self.budget = offload_store, budget
         self.settle: Callable[[], None] = lambda: None
         self.known: dict[int, int] = {}
         self.now = self.most = 0
@@ -54,7 +54,7 @@ class Ledger:
     def hold(self, value: object) -> None:
         """Count the tensors of a value."""
         for x in pytree.tree_leaves(value):
-            if isinstance(x, torch.Tensor) and not self.shelf.holds(x):
+            if isinstance(x, torch.Tensor) and not self.offload_store.holds(x):
                 self.count(x)
 
     def count(self, x: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The shelf: memory outside of the device for what a plan keeps there.
+"""The offload_store: memory outside of the device for what a plan keeps there.
 
 On tier `disk` a tensor is a file that is mapped into memory: its pages are the system's to write out and to drop. A
 file has no name once it is mapped, so that nothing is left behind, however a process ends. On tier `host` it is
@@ -24,7 +24,7 @@ from tutti.plan.tier import DISK
 FOLDER = machine.FOLDER / "tiers"
 
 
-class Shelf:
+class OffloadStore:
     """Tensors of one process that do not lie on the device.
 
     folder: where files are made. pinned: whether memory of the host is, for a GPU that copies from and to it.

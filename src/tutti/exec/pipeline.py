@@ -18,15 +18,15 @@ import torch.distributed as dist
 
 from tutti.analysis.memory import CPU, Platform
 from tutti.exec.levels import prepare
-from tutti.exec.memory_budget import Ledger
+from tutti.exec.memory_budget import MemoryBudget
 from tutti.exec.nonfinite import Inspector
 from tutti.exec.observed import Observed, is_observed
 from tutti.exec.runtime import Distributed, Virtual, own_part, raw
 from tutti.exec.state import State
-from tutti.exec.transfer_engine import Carrier
+from tutti.exec.transfer_engine import TransferEngine
 from tutti.hardware import Cluster
 from tutti.ir.step_graph import Spec, StepGraph
-from tutti.launch.heartbeat import HERE, Meeting
+from tutti.launch.heartbeat import HEARTBEAT, Meeting
 from tutti.lower.actions import ONCE, Action, Message, actions_of, had, orders
 from tutti.lower.cut import Place
 from tutti.lower.program import Collective, Program
@@ -46,17 +46,17 @@ class Pipeline:
     """A step, or a part of one, on the devices that this process holds.
 
     count: of microbatches. state: what is kept between steps; replaced where a step makes successors. homes: the stage
-    that keeps each input. carrier: of what a plan keeps on outer tiers. hidden: the cluster, where communication is
+    that keeps each input. engine: of what a plan keeps on outer tiers. hidden: the cluster, where communication is
     hidden (`analysis.overlap`). on: the platform whose memory is accounted for. inspector: looks at all that is made.
     """
 
     def __init__(self, graph: StepGraph, plan: Plan, count: int, level: str, state: State, homes: Mapping[str, int],
-                 carrier: Carrier | None = None, hidden: Cluster | None = None, on: Platform = CPU,
+                 engine: TransferEngine | None = None, hidden: Cluster | None = None, on: Platform = CPU,
                  inspector: Inspector | None = None):  # fmt: skip
         self.on, self.inspector = on, inspector
         self.hidden = hidden.of(devices(plan.inner)) if hidden else None
         self.count, self.mesh, self.width, self.state = count, plan.inner, devices(plan.inner), state
-        self.carrier = carrier
+        self.engine = engine
         self.cut, self.schedule = pipeline_of(graph, plan, count, homes)
         self.plan = with_values(plan.replace(mesh=self.mesh), self.cut)
         self.actions = actions_of(self.cut, self.schedule)
@@ -77,11 +77,11 @@ class Pipeline:
         """That on which a part runs."""
         return self.schedule.place[place.stage]
 
-    def ledger(self, device: int, rank: int) -> Ledger | None:
+    def budget(self, device: int, rank: int) -> MemoryBudget | None:
         """Of one rank of a held device, where memory is accounted for."""
-        if not self.state.ledgers:
+        if not self.state.budgets:
             return None
-        return self.state.ledgers[self.state.runtime.ranks.index(device * self.width + rank)]
+        return self.state.budgets[self.state.runtime.ranks.index(device * self.width + rank)]
 
     def run(self, given: Given, recorder: Recorder | None = None) -> None:
         """Let all held devices act until all is done. recorder: of the rank that this process holds."""
@@ -152,9 +152,9 @@ class _Part:
         self.programs: list[Program] = [shard(graph, plan, rank, asked) for rank in pipeline.ranks]
         self.local = {n.meta["input"]: n.meta["val"] for n in self.programs[0].graph.nodes if n.op == "placeholder"}
         self.outputs = list(graph.outputs)
-        self.ledgers = [pipeline.ledger(pipeline.device(place), rank) for rank in pipeline.ranks]
-        self.ready = prepare(self.programs, level, pipeline.hidden, pipeline.driver.agree, pipeline.carrier,
-                             [ledger for ledger in self.ledgers if ledger], pipeline.on,
+        self.budgets = [pipeline.budget(pipeline.device(place), rank) for rank in pipeline.ranks]
+        self.ready = prepare(self.programs, level, pipeline.hidden, pipeline.driver.agree, pipeline.engine,
+                             [budget for budget in self.budgets if budget], pipeline.on,
                              pipeline.inspector and pipeline.inspector.shifted(
                                  pipeline.device(place) * pipeline.width))  # fmt: skip
 
@@ -201,8 +201,8 @@ class _Device:
     def counted(self, row: Row) -> Row:
         """The tensors, on the account of the ranks that hold them."""
         for rank, x in zip(self.pipeline.ranks, row, strict=True):
-            if ledger := self.pipeline.ledger(self.number, rank):
-                ledger.hold(x)
+            if budget := self.pipeline.budget(self.number, rank):
+                budget.hold(x)
         return row
 
     def row(self, message: Message) -> Row:
@@ -225,8 +225,8 @@ class _Device:
                 else:
                     row.append(self.row(_message(name, action, self.values))[i])
             rows.append(row)
-            if ledger := part.ledgers[i]:
-                ledger.admit(part.ready[i].peaks)
+            if budget := part.budgets[i]:
+                budget.admit(part.ready[i].peaks)
         runs = [ready.run for ready in part.ready]
         if pipeline.recorder:
             runs = [pipeline.recorder.watch(str(action.place), part.programs[0], part.ready[0])]
@@ -308,12 +308,12 @@ class _Posted:
                 coming.extend(self.orders[source, target])
             self.post(coming.popleft(), source, target)
         work, x = self.under_way.pop(message)
-        HERE.enter(Meeting("receive", PIPELINE, message.name, self.peer(source)))
+        HEARTBEAT.enter(Meeting("receive", PIPELINE, message.name, self.peer(source)))
         work.wait()
         for _ in range(self.known[source, target][message] - self.over_with[source]):
             self.sent[source].popleft()[0].wait()  # Gloo does not say otherwise that a message has been sent
             self.over_with[source] += 1
-        HERE.leave()
+        HEARTBEAT.leave()
         return [x]
 
     def post(self, message: Message, source: int, target: int) -> None:
@@ -324,14 +324,14 @@ class _Posted:
 
     def over(self) -> None:
         for target, sent in self.sent.items():
-            HERE.enter(Meeting("send", PIPELINE, "the last messages of the step", self.peer(target)))
+            HEARTBEAT.enter(Meeting("send", PIPELINE, "the last messages of the step", self.peer(target)))
             for work, _ in sent:
                 work.wait()
-            HERE.leave()
+            HEARTBEAT.leave()
         self.sent, self.over_with = {}, Counter()
 
     def shared(self, value: torch.Tensor, source: int) -> torch.Tensor:
-        with HERE.within("broadcast", "what one rank knows of the step"):
+        with HEARTBEAT.within("broadcast", "what one rank knows of the step"):
             dist.broadcast(value, source)
         return value
 

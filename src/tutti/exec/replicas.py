@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from tutti.exec.state import State
-from tutti.launch.heartbeat import HERE
+from tutti.launch.heartbeat import HEARTBEAT
 from tutti.plan.layout import coordinates_of
 
 
@@ -33,7 +33,7 @@ def compare(state: State) -> None:
              for rank, held in zip(state.runtime.ranks, state.parts, strict=True)}  # fmt: skip
     if dist.is_initialized() and len(ranks) < dist.get_world_size() > 1:
         told: list = [None] * dist.get_world_size()
-        with HERE.within("all_gather", "checksums"):
+        with HEARTBEAT.within("all_gather", "checksums"):
             dist.all_gather_object(told, ranks)
         ranks = {rank: sums for theirs in told for rank, sums in theirs.items()}
     if faults := differing(state, ranks):

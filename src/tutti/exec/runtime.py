@@ -20,7 +20,7 @@ from tutti.exec.virtual import COMBINE, run_virtual
 from tutti.hardware import machine
 from tutti.ir.step_graph import NUMBERS, Spec
 from tutti.launch import watchdog
-from tutti.launch.heartbeat import HERE
+from tutti.launch.heartbeat import HEARTBEAT
 from tutti.lower.collectives import parse_shift, peer
 from tutti.plan.layout import Layout, Mesh, coordinates_of, devices, group_of
 from tutti.plan.plan import PIPELINE
@@ -34,7 +34,7 @@ def same_everywhere(tensor: torch.Tensor) -> torch.Tensor:
     """Rank 0's tensor on every rank of a job: ranks whose seeds differ would else train different models."""
     if dist.is_initialized() and dist.get_world_size() > 1:
         tensor = tensor.clone(memory_format=torch.contiguous_format)
-        with HERE.within("broadcast", "the model"):
+        with HEARTBEAT.within("broadcast", "the model"):
             dist.broadcast(tensor, 0)
     return tensor
 
@@ -46,11 +46,11 @@ def from_rank_0(make: Callable[[], Any]) -> Any:
     box: list = [None]
     if dist.get_rank() == 0:
         try:
-            with HERE.working("plans"):
+            with HEARTBEAT.working("plans"):
                 box[0] = make()
         except (ValueError, OSError) as error:
             box[0] = error
-    with HERE.within("broadcast", "the plan"):
+    with HEARTBEAT.within("broadcast", "the plan"):
         dist.broadcast_object_list(box)
     if isinstance(box[0], Exception):
         raise box[0]
@@ -63,7 +63,7 @@ def check_same_everywhere(tensors: Mapping[str, torch.Tensor]) -> None:
         return
     digests = {key: _digest(tensor) for key, tensor in tensors.items()}
     everywhere: list = [None] * dist.get_world_size()
-    with HERE.within("all_gather", "the first batch's checksums"):
+    with HEARTBEAT.within("all_gather", "the first batch's checksums"):
         dist.all_gather_object(everywhere, digests)
     for rank, theirs in enumerate(everywhere):
         if differing := [key for key in digests if theirs.get(key) != everywhere[0].get(key)]:
@@ -119,9 +119,9 @@ class Distributed:
     def __init__(self, mesh: Mesh):
         self.mesh, self.rank = mesh, dist.get_rank()
         self.ranks = [self.rank]
-        with HERE.within("new_group", "the mesh"):
+        with HEARTBEAT.within("new_group", "the mesh"):
             self.groups = {axis: self._group(axis) for axis, size in mesh.items() if size > 1}
-        HERE.place(self.rank, mesh)
+        HEARTBEAT.place(self.rank, mesh)
 
     @cached_property
     def device(self) -> torch.device:
@@ -156,7 +156,7 @@ class Distributed:
             if axis == PIPELINE:  # whose devices have Programs of their own
                 continue
             told: list = [None] * group.size()
-            with HERE.within("all_gather", f"the order of operators over {axis}"):
+            with HEARTBEAT.within("all_gather", f"the order of operators over {axis}"):
                 dist.all_gather_object(told, (agreed, *said), group)
             agreed = all(told) and len(set(told)) == 1 and told[0][0]
         return agreed
@@ -164,14 +164,14 @@ class Distributed:
     def carry_out(self, request: Request | Wait) -> torch.Tensor | UnderWay:
         """This rank's result of a collective; of one that is waited for later, what that wait shows again."""
         meeting = (request.begun if isinstance(request, Wait) else request).meeting
-        HERE.enter(meeting)
+        HEARTBEAT.enter(meeting)
         if isinstance(request, Wait):
             answer = request.begun.over()
         else:
             begun = self.begin(request)
             begun.meeting = meeting
             answer = begun.over() if request.waits else begun
-        HERE.leave()
+        HEARTBEAT.leave()
         return answer
 
     def begin(self, request: Request) -> UnderWay:
@@ -222,7 +222,7 @@ class Distributed:
             return parts[0].to("cpu", copy=True)  # the next step writes into the part
         own = parts[0].contiguous().to(self.device)
         world = [torch.empty_like(own) for _ in range(devices(self.mesh))]
-        with HERE.within("all_gather", "what all ranks hold of a tensor"):
+        with HEARTBEAT.within("all_gather", "what all ranks hold of a tensor"):
             dist.all_gather(world, own)
         return layout.assemble([p.cpu() for p in world], spec.shape, self.mesh)
 
@@ -230,7 +230,7 @@ class Distributed:
         x = torch.empty(spec.shape, dtype=spec.dtype, device=self.device)
         if part is not None:
             x.copy_(part)
-        with HERE.within("broadcast", f"what rank {rank} holds of a tensor"):
+        with HEARTBEAT.within("broadcast", f"what rank {rank} holds of a tensor"):
             dist.broadcast(raw(x), rank)
         return x.cpu()
 

@@ -11,7 +11,7 @@ from tutti.plan.boxes import Box, Shape, boxes, is_owner
 from tutti.plan.layout import Layout, Mesh
 
 
-class Held:
+class ShardedTensor:
     """A tensor of a training state, as the ranks of this process have it.
 
     spec: of the whole. parts: the part of each rank. number: of the tensor among all, so that ranks take turns in
@@ -32,9 +32,9 @@ class Held:
                 self.owned += [box.whole for box in found]
 
     @staticmethod
-    def whole(tensor: torch.Tensor) -> Held:
+    def whole(tensor: torch.Tensor) -> ShardedTensor:
         """All of a tensor, in its own memory."""
-        return Held(Spec.of(tensor), Layout(), {}, {0: tensor})
+        return ShardedTensor(Spec.of(tensor), Layout(), {}, {0: tensor})
 
     def first(self) -> list[tuple[Shape, torch.Tensor]]:
         """Each block once: where it begins in the whole tensor, and its memory."""

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tutti.exec.memory_budget import Ledger
-from tutti.exec.offload_store import Shelf
+from tutti.exec.memory_budget import MemoryBudget
+from tutti.exec.offload_store import OffloadStore
 from tutti.exec.runtime import Runtime, own_slice, same_everywhere
-from tutti.exec.sharded_tensor import Held
+from tutti.exec.sharded_tensor import ShardedTensor
 from tutti.exec.weights import Wanted, load_weights
 from tutti.ir.step_graph import GIVEN, Spec, StepGraph
 from tutti.plan.layout import Layout, coordinates_of, devices
@@ -24,14 +24,14 @@ from tutti.tracing.slots import attribute
 class State:
     """The kept inputs of a graph, by name. `parts` holds, for each rank of this process, what is that rank's.
 
-    homes: device of a pipeline on which an input is kept; on all where it is not named. shelf: where that lies which
-    the plan does not keep on the device. ledgers: of each held rank.
+    homes: the device of a pipeline that keeps an input; inputs that it does not name are on all. offload_store: keeps
+    what the plan places outside of the device. budgets: one for each held rank.
     """
 
     def __init__(self, graph: StepGraph, plan: Plan, runtime: Runtime, homes: Mapping[str, int] | None = None,
-                 shelf: Shelf | None = None, ledgers: Sequence[Ledger] = ()):  # fmt: skip
+                 offload_store: OffloadStore | None = None, budgets: Sequence[MemoryBudget] = ()):  # fmt: skip
         self.graph, self.plan, self.runtime, self.homes = graph, plan, runtime, homes or {}
-        self.shelf, self.ledgers = shelf or Shelf(), ledgers
+        self.offload_store, self.budgets = offload_store or OffloadStore(), budgets
         self.width = devices(plan.inner)
         self.names = [name for name in graph.inputs if name.partition(":")[0] not in GIVEN]
         self.parts: list[dict[str, torch.Tensor]] = [{} for _ in runtime.ranks]
@@ -61,14 +61,14 @@ class State:
                 continue
             if tier != DEVICE:
                 part = layout.local_slice(whole, self.plan.mesh, coordinates_of(rank, self.plan.mesh))
-                held[name] = held[name].copy_(part) if name in held else self.shelf.place(part, tier)
+                held[name] = held[name].copy_(part) if name in held else self.offload_store.place(part, tier)
                 continue
-            if self.ledgers and name not in held:
+            if self.budgets and name not in held:
                 local = Spec(layout.local_shape(tuple(whole.shape), self.plan.mesh), whole.dtype)
-                self.ledgers[i].need(local.bytes, name)
+                self.budgets[i].need(local.bytes, name)
             held[name] = own_slice(whole.to(self.graph.device), layout, self.plan.mesh, rank)
-            if self.ledgers:
-                self.ledgers[i].hold(held[name])
+            if self.budgets:
+                self.budgets[i].hold(held[name])
 
     def holds(self, name: str, whole: torch.Tensor) -> bool:
         """Whether the parts of this process are those of a whole tensor."""
@@ -110,14 +110,14 @@ class State:
         own = Spec(layout.local_shape(spec.shape, mesh), spec.dtype)
         return layout.assemble([self.runtime.of_rank(r, parts.get(r), own) for r in ranks], spec.shape, mesh)
 
-    def held(self) -> dict[str, Held]:
+    def held(self) -> dict[str, ShardedTensor]:
         """What the ranks of this process hold of each kept input; in a pipeline nothing of other devices'."""
         found = {}
         for number, name in enumerate(self.names):
             layout, parts = self.plan.input_layout(self.graph.inputs[name].meta["label"]), self._parts(name)
             mesh, width = (self.plan.inner, self.width) if name in self.homes else (self.plan.mesh, None)
             own = {rank % width if width else rank: part for rank, part in parts.items()}
-            found[name] = Held(self.graph.spec(name), layout, mesh, own, number)
+            found[name] = ShardedTensor(self.graph.spec(name), layout, mesh, own, number)
         return found
 
     def load_weights(self, folder: Path, model: nn.Module) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from tutti.exec.offload_store import Shelf
+from tutti.exec.offload_store import OffloadStore
 from tutti.exec.stream import Stream
 from tutti.ir.step_graph import Spec
 from tutti.plan.tier import HOST
@@ -33,9 +33,9 @@ def _computing() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "tutti-host")
 
 
-def carrier_for(device: torch.device, shelf: Shelf) -> Carrier:
+def engine_for(device: torch.device, offload_store: OffloadStore) -> TransferEngine:
     """The one of this kind of device."""
-    return Queued(shelf, Stream(device)) if device.type == "cuda" else Threaded(shelf)
+    return Queued(offload_store, Stream(device)) if device.type == "cuda" else Threaded(offload_store)
 
 
 class _Thread:
@@ -60,8 +60,8 @@ class _Thread:
 class Threaded:
     """Of a CPU. What is fetched or put aside is copied in a thread, while the device computes; all else at once."""
 
-    def __init__(self, shelf: Shelf):
-        self.shelf, self.thread = shelf, _Thread(_copying())
+    def __init__(self, offload_store: OffloadStore):
+        self.offload_store, self.thread = offload_store, _Thread(_copying())
 
     def fetch(self, home: torch.Tensor) -> Any:
         x = torch.empty_like(home)
@@ -75,7 +75,7 @@ class Threaded:
 
     def put(self, x: torch.Tensor, tier: str) -> torch.Tensor:
         x = _without_holes(x)
-        kept = self.shelf.take(Spec.of(x), tier, x.stride())
+        kept = self.offload_store.take(Spec.of(x), tier, x.stride())
         self.thread.ask(np.copyto, _raw(kept), _raw(x))
         return kept
 
@@ -102,8 +102,8 @@ class Queued:
     for before; what it makes is a `Future` until somebody has to have it.
     """
 
-    def __init__(self, shelf: Shelf, stream: Stream):
-        self.shelf, self.stream, self.thread = shelf, stream, _Thread(_computing())
+    def __init__(self, offload_store: OffloadStore, stream: Stream):
+        self.offload_store, self.stream, self.thread = offload_store, stream, _Thread(_computing())
 
     def fetch(self, home: torch.Tensor) -> Any:
         x: Any = self.stream.empty_like(home)
@@ -117,12 +117,12 @@ class Queued:
 
     def put(self, x: torch.Tensor, tier: str) -> torch.Tensor:
         x = _without_holes(x)
-        kept = self.shelf.take(Spec.of(x), tier, x.stride())
+        kept = self.offload_store.take(Spec.of(x), tier, x.stride())
         self.stream.copy(kept, x)
         return kept
 
     def lend(self, x: torch.Tensor) -> torch.Tensor:
-        kept = self.shelf.take(Spec.of(x), HOST)
+        kept = self.offload_store.take(Spec.of(x), HOST)
         self.stream.copy(kept, x.contiguous())
         return kept
 
@@ -131,7 +131,7 @@ class Queued:
         return self.arrived(self.fetch(_there(x)))
 
     def store(self, home: torch.Tensor, x: Any) -> torch.Tensor:
-        if self.shelf.holds(home) and (isinstance(x, Future) or self.shelf.holds(x)):
+        if self.offload_store.holds(home) and (isinstance(x, Future) or self.offload_store.holds(x)):
             self.compute(home.copy_, x)
         else:  # when the host has made it, and is done with what was there; the device has read that then
             given = self.stream.now()
@@ -155,7 +155,7 @@ class Queued:
         self.stream.copied().synchronize()
 
 
-Carrier = Threaded | Queued
+TransferEngine = Threaded | Queued
 
 
 def _there(x: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from tutti.exec.codegen import Request, Run, Wait
-from tutti.launch.heartbeat import HERE
+from tutti.launch.heartbeat import HEARTBEAT
 from tutti.lower.collectives import parse_shift, peer
 from tutti.plan.layout import Mesh, group_of
 
@@ -26,7 +26,7 @@ def run_virtual(runs: Sequence[Run], inputs: Sequence[Sequence[torch.Tensor]], m
     answers: list = [None] * len(runs)
     results: list = [None] * len(runs)
     while True:
-        HERE.moves += 1
+        HEARTBEAT.moves += 1
         requests, ended = [], 0
         for rank in ranks:
             try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from tutti.exec.sharded_tensor import Held
+from tutti.exec.sharded_tensor import ShardedTensor
 
 NAME, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -19,7 +19,7 @@ class Wanted:
     """name: the model's. optional: it stays as it is where the files do not have it."""
 
     name: str
-    held: Held
+    held: ShardedTensor
     optional: bool = False
 
 

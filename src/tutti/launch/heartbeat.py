@@ -27,7 +27,7 @@ class Meeting(NamedTuple):
         return f"{self.kind} of {self.label}" + (f" over {self.axis}" if self.axis else "")
 
 
-class Position:
+class Heartbeat:
     """where: the step, or what is between two. meeting: the communication that it is in. work: what it does that is
     known to take long. moves: changes whenever it gets on."""
 
@@ -93,4 +93,4 @@ class Position:
         return sorted({r for axis in axes for r in group_of(self.rank, axis, self.mesh)}) if axes else None
 
 
-HERE = Position()
+HEARTBEAT = Heartbeat()

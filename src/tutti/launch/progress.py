@@ -27,11 +27,11 @@ _telling: list[Tell] = []
 
 
 @contextmanager
-def telling(what: str) -> Iterator[Tell]:
+def progress(what: str) -> Iterator[Tell]:
     """Say what is being done, on rank 0; what is given is told how far that is. Within another it is said there, until
     it is over."""
     if not _telling:
-        with _spinner() as show, told_by(show), telling(what) as tell:
+        with _spinner() as show, told_by(show), progress(what) as tell:
             yield tell
         return
     tell = _telling[-1]

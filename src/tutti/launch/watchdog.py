@@ -24,7 +24,7 @@ import torch.distributed as dist
 from tutti import compat
 from tutti.launch.error_file import ErrorFile, frame_of_user
 from tutti.launch.hang import Report, verdict
-from tutti.launch.heartbeat import HERE
+from tutti.launch.heartbeat import HEARTBEAT
 from tutti.launch.launch import Hang, hang
 
 LONG = 6  # as much patience with what is known to take long
@@ -59,7 +59,7 @@ class Watchdog:
     def __enter__(self) -> Watchdog:
         several = dist.is_initialized() and dist.get_world_size() > 1
         self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
-        self.moves, self.since = HERE.moves, time.monotonic()
+        self.moves, self.since = HEARTBEAT.moves, time.monotonic()
         self.over = threading.Event()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.file: IO[bytes] = open(self.folder / f"rank-{self.rank}.txt", "ab")
@@ -85,16 +85,18 @@ class Watchdog:
 
     def report(self, beat: int) -> Report:
         """What this rank says of itself now."""
-        seconds, meeting, busy = time.monotonic() - self.since, HERE.meeting, HERE.busy
+        seconds, meeting, busy = time.monotonic() - self.since, HEARTBEAT.meeting, HEARTBEAT.busy
         stuck = seconds > self.seconds * (LONG if busy and not meeting else 1)
         at = "" if meeting or not stuck else frame_of_user(_stack(self.main))
-        return Report(beat, stuck, seconds, HERE.where, busy, at, str(meeting or ""), HERE.peers(), process=os.getpid())
+        return Report(
+            beat, stuck, seconds, HEARTBEAT.where, busy, at, str(meeting or ""), HEARTBEAT.peers(), process=os.getpid()
+        )
 
     def _watch(self) -> None:
         dumped = False
         while not self.over.wait(self.beat):
-            if HERE.moves != self.moves:
-                self.moves, self.since = HERE.moves, time.monotonic()
+            if HEARTBEAT.moves != self.moves:
+                self.moves, self.since = HEARTBEAT.moves, time.monotonic()
             self._arm()
             report = self.report(0)
             if report.stuck and not dumped:

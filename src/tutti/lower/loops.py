@@ -14,7 +14,7 @@ from tutti.ir.costs import annotate_costs
 from tutti.ir.loops import LOOPS, Body, Branch, Loop, Scan, While, loop_operator
 from tutti.ir.step_graph import StepGraph
 from tutti.lower.collectives import COLLECTIVES
-from tutti.lower.here import Here
+from tutti.lower.local_context import LocalContext
 from tutti.ops.loops import Factor, bodies, loop_factors
 from tutti.plan.choice import Choice
 from tutti.plan.layout import Layout, Partial, Placement, Split
@@ -27,7 +27,7 @@ def local_loop(operator: Any) -> Callable[..., list[Tensor]]:
     return partial(_local, operator)
 
 
-def _local(operator: Any, here: Here, operands: list[Tensor]) -> list[Tensor]:
+def _local(operator: Any, here: LocalContext, operands: list[Tensor]) -> list[Tensor]:
     loop = LOOPS[operator]
     by_name = {factor.name: factor for factor in loop_factors(operator)}
     splits = {axis: (by_name[choice.factor], choice) for axis, choice in here.choices.items()}
@@ -45,7 +45,7 @@ def _local(operator: Any, here: Here, operands: list[Tensor]) -> list[Tensor]:
     return loop_operator(own)(operands)
 
 
-def _part(loop: Loop, b: int, body: Body, splits: dict[str, tuple[Factor, Choice]], here: Here) -> Body:
+def _part(loop: Loop, b: int, body: Body, splits: dict[str, tuple[Factor, Choice]], here: LocalContext) -> Body:
     """A sub-graph on this rank's part."""
     from tutti.lower.shard import shard  # which computes loops by this file
 

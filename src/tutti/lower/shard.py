@@ -18,7 +18,7 @@ from tutti.ir.costs import FREE
 from tutti.ir.loops import LOOPS
 from tutti.ir.step_graph import FORWARD, Spec, StepGraph
 from tutti.lower.emit import ORIGIN
-from tutti.lower.here import Here
+from tutti.lower.local_context import LocalContext
 from tutti.lower.loops import local_loop
 from tutti.lower.move import move
 from tutti.lower.program import Program
@@ -116,7 +116,7 @@ class Sharder:
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda _: next(parts))  # pyright: ignore
         wholes = specs(node)
         if any(choice.factor in rule.local for choice in choices.values()):
-            here = Here(rule, choices, outs, [s.shape for s in wholes], self.mesh, self.where)
+            here = LocalContext(rule, choices, outs, [s.shape for s in wholes], self.mesh, self.where)
             result = self.compute(node.target, here, args, kwargs, [s.dtype for s in wholes])
         else:
             if node.target in ARGUMENTS:
@@ -149,7 +149,7 @@ class Sharder:
         check(rule, choices, self.mesh, label)
         return rule, choices
 
-    def compute(self, target, here: Here, args: tuple, kwargs: dict, dtypes: list[torch.dtype]):
+    def compute(self, target, here: LocalContext, args: tuple, kwargs: dict, dtypes: list[torch.dtype]):
         """Write an operator's own computation; traced once for all like calls whose place on the mesh it ignores."""
         given = pytree.tree_map(lambda x: x.meta["val"] if isinstance(x, fx.Node) else x, (args, kwargs))
         function = local_loop(target) if target in LOOPS else LOCAL[target]

@@ -11,7 +11,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from tutti.launch.heartbeat import HERE
+from tutti.launch.heartbeat import HEARTBEAT
 
 MESSAGES = 4  # of each, the fastest counts
 SIZE = {"cpu": 1 << 20, "cuda": 1 << 24}  # bytes
@@ -27,7 +27,7 @@ class Links:
 
     def measure(self) -> dict[int, float]:
         """Seconds that a message takes from other ranks, by rank. All ranks have to call it."""
-        with HERE.within("exchange", "messages that try out links"):
+        with HEARTBEAT.within("exchange", "messages that try out links"):
             return self._measured()
 
     def _measured(self) -> dict[int, float]:

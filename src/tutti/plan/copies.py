@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tutti.plan.pipeline_candidate import Piped
+from tutti.plan.pipeline_candidate import PipelineCandidate
 from tutti.plan.plan import Plan
 from tutti.plan.variant import Variant
 
@@ -52,7 +52,7 @@ class Copies:
         try:
             planner = search.planner(best.accumulate, Variant(copies=COPIES))
             candidate = search.candidate(planner.inside(best.pipe), best.inner)
-            candidate = Piped(candidate, best.pipe, search.cluster) if best.stages else candidate
+            candidate = PipelineCandidate(candidate, best.pipe, search.cluster) if best.stages else candidate
             search.fit(candidate, slow=True)
         except ValueError as error:  # a batch that does not divide
             search.progress(f"{best.name} cannot be had in copies: {error}")

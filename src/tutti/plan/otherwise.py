@@ -6,7 +6,7 @@ import time
 
 from tutti.plan.layout import Layout
 from tutti.plan.pin import covering
-from tutti.plan.pipeline_candidate import Piped
+from tutti.plan.pipeline_candidate import PipelineCandidate
 from tutti.plan.plan import Plan
 from tutti.plan.search import Search
 
@@ -28,7 +28,7 @@ def otherwise(search: Search, plan: Plan, pattern: str) -> list[tuple[str, Layou
             if layout != plan.input_layout(label):
                 search.progress(f"were {label} {layout}")
                 other = free.where(label, layout, search.deadline)
-                others.append((layout, Piped(other, plan.pipe, search.cluster) if plan.stages else other))
+                others.append((layout, PipelineCandidate(other, plan.pipe, search.cluster) if plan.stages else other))
         others.sort(key=lambda item: item[1].bound)
         made = [(label, layout, search.fit(candidate, slow=True)) for layout, candidate in others[:SHOWN]]
         found += [(label, layout, other) for label, layout, other in made if other]

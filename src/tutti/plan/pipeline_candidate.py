@@ -19,7 +19,7 @@ from tutti.plan.cuts import Layer, split, together
 from tutti.plan.layout import Mesh, devices
 from tutti.plan.plan import PIPELINE, Plan
 from tutti.plan.schedule import Pipe
-from tutti.plan.sharding_problem import Chosen
+from tutti.plan.sharding_problem import Solution
 from tutti.plan.slots import Durations, Schedule, in_flight, makespan
 from tutti.plan.stages import stages_of
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Staged(Chosen):
+class Staged(Solution):
     """Choices that are cut. starts: the first layer of each stage. seconds, cost and bound are the pipeline's, kept
     that of the device that keeps most."""
 
@@ -36,7 +36,7 @@ class Staged(Chosen):
     durations: Durations = ()
 
 
-class Piped:
+class PipelineCandidate:
     """A candidate of the search like `Candidate`, whose plans are pipelines.
 
     candidate: for a device of the pipeline. Raises ValueError where there are fewer layers than stages, or the
@@ -64,7 +64,7 @@ class Piped:
         """Seconds by which the search orders pipelines: as modelled for the cheapest choices, less their gap."""
         return self.chosen.bound
 
-    def staged(self, chosen: Chosen, memory: float = inf) -> Staged:
+    def staged(self, chosen: Solution, memory: float = inf) -> Staged:
         """Cut where it is best, if devices may keep so many bytes. ValueError where it cannot be cut there."""
         layers = list(self.planner.layers.of(self.candidate.joint.costs(chosen)).values())
         count = self.pipe.stages
@@ -88,7 +88,7 @@ class Piped:
     def ordered(self, durations: Durations) -> Schedule:
         return self.pipe.of(self.microbatches, durations) if self.pipe.schedule == "found" else self.schedule
 
-    def durations(self, chosen: Chosen, stages: Sequence[Layer], starts: Sequence[int]) -> Durations:
+    def durations(self, chosen: Solution, stages: Sequence[Layer], starts: Sequence[int]) -> Durations:
         """To three digits, for a plan that is to be read."""
         pricer, width = self.candidate.joint.pricer, devices(self.candidate.mesh)
         found = []
@@ -120,7 +120,7 @@ class Piped:
         except ValueError:
             return self.staged(smallest)
 
-    def plan(self, chosen: Chosen | None = None, gathered: bool = False) -> Plan:
+    def plan(self, chosen: Solution | None = None, gathered: bool = False) -> Plan:
         """As of `Candidate.plan`."""
         chosen = chosen or self.chosen
         assert isinstance(chosen, Staged)

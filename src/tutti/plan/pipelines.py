@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tutti.plan.explain import mesh_name
 from tutti.plan.layout import Mesh
-from tutti.plan.pipeline_candidate import Piped
+from tutti.plan.pipeline_candidate import PipelineCandidate
 from tutti.plan.plan import PIPELINE
 from tutti.plan.price import Pricer
 from tutti.plan.schedule import CHUNKED, Pipe
@@ -74,7 +74,7 @@ class Pipelines:
             search.progress(f"pipelines of {pipe.devices} with the sequence in {slices} chunks")
             try:
                 planner = search.planner(best.accumulate, Variant(slices))
-                found = Piped(search.candidate(planner.inside(pipe), best.inner), pipe, search.cluster)
+                found = PipelineCandidate(search.candidate(planner.inside(pipe), best.inner), pipe, search.cluster)
             except ValueError:  # a token sees later ones, or a length that does not divide
                 return
             search.candidates.append(found)
@@ -109,7 +109,7 @@ class Pipelines:
         whole = sum(o.count * planner.runs.get(o.phase, 1) * pricer.compute(o, {}) for o in operators)
         return whole / self.of.cluster.size
 
-    def candidates(self, devices: int, count: int) -> Iterator[Piped]:
+    def candidates(self, devices: int, count: int) -> Iterator[PipelineCandidate]:
         """On every mesh of a device those schedules that are about as fast as any."""
         search, planner = self.of, self.of.planner(count)
         for i, mesh in enumerate(meshes := self.meshes(devices)):
@@ -117,7 +117,7 @@ class Pipelines:
                 return
             where = f"pipelines of {devices}, mesh {mesh_name(mesh)} on each, with {count} microbatches"
             search.progress(f"{where} ({i + 1} of {len(meshes)})")
-            made: list[Piped] = []
+            made: list[PipelineCandidate] = []
             try:
                 inner = search.candidate(planner.inside(Pipe(devices)), mesh, len(meshes) - i)
             except ValueError as error:  # a pin that this mesh cannot hold
@@ -125,7 +125,7 @@ class Pipelines:
                 continue
             for schedule, chunks in SCHEDULES:
                 try:
-                    made.append(Piped(inner, Pipe(devices, schedule, chunks), search.cluster))
+                    made.append(PipelineCandidate(inner, Pipe(devices, schedule, chunks), search.cluster))
                 except ValueError as error:  # too many stages, microbatches that do not divide, no cut
                     search.impossible = search.impossible or error
             least = min((c.chosen.seconds for c in made), default=0.0)

@@ -24,13 +24,13 @@ from tutti.plan.cuts import Layers
 from tutti.plan.explain import seconds
 from tutti.plan.layout import Layout, Mesh
 from tutti.plan.pin import Pin, resolve
-from tutti.plan.pipeline_candidate import Piped
+from tutti.plan.pipeline_candidate import PipelineCandidate
 from tutti.plan.plan import Plan, renamed
 from tutti.plan.price import Pricer
 from tutti.plan.problem import problem_of
 from tutti.plan.roles import Free, Roles, UndividedBatch
 from tutti.plan.schedule import NO_PIPE, Pipe
-from tutti.plan.sharding_problem import Chosen, Joint
+from tutti.plan.sharding_problem import ShardingProblem, Solution
 from tutti.plan.slots import in_flight
 from tutti.plan.textbook import Textbook, parse_name, textbook_of
 from tutti.plan.tier import offloaded
@@ -85,9 +85,9 @@ class Planner:
         allowed = Roles(self.problem, book, self.pins, stored or {})
         return Candidate(self, book.mesh, allowed, name=str(book))
 
-    def piped(self, book: Textbook) -> Piped:
+    def piped(self, book: Textbook) -> PipelineCandidate:
         """A pipeline of what the textbook says for each of its devices."""
-        return Piped(self.inside(book.pipe).textbook(replace(book, pipe=NO_PIPE)), book.pipe, self.cluster)
+        return PipelineCandidate(self.inside(book.pipe).textbook(replace(book, pipe=NO_PIPE)), book.pipe, self.cluster)
 
     def inside(self, pipe: Pipe) -> Planner:
         """The planner for one device of a pipeline."""
@@ -158,8 +158,8 @@ class Candidate:
     def __init__(self, planner: Planner, mesh: Mesh, allowed: Free, seconds: float = 60.0, name: str = ""):
         self.planner, self.mesh, self.name = planner, mesh, name
         deadline = time.monotonic() + seconds
-        self.joint = Joint(planner.problem, Pricer(planner.cluster, mesh, planner.whole), planner.runs, allowed,
-                           allowed.given, planner.in_flight)  # fmt: skip
+        pricer = Pricer(planner.cluster, mesh, planner.whole)
+        self.joint = ShardingProblem(planner.problem, pricer, planner.runs, allowed, allowed.given, planner.in_flight)
         self.only: dict[str, int] = {}  # options that are taken for granted
         self.chosen = self.choose(0.0, deadline)
 
@@ -168,7 +168,7 @@ class Candidate:
         """Seconds, as they are modelled, that no plan on this mesh goes below."""
         return self.chosen.bound
 
-    def within(self, most: float, deadline: float) -> Chosen:
+    def within(self, most: float, deadline: float) -> Solution:
         """The cheapest choices found that keep at most so many bytes; the smallest found where none do."""
         price, low = self.par, 0.0
         smallest, found = self.chosen, None
@@ -197,11 +197,11 @@ class Candidate:
         """The price at which memory costs as much as time does."""
         return self.chosen.cost / self.chosen.kept
 
-    def smallest(self) -> Chosen:
+    def smallest(self) -> Solution:
         """The choices that keep the fewest bytes."""
         return self.choose(4**RAISES * self.par, time.monotonic() + 60.0)
 
-    def choose(self, price: float, deadline: float) -> Chosen:
+    def choose(self, price: float, deadline: float) -> Solution:
         """The cheapest choices at a price on memory, in seconds a byte."""
         return self.joint.choose(price, deadline - time.monotonic(), self.only, CLOSE if price == 0 else ROUGH)
 
@@ -217,7 +217,7 @@ class Candidate:
         other.chosen = other.choose(0.0, deadline)
         return other
 
-    def plan(self, chosen: Chosen | None = None, gathered: bool = False) -> Plan:
+    def plan(self, chosen: Solution | None = None, gathered: bool = False) -> Plan:
         """The plan of some choices, by default the fastest.
 
         gathered: whether microbatches' gradients are accumulated as the update reads them, not as they are made.
@@ -243,7 +243,7 @@ class Candidate:
                 plan = plan.replace(name=f"{plan.name}xcopies{plan.copies}")
         return plan
 
-    def _proof(self, chosen: Chosen) -> str:
+    def _proof(self, chosen: Solution) -> str:
         """What is known about the choices that were not taken."""
         if chosen.price:
             return (

@@ -26,7 +26,7 @@ from tutti.plan.explain import mesh_name
 from tutti.plan.layout import Mesh, devices
 from tutti.plan.offload import Offload
 from tutti.plan.pin import Pin
-from tutti.plan.pipeline_candidate import Piped
+from tutti.plan.pipeline_candidate import PipelineCandidate
 from tutti.plan.pipelines import Pipelines
 from tutti.plan.plan import Plan, Prediction
 from tutti.plan.planner import Candidate, Planner
@@ -88,7 +88,7 @@ class Search:
         self.pipes = Pipelines(self)
         self.memory = cluster.device.memory
         self.planners: dict[tuple[int, Variant], Planner] = {}
-        self.candidates: list[Candidate | Piped] = []
+        self.candidates: list[Candidate | PipelineCandidate] = []
         self.plans: list[Plan] = []  # judged
         self.judged: set[int] = set()  # ids of candidates
         self.took: list[float] = []  # seconds by candidate
@@ -204,7 +204,7 @@ class Search:
             )
         return kept
 
-    def consider(self, candidates: Sequence[Candidate | Piped]) -> None:
+    def consider(self, candidates: Sequence[Candidate | PipelineCandidate]) -> None:
         """Judge those that may be better than the best that fits."""
         self.beside = 0.0
         for candidate in sorted(candidates, key=lambda c: c.bound):
@@ -212,7 +212,7 @@ class Search:
                 break
             self.fit(candidate)
 
-    def fit(self, candidate: Candidate | Piped, slow: bool = False) -> Plan | None:
+    def fit(self, candidate: Candidate | PipelineCandidate, slow: bool = False) -> Plan | None:
         """Judge the fastest plan of a candidate, and smaller ones until one fits: the last. Nothing where it would be
         slower than the best that fits, unless `slow` ones are wanted."""
         chosen, plan = candidate.chosen, None

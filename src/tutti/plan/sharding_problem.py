@@ -4,19 +4,19 @@ Variables are operators and inputs, one for each label; their states are `Option
 another. A pair joins the maker of a tensor to a reader and costs the move between how the one makes it and the other
 reads it. Costs are seconds of a step:
 
-    unary[o][s]     = runs(o) * price of the local part of o under s           `Joint.operator`
-    pair[o,r][s,t]  = runs of the move * price of the move                     `Joint.edge`
+    unary[o][s]     = runs(o) * price of the local part of o under s           `ShardingProblem.operator`
+    pair[o,r][s,t]  = runs of the move * price of the move                     `ShardingProblem.edge`
 
 A tensor with several readers has *hubs* between, with a layout as state: one where it is settled for all phases, and
 one for each phase in which several read it. What readers share is so paid once, and what is gathered is gathered anew
 in each phase, as lowering does (`lower.shard`).
 
     bytes[v][s]     = of inputs, of what the forward pass keeps for the backward, and
-                      of gradients, which the backward keeps for the update         `Joint.keep`
+                      of gradients, which the backward keeps for the update         `ShardingProblem.keep`
                       where they accumulate, wait for one another, or make few pieces (`lower.inplace`)
-    bytes[u,v][s,t] = of what a move makes: of all that a view keeps, and of one that passes   `Joint.version`
+    bytes[u,v][s,t] = of what a move makes: of all that a view keeps, and of one that passes   `ShardingProblem.version`
 
-are constrained by what a rank has: a price on them is added to the costs (`Joint.choose`).
+are constrained by what a rank has: a price on them is added to the costs (`ShardingProblem.choose`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FEW = 4  # pieces, of which it does not matter whether they are there together
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Solution:
     """The choices of every operator by axis, their modelled cost in seconds, and a lower bound of any's.
 
     kept: bytes of a rank's inputs and of what its forward pass keeps for the backward, or the backward for the update
@@ -86,7 +86,7 @@ class _Version:
         return moved * ((self.held + self.passing if size is None else size) / self.parts[reader])
 
 
-class Joint:
+class ShardingProblem:
     """The choices for a problem on the pricer's mesh.
 
     runs: how often each phase runs in a step (microbatches); 1 where it is not named. in_flight: microbatches whose
@@ -128,7 +128,7 @@ class Joint:
         seconds: float = 60.0,
         only: Mapping[str, int] | None = None,
         close: float = CLOSE,
-    ) -> Chosen:
+    ) -> Solution:
         """The cheapest choices. memory_price: seconds a byte, the multiplier of the constraint that memory sets.
         only: options that are taken for granted, by label. close: a gap, relative, that need not be closed.
 
@@ -153,9 +153,11 @@ class Joint:
         passing = sum(move.bytes(s, t, move.passing).item() for move, s, t in moved)
         kept = inputs + max(activations + versions - passing, gradients)
         seconds = solution.cost - memory_price * (inputs + activations + gradients + versions)
-        return Chosen(choices, solution.cost, solution.bound, solution.gap, float(kept), seconds, memory_price, states)
+        return Solution(
+            choices, solution.cost, solution.bound, solution.gap, float(kept), seconds, memory_price, states
+        )
 
-    def costs(self, chosen: Chosen) -> dict[str, Cost]:
+    def costs(self, chosen: Solution) -> dict[str, Cost]:
         """What each operator and input of a label costs, with the moves of what it reads, on a rank."""
         network, x = self.network, chosen.states
         taken = Counter({label: network.unary[label][x[label]] for label in self.options})

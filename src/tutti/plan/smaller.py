@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from tutti.ir.step_graph import Call
-from tutti.plan.pipeline_candidate import Piped
+from tutti.plan.pipeline_candidate import PipelineCandidate
 from tutti.plan.plan import Plan
 from tutti.plan.recompute import Activations
 from tutti.plan.variant import Variant
@@ -61,7 +61,7 @@ class Smaller:
             planner = search.planner(plan.accumulate, Variant(plan.slices, again))
             try:
                 candidate = search.candidate(planner.inside(plan.pipe), plan.inner)
-                candidate = Piped(candidate, plan.pipe, search.cluster) if plan.stages else candidate
+                candidate = PipelineCandidate(candidate, plan.pipe, search.cluster) if plan.stages else candidate
             except ValueError:  # it cannot be cut where its insides are not kept
                 return
             search.candidates.append(candidate)

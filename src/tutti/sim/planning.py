@@ -20,7 +20,7 @@ import tutti
 from tutti.hardware import Cluster, machine
 from tutti.ir.costs import flat
 from tutti.ir.step_graph import Call, StepGraph
-from tutti.launch.progress import telling
+from tutti.launch.progress import progress
 from tutti.ops import LOCAL, RULES
 from tutti.plan.layout import Mesh
 from tutti.plan.pin import Pin
@@ -113,7 +113,7 @@ def best_plan(
     known = _known(file)
     if known:
         return known.replace(reasons=(*known.reasons, SAID))
-    with telling("planning") as tell:
+    with progress("planning") as tell:
         search = Search(
             graph_of, batch, cluster, Simulator(level), pins=pins, accumulate=accumulate, mesh=mesh, budget=budget,
             progress=lambda what: tell(f"planning: {what}"),

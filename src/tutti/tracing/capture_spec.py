@@ -17,7 +17,7 @@ from tutti.tracing.watch import Watch
 
 
 @dataclass
-class Recipe:
+class CaptureSpec:
     """The arguments of `capture`. autocast: those of the `torch.autocast` under which it is done.
 
     attributes: paths of plain tensor attributes of the model that are state, as the first capture found them.

@@ -10,9 +10,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import logging as transformers_logging
 
 from tutti.checkpoint import folder as folders
-from tutti.checkpoint.reader import Stored
-from tutti.exec.offload_store import Shelf
-from tutti.exec.sharded_tensor import Held
+from tutti.checkpoint.reader import CheckpointReader
+from tutti.exec.offload_store import OffloadStore
+from tutti.exec.sharded_tensor import ShardedTensor
 from tutti.plan.tier import DISK
 from tutti.train.generate import model_folder
 from tutti.train.progress import Display
@@ -46,17 +46,17 @@ def export(checkpoint: Path, out: Path, shard: str = "5GB") -> None:
     transformers_logging.disable_progress_bar()
     if not (checkpoint / "config.json").exists():
         raise ValueError(f"{checkpoint} has no config.json of transformers, as checkpoints of `tutti train` have")
-    stored = Stored(checkpoint)
+    stored = CheckpointReader(checkpoint)
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint, trust_remote_code=False))
     made = out.with_name(f".writing-{out.name}")
     shutil.rmtree(made, ignore_errors=True)
-    shelf, weights = Shelf(made), {}
+    offload_store, weights = OffloadStore(made), {}
     for name in model.state_dict():
         for kind in ("param", "buffer"):
             if (spec := stored.tensors.get(f"{kind}:{name}")) is not None:
-                weights[name] = shelf.take(spec, DISK)
-                stored.load({f"{kind}:{name}": Held.whole(weights[name])})
+                weights[name] = offload_store.take(spec, DISK)
+                stored.load({f"{kind}:{name}": ShardedTensor.whole(weights[name])})
     model.to(dtype=next(iter(weights.values())).dtype).save_pretrained(made, state_dict=weights, max_shard_size=shard)
     for path in checkpoint.glob("*token*"):
         shutil.copy(path, made)

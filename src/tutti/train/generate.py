@@ -10,8 +10,8 @@ from transformers import logging as transformers_logging
 from transformers.initialization import no_init_weights
 
 from tutti.checkpoint.folder import CHECKPOINTS, MANIFEST, latest
-from tutti.checkpoint.reader import Stored
-from tutti.exec.sharded_tensor import Held
+from tutti.checkpoint.reader import CheckpointReader
+from tutti.exec.sharded_tensor import ShardedTensor
 
 
 def generate(
@@ -66,7 +66,7 @@ def load_model(folder: Path) -> Any:
 
 def stored_model(folder: Path) -> Any:
     """The model in a checkpoint, with its own dtypes."""
-    stored = Stored(folder)
+    stored = CheckpointReader(folder)
     with no_init_weights():
         model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, trust_remote_code=False))
     model.tie_weights()
@@ -75,7 +75,7 @@ def stored_model(folder: Path) -> Any:
         for name, tensor in tensors.items():
             if (key := f"{kind}:{name}") in stored.tensors:
                 tensor.data = tensor.data.to(stored.tensors[key].dtype)
-                wanted[key] = Held.whole(tensor.data)
+                wanted[key] = ShardedTensor.whole(tensor.data)
     if missing := {f"param:{name}" for name, _ in model.named_parameters()} - wanted.keys():
         raise ValueError(f"{folder} has no tensor {min(missing)!r}, which its config.json asks for")
     stored.load(wanted)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tutti.launch.heartbeat import HERE
+from tutti.launch.heartbeat import HEARTBEAT
 
 
 class StopSignal:
@@ -38,7 +38,7 @@ class StopSignal:
             return self._received
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
         highest = torch.tensor([self._received], device=device)
-        with HERE.within("all_reduce", "signals received"):
+        with HEARTBEAT.within("all_reduce", "signals received"):
             dist.all_reduce(highest, dist.ReduceOp.MAX)
         return int(highest.item())
 

@@ -17,7 +17,7 @@ import torch
 import tutti
 from tutti.checkpoint.checkpoints import Checkpoints, SaveError
 from tutti.checkpoint.folder import CHECKPOINTS, manifest, step_of
-from tutti.checkpoint.peer_checkpoint import Gathered
+from tutti.checkpoint.peer_checkpoint import PeerCheckpoint
 from tutti.data.loader import Loader, batch_at, held_out_batches
 from tutti.data.prefetch import Prefetch
 from tutti.data.tokenizer import load_tokenizer
@@ -115,7 +115,7 @@ class Trainer:
         """Go on from the newest complete checkpoint, if there is one."""
         found = self.checkpoints.latest(self.display.say)
         if found is not None:
-            self._check_same(found.about if isinstance(found, Gathered) else manifest(found))
+            self._check_same(found.about if isinstance(found, PeerCheckpoint) else manifest(found))
             self.step.load(found)
             self.done = self.saved = self.step.steps
             self.display.say(f"continuing after step {self.done}, from {found}")

@@ -13,7 +13,7 @@ from tutti.plan.choice import Choices
 from tutti.plan.layout import Layout, Mesh, Split
 
 
-class Here:
+class LocalContext:
     """The place of a local computation: which part of the whole this rank has, and collectives with its peers."""
 
     def __init__(self, rule: Rule, choices: Choices, outputs: list[Layout], shapes: list[tuple[int, ...]],
