@@ -70,7 +70,9 @@ def run(quick: bool) -> dict[str, Any]:
         ids = torch.empty(case.batch, case.sequence, dtype=torch.long, device="meta")
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     with part("capture"):
-        graph = tutti.capture(model, {"input_ids": ids, "labels": ids}, optimizer, clip_norm=1.0, masters=True)
+        graph = tutti.capture(
+            model, {"input_ids": ids, "labels": ids}, optimizer, clip_norm=1.0, fp32_master_weights=True
+        )
     with part("plan"):
         search = Search(
             lambda count, variant: vary(graph, variant), case.batch, tutti.Cluster.parse(case.cluster), Simulator("O2")

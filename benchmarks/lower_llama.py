@@ -46,7 +46,9 @@ def run(quick: bool) -> dict[str, Any]:
     ids = torch.empty(BATCH, SEQUENCE, dtype=torch.long, device="meta")
     capture, by_plan = {}, {}
     with timed(capture, "capture"):
-        graph = tutti.capture(model, {"input_ids": ids, "labels": ids}, optimizer, clip_norm=1.0, masters=True)
+        graph = tutti.capture(
+            model, {"input_ids": ids, "labels": ids}, optimizer, clip_norm=1.0, fp32_master_weights=True
+        )
     step = graph.keep([name for name in graph.outputs if name not in graph.gradient_names])
     for name in PLANS:
         seconds: dict[str, float] = {}

@@ -95,7 +95,7 @@ def mixtral(experts: int, layers: int, devices: int) -> StepGraph:
         model = transformers.MixtralForCausalLM(config).to(torch.float16).train()
         ids = torch.empty(devices, 4096, dtype=torch.long)
     return tutti.capture(model, {"input_ids": ids, "labels": ids}, torch.optim.AdamW(model.parameters(), lr=1e-4),
-                         masters=True)  # fmt: skip
+                         fp32_master_weights=True)  # fmt: skip
 
 
 def simulate(experts: int, layers: int, devices: int, nodes: str, offload: str) -> dict[str, Any] | None:

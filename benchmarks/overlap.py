@@ -54,7 +54,7 @@ LLAMA_13B = dict(hidden_size=5120, num_attention_heads=40, intermediate_size=138
 SLOW = Link(25e9, 5e-6, source="25 GB/s a device", ways=RING_ONLY)
 CASES = (("nvlink", "tp8", 2), ("25 GB/s", "tp8", 2), ("25 GB/s", "tp4xdp2", 8), ("25 GB/s", "tp2xdp4", 32),
          ("nvlink", "tp8", 1), ("25 GB/s", "tp8", 1), ("25 GB/s", "tp4xdp2", 2), ("25 GB/s", "tp2xdp4", 4))  # fmt: skip
-KINDS = {"waits": "", "begun": "", "copies": "xcopies2", "regions": "xregions2"}
+KINDS = {"waits": "", "begun": "", "copies": "xsplits2", "regions": "xoverlap2"}
 
 
 def cluster_of(links: str) -> Cluster:
@@ -87,12 +87,12 @@ def simulated(layers: int) -> list[dict[str, Any]]:
             model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
             ids = torch.empty(batch, 4096, dtype=torch.long)
         whole = tutti.capture(
-            model, {"input_ids": ids, "labels": ids}, torch.optim.AdamW(model.parameters()), masters=True
+            model, {"input_ids": ids, "labels": ids}, torch.optim.AdamW(model.parameters()), fp32_master_weights=True
         )
         cluster, row = cluster_of(links), {"links": links, "plan": name, "layers": layers, "batch": batch}
         for kind, more in KINDS.items():
             book = parse_name(name + more, 8)
-            if book.copies > 1 and batch // book.dp == 1:
+            if book.batch_splits > 1 and batch // book.dp == 1:
                 continue
             graph = vary(whole, book.variant)
             plan = Planner(graph, cluster, variant=book.variant).named(name + more)
@@ -148,7 +148,7 @@ def rank_of_two(rank: int, port: int, steps: int, layers: int, queue) -> None:
         queue.put(here.to_json())
     link = Link(0.03e9, 1e-3, source="made slow", ways=RING_ONLY)
 
-    def step(device: Device, overlaps: bool, plan: Plan | str = "tp2xcopies2") -> tutti.Step:
+    def step(device: Device, overlaps: bool, plan: Plan | str = "tp2xsplits2") -> tutti.Step:
         cluster = Cluster(replace(device, overlaps=overlaps), ((2, link),))
         module.runtime_for = lambda mesh: Slowed(mesh, cluster)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

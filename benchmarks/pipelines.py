@@ -44,7 +44,7 @@ def t5(layers: int, hidden: int, batch: int, source: int, target: int) -> StepGr
         model = transformers.T5ForConditionalGeneration(config).to(torch.float16).train()
         ids, labels = (torch.empty(batch, n, dtype=torch.long) for n in (source, target))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    return tutti.capture(model, {"input_ids": ids, "labels": labels}, optimizer, masters=True)
+    return tutti.capture(model, {"input_ids": ids, "labels": labels}, optimizer, fp32_master_weights=True)
 
 
 def equally(planner: Planner, plan: Plan, stages: int) -> Plan:
@@ -68,7 +68,7 @@ def cuts(layers: int, microbatches: int) -> dict[str, Any]:
         steps = {
             "searched": plan,
             "equal_layers": equally(planner, plan, stages),
-            "searched_and_found": PipelineCandidate(inner, Pipe(stages, "found"), cluster).plan(),
+            "searched_and_found": PipelineCandidate(inner, Pipe(stages, "auto"), cluster).plan(),
         }
         taken = {name: dry_run(graph, one, cluster, "O2").seconds for name, one in steps.items()}
         found[stages] = {name: took / taken["searched"] for name, took in taken.items()}

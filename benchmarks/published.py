@@ -155,7 +155,7 @@ def gpt(run: Run, layers: int) -> StepGraph:
         model = network(transformers.GPT2Config(**options)).to(torch.bfloat16).train()
         ids = torch.empty(run.microbatch * run.dp, TOKENS, dtype=torch.long)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    return tutti.capture(model, {"input_ids": ids, "labels": ids}, optimizer, masters=True, clip_norm=1.0)
+    return tutti.capture(model, {"input_ids": ids, "labels": ids}, optimizer, fp32_master_weights=True, clip_norm=1.0)
 
 
 def network(config: transformers.GPT2Config) -> torch.nn.Module:

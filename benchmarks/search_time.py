@@ -71,7 +71,7 @@ def capture(kind: type, config: Any, batch: int, length: int) -> StepGraph:
     if hasattr(config, "num_experts"):
         model.set_experts_implementation("batched_mm")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    return tutti.capture(model, {"input_ids": ids, "labels": ids}, optimizer, masters=True)
+    return tutti.capture(model, {"input_ids": ids, "labels": ids}, optimizer, fp32_master_weights=True)
 
 
 def by_mesh(graph: StepGraph) -> dict[str, Any]:

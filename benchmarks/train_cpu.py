@@ -101,7 +101,7 @@ def prepared(case: Case, level: str, dtype: torch.dtype) -> tuple[tutti.Step, It
     batches = iter(DataLoader(RandomTokens(case), batch_size=case.batch))
     first = next(batches)
     step = tutti.parallelize(model, trainers.adamw(model), first, level=level, clip_norm=trainers.CLIP_NORM,
-                             masters=dtype != torch.float32)  # fmt: skip
+                             fp32_master_weights=dtype != torch.float32)  # fmt: skip
     return step, itertools.chain([first], batches)
 
 

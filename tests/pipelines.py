@@ -30,13 +30,20 @@ def pipeline(
     plan = planner.textbook(parse_name(inner, wide)).plan() if wide > 1 else planner.on({"dp": 1}).plan()
     mesh = {"pp": devices, **{axis: n for axis, n in plan.mesh.items() if n > 1}}
     return plan.replace(
-        mesh=mesh, stages=stages, schedule=schedule, slices=graph.slices, name="", cluster="", prediction=None
+        mesh=mesh,
+        stages=stages,
+        schedule=schedule,
+        sequence_chunks=graph.sequence_chunks,
+        name="",
+        cluster="",
+        prediction=None,
     )
 
 
 def bubble(schedule: Schedule, durations: Durations) -> float:
     """The time in which the busiest device has nothing to do, as a share of that in which it has."""
     busy = max(
-        sum(taking(slot, durations, schedule.split, schedule.slices) for slot in slots) for slots in schedule.devices
+        sum(taking(slot, durations, schedule.split, schedule.sequence_chunks) for slot in slots)
+        for slots in schedule.devices
     )
     return (makespan(schedule, durations) - busy) / busy

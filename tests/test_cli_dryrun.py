@@ -28,7 +28,7 @@ def run(capsys, *arguments) -> tuple[int, str, str]:
 @pytest.fixture(scope="module")
 def graph(model):
     network, batch = load(str(model), 8, 32)
-    return tutti.capture(network, batch, torch.optim.AdamW(network.parameters(), lr=1e-3), masters=True)
+    return tutti.capture(network, batch, torch.optim.AdamW(network.parameters(), lr=1e-3), fp32_master_weights=True)
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from torch import nn
 
 import tutti
 from tutti import cli
-from tutti.check import command
 from tutti.check.samples.sample import SAMPLES
+from tutti.cli import rules as command
 from tutti.ops import CONTIGUOUS, LOCAL, RULES, SENDS
 
 aten = torch.ops.aten

@@ -61,7 +61,9 @@ class Case:
         """A step that nobody runs."""
         with torch.device("meta"):
             model = self.model(layers)
-        graph = tutti.capture(model, self.batch("meta"), torch.optim.AdamW(model.parameters(), lr=1e-4), masters=True)
+        graph = tutti.capture(
+            model, self.batch("meta"), torch.optim.AdamW(model.parameters(), lr=1e-4), fp32_master_weights=True
+        )
         variant, cluster = parse_name(plan, 1).variant, local(1)
         planner = Planner(vary(graph, variant), cluster, variant=variant)
         return dry_run(planner.step, planner.named(plan), cluster, "O0")
@@ -75,7 +77,7 @@ class Case:
         count = sum(p.numel() for p in model.parameters())
         try:
             step = tutti.parallelize(model, torch.optim.AdamW(model.parameters(), lr=1e-4), self.batch(DEVICE),
-                                     plan=plan, level="O0", masters=True, memory=self.budget)  # fmt: skip
+                                     plan=plan, level="O0", fp32_master_weights=True, memory=self.budget)  # fmt: skip
             step.model.to("cpu")  # the step has copies of its own
             losses, seconds = [], []
             for i in range(STEPS):

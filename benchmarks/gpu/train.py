@@ -201,7 +201,7 @@ def with_tutti(turns: harness.Turns, workload: Workload, level: str) -> None:
         model.config.use_cache = True  # transformers then leaves causality to the kernel; the capture drops the cache
     first = next(batches)
     step = tutti.parallelize(model, trainers.adamw(model), first, loss=workload.loss, level=level,
-                             clip_norm=trainers.CLIP_NORM, masters=True)  # fmt: skip
+                             clip_norm=trainers.CLIP_NORM, fp32_master_weights=True)  # fmt: skip
     batches = itertools.chain([first], batches)
     trainers.pass_turns(turns, lambda: step(next(batches)), flops=step.flops)
 

@@ -179,7 +179,7 @@ def test_what_is_computed_again_of_a_layer_begins_a_segment():
     paths = ["", "", "layers.1", "layers.1.mlp", "", "layers.1", "", "layers.0", "layers.0.mlp", ""]
     for i, path in enumerate(paths):
         x = call(graph, aten.sin.default, x)
-        x.meta |= {"path": path, "number": i} | ({"again": "sin"} if path else {})
+        x.meta |= {"path": path, "number": i} | ({"recompute": "sin"} if path else {})
     graph.output((x,))
     found = [[node.meta["number"] for node in segment] for segment in stretches(graph)]
     assert found == [[0, 1], [2, 3, 4, 5, 6], [7, 8, 9]]

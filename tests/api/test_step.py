@@ -286,7 +286,10 @@ def test_a_pin_is_kept_and_the_rest_is_found():
 
 def test_bfloat16_with_masters():
     model = zoo.llama().to(torch.bfloat16)
-    step, plain = make("tp2xzero3", "cpu:4", model=model, masters=True), make(model=model, masters=True)
+    step, plain = (
+        make("tp2xzero3", "cpu:4", model=model, fp32_master_weights=True),
+        make(model=model, fp32_master_weights=True),
+    )
     losses = [(step(zoo.tokens()).item(), plain(zoo.tokens()).item()) for _ in range(5)]
     assert [a for a, _ in losses] == pytest.approx([b for _, b in losses], rel=2e-2)
     state = step.training_state()

@@ -49,7 +49,7 @@ def sgd(parameters, lr):
 
 def check_left_out(**options) -> None:
     """After a batch that breaks all is as if it had never been, bit for bit."""
-    step, other = step_of(**options, skips=1), step_of(**options, skips=1)
+    step, other = step_of(**options, max_nonfinite_steps=1), step_of(**options, max_nonfinite_steps=1)
     losses = [step(batch).item() for batch in batches()]
     good = [other(batch).item() for i, batch in enumerate(batches()) if i != BAD]
     assert math.isnan(losses.pop(BAD)) and losses == good and len(set(good)) == 4
@@ -65,7 +65,7 @@ def check_left_out(**options) -> None:
     {"cluster": "cpu:4", "plan": "dp2xtp2", "clip_norm": 0.1}, {"cluster": "cpu:4", "plan": "zero3"},
     {"cluster": "cpu:2", "plan": "pp2", "accumulate": 2}, {"cluster": "cpu:2", "plan": "zero1", "optimizer": sgd},
     pytest.param({"cluster": "cpu:2", "plan": "dp", "accumulate": 2, "level": "O2"}, marks=pytest.mark.slow),
-    {"plan": "offload"}, {"cluster": "cpu:2", "plan": "dpxcopies2"},
+    {"plan": "offload"}, {"cluster": "cpu:2", "plan": "dpxsplits2"},
 ], ids=lambda options: " ".join(getattr(x, "__name__", str(x)) for x in options.values()))  # fmt: skip
 @pytest.mark.filterwarnings("ignore:no rule says how to split")
 def test_a_step_that_breaks_is_as_if_it_had_never_been(options):
@@ -75,17 +75,17 @@ def test_a_step_that_breaks_is_as_if_it_had_never_been(options):
 @pytest.mark.parametrize("clip_norm", [None, 0.1])
 def test_a_plan_is_for_steps_that_look_and_for_others(clip_norm):
     options = {"cluster": "cpu:4", "clip_norm": clip_norm}
-    guarded = step_of(plan="dp2xtp2", skips=0, **options)
+    guarded = step_of(plan="dp2xtp2", max_nonfinite_steps=0, **options)
     plain = step_of(plan="dp2xtp2", **options)
     for plan, skips in ((guarded.plan, None), (plain.plan, 0)):
-        other = step_of(plan=plan, skips=skips, **options)
+        other = step_of(plan=plan, max_nonfinite_steps=skips, **options)
         for batch in batches(entry=0.5)[:2]:
             torch.testing.assert_close(other(batch), plain(batch) if skips is None else guarded(batch))
 
 
 def test_without_such_values_no_number_changes():
     """Nor does the order of additions, with the norm that clipping takes anyway."""
-    guarded, plain = step_of(clip_norm=0.1, skips=0), step_of(clip_norm=0.1)
+    guarded, plain = step_of(clip_norm=0.1, max_nonfinite_steps=0), step_of(clip_norm=0.1)
     for batch in batches(entry=0.5):
         assert torch.equal(guarded(batch), plain(batch))
     assert all(
@@ -97,7 +97,7 @@ ROOT = "/forward/sqrt made NaN of finite operands, on rank"
 
 
 def check_stops(rank: int, **options) -> None:
-    step = step_of(skips=0, **options)
+    step = step_of(max_nonfinite_steps=0, **options)
     for batch in batches()[:BAD]:
         step(batch)
     before = step.training_state()
@@ -129,7 +129,7 @@ def on_ranks() -> None:
 
 
 def test_more_in_a_row_than_were_allowed_are_an_error():
-    step = step_of(skips=2)
+    step = step_of(max_nonfinite_steps=2)
     for batch in (batches()[BAD], batches()[BAD], batches()[0], batches()[BAD], batches()[BAD]):
         step(batch)
     with pytest.raises(NonFinite, match=r"of step 6 is not finite, after 2 in a row that were skipped: /forward/sqrt"):
@@ -151,7 +151,7 @@ class Shifted(Net):
     ids=str,
 )  # fmt: skip
 def test_an_infinite_loss_counts_and_masks_do_not(options):
-    step = step_of(model=Shifted, skips=0, **options)
+    step = step_of(model=Shifted, max_nonfinite_steps=0, **options)
     step(batches()[0])
     before = step.state_dict()
     what = "/forward/reciprocal made"
@@ -162,24 +162,24 @@ def test_an_infinite_loss_counts_and_masks_do_not(options):
 
 def test_a_batch_that_holds_it_is_named():
     with pytest.raises(NonFinite, match="batch:0 holds NaN, on rank 0"):
-        step_of(skips=0)(batches(entry=math.nan)[BAD])
+        step_of(max_nonfinite_steps=0)(batches(entry=math.nan)[BAD])
 
 
 def test_how_many_were_left_out_is_part_of_a_checkpoint(tmp_path):
-    step = step_of(skips=1)
+    step = step_of(max_nonfinite_steps=1)
     for batch in batches():
         step(batch)
     checkpoints = tutti.Checkpoints(tmp_path)
     step.save(checkpoints)
-    other = step_of(skips=1)
+    other = step_of(max_nonfinite_steps=1)
     other.load(checkpoints.wait())
     assert (other.steps, other.skipped) == (5, 1)
     assert torch.equal(step(batches()[0]), other(batches()[0]))
-    third = step_of(skips=1)
+    third = step_of(max_nonfinite_steps=1)
     third.load_training_state(step.training_state())
     assert third.skipped == 1 and torch.equal(step(batches()[1]), third(batches()[1]))
 
 
 def test_it_is_a_number_of_steps():
     with pytest.raises(ValueError, match="skips is -1; it must be a whole number"):
-        step_of(skips=-1)
+        step_of(max_nonfinite_steps=-1)

@@ -23,7 +23,9 @@ def graph(model):
 @pytest.fixture
 def state(model, graph):
     plan = Planner(graph, tutti.Cluster.parse("cpu:4")).named("tp2xzero3")
-    return State(graph, plan, Virtual(plan.mesh)).begin(model, torch.optim.AdamW(model.parameters()), masters=False)
+    return State(graph, plan, Virtual(plan.mesh)).begin(
+        model, torch.optim.AdamW(model.parameters()), fp32_master_weights=False
+    )
 
 
 def test_only_what_outlives_a_step_is_kept(state, graph):

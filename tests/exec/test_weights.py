@@ -41,7 +41,7 @@ def test_tied_weights_are_found_by_either_name(tmp_path):
 
 def test_float32_copies_are_read_too(tmp_path):
     zoo.llama(seed=3).bfloat16().save_pretrained(tmp_path)
-    step = made(zoo.llama().bfloat16(), masters=True)
+    step = made(zoo.llama().bfloat16(), fp32_master_weights=True)
     step.load(tmp_path)
     state = step.training_state()
     name = "model.layers.0.mlp.up_proj.weight"

@@ -21,7 +21,7 @@ def made(name, p, m, seed):
     stages = 2 * p if name in ("interleaved", "zb-v") else p
     if name == CHUNKED:
         graph = unroll(graph, 2)
-    schedule = schedule_of(name, p, stages, m, slices=graph.slices)
+    schedule = schedule_of(name, p, stages, m, sequence_chunks=graph.sequence_chunks)
     return cut(graph, random_stages(graph, stages, seed), schedule.split), schedule
 
 

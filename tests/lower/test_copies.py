@@ -40,7 +40,7 @@ def test_numbers_are_those_of_the_whole_batch(name):
 
 def test_each_copy_has_half_of_the_work_and_the_labels_of_the_whole():
     whole, made = graph("llama"), copied(graph("llama"), 2)
-    assert (whole.copies, made.copies) == (1, 2)
+    assert (whole.batch_splits, made.batch_splits) == (1, 2)
     assert made.flops == pytest.approx(whole.flops, rel=0.01)
     products = [sum(n.meta["flops"] for n in made.calls if "mm" in n.name and n.meta["copy"] == i) for i in range(2)]
     assert products[0] == products[1] > 0
@@ -61,8 +61,8 @@ def test_calls_of_one_label_are_alike(name):
 
 
 @pytest.mark.parametrize(("plan", "devices"), [
-    slow("tp2xcopies2", 2), slow("dp2xtp2xcopies2", 4), slow("zero3xcopies2", 2), ("pp2xcopies2", 2),
-    slow("tp2xrecomputexcopies2", 2),
+    slow("tp2xsplits2", 2), slow("dp2xtp2xsplits2", 4), slow("zero3xsplits2", 2), ("pp2xsplits2", 2),
+    slow("tp2xrecomputexsplits2", 2),
 ])  # fmt: skip
 def test_a_plan_by_its_name(plan, devices):
     model, batch, loss = MODELS["llama"]()
@@ -77,7 +77,7 @@ def test_a_plan_by_its_name(plan, devices):
     assert ours.evaluate(batch).item() == pytest.approx(whole.evaluate(batch).item(), rel=1e-5)
     assert ours.plan.name == plan and "the batch is cut into 2 copies" in ours.plan.explain()
     assert Plan.from_json(ours.plan.to_json()) == ours.plan
-    assert "- copies: 2" in ours.plan.diff(ours.plan.replace(copies=1))
+    assert "- batch_splits: 2" in ours.plan.diff(ours.plan.replace(batch_splits=1))
 
 
 def test_what_cannot_be_cut_is_an_error():
@@ -85,12 +85,12 @@ def test_what_cannot_be_cut_is_an_error():
     with pytest.raises(ValueError, match=r"input_ids of \(\d+, \d+\) does not divide into 5"):
         copied(graph("llama"), 5)
     with pytest.raises(ValueError, match="not into both"):
-        vary(graph("llama"), Variant(slices=2, copies=2))
+        vary(graph("llama"), Variant(sequence_chunks=2, batch_splits=2))
     with pytest.raises(ValueError, match="at least 2 copies"):
-        parse_name("tp2xcopies1", 2)
+        parse_name("tp2xsplits1", 2)
     cluster = tutti.Cluster.parse("h100:2")
     with pytest.raises(ValueError, match="one for 2 copies of the batch; the step has 1"):
-        Planner(graph("llama"), cluster).named("tp2xcopies2")
+        Planner(graph("llama"), cluster).named("tp2xsplits2")
     plan = Planner(graph("llama"), cluster).named("tp2")
     with pytest.raises(ValueError, match="the plan cuts the batch into 2 copies, the step into 1"):
-        plan.replace(copies=2).check(graph("llama"))
+        plan.replace(batch_splits=2).check(graph("llama"))

@@ -84,7 +84,7 @@ def gradients_held(program):
 @pytest.mark.parametrize("name", KINDS)
 def test_gradients_die_piece_by_piece_with_the_same_bits(name, masters, monkeypatch):
     dtype = torch.bfloat16 if masters else torch.float32
-    model, step, (late, early) = programs(KINDS[name], 3, dtype, masters=masters)
+    model, step, (late, early) = programs(KINDS[name], 3, dtype, fp32_master_weights=masters)
     with monkeypatch.context() as patch:
         patch.setattr(module, "_let_go", lambda graph: None)
         update_in_place(late.graph)

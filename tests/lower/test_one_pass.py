@@ -48,7 +48,7 @@ def test_in_one_pass():
 
 
 @pytest.mark.parametrize(
-    ("plan", "expected"), [("dp", [0, 0, 1]), ("tp", [1, 1, 0]), ("tpxcopies2", [2, 2, 0]), ("dpxcopies2", [0, 0, 2])]
+    ("plan", "expected"), [("dp", [0, 0, 1]), ("tp", [1, 1, 0]), ("tpxsplits2", [2, 2, 0]), ("dpxsplits2", [0, 0, 2])]
 )
 def test_on_two_devices(plan, expected):
     """A split vocabulary needs numbers of all ranks between the passes."""

@@ -40,7 +40,7 @@ def test_layers_are_computed_again_by_name(name, devices):
     plain = zoo.llama(4)
     whole = tutti.parallelize(plain, adam(plain), data, cluster="cpu:1", plan="single", **options)
     assert [step(data).item() for _ in range(2)] == pytest.approx([whole(data).item() for _ in range(2)], rel=1e-5)
-    copies = [node for node in step.graph.calls if node.meta.get("again")]
+    copies = [node for node in step.graph.calls if node.meta.get("recompute")]
     kept = {x for x in Activations(step.graph).needed if ".layers.*" in x}
     assert len(copies) > 40 and all(label.rpartition("/")[2].startswith("add") for label in kept), kept
     assert "what layers make" in step.plan.explain() and step.plan.name == name
@@ -48,29 +48,29 @@ def test_layers_are_computed_again_by_name(name, devices):
 
 def test_copies_stand_before_their_readers_and_read_no_copy_of_another_layer(step):
     found = Activations(step)
-    again = found.again(0.3 * found.whole, lambda node: node.meta["flops"] + node.meta["bytes"])
+    again = found.recompute(0.3 * found.whole, lambda node: node.meta["flops"] + node.meta["bytes"])
     made = recompute(step, again)
-    copies = [n for n in made.calls if n.meta.get("again")]
-    assert copies and all(n.meta["phase"] == BACKWARD and "/again/" in n.meta["label"] for n in copies)
+    copies = [n for n in made.calls if n.meta.get("recompute")]
+    assert copies and all(n.meta["phase"] == BACKWARD and "/recompute/" in n.meta["label"] for n in copies)
     order = {n: i for i, n in enumerate(made.graph.nodes)}
     for n in copies:
         first = min(order[user] for user in n.users)
-        assert all(m.meta.get("again") for m in list(made.graph.nodes)[order[n] : first]), "nothing lies in between"
+        assert all(m.meta.get("recompute") for m in list(made.graph.nodes)[order[n] : first]), "nothing lies in between"
 
 
 def test_what_is_not_kept_is_not_there(step):
     """Predicted at every budget; the runtime holds what is predicted (tests/proofs/test_memory_truth.py)."""
     found, peaks = Activations(step), []
     for share in (1.0, 0.5, 0.2, 0.0):
-        again = found.again(share * found.whole, lambda node: node.meta["flops"] + node.meta["bytes"])
-        variant = Variant(again=again)
+        again = found.recompute(share * found.whole, lambda node: node.meta["flops"] + node.meta["bytes"])
+        variant = Variant(recompute=again)
         made = vary(step, variant)
         peaks.append(dry_run(made, Planner(made, CLUSTER, variant=variant).named("single"), CLUSTER).memory.peak)
     assert all(b <= 1.02 * a for a, b in pairwise(peaks)) and peaks[-1] < 0.8 * peaks[0]
 
 
 def test_a_compiler_keeps_no_copy_that_it_could_have_made_in_the_forward_pass(step):
-    variant = Variant(again=("layers",))
+    variant = Variant(recompute=("layers",))
     made = vary(step, variant)
     plan = Planner(made, CLUSTER, variant=variant).named("recompute")
     plain, fused = (dry_run(made, plan, CLUSTER, level).memory.peak for level in ("O0", "O2"))
@@ -79,14 +79,14 @@ def test_a_compiler_keeps_no_copy_that_it_could_have_made_in_the_forward_pass(st
 
 def test_what_a_plan_computes_again_has_to_be_there(step):
     assert recompute(step, ()) is step
-    variant = Variant(again=("model.norm/forward/tutti.rms_norm",))
+    variant = Variant(recompute=("model.norm/forward/tutti.rms_norm",))
     made = vary(step, variant)
     plan = Planner(made, CLUSTER, variant=variant).named("single")
     assert made.flops == step.flops, "useful work"
     with pytest.raises(ValueError, match=r"computes again, the step has nothing of that \(tutti.lower.vary makes it"):
         dry_run(step, plan, CLUSTER)
     with pytest.raises(ValueError, match="computes 'lm_head/forward/bmm' again, which this model does not have"):
-        plan.replace(again=("lm_head/forward/bmm",)).check(made)
+        plan.replace(recompute=("lm_head/forward/bmm",)).check(made)
     with pytest.raises(ValueError, match="has no numbered layers, whose insides could be computed again"):
         linear = torch.nn.Linear(8, 8)
         tutti.parallelize(linear, adam(linear), {"input": torch.ones(4, 8)}, loss=lambda m, b: m(**b).square().sum(),
@@ -106,7 +106,7 @@ def test_a_batch_of_another_shape_keeps_what_it_lacks():
 
     model, large = Branching(), {"x": torch.ones(8, 8)}
     captured = tutti.capture(model, large, adam(model))
-    variant = Variant(again=tuple(sorted(Activations(captured).inside_layers)))
+    variant = Variant(recompute=tuple(sorted(Activations(captured).inside_layers)))
     plan = Planner(vary(captured, variant), CLUSTER, variant=variant).named("single")
     step = tutti.parallelize(model, adam(model), large, cluster=CLUSTER, plan=plan, level="O0")
     assert step({"x": torch.ones(4, 8)}) > 0

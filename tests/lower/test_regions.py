@@ -40,11 +40,11 @@ def program(batch: int, plan: str, devices: int):
 
 
 PLANS = [  # plan, devices, rows of the batch
-    ("tp2xregions2", 2, 2), ("tp2xregions2", 2, 1), ("tp4xregions2", 4, 3), ("tp4xregions4", 4, 1),
-    ("dp2xtp2xregions2", 4, 2), ("dp2xtp2xregions2", 4, 4), ("tp2xzero3xregions2", 4, 2),
-    ("tp2xrecomputexregions2", 2, 1),
+    ("tp2xoverlap2", 2, 2), ("tp2xoverlap2", 2, 1), ("tp4xoverlap2", 4, 3), ("tp4xoverlap4", 4, 1),
+    ("dp2xtp2xoverlap2", 4, 2), ("dp2xtp2xoverlap2", 4, 4), ("tp2xzero3xoverlap2", 4, 2),
+    ("tp2xrecomputexoverlap2", 2, 1),
 ]  # fmt: skip
-QUICK = [("gpt2", "tp2xrecomputexregions2", 2, 1)]
+QUICK = [("gpt2", "tp2xrecomputexoverlap2", 2, 1)]
 
 
 @pytest.mark.parametrize("name, plan, devices, batch", crossed(["llama", "gpt2"], PLANS, quick=QUICK))
@@ -64,15 +64,15 @@ def test_numbers_are_those_of_one_device(name, plan, devices, batch):
 
 
 def test_a_plan_says_that_regions_are_in_parts():
-    plan = Planner(graph(2), tutti.Cluster.parse("h100:2")).named("tp2xregions2")
-    assert plan.regions == 2 and plan.name == "tp2xregions2"
+    plan = Planner(graph(2), tutti.Cluster.parse("h100:2")).named("tp2xoverlap2")
+    assert plan.overlap_chunks == 2 and plan.name == "tp2xoverlap2"
     assert "computed in 2 parts" in plan.explain()
     assert Plan.from_json(plan.to_json()) == plan
-    assert "- regions: 2" in plan.diff(plan.replace(regions=1))
+    assert "- overlap_chunks: 2" in plan.diff(plan.replace(overlap_chunks=1))
 
 
 def test_collectives_between_layers_are_in_parts_and_send_as_much():
-    whole, parts = program(1, "tp2", 2), program(1, "tp2xregions2", 2)
+    whole, parts = program(1, "tp2", 2), program(1, "tp2xoverlap2", 2)
     divide(parts)
     parts.graph.lint()
     assert parts.sent == whole.sent
@@ -83,7 +83,7 @@ def test_collectives_between_layers_are_in_parts_and_send_as_much():
 @pytest.mark.parametrize("batch", [1, 4])
 def test_attention_is_whole_where_the_sequence_is_cut(batch):
     """Where there are several sequences they are cut, and nothing has to be joined between layers."""
-    made = program(batch, "tp2xregions2", 2)
+    made = program(batch, "tp2xoverlap2", 2)
     found = in_parts(made.graph, 2)
     attention = [n for n in made.graph.nodes if n.target is ATTENTION]
     assert len(attention) == 2 and all((n in found) == (batch > 1) for n in attention)
@@ -106,7 +106,7 @@ def test_gathered_pieces_of_a_sequence_are_cut_in_strides():
 
 def test_what_has_no_part_in_hiding_is_left_whole():
     """Updates, gathers of parameters, and what is computed before the first communication."""
-    made = program(2, "tp2xzero3xregions2", 4)
+    made = program(2, "tp2xzero3xoverlap2", 4)
     found = in_parts(made.graph, 2)
     assert all(n.meta["phase"] != UPDATE for n in found)
     gathers = [n for n in made.graph.nodes if n.target in COLLECTIVES and n.meta["label"].startswith("param:")]
@@ -115,16 +115,16 @@ def test_what_has_no_part_in_hiding_is_left_whole():
 
 def test_what_cannot_be_is_an_error():
     with pytest.raises(ValueError, match="at least 2 parts"):
-        parse_name("tp2xregions1", 2)
-    for name, other in (("pp2", "a pipeline"), ("tp2xcopies2", "copies"), ("tp2xoffload", "offload")):
+        parse_name("tp2xoverlap1", 2)
+    for name, other in (("pp2", "a pipeline"), ("tp2xsplits2", "copies"), ("tp2xoffload", "offload")):
         with pytest.raises(ValueError, match=f"regions do not go with {other}"):
-            parse_name(f"{name}xregions2", 2)
-    plan = Planner(graph(2), tutti.Cluster.parse("h100:2")).named("tp2xregions2")
+            parse_name(f"{name}xoverlap2", 2)
+    plan = Planner(graph(2), tutti.Cluster.parse("h100:2")).named("tp2xoverlap2")
     with pytest.raises(ValueError, match="does not go with tiers"):
         plan.replace(tiers={"param:lm_head.weight": "host"}).check(graph(2))
 
 
-@pytest.mark.parametrize("plan", ["dp2xregions2", "cp2xregions2"])
+@pytest.mark.parametrize("plan", ["dp2xoverlap2", "cp2xoverlap2"])
 def test_a_plan_without_regions_is_an_error(plan):
     model, batch = zoo.llama(1), zoo.tokens(2)
     step = tutti.parallelize(model, adam(model), batch, cluster="h100:2", plan=plan, level="O0")

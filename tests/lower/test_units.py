@@ -25,7 +25,7 @@ def programs(name: str, plan: str, devices: int, copies: int = 1):
     model, batch, loss = case(name)
     step = tutti.capture(model, batch, torch.optim.AdamW(model.parameters()), loss, clip_norm=1.0)
     step = copy(step.keep([n for n in step.outputs if n not in step.gradient_names]), copies)
-    plan_ = Planner(step, tutti.Cluster.parse(f"cpu:{devices}"), variant=Variant(copies=copies)).named(plan)
+    plan_ = Planner(step, tutti.Cluster.parse(f"cpu:{devices}"), variant=Variant(batch_splits=copies)).named(plan)
     return [improve(shard(step, plan_, rank), "O0") for rank in range(devices)]
 
 
@@ -34,7 +34,7 @@ def alone(node):
 
 
 @pytest.mark.parametrize(("name", "plan", "copies"), [
-    slow("llama", "dp2xtp2", 1), ("qwen3", "dp3xzero3xcopies2", 2), ("mixtral", "ep3", 1),
+    slow("llama", "dp2xtp2", 1), ("qwen3", "dp3xzero3xsplits2", 2), ("mixtral", "ep3", 1),
     slow("t5", "dp3xtp2xzero1", 1),
 ])  # fmt: skip
 def test_no_unit_waits_for_a_later_one(name, plan, copies):

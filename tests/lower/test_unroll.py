@@ -64,7 +64,7 @@ def test_numbers_are_those_of_the_whole_sequence(name, slices):
 def test_chunks_are_computed_in_order(name):
     made = unroll(graph(name), 4)
     reads, ways = Reads(made), {FORWARD: 1, BACKWARD: -1}
-    assert made.slices == 4 and graph(name).slices == 1
+    assert made.sequence_chunks == 4 and graph(name).sequence_chunks == 1
     crossing = 0
     for node in reads.calls:
         phase = node.meta["phase"]

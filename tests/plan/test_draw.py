@@ -27,7 +27,7 @@ def test_a_pipeline_of_two_stages():
 
 def test_durations_and_many_microbatches_and_devices():
     unequal = ((1.0, 1.0, 1.0, 0.0), (3.0, 3.0, 3.0, 0.0))
-    first, second, legend = drawn(plan("found", 2, 2, 40, unequal))
+    first, second, legend = drawn(plan("auto", 2, 2, 40, unequal))
     assert second.count(".") < first.count(".") and "+" in second
     assert legend.startswith("the first 6 of 40 microbatches; ")
     lines = drawn(plan("gpipe", 32, 32, 4))

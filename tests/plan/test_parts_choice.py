@@ -41,8 +41,8 @@ def found(graph, bandwidth: float, mesh: Mesh):
 
 def test_one_long_sequence_is_hidden_by_its_regions(graph):
     made, best, told = found(graph, 50e9, {"tp": 2})
-    whole = next(p for p in made.plans if p.regions == 1)
-    assert best.name == "auto-tp2xregions2" and best.regions == 2
+    whole = next(p for p in made.plans if p.overlap_chunks == 1)
+    assert best.name == "auto-tp2xoverlap2" and best.overlap_chunks == 2
     assert best.predicted.communication_seconds < 0.5 * whole.predicted.communication_seconds
     assert best.predicted.step_seconds < whole.predicted.step_seconds
     assert any("cannot be had in copies: the batch cannot be cut" in line for line in told)
@@ -52,5 +52,5 @@ def test_one_long_sequence_is_hidden_by_its_regions(graph):
 
 def test_what_costs_more_than_it_hides_is_not_taken(graph):
     made, best, _ = found(graph, 200e9, {"tp": 2})
-    parts = [p for p in made.plans if p.regions == 2]
-    assert best.regions == 1 and all(p.predicted.step_seconds > best.predicted.step_seconds for p in parts)
+    parts = [p for p in made.plans if p.overlap_chunks == 2]
+    assert best.overlap_chunks == 1 and all(p.predicted.step_seconds > best.predicted.step_seconds for p in parts)

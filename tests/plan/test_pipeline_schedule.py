@@ -23,9 +23,9 @@ def equal(count):
 @pytest.mark.parametrize("p, m", SIZES)
 @pytest.mark.parametrize("name", NAMES)
 def test_all_work_is_done_once_and_in_an_order_that_runs(name, p, m):
-    made = schedule_of(name, p, stages(name, p), m, slices=3 if name == CHUNKED else 1)
+    made = schedule_of(name, p, stages(name, p), m, sequence_chunks=3 if name == CHUNKED else 1)
     slots = [slot for device in made.devices for slot in device]
-    kinds, chunks = "FBW" if made.split else "FB", range(made.slices)
+    kinds, chunks = "FBW" if made.split else "FB", range(made.sequence_chunks)
     all_work = [Slot(k, s, i, c) for k in kinds for s in range(stages(name, p)) for i in range(m) for c in chunks]
     assert sorted(slots) == sorted(all_work)
     assert all(made.place[slot.stage] == d for d, device in enumerate(made.devices) for slot in device)
@@ -56,14 +56,14 @@ def test_microbatches_in_flight(p, m):
     assert held("gpipe") == [m] * p
     assert held("1f1b") == [min(p - d, m) for d in range(p)]
     assert held("interleaved") == [min(2 * m, 2 * (p - d - 1) + p + 1) for d in range(p)]
-    assert max(held("zb-h1")) == max(held("found")) == p and max(held("zb-v")) == 2 * p
+    assert max(held("zb-h1")) == max(held("auto")) == p and max(held("zb-v")) == 2 * p
 
 
 @pytest.mark.parametrize("n", [2, 4, 7])
 @pytest.mark.parametrize("p, m", SIZES)
 def test_chunks_of_the_sequence(p, m, n):
     """As many microbatches of a part of the size would wait; a device holds all chunks of one, and some of others."""
-    made = schedule_of("seq1f1b", p, p, m, slices=n)
+    made = schedule_of("seq1f1b", p, p, m, sequence_chunks=n)
     assert bubble(made, equal(p)) == pytest.approx((p - 1) / (n * m))
     assert [sum(held) for held in in_flight(made)] == pytest.approx([min(m, 1 + (p - d - 1) / n) for d in range(p)])
     for slots in made.devices:
@@ -76,7 +76,7 @@ def test_names_and_numbers_of_chunks_have_to_agree():
     with pytest.raises(ValueError, match="seq1f1b has at least two chunks"):
         schedule_of("seq1f1b", 2, 2, 4)
     with pytest.raises(ValueError, match="gpipe has no chunks"):
-        schedule_of("gpipe", 2, 2, 4, slices=2)
+        schedule_of("gpipe", 2, 2, 4, sequence_chunks=2)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -84,7 +84,7 @@ def test_a_found_schedule_of_unequal_stages_ends_no_later_than_those_by_name(see
     draw = random.Random(seed)
     p, m = draw.choice([2, 3, 4]), draw.choice([4, 6, 8])
     durations = [(*(draw.uniform(0.2, 2.0) for _ in range(3)), draw.choice([0.0, 0.5])) for _ in range(p)]
-    found = makespan(schedule_of("found", p, p, m, durations), durations)
+    found = makespan(schedule_of("auto", p, p, m, durations), durations)
     assert found <= makespan(schedule_of("zb-h1", p, p, m), durations) * (1 + 1e-9)
     assert found <= makespan(schedule_of("1f1b", p, p, m), durations) * 1.02
     work = [m * sum(stage[:3]) for stage in durations]
@@ -116,8 +116,8 @@ def test_what_waits_in_a_circle_is_an_error():
         (("1f1b", 4, 6, 4), "6 stages do not divide over 4 devices"),
         (("1f1b", 2, 4, 4), "one stage on each device"),
         (("zb-v", 2, 2, 4), "zb-v has 2 stages on each device, which makes 4, not 2"),
-        (("found", 2, 6, 4), "found has 1 or 2 stages on each device, which makes 2 or 4, not 6"),
-        (("found", 2, 2, 4, [(1.0, 1.0, 1.0, 0.0)]), "1 durations are given for 2 stages"),
+        (("auto", 2, 6, 4), "auto has 1 or 2 stages on each device, which makes 2 or 4, not 6"),
+        (("auto", 2, 2, 4, [(1.0, 1.0, 1.0, 0.0)]), "1 durations are given for 2 stages"),
         (("interleaved", 4, 8, 6), "a multiple of 4 microbatches, not 6"),
     ],
 )

@@ -47,16 +47,18 @@ def test_over_slow_links_a_pipeline_is_best(slow):
     assert PIPELINE in best.mesh and best.accumulate >= 4 and slow.fits(best)
     flat = [p.predicted.step_seconds for p in slow.plans if PIPELINE not in p.mesh]
     assert best.predicted.step_seconds < 0.8 * min(flat)
-    assert all(p.durations for p in slow.plans if p.schedule == "found")
+    assert all(p.durations for p in slow.plans if p.schedule == "auto")
     assert tutti.Plan.from_json(best.to_json()).replace(prediction=None) == best.replace(prediction=None)
 
 
 def test_what_is_modelled_is_about_what_the_clock_says(slow):
     lengths = {
-        c.pipe.devices: c.candidate for c in slow.candidates if isinstance(c, PipelineCandidate) and c.pipe.slices == 1
+        c.pipe.devices: c.candidate
+        for c in slow.candidates
+        if isinstance(c, PipelineCandidate) and c.pipe.sequence_chunks == 1
     }
     assert lengths.keys() == {2, 4}
-    for devices, schedule in [(2, ("interleaved", 2)), (2, ("found", 2)), (4, ("1f1b", 1)), (4, ("found", 1))]:
+    for devices, schedule in [(2, ("interleaved", 2)), (2, ("auto", 2)), (4, ("1f1b", 1)), (4, ("auto", 1))]:
         candidate = PipelineCandidate(lengths[devices], Pipe(devices, *schedule), SLOW)
         made = dry_run(graph(candidate.planner.accumulate), candidate.plan(), SLOW)
         assert candidate.chosen.seconds == pytest.approx(made.seconds, rel=0.15), candidate.plan().name
@@ -79,7 +81,7 @@ def test_stages_hold_what_fits(slow):
     tight = tutti.Cluster(replace(SLOW.device, memory=memory), SLOW.levels)
     found = search(tight, mesh=best.mesh, accumulate=best.accumulate, budget=20)
     assert found.best().predicted.peak_bytes <= memory
-    uncut = [p.predicted.step_seconds for p in found.plans if p.copies == 1]  # only copies of the best are tried
+    uncut = [p.predicted.step_seconds for p in found.plans if p.batch_splits == 1]  # only copies of the best are tried
     assert min(uncut) >= best.predicted.step_seconds / 1.02
 
 
@@ -120,7 +122,7 @@ def test_what_the_parent_of_layers_makes_is_sent_too():
     step, cluster = blocks(False, 8), tutti.Cluster(SLOW.device, ((2, SLOW.levels[0][1]),))
     planner = Planner(step, cluster, (), 8)
     inner = planner.inside(Pipe(2)).on({"dp": 1})
-    for schedule, chunks in (("1f1b", 1), ("interleaved", 2), ("found", 1)):
+    for schedule, chunks in (("1f1b", 1), ("interleaved", 2), ("auto", 1)):
         candidate = PipelineCandidate(inner, Pipe(2, schedule, chunks), cluster)
         made = dry_run(step, candidate.plan(), cluster)
         assert candidate.chosen.seconds == pytest.approx(made.seconds, rel=0.1), schedule
@@ -140,9 +142,13 @@ def test_a_pipeline_that_is_asked_for_with_one_microbatch():
     """The sequence in chunks then fills the bubble, while there are tokens enough in each."""
     found = search(FAST, mesh={"pp": 4}, accumulate=1)
     best = found.best()
-    assert best.schedule == "seq1f1b" and best.slices in (2, 4, 8)
-    whole = min(p.predicted.step_seconds for p in found.plans if p.slices == 1)
+    assert best.schedule == "seq1f1b" and best.sequence_chunks in (2, 4, 8)
+    whole = min(p.predicted.step_seconds for p in found.plans if p.sequence_chunks == 1)
     assert best.predicted.step_seconds < 0.7 * whole
     made = dry_run(graph(1, best.variant), best, FAST)
-    candidate = next(c for c in found.candidates if isinstance(c, PipelineCandidate) and c.pipe.slices == best.slices)
+    candidate = next(
+        c
+        for c in found.candidates
+        if isinstance(c, PipelineCandidate) and c.pipe.sequence_chunks == best.sequence_chunks
+    )
     assert candidate.chosen.seconds == pytest.approx(made.seconds, rel=0.2)

@@ -89,9 +89,9 @@ def captured(optimizer=torch.optim.AdamW, dtype=torch.float32, **options):
             r"an optimizer that keeps exp_avg, exp_avg_sq of model.embed_tokens.weight, this one does not",
         ),
         (
-            {"dtype": torch.bfloat16, "masters": True},
+            {"dtype": torch.bfloat16, "fp32_master_weights": True},
             {"dtype": torch.bfloat16},
-            r"a step with float32 masters \(masters=True\), this one has none",
+            r"a step with float32 masters \(fp32_master_weights=True\), this one has none",
         ),
         (
             {"clip_norm": 1.0},

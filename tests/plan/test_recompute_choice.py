@@ -43,15 +43,17 @@ def drawn(seed: int, size: int = 7) -> StepGraph:
 def best(found: Activations, memory: float) -> float | None:
     """The least seconds of all choices that keep at most so much."""
     labels, least = list(found.nodes), None
-    for states in product((None, "keep", "again"), repeat=len(labels)):
+    for states in product((None, "keep", "recompute"), repeat=len(labels)):
         state = dict(zip(labels, states, strict=True))
         kept = sum(found.bytes[x] for x in labels if state[x] == "keep")
-        if kept > memory or any(state[x] is None or (state[x] == "again" and x in found.fixed) for x in found.needed):
+        if kept > memory or any(
+            state[x] is None or (state[x] == "recompute" and x in found.fixed) for x in found.needed
+        ):
             continue
-        if any(state[y] == "again" and (state[x] is None or (state[x] == "again" and (x, y) in found.across))
+        if any(state[y] == "recompute" and (state[x] is None or (state[x] == "recompute" and (x, y) in found.across))
                for x, y in found.inside | found.across):  # fmt: skip
             continue
-        cost = sum(found.example[x].meta["flops"] for x in labels if state[x] == "again")
+        cost = sum(found.example[x].meta["flops"] for x in labels if state[x] == "recompute")
         least = cost if least is None else min(least, cost)
     return least
 
@@ -61,7 +63,7 @@ def test_no_choice_that_keeps_as_little_costs_less(seed):
     found = Activations(drawn(seed))
     for share in (1.0, 0.7, 0.4, 0.2):
         memory = share * found.whole
-        again = found.again(memory, lambda node: node.meta["flops"])
+        again = found.recompute(memory, lambda node: node.meta["flops"])
         expected = best(found, memory)
         if expected is not None:
             assert sum(found.example[x].meta["flops"] for x in again) == expected
@@ -69,4 +71,4 @@ def test_no_choice_that_keeps_as_little_costs_less(seed):
 
 def test_all_that_fits_is_kept():
     found = Activations(drawn(0))
-    assert found.again(found.whole, lambda node: 1.0) == ()
+    assert found.recompute(found.whole, lambda node: 1.0) == ()

@@ -93,7 +93,7 @@ def test_as_few_microbatches_as_fit():
 
     assert best(2 * one[1]).accumulate == 1
     tight = best(0.95 * one[1])
-    assert (tight.accumulate in (2, 4) or tight.again) and tight.predicted.peak_bytes <= 0.95 * one[1]
+    assert (tight.accumulate in (2, 4) or tight.recompute) and tight.predicted.peak_bytes <= 0.95 * one[1]
     with pytest.raises(ValueError, match="or more microbatches than 1 per update, or a smaller batch"):
         best(0.5 * one[1], accumulate=1)
 

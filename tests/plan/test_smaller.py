@@ -36,7 +36,7 @@ def test_what_does_not_fit_is_computed_again_in_part(name):
     made = search(large.predicted.peak_bytes - 0.5 * large.predicted.bytes_by_kind["activations"])
     Smaller(made).shrink(made.judgement(large))
     best = made.best_of_all
-    assert best.again and made.fits(best) and list(best.mesh) == list(large.mesh)
+    assert best.recompute and made.fits(best) and list(best.mesh) == list(large.mesh)
     assert best.predicted.step_seconds < 1.25 * large.predicted.step_seconds, "a whole forward pass would be a third"
     again = dry_run(graph(count, best.variant), best, made.cluster).prediction()
     assert again.peak_bytes == best.predicted.peak_bytes <= made.memory
@@ -48,9 +48,9 @@ def test_a_search_computes_again_where_nothing_fits_without():
     small = alone("h100:2")
     least = predicted(graph(), small, "zero3").predicted.peak_bytes
     made = search(0.85 * least, small, accumulate=1, mesh={"dp": 2})
-    assert made.best().again
-    assert not any(made.fits(plan) for plan in made.plans if not plan.again)
+    assert made.best().recompute
+    assert not any(made.fits(plan) for plan in made.plans if not plan.recompute)
 
 
 def test_where_all_fits_nothing_is_computed_again():
-    assert not search(1 << 40, mesh={"dp": 4}).best().again
+    assert not search(1 << 40, mesh={"dp": 4}).best().recompute

@@ -24,7 +24,7 @@ from tutti.plan.textbook import Textbook, parse_name
         ("pp2xep2", 4, Textbook(ep=2, pipe=Pipe(2))),
         ("cp", 4, Textbook(cp=4)),
         ("dp2xcp2", 4, Textbook(2, cp=2)),
-        ("pp2-seq1f1b4xdp", 4, Textbook(2, pipe=Pipe(2, "seq1f1b", slices=4))),
+        ("pp2-seq1f1b4xdp", 4, Textbook(2, pipe=Pipe(2, "seq1f1b", sequence_chunks=4))),
     ],
 )
 def test_names(name, devices, book):
@@ -54,7 +54,7 @@ def test_names(name, devices, book):
         ("dp3", "needs 3 devices, not 4"),
         ("tp3xzero1", "needs a multiple of 3 devices, not 4"),
         ("single", "needs 1 device, not 4$"),
-        ("copies2", "needs 1 device, not 4: say how they are used, as in 'dpxcopies2'"),
+        ("splits2", "needs 1 device, not 4: say how they are used, as in 'dpxsplits2'"),
     ],
 )
 def test_names_that_are_none(name, message):

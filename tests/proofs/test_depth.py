@@ -37,7 +37,11 @@ def functions(model: torch.nn.Module, level: str, dtype: torch.dtype) -> tuple[i
     optimizer = torch.optim.AdamW(model.parameters())
     masters = dtype != torch.float32
     step = capture(
-        model.to(dtype).train(), {"input_ids": ids, "labels": ids}, optimizer, clip_norm=1.0, masters=masters
+        model.to(dtype).train(),
+        {"input_ids": ids, "labels": ids},
+        optimizer,
+        clip_norm=1.0,
+        fp32_master_weights=masters,
     )
     step = step.keep([name for name in step.outputs if name not in step.gradient_names])
     program = improve(shard(step, Plan({"dp": 1}), 0), level)

@@ -114,7 +114,9 @@ def test_bfloat16_with_masters(cls):
     masters = [p.detach().float().requires_grad_() for p in reference.parameters()]
     exact = cls(masters, **OPTIONS.get(cls, {}))
     data = batches(torch.bfloat16)
-    step = tutti.parallelize(model, optimizer, data[0], cluster="cpu:1", plan="single", level="O0", masters=True)
+    step = tutti.parallelize(
+        model, optimizer, data[0], cluster="cpu:1", plan="single", level="O0", fp32_master_weights=True
+    )
     for batch in data[:STEPS]:
         step(batch)
         reference.zero_grad()
@@ -133,7 +135,9 @@ def test_bfloat16_with_masters(cls):
 
 @pytest.mark.parametrize("cls", SOME)
 def test_a_skipped_step_changes_nothing(cls):
-    step = tutti.parallelize(*setup(cls), batches()[0], cluster="cpu:2", plan="zero3", level="O0", skips=1)
+    step = tutti.parallelize(
+        *setup(cls), batches()[0], cluster="cpu:2", plan="zero3", level="O0", max_nonfinite_steps=1
+    )
     step(batches()[0])
     before = step.training_state()
     bad = copy.deepcopy(batches()[1])

@@ -29,7 +29,9 @@ def captured(batch: int):
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
         ids = torch.empty(batch, 4096, dtype=torch.long)
-    return tutti.capture(model, {"input_ids": ids, "labels": ids}, torch.optim.AdamW(model.parameters()), masters=True)
+    return tutti.capture(
+        model, {"input_ids": ids, "labels": ids}, torch.optim.AdamW(model.parameters()), fp32_master_weights=True
+    )
 
 
 def hidden(step, name: str, overlaps: bool) -> tuple[dict[str, float], float, float]:
@@ -57,7 +59,7 @@ def test_tensor_parallelism_hides_half_of_the_forward_and_most_of_the_backward_p
     assert plain["forward"] == pytest.approx(0.0, abs=1e-9) and plain["backward"] == pytest.approx(0.0, abs=1e-9)
     begun, early, _ = hidden(step, "tp8", True)
     assert begun["backward"] >= 0.9, "gradients of weights are computed meanwhile"
-    copies, both, most = hidden(step, "tp8xcopies2", True)
+    copies, both, most = hidden(step, "tp8xsplits2", True)
     assert copies["forward"] >= 0.5 and copies["backward"] >= 0.9
     assert both < early < waits and most < 1.15 * peak
 
@@ -67,18 +69,18 @@ def test_regions_hide_as_much_and_do_so_for_a_single_sequence(step):
     """Half of what attention sends is hidden only by its own projection where the sequence is cut: what is won there is
     about what smaller kernels lose."""
     _, early, peak = hidden(step, "tp8", True)
-    regions, both, most = hidden(step, "tp8xregions2", True)
+    regions, both, most = hidden(step, "tp8xoverlap2", True)
     assert regions["forward"] >= 0.9 and regions["backward"] >= 0.95
     assert both < early and most < 1.1 * peak
     alone = captured(1)
     begun, early, peak = hidden(alone, "tp8", True)
-    regions, both, most = hidden(alone, "tp8xregions2", True)
+    regions, both, most = hidden(alone, "tp8xoverlap2", True)
     assert begun["forward"] < 0.25 and regions["forward"] >= 0.75 and regions["backward"] >= 0.95
     assert both < 1.03 * early and most < 1.1 * peak
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", ["tp2xdp2xcopies2", "tp2xdp2xregions2"])
+@pytest.mark.parametrize("plan", ["tp2xdp2xsplits2", "tp2xdp2xoverlap2"])
 def test_numbers_on_processes(pool, plan):
     ours = pool.run(trained, plan)
     model, batch = llama(2), tokens(8)

@@ -79,7 +79,7 @@ def by_trainer(tmp_path_factory) -> dict[torch.dtype, float]:
 @pytest.mark.parametrize("level", ["O0", "O1", "O2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_validation_loss_is_that_of_the_trainer(by_trainer, dtype, level):
-    loss = learned(dtype, level, masters=dtype != torch.float32)
+    loss = learned(dtype, level, fp32_master_weights=dtype != torch.float32)
     print(f"validation loss {loss:.4f} in {dtype} at {level}, by the Trainer {by_trainer}")
     assert loss == pytest.approx(by_trainer[torch.float32], rel=0.005 if dtype == torch.float32 else 0.02)
 
@@ -87,7 +87,7 @@ def test_validation_loss_is_that_of_the_trainer(by_trainer, dtype, level):
 @pytest.mark.slow
 def test_stochastic_rounding_learns_as_masters_do():
     """At a rate whose steps are mostly lost when they are rounded to the nearest."""
-    choices = {"masters": True}, {"stochastic_rounding": True}, {}
+    choices = {"fp32_master_weights": True}, {"stochastic_rounding": True}, {}
     masters, stochastic, nearest = (learned(torch.bfloat16, "O2", lr=LR / 10, **options) for options in choices)
     print(f"validation loss {stochastic:.4f}, with masters {masters:.4f}, rounded to the nearest {nearest:.4f}")
     assert stochastic == pytest.approx(masters, rel=0.005)

@@ -59,7 +59,7 @@ def test_every_bit_of_other_models_is_the_same(name):
 
 @pytest.mark.parametrize("options", [
     dict(optimizer=momentum), slow(dict(clip_norm=0.5)), slow(dict(accumulate=3)),
-    dict(dtype=torch.bfloat16, masters=True),
+    dict(dtype=torch.bfloat16, fp32_master_weights=True),
 ], ids=["momentum", "clipped", "accumulated", "masters"])  # fmt: skip
 def test_whatever_the_update_does(options):
     check("llama", "", "offload3", **options)
@@ -76,7 +76,7 @@ def test_on_devices_with_a_host(plan):
 
 
 def test_masters_on_a_host():
-    check("llama", "", "offload2", cluster="v100-32:1", dtype=torch.bfloat16, masters=True)
+    check("llama", "", "offload2", cluster="v100-32:1", dtype=torch.bfloat16, fp32_master_weights=True)
 
 
 def test_in_a_pipeline():

@@ -27,7 +27,7 @@ CUTS = 6
 QUICK = [("llama", 4), ("llama", 5), ("mixtral", 1), ("mixtral", 2)]
 GLOO = [  # family, schedule, devices of the pipeline, plan of each
     ("llama", "1f1b", 2, "dp2"), ("llama", "zb-h1", 2, "tp2"), ("llama", "gpipe", 4, "dp1"),
-    ("llama", "zb-v", 2, "zero2"), ("llama", "found", 2, "dp2"), ("mixtral", "1f1b", 2, "ep2"),
+    ("llama", "zb-v", 2, "zero2"), ("llama", "auto", 2, "dp2"), ("mixtral", "1f1b", 2, "ep2"),
     ("llama", CHUNKED, 2, "dp2"),
 ]  # fmt: skip
 

@@ -84,10 +84,10 @@ QUICK = [("llama", 0.3), ("dropout", 1.0), ("mixtral", 0.3), ("vit", 1.0)]
 def test_every_bit_is_the_same(name, share):
     draw = random.Random(0)
     again = tuple(label for label in forward(graph(name)) if draw.random() < share)
-    made = vary(graph(name), Variant(again=again))
+    made = vary(graph(name), Variant(recompute=again))
     assert len(made.calls) > len(graph(name).calls)
-    plan = Planner(made, CLUSTER, variant=Variant(again=again)).named("single")
-    assert plan.again == again
+    plan = Planner(made, CLUSTER, variant=Variant(recompute=again)).named("single")
+    assert plan.recompute == again
     for ours, theirs in zip(trained(name, plan), trained(name, "single"), strict=True):
         if isinstance(ours, list):
             assert ours == theirs
@@ -123,6 +123,6 @@ def test_a_pipeline_works_where_it_did():
                                  accumulate=2)  # fmt: skip
         stages = stages_of(Reads(step.graph), step.plan.stages)
         found[name] = {node.meta["name"]: stage for node, stage in stages.items() if node.op == "call_function"}
-    again = {name for name in found["pp2xrecompute"] if "/again/" in name}
+    again = {name for name in found["pp2xrecompute"] if "/recompute/" in name}
     assert {name: stage for name, stage in found["pp2xrecompute"].items() if name not in again} == found["pp2"]
     assert {found["pp2xrecompute"][name] for name in again} == {0, 1}

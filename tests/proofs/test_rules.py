@@ -217,8 +217,8 @@ def test_the_page_shows_what_was_proven():
     }
     text = page(reports, lambda model_name: [aten.mm.default, aten.mm.default, aten.t.default])
     assert "| `aten.sum` | by its arguments, as `a:sum b:sum -> \\| ~0` |  | 0 |" in text
-    assert "5 operators have a rule, 1 of them with a computation of their own for what is split" in text
-    assert "6 calls were drawn at random and split in 1,041 ways" in text and " 2 times something was tried" in text
+    assert "5 operators have a rule, 1 of them with a local computation for split factors" in text
+    assert "6 random calls were split in 1,041 ways" in text and " 2 forbidden splits were tried" in text
     assert "| `aten.mm` | `m k, k n -> m n \\| ~0 ~1` |  | 41 |" in text
     assert "| `aten.exp` | elementwise, by torch's tag |  | 1000 |" in text
     assert "| `aten._softmax` | by its arguments (tutti.ops.softmax) | yes | 0 |" in text

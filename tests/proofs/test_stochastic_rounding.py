@@ -83,7 +83,7 @@ def test_seeds_round_otherwise(alone):
 
 
 def test_a_step_left_out_rounds_nothing():
-    step = make("dp2", 2, skips=1)
+    step = make("dp2", 2, max_nonfinite_steps=1)
     step(batch(0))
     before = {key: x.clone() for key, x in step.training_state().items()}
     bad = batch(1)
@@ -95,7 +95,7 @@ def test_a_step_left_out_rounds_nothing():
 
 def test_masters_have_nothing_to_round():
     with pytest.raises(ValueError, match="masters or stochastic_rounding"):
-        make("single", 1, masters=True)
+        make("single", 1, fp32_master_weights=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

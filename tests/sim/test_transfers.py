@@ -21,7 +21,7 @@ V100 = tutti.Cluster.parse("v100-32:1")
 @cache
 def graph():
     model = zoo.llama(3).to(torch.bfloat16)
-    return tutti.capture(model, zoo.tokens(4), torch.optim.AdamW(model.parameters()), masters=True)
+    return tutti.capture(model, zoo.tokens(4), torch.optim.AdamW(model.parameters()), fp32_master_weights=True)
 
 
 def ran(name, cluster=V100, level="O0"):

@@ -114,7 +114,7 @@ def test_low_precision_parameters_have_float32_masters():
     model = Classifier().to(torch.bfloat16)
     x, y = points()
     batch = (x.bfloat16(), y)
-    graph = tutti.capture(model, batch, torch.optim.AdamW(model.parameters()), cross_entropy, masters=True)
+    graph = tutti.capture(model, batch, torch.optim.AdamW(model.parameters()), cross_entropy, fp32_master_weights=True)
     assert graph.spec("master:up.weight").dtype == graph.spec("exp_avg:up.weight").dtype == torch.float32
     new = execute(graph, model, batch, lr=1e-2)
     assert torch.equal(new["param:up.weight"], new["master:up.weight"].bfloat16())
@@ -141,7 +141,7 @@ def test_a_layer_of_a_70b_model_allocates_nothing():
         ids = torch.empty(2, 4096, dtype=torch.long)
     batch = {"input_ids": ids, "labels": ids}
     with torch.profiler.profile(profile_memory=True, acc_events=True) as profile:
-        graph = tutti.capture(model, batch, torch.optim.AdamW(model.parameters()), masters=True)
+        graph = tutti.capture(model, batch, torch.optim.AdamW(model.parameters()), fp32_master_weights=True)
     assert sum(abs(e.self_device_memory_usage) + max(e.cpu_memory_usage, 0) for e in profile.key_averages()) < 2**20
     assert sum(graph.spec(f"master:{n}").bytes for n in graph.names("param")) > 5e9
 

@@ -26,7 +26,7 @@ from tutti.tracing.optimizers import (
     update_counts,
 )
 
-PAGE = Path(__file__).parents[2] / "docs" / "extend-optimizer.md"
+PAGE = Path(__file__).parents[2] / "docs" / "extend" / "optimizer.md"
 STEPS = 12
 NUMBERS = ("mu_product", "eta", "mu")  # state that is float32 for parameters of any dtype
 SHAPES = {"weight": (7, 5), "bias": (7,), "scale": (), "conv": (3, 2, 3, 3), "one": (1, 1)}
@@ -59,10 +59,10 @@ def by_torch(optimizer, params, grads, clip_norm=None, scheduler=None):
             scheduler.step()
 
 
-def by_update(optimizer, params, grads, clip_norm=None, scheduler=None, masters=False):
+def by_update(optimizer, params, grads, clip_norm=None, scheduler=None, fp32_master_weights=False):
     """Runs the pure updates; returns parameters and state by name."""
     name_of = {param: name for name, param in params.items()}
-    state = state_of(optimizer, name_of, masters)
+    state = state_of(optimizer, name_of, fp32_master_weights)
     first = step_count(optimizer) + 1
     values = {name: param.detach().clone() for name, param in params.items()}
     for number, step_grads in enumerate(grads, start=first):
@@ -214,7 +214,7 @@ def test_state_is_a_copy():
     params = make_params()
     optimizer = torch.optim.AdamW(params.values())
     by_torch(optimizer, params, make_grads(1))
-    state = state_of(optimizer, {p: n for n, p in params.items()}, masters=False)
+    state = state_of(optimizer, {p: n for n, p in params.items()}, fp32_master_weights=False)
     state["weight"]["exp_avg"].zero_()
     assert optimizer.state[params["weight"]]["exp_avg"].abs().sum() > 0
 
@@ -224,7 +224,7 @@ def test_bf16_masters_equal_float32_training(cls):
     """bfloat16 gradients of bfloat16 parameters, but the update is the float32 one on the master."""
     ours = make_params(torch.bfloat16, kind=cls)
     grads = make_grads(dtype=torch.bfloat16)
-    values, state = by_update(cls(ours.values(), lr=0.01), ours, grads, masters=True)
+    values, state = by_update(cls(ours.values(), lr=0.01), ours, grads, fp32_master_weights=True)
     theirs = {name: torch.nn.Parameter(p.detach().float()) for name, p in ours.items()}
     by_torch(cls(theirs.values(), lr=0.01), theirs, grads)
     for name, param in theirs.items():
@@ -236,7 +236,7 @@ def test_bf16_masters_equal_float32_training(cls):
 def test_masters_only_for_low_precision():
     params = make_params()
     params["half"] = torch.nn.Parameter(torch.ones(3, dtype=torch.float16))
-    state = state_of(torch.optim.AdamW(params.values()), {p: n for n, p in params.items()}, masters=True)
+    state = state_of(torch.optim.AdamW(params.values()), {p: n for n, p in params.items()}, fp32_master_weights=True)
     assert [name for name, held in state.items() if "master" in held] == ["half"]
 
 
@@ -325,7 +325,7 @@ def test_state_stays_on_the_device_of_its_parameter(cls):
 
 def test_meta_parameters_cost_no_memory():
     param = torch.nn.Parameter(torch.empty(100_000, 100_000, dtype=torch.bfloat16, device="meta"))
-    state = state_of(torch.optim.AdamW([param]), {param: "w"}, masters=True)["w"]
+    state = state_of(torch.optim.AdamW([param]), {param: "w"}, fp32_master_weights=True)["w"]
     assert {(held.device.type, held.dtype) for held in state.values()} == {("meta", torch.float32)}
 
 
@@ -605,7 +605,7 @@ def test_what_a_registered_update_may_not_return():
 
 def test_examples_of_adding_an_optimizer():
     """The page and the docstring, executed; both optimizers equal a loop that a person writes."""
-    (page,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    page, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     lines = re.findall(r"^ *(?:>>>|\.\.\.) ?(.*)$", tutti.register_optimizer.__doc__ or "", re.MULTILINE)
     known = dict(TABLE)
     try:

@@ -75,12 +75,12 @@ def test_precision_is_what_is_asked_for():
 
 
 def test_automatic_precision_is_the_faster_one(monkeypatch):
-    from tutti import cluster
+    from tutti import hardware
     from tutti.train import model
 
-    fast = cluster.Device("x", {"float32": 1e12, "bfloat16": 4e12}, 1e9, 1e9)
-    slow = cluster.Device("x", {"float32": 1e12, "bfloat16": 2e11}, 1e9, 1e9)
-    link = cluster.Link(1e9, 1e-6)
+    fast = hardware.Device("x", {"float32": 1e12, "bfloat16": 4e12}, 1e9, 1e9)
+    slow = hardware.Device("x", {"float32": 1e12, "bfloat16": 2e11}, 1e9, 1e9)
+    link = hardware.Link(1e9, 1e-6)
     for device, dtype in ((fast, torch.bfloat16), (slow, torch.float32)):
-        monkeypatch.setattr(model, "local", lambda n, d=device: cluster.Cluster(d, ((n, link),)))
+        monkeypatch.setattr(model, "local", lambda n, d=device: hardware.Cluster(d, ((n, link),)))
         assert precision("auto", 2) is dtype

@@ -226,11 +226,11 @@ def test_a_full_disk_at_the_end_is_an_error_and_nothing_is_lost(tiny, but, full_
 
 def test_a_loss_that_is_not_a_number_ends_the_run_with_the_step(but):
     with pytest.raises(ValueError, match=r"the loss of step \d is nan; the newest checkpoint is of step .* lower"):
-        command.run(but(optimizer={"lr": 1e30, "clip_norm": None, "skips": None}))
+        command.run(but(optimizer={"lr": 1e30, "clip_norm": None, "max_nonfinite_steps": None}))
 
 
 def test_what_is_not_finite_is_left_out_as_often_as_it_may_be_and_then_named(but, capsys):
-    broken = but(optimizer={"lr": 1e30, "clip_norm": None, "skips": 2})
+    broken = but(optimizer={"lr": 1e30, "clip_norm": None, "max_nonfinite_steps": 2})
     said = r"step (\d) is not finite, after 2 in a row that were skipped: .* made .* on rank 0; .* newest .* lower"
     with pytest.raises(ValueError, match=said) as caught:
         command.run(broken)

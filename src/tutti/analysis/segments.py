@@ -72,7 +72,7 @@ def stretches(graph: fx.Graph) -> Iterator[list[fx.Node]]:
         if node.op == "placeholder":
             continue
         ends = node.op == "output" or node.target in BREAKS or "host" in node.meta or _is_long(node)
-        again = layer_of(node.meta["path"]) if "again" in node.meta else layer
+        again = layer_of(node.meta["path"]) if "recompute" in node.meta else layer
         if ends or again != layer or (stretch and stretch[-1].meta.get("unit") != node.meta.get("unit")):
             layer = again
             yield stretch

@@ -69,7 +69,7 @@ def parallelize(
     level: str = "O2",
     clip_norm: float | None = None,
     accumulate: int | Literal["auto"] = 1,
-    masters: bool = False,
+    fp32_master_weights: bool = False,
     stochastic_rounding: bool = False,
     pins: Iterable[Pin] | None = (),
     mesh: Mesh | None = None,
@@ -77,7 +77,7 @@ def parallelize(
     seed: int = 0,
     memory: float | str | None = None,
     folder: str | Path | None = None,
-    skips: int | None = None,
+    max_nonfinite_steps: int | None = None,
     metrics: Mapping[str, str] | Iterable[str] = (),
 ) -> Step:
     """Lift a model written for one device to a cluster. The model itself is never changed.
@@ -96,7 +96,7 @@ def parallelize(
     level: "O0" runs operator by operator, "O1" compiles fused kernels, "O2" compiles whole layers.
     clip_norm: maximum global gradient norm.
     accumulate: number of microbatches (equal parts of the batch) per update; "auto" uses as few as fit in memory.
-    masters: keep and update float32 copies of low-precision parameters.
+    fp32_master_weights: keep and update float32 copies of low-precision parameters.
     stochastic_rounding: update bfloat16 parameters and their optimizer state in float32 and round at random, unbiased.
         It needs less memory than masters.
     pins: layouts of parameters that are fixed by hand (`tutti.pin`).
@@ -105,9 +105,9 @@ def parallelize(
     seed: seed of all random numbers.
     memory: memory of each device, in bytes or as in "2GiB". A step that would exceed it raises MemoryError.
     folder: folder for files of tensors that the plan keeps on disk. The files are deleted with the step.
-    skips: how many steps in a row may be skipped if their loss or gradients are not finite. One more raises an error
-        that names the operator. None: do not check. The check costs the norm of the gradients, unless they are clipped
-        anyway.
+    max_nonfinite_steps: how many steps in a row may be skipped if their loss or gradients are not finite. One more
+        raises an error that names the operator. None: do not check. The check costs the norm of the gradients, unless
+        they are clipped anyway.
     metrics: entries of the model's output to keep in `step.metrics`. A mapping says how the values of microbatches are
         combined: "mean", "sum" or "gather" (along dim 0).
 
@@ -118,20 +118,72 @@ def parallelize(
     captures the model again.
     """
     with HEARTBEAT.working("captures and plans the step"), progress("capturing the step"):
-        return Step(model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, mesh,
-                    budget, seed, memory, folder, skips, stochastic_rounding, metrics)  # fmt: skip
+        return Step(
+            model,
+            optimizer,
+            batch,
+            loss,
+            cluster,
+            plan,
+            level,
+            clip_norm,
+            accumulate,
+            fp32_master_weights,
+            pins,
+            mesh,
+            budget,
+            seed,
+            memory,
+            folder,
+            max_nonfinite_steps,
+            stochastic_rounding,
+            metrics,
+        )
 
 
 class Step:
     """A training step on a cluster: `loss = step(batch)`."""
 
-    def __init__(self, model, optimizer, batch, loss, cluster, plan, level, clip_norm, accumulate, masters, pins, mesh,
-                 budget, seed, memory, folder, skips=None, stochastic_rounding=False, metrics=()):  # fmt: skip
+    def __init__(
+        self,
+        model,
+        optimizer,
+        batch,
+        loss,
+        cluster,
+        plan,
+        level,
+        clip_norm,
+        accumulate,
+        fp32_master_weights,
+        pins,
+        mesh,
+        budget,
+        seed,
+        memory,
+        folder,
+        max_nonfinite_steps=None,
+        stochastic_rounding=False,
+        metrics=(),
+    ):
         self._arguments: dict[str, Any] = dict(
-            loss=loss, cluster=cluster, plan=plan, level=level, clip_norm=clip_norm, accumulate=accumulate,
-            masters=masters, pins=pins, mesh=mesh, budget=budget, seed=seed, memory=memory, folder=folder, skips=skips,
-            stochastic_rounding=stochastic_rounding, metrics=metrics,
-        )  # fmt: skip
+            loss=loss,
+            cluster=cluster,
+            plan=plan,
+            level=level,
+            clip_norm=clip_norm,
+            accumulate=accumulate,
+            fp32_master_weights=fp32_master_weights,
+            pins=pins,
+            mesh=mesh,
+            budget=budget,
+            seed=seed,
+            memory=memory,
+            folder=folder,
+            max_nonfinite_steps=max_nonfinite_steps,
+            stochastic_rounding=stochastic_rounding,
+            metrics=metrics,
+        )
         if not isinstance(optimizer, torch.optim.Optimizer):
             kind = type(optimizer).__name__
             raise ValueError(
@@ -141,10 +193,12 @@ class Step:
             raise ValueError(f"accumulate is {accumulate!r}; it must be a whole number, at least 1, or 'auto'")
         if not isinstance(plan, Plan | str | Path):
             raise ValueError(f"plan is {plan!r}; it may be {NAMES}, the path of a saved plan, or a tutti.Plan")
-        if skips is not None and not (isinstance(skips, int) and skips >= 0):
-            raise ValueError(f"skips is {skips!r}; it must be a whole number of steps, or None")
+        if max_nonfinite_steps is not None and not (isinstance(max_nonfinite_steps, int) and max_nonfinite_steps >= 0):
+            raise ValueError(
+                f"max_nonfinite_steps is {max_nonfinite_steps!r}; it must be a whole number of steps, or None"
+            )
         check_level(level)
-        self.skips, self.skipped, self._in_a_row = skips, 0, 0
+        self.max_nonfinite_steps, self.skipped, self._in_a_row = max_nonfinite_steps, 0, 0
         self._how, names = how_to_combine(metrics)
         self.metrics: dict[str, torch.Tensor] = {}  # of the last batch
         self.model, self.optimizer, self.level, self.seed = model, optimizer, level, seed
@@ -155,8 +209,17 @@ class Step:
         self.memory = None if memory is None else bytes_of(memory)
         if self.memory is not None:
             self.cluster = replace(self.cluster, device=replace(self.cluster.device, memory=self.memory))
-        recipe = CaptureSpec(model, optimizer, loss, clip_norm, masters, stochastic_rounding, skips is not None,
-                        autocast_state(self.device), names)  # fmt: skip
+        recipe = CaptureSpec(
+            model,
+            optimizer,
+            loss,
+            clip_norm,
+            fp32_master_weights,
+            stochastic_rounding,
+            max_nonfinite_steps is not None,
+            autocast_state(self.device),
+            names,
+        )
         captured = cache(lambda count: recipe.training(microbatches(batch, count)[0], count))
         graph_of = cache(lambda count, variant: vary(captured(count), variant))
         graph_of(1 if accumulate == "auto" else accumulate, PLAIN)  # by all ranks at once
@@ -198,7 +261,7 @@ class Step:
             for held in self.budgets:
                 held.settle = self._engine.settle
         self._state = State(self.graph, chosen, self.runtime, devices_of, self.offload_store, self.budgets)
-        self._state.begin(model, optimizer, masters)
+        self._state.begin(model, optimizer, fp32_master_weights)
         self._inspector = Inspector()
         self._made = Executables(
             recipe, {Key(signature_of(first)): (self.graph, chosen)}, self.cluster, level, self.runtime, self._state,
@@ -222,17 +285,17 @@ class Step:
         if first := not self._compared:  # a data loader that differs between ranks shows at once
             check_same_everywhere(dict(batch_items(batch)))
             self._compared = True
-        buffers, skipped = [] if self.skips is None else self._state.copies_of_buffers(), False
+        buffers, skipped = [] if self.max_nonfinite_steps is None else self._state.copies_of_buffers(), False
         if self._plan.stages:
             pipeline = self._piped("train", batch)
             loss, graph = pipeline.loss(), pipeline.cut.step
-            if self.skips is not None:
+            if self.max_nonfinite_steps is not None:
                 skipped = pipeline.skipped()
         else:
             apart = self._microbatches(batch) > 1
             outputs, graph = self._accumulated(batch) if apart else self._run("train", batch)
             self._state.keep(outputs)
-            loss, skipped = outputs[0]["loss"], self.skips is not None and bool(outputs[0]["skipped"])
+            loss, skipped = outputs[0]["loss"], self.max_nonfinite_steps is not None and bool(outputs[0]["skipped"])
         if skipped:
             self._state.give_back(buffers)
             self._skip(batch)
@@ -301,14 +364,14 @@ class Step:
 
     def _skip(self, batch: Batch) -> None:
         """Count a step that was left out; NonFinite where there have been too many in a row."""
-        if self._in_a_row == self.skips:
+        if self._in_a_row == self.max_nonfinite_steps:
             self._inspector.begin()
             if self._plan.stages:
                 self._piped("inspect", batch)
             else:
                 for i, part in enumerate(microbatches(batch, self._microbatches(batch))):
                     self._run("inspect", part, draw=i)
-            again = f", after {self.skips} in a row that were skipped" if self.skips else ""
+            again = f", after {self.max_nonfinite_steps} in a row that were skipped" if self.max_nonfinite_steps else ""
             raise NonFinite(f"the loss or a gradient of step {self.steps + 1} is not finite{again}: "
                             f"{self._inspector.first()}; parameters and optimizer state are as before it")  # fmt: skip
         self._in_a_row += 1
@@ -465,7 +528,7 @@ class Step:
 
     @property
     def recaptures(self) -> list[str]:
-        """Why the model was captured again: other shapes, values, modes or attributes."""
+        """Why the model was captured recompute: other shapes, values, modes or attributes."""
         return list(self._made.reasons)
 
     @property

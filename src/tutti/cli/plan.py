@@ -58,7 +58,7 @@ def make(
         cluster: A known device (cpu, v100-32, v100-32-sxm3, a100-40, a100-80, h100, h200, b200, mi300x, ascend-910,
             ascend-910b), how many nodes and how many in each: h100:16x8, a100-80:8, cpu:4; or a JSON file.
         plan: Explain this plan instead of the fastest: dp, tp4, zero3, dp2xtp4, tp8xzero1, ...; pipelines: pp4xtp2,
-            pp4-gpipe, pp4-interleaved2, pp4-zb-h1, pp2-zb-vxdp2, pp4-found, pp4-seq1f1b4; context and expert
+            pp4-gpipe, pp4-interleaved2, pp4-zb-h1, pp2-zb-vxdp2, pp4-auto, pp4-seq1f1b4; context and expert
             parallelism: dp2xcp4, dp2xep4; or the path of a saved plan, *.json.
         top: How many plans to show.
         pin: Parts that are given, the rest is searched: how parameters lie, as in
@@ -70,7 +70,7 @@ def make(
         why: Say what it would cost if this parameter lay otherwise: model.layers.*.mlp.up_proj.weight.
         memory: Say what a device holds at the peak, and draw it over the step to this .svg, .png or .pdf.
         save: Write the plan to this file, for `tutti.parallelize(..., plan=FILE)` with the same optimizer, clip_norm
-            and dtype (masters=True with bfloat16).
+            and dtype (fp32_master_weights=True with bfloat16).
     """
     check_level(level)
     if memory:

@@ -66,12 +66,12 @@ class Captured:
     def _graph(self, microbatch_count: int = 1, variant: Variant = PLAIN) -> StepGraph:
         """The step of one of so many microbatches."""
         graph = self.captured(microbatch_count)
-        if variant.slices > 1:
-            self.progress(f"cutting the sequence into {variant.slices} chunks")
+        if variant.sequence_chunks > 1:
+            self.progress(f"cutting the sequence into {variant.sequence_chunks} chunks")
         return vary(graph, variant)
 
     def _captured(self, microbatch_count: int) -> StepGraph:
         first = microbatches(self.example, microbatch_count)[0]
         self.progress("capturing the step" + (f" of 1/{microbatch_count} of the batch" if microbatch_count > 1 else ""))
         with suiting(self.model):
-            return capture(self.model, first, self.update, clip_norm=self.workload.clip_norm, masters=True)
+            return capture(self.model, first, self.update, clip_norm=self.workload.clip_norm, fp32_master_weights=True)

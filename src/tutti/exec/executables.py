@@ -129,7 +129,7 @@ class Executables:
             for name in graph.names("buffer"):  # an attribute that evaluation alone replaces: it begins from what it is
                 if f"buffer:{name}" not in self.state.names:
                     graph.constants[f"buffer:{name}"] = attribute(self.recipe.model, name).detach().clone()
-            graph = unroll(graph.keep(["loss", *graph.observed_names]), self.plan.slices)
+            graph = unroll(graph.keep(["loss", *graph.observed_names]), self.plan.sequence_chunks)
             graph.guards = guards
         else:
             graph = vary(self.recipe.training(batch, microbatches), self.plan.variant)
@@ -172,7 +172,7 @@ class Executables:
         ready = prepare(programs, level, hidden, self.runtime.agree, self.engine, () if inspector else self.budgets,
                         platform(self.cluster.device), inspector)  # fmt: skip
         if what in ("train", "accumulate"):
-            check_divided(programs[0], plan.regions)
+            check_divided(programs[0], plan.overlap_chunks)
         return Executable(graph, programs, ready)
 
     def _asked(self, what: str, graph: StepGraph, plan: Plan) -> dict[str, Layout]:
@@ -191,17 +191,22 @@ class Executables:
         plan = self.plan
         if not plan.stages:
             made = replan(graph, plan, self.cluster)
-            return made.replace(again=plan.again, tiers=plan.tiers, copies=plan.copies, regions=plan.regions)
+            return made.replace(
+                recompute=plan.recompute,
+                tiers=plan.tiers,
+                batch_splits=plan.batch_splits,
+                overlap_chunks=plan.overlap_chunks,
+            )
         name = "x".join(part for part in plan.name.split("x") if not part.startswith(PIPELINE)) or "single"
         made = replan(graph, plan.replace(mesh=plan.inner, name=name), self.cluster.of(devices(plan.inner)))
         return made.replace(
             mesh=plan.mesh,
             stages=plan.stages,
             schedule=plan.schedule,
-            slices=plan.slices,
-            again=plan.again,
+            sequence_chunks=plan.sequence_chunks,
+            recompute=plan.recompute,
             tiers=plan.tiers,
-            copies=plan.copies,
+            batch_splits=plan.batch_splits,
             durations=plan.durations,
         )
 

@@ -36,14 +36,14 @@ class State:
         self.names = [name for name in graph.inputs if name.partition(":")[0] not in GIVEN]
         self.parts: list[dict[str, torch.Tensor]] = [{} for _ in runtime.ranks]
 
-    def begin(self, model: nn.Module, optimizer: torch.optim.Optimizer, masters: bool) -> State:
+    def begin(self, model: nn.Module, optimizer: torch.optim.Optimizer, fp32_master_weights: bool) -> State:
         """Take the tensors of model and optimizer, on every rank those of rank 0."""
         params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
         buffers |= {path: attribute(model, path) for path in self.graph.names("buffer") if path not in buffers}
         for kind, tensors in (("param", params), ("buffer", buffers)):
             for key, value in tensors.items():
                 self.begin_with(f"{kind}:{key}", value.detach())
-        for key, state in optimizers.states_of(optimizer, {p: name for name, p in params.items()}, masters):
+        for key, state in optimizers.states_of(optimizer, {p: name for name, p in params.items()}, fp32_master_weights):
             for kind, value in state.items():
                 self.begin_with(f"{kind}:{key}", value)
         return self

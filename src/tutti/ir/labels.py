@@ -71,7 +71,7 @@ def _join(layer: str, rest: str) -> str:
 
 
 def _phase(node: fx.Node) -> str:
-    return "again" if "again" in node.meta else node.meta["phase"]
+    return "recompute" if "recompute" in node.meta else node.meta["phase"]
 
 
 def _operator(node: fx.Node) -> str:

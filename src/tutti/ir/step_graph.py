@@ -135,19 +135,19 @@ class StepGraph:
         return found | {f"param:{n.removeprefix(written)}": x for n, x in self.outputs.items() if n.startswith(written)}
 
     @property
-    def slices(self) -> int:
+    def sequence_chunks(self) -> int:
         """Into how many chunks the sequence is cut. See `lower.unroll`."""
         return 1 + max((n.meta.get("slice", 0) for n in self.graph.nodes), default=0)
 
     @property
-    def copies(self) -> int:
+    def batch_splits(self) -> int:
         """Into how many copies the batch is cut. See `lower.unroll`."""
         return 1 + max((n.meta.get("copy", 0) for n in self.graph.nodes), default=0)
 
     @property
     def flops(self) -> int:
         """Floating-point operations, without what is computed again."""
-        return sum(n.meta["flops"] for n in self.calls if "again" not in n.meta)
+        return sum(n.meta["flops"] for n in self.calls if "recompute" not in n.meta)
 
     def keep(self, names: list[str]) -> StepGraph:
         """The part of the graph that computes only the named outputs. Inputs stay, used or not."""

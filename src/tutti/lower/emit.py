@@ -9,7 +9,14 @@ from tutti.ir.step_graph import Spec
 
 aten = torch.ops.aten
 Shape = tuple[int, ...]
-ORIGIN = ("phase", "path", "label", "copy", "again", "checkpoint")  # in the meta of a call, and of what stands for it
+ORIGIN = (
+    "phase",
+    "path",
+    "label",
+    "copy",
+    "recompute",
+    "checkpoint",
+)  # in the meta of a call, and of what stands for it
 
 
 class Emitter:

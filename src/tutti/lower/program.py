@@ -29,7 +29,7 @@ class Program:
     """A graph of local operators and collectives with named inputs and outputs. `print(program)` lists them.
 
     inputs, outputs: name -> (layout, spec of the whole tensor).
-    regions: number of parts in which regions between collectives are computed (`lower.regions`).
+    overlap_chunks: number of parts in which regions between collectives are computed (`lower.regions`).
     """
 
     graph: fx.Graph
@@ -37,7 +37,7 @@ class Program:
     rank: int
     inputs: dict[str, tuple[Layout, Spec]]
     outputs: dict[str, tuple[Layout, Spec]]
-    regions: int = 1
+    overlap_chunks: int = 1
 
     def __repr__(self) -> str:
         calls = sum(node.op == "call_function" for node in self.graph.nodes)

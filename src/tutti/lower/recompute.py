@@ -59,7 +59,7 @@ def checkpointed(step: StepGraph) -> list[str]:
 
 class _Writer:
     def __init__(self, graph: fx.Graph, again: set[str]):
-        self.graph, self.again = graph, again
+        self.graph, self.recompute = graph, again
         self.copies: dict[fx.Node, fx.Node] = {}  # of all nodes looked at; themselves, if they are kept
         self.made: list[fx.Node] = []
 
@@ -80,7 +80,7 @@ class _Writer:
             elif (
                 x.op != "call_function"
                 or x.meta["phase"] != FORWARD
-                or not (x.meta["label"] in self.again or x.target in FREE)
+                or not (x.meta["label"] in self.recompute or x.target in FREE)
             ):
                 self.copies[todo.pop()] = x
             elif missing := [y for y in x.all_input_nodes if y not in self.copies]:
@@ -91,10 +91,10 @@ class _Writer:
 
     def written(self, x: fx.Node) -> fx.Node:
         """Views are copied where what they look at is."""
-        if x.meta["label"] not in self.again and all(self.copies[y] is y for y in x.all_input_nodes):
+        if x.meta["label"] not in self.recompute and all(self.copies[y] is y for y in x.all_input_nodes):
             return x
         copy = self.graph.node_copy(x, self.copies.__getitem__)
-        copy.meta = {**x.meta, "phase": BACKWARD, "again": x.meta["name"]}
+        copy.meta = {**x.meta, "phase": BACKWARD, "recompute": x.meta["name"]}
         self.made.append(copy)
         return copy
 

@@ -34,12 +34,12 @@ def divide(program: Program) -> None:
     Where it has none it stays as it is, and says that it has one part; so where ranks pass on what they hold to one
     another, as they may then have other things to compute, and other regions.
     """
-    graph, count = program.graph, program.regions
+    graph, count = program.graph, program.overlap_chunks
     if count == 1:
         return
     found = {} if any(n.target is shift for n in graph.nodes) else in_parts(graph, count)
     if not found:
-        program.regions = 1
+        program.overlap_chunks = 1
     divider = _Divider(graph, found, count)
     for node in list(graph.nodes):
         if node in found or source(node)[0] in found:
@@ -53,7 +53,7 @@ def divide(program: Program) -> None:
 
 def check_divided(program: Program, wanted: int) -> None:
     """ValueError where a Program that was to be computed in so many parts has no regions."""
-    if wanted > program.regions:
+    if wanted > program.overlap_chunks:
         raise ValueError(
             f"regions cannot be computed in {wanted} parts: on a mesh {dict(program.mesh)} no communication lies "
             f"between computations whose batch or sequence divides into {wanted}; take a number that divides them, "

@@ -64,7 +64,7 @@ def shard(
         passes = node.op == "placeholder" or (node.meta.get("phase") == FORWARD and node.target not in FREE)
         if passes and node.meta.get("label") in plan.tiers:
             node.meta["tier"] = plan.tiers[node.meta["label"]]
-    return Program(sharder.graph, plan.mesh, rank, inputs, wanted, plan.regions)
+    return Program(sharder.graph, plan.mesh, rank, inputs, wanted, plan.overlap_chunks)
 
 
 def made_in(node: fx.Node, plan: Plan) -> Layout:

@@ -21,7 +21,7 @@ def pipeline_of(
     """
     schedule = plan.pipe.of(plan.accumulate, plan.durations)
     if not graph.gradient_names:
-        schedule = forward(schedule.place, count, graph.slices)
+        schedule = forward(schedule.place, count, graph.sequence_chunks)
     return cut(graph, plan.stages, schedule.split, kept), schedule
 
 

@@ -46,38 +46,40 @@ MUCH = 0.01  # of the work
 COMBINE = {"sum": aten.add.Tensor, "avg": aten.add.Tensor, "max": aten.maximum.default, "min": aten.minimum.default}
 
 
-def unroll(step: StepGraph, slices: int) -> StepGraph:
+def unroll(step: StepGraph, sequence_chunks: int) -> StepGraph:
     """The step with its sequence, dim 1 of the batch, in so many chunks; itself for one.
 
     Raises ValueError for a length that they do not divide, and where a token sees later ones.
     """
-    if slices == 1:
+    if sequence_chunks == 1:
         return step
     for node in step.calls:
         if node.target is attention.FORWARD and not attention.causal(node.args, 4):
             what = "has a mask" if "attn_mask" in node.kwargs else "is not causal"
             raise ValueError(f"the sequence cannot be cut into chunks: {node.meta['name']} {what}")
-    unroller = _Unroller(step, slices, Textbook(cp=slices))
+    unroller = _Unroller(step, sequence_chunks, Textbook(cp=sequence_chunks))
     made = unroller.unroll()
     unroller.order(made)
     annotate_labels(made)
     return made
 
 
-def copy(step: StepGraph, copies: int) -> StepGraph:
+def copy(step: StepGraph, batch_splits: int) -> StepGraph:
     """The step with its batch, dim 0, in so many copies; itself for one. What needs the whole batch is done once.
 
     Raises ValueError for a batch that they do not divide, and for a step whose sequence is cut.
     """
-    if copies == 1:
+    if batch_splits == 1:
         return step
-    if step.slices > 1:
+    if step.sequence_chunks > 1:
         raise ValueError("a step is cut into chunks of its sequence or into copies of its batch, not into both")
     sizes = {name: step.spec(f"batch:{name}").shape for name in step.names("batch")}
     for name, shape in sizes.items():
-        if shape and shape[0] % copies:
-            raise ValueError(f"the batch cannot be cut into copies: {name} of {shape} does not divide into {copies}")
-    made = _Unroller(step, copies, Textbook(dp=copies)).unroll()
+        if shape and shape[0] % batch_splits:
+            raise ValueError(
+                f"the batch cannot be cut into copies: {name} of {shape} does not divide into {batch_splits}"
+            )
+    made = _Unroller(step, batch_splits, Textbook(dp=batch_splits)).unroll()
     for node in made.graph.nodes:
         node.meta["copy"] = node.meta.pop("slice", 0)
         if node.op == "call_function" and "label" in node.meta:
@@ -87,15 +89,15 @@ def copy(step: StepGraph, copies: int) -> StepGraph:
 
 
 class _Unroller:
-    """slices: how many parts; each call knows its own as `slice`. book: the plan that splits the step."""
+    """sequence_chunks: how many parts; each call knows its own as `slice`. book: the plan that splits the step."""
 
-    def __init__(self, step: StepGraph, slices: int, book: Textbook):
-        self.step, self.slices = step, slices
-        any_cluster = Cluster.parse(f"h100:{slices}x1")
+    def __init__(self, step: StepGraph, sequence_chunks: int, book: Textbook):
+        self.step, self.sequence_chunks = step, sequence_chunks
+        any_cluster = Cluster.parse(f"h100:{sequence_chunks}x1")
         self.plan = Planner(step, any_cluster).textbook(book).plan()
         self.graph = fx.Graph()
         self.whole = False  # whether gradients are
-        self.chunks = [_Chunk(step, self.plan, number, self.graph) for number in range(slices)]
+        self.chunks = [_Chunk(step, self.plan, number, self.graph) for number in range(sequence_chunks)]
 
     def unroll(self) -> StepGraph:
         step, inputs = self.step, {}
@@ -131,7 +133,7 @@ class _Unroller:
         found = {}
         for chunk in reversed(self.chunks) if phase == BACKWARD else self.chunks:
             found[chunk.number] = write(chunk), self.sign(chunk.number)
-        results, collectives = zip(*(found[i] for i in range(self.slices)), strict=True)
+        results, collectives = zip(*(found[i] for i in range(self.sequence_chunks)), strict=True)
         for group in zip(*collectives, strict=True):
             for node, value in zip(group, self.meant(group, phase), strict=True):
                 node.target, node.args = aten.alias.default, (value,)
@@ -154,19 +156,19 @@ class _Unroller:
         given = [node.args[0] for node in group]
         emit = Emitter(self.graph, {**group[0].meta, "val": given[0].meta["val"]})
         local = given[0].meta["val"].shape
-        last = self.slices - 1 if phase == FORWARD else 0
+        last = self.sequence_chunks - 1 if phase == FORWARD else 0
         if kind == "shift":
             by, edge = parse_shift(how[0])
             found = []
-            for i in range(self.slices):
-                within = edge is None or 0 <= i - by < self.slices
-                found.append(given[(i - by) % self.slices] if within else self.full(emit, local, edge or 0.0))
+            for i in range(self.sequence_chunks):
+                within = edge is None or 0 <= i - by < self.sequence_chunks
+                found.append(given[(i - by) % self.sequence_chunks] if within else self.full(emit, local, edge or 0.0))
         elif kind == "all_reduce":
-            found = [self.combined(emit, given, how[0], phase)] * self.slices
+            found = [self.combined(emit, given, how[0], phase)] * self.sequence_chunks
         elif kind == "all_gather":
-            found = [self.stacked(emit, given)] * self.slices
+            found = [self.stacked(emit, given)] * self.sequence_chunks
         else:  # the i-th row is for the i-th chunk
-            rows = [[emit(aten.select.int, (x, 0, i), local[1:]) for x in given] for i in range(self.slices)]
+            rows = [[emit(aten.select.int, (x, 0, i), local[1:]) for x in given] for i in range(self.sequence_chunks)]
             if kind == "reduce_scatter":
                 found = [self.combined(emit, row, how[0], phase) for row in rows]
             else:
@@ -190,7 +192,7 @@ class _Unroller:
         for x in others:
             total = emit(COMBINE[op], (total, x), x.meta["val"].shape)
             total.meta["joins"] = op == "sum"
-        return emit(aten.div.Scalar, (total, self.slices), total.meta["val"].shape) if op == "avg" else total
+        return emit(aten.div.Scalar, (total, self.sequence_chunks), total.meta["val"].shape) if op == "avg" else total
 
     def finished(self, inputs: dict[str, fx.Node]) -> StepGraph:
         graph, step = self.graph, self.step

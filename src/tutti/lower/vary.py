@@ -13,7 +13,7 @@ def vary(step: StepGraph, variant: Variant) -> StepGraph:
 
     Raises ValueError where the sequence, or the batch, cannot be cut so.
     """
-    made = copy(unroll(step, variant.slices), variant.copies)
-    made = recompute(made, (*variant.again, *checkpointed(made)))
+    made = copy(unroll(step, variant.sequence_chunks), variant.batch_splits)
+    made = recompute(made, (*variant.recompute, *checkpointed(made)))
     made.guards, made.checks, made.counts = step.guards, step.checks, step.counts
     return made

@@ -33,24 +33,28 @@ class Copies:
             return
         best = search.best_of_all
         made = best.predicted
-        if best.slices > 1 or best.copies > 1 or made.communication_seconds < WAITING * made.step_seconds:
+        if (
+            best.sequence_chunks > 1
+            or best.batch_splits > 1
+            or made.communication_seconds < WAITING * made.step_seconds
+        ):
             return
         if not best.stages and not best.tiers and not search.late:
-            self.regions(best)
-        if not best.again and not search.late:
-            self.copies(best)
+            self.overlap_chunks(best)
+        if not best.recompute and not search.late:
+            self.batch_splits(best)
 
-    def regions(self, best: Plan) -> None:
+    def overlap_chunks(self, best: Plan) -> None:
         try:
-            self.of.judgement(best.replace(name=f"{best.name}xregions{COPIES}", regions=COPIES, prediction=None))
+            self.of.judgement(best.replace(name=f"{best.name}xoverlap{COPIES}", overlap_chunks=COPIES, prediction=None))
         except ValueError as error:  # there are none
             self.of.progress(f"{best.name}: {error}")
 
-    def copies(self, best: Plan) -> None:
+    def batch_splits(self, best: Plan) -> None:
         search = self.of
         search.progress(f"{best.name} in {COPIES} copies of the batch")
         try:
-            planner = search.planner(best.accumulate, Variant(copies=COPIES))
+            planner = search.planner(best.accumulate, Variant(batch_splits=COPIES))
             candidate = search.candidate(planner.inside(best.pipe), best.inner)
             candidate = PipelineCandidate(candidate, best.pipe, search.cluster) if best.stages else candidate
             search.fit(candidate, slow=True)

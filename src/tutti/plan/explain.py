@@ -23,20 +23,22 @@ def explain(plan: Plan) -> str:
     on = f" on {plan.cluster}" if plan.cluster else ""
     lines = [f"plan {plan.name or '(without a name)'}: mesh {mesh_name(plan.mesh)}{on}"]
     if plan.stages:
-        chunks = f" over {plan.slices} chunks of the sequence" if plan.slices > 1 else ""
+        chunks = f" over {plan.sequence_chunks} chunks of the sequence" if plan.sequence_chunks > 1 else ""
         lines.append(f"a pipeline of {1 + max(plan.stages.values())} stages, {plan.schedule}{chunks}")
         lines += _table([_stage(plan, i, names) for i, names in _by_stage(plan)], "  ")
         lines += ["", *drawn(plan), ""]
-    if plan.again == (LAYERS,):
+    if plan.recompute == (LAYERS,):
         lines.append("what layers make, and no other reads, is computed again in the backward pass")
-    elif plan.again:
-        named = ", ".join(plan.again[:MOST]) + (", ..." if len(plan.again) > MOST else "")
-        lines.append(f"{len(plan.again)} operators are computed again in the backward pass: {named}")
+    elif plan.recompute:
+        named = ", ".join(plan.recompute[:MOST]) + (", ..." if len(plan.recompute) > MOST else "")
+        lines.append(f"{len(plan.recompute)} operators are computed again in the backward pass: {named}")
     lines += _tiers(plan.tiers)
-    if plan.copies > 1:
-        lines.append(f"the batch is cut into {plan.copies} copies: one computes while another communicates")
-    if plan.regions > 1:
-        lines.append(f"between communications is computed in {plan.regions} parts: one while another communicates")
+    if plan.batch_splits > 1:
+        lines.append(f"the batch is cut into {plan.batch_splits} copies: one computes while another communicates")
+    if plan.overlap_chunks > 1:
+        lines.append(
+            f"between communications is computed in {plan.overlap_chunks} parts: one while another communicates"
+        )
     if plan.accumulate > 1:
         lines.append(f"{plan.accumulate} microbatches per update")
     if plan.prediction:

@@ -1,7 +1,7 @@
 """List scheduling of pipelines whose backward pass is split: each device takes what it can begin first.
 
 Of what can begin at the same time a backward pass comes before a forward one, and what nobody waits for last. Where
-durations differ between stages other orders, or a little patience, may end earlier: `found` takes the first to end.
+durations differ between stages other orders, or a little patience, may end earlier: `auto` takes the first to end.
 """
 
 from __future__ import annotations

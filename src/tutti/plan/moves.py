@@ -91,9 +91,9 @@ class Moves:
             kind[(kind == TO_ALL) & waiting] = GATHER
         for a, (_, k) in enumerate(self.axes):
             gathered = np.any([wait & (kinds[b] == GATHER) for b, wait in enumerate(waits_for[a])], axis=0)
-            slices = plain[a] == SLICE
-            kinds[a][slices & np.any(waits_for[a], axis=0)] = LATER
-            kinds[a][slices & gathered] = LAST
+            sequence_chunks = plain[a] == SLICE
+            kinds[a][sequence_chunks & np.any(waits_for[a], axis=0)] = LATER
+            kinds[a][sequence_chunks & gathered] = LAST
             whole = (kinds[a] == GATHER) | (kinds[a] == REDUCE)
             through.append(np.where(whole | (self.dim[new[a]] < 0), 1, k))
         return kinds, through

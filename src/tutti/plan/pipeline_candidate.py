@@ -86,7 +86,7 @@ class PipelineCandidate:
         return Staged(**{**known, "kept": max(kept)}, starts=tuple(starts), durations=durations)
 
     def ordered(self, durations: Durations) -> Schedule:
-        return self.pipe.of(self.microbatches, durations) if self.pipe.schedule == "found" else self.schedule
+        return self.pipe.of(self.microbatches, durations) if self.pipe.schedule == "auto" else self.schedule
 
     def durations(self, chosen: Solution, stages: Sequence[Layer], starts: Sequence[int]) -> Durations:
         """To three digits, for a plan that is to be read."""
@@ -129,7 +129,7 @@ class PipelineCandidate:
         name = f"{self.pipe}x{inside}" if inside != "single" else str(self.pipe)
         return plan.replace(
             mesh=self.wide(plan.mesh), stages=self.named(chosen.starts), schedule=self.pipe.schedule,
-            slices=self.pipe.slices, durations=chosen.durations, cluster=str(self.cluster),
+            sequence_chunks=self.pipe.sequence_chunks, durations=chosen.durations, cluster=str(self.cluster),
             name=f"auto-{name}" if plan.name.startswith("auto-") else name,
             reasons=(*plan.reasons[:-1], f"{plan.reasons[-1]} in sum, on the mesh of a device of the pipeline"),
         )  # fmt: skip

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MANY = 4  # microbatches for each device of a pipeline
 LEAST = 1 / 6  # a bubble, as a share of (devices - 1) / microbatches, that no schedule goes below
-SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("found", 1), ("found", 2))  # and stages on each device
+SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("auto", 1), ("auto", 2))  # and stages on each device
 CHUNKS = (2, 4, 8)  # of the sequence
 LONG = 0.1  # a bubble, as a share of the step, that more chunks might shorten
 NEARLY = 1.1  # schedules of one mesh that are modelled within this of the fastest are judged too
@@ -62,18 +62,18 @@ class Pipelines:
     def chunked(self) -> None:
         """The best pipeline that was found with the sequence in chunks, of which there are more while that helps."""
         search = self.of
-        for slices in CHUNKS:
+        for sequence_chunks in CHUNKS:
             best = min((plan for plan in search.plans if plan.stages), key=search.rank, default=None)
-            if best is None or best.slices * 2 != slices or search.late:
+            if best is None or best.sequence_chunks * 2 != sequence_chunks or search.late:
                 return
             made = best.predicted
             waits = made.bubble_seconds >= LONG * made.step_seconds
             if search.fits(best) and (not waits or search.slower(made.step_seconds - made.bubble_seconds)):
                 return
-            pipe = Pipe(best.pipe.devices, CHUNKED, slices=slices)
-            search.progress(f"pipelines of {pipe.devices} with the sequence in {slices} chunks")
+            pipe = Pipe(best.pipe.devices, CHUNKED, sequence_chunks=sequence_chunks)
+            search.progress(f"pipelines of {pipe.devices} with the sequence in {sequence_chunks} chunks")
             try:
-                planner = search.planner(best.accumulate, Variant(slices))
+                planner = search.planner(best.accumulate, Variant(sequence_chunks))
                 found = PipelineCandidate(search.candidate(planner.inside(pipe), best.inner), pipe, search.cluster)
             except ValueError:  # a token sees later ones, or a length that does not divide
                 return

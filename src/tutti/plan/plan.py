@@ -63,13 +63,13 @@ class Plan:
     accumulate: microbatches per update.
     stages: path of a module, or name of a forward node -> its pipeline stage (`plan.stages`), over the axis `pp`.
     schedule: name of the pipeline's schedule (`plan.schedule`).
-    slices: chunks of the sequence (`lower.unroll`).
-    again: labels of forward nodes that the backward pass recomputes (`lower.recompute`).
+    sequence_chunks: chunks of the sequence (`lower.unroll`).
+    recompute: labels of forward nodes that the backward pass recomputes (`lower.recompute`).
     tiers: label of an input, or of a forward node whose result waits for the backward pass -> the tier that stores it
         (`plan.tier`).
-    copies: number of parts of the batch that overlap computation and communication (`lower.unroll`).
-    regions: number of parts of each region between collectives, for the same purpose (`lower.regions`).
-    durations: modeled seconds of each stage for a microbatch (`plan.slots`); the schedule `found` uses them.
+    batch_splits: number of parts of the batch that overlap computation and communication (`lower.unroll`).
+    overlap_chunks: number of parts of each region between collectives, for the same purpose (`lower.regions`).
+    durations: modeled seconds of each stage for a microbatch (`plan.slots`); the schedule `auto` uses them.
     reasons: in words, why this plan was chosen.
     """
 
@@ -79,11 +79,11 @@ class Plan:
     accumulate: int = 1
     stages: Mapping[str, int] = field(default_factory=dict)
     schedule: str = ""
-    slices: int = 1
-    again: tuple[str, ...] = ()
+    sequence_chunks: int = 1
+    recompute: tuple[str, ...] = ()
     tiers: Mapping[str, str] = field(default_factory=dict)
-    copies: int = 1
-    regions: int = 1
+    batch_splits: int = 1
+    overlap_chunks: int = 1
     durations: tuple[tuple[float, ...], ...] = ()
     name: str = ""
     graph: str = ""  # fingerprint of the graph that it was made for
@@ -110,12 +110,12 @@ class Plan:
         devices, stages = self.mesh[PIPELINE], 1 + max(self.stages.values())
         if stages % devices:
             raise ValueError(f"{stages} stages do not divide over {devices} devices of a pipeline")
-        return Pipe(devices, self.schedule, stages // devices, self.slices)
+        return Pipe(devices, self.schedule, stages // devices, self.sequence_chunks)
 
     @property
     def variant(self) -> Variant:
         """Of the step's graph that it is for."""
-        return Variant(self.slices, self.again, self.copies)
+        return Variant(self.sequence_chunks, self.recompute, self.batch_splits)
 
     @property
     def predicted(self) -> Prediction:
@@ -128,19 +128,23 @@ class Plan:
 
     def check(self, step: StepGraph) -> None:
         """Raise ValueError where the plan names what the graph or its own mesh does not have."""
-        if self.slices != step.slices:
-            raise ValueError(f"the plan cuts the sequence into {self.slices} chunks, the step into {step.slices}")
-        if self.copies != step.copies:
-            raise ValueError(f"the plan cuts the batch into {self.copies} copies, the step into {step.copies}")
-        if self.regions > 1 and (self.stages or self.tiers or self.copies > 1):
-            other = "stages" if self.stages else "tiers" if self.tiers else "copies"
-            raise ValueError(f"the plan computes regions in {self.regions} parts; that does not go with {other}")
+        if self.sequence_chunks != step.sequence_chunks:
+            raise ValueError(
+                f"the plan cuts the sequence into {self.sequence_chunks} chunks, the step into {step.sequence_chunks}"
+            )
+        if self.batch_splits != step.batch_splits:
+            raise ValueError(
+                f"the plan cuts the batch into {self.batch_splits} copies, the step into {step.batch_splits}"
+            )
+        if self.overlap_chunks > 1 and (self.stages or self.tiers or self.batch_splits > 1):
+            other = "stages" if self.stages else "tiers" if self.tiers else "batch_splits"
+            raise ValueError(f"the plan computes regions in {self.overlap_chunks} parts; that does not go with {other}")
         labels = {node.meta["label"] for node in step.graph.nodes if "label" in node.meta}
-        if unknown := [label for label in self.again if label not in labels and label != LAYERS]:
+        if unknown := [label for label in self.recompute if label not in labels and label != LAYERS]:
             raise ValueError(f"the plan computes {unknown[0]!r} again, which this model does not have")
-        found = ["checkpoint" in node.meta for node in step.calls if "again" in node.meta]
-        if (self.again and not found) or (not self.again and not all(found)):
-            does, has = ("computes", "nothing") if self.again else ("computes nothing", "some")
+        found = ["checkpoint" in node.meta for node in step.calls if "recompute" in node.meta]
+        if (self.recompute and not found) or (not self.recompute and not all(found)):
+            does, has = ("computes", "nothing") if self.recompute else ("computes nothing", "some")
             raise ValueError(f"the plan {does} again, the step has {has} of that (tutti.lower.vary makes it)")
         if unknown := [label for label in self.tiers if label not in labels]:
             raise ValueError(_stranger(unknown, labels))
@@ -171,11 +175,11 @@ class Plan:
                 "accumulate": self.accumulate,
                 "stages": dict(self.stages),
                 "schedule": self.schedule,
-                "slices": self.slices,
-                "again": list(self.again),
+                "sequence_chunks": self.sequence_chunks,
+                "recompute": list(self.recompute),
                 "tiers": dict(self.tiers),
-                "copies": self.copies,
-                "regions": self.regions,
+                "batch_splits": self.batch_splits,
+                "overlap_chunks": self.overlap_chunks,
                 "durations": [list(stage) for stage in self.durations],
                 "graph": self.graph,
                 "cluster": self.cluster,
@@ -208,7 +212,7 @@ class Plan:
                 **{
                     **data,
                     "reasons": tuple(data.get("reasons", ())),
-                    "again": tuple(data.get("again", ())),
+                    "recompute": tuple(data.get("recompute", ())),
                     "durations": tuple(map(tuple, data.get("durations", ()))),
                 },
                 prediction=Prediction(**prediction) if prediction else None,
@@ -228,8 +232,19 @@ class Plan:
     def diff(self, other: Plan) -> list[str]:
         """What differs, a line each: `-` in this plan, `+` in the other."""
         lines = []
-        for what in ("mesh", "accumulate", "schedule", "slices", "again", "tiers", "copies", "regions", "stages",
-                     "inputs", "operators"):  # fmt: skip
+        for what in (
+            "mesh",
+            "accumulate",
+            "schedule",
+            "sequence_chunks",
+            "recompute",
+            "tiers",
+            "batch_splits",
+            "overlap_chunks",
+            "stages",
+            "inputs",
+            "operators",
+        ):
             ours, theirs = getattr(self, what), getattr(other, what)
             if not isinstance(ours, Mapping):
                 ours, theirs = {what: ours or None}, {what: theirs or None}
@@ -266,7 +281,9 @@ def _stranger(unknown: list[str], labels: set[str]) -> str:
     remedy = "; make the step as it was then, or plan it anew"
     kinds = dict.fromkeys(label.partition(":")[0] for label in state)
     if "master" in kinds:
-        return f"the plan was made for a step with float32 masters (masters=True), this one has none{remedy}"
+        return (
+            f"the plan was made for a step with float32 masters (fp32_master_weights=True), this one has none{remedy}"
+        )
     if kinds:
         path = state[0].partition(":")[2]
         return f"the plan was made for an optimizer that keeps {', '.join(kinds)} of {path}, this one does not{remedy}"

@@ -60,21 +60,23 @@ class Planner:
     def named(self, name: str) -> Plan:
         """A textbook plan by its name, which it keeps (`zero3`, not `dp8xzero3`). See `plan.textbook`."""
         book = parse_name(name, self.cluster.size)
-        if book.pipe.slices != self.step.slices:
-            raise ValueError(f"plan {name!r} is one for {book.pipe.slices} chunks of the sequence; the step has "
-                             f"{self.step.slices} (tutti.lower.unroll cuts it)")  # fmt: skip
-        if book.copies != self.step.copies:
-            raise ValueError(f"plan {name!r} is one for {book.copies} copies of the batch; the step has "
-                             f"{self.step.copies} (tutti.lower.vary makes them)")  # fmt: skip
-        if book.recompute and self.variant.again != book.variant.again:
+        if book.pipe.sequence_chunks != self.step.sequence_chunks:
+            raise ValueError(
+                f"plan {name!r} is one for {book.pipe.sequence_chunks} chunks of the sequence; the step has "
+                f"{self.step.sequence_chunks} (tutti.lower.unroll cuts it)"
+            )
+        if book.batch_splits != self.step.batch_splits:
+            raise ValueError(f"plan {name!r} is one for {book.batch_splits} copies of the batch; the step has "
+                             f"{self.step.batch_splits} (tutti.lower.vary makes them)")  # fmt: skip
+        if book.recompute and self.variant.recompute != book.variant.recompute:
             raise ValueError(f"plan {name!r} is one for a step that computes layers again (tutti.lower.vary makes it)")
-        if book.recompute and not any("again" in node.meta for node in self.step.calls):
+        if book.recompute and not any("recompute" in node.meta for node in self.step.calls):
             raise ValueError(f"plan {name!r}: the model has no numbered layers, whose insides could be computed again")
         without_effect = "zero" in name and not book.zero  # on a single data-parallel device
         made = self.piped(book) if book.pipe.devices > 1 else self.textbook(book)
         plan = made.plan(gathered=book.zero >= 2)
         tiers = offloaded(self.step, book.offload, self.cluster.device.outer) if book.offload else {}
-        return plan.replace(name=str(book) if without_effect else name, tiers=tiers, regions=book.regions)
+        return plan.replace(name=str(book) if without_effect else name, tiers=tiers, overlap_chunks=book.overlap_chunks)
 
     def textbook(self, book: Textbook, stored: Mapping[str, Layout] | None = None) -> Candidate:
         """The textbook plan with the cheapest choices.
@@ -231,16 +233,16 @@ class Candidate:
                 operators[label] = dict(choices)
         if planner.accumulate > 1:
             inputs |= self._accumulators(chosen.choices, gathered)
-        plan = Plan(self.mesh, inputs, operators, planner.accumulate, again=planner.variant.again,
-                    copies=planner.variant.copies, name=self.name,
+        plan = Plan(self.mesh, inputs, operators, planner.accumulate, recompute=planner.variant.recompute,
+                    batch_splits=planner.variant.batch_splits, name=self.name,
                     graph=planner.step.fingerprint, cluster=str(planner.cluster),
                     reasons=(*planner.without_rule(), self._proof(chosen)))  # fmt: skip
         if not self.name:
             found = title(plan, planner.problem)
             alone = found.startswith("tp") and list(self.mesh) == ["dp"] and not planner.pins
             plan = (renamed(plan, {"dp": "tp"}) if alone else plan).replace(name=f"auto-{found}")
-            if plan.copies > 1:
-                plan = plan.replace(name=f"{plan.name}xcopies{plan.copies}")
+            if plan.batch_splits > 1:
+                plan = plan.replace(name=f"{plan.name}xsplits{plan.batch_splits}")
         return plan
 
     def _proof(self, chosen: Solution) -> str:

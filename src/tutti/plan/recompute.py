@@ -82,7 +82,7 @@ class Activations:
         """Bytes that are kept where nothing is computed again."""
         return sum(self.bytes[label] for label in self.needed)
 
-    def again(self, memory: float, seconds: Callable[[Call], float]) -> tuple[str, ...]:
+    def recompute(self, memory: float, seconds: Callable[[Call], float]) -> tuple[str, ...]:
         """Labels to be computed again so that at most so many bytes are kept; where that cannot be, as few as can.
 
         seconds: that an operator takes.

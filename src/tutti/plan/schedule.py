@@ -11,7 +11,7 @@ waits for (`W`), of one stage for one microbatch. With p devices, m microbatches
 | `zb-h1` | v = 1, backward split | about half of that, where F, B and W take as long | p |
 | `zb-v` | v = 2, stages s and 2p - 1 - s on device s, split | about none where they do | p |
 | `seq1f1b` | v = 1, n chunks of the sequence, the last backward first | (p - 1) / (n m) | about 1 + (p - 1) / n |
-| `found` | as `zb-h1`, or with v = 2 as `zb-v`, for stages that take unequally long | the least of several orders | p |
+| `auto` | as `zb-h1`, or with v = 2 as `zb-v`, for stages that take unequally long | the least of several orders | p |
 
 GPipe: Huang et al. 2019. 1F1B: Narayanan et al., PipeDream, 2019; interleaved: Megatron-LM, SC 2021. Zero bubble: Qi et
 al. 2023 and, for the V, 2024: here their orders come out of a list scheduler that never holds more microbatches
@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from tutti.plan.list_schedule import EQUAL, found, listed
 from tutti.plan.slots import Durations, Schedule, Slot, clock
 
-SPLIT = ("zb-h1", "zb-v", "found")  # names with `W`
+SPLIT = ("zb-h1", "zb-v", "auto")  # names with `W`
 CHUNKED = "seq1f1b"  # the name of that which takes the sequence in chunks
-COUNTED = ("interleaved", "found", CHUNKED)  # names that are followed by a number: of stages on each device, or chunks
+COUNTED = ("interleaved", "auto", CHUNKED)  # names that are followed by a number: of stages on each device, or chunks
 NAMES = ("gpipe", "1f1b", "interleaved", CHUNKED, *SPLIT)
 Maker = Callable[[int, int], Sequence[Sequence[Slot]]]  # (devices, microbatches) -> the slots of each device, in order
 
@@ -100,7 +100,7 @@ class Pipe:
     devices: int
     schedule: str = "1f1b"
     chunks: int = 1
-    slices: int = 1
+    sequence_chunks: int = 1
 
     @property
     def stages(self) -> int:
@@ -108,11 +108,11 @@ class Pipe:
 
     def of(self, microbatches: int, durations: Durations = ()) -> Schedule:
         """Raises ValueError for numbers that do not go together."""
-        return schedule_of(self.schedule, self.devices, self.stages, microbatches, durations, self.slices)
+        return schedule_of(self.schedule, self.devices, self.stages, microbatches, durations, self.sequence_chunks)
 
     def __str__(self) -> str:
         schedule = "" if self.schedule == "1f1b" else f"-{self.schedule}"
-        count = self.slices if self.slices > 1 else self.chunks
+        count = self.sequence_chunks if self.sequence_chunks > 1 else self.chunks
         return f"pp{self.devices}{schedule}{count if self.schedule in COUNTED else ''}"
 
 
@@ -120,10 +120,12 @@ NO_PIPE = Pipe(1)
 
 
 def schedule_of(
-    name: str, devices: int, stages: int, microbatches: int, durations: Durations = (), slices: int = 1
+    name: str, devices: int, stages: int, microbatches: int, durations: Durations = (), sequence_chunks: int = 1
 ) -> Schedule:
-    """A schedule by name. durations: of the stages, which `found` goes by; by default all take as long. slices: chunks
-    of the sequence.
+    """A schedule by name.
+
+    durations: of the stages, for the schedule `auto`; by default all stages take as long. sequence_chunks: number of
+    chunks of the sequence.
 
     Raises ValueError for numbers that do not go together.
     """
@@ -134,30 +136,33 @@ def schedule_of(
         raise ValueError(f"{stages} stages do not divide over {p} devices of a pipeline")
     if name == "zb-v" and v != 2:
         raise ValueError(f"zb-v has 2 stages on each device, which makes {2 * p}, not {stages}")
-    if name == "found" and v > 2:
-        raise ValueError(f"found has 1 or 2 stages on each device, which makes {p} or {2 * p}, not {stages}")
+    if name == "auto" and v > 2:
+        raise ValueError(f"auto has 1 or 2 stages on each device, which makes {p} or {2 * p}, not {stages}")
     if name in ("gpipe", "1f1b", CHUNKED, "zb-h1") and v != 1:
         raise ValueError(f"{name} has one stage on each device: {p}, not {stages}; interleaved has several")
     if name == "interleaved" and microbatches % p:
         raise ValueError(f"interleaved takes a multiple of {p} microbatches, not {microbatches}")
-    if (name == CHUNKED) != (slices > 1):
-        raise ValueError(f"{name} has {'no' if slices > 1 else 'at least two'} chunks of the sequence, not {slices}")
+    if (name == CHUNKED) != (sequence_chunks > 1):
+        raise ValueError(
+            f"{name} has {'no' if sequence_chunks > 1 else 'at least two'} chunks of the sequence, "
+            f"not {sequence_chunks}"
+        )
     if durations and len(durations) != stages:
         raise ValueError(f"{len(durations)} durations are given for {stages} stages")
     if name in REGISTERED:
         return _registered(name, p, stages, microbatches)
     place = tuple(s % p if name == "interleaved" else min(s, 2 * p - 1 - s) for s in range(stages))
-    if name == "found":
+    if name == "auto":
         slots = found(place, microbatches, p, tuple(map(tuple, durations)) or (EQUAL,) * stages)
     elif name in SPLIT:
         slots = listed(place, microbatches, p)
     elif name == "gpipe":
         slots = [[Slot(kind, d, m) for kind in "FB" for m in range(microbatches)] for d in range(p)]
     elif name == CHUNKED:
-        slots = [_in_slices(d, p, microbatches, slices) for d in range(p)]
+        slots = [_in_slices(d, p, microbatches, sequence_chunks) for d in range(p)]
     else:
         slots = [_one_each(d, p, v, microbatches) for d in range(p)]
-    return Schedule(name, tuple(map(tuple, slots)), place, name in SPLIT, slices)
+    return Schedule(name, tuple(map(tuple, slots)), place, name in SPLIT, sequence_chunks)
 
 
 def _registered(name: str, devices: int, stages: int, microbatches: int) -> Schedule:
@@ -185,14 +190,14 @@ def _registered(name: str, devices: int, stages: int, microbatches: int) -> Sche
     return schedule
 
 
-def forward(place: Sequence[int], microbatches: int, slices: int = 1) -> Schedule:
+def forward(place: Sequence[int], microbatches: int, sequence_chunks: int = 1) -> Schedule:
     """Forward passes alone, with stages on these devices."""
-    each = [(m, c) for m in range(microbatches) for c in range(slices)]
+    each = [(m, c) for m in range(microbatches) for c in range(sequence_chunks)]
     slots = [
         [Slot("F", s, *which) for which in each for s in range(len(place)) if place[s] == d]
         for d in range(max(place) + 1)
     ]
-    return Schedule("forward", tuple(map(tuple, slots)), tuple(place), slices=slices)
+    return Schedule("forward", tuple(map(tuple, slots)), tuple(place), sequence_chunks=sequence_chunks)
 
 
 def _one_each(device: int, p: int, v: int, m: int) -> list[Slot]:

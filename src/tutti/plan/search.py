@@ -39,8 +39,20 @@ FLAT, PIPED = 0.6, 0.8  # shares of it after which pipelines are looked at, wher
 NEAR = 1.02  # costs and judgements agree within this
 TRIES = 4  # to make a plan fit
 DEEPER = 30  # times as long as with two axes it may take to look at a mesh of three
-SAID = ("mesh", "inputs", "operators", "accumulate", "stages", "schedule", "slices", "again", "tiers", "copies",
-        "regions", "durations")  # fmt: skip
+SAID = (
+    "mesh",
+    "inputs",
+    "operators",
+    "accumulate",
+    "stages",
+    "schedule",
+    "sequence_chunks",
+    "recompute",
+    "tiers",
+    "batch_splits",
+    "overlap_chunks",
+    "durations",
+)
 SHRINKING = ("activations", "temporaries", "communication")  # kinds of memory that microbatches make less
 
 Progress = Callable[[str], None]

@@ -29,13 +29,13 @@ class Slot(NamedTuple):
 @dataclass(frozen=True)
 class Schedule:
     """devices: the slots of each, in order. place: the device of each stage. split: whether there are `W` slots.
-    slices: chunks of the sequence."""
+    sequence_chunks: chunks of the sequence."""
 
     name: str
     devices: tuple[tuple[Slot, ...], ...]
     place: tuple[int, ...]
     split: bool = False
-    slices: int = 1
+    sequence_chunks: int = 1
 
 
 def waits(slot: Slot, stages: int) -> list[Slot]:
@@ -48,17 +48,19 @@ def waits(slot: Slot, stages: int) -> list[Slot]:
     return [Slot("F", stage, *rest)] + ([Slot("B", stage + 1, *rest)] if stage + 1 < stages else [])
 
 
-def taking(slot: Slot, durations: Durations, split: bool, slices: int = 1) -> float:
+def taking(slot: Slot, durations: Durations, split: bool, sequence_chunks: int = 1) -> float:
     """Seconds of a slot; a backward pass that is not split takes those of both parts. Chunks take equally long."""
     forward, backward, rest, _ = durations[slot.stage]
-    return {"F": forward, "B": backward if split else backward + rest, "W": rest}[slot.kind] / slices
+    return {"F": forward, "B": backward if split else backward + rest, "W": rest}[slot.kind] / sequence_chunks
 
 
-def ready(slot: Slot, over: Mapping[Slot, float], durations: Durations, place: Sequence[int], slices: int = 1) -> float:
+def ready(
+    slot: Slot, over: Mapping[Slot, float], durations: Durations, place: Sequence[int], sequence_chunks: int = 1
+) -> float:
     """When all is there that a slot waits for; infinite where that is not over."""
     latest = 0.0
     for x in waits(slot, len(place)):
-        way = durations[min(x.stage, slot.stage)][3] / slices if place[x.stage] != place[slot.stage] else 0.0
+        way = durations[min(x.stage, slot.stage)][3] / sequence_chunks if place[x.stage] != place[slot.stage] else 0.0
         latest = max(latest, over.get(x, inf) + way)
     return latest
 
@@ -77,10 +79,10 @@ def clock(schedule: Schedule, durations: Durations) -> dict[Slot, tuple[float, f
         for d, slots in enumerate(schedule.devices):
             while (
                 at[d] < len(slots)
-                and (there := ready(slots[at[d]], over, durations, schedule.place, schedule.slices)) < inf
+                and (there := ready(slots[at[d]], over, durations, schedule.place, schedule.sequence_chunks)) < inf
             ):
                 slot, begin = slots[at[d]], max(free[d], there)
-                over[slot] = free[d] = begin + taking(slot, durations, schedule.split, schedule.slices)
+                over[slot] = free[d] = begin + taking(slot, durations, schedule.split, schedule.sequence_chunks)
                 made[slot] = begin, free[d]
                 at[d], going = at[d] + 1, True
     if any(at[d] < len(slots) for d, slots in enumerate(schedule.devices)):
@@ -102,5 +104,5 @@ def in_flight(schedule: Schedule) -> list[list[float]]:
             held[slot.stage] += (slot.kind == "F") - (slot.kind == last)
             if sum(held) > sum(most):
                 most = list(held)
-        found.append([count / schedule.slices for count in most])
+        found.append([count / schedule.sequence_chunks for count in most])
     return found

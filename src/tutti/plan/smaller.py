@@ -34,7 +34,7 @@ class Smaller:
     def search(self) -> None:
         """Try the fastest that do not fit, and the smallest, while there is time."""
         search = self.of
-        large = [plan for plan in search.plans if not search.fits(plan) and not plan.again]
+        large = [plan for plan in search.plans if not search.fits(plan) and not plan.recompute]
         alike: dict[tuple, Plan] = {}  # of each mesh, number of microbatches and pipeline the fastest
         for plan in sorted(large, key=lambda p: p.predicted.step_seconds):
             alike.setdefault((*plan.mesh.items(), plan.accumulate, str(plan.pipe)), plan)
@@ -49,16 +49,16 @@ class Smaller:
         """Compute more of it again until it fits, or nothing is left to be."""
         search, made, share = self.of, plan, 1.0
         known: set[tuple[str, ...]] = {()}
-        activations, seconds = self.activations(plan.accumulate, plan.slices)
+        activations, seconds = self.activations(plan.accumulate, plan.sequence_chunks)
         for _ in range(TRIES):
             held = plan.predicted.bytes_by_kind.get(HELD, 0)
             share -= (made.predicted.peak_bytes - search.memory) / held if held else share
-            again = activations.again(max(0.0, share) * activations.whole, seconds)
+            again = activations.recompute(max(0.0, share) * activations.whole, seconds)
             if again in known or search.late:
                 return
             known.add(again)
             search.progress(f"{plan.name} with {len(again)} operators computed again")
-            planner = search.planner(plan.accumulate, Variant(plan.slices, again))
+            planner = search.planner(plan.accumulate, Variant(plan.sequence_chunks, again))
             try:
                 candidate = search.candidate(planner.inside(plan.pipe), plan.inner)
                 candidate = PipelineCandidate(candidate, plan.pipe, search.cluster) if plan.stages else candidate
@@ -70,7 +70,7 @@ class Smaller:
             if search.fits(made):
                 return
 
-    def _activations(self, count: int, slices: int) -> tuple[Activations, Callable[[Call], float]]:
+    def _activations(self, count: int, sequence_chunks: int) -> tuple[Activations, Callable[[Call], float]]:
         """What the forward pass of a step makes, and what its calls take."""
-        step = self.of.planner(count, Variant(slices)).step
+        step = self.of.planner(count, Variant(sequence_chunks)).step
         return Activations(step), self.of.judge.forward_seconds(step, self.of.cluster)

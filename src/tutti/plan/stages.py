@@ -196,11 +196,11 @@ def _backward(reads: Reads, found: dict[fx.Node, int], present: dict[fx.Node, se
     computed = {node.meta["name"]: stage for node, stage in found.items() if node.op == "call_function"}
     for node in backward:
         read = reads.of(node)
-        if node.meta.get("again") in computed:
-            found[node] = _again(node, computed[node.meta["again"]], read, present)
+        if node.meta.get("recompute") in computed:
+            found[node] = _again(node, computed[node.meta["recompute"]], read, present)
             present[node] = {found[node]}
             continue
-        gradients = [x for x in read if x in found and x.meta["phase"] == BACKWARD and "again" not in x.meta]
+        gradients = [x for x in read if x in found and x.meta["phase"] == BACKWARD and "recompute" not in x.meta]
         others = [x for x in read if x not in gradients]
         everywhere = set.intersection(*(present[x] for x in others)) if others else set()
         if not gradients and len(everywhere) > 1:

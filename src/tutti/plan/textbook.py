@@ -16,8 +16,8 @@ the slots to their experts and another back; dropless, the tokens are gathered a
 `recompute` (`zero3xrecompute`, `pp4xrecompute`) keeps of each layer what others read of it, and computes all else again
 in the backward pass (`lower.recompute`).
 
-`copies2` (`tp8xcopies2`) cuts the batch into two copies, one of which computes while the other communicates
-(`lower.unroll`, `analysis.overlap`). `regions2` (`tp8xregions2`) cuts only the operators between two communications,
+`splits2` (`tp8xsplits2`) cuts the batch into two copies, one of which computes while the other communicates
+(`lower.unroll`, `analysis.overlap`). `overlap2` (`tp8xoverlap2`) cuts only the operators between two communications,
 along the batch or the sequence (`lower.regions`).
 
 `pp4` puts a pipeline of 4 around that; a schedule may follow, by default `1f1b`: `pp4-gpipe`, `pp4-interleaved2` (two
@@ -38,9 +38,9 @@ from tutti.plan.variant import LAYERS, Variant
 
 NAMES = (
     "auto, dp, tp, zero1, zero2, zero3, dp2xtp2, tp2xzero3, cp4, ep4, pp4, pp2-zb-vxdp2, zero3xrecompute, "
-    "zero3xoffload2, tp8xcopies2, tp8xregions2, ..."
+    "zero3xoffload2, tp8xsplits2, tp8xoverlap2, ..."
 )
-WORDS = ("auto", "dp", "tp", "cp", "ep", "pp", "zero", "recompute", "offload", "copies", "regions", "single")
+WORDS = ("auto", "dp", "tp", "cp", "ep", "pp", "zero", "recompute", "offload", "splits", "overlap", "single")
 STEMS = {**{word: word for word in WORDS}, "fsdp": "zero3"}
 
 
@@ -57,8 +57,8 @@ class Textbook:
     pipe: Pipe = NO_PIPE
     recompute: bool = False
     offload: int = 0
-    copies: int = 1
-    regions: int = 1
+    batch_splits: int = 1
+    overlap_chunks: int = 1
 
     def __str__(self) -> str:
         parts = [str(self.pipe)] if self.pipe.devices > 1 else []
@@ -69,14 +69,14 @@ class Textbook:
         parts += [f"zero{self.zero}"] if self.zero else []
         parts += ["recompute"] if self.recompute else []
         parts += [f"offload{self.offload if self.offload > 1 else ''}"] if self.offload else []
-        parts += [f"copies{self.copies}"] if self.copies > 1 else []
-        parts += [f"regions{self.regions}"] if self.regions > 1 else []
+        parts += [f"splits{self.batch_splits}"] if self.batch_splits > 1 else []
+        parts += [f"overlap{self.overlap_chunks}"] if self.overlap_chunks > 1 else []
         return "x".join(parts) or "single"
 
     @property
     def variant(self) -> Variant:
         """Of the step that it is for."""
-        return Variant(self.pipe.slices, (LAYERS,) if self.recompute else (), self.copies)
+        return Variant(self.pipe.sequence_chunks, (LAYERS,) if self.recompute else (), self.batch_splits)
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -100,9 +100,18 @@ def parse_name(name: str, devices: int) -> Textbook:
     Raises ValueError for a name that is none, or sizes that do not multiply to the number of devices.
     """
     sizes: dict[str, int] = {}
-    zero, schedule, chunks, slices, recompute, offload, copies, regions = 0, "1f1b", 1, 1, False, 0, 1, 1
+    zero, schedule, chunks, sequence_chunks, recompute, offload, batch_splits, overlap_chunks = (
+        0,
+        "1f1b",
+        1,
+        1,
+        False,
+        0,
+        1,
+        1,
+    )
     pattern = (
-        r"(dp|tp|cp|ep|pp)(\d*)(?:-(.+))?|zero([123])|(recompute)|(offload)([123]?)|copies(\d+)|regions(\d+)|single"
+        r"(dp|tp|cp|ep|pp)(\d*)(?:-(.+))?|zero([123])|(recompute)|(offload)([123]?)|splits(\d+)|overlap(\d+)|single"
     )
     for part in name.split("x"):
         match = re.fullmatch(pattern, part)
@@ -117,12 +126,12 @@ def parse_name(name: str, devices: int) -> Textbook:
         elif match[6]:
             offload = int(match[7] or 1)
         elif match[8]:
-            copies = int(match[8])
-            if copies < 2:
+            batch_splits = int(match[8])
+            if batch_splits < 2:
                 raise ValueError(f"plan {name!r}: there are at least 2 copies of the batch")
         elif match[9]:
-            regions = int(match[9])
-            if regions < 2:
+            overlap_chunks = int(match[9])
+            if overlap_chunks < 2:
                 raise ValueError(f"plan {name!r}: regions are cut into at least 2 parts")
         elif match[1]:
             if match[1] in sizes:
@@ -131,7 +140,7 @@ def parse_name(name: str, devices: int) -> Textbook:
                 raise ValueError(f"plan {name!r}: an axis has at least one device")
             sizes[match[1]] = int(match[2] or 0)
             if match[3]:
-                schedule, chunks, slices = _schedule(name, match[1], match[3])
+                schedule, chunks, sequence_chunks = _schedule(name, match[1], match[3])
     if zero:
         sizes.setdefault("dp", 0)
     open_axes = [axis for axis, size in sizes.items() if size == 0]
@@ -149,15 +158,15 @@ def parse_name(name: str, devices: int) -> Textbook:
     if open_axes:
         sizes[open_axes[0]] = devices // given
     dp, tp, cp, ep, pp = (sizes.get(axis, 1) for axis in ("dp", "tp", "cp", "ep", "pp"))
-    if slices > 1 and copies > 1:
+    if sequence_chunks > 1 and batch_splits > 1:
         raise ValueError(f"plan {name!r}: the sequence is cut into chunks or the batch into copies, not both")
-    if regions > 1 and (pp > 1 or copies > 1 or offload):
-        other = "a pipeline" if pp > 1 else "copies" if copies > 1 else "offload"
+    if overlap_chunks > 1 and (pp > 1 or batch_splits > 1 or offload):
+        other = "a pipeline" if pp > 1 else "copies" if batch_splits > 1 else "offload"
         raise ValueError(f"plan {name!r}: regions do not go with {other}; leave one of them out")
-    if slices > 1 and pp < 2:
+    if sequence_chunks > 1 and pp < 2:
         raise ValueError(f"plan {name!r}: chunks of the sequence need a pipeline of at least 2 devices")
-    pipe = Pipe(pp, schedule, chunks, slices)
-    return Textbook(dp, tp, zero if dp > 1 else 0, ep, cp, pipe, recompute, offload, copies, regions)
+    pipe = Pipe(pp, schedule, chunks, sequence_chunks)
+    return Textbook(dp, tp, zero if dp > 1 else 0, ep, cp, pipe, recompute, offload, batch_splits, overlap_chunks)
 
 
 def _schedule(name: str, axis: str, said: str) -> tuple[str, int, int]:
@@ -171,7 +180,7 @@ def _schedule(name: str, axis: str, said: str) -> tuple[str, int, int]:
     counted, needed = schedule in COUNTED, schedule in (CHUNKED, "interleaved")
     if (found[2] and not counted) or (needed and not found[2]) or number < (2 if schedule == CHUNKED else 1):
         raise ValueError(
-            f"plan {name!r}: interleaved and found go with a number of stages on each device, pp4-interleaved2, "
+            f"plan {name!r}: interleaved and auto go with a number of stages on each device, pp4-interleaved2, "
             f"{CHUNKED} with one of chunks of the sequence, pp4-{CHUNKED}4, others with none"
         )
     if schedule == CHUNKED:

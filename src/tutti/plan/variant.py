@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Variant:
-    """slices: chunks of the sequence (`lower.unroll`). again: labels of forward nodes that the backward pass computes
-    again (`lower.recompute`), as they are with the sequence in those chunks. copies: into which the batch is cut, so
-    that one computes while another communicates (`lower.unroll`)."""
+    """sequence_chunks: number of chunks of the sequence (`lower.unroll`). recompute: labels of forward nodes that the
+    backward pass recomputes (`lower.recompute`), as they are with the sequence in those chunks. batch_splits: number of
+    parts of the batch, one of which computes while another communicates (`lower.unroll`)."""
 
-    slices: int = 1
-    again: tuple[str, ...] = ()
-    copies: int = 1
+    sequence_chunks: int = 1
+    recompute: tuple[str, ...] = ()
+    batch_splits: int = 1
 
 
 PLAIN = Variant()

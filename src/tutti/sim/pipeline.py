@@ -146,7 +146,7 @@ def dry_run(graph: StepGraph, plan: Plan, cluster: Cluster, level: str, overlaps
         program, played = known[signature]
         once = place.kind.startswith("U")
         sums = sum(sizes[name] for name in part.outputs if name.startswith("grad:"))  # read twice and written once
-        extra = cluster.device.stream_seconds(3 * sums) if sums and plan.accumulate * plan.slices > 1 else 0.0
+        extra = cluster.device.stream_seconds(3 * sums) if sums and plan.accumulate * plan.sequence_chunks > 1 else 0.0
         parts[place] = Part(str(place), program, played, 1 if once else plan.accumulate, extra)
     actions = actions_of(made, schedule)
 

@@ -134,7 +134,7 @@ def dry_run(graph: StepGraph, plan: Plan, cluster: Cluster, level: str, overlaps
         progress(f"lowering {name}")
         program = lowered(part, plan, outputs, level, cluster if overlaps else None)
         if not parts:
-            check_divided(program, plan.regions)
+            check_divided(program, plan.overlap_chunks)
         progress(f"simulating {name}")
         sums = _gradient_bytes(part, graph, plan) if runs > 1 else 0  # read twice and written once
         held = {"accumulated gradients": sums}

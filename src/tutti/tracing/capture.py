@@ -53,7 +53,7 @@ def capture(
     loss: Loss | None = None,
     *,
     clip_norm: float | None = None,
-    masters: bool = False,
+    fp32_master_weights: bool = False,
     stochastic_rounding: bool = False,
     gradients: bool = True,
     guarded: bool = False,
@@ -71,7 +71,7 @@ def capture(
     optimizer: a `torch.optim` instance over the model's parameters; without one the graph ends at the gradients.
     loss: `loss(model, batch) -> 0-d tensor`; by default the model is called and its output has a `.loss` or is it.
     clip_norm: clip the global norm of all gradients, as `torch.nn.utils.clip_grad_norm_` does.
-    masters: keep and update float32 copies of low-precision parameters with the optimizer state.
+    fp32_master_weights: keep and update float32 copies of low-precision parameters with the optimizer state.
     stochastic_rounding: bfloat16 parameters and their optimizer state are updated in float32 and rounded at random, on
         average to what they would be.
     gradients: False records the forward pass only.
@@ -101,7 +101,7 @@ def capture(
         optimizers.check(optimizer)
     if clip_norm is not None and optimizer is None:
         raise ValueError(f"clip_norm={clip_norm} clips the gradients that an update takes: give an optimizer, too")
-    if masters and stochastic_rounding:
+    if fp32_master_weights and stochastic_rounding:
         raise ValueError("masters are kept in float32, where nothing is to be rounded: masters or stochastic_rounding")
     slots, device = Slots(model, attributes), device_of(model)
     params = slots.params
@@ -120,7 +120,7 @@ def capture(
         state = {}
         if optimizer is not None:
             names = {p: name for name, p in params.items()}
-            state = optimizers.state_of(optimizer, names, masters)
+            state = optimizers.state_of(optimizer, names, fp32_master_weights)
             for name, tensors in state.items():
                 inputs |= {
                     f"{kind}:{name}": torch.empty(t.shape, dtype=t.dtype, device=device) for kind, t in tensors.items()
@@ -137,9 +137,22 @@ def capture(
             traced = attempts.traced()
         except StateFound as found:
             again = attributes | found.paths
-            return capture(model, batch, optimizer, loss, clip_norm=clip_norm, masters=masters, gradients=gradients,
-                           stochastic_rounding=stochastic_rounding, guarded=guarded, patterns=patterns,
-                           attributes=again, microbatches=microbatches, behind=behind, metrics=metrics)  # fmt: skip
+            return capture(
+                model,
+                batch,
+                optimizer,
+                loss,
+                clip_norm=clip_norm,
+                fp32_master_weights=fp32_master_weights,
+                gradients=gradients,
+                stochastic_rounding=stochastic_rounding,
+                guarded=guarded,
+                patterns=patterns,
+                attributes=again,
+                microbatches=microbatches,
+                behind=behind,
+                metrics=metrics,
+            )
         except compat.ValuesNeeded as error:
             raise branching(error) from error
         except RuntimeError as error:

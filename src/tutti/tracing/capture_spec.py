@@ -28,7 +28,7 @@ class CaptureSpec:
     optimizer: torch.optim.Optimizer
     loss: Loss | None
     clip_norm: float | None
-    masters: bool
+    fp32_master_weights: bool
     stochastic_rounding: bool
     guarded: bool
     autocast: dict[str, Any]
@@ -42,10 +42,20 @@ class CaptureSpec:
     def training(self, batch: Batch, microbatches: int = 1) -> StepGraph:
         """A step of training, for such a batch, which is one of so many microbatches."""
         with _modes_kept(self.model), torch.autocast(**self.autocast):
-            made = capture(self.model, batch, self.optimizer, self.loss, clip_norm=self.clip_norm, masters=self.masters,
-                           stochastic_rounding=self.stochastic_rounding, guarded=self.guarded,
-                           attributes=self.attributes, microbatches=microbatches, behind=self.behind,
-                           metrics=self.metrics)  # fmt: skip
+            made = capture(
+                self.model,
+                batch,
+                self.optimizer,
+                self.loss,
+                clip_norm=self.clip_norm,
+                fp32_master_weights=self.fp32_master_weights,
+                stochastic_rounding=self.stochastic_rounding,
+                guarded=self.guarded,
+                attributes=self.attributes,
+                microbatches=microbatches,
+                behind=self.behind,
+                metrics=self.metrics,
+            )
         if found := set(made.names("buffer")) - dict(self.model.named_buffers()).keys() - self.attributes:
             self.attributes |= found
             self.watch = Watch(self.model, self.attributes, [self.loss])

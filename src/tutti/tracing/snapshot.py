@@ -240,8 +240,8 @@ def _held(owner: Any) -> Mapping[str, Any]:
 
 
 def variables(held: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a class or file whose names are not Python's own."""
-    return {key: x for key, x in held.items() if not (key.startswith("__") and key.endswith("__"))}
+    """The entries of a class or file whose names are not those of Python or of its compilers (TorchDynamo)."""
+    return {key: x for key, x in held.items() if not key.startswith("__")}
 
 
 def _state_of(generator: Any) -> Any:

@@ -81,7 +81,7 @@ class Optimizer:
     """Scale the gradient down to this global norm when it is longer; None leaves it."""
     stochastic_rounding: bool = False
     """Update bfloat16 weights and their optimizer state without float32 masters: 6 bytes per parameter, not 14."""
-    skips: int | None = 0
+    max_nonfinite_steps: int | None = 0
     """How many steps in a row may be skipped if their loss or gradients are not finite. One more stops the run with an
     error that names the operator. None does not check."""
 
@@ -217,7 +217,7 @@ _AT_LEAST = {
     "schedule.warmup": 0,
     "schedule.floor": 0,
     "optimizer.lr": 0,
-    "optimizer.skips": 0,
+    "optimizer.max_nonfinite_steps": 0,
     "parallel.processes": 1,
     "parallel.restarts": 0,
     "parallel.compare": 1,

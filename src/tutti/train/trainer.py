@@ -88,10 +88,10 @@ class Trainer:
             level=parallel.level,
             clip_norm=config.optimizer.clip_norm,
             accumulate=config.batch.accumulate,
-            masters=dtype is not torch.float32 and not config.optimizer.stochastic_rounding,
+            fp32_master_weights=dtype is not torch.float32 and not config.optimizer.stochastic_rounding,
             stochastic_rounding=config.optimizer.stochastic_rounding,
             seed=config.seed,
-            skips=config.optimizer.skips,
+            max_nonfinite_steps=config.optimizer.max_nonfinite_steps,
             memory=parallel.memory,
         )
         self.dtype = str(dtype).removeprefix("torch.")

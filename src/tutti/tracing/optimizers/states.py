@@ -11,19 +11,21 @@ from tutti.tracing.optimizers.precision import LOW_PRECISION, value_of
 from tutti.tracing.optimizers.table import Group, State
 
 
-def state_of(optimizer: Optimizer, name_of: dict[Parameter, str], masters: bool = False) -> dict[str, State]:
+def state_of(
+    optimizer: Optimizer, name_of: dict[Parameter, str], fp32_master_weights: bool = False
+) -> dict[str, State]:
     """Initial optimizer state of every parameter of `optimizer`, by parameter name. See `states_of`."""
-    return dict(states_of(optimizer, name_of, masters))
+    return dict(states_of(optimizer, name_of, fp32_master_weights))
 
 
 def states_of(
-    optimizer: Optimizer, name_of: dict[Parameter, str], masters: bool = False
+    optimizer: Optimizer, name_of: dict[Parameter, str], fp32_master_weights: bool = False
 ) -> Iterator[tuple[str, State]]:
     """Yield the name and the initial state of each trained parameter of `optimizer`.
 
     If the optimizer has stepped, values are copies of `optimizer.state`, otherwise what `Rule.state` returns. They are
-    on the device of the parameter; a meta or fake parameter gets meta or fake state. With `masters`, the state of a
-    bfloat16 or float16 parameter is that of its float32 copy, which is included as "master".
+    on the device of the parameter; a meta or fake parameter gets meta or fake state. With `fp32_master_weights`, the
+    state of a bfloat16 or float16 parameter is that of its float32 copy, which is included as "master".
 
     A parameter without state starts afresh, also in an optimizer that has stepped, as in torch.
 
@@ -41,7 +43,7 @@ def states_of(
         if not param.requires_grad:
             continue
         value, old = param.detach(), optimizer.state.get(param, {})
-        held = {"master": value.to(torch.float32)} if masters and param.dtype in LOW_PRECISION else {}
+        held = {"master": value.to(torch.float32)} if fp32_master_weights and param.dtype in LOW_PRECISION else {}
         state = rule.state(group, held.get("master", value))
         missing = [key for key in state if old.get(key) is None]
         if (stepped and not missing) or not (
