@@ -154,8 +154,9 @@ class _Tracer(compat.TorchDispatchMode):
         if isinstance(func, torch._ops.HigherOrderOperator):
             raise Refused(
                 f"the model calls {func}, an operator of functions (as torch.cond or flex_attention are), which is not "
-                "captured: write it with tensors alone, as torch.where(condition, a, b) or "
-                "F.scaled_dot_product_attention; on one device tutti.jit(model) runs it as it is"
+                "captured: use tutti.scan, tutti.while_loop or tutti.cond, or write it with tensors alone, as "
+                "torch.where(condition, a, b) or F.scaled_dot_product_attention; on one device tutti.jit(model) runs "
+                "it as it is"
             )
         if not all(issubclass(kind, compat.FakeTensor) for kind in types):
             return NotImplemented  # it says itself what it is made of
