@@ -17,7 +17,7 @@ from torch import fx
 
 from tutti.ir.loops import LOOPS, Body, Branch, Loop, Scan, While
 from tutti.ir.step_graph import Spec
-from tutti.ops.registry import operands, rule_of, rules, source, specs
+from tutti.ops.registry import LOOP_RULES, operands, rule_of, source, specs
 from tutti.ops.rule import SAME, Rule
 
 Element = tuple  # a dim: ("in", operand, dim), ("out", output, dim) or (body, node, output, dim)
@@ -257,4 +257,4 @@ def _split(b: int, node: fx.Node, rule: Rule | None, classes: _Classes, members:
     return None
 
 
-rules(dict.fromkeys((Scan, While, Branch), lambda node: loop_rule(node.target)))
+LOOP_RULES |= dict.fromkeys((Scan, While, Branch), lambda node: loop_rule(node.target))

@@ -18,6 +18,7 @@ Notation = str | tuple[str, dict[str, int]]  # the line, and sizes of factors th
 Maker = Callable[[fx.Node], Notation | None]  # for operators whose rule depends on their arguments
 
 RULES: dict[Any, str | Maker] = {}
+LOOP_RULES: dict[type, Maker] = {}  # of operators with sub-graphs, which are made as models are captured
 ARGUMENTS: dict[Any, Callable[[tuple, list[tuple[int, ...]]], tuple]] = {}  # (arguments, local output shapes) -> own
 LOCAL: dict[Any, Callable] = {}  # (Here, *arguments with local tensors) -> local outputs, of any dtypes
 DENSE: dict[Any, tuple[int, ...]] = {}  # operands whose last dim torch's kernel reads as a run of memory, unchecked
@@ -83,7 +84,7 @@ def rule_of(node: fx.Node) -> Rule | None:
     """The rule of a call for its shapes and arguments; None where the table has none that applies."""
     entry = RULES.get(node.target)
     if node.target in LOOPS:
-        entry = RULES[type(LOOPS[node.target])]
+        entry = LOOP_RULES[type(LOOPS[node.target])]
     elif entry is None and torch.Tag.pointwise in getattr(node.target, "tags", ()):
         entry = RULES[torch.Tag.pointwise]
     notation = entry(node) if callable(entry) else entry
