@@ -264,7 +264,11 @@ _NOTHING = '#include <torch/csrc/inductor/cpp_prefix.h>\nextern "C" void kernel(
 def forget_compiled() -> None:
     """Let TorchDynamo compile functions anew: those that it was compiling when an error came would raise it again."""
     import torch._dynamo
+    from torch._dynamo.utils import CleanupManager
 
+    for hooks in list(CleanupManager.instance.values.values()):  # each deletes a global variable, which may be gone
+        for hook in hooks:
+            hook.scope.setdefault(hook.name, None)
     torch._dynamo.reset_code_caches()
 
 

@@ -181,5 +181,5 @@ def test_how_many_were_left_out_is_part_of_a_checkpoint(tmp_path):
 
 
 def test_it_is_a_number_of_steps():
-    with pytest.raises(ValueError, match="skips is -1; it must be a whole number"):
+    with pytest.raises(ValueError, match="max_nonfinite_steps is -1; it must be a whole number"):
         step_of(max_nonfinite_steps=-1)

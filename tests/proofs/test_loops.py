@@ -172,6 +172,53 @@ def test_second_derivatives():
         torch.testing.assert_close(step(batch()), expected.detach(), rtol=1e-5, atol=1e-6)
 
 
+def test_second_derivatives_of_what_keeps_its_output():
+    """The backward passes of tanh and exp read what the forward pass gave."""
+
+    def curvature(a):
+        a = a.detach().clone().requires_grad_()
+        last, ys = tutti.scan(lambda h, x: (torch.tanh(h * x), h.exp()), a, torch.ones(3, 4))
+        (first,) = torch.autograd.grad(last.sum() + ys.sum(), a, create_graph=True)
+        return torch.autograd.grad(first.sum(), a)[0]
+
+    a = torch.linspace(0.1, 1.0, 4)
+    function = tutti.function(curvature, a, cluster="cpu:1", plan="single", level="O0")
+    torch.testing.assert_close(function(a), curvature(a), rtol=1e-5, atol=1e-6)
+
+
+class Alternating(Recurrent):
+    """Inner scans that differ in their gradients alone."""
+
+    def scanned(self, xs, h):
+        for detaches in (False, True):
+
+            def step(h, x, detaches=detaches):
+                return self.cell(x, h.detach() if detaches else h), None
+
+            h, _ = tutti.scan(lambda h, i, step=step: (tutti.scan(step, h, xs)[0], None), h, length=2)
+        return h, h[None]
+
+
+class Meeting(Recurrent):
+    """Rows that meet: they stay whole."""
+
+    def scanned(self, xs, h):
+        def step(h, x):
+            h = self.cell(x, h)
+            return torch.tanh(0.1 * (h @ h.t()) @ h), h - h.flip(0)
+
+        return tutti.scan(step, h, xs)
+
+
+@pytest.mark.parametrize("make", [Alternating, Meeting])
+def test_gradients_that_stop_and_rows_that_meet(make):
+    expected = edges.after_steps(lambda: (make(), batch(), None), 3)
+    model = make()
+    step = tutti.parallelize(model, edges.optimizer_for(model), batch(), cluster="cpu:2", plan="dp2", level="O0")
+    for i in range(3):
+        torch.testing.assert_close(step(batch()), expected[f"loss {i}"], rtol=1e-5, atol=1e-6)
+
+
 class Straight(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -190,11 +237,14 @@ TABLE = torch.zeros(ROWS, 2 * WIDTH)
     [
         (lambda h, x: (h + torch.rand_like(h), None), "random numbers are drawn within a loop"),
         (lambda h, x: (Straight.apply(h), None), "Straight is called within a loop"),
-        (lambda h, x: (h + TABLE.add_(1.0), None), "writes into a tensor from outside"),
+        (lambda h, x: (h + TABLE.add_(1.0), None), "writes into the carry, into x or into a tensor from outside"),
+        (lambda h, x: (h.add_(1.0), None), "writes into the carry"),
+        (lambda h, x: (h.detach()[0].mul_(2.0).sum() + h, None), "writes into the carry"),
+        (lambda h, x: ((h * 2).detach()[0].mul_(2.0).sum() + h, None), "clone it after detach"),
         (lambda h, x: (h[:1], None), r"body changes a tensor of the carry from \(8, 8\)"),
         (lambda h, x: (h, None, None), "body returns tuple, not a pair"),
         (lambda h, x: ([h], None), "body changes the structure of the carry"),
-        (lambda h, x: (h, 1.0), "y of a loop holds a float"),
+        (lambda h, x: (h, 1.0), "y of a loop holds float 1.0"),
         (lambda h, x: (h if h.sum() > 0 else -h, None), "branches on the values of a tensor"),
     ],
 )

@@ -44,12 +44,15 @@ class Body:
 
     @cached_property
     def text(self) -> str:
-        """The same for sub-graphs that compute the same."""
-        number = {node: i for i, node in enumerate(self.step.graph.nodes)}
-        lines = [repr(self.inputs)]
-        for node in self.step.graph.nodes:
-            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda x: Number(number[x]))  # pyright: ignore
-            lines.append(f"{node.op} {node.target if node.op == 'call_function' else ''} {args} {kwargs}")
+        """The same for sub-graphs that compute the same, and whose gradients do."""
+        lines = [repr(self.inputs), repr(self.places)]
+        for graph in (self.step.graph, self.raw):  # by `raw`: where gradients pass
+            number = {node: Number(i) for i, node in enumerate(graph.nodes)} if graph else {}
+            for node in number:
+                args, kwargs = fx.map_arg((node.args, node.kwargs), number.__getitem__)  # pyright: ignore
+                target = node.target if node.op == "call_function" else ""
+                marks = [node.meta.get(key) for key in ("grad", "differentiable")]
+                lines.append(f"{node.op} {target} {args} {kwargs} {marks}")
         return "\n".join(lines)
 
     @cached_property
@@ -191,8 +194,7 @@ def loop_operator(loop: Loop) -> torch._ops.OpOverload:
         _library.impl(name, torch.library.fallthrough_kernel, "Autograd")
         torch.library.register_fake(f"tutti_loops::{name}", lambda operands: _empty(loop, operands), lib=_library)
     operator = getattr(torch.ops.tutti_loops, name).default
-    if operator not in LOOPS or LOOPS[operator].bodies[0][0].raw is None:  # of a local part, as far as is known
-        LOOPS[operator] = loop
+    LOOPS.setdefault(operator, loop)
     FLOPS.setdefault(operator, lambda node: sum(times * body.flops for body, times in loop.bodies))
     return operator
 

@@ -216,7 +216,10 @@ def _partial_sums(b: int, body: Body, classes: _Classes, members: set[Element], 
             continue
         rule = classes.rules[b, node]
         read = [i for i, x in enumerate(operands(node)) if source(x) in partial]
-        split = _split(b, node, rule, classes, members)
+        found = _splits(b, node, rule, classes, members)
+        if len(found) > 1:  # dims that meet, as rows do in x @ x.t()
+            return None
+        split = next(iter(found), None)
         if split is None:
             if not read:
                 continue
@@ -242,19 +245,19 @@ def _partial_sums(b: int, body: Body, classes: _Classes, members: set[Element], 
     return {i for i, node in enumerate(body.step.outputs.values()) if source(node) in partial}
 
 
-def _split(b: int, node: fx.Node, rule: Rule | None, classes: _Classes, members: set[Element]) -> str | None:
-    """The factor of an operator that a class is."""
+def _splits(b: int, node: fx.Node, rule: Rule | None, classes: _Classes, members: set[Element]) -> set[str]:
+    """The factors of an operator that a class is."""
     if rule is None:
-        return None
-    for i, dims in enumerate(rule.outputs):
-        for d, factors in enumerate(dims):
-            if factors and (b, node, i, d) in members:
-                return factors[0]
-    for x, dims in zip(operands(node), rule.inputs, strict=True):
-        for d, factors in enumerate(dims):
-            if factors and classes.element(b, x, d) in members:
-                return factors[0]
-    return None
+        return set()
+    outs = [[(b, node, i, d) for d in range(len(dims))] for i, dims in enumerate(rule.outputs)]
+    read = zip(operands(node), rule.inputs, strict=True)
+    ins = [[classes.element(b, x, d) for d in range(len(dims))] for x, dims in read]
+    return {
+        factors[0]
+        for elements, dims in zip([*ins, *outs], [*rule.inputs, *rule.outputs], strict=True)
+        for element, factors in zip(elements, dims, strict=True)
+        if factors and element in members
+    }
 
 
 LOOP_RULES |= dict.fromkeys((Scan, While, Branch), lambda node: loop_rule(node.target))

@@ -60,7 +60,8 @@ def scan(
     _check_tensors("xs", slices)
     sizes = {x.shape[0] if x.ndim else None for x in slices} | ({length} if length is not None else set())
     if len(sizes) != 1 or None in sizes:
-        raise ValueError(f"tutti.scan: xs and length disagree in the number of steps: {sorted(map(str, sizes))}")
+        said = f"give length={', or xs' if xs is None else ''}" if not sizes else f"found {sorted(map(str, sizes))}"
+        raise ValueError(f"tutti.scan needs one number of steps, the size of dim 0 of every tensor in xs: {said}")
     steps = int(sizes.pop())  # pyright: ignore[reportArgumentType]
     y_tree: Any = None
 
@@ -183,7 +184,12 @@ def _recorded(function: Callable, like: Sequence[Spec], device: torch.device) ->
     learns = torch.is_grad_enabled()
 
     def run(*tensors: Tensor) -> list[Tensor]:
-        made = function(*tensors[: len(like)])
+        try:
+            made = function(*tensors[: len(like)])
+        except RuntimeError as error:
+            if "a leaf Variable that requires grad" in str(error):
+                raise ValueError(f"{INSIDE}: {WRITES}") from error
+            raise
         nodes = {node for x in made if x.grad_fn is not None for node in compat.in_backward_order(x.grad_fn)}
         if custom := [node for node in nodes if compat.is_custom(node) and type(node).__name__ != "_LoopBackward"]:
             raise ValueError(
@@ -395,12 +401,16 @@ def _check_not_written(graph: fx.Graph) -> None:
     outside = set(graph.find_nodes(op="placeholder"))
     for node in graph.nodes:
         if any(base_of(x) in outside for x in written_operands(node)):
-            raise ValueError(
-                f"{node.target} within a loop writes into a tensor from outside: make it part of the carry, and return "
-                "the new value"
-            )
+            raise ValueError(f"{INSIDE}: {node.target} {WRITES}")
+        if any(map(_is_detached, written_operands(node))):
+            raise ValueError(f"{node.target} within a loop writes into a detached tensor: clone it after detach()")
 
 
+INSIDE = "within a loop"
+WRITES = (
+    "writes into the carry, into x or into a tensor from outside: clone it first, make it part of the carry, and "
+    "return the new value"
+)
 Tree = tuple[Any, tuple[bool, ...]]  # the structure, and which leaves are None
 
 
@@ -415,10 +425,19 @@ def _unflatten(leaves: Sequence[Any], tree: Tree) -> Any:
     return pytree.tree_unflatten([None if is_none else next(rest) for is_none in absent], structure)
 
 
+def _is_detached(node: fx.Node) -> bool:
+    """Whether a tensor is a view of what `detach()` gave."""
+    while node is not base_of(node):
+        if node.target is torch.ops.aten.detach.default:
+            return True
+        node = node.all_input_nodes[0]
+    return False
+
+
 def _check_tensors(what: str, leaves: Sequence[Any]) -> None:
     for x in leaves:
         if not isinstance(x, Tensor):
-            raise ValueError(f"{what} of a loop holds a {type(x).__name__}: pytrees of tensors are needed")
+            raise ValueError(f"{what} of a loop holds {type(x).__name__} {x!r}; its leaves must be tensors")
 
 
 def _like(what: str, before: Sequence[Tensor], tree: Any, now: Any, where: str) -> list[Tensor]:

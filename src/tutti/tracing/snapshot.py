@@ -30,6 +30,7 @@ DEEPEST = 6  # attributes and items between a module and what it holds
 OPAQUE = (torch.Tensor, type, ModuleType, FunctionType, MethodType, str, bytes, int, float, complex, bool, type(None),
           torch.dtype, torch.device, torch.Size)  # fmt: skip
 MISSING = object()
+INTERNAL = ("torch._", "tutti.")  # whose objects are not followed, such as what TorchDynamo keeps of a function
 LIBRARIES = ("torch", "numpy", "tutti")  # whose classes and global variables are not the model's
 Cache = functools._lru_cache_wrapper
 
@@ -76,7 +77,8 @@ class Snapshot:
             items = _items(thing).items() if isinstance(thing, dict) else enumerate(thing)
             return [(f"{path}[{key!r}]", x) for key, x in items] if len(thing) <= LARGEST else []
         held = getattr(thing, "__dict__", None)
-        if isinstance(thing, OPAQUE) or not isinstance(held, dict) or is_of_the_system(thing):
+        inside = type(thing).__module__.startswith(INTERNAL) and not isinstance(thing, nn.Module)
+        if isinstance(thing, OPAQUE) or not isinstance(held, dict) or is_of_the_system(thing) or inside:
             return []
         self.saved[id(held)] = path, held, dict(held)
         beside = self._save_class(type(thing))

@@ -217,7 +217,9 @@ class _Tracer(compat.TorchDispatchMode):
         if isinstance(values, torch.Tensor):
             known = self.nodes.get(id(values))
             if self.lifts and known and values.grad_fn is not None:
-                known[0].meta["differentiable"] = True  # also where autograd has detached what it keeps
+                node: Any = known[0]  # also where autograd has detached what it keeps: once to save, once to read
+                while node.meta.setdefault("differentiable", True) and node.target is aten.detach.default:
+                    node = node.args[0]
             return known[0] if known else self._of_real(values)
         if isinstance(values, (list, tuple)):
             return type(values)([self.named(x) for x in values])
