@@ -20,10 +20,10 @@ os.environ["TUTTI_PLANS"] = "off"  # each search anew
 
 # Seconds that the tests of each folder usually take on two cores, summed over workers.
 USUAL = {
-    "tests": 45, "tests/analysis": 40, "tests/api": 60, "tests/benchmarks": 10, "tests/tracing": 30, "tests/check": 20,
-    "tests/checkpoint": 45, "tests/compile": 15, "tests/data": 4, "tests/exec": 90, "tests/hardware": 13,
-    "tests/launch": 45, "tests/lower": 75, "tests/models": 2, "tests/nn": 14, "tests/observe": 15, "tests/ops": 15,
-    "tests/plan": 90, "tests/proofs": 300, "tests/sim": 40, "tests/train": 60,
+    "tests": 80, "tests/analysis": 25, "tests/api": 50, "tests/benchmarks": 8, "tests/check": 15,
+    "tests/checkpoint": 40, "tests/compile": 10, "tests/data": 3, "tests/exec": 95, "tests/hardware": 8,
+    "tests/ir": 5, "tests/launch": 45, "tests/lower": 87, "tests/models": 2, "tests/nn": 15, "tests/observe": 12,
+    "tests/ops": 14, "tests/plan": 90, "tests/proofs": 360, "tests/sim": 38, "tests/tracing": 22, "tests/train": 45,
 }  # fmt: skip
 TIMES, SLACK = 2.0, 30.0  # a folder may take so many times as long, and so many seconds more
 SLOWEST = 4.0  # times as slow may a machine be, or as busy with other work
