@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx
@@ -76,8 +76,25 @@ class Number(int):
         return f"%{int(self)}"
 
 
+class _WithSubGraphs:
+    """What loops and branches have in common.
+
+    timed_operands, timed_outputs: those whose dim 0 is the time of a scan, which their sub-graph does not see.
+    """
+
+    names: ClassVar[tuple[str, ...]]  # of the attributes that hold sub-graphs
+    timed_operands = timed_outputs = range(0)
+
+    @property
+    def sub_graphs(self) -> list[Body]:
+        return [getattr(self, name) for name in self.names]
+
+    def with_sub_graphs(self, bodies: Sequence[Body]) -> Any:
+        return replace(self, **dict(zip(self.names, bodies, strict=True)))  # pyright: ignore[reportArgumentType]
+
+
 @dataclass(frozen=True)
-class Scan:
+class Scan(_WithSubGraphs):
     """`carry, y = body(carry, x, *rest)` for each x along dim 0, from the last one on with `reverse`.
 
     Operands: `carries` carries, `scanned` tensors with `length` rows, the rest. Outputs: the last carries, and every y
@@ -90,12 +107,20 @@ class Scan:
     length: int
     reverse: bool = False
     keeps: bool = False
-    kind = "scan"
+    kind, names = "scan", ("body",)
 
     @property
     def bodies(self) -> list[tuple[Body, int]]:
         """Sub-graphs, and how often each runs."""
         return [(self.body, self.length)]
+
+    @property
+    def timed_operands(self) -> range:
+        return range(self.carries, self.carries + self.scanned)
+
+    @property
+    def timed_outputs(self) -> range:
+        return range(self.carries, len(self.body.outputs))
 
     @property
     def outputs(self) -> list[Spec]:
@@ -118,11 +143,11 @@ class Scan:
             carries = list(made[: self.carries])
             for row, y in zip(rows, made[self.carries :], strict=True):
                 row[t].copy_(y)
-        return [x.clone() for x in carries] + ys if not self.length else carries + ys
+        return carries + ys
 
 
 @dataclass(frozen=True)
-class While:
+class While(_WithSubGraphs):
     """`while condition(*carries, *rest): carries = body(*carries, *rest)`. Outputs: the last carries.
 
     expected: iterations, for prices.
@@ -132,7 +157,7 @@ class While:
     body: Body
     carries: int
     expected: int = ITERATIONS
-    kind = "while"
+    kind, names = "while", ("condition", "body")
 
     @property
     def bodies(self) -> list[tuple[Body, int]]:
@@ -154,12 +179,13 @@ class While:
 
 
 @dataclass(frozen=True)
-class Branch:
+class Branch(_WithSubGraphs):
     """`then(*rest) if condition else otherwise(*rest)`. Operands: the condition, a 0-d bool; the rest."""
 
     then: Body
     otherwise: Body
-    kind = "branch"
+    kind, names = "branch", ("then", "otherwise")
+    carries = 0
 
     @property
     def bodies(self) -> list[tuple[Body, int]]:
@@ -210,5 +236,5 @@ def compiles(target: object) -> bool:
 
 
 def _branches(loop: Loop) -> bool:
-    calls = [node for body, _ in loop.bodies for node in body.step.calls if node.target in LOOPS]
+    calls = [node for body in loop.sub_graphs for node in body.step.calls if node.target in LOOPS]
     return isinstance(loop, Branch) or any(_branches(LOOPS[node.target]) for node in calls)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -11,11 +10,11 @@ import torch
 from torch import Tensor
 
 from tutti.ir.costs import annotate_costs
-from tutti.ir.loops import LOOPS, Body, Branch, Loop, Scan, While, loop_operator
+from tutti.ir.loops import LOOPS, Body, Branch, Loop, While, loop_operator
 from tutti.ir.step_graph import StepGraph
 from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.local_context import LocalContext
-from tutti.ops.loops import Factor, bodies, loop_factors
+from tutti.ops.loops import Factor, loop_factors
 from tutti.plan.choice import Choice
 from tutti.plan.layout import Layout, Partial, Placement, Split
 from tutti.plan.plan import Plan
@@ -30,41 +29,35 @@ def local_loop(operator: Any) -> Callable[..., list[Tensor]]:
 def _local(operator: Any, here: LocalContext, operands: list[Tensor]) -> list[Tensor]:
     loop = LOOPS[operator]
     by_name = {factor.name: factor for factor in loop_factors(operator)}
+    summed = {i for factor in by_name.values() for i in factor.summed}
     splits = {axis: (by_name[choice.factor], choice) for axis, choice in here.choices.items()}
-    parts = [_part(loop, b, body, splits, here) for b, body in enumerate(bodies(loop))]
+    parts = [_part(loop, b, body, splits, summed, here) for b, body in enumerate(loop.sub_graphs)]
     operands = list(operands)
     for axis, (factor, _) in splits.items():
         for i in factor.carries if here.where[axis] else ():  # the first rank's part begins with all of the sum
             operands[i] = torch.zeros_like(operands[i])
-    if isinstance(loop, Scan):
-        own: Loop = replace(loop, body=parts[0])
-    elif isinstance(loop, While):
-        own = replace(loop, condition=parts[0], body=parts[1])
-    else:
-        own = replace(loop, then=parts[0], otherwise=parts[1])
-    return loop_operator(own)(operands)
+    return loop_operator(loop.with_sub_graphs(parts))(operands)
 
 
-def _part(loop: Loop, b: int, body: Body, splits: dict[str, tuple[Factor, Choice]], here: LocalContext) -> Body:
-    """A sub-graph on this rank's part."""
+def _part(loop: Loop, b: int, body: Body, splits: dict[str, tuple[Factor, Choice]], summed: set[int],
+          here: LocalContext) -> Body:  # fmt: skip
+    """A sub-graph on this rank's part. summed: outputs of the loop that are partial sums where any factor is split."""
     from tutti.lower.shard import shard  # which computes loops by this file
 
     condition = isinstance(loop, While) and b == 0
     step, placed = body.step, int(isinstance(loop, Branch))
-    scanned = range(loop.carries, loop.carries + loop.scanned) if isinstance(loop, Scan) else range(0)
 
     def input_placement(i: int, factor: Factor, outer: int) -> Placement | None:
         if i in factor.carries:
             return Partial()
         dim = factor.operands[i + placed]
-        return None if dim is None else Split(dim - (i in scanned), outer)
+        return None if dim is None else Split(dim - (i in loop.timed_operands), outer)
 
     def output_placement(i: int, factor: Factor, outer: int) -> Placement | None:
         dim = factor.outputs[i]
         if dim is not None:
-            return Split(dim - (isinstance(loop, Scan) and i >= loop.carries), outer)
-        summed = any(i in other.summed for other in loop_factors_of(loop))
-        return Partial() if summed or i in factor.carries else None
+            return Split(dim - (i in loop.timed_outputs), outer)
+        return Partial() if i in summed else None
 
     inputs = {
         node.meta["label"]: _layout(splits, lambda f, o, i=i: input_placement(i, f, o))
@@ -96,7 +89,3 @@ def _part(loop: Loop, b: int, body: Body, splits: dict[str, tuple[Factor, Choice
 def _layout(splits: dict[str, tuple[Factor, Choice]], placement: Callable[[Factor, int], Placement | None]) -> Layout:
     found = {axis: placement(factor, choice.outer) for axis, (factor, choice) in splits.items()}
     return Layout.of({axis: x for axis, x in found.items() if x is not None})
-
-
-def loop_factors_of(loop: Loop) -> list[Factor]:
-    return loop_factors(loop_operator(loop))

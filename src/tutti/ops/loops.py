@@ -41,23 +41,10 @@ class Factor:
     linear: dict[tuple[int, fx.Node], frozenset[int]] = field(default_factory=dict)
 
 
-def bodies(loop: Loop) -> list[Body]:
-    if isinstance(loop, Scan):
-        return [loop.body]
-    return [loop.condition, loop.body] if isinstance(loop, While) else [loop.then, loop.otherwise]
-
-
-def carries(loop: Loop) -> int:
-    return 0 if isinstance(loop, Branch) else loop.carries
-
-
 @lru_cache(maxsize=1024)
 def loop_rule(operator: Any) -> str:
     """The line of notation of a loop."""
     loop, found = LOOPS[operator], loop_factors(operator)
-    ins = _operand_specs(loop)
-    scanned = range(loop.carries, loop.carries + loop.scanned) if isinstance(loop, Scan) else range(0)
-    ys = range(loop.carries, len(loop.outputs)) if isinstance(loop, Scan) else range(0)
 
     def dims(spec: Spec, name: str, number: int, places: list[list[int | None]], time: bool) -> str:
         tokens = []
@@ -67,11 +54,14 @@ def loop_rule(operator: Any) -> str:
             tokens.append(f"{split[0]}*" if split else "1" if size == 1 else whole)
         return " ".join(tokens)
 
-    left = [dims(x, "i", i, [f.operands for f in found], i in scanned) for i, x in enumerate(ins)]
+    left = [
+        dims(x, "i", i, [f.operands for f in found], i in loop.timed_operands)
+        for i, x in enumerate(_operand_specs(loop))
+    ]
     right = []
     for i, x in enumerate(loop.outputs):
         mark = "" if any(i in f.summed for f in found) else "="
-        right.append(mark + dims(x, "o", i, [f.outputs for f in found], i in ys))
+        right.append(mark + dims(x, "o", i, [f.outputs for f in found], i in loop.timed_outputs))
     return f"{', '.join(left)} -> {', '.join(right)}"
 
 
@@ -90,9 +80,8 @@ def loop_factors(operator: Any) -> list[Factor]:
 
 def _operand_specs(loop: Loop) -> list[Spec]:
     if isinstance(loop, Scan):
-        inputs, time = loop.body.inputs, (loop.length,)
-        first, last = loop.carries, loop.carries + loop.scanned
-        return [Spec((*time, *x.shape), x.dtype) if first <= i < last else x for i, x in enumerate(inputs)]
+        inputs = enumerate(loop.body.inputs)
+        return [Spec((loop.length, *x.shape), x.dtype) if i in loop.timed_operands else x for i, x in inputs]
     if isinstance(loop, While):
         return loop.body.inputs
     return [Spec((), torch.bool), *loop.then.inputs]
@@ -102,13 +91,12 @@ class _Classes:
     """Dims of a loop's sub-graphs that are split together."""
 
     def __init__(self, loop: Loop):
-        self.loop = loop
         self.parent: dict[Element, Element] = {}
         self.fixed: set[Element] = set()  # dims that stay whole
         self.sizes: dict[Element, int] = {}
         self.rules: dict[tuple[int, fx.Node], Rule | None] = {}
         self.places: list[dict[fx.Node, int]] = []
-        for b, body in enumerate(bodies(loop)):
+        for b, body in enumerate(loop.sub_graphs):
             self.places.append({node: i for i, node in enumerate(body.step.inputs.values())})
             for node in body.step.calls:
                 if node is source(node)[0]:
@@ -117,8 +105,8 @@ class _Classes:
                 for i, node in enumerate(body.step.outputs.values()):
                     for dim in range(len(node.meta["val"].shape)):
                         self._join(("out", i, dim), self.element(b, node, dim))
-        for i in range(carries(loop)):
-            for dim in range(len(loop.outputs[i].shape[: len(bodies(loop)[-1].inputs[i].shape)])):
+        for i in range(loop.carries):
+            for dim in range(len(loop.outputs[i].shape)):
                 self._join(("in", i, dim), ("out", i, dim))
 
     def element(self, b: int, node: fx.Node, dim: int) -> Element:
@@ -176,17 +164,15 @@ class _Classes:
 
 def _factor(loop: Loop, members: set[Element], name: str) -> Factor | None:
     """Where a class is in the operands and outputs of a loop; None where twice in one, or nowhere."""
-    first, last = (loop.carries, loop.carries + loop.scanned) if isinstance(loop, Scan) else (0, 0)
     shift = int(isinstance(loop, Branch))  # behind the condition
     ins: list[int | None] = [None] * len(_operand_specs(loop))
     outs: list[int | None] = [None] * len(loop.outputs)
     for kind, i, dim in [x for x in members if x[0] in ("in", "out")]:
-        places = ins if kind == "in" else outs
-        time = first <= i < last if kind == "in" else isinstance(loop, Scan) and i >= loop.carries
+        places, timed = (ins, loop.timed_operands) if kind == "in" else (outs, loop.timed_outputs)
         at = i + shift if kind == "in" else i
         if places[at] is not None:
             return None
-        places[at] = dim + time
+        places[at] = dim + (i in timed)
     return Factor(name, ins, outs) if any(x is not None for x in ins) else None
 
 
@@ -194,7 +180,7 @@ def _propagate(loop: Loop, classes: _Classes, members: set[Element], factor: Fac
     """Find which values are partial sums; False where an operator would need a whole one."""
     while True:
         before = set(factor.carries)
-        for b, body in enumerate(bodies(loop)):
+        for b, body in enumerate(loop.sub_graphs):
             summed = _partial_sums(b, body, classes, members, factor)
             if summed is None:
                 return False
@@ -203,7 +189,7 @@ def _propagate(loop: Loop, classes: _Classes, members: set[Element], factor: Fac
                     return False
                 continue
             factor.summed |= summed
-        factor.carries |= {i for i in factor.summed if i < carries(loop)}
+        factor.carries |= {i for i in factor.summed if i < loop.carries}
         if factor.carries == before:
             return True
 

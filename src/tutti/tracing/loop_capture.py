@@ -63,6 +63,8 @@ def scan(
         said = f"give length={', or xs' if xs is None else ''}" if not sizes else f"found {sorted(map(str, sizes))}"
         raise ValueError(f"tutti.scan needs one number of steps, the size of dim 0 of every tensor in xs: {said}")
     steps = int(sizes.pop())  # pyright: ignore[reportArgumentType]
+    if not steps:
+        raise ValueError("tutti.scan over 0 steps")
     y_tree: Any = None
 
     def flat(*tensors: Tensor) -> list[Tensor]:
@@ -77,10 +79,8 @@ def scan(
         _check_tensors("y", ys)
         return after + ys
 
-    if not is_tracing():
-        found = _loop(flat, carries, slices, steps, reverse)
-    else:
-        found = _scanned(flat, carries, slices, steps, reverse)
+    run = _scanned if is_tracing() else _loop
+    found = run(flat, carries, slices, steps, reverse)
     last, ys = found[: len(carries)], found[len(carries) :]
     return _unflatten(last, carry_tree), _unflatten(ys, y_tree)
 
@@ -163,16 +163,12 @@ def _loop(flat: Callable, carries: list[Tensor], xs: list[Tensor], steps: int, r
         made = flat(*carries, *[x[t] for x in xs])
         carries, ys = made[: len(carries)], made[len(carries) :]
         rows.append(ys)
-    if not steps:
-        raise ValueError("tutti.scan over 0 steps")
     order = rows[::-1] if reverse else rows
     return carries + [torch.stack(column) for column in zip(*order, strict=True)]
 
 
 def _scanned(flat: Callable, carries: list[Tensor], xs: list[Tensor], steps: int, reverse: bool) -> list[Tensor]:
     """The loop as an operator."""
-    if not steps:
-        raise ValueError("tutti.scan over 0 steps")
     slices = [Spec(tuple(x.shape[1:]), x.dtype) for x in xs]
     body, rest = _recorded(flat, [*map(Spec.of, carries), *slices], [*carries, *xs][0].device)
     loop = Scan(body, len(carries), len(xs), steps, reverse)
@@ -403,7 +399,7 @@ def _check_not_written(graph: fx.Graph) -> None:
         if any(base_of(x) in outside for x in written_operands(node)):
             raise ValueError(f"{INSIDE}: {node.target} {WRITES}")
         if any(map(_is_detached, written_operands(node))):
-            raise ValueError(f"{node.target} within a loop writes into a detached tensor: clone it after detach()")
+            raise ValueError(f"{INSIDE}: {node.target} writes into a detached tensor: clone it after detach()")
 
 
 INSIDE = "within a loop"
