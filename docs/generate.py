@@ -180,20 +180,43 @@ def benchmarks() -> str:
 # -- the packages -------------------------------------------------------------------------------------------------
 
 
+def imported(file: Path) -> Iterator[str]:
+    """The packages that a file imports, also within functions; not what type checkers alone read."""
+    tree = ast.parse(file.read_text())
+    hidden = {
+        id(x)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for x in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and id(node) not in hidden and (node.module or "").startswith("tutti"):
+            inside = (node.module or "").split(".")[1:2]
+            yield from inside or [alias.name for alias in node.names]
+        elif isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[1] for alias in node.names if alias.name.startswith("tutti."))
+
+
+def arrows() -> dict[str, dict[str, str]]:
+    """Package -> packages that it imports, each with a file that does."""
+    source = ROOT / "src/tutti"
+    found: dict[str, dict[str, str]] = {}
+    for file in sorted(source.rglob("*.py")):
+        place = file.relative_to(source)
+        package = place.parts[0].removesuffix(".py")
+        if package == "__init__":
+            continue
+        others = found.setdefault(package, {})
+        for other in imported(file):
+            if other != package:
+                others.setdefault(other, str(place))
+    return found
+
+
 def packages() -> str:
     """The graph of packages, without arrows that follow from others."""
-    found: dict[str, set[str]] = {}
     source = ROOT / "src/tutti"
-    for file in sorted(source.rglob("*.py")):
-        package = file.relative_to(source).parts[0].removesuffix(".py")
-        if package != "__init__":
-            found.setdefault(package, set()).update(
-                name
-                for node in ast.walk(ast.parse(file.read_text()))
-                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tutti.")
-                for name in [(node.module or "").split(".")[1]]
-                if name != package and not _for_types(file, node)
-            )
+    found = {package: set(others) for package, others in arrows().items()}
     behind: dict[str, set[str]] = {}
 
     def reached(package: str) -> set[str]:
@@ -201,7 +224,7 @@ def packages() -> str:
             behind[package] = found[package].union(*map(reached, found[package]))
         return behind[package]
 
-    arrows = [
+    drawn = [
         f"  {package} --> {other}"
         for package in found
         for other in sorted(found[package])
@@ -212,20 +235,10 @@ def packages() -> str:
     return (
         f"{NOTE}\n# Packages\n\nAn arrow points from a package to one that it imports; arrows that follow from others "
         "are left out. `tests/test_house.py` fails for an import in the other direction.\n\n```mermaid\nflowchart TD\n"
-        + "\n".join(arrows)
+        + "\n".join(drawn)
         + "\n```\n\n| package | contents |\n|---|---|\n"
         + "\n".join(rows)
         + "\n"
-    )
-
-
-def _for_types(file: Path, node: ast.AST) -> bool:
-    """Whether an import is for type checkers alone."""
-    blocks = [x for x in ast.walk(ast.parse(file.read_text())) if isinstance(x, ast.If)]
-    return any(
-        "TYPE_CHECKING" in ast.unparse(block.test)
-        and any(ast.dump(x) == ast.dump(node) for x in ast.walk(block) if isinstance(x, ast.ImportFrom))
-        for block in blocks
     )
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import ast
-from collections import defaultdict
-from collections.abc import Iterator
+import runpy
 from pathlib import Path
 
 import pytest
 
 import tutti
 
-SOURCE = Path(__file__).parents[1] / "src" / "tutti"
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "tutti"
+ARROWS = runpy.run_path(str(ROOT / "docs" / "generate.py"))["arrows"]()  # as docs/design.md draws them
 ORDER = (
     "compat", "nn", "models", "ir", "tracing", "ops", "hardware", "plan", "launch", "lower", "analysis", "compile",
     "sim", "exec", "observe", "checkpoint", "api", "data", "check", "train", "cli",
@@ -19,35 +19,6 @@ ORDER = (
 APART = {  # packages that know nothing of parallelism
     "nn": {"compat"}, "models": {"nn"}, "data": set(), "sim": set(ORDER) - {"exec"},
 }  # fmt: skip
-
-
-def imported(file: Path) -> Iterator[str]:
-    """The packages that a file imports, also within functions; not what type checkers alone read."""
-    tree = ast.parse(file.read_text())
-    hidden = {
-        id(x)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for x in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and id(node) not in hidden and (node.module or "").startswith("tutti"):
-            inside = (node.module or "").split(".")[1:2]
-            yield from inside or [alias.name for alias in node.names]
-        elif isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[1] for alias in node.names if alias.name.startswith("tutti."))
-
-
-def arrows() -> dict[str, dict[str, str]]:
-    """Package -> packages that it imports, each with a file that does."""
-    found: dict[str, dict[str, str]] = defaultdict(dict)
-    for file in sorted(SOURCE.rglob("*.py")):
-        place = file.relative_to(SOURCE)
-        package = place.parts[0].removesuffix(".py")
-        for other in imported(file) if package != "__init__" else ():
-            if other != package:
-                found[package].setdefault(other, str(place))
-    return found
 
 
 def test_all_packages_are_in_the_order():
@@ -59,5 +30,5 @@ def test_all_packages_are_in_the_order():
 @pytest.mark.parametrize("package", ORDER)
 def test_arrows_point_one_way(package):
     allowed = set(ORDER[: ORDER.index(package)]) & APART.get(package, set(ORDER))
-    wrong = {other: file for other, file in arrows()[package].items() if other not in allowed}
+    wrong = {other: file for other, file in ARROWS[package].items() if other not in allowed}
     assert not wrong, f"{package} imports what stands behind it: {wrong}"

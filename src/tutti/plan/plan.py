@@ -16,6 +16,10 @@ from tutti.plan.schedule import NO_PIPE, Pipe
 from tutti.plan.tier import check_tiers
 from tutti.plan.variant import LAYERS, Variant
 
+DECISIONS = (  # fields that say how a step runs, but for durations
+    "mesh", "accumulate", "schedule", "sequence_chunks", "recompute", "tiers", "batch_splits", "overlap_chunks",
+    "stages", "inputs", "operators",
+)  # fmt: skip
 PIPELINE = "pp"  # the mesh axis of a pipeline, the outermost
 
 
@@ -232,19 +236,7 @@ class Plan:
     def diff(self, other: Plan) -> list[str]:
         """What differs, a line each: `-` in this plan, `+` in the other."""
         lines = []
-        for what in (
-            "mesh",
-            "accumulate",
-            "schedule",
-            "sequence_chunks",
-            "recompute",
-            "tiers",
-            "batch_splits",
-            "overlap_chunks",
-            "stages",
-            "inputs",
-            "operators",
-        ):
+        for what in DECISIONS:
             ours, theirs = getattr(self, what), getattr(other, what)
             if not isinstance(ours, Mapping):
                 ours, theirs = {what: ours or None}, {what: theirs or None}

@@ -28,7 +28,7 @@ from tutti.plan.offload import Offload
 from tutti.plan.pin import Pin
 from tutti.plan.pipeline_candidate import PipelineCandidate
 from tutti.plan.pipelines import Pipelines
-from tutti.plan.plan import Plan, Prediction
+from tutti.plan.plan import DECISIONS, Plan, Prediction
 from tutti.plan.planner import Candidate, Planner
 from tutti.plan.smaller import Smaller
 from tutti.plan.textbook import Textbook
@@ -39,20 +39,7 @@ FLAT, PIPED = 0.6, 0.8  # shares of it after which pipelines are looked at, wher
 NEAR = 1.02  # costs and judgements agree within this
 TRIES = 4  # to make a plan fit
 DEEPER = 30  # times as long as with two axes it may take to look at a mesh of three
-SAID = (
-    "mesh",
-    "inputs",
-    "operators",
-    "accumulate",
-    "stages",
-    "schedule",
-    "sequence_chunks",
-    "recompute",
-    "tiers",
-    "batch_splits",
-    "overlap_chunks",
-    "durations",
-)
+SAID = (*DECISIONS, "durations")
 SHRINKING = ("activations", "temporaries", "communication")  # kinds of memory that microbatches make less
 
 Progress = Callable[[str], None]
