@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -56,6 +56,28 @@ from tutti.tracing.batch import Batch, batch_items, inputs, rows
 from tutti.tracing.capture import Loss, device_of
 from tutti.tracing.capture_spec import CaptureSpec, autocast_state
 from tutti.tracing.slots import Slots
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """The options of `parallelize`, which explains them."""
+
+    loss: Loss | None
+    cluster: Cluster | str
+    plan: Plan | str | Path
+    level: str
+    clip_norm: float | None
+    accumulate: int | Literal["auto"]
+    fp32_master_weights: bool
+    stochastic_rounding: bool
+    pins: Iterable[Pin] | None
+    mesh: Mesh | None
+    budget: float
+    seed: int
+    memory: float | str | None
+    folder: str | Path | None
+    max_nonfinite_steps: int | None
+    metrics: Mapping[str, str] | Iterable[str]
 
 
 def parallelize(
@@ -118,55 +140,7 @@ def parallelize(
     captures the model again.
     """
     with HEARTBEAT.working("captures and plans the step"), progress("capturing the step"):
-        return Step(
-            model,
-            optimizer,
-            batch,
-            loss,
-            cluster,
-            plan,
-            level,
-            clip_norm,
-            accumulate,
-            fp32_master_weights,
-            pins,
-            mesh,
-            budget,
-            seed,
-            memory,
-            folder,
-            max_nonfinite_steps,
-            stochastic_rounding,
-            metrics,
-        )
-
-
-class Step:
-    """A training step on a cluster: `loss = step(batch)`."""
-
-    def __init__(
-        self,
-        model,
-        optimizer,
-        batch,
-        loss,
-        cluster,
-        plan,
-        level,
-        clip_norm,
-        accumulate,
-        fp32_master_weights,
-        pins,
-        mesh,
-        budget,
-        seed,
-        memory,
-        folder,
-        max_nonfinite_steps=None,
-        stochastic_rounding=False,
-        metrics=(),
-    ):
-        self._arguments: dict[str, Any] = dict(
+        config = ParallelConfig(
             loss=loss,
             cluster=cluster,
             plan=plan,
@@ -174,6 +148,7 @@ class Step:
             clip_norm=clip_norm,
             accumulate=accumulate,
             fp32_master_weights=fp32_master_weights,
+            stochastic_rounding=stochastic_rounding,
             pins=pins,
             mesh=mesh,
             budget=budget,
@@ -181,9 +156,19 @@ class Step:
             memory=memory,
             folder=folder,
             max_nonfinite_steps=max_nonfinite_steps,
-            stochastic_rounding=stochastic_rounding,
             metrics=metrics,
         )
+        return Step(model, optimizer, batch, config)
+
+
+class Step:
+    """A training step on a cluster: `loss = step(batch)`."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, config: ParallelConfig):
+        self._config = config
+        plan, level, accumulate, max_nonfinite_steps = (
+            config.plan, config.level, config.accumulate, config.max_nonfinite_steps
+        )  # fmt: skip
         if not isinstance(optimizer, torch.optim.Optimizer):
             kind = type(optimizer).__name__
             raise ValueError(
@@ -199,23 +184,23 @@ class Step:
             )
         check_level(level)
         self.max_nonfinite_steps, self.skipped, self._in_a_row = max_nonfinite_steps, 0, 0
-        self._how, names = how_to_combine(metrics)
+        self._how, names = how_to_combine(config.metrics)
         self.metrics: dict[str, torch.Tensor] = {}  # of the last batch
-        self.model, self.optimizer, self.level, self.seed = model, optimizer, level, seed
+        self.model, self.optimizer, self.level, self.seed = model, optimizer, level, config.seed
         self.device = device_of(model)
         if level != "O0":
             compat.get_compiler_ready(self.device)
-        self.cluster = cluster_of(cluster, self.device)
-        self.memory = None if memory is None else bytes_of(memory)
+        self.cluster = cluster_of(config.cluster, self.device)
+        self.memory = None if config.memory is None else bytes_of(config.memory)
         if self.memory is not None:
             self.cluster = replace(self.cluster, device=replace(self.cluster.device, memory=self.memory))
         recipe = CaptureSpec(
             model,
             optimizer,
-            loss,
-            clip_norm,
-            fp32_master_weights,
-            stochastic_rounding,
+            config.loss,
+            config.clip_norm,
+            config.fp32_master_weights,
+            config.stochastic_rounding,
             max_nonfinite_steps is not None,
             autocast_state(self.device),
             names,
@@ -223,8 +208,9 @@ class Step:
         captured = cache(lambda count: recipe.training(microbatches(batch, count)[0], count))
         graph_of = cache(lambda count, variant: vary(captured(count), variant))
         graph_of(1 if accumulate == "auto" else accumulate, PLAIN)  # by all ranks at once
-        chosen = from_rank_0(lambda: choose(plan, graph_of, batch_size(batch), self.cluster, level, tuple(pins or ()),
-                                            mesh, accumulate, budget))  # fmt: skip
+        pins = tuple(config.pins or ())
+        chosen = from_rank_0(lambda: choose(plan, graph_of, batch_size(batch), self.cluster, level, pins, config.mesh,
+                                            accumulate, config.budget))  # fmt: skip
         if devices(chosen.mesh) != self.cluster.size:
             raise ValueError(f"the plan is for {devices(chosen.mesh)} devices, {self.cluster} has {self.cluster.size}")
         self._plan, self.accumulate = chosen, chosen.accumulate
@@ -252,7 +238,7 @@ class Step:
             made, schedule = pipeline_of(self.graph, chosen, self.accumulate)
             homes = made.homes
             devices_of = {name: schedule.place[stage] for name, stage in made.homes.items()}
-        self.offload_store = OffloadStore(folder, pinned=self.device.type == "cuda")
+        self.offload_store = OffloadStore(config.folder, pinned=self.device.type == "cuda")
         self._engine = engine_for(self.device, self.offload_store) if chosen.tiers else None
         self.budgets = (
             [] if self.memory is None else [MemoryBudget(self.offload_store, self.memory) for _ in self.runtime.ranks]
@@ -261,7 +247,7 @@ class Step:
             for held in self.budgets:
                 held.settle = self._engine.settle
         self._state = State(self.graph, chosen, self.runtime, devices_of, self.offload_store, self.budgets)
-        self._state.begin(model, optimizer, fp32_master_weights)
+        self._state.begin(model, optimizer, config.fp32_master_weights)
         self._inspector = Inspector()
         self._made = Executables(
             recipe, {Key(signature_of(first)): (self.graph, chosen)}, self.cluster, level, self.runtime, self._state,
@@ -333,7 +319,7 @@ class Step:
         """Capture the model again after parameters were frozen, freed, replaced or added. Whatever is known of the
         others stays: their values, optimizer state and counts of updates."""
         held = {name: self._state.whole(name) for name in self._state.names} | self._parked
-        fresh = Step(self.model, self.optimizer, self._example, **self._arguments)
+        fresh = Step(self.model, self.optimizer, self._example, self._config)
         names = {id(t): name for name, t in self._tensors.items()}
         same = {name: names[id(t)] for name, t in fresh._tensors.items() if id(t) in names}  # new name -> old name
         renamed = {
