@@ -99,6 +99,20 @@ def batch(seed: int = 1) -> dict[str, torch.Tensor]:
     return {"x": edges.numbers(ROWS, TIME, 3, seed=seed), "y": edges.labels(seed)[:ROWS] % 3}
 
 
+def compare(make, plan="dp2", devices=2, microbatches=1, level="O0") -> tuple[tutti.Step, dict[str, torch.Tensor]]:
+    """Losses of three steps are those of plain PyTorch; the step, and what plain PyTorch has after these."""
+    expected = edges.after_steps(lambda: (make(), batch(), None), 3, microbatches)
+    model = make()
+    optimizer = edges.optimizer_for(model)
+    if plan == "random":
+        plan = tutti.random_plan(tutti.capture(model, batch(), optimizer), devices, 1)
+    step = tutti.parallelize(model, optimizer, batch(), cluster=f"cpu:{devices}", plan=plan, level=level,
+                             accumulate=microbatches)  # fmt: skip
+    for i in range(3):
+        torch.testing.assert_close(step(batch()), expected[f"loss {i}"], rtol=1e-5, atol=1e-6)
+    return step, expected
+
+
 def cases():
     for i, model in enumerate(MODELS):
         for k, plan in enumerate(PLANS):
@@ -107,16 +121,7 @@ def cases():
 
 @pytest.mark.parametrize(("make", "plan"), list(cases()))
 def test_training_equals_plain_loops(make, plan):
-    microbatches, devices = 2 if plan == "pp2" else 1, PLANS[plan]
-    expected = edges.after_steps(lambda: (make(), batch(), None), 3, microbatches)
-    model = make()
-    optimizer = edges.optimizer_for(model)
-    if plan == "random":
-        plan = tutti.random_plan(tutti.capture(model, batch(), optimizer), devices, 1)
-    step = tutti.parallelize(model, optimizer, batch(), cluster=f"cpu:{devices}", plan=plan, level="O0",
-                             accumulate=microbatches)  # fmt: skip
-    for i in range(3):
-        torch.testing.assert_close(step(batch()), expected[f"loss {i}"], rtol=1e-5, atol=1e-6)
+    step, expected = compare(make, plan, PLANS[plan], 2 if plan == "pp2" else 1)
     for name, value in step.training_state().items():
         if name.startswith("param:"):
             torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
@@ -212,11 +217,7 @@ class Meeting(Recurrent):
 
 @pytest.mark.parametrize("make", [Alternating, Meeting])
 def test_gradients_that_stop_and_rows_that_meet(make):
-    expected = edges.after_steps(lambda: (make(), batch(), None), 3)
-    model = make()
-    step = tutti.parallelize(model, edges.optimizer_for(model), batch(), cluster="cpu:2", plan="dp2", level="O0")
-    for i in range(3):
-        torch.testing.assert_close(step(batch()), expected[f"loss {i}"], rtol=1e-5, atol=1e-6)
+    compare(make)
 
 
 class Straight(torch.autograd.Function):
@@ -288,8 +289,4 @@ def test_loops_in_functions_without_a_module():
 
 @pytest.mark.parametrize("make", [Recurrent, *(pytest.param(m, marks=pytest.mark.slow) for m in MODELS[1:])])
 def test_compiled_loops(make):
-    expected = edges.after_steps(lambda: (make(), batch(), None), 2)
-    model = make()
-    step = tutti.parallelize(model, edges.optimizer_for(model), batch(), cluster="cpu:2", plan="dp2", level="O2")
-    for i in range(2):
-        torch.testing.assert_close(step(batch()), expected[f"loss {i}"], rtol=1e-5, atol=1e-6)
+    compare(make, level="O2")
