@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from tutti.api.jit import jit as jit
     from tutti.api.step import Step as Step
     from tutti.api.step import parallelize as parallelize
+    from tutti.api.store import Store as Store
     from tutti.check.user import rule as rule
     from tutti.checkpoint.checkpoints import Checkpoints as Checkpoints
-    from tutti.exec.store import Store as Store
     from tutti.hardware import Cluster as Cluster
     from tutti.hardware import register_device as register_device
     from tutti.ir.step_graph import StepGraph as StepGraph
@@ -43,7 +43,7 @@ NAMES = {
     "Plan": "tutti.plan.plan",
     "Slot": "tutti.plan.slots",
     "Step": "tutti.api.step",
-    "Store": "tutti.exec.store",
+    "Store": "tutti.api.store",
     "StepGraph": "tutti.ir.step_graph",
     "Watchdog": "tutti.launch.watchdog",
     "capture": "tutti.tracing.capture",

@@ -90,7 +90,7 @@ def test_accumulated_gradients_are_in_the_peak_of_a_step():
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     step = tutti.parallelize(model, optimizer, batch, cluster="cpu:1", plan="dp", level="O0", accumulate=2)
     step(batch)
-    _, measured = most_alive(lambda state, data: step(data), step._state.parts, batch)
+    _, measured = most_alive(lambda state, data: step(data), step.store.parts, batch)
     made = dry_run(step.graph, step.plan, step.cluster)
     assert [part.runs for part in made.parts] == [2, 1]
     assert abs(made.memory.peak / measured - 1) < 0.01

@@ -63,7 +63,7 @@ def resumed(root: str, plan: str, per_machine: int = 2) -> tuple[str, int, int, 
     count, done = step.load(found), step.steps
     for seed in range(done, 3):
         loss = step(zoo.tokens(120, seed=seed)).item()
-    held = sum(x.nbytes for x in step._state.parts[0].values())
+    held = sum(x.nbytes for x in step.store.parts[0].values())
     assert 0 < count <= held
     sent = found.sent if isinstance(found, PeerCheckpoint) else -1
     return type(found).__name__, done, count, sent, loss, said

@@ -40,17 +40,17 @@ def flip(x: torch.Tensor) -> None:
 @pytest.mark.filterwarnings("ignore:no rule says how to split")
 def test_a_flipped_bit_is_found_with_the_rank_in_the_minority(plan, devices, name, on, said):
     step = step_of(plan, f"cpu:{devices}", 2 if "pp" in plan else 1)
-    flip(step._state.parts[on][name])
+    flip(step.store.parts[on][name])
     with pytest.raises(Corrupted, match=f"^{said}"):
         step.compare_replicas()
-    flip(step._state.parts[on][name])
+    flip(step.store.parts[on][name])
     step.compare_replicas()
 
 
 def on_ranks() -> str:
     step = step_of("dp")
     if rank() == 3:
-        flip(step._state.parts[0]["exp_avg_sq:0.weight"])
+        flip(step.store.parts[0]["exp_avg_sq:0.weight"])
     with pytest.raises(Corrupted) as caught:
         step.compare_replicas()
     return str(caught.value)

@@ -35,7 +35,7 @@ def test_recording_changes_no_loss_and_knows_every_call(tmp_path, level, accumul
         times = [t for block in taken.blocks for t in (block.begin, block.end)]
         assert times == sorted(times) and taken.begin <= times[0] and times[-1] <= taken.end
         runs = [block.program for block in taken.blocks if block.number == 0]
-        assert runs == ["train"] if accumulate == 1 else ["accumulate"] * 2 + ["update"]
+        assert runs == (["a step"] if accumulate == 1 else ["a microbatch"] * 2 + ["the update"])
 
 
 @pytest.mark.starts
@@ -73,7 +73,7 @@ def test_another_shape_of_batch_is_another_program(tmp_path):
     for own in (batch, tokens(4), batch, tokens(8)):
         step(own)
     rank = read(tmp_path).ranks[0]
-    assert list(rank.programs) == ["train", "train 2", "train 3"]
+    assert list(rank.programs) == ["a step", "a step 2", "a step 3"]
     assert diagnose(tmp_path).seconds > 0
 
 

@@ -64,7 +64,7 @@ def saved_by_all(root: str) -> str:
 def read_by_all(folder: str, plan: str) -> tuple[int, int, list[float]]:
     step = made(plan, 4, seed=int(os.environ["RANK"]), cluster="auto")
     count = step.load(folder)
-    held = sum(x.nbytes for x in step._state.parts[0].values())
+    held = sum(x.nbytes for x in step.store.parts[0].values())
     return count, held, [step(zoo.tokens(120, seed=i)).item() for i in (1, 2)]
 
 

@@ -6,7 +6,7 @@ import torch
 import tutti
 import zoo
 from tutti.lower.cut import Place
-from tutti.lower.stage_parts import pipeline_of
+from tutti.lower.schedule_parts import schedule_of
 from tutti.plan.planner import Planner
 from tutti.sim.dryrun import dry_run
 from tutti.sim.gantt import save_gantt
@@ -121,8 +121,8 @@ def test_activations_that_every_device_holds_between_its_actions():
         return acting
 
     step(data)
-    (pipeline,) = step._made.pipelines.values()
-    for device in pipeline.held.values():
+    (executor,) = step._made.made.values()
+    for device in executor.held.values():
         device.act = watch(device, device.act)
     step(data)
     made = dry_run(step.graph, step.plan, tutti.Cluster.parse("cpu:2"))
@@ -134,7 +134,7 @@ def test_planned_by_name_and_explained():
     model = zoo.llama(4)
     graph = tutti.capture(model, zoo.tokens(batch=3), torch.optim.AdamW(model.parameters()))
     plan = Planner(graph, tutti.Cluster.parse("cpu:2"), (), 4).named("pp2-zb-h1")
-    cut, schedule = pipeline_of(graph, plan, 4)
+    cut, schedule = schedule_of(graph, plan, 4)
     assert schedule.name == "zb-h1" and Place(1, "W") in cut.parts
     text = plan.replace(prediction=dry_run(graph, plan, tutti.Cluster.parse("cpu:2")).prediction()).explain()
     assert "a pipeline of 2 stages, zb-h1" in text and "for the pipeline" in text and "send over pp" in text

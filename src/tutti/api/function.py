@@ -13,16 +13,17 @@ from tutti import compat
 from tutti.analysis.memory import platform
 from tutti.analysis.passes import check_level
 from tutti.api.step import cluster_of
+from tutti.api.store import Store
 from tutti.exec.batches import signature_of
 from tutti.exec.executables import holding_for
-from tutti.exec.levels import Prepared, prepare
+from tutti.exec.executor import Executor
 from tutti.exec.observed import Observed
-from tutti.exec.runtime import from_rank_0, own_part
-from tutti.exec.store import Store
+from tutti.exec.runtime import from_rank_0
 from tutti.hardware import Cluster
 from tutti.ir.step_graph import GIVEN, OUTPUT, StepGraph
+from tutti.launch.heartbeat import HEARTBEAT
 from tutti.lower.program import Program
-from tutti.lower.shard import shard
+from tutti.lower.vary import vary
 from tutti.plan.layout import devices
 from tutti.plan.pin import Pin
 from tutti.plan.plan import Plan, renamed
@@ -137,12 +138,11 @@ def _together(graphs: list[StepGraph], weights: list[float], cluster: Cluster) -
 
 @dataclass
 class Executable:
-    """A captured function, planned and lowered for the ranks of this process."""
+    """A captured function with its plan and executor."""
 
     captured: Captured
     plan: Plan
-    programs: list[Program]
-    ready: list[Prepared]
+    executor: Executor
 
 
 class Function:
@@ -158,35 +158,26 @@ class Function:
         self._autocast = autocast_state(store.device)
         self._made: dict[tuple, list[Executable]] = {}
         self._watch = Watch(store.holdings.root, store.attributes, [self.f])
+        self._rows = rows(arguments(args, kwargs, store.holdings)) or 1
         self._first = self._executable(args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result of the function for a global batch: the same pytree, with full tensors."""
+        HEARTBEAT.moves += 1
         executable = self._executable(args, kwargs)
-        captured, store = executable.captured, self.store
+        captured, executor, store = executable.captured, executable.executor, self.store
         given = self._given(captured.graph, inputs(arguments(args, kwargs, store.holdings)))
-        assert store.runtime is not None
-        rows_of_ranks = []
-        for program, rank, held in zip(executable.programs, store.runtime.ranks, store.parts, strict=True):
-            rows_of_ranks.append([
-                own_part(name, given[name], layout, store.mesh, rank, store.device) if name in given else held[name]
-                for name, (layout, _) in program.inputs.items()
-            ])  # fmt: skip
-        with torch.no_grad(), torch.autocast(store.device.type, enabled=False):  # its casts are captured
-            results = store.runtime.run([ready.run for ready in executable.ready], rows_of_ranks)
-        names = list(executable.programs[0].outputs)
-        outputs = [dict(zip(names, values, strict=True)) for values in results]
-        observed = Observed({})
-        observed.take(outputs[0])
-        store.keep(outputs)
-        self._count(captured)
+        executor.run(lambda _: given)
+        for name, count in captured.updates.items():
+            store.updates[name] += count
         self.calls += 1
-        observed.check(captured.graph.checks, f"call {self.calls}")
-        return result_of(captured, outputs[0])
+        store.calls += 1
+        executor.observed(Observed({})).check(captured.graph.checks, f"call {self.calls}")
+        return result_of(captured, executor)
 
     def _given(self, graph: StepGraph, data: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Inputs that every rank is given anew, whole."""
-        numbers = {"step": torch.tensor(self.calls + 1), "seed": torch.tensor(self.seed)}
+        """The inputs that are not stored: data, and numbers of this call."""
+        numbers = {"step": torch.tensor(self.store.calls + 1), "seed": torch.tensor(self.seed)}
         for key, optimizer in self.store.holdings.optimizers.items():
             for i, group in enumerate(optimizer.param_groups):
                 numbers[f"lr:{key}.{i}"] = torch.tensor(float(group["lr"]), dtype=torch.float64)
@@ -194,17 +185,13 @@ class Function:
             numbers[name] = torch.tensor(self.store.updates[members[0]] + 1)
         return {**numbers, **data, **graph.constants}
 
-    def _count(self, captured: Captured) -> None:
-        """Count the updates of the parameters that the function has updated."""
-        for name, count in captured.updates.items():
-            self.store.updates[name] += count
-
     def _executable(self, args: tuple, kwargs: Mapping[str, Any]) -> Executable:
         """What runs a call with such arguments; it is captured and planned where it is new."""
         data = arguments(args, kwargs, self.store.holdings)
         behind = self.store.behind()
         held = tuple((i, id(x)) for i, x in (*enumerate(args), *kwargs.items()) if self.store.holdings.is_held(x))
-        key = (signature_of(data), held, self._watch.state(), repr(sorted(behind.items())), self._options())
+        key = (signature_of(data), held, self._watch.state(), repr(sorted(behind.items())), self._options(),
+               self.store.arrangement)  # fmt: skip
         known = self._made.setdefault(key, [])
         executable, _ = holding_for([(x, x.captured.graph.guards) for x in known], data, "function")
         if executable is not None:
@@ -226,28 +213,25 @@ class Function:
             store.attributes = captured.attributes
             self._watch = Watch(store.holdings.root, store.attributes, [self.f])
         graph, size = captured.graph, rows(arguments(args, kwargs, store.holdings)) or 1
-        plan = from_rank_0(lambda: self._planned(graph, size))
+        plan = _complete(from_rank_0(lambda: self._planned(graph, size)), graph)
         if devices(plan.mesh) != self.cluster.size:
             raise ValueError(f"the plan is for {devices(plan.mesh)} devices, {self.cluster} has {self.cluster.size}")
         if plan.stages:
             raise ValueError("a plan with a pipeline runs training steps (tutti.parallelize), not functions")
         store.lay_out(graph, plan)
-        assert store.runtime is not None
-        programs = [shard(graph, plan, rank) for rank in store.runtime.ranks]
         hidden = self.cluster if self.cluster.device.computes_on else None
-        ready = prepare(
-            programs, self.level, hidden, store.runtime.agree, None, (), platform(self.cluster.device), None
-        )
-        return Executable(captured, plan, programs, ready)
+        executor = Executor(graph, plan, 1, self.level, store, {}, store.engine, hidden,
+                            platform(self.cluster.device))  # fmt: skip
+        return Executable(captured, plan, executor)
 
     def _planned(self, graph: StepGraph, size: int) -> Plan:
-        """The plan that was asked for, with stored tensors where they are."""
+        """The plan that was asked for, with stored tensors as they are laid out."""
         stored = self.store.stored(graph)
-        if isinstance(self.asked, Plan) and self.asked.graph == graph.fingerprint:
+        moved = bool(self.store.arrangement)
+        if isinstance(self.asked, Plan) and self.asked.graph == graph.fingerprint and not moved:
             return self.asked
         if not stored:
-            return choose(self.asked, lambda count, variant: graph, size, self.cluster, self.level, self.pins, None, 1,
-                          self.budget)  # fmt: skip
+            return self._chosen(graph, size)
         planner = Planner(graph, self.cluster, self.pins)
         name = self.asked if isinstance(self.asked, str) else "auto"
         book = parse_name(name, self.cluster.size) if name != "auto" else textbook_of(name, self.store.mesh)
@@ -258,12 +242,24 @@ class Function:
                 pass
         return planner.held(self.store.mesh, stored)
 
+    def _chosen(self, graph: StepGraph, size: int) -> Plan:
+        """The plan that was asked for, if the stored tensors could be laid out freely."""
+        return choose(self.asked, lambda count, variant: vary(graph, variant), size, self.cluster, self.level,
+                      self.pins, None, 1, self.budget)  # fmt: skip
+
     # -- what one can ask -----------------------------------------------------------------------------------------
 
     @property
     def plan(self) -> Plan:
         """What runs for the example arguments."""
         return self._first.plan
+
+    def best_plan(self) -> Plan:
+        """The plan for the example arguments that is best if the store is laid out for this function alone.
+
+        `store.relayout(fn.best_plan())` moves the store to it. Every rank of a job must call it.
+        """
+        return _complete(from_rank_0(lambda: self._chosen(self.graph, self._rows)), self.graph)
 
     @property
     def graph(self) -> StepGraph:
@@ -273,15 +269,21 @@ class Function:
     @property
     def program(self) -> Program:
         """The Program of this rank for the example arguments."""
-        return self._first.programs[0]
+        return self._first.executor.first.programs[0]
 
     def __repr__(self) -> str:
         name = getattr(self.f, "__qualname__", repr(self.f))
         return f"Function({name}, {self.plan.name} on {self.cluster}, {len(self.graph.calls)} operators)"
 
 
-def result_of(captured: Captured, outputs: Mapping[str, torch.Tensor]) -> Any:
-    """The pytree that the function returns."""
+def _complete(plan: Plan, graph: StepGraph) -> Plan:
+    """The plan with the layouts of all stored inputs, also of those that it replicates."""
+    labels = [node.meta["label"] for name, node in graph.inputs.items() if name.partition(":")[0] not in GIVEN]
+    return plan.replace(inputs={**{label: plan.input_layout(label) for label in labels}, **plan.inputs})
+
+
+def result_of(captured: Captured, executor: Executor) -> Any:
+    """The pytree that the function returned in the last run."""
     count = captured.tree.num_leaves
-    leaves = [captured.fixed[i] if i in captured.fixed else outputs[f"{OUTPUT}:{i}"] for i in range(count)]
+    leaves = [captured.fixed[i] if i in captured.fixed else executor.value(f"{OUTPUT}:{i}") for i in range(count)]
     return pytree.tree_unflatten(leaves, captured.tree)

@@ -21,16 +21,17 @@ from tutti.checkpoint.checkpoints import Checkpoints
 from tutti.checkpoint.folder import check, manifest
 from tutti.checkpoint.peer_checkpoint import PeerCheckpoint
 from tutti.checkpoint.reader import CheckpointReader
+from tutti.exec import model_state
 from tutti.exec.batches import batch_size, check_like, microbatches, signature_of
 from tutti.exec.executables import Executables, Key
+from tutti.exec.executor import Executor
 from tutti.exec.memory_budget import MemoryBudget, bytes_of
 from tutti.exec.nonfinite import Inspector, NonFinite
 from tutti.exec.observed import Observed, how_to_combine
 from tutti.exec.offload_store import OffloadStore
-from tutti.exec.pipeline import Pipeline
 from tutti.exec.replicas import compare
-from tutti.exec.runtime import check_same_everywhere, from_rank_0, in_job, join_job, own_part, runtime_for
-from tutti.exec.state import State, check_names
+from tutti.exec.runtime import check_same_everywhere, from_rank_0, in_job, join_job, runtime_for
+from tutti.exec.tensor_store import TensorStore, check_names
 from tutti.exec.transfer_engine import engine_for
 from tutti.exec.weights import has_weights
 from tutti.hardware import Cluster, local
@@ -38,7 +39,7 @@ from tutti.ir.step_graph import Spec, StepGraph
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.launch.progress import progress
 from tutti.lower.program import Collective, Program
-from tutti.lower.stage_parts import pipeline_of
+from tutti.lower.schedule_parts import schedule_of
 from tutti.lower.vary import vary
 from tutti.observe.predicted import SIMULATED, predicted
 from tutti.observe.recorder import Recorder
@@ -235,7 +236,7 @@ class Step:
         homes: dict[str, int] = {}  # stages of a pipeline that keep the inputs
         devices_of: dict[str, int] = {}
         if chosen.stages:
-            made, schedule = pipeline_of(self.graph, chosen, self.accumulate)
+            made, schedule = schedule_of(self.graph, chosen, self.accumulate)
             homes = made.homes
             devices_of = {name: schedule.place[stage] for name, stage in made.homes.items()}
         self.offload_store = OffloadStore(config.folder, pinned=self.device.type == "cuda")
@@ -246,11 +247,14 @@ class Step:
         if self._engine:
             for held in self.budgets:
                 held.settle = self._engine.settle
-        self._state = State(self.graph, chosen, self.runtime, devices_of, self.offload_store, self.budgets)
-        self._state.begin(model, optimizer, config.fp32_master_weights)
+        self.store = TensorStore(self.device, self.offload_store)
+        self.store.spread(chosen.mesh, self.runtime)
+        self.store.budgets = self.budgets
+        self.store.declare(self.graph, chosen, devices_of)
+        self.store.begin(model_state.values_of(model, optimizer, self.graph, config.fp32_master_weights))
         self._inspector = Inspector()
         self._made = Executables(
-            recipe, {Key(signature_of(first)): (self.graph, chosen)}, self.cluster, level, self.runtime, self._state,
+            recipe, {Key(signature_of(first)): (self.graph, chosen)}, self.cluster, level, self.runtime, self.store,
             homes, self._engine, self.budgets, self._inspector,
         )  # fmt: skip
 
@@ -271,19 +275,16 @@ class Step:
         if first := not self._compared:  # a data loader that differs between ranks shows at once
             check_same_everywhere(dict(batch_items(batch)))
             self._compared = True
-        buffers, skipped = [] if self.max_nonfinite_steps is None else self._state.copies_of_buffers(), False
-        if self._plan.stages:
-            pipeline = self._piped("train", batch)
-            loss, graph = pipeline.loss(), pipeline.cut.step
-            if self.max_nonfinite_steps is not None:
-                skipped = pipeline.skipped()
-        else:
-            apart = self._microbatches(batch) > 1
-            outputs, graph = self._accumulated(batch) if apart else self._run("train", batch)
-            self._state.keep(outputs)
-            loss, skipped = outputs[0]["loss"], self.max_nonfinite_steps is not None and bool(outputs[0]["skipped"])
+        buffers, skipped = (
+            [] if self.max_nonfinite_steps is None else self.store.copies(self.graph.changed_by_forward),
+            False,
+        )
+        executor = self._run("train", batch)
+        loss, graph = executor.loss(), executor.graph
+        if self.max_nonfinite_steps is not None:
+            skipped = executor.skipped()
         if skipped:
-            self._state.give_back(buffers)
+            self.store.put_back(buffers)
             self._skip(batch)
         else:
             self._in_a_row = 0
@@ -293,9 +294,14 @@ class Step:
         self.steps += 1
         HEARTBEAT.go(f"between steps {self.steps} and {self.steps + 1}")
         compat.mark_stepped(self.optimizer)
-        self.metrics = self._observed.combined()
-        self._observed.check(self._checks, f"step {self.steps}")
+        self._observe(executor, f"step {self.steps}")
         return loss
+
+    def _observe(self, executor: Executor, what: str) -> None:
+        """Take metrics of the last run; raise CheckFailed if a check of the model failed in it."""
+        observed = executor.observed(Observed(self._how))
+        self.metrics = observed.combined()
+        observed.check(executor.graph.checks, what)
 
     def _count(self, graph: StepGraph) -> None:
         """Note which parameters an update has left out: their updates are counted one by one, as torch does."""
@@ -318,7 +324,7 @@ class Step:
     def _adopt(self) -> None:
         """Capture the model again after parameters were frozen, freed, replaced or added. Whatever is known of the
         others stays: their values, optimizer state and counts of updates."""
-        held = {name: self._state.whole(name) for name in self._state.names} | self._parked
+        held = {name: self.store.whole(name) for name in self.store.tensors} | self._parked
         fresh = Step(self.model, self.optimizer, self._example, self._config)
         names = {id(t): name for name, t in self._tensors.items()}
         same = {name: names[id(t)] for name, t in fresh._tensors.items() if id(t) in names}  # new name -> old name
@@ -332,9 +338,9 @@ class Step:
                 kept |= {new: x for new, old in same.items() if old == name}
             elif path in renamed:
                 kept[f"{kind}:{renamed[path]}"] = x
-        for name in fresh._state.names:
+        for name in fresh.store.tensors:
             if name in kept and Spec.of(kept[name]) == fresh.graph.spec(name):
-                fresh._state.place(name, kept.pop(name))
+                fresh.store.place(name, kept.pop(name))
         fresh.steps, fresh.skipped, fresh._in_a_row = self.steps, self.skipped, self._in_a_row
         done = self.steps - self.skipped
         known = {renamed[name]: n for name, n in self._behind.items() if name in renamed}
@@ -352,11 +358,7 @@ class Step:
         """Count a step that was left out; NonFinite where there have been too many in a row."""
         if self._in_a_row == self.max_nonfinite_steps:
             self._inspector.begin()
-            if self._plan.stages:
-                self._piped("inspect", batch)
-            else:
-                for i, part in enumerate(microbatches(batch, self._microbatches(batch))):
-                    self._run("inspect", part, draw=i)
+            self._run("inspect", batch)
             again = f", after {self.max_nonfinite_steps} in a row that were skipped" if self.max_nonfinite_steps else ""
             raise NonFinite(f"the loss or a gradient of step {self.steps + 1} is not finite{again}: "
                             f"{self._inspector.first()}; parameters and optimizer state are as before it")  # fmt: skip
@@ -380,28 +382,15 @@ class Step:
     def evaluate(self, batch: Batch) -> torch.Tensor:
         """The loss in evaluation mode, without an update; a 0-d tensor."""
         self._made.look()
-        if self._plan.stages:
-            loss = self._piped("evaluate", batch).loss()
-        else:
-            self._observed = Observed(self._how)
-            loss = self._run("evaluate", batch)[0][0]["loss"]
-        self.metrics = self._observed.combined()
-        self._observed.check(self._checks, "evaluation")
+        executor = self._run("evaluate", batch)
+        loss = executor.loss()
+        self._observe(executor, "evaluation")
         return loss
 
     def gradients(self, batch: Batch) -> dict[str, torch.Tensor]:
         """The gradients that the next step would compute, before clipping: full tensors under the model's names."""
         self._made.look()
-        if self._plan.stages:
-            return self._piped("gradients", batch).gradients()
-        totals: dict[str, torch.Tensor] = {}
-        count = self._microbatches(batch)
-        for i, part in enumerate(microbatches(batch, count)):
-            for name, g in self._run("gradients", part, draw=i, count=count)[0][0].items():
-                if name.startswith("grad:"):
-                    key = name.removeprefix("grad:")
-                    totals[key] = totals[key] + g if key in totals else g
-        return {name: (g / count).cpu() for name, g in totals.items()}
+        return self._run("gradients", batch).gradients()
 
     def compare_replicas(self) -> None:
         """Compare checksums of everything that several ranks store.
@@ -409,14 +398,14 @@ class Step:
         Raises RuntimeError on all ranks, with the tensor and the rank, if one rank's memory differs. Every rank of a
         job must call it.
         """
-        compare(self._state)
+        compare(self.store)
 
     def state_dict(self, sharded: bool = False) -> dict[str, torch.Tensor]:
         """Parameters and buffers under the model's names: full CPU tensors, or this rank's parts if `sharded`.
 
         Every rank of a job must call it.
         """
-        return self._state.of_model(self.model, sharded)
+        return model_state.state_dict(self.store, self.graph, self.model, sharded)
 
     def save(
         self,
@@ -433,10 +422,10 @@ class Step:
         """
         if not isinstance(checkpoints, Checkpoints):
             raise ValueError(f"checkpoints is {checkpoints!r}: make `tutti.Checkpoints(folder)` once, and save into it")
-        labels = {name: node.meta["label"] for name, node in self.graph.inputs.items() if name in self._state.names}
+        labels = {name: stored.label for name, stored in self.store.tensors.items()}
         counts = {"skipped": self.skipped, "in_a_row": self._in_a_row, "behind": self._late()}
         known = {"seed": self.seed, **counts, "plan": json.loads(self._plan.to_json()), "labels": labels}
-        checkpoints.save(self.steps, self._state.held(), {**known, **(facts or {})}, fill, in_memory)
+        checkpoints.save(self.steps, self.store.held(), {**known, **(facts or {})}, fill, in_memory)
 
     @HEARTBEAT.working("loads a checkpoint")
     def load(self, folder: str | Path | PeerCheckpoint) -> int:
@@ -450,12 +439,12 @@ class Step:
         if isinstance(folder, PeerCheckpoint):
             about, stored = folder.about, folder
         elif has_weights(Path(folder)):
-            return self._state.load_weights(Path(folder), self.model)
+            return model_state.read_weights(self.store, self.graph, Path(folder), self.model)
         else:
             about = manifest(Path(folder))
             check(Path(folder), parts=0)
             stored = CheckpointReader(Path(folder))
-        held, before = {k: x for k, x in self._state.held().items() if x.spec.bytes}, stored.bytes
+        held, before = {k: x for k, x in self.store.held().items() if x.spec.bytes}, stored.bytes
         check_names(held, stored.tensors)
         stored.load(held)
         self.steps, self.skipped, self._in_a_row = about["step"], about.get("skipped", 0), about.get("in_a_row", 0)
@@ -466,13 +455,13 @@ class Step:
         """Everything that resuming bit for bit needs, as full CPU tensors. Every rank of a job must call it."""
         counts = {"step": self.steps, **({"skipped": self.skipped} if self.skipped else {})}
         counts |= {f"behind:{name}": n for name, n in self._late().items()}
-        held = {name: self._state.whole(name) for name in self._state.names}
+        held = {name: self.store.whole(name) for name in self.store.tensors}
         return held | {name: torch.tensor(count) for name, count in counts.items()}
 
     def load_training_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """The inverse of `training_state`; from any plan to any other."""
         counts = {name: int(x) for name, x in state.items() if name.partition(":")[0] in ("step", "skipped", "behind")}
-        self._state.load({name: value for name, value in state.items() if name not in counts})
+        self.store.place_all({name: value for name, value in state.items() if name not in counts})
         self._set_behind({n.partition(":")[2]: x for n, x in counts.items() if n.startswith("behind:")})
         self.steps, self.skipped = int(state["step"]), int(state.get("skipped", 0))
 
@@ -501,16 +490,14 @@ class Step:
         """
         if self._plan.stages:
             raise ValueError("a pipeline runs a Program for each part of its stages, and so has no single one")
-        return self._made.executable("train" if self.accumulate == 1 else "accumulate", self._made.first).programs[0]
+        return self._made.executor("train", self._made.first, self.accumulate).first.programs[0]
 
     def collectives(self) -> list[Collective]:
-        """The collectives of one run of the program: (kind, axis, bytes sent by this rank, label).
+        """The collectives of this rank in one run of each of its programs: (kind, axis, bytes sent, label).
 
-        For a pipeline: one run of each part of this rank, and what it sends to other stages.
+        With accumulation, the program of a microbatch counts once. In a pipeline, messages to other stages count, too.
         """
-        if self._plan.stages:
-            return self._made.pipeline("train", self._made.first, self.accumulate).collectives()
-        return self.program.collectives
+        return self._made.executor("train", self._made.first, self.accumulate).collectives()
 
     @property
     def recaptures(self) -> list[str]:
@@ -524,79 +511,32 @@ class Step:
 
     # -- how it is done ----------------------------------------------------------------------------------------------
 
-    def _accumulated(self, batch: Batch) -> tuple[list[dict[str, torch.Tensor]], StepGraph]:
-        """Gradients of all microbatches, then one update."""
-        total: list[dict[str, torch.Tensor]] = [{} for _ in self.runtime.ranks]
-        parts = microbatches(batch, self.accumulate)
-        for i, part in enumerate(parts):
-            self._accumulate(total, part, i)
-        for sums in total:
-            for value in sums.values():
-                value.div_(self.accumulate)
-        updated, graph = self._run("update", parts[0], total)
-        return [{**new, "loss": sums["loss"]} for new, sums in zip(updated, total, strict=True)], graph
-
-    def _accumulate(self, total: list[dict[str, torch.Tensor]], part: Batch, number: int) -> None:
-        """Add what a microbatch gives; by itself, so that nothing of it is held while the next one runs."""
-        outputs, graph = self._run("accumulate", part, draw=number)
-        if number and set(graph.gradient_names) != {name for name in total[0] if name.startswith("grad:")}:
+    def _run(self, what: str, batch: Batch) -> Executor:
+        """Run a computation on all microbatches of a batch; the executor holds its results."""
+        check_like(batch, self._dtypes)
+        HEARTBEAT.moves += 1
+        count = 1 if what == "evaluate" else self._microbatches(batch)
+        parts = microbatches(batch, count)
+        each = [self._made.executor(what, self._made.key(what, part, count), count) for part in parts]
+        executor, others = each[0], {id(x): x for x in each[1:] if x is not each[0]}
+        if others and (self._plan.stages or any(set(x.graph.gradient_names) != set(executor.graph.gradient_names)
+                                                for x in others.values())):  # fmt: skip
+            reasons = ", ".join(self._made.reasons[-1:])
+            if self._plan.stages:
+                raise ValueError(
+                    "the microbatches of a batch lead to different computations, which a pipeline does not mix: "
+                    f"{reasons}; compute with tensors there, or choose a plan without a pipeline"
+                )
             raise ValueError(
                 "the microbatches of a batch have gradients of different parameters, but share an update: "
-                f"{', '.join(self._made.reasons[-1:])}; compute with tensors there, or give accumulate=1"
+                f"{reasons}; compute with tensors there, or give accumulate=1"
             )
-        self._add(total, outputs)
 
-    def _add(self, total: list[dict[str, torch.Tensor]], outputs: list[dict[str, torch.Tensor]]) -> None:
-        """Add outputs of a microbatch to sums."""
-        self._state.keep(outputs)
-        for sums, new in zip(total, outputs, strict=True):
-            for name, value in new.items():
-                if name not in self._state.parts[0]:  # a copy: two gradients may be one tensor, or a broadcast one
-                    whole = torch.contiguous_format
-                    sums[name] = sums[name].add_(value) if name in sums else value.clone(memory_format=whole)
-        for budget, sums in zip(self.budgets, total, strict=False):
-            budget.hold(sums)
+        def given(number: int) -> dict[str, torch.Tensor]:
+            return self._given(parts[number], number, each[number].graph)
 
-    def _run(
-        self,
-        what: str,
-        batch: Batch,
-        more: list[dict[str, torch.Tensor]] | None = None,
-        draw: int = 0,
-        count: int | None = None,
-    ) -> tuple[list[dict[str, torch.Tensor]], StepGraph]:
-        """Run one of the Programs on all held ranks; named outputs by rank, and the graph. Each `draw` has its own
-        random numbers. count: of the microbatches of which the batch is one, by default as the plan says."""
-        check_like(batch, self._dtypes)
-        if draw == 0 and what not in ("update", "evaluate"):
-            self._observed = Observed(self._how)
-        HEARTBEAT.moves += 1
-        key = self._made.key(what, batch, 1 if what == "train" else count)
-        executable = self._made.executable(what, key)
-        mesh, given = self._plan.mesh, self._given(batch, draw, executable.graph) | executable.graph.constants
-        given_to = []
-        for i, (program, rank) in enumerate(zip(executable.programs, self.runtime.ranks, strict=True)):
-            values = {**self._state.parts[i], **(more[i] if more else {})}
-            row = []
-            for name, (layout, _) in program.inputs.items():
-                if name in given:
-                    row.append(own_part(name, given[name], layout, mesh, rank, self.device))
-                else:
-                    row.append(values[name])
-            given_to.append(row)
-            if self.budgets:
-                self.budgets[i].hold([x for name, x in zip(program.inputs, row, strict=True) if name not in given])
-                self.budgets[i].admit(executable.ready[i].peaks)
-        runs = [ready.run for ready in executable.ready]
-        if recorder := self._recording(what):
-            runs = [recorder.watch(what, executable.programs[0], executable.ready[0])]
-        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):  # its casts are captured
-            results = self.runtime.run(runs, given_to)
-        names = list(executable.programs[0].outputs)
-        outputs = [dict(zip(names, values, strict=True)) for values in results]
-        self._checks = executable.graph.checks
-        self._observed.take(outputs[0])
-        return outputs, executable.graph
+        executor.run(given, self._recording(what), each)
+        return executor
 
     def _given(self, batch: Batch, draw: int, graph: StepGraph) -> dict[str, torch.Tensor]:
         """Inputs that every rank is given anew, whole. Each `draw` has its own random numbers."""
@@ -607,26 +547,7 @@ class Step:
             for i, g in enumerate(self.optimizer.param_groups)
         }
         numbers |= {key: torch.tensor(update - self._behind[names[0]]) for key, names in graph.counts.items()}
-        return numbers | inputs(batch)
-
-    def _piped(self, what: str, batch: Batch) -> Pipeline:
-        """Run a pipeline on all microbatches of a batch; it knows loss and gradients then."""
-        check_like(batch, self._dtypes)
-        count = 1 if what == "evaluate" else self._microbatches(batch)
-        parts = microbatches(batch, count)
-        keys = [self._made.key(what, part, count) for part in parts]
-        if len(set(keys)) > 1:
-            raise ValueError(
-                "the microbatches of a batch lead to different computations, which a pipeline does not mix: "
-                f"{', '.join(self._made.reasons[-1:])}; compute with tensors there, or take a plan without a pipeline"
-            )
-        pipeline = self._made.pipeline(what, keys[0], count)
-        HEARTBEAT.moves += 1
-        constants = pipeline.cut.step.constants
-        graph = pipeline.cut.step
-        pipeline.run(lambda i: self._given(parts[i], i, graph) | constants, self._recording(what))
-        self._checks, self._observed = graph.checks, pipeline.observed(Observed(self._how))
-        return pipeline
+        return numbers | inputs(batch) | graph.constants
 
     def _recording(self, what: str) -> Recorder | None:
         """Who is to be told of a run now."""
@@ -648,7 +569,7 @@ class Step:
         """The step trains parameters of its own: values written into the model's since must not go unnoticed."""
         for name, p in self.model.named_parameters():
             if p._version != self._versions.get(name, p._version):
-                if f"param:{name}" in self.graph.inputs and not self._state.holds(f"param:{name}", p.detach()):
+                if f"param:{name}" in self.graph.inputs and not self.store.holds(f"param:{name}", p.detach()):
                     raise ValueError(
                         f"parameter {name!r} of the model was written into after the step was made. The step trains "
                         "parameters of its own: give it values by step.load or step.load_training_state, or make it "

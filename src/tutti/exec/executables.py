@@ -1,4 +1,4 @@
-"""What runs a step: Programs or a pipeline, for all that is asked of it and for each shape of its batch."""
+"""The executors of a step: one for each computation, each shape of the batch and each number of microbatches."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import torch
 
 from tutti.analysis.memory import platform
 from tutti.exec.batches import Signature, signature_of
-from tutti.exec.levels import Prepared, prepare
+from tutti.exec.executor import Executor
 from tutti.exec.memory_budget import MemoryBudget
 from tutti.exec.nonfinite import Inspector
-from tutti.exec.pipeline import Pipeline
 from tutti.exec.runtime import Distributed, Virtual, from_rank_0
-from tutti.exec.state import State
+from tutti.exec.tensor_store import TensorStore
 from tutti.exec.transfer_engine import TransferEngine
 from tutti.hardware import Cluster
 from tutti.ir.garbage import uncollected
@@ -23,12 +22,10 @@ from tutti.ir.step_graph import StepGraph
 from tutti.ir.values import Guards
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.launch.progress import progress
-from tutti.lower.program import Program
 from tutti.lower.regions import check_divided
-from tutti.lower.shard import shard
 from tutti.lower.unroll import unroll
 from tutti.lower.vary import vary
-from tutti.plan.layout import Layout, devices
+from tutti.plan.layout import devices
 from tutti.plan.plan import PIPELINE, Plan
 from tutti.plan.planner import replan
 from tutti.tracing.batch import Batch, batch_items
@@ -49,18 +46,10 @@ class Key(NamedTuple):
 
 
 @dataclass
-class Executable:
-    """The Programs of the held ranks, ready to run."""
-
-    graph: StepGraph
-    programs: list[Program]
-    ready: list[Prepared]
-
-
-@dataclass
 class Executables:
-    """Made when they are first needed, each by what is asked ("train"; "accumulate" and "update"; "gradients",
-    "evaluate", "inspect") and a key (`key`); all ranks of a job make them at once.
+    """Executors by computation ("train", "gradients", "evaluate", "inspect"), key (`key`) and number of microbatches.
+
+    Each is made when it is first needed; all ranks of a job make it together.
 
     homes: the stages of a pipeline that keep the inputs. plans: the graph and the plan of a step by key; other graphs
     of the model are planned after the first of them.
@@ -71,13 +60,12 @@ class Executables:
     cluster: Cluster
     level: str
     runtime: Virtual | Distributed
-    state: State
+    state: TensorStore
     homes: Mapping[str, int]
     engine: TransferEngine | None
     budgets: Sequence[MemoryBudget]
     inspector: Inspector
-    made: dict[tuple[str, Key], Executable] = field(default_factory=dict)
-    pipelines: dict[tuple[str, Key, int], Pipeline] = field(default_factory=dict)
+    made: dict[tuple[str, Key, int], Executor] = field(default_factory=dict)
     captured: dict[tuple, list[tuple[Key, Guards]]] = field(default_factory=dict)  # by signature and Python state
     reasons: list[str] = field(default_factory=list)  # why a step was captured again
 
@@ -127,7 +115,7 @@ class Executables:
             graph = self.recipe.evaluation(batch)
             guards = graph.guards
             for name in graph.names("buffer"):  # an attribute that evaluation alone replaces: it begins from what it is
-                if f"buffer:{name}" not in self.state.names:
+                if f"buffer:{name}" not in self.state.tensors:
                     graph.constants[f"buffer:{name}"] = attribute(self.recipe.model, name).detach().clone()
             graph = unroll(graph.keep(["loss", *graph.observed_names]), self.plan.sequence_chunks)
             graph.guards = guards
@@ -142,49 +130,23 @@ class Executables:
         self.plans[key] = graph, from_rank_0(lambda: self._replanned(graph))
         return key
 
-    def executable(self, what: str, key: Key) -> Executable:
-        """The Programs of a captured graph."""
-        if (what, key) not in self.made:
+    def executor(self, what: str, key: Key, microbatches: int) -> Executor:
+        """The executor of a captured graph for a number of microbatches."""
+        if (what, key, microbatches) not in self.made:
             with HEARTBEAT.working("lowers the plan"), progress("lowering the plan"), uncollected():
-                self.made[what, key] = self._lowered(what, *self._planned(what, key))
-        return self.made[what, key]
-
-    def pipeline(self, what: str, key: Key, microbatches: int) -> Pipeline:
-        """The pipeline of a captured graph for so many microbatches."""
-        if (what, key, microbatches) not in self.pipelines:
-            with HEARTBEAT.working("lowers the plan"), progress("lowering the plan"), uncollected():
-                graph, plan = self._planned(what, key)
+                graph, plan = self.plans[key]
+                graph = _part(graph, what)
                 plan = plan if what == "evaluate" else plan.replace(accumulate=microbatches)
-                level, hidden, inspector = self._how(what)
-                self.pipelines[what, key, microbatches] = Pipeline(
-                    graph, plan, microbatches, level, self.state, self.homes, self.engine, hidden,
-                    platform(self.cluster.device), inspector,
+                inspects = what == "inspect"  # operator by operator, and beyond the budget of memory
+                made = Executor(
+                    graph, plan, microbatches, "O0" if inspects else self.level, self.state, self.homes, self.engine,
+                    None if inspects else self.hidden, platform(self.cluster.device),
+                    self.inspector if inspects else None,
                 )  # fmt: skip
-        return self.pipelines[what, key, microbatches]
-
-    def _how(self, what: str) -> tuple[str, Cluster | None, Inspector | None]:
-        """At which level, on what communication is hidden, who looks at all that is made."""
-        return ("O0", None, self.inspector) if what == "inspect" else (self.level, self.hidden, None)
-
-    def _lowered(self, what: str, graph: StepGraph, plan: Plan) -> Executable:
-        programs = [shard(graph, plan, rank, self._asked(what, graph, plan)) for rank in self.runtime.ranks]
-        level, hidden, inspector = self._how(what)
-        ready = prepare(programs, level, hidden, self.runtime.agree, self.engine, () if inspector else self.budgets,
-                        platform(self.cluster.device), inspector)  # fmt: skip
-        if what in ("train", "accumulate"):
-            check_divided(programs[0], plan.overlap_chunks)
-        return Executable(graph, programs, ready)
-
-    def _asked(self, what: str, graph: StepGraph, plan: Plan) -> dict[str, Layout]:
-        """While gradients accumulate they lie as the plan says."""
-        if what != "accumulate":
-            return {}
-        labels = {name: self.graph.gradient_label(name.removeprefix("grad:")) for name in graph.gradient_names}
-        return {name: plan.input_layout(label) for name, label in labels.items()}
-
-    def _planned(self, what: str, key: Key) -> tuple[StepGraph, Plan]:
-        graph, plan = self.plans[key]
-        return graph if what == "evaluate" else _part(graph, what, bool(plan.stages)), plan
+                if what == "train" and not plan.stages:
+                    check_divided(made.first.programs[0], plan.overlap_chunks)
+                self.made[what, key, microbatches] = made
+        return self.made[what, key, microbatches]
 
     def _replanned(self, graph: StepGraph) -> Plan:
         """The plan for another graph of the model."""
@@ -240,14 +202,10 @@ def equal(a: StepGraph, b: StepGraph) -> bool:
     )
 
 
-def _part(graph: StepGraph, what: str, piped: bool) -> StepGraph:
-    if what == "train" and piped:
-        return graph
-    if what == "train":
-        return graph.without_gradients()
+def _part(graph: StepGraph, what: str) -> StepGraph:
+    """What a computation needs of the graph of a step."""
     if what == "gradients":
         return graph.keep(graph.gradient_names)
     if what == "inspect":
         return graph.keep(["loss", *graph.gradient_names, *graph.observed_names])
-    before, after = graph.at_gradients()
-    return before if what == "accumulate" else after
+    return graph

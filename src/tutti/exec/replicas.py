@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 
-from tutti.exec.state import State
+from tutti.exec.tensor_store import TensorStore
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.plan.layout import coordinates_of
 
@@ -27,27 +27,27 @@ def checksum(x: torch.Tensor) -> int:
     return int((raw if raw.numel() % 4 else raw.view(torch.int32)).sum(dtype=torch.int64))
 
 
-def compare(state: State) -> None:
+def compare(store: TensorStore) -> None:
     """Raise Corrupted on all ranks where any two hold other bits of the same. Every rank of a job has to call it."""
-    ranks = {rank: {name: checksum(x) for name, x in held.items() if _replicated(state, name)}
-             for rank, held in zip(state.runtime.ranks, state.parts, strict=True)}  # fmt: skip
+    ranks = {rank: {name: checksum(x) for name, x in held.items() if _replicated(store, name)}
+             for rank, held in zip(store.runtime.ranks, store.parts, strict=True)}  # fmt: skip
     if dist.is_initialized() and len(ranks) < dist.get_world_size() > 1:
         told: list = [None] * dist.get_world_size()
         with HEARTBEAT.within("all_gather", "checksums"):
             dist.all_gather_object(told, ranks)
         ranks = {rank: sums for theirs in told for rank, sums in theirs.items()}
-    if faults := differing(state, ranks):
+    if faults := differing(store, ranks):
         raise Corrupted("; ".join(faults))
 
 
-def differing(state: State, sums: Mapping[int, Mapping[str, int]]) -> list[str]:
+def differing(store: TensorStore, sums: Mapping[int, Mapping[str, int]]) -> list[str]:
     """What is to be said of tensors whose replicas differ. sums: of each rank, by name."""
     replicas: dict[tuple, dict[int, int]] = defaultdict(dict)
     for rank, its in sums.items():
-        where = coordinates_of(rank, state.plan.mesh)
+        where = coordinates_of(rank, store.mesh)
         for name, total in its.items():
-            splits = _layout(state, name).splits
-            device = rank // state.width if name in state.homes else 0  # of a pipeline
+            splits = store.tensors[name].layout.splits
+            device = store.tensors[name].device  # of a pipeline
             replicas[name, device, *(where[axis] for axis in splits)][rank] = total
     said = []
     for (name, *_), totals in replicas.items():
@@ -60,11 +60,9 @@ def differing(state: State, sums: Mapping[int, Mapping[str, int]]) -> list[str]:
     return said
 
 
-def _replicated(state: State, name: str) -> bool:
-    mesh = state.plan.inner if name in state.homes else state.plan.mesh
-    layout = _layout(state, name)
-    return not layout.partials and any(size > 1 for axis, size in mesh.items() if axis not in layout.splits)
-
-
-def _layout(state: State, name: str):
-    return state.plan.input_layout(state.graph.inputs[name].meta["label"])
+def _replicated(store: TensorStore, name: str) -> bool:
+    stored = store.tensors[name]
+    mesh = store.mesh if stored.device is None else store.inner
+    return not stored.layout.partials and any(
+        size > 1 for axis, size in mesh.items() if axis not in stored.layout.splits
+    )

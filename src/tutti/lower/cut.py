@@ -7,6 +7,14 @@
 | `W` | for every microbatch | the rest of that, where it is split: gradients of single parameters |
 | `U0`, `U1`, ... | once a step | the update; values cross stages only between one number and the next |
 
+A plan without a pipeline has one stage, whose forward and backward passes are not divided:
+
+| kind | runs | what it computes |
+|---|---|---|
+| `S` | once a step | everything |
+| `M` | for every microbatch | gradients, where they are accumulated |
+| `U` | once a step | the update from accumulated gradients |
+
 Where the sequence is cut into chunks, so are the forward and backward parts; each of the latter makes its own share of
 the gradients. What a part reads of another it takes as an input `value:<node>`, and the other has that as an output.
 Views, and what depends on nothing but the batch and constants, are made anew by each part that reads them.
@@ -22,8 +30,10 @@ from typing import NamedTuple
 
 from torch import fx
 
-from tutti.ir.step_graph import BACKWARD, FORWARD, UPDATE, WRITTEN, StepGraph
+from tutti.ir.step_graph import BACKWARD, FORWARD, GIVEN, UPDATE, WRITTEN, StepGraph
 from tutti.plan.stages import Reads, alone, stages_of
+
+FLAT = {"S": "a step", "M": "a microbatch", "U": "the update"}  # kinds of parts of a plan without a pipeline
 
 
 class Place(NamedTuple):
@@ -34,6 +44,8 @@ class Place(NamedTuple):
     slice: int = 0
 
     def __str__(self) -> str:
+        if self.kind in FLAT:
+            return FLAT[self.kind]
         return f"stage {self.stage} {self.kind}" + (f" of chunk {self.slice}" if self.slice else "")
 
 
@@ -57,6 +69,21 @@ def cut(step: StepGraph, named: Mapping[str, int], split: bool = False, kept: Ma
     """Cut a step. named, kept: see `plan.stages.stages_of`. split: whether gradients of one parameter stand apart."""
     reads = Reads(step, kept or ())
     return _Cutter(reads, stages_of(reads, named, kept), split).cut()
+
+
+def undivided(step: StepGraph, count: int) -> Cut:
+    """The parts of a plan without a pipeline. count: number of microbatches."""
+    homes = {name: 0 for name in step.inputs if name.partition(":")[0] not in GIVEN}
+    updates = any(node.meta["phase"] == UPDATE for node in step.outputs.values())
+    if not updates or count == 1:
+        whole, part = Place(0, "S"), step.without_gradients() if updates else step
+        return Cut(step, {whole: part}, homes, dict.fromkeys(part.outputs, whole))
+    before, after = step.at_gradients()
+    microbatch, update = Place(0, "M"), Place(0, "U")
+    makers = {name: microbatch for name in before.outputs} | {name: update for name in after.outputs}
+    return Cut(
+        step, {microbatch: before, update: after}, homes, makers, {name: [update] for name in step.gradient_names}
+    )
 
 
 class _Cutter:

@@ -8,7 +8,6 @@ from tutti.sim.gantt import panels
 from tutti.sim.step import RANK, DryRun, Part
 
 SIMULATED = "simulated.json"
-RECORDED = {"a step": "train", "a microbatch": "accumulate", "the update": "update"}  # as a step calls its Programs
 
 
 def predicted(made: DryRun) -> dict[str, Any]:
@@ -18,7 +17,7 @@ def predicted(made: DryRun) -> dict[str, Any]:
         "seconds": made.seconds,
         "cluster": str(made.cluster),
         "level": made.level,
-        "programs": {RECORDED.get(part.name, part.name): _seconds(part) for part in made.parts},
+        "programs": {part.name: _seconds(part) for part in made.parts},
         "panels": [[title, seconds, rows] for title, seconds, rows in panels(made)],
     }
 

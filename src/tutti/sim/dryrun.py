@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from torch import fx
+
+from tutti.analysis.memory import input_kind
 from tutti.hardware import Cluster
 from tutti.ir.garbage import uncollected
 from tutti.ir.step_graph import StepGraph
-from tutti.plan.layout import devices
+from tutti.lower.cut import Place
+from tutti.lower.program import Program
+from tutti.lower.regions import check_divided
+from tutti.lower.schedule_parts import passed_layouts, schedule_of, sizes_of, with_values
+from tutti.plan.layout import Layout, devices
 from tutti.plan.plan import Plan
 from tutti.plan.search import Progress
-from tutti.sim import pipeline, step
-from tutti.sim.step import DryRun
+from tutti.sim.pipeline import pipeline_run
+from tutti.sim.simulate import Simulation, simulate
+from tutti.sim.step import DryRun, Part, lowered, peak_of
 
 
 @uncollected()
@@ -22,14 +32,55 @@ def dry_run(
     overlaps: bool | None = None,
     progress: Progress = lambda what: None,
 ) -> DryRun:
-    """Lower a plan for one rank and simulate it, as `tutti.parallelize` would run it; of a pipeline one of each device.
+    """Lower a plan for one rank of each device and simulate it, as `tutti.parallelize` would run it.
 
-    graph: of one microbatch. overlaps: whether communication is hidden (`analysis.overlap`), by default where devices
-    compute on while collectives are under way. progress: told what is being done. Raises ValueError where plan, graph
+    graph: of one microbatch. overlaps: whether communication is hidden (`analysis.overlap`); by default it is if the
+    devices compute while collectives run. progress: called with what is being done. Raises ValueError if plan, graph
     and cluster do not fit together.
     """
     if devices(plan.mesh) != cluster.size:
         raise ValueError(f"the plan is for {devices(plan.mesh)} devices, {cluster} has {cluster.size}")
     plan.check(graph)
     overlaps = cluster.device.computes_on if overlaps is None else overlaps
-    return (pipeline if plan.stages else step).dry_run(graph, plan, cluster, level, overlaps, progress)
+    cut, schedule = schedule_of(graph, plan, plan.accumulate)
+    inner, flat = with_values(plan.replace(mesh=plan.inner), cut), not plan.stages
+    within = cluster if flat else cluster.of(devices(plan.inner))
+    sizes = sizes_of(cut, inner)
+    parts: dict[Place, Part] = {}
+    known: dict[tuple, tuple[Program, Simulation]] = {}  # of parts that are alike, as those of equal stages
+    for place, part in cut.parts.items():
+        asked = passed_layouts(cut, part, inner)
+        runs = 1 if place.kind == "S" or place.kind.startswith("U") else plan.accumulate
+        sums = sum(sizes[name] for name in part.outputs if name.startswith("grad:"))
+        held = {"accumulated gradients": sums if flat else 0}  # in a pipeline they count at each action
+        signature = (place,) if flat else _signature(part, inner, asked)
+        if signature not in known:
+            progress(f"simulating {place}")
+            program = lowered(part, inner, asked, level, within if overlaps else None)
+            known[signature] = program, simulate([program], within, level, held=held)
+        program, simulation = known[signature]
+        if flat and not parts:
+            check_divided(program, plan.overlap_chunks)
+        adds = sums if plan.accumulate * plan.sequence_chunks > 1 else 0  # read twice and written once
+        extra = cluster.device.stream_seconds(3 * adds) if adds else 0.0
+        parts[place] = Part(str(place), program, simulation, runs, extra, held)
+    peak = peak_of(next(iter(parts.values())).program, cluster)
+    run = DryRun(tuple(parts.values()), graph.flops * plan.accumulate, peak, cluster, level)
+    return run if flat else pipeline_run(run, cut, schedule, parts, plan, sizes)
+
+
+def _signature(part: StepGraph, plan: Plan, asked: Mapping[str, Layout]) -> tuple:
+    """Everything that the Program of a part depends on, except the names of values that cross parts."""
+    place = {node: f"%{i}" for i, node in enumerate(part.graph.nodes)}
+    lines = []
+    for node in part.graph.nodes:
+        meta = node.meta
+        where = plan.input_layout(meta["label"]) if node.op == "placeholder" else meta.get("label")
+        arguments = fx.map_arg((node.args, node.kwargs), place.__getitem__)
+        lines.append((node.op, str(node.target) if node.op == "call_function" else "", str(where), repr(arguments),
+                      str(meta.get("val")), meta.get("phase")))  # fmt: skip
+    inputs = [(place[node], input_kind(name)) for name, node in part.inputs.items()]
+    outputs = [
+        (place[node], str(asked.get(name)), place.get(part.inputs.get(name))) for name, node in part.outputs.items()
+    ]
+    return tuple(lines), tuple(inputs), tuple(outputs)

@@ -13,22 +13,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from torch import fx
-
 from tutti.analysis.memory import Memory, input_kind
-from tutti.hardware import Cluster
-from tutti.ir.step_graph import StepGraph
 from tutti.lower.actions import ONCE, Action, Message, actions_of
 from tutti.lower.cut import Cut, Place
-from tutti.lower.program import Program
-from tutti.lower.stage_parts import passed_layouts, pipeline_of, sizes_of, with_values
-from tutti.plan.layout import Layout, devices
+from tutti.plan.layout import devices
 from tutti.plan.plan import PIPELINE, Plan
-from tutti.plan.search import Progress
 from tutti.plan.slots import Schedule
 from tutti.plan.tier import DEVICE
-from tutti.sim.simulate import Simulation, simulate
-from tutti.sim.step import RANK, DryRun, Part, lowered, peak_of
+from tutti.sim.step import RANK, DryRun, Part
 
 # kinds of memory that a device holds whichever part runs
 KEPT = ("parameters", "optimizer state", "buffers", "numbers", "activations", "accumulated gradients")
@@ -121,66 +113,32 @@ class PipelineDryRun(DryRun):
         return super().communication() | ({("send", PIPELINE): (count, size, 0.0, 0.0)} if count else {})
 
 
-def dry_run(graph: StepGraph, plan: Plan, cluster: Cluster, level: str, overlaps: bool, progress: Progress) -> DryRun:
-    """Lower and simulate the parts of one rank of each device. Arguments as of `dryrun.dry_run`."""
-    made, schedule = pipeline_of(graph, plan, plan.accumulate)
-    inner = with_values(plan.replace(mesh=plan.inner), made)
-    width = devices(plan.inner)
-    within = cluster.of(width)
-    sizes = sizes_of(made, inner)
-    away: list[Counter[str]] = [Counter() for _ in range(plan.mesh[PIPELINE])]  # by device: bytes on other tiers
-    for name, stage in made.homes.items():
-        tier = plan.tiers.get(graph.inputs[name].meta["label"], DEVICE)
+def pipeline_run(
+    run: DryRun, cut: Cut, schedule: Schedule, parts: Mapping[Place, Part], plan: Plan, sizes: dict[str, int]
+) -> PipelineDryRun:
+    """The dry run of a pipeline from that of its parts. sizes: local bytes of inputs and of what crosses parts."""
+    sizes, width = dict(sizes), devices(plan.inner)
+    away: list[Counter[str]] = [Counter() for _ in schedule.devices]  # by device: bytes on other tiers
+    for name, stage in cut.homes.items():
+        tier = plan.tiers.get(cut.step.inputs[name].meta["label"], DEVICE)
         if tier != DEVICE:
             away[schedule.place[stage]][tier] += sizes.get(name, 0)
             sizes[name] = 0
-    parts: dict[Place, Part] = {}
-    known: dict[tuple, tuple[Program, Simulation]] = {}  # of parts that are alike, as those of equal stages
-    for place, part in made.parts.items():
-        asked = passed_layouts(made, part, inner)
-        signature = _signature(part, inner, asked)
-        if signature not in known:
-            progress(f"simulating {place}")
-            program = lowered(part, inner, asked, level, within if overlaps else None)
-            known[signature] = program, simulate([program], within, level)
-        program, played = known[signature]
-        once = place.kind.startswith("U")
-        sums = sum(sizes[name] for name in part.outputs if name.startswith("grad:"))  # read twice and written once
-        extra = cluster.device.stream_seconds(3 * sums) if sums and plan.accumulate * plan.sequence_chunks > 1 else 0.0
-        parts[place] = Part(str(place), program, played, 1 if once else plan.accumulate, extra)
-    actions = actions_of(made, schedule)
+    actions = actions_of(cut, schedule)
 
     def travel(message: Message) -> float:
-        return cluster.time("shift", sizes[message.name], width, plan.mesh[PIPELINE])
+        return run.cluster.time("shift", sizes[message.name], width, plan.mesh[PIPELINE])
 
     spans = _clock(actions, {place: part.simulation.seconds + part.extra for place, part in parts.items()}, travel)
     sent = tuple(
         (len(messages), sum(sizes[m.name] for m in messages))
         for messages in ([m for action in todo for m, _ in action.sends] for todo in actions)
     )
-    courses = tuple(tuple(_course(d, todo, made, schedule, parts, sizes)) for d, todo in enumerate(actions))
-    peak = peak_of(next(iter(parts.values())).program, cluster)
+    courses = tuple(tuple(_course(d, todo, cut, schedule, parts, sizes)) for d, todo in enumerate(actions))
     return PipelineDryRun(
-        tuple(parts.values()), graph.flops * plan.accumulate, peak, cluster, level,
-        tuple(parts), schedule.place, tuple(spans), sent, courses, tuple(away),
+        run.parts, run.flops, run.peak, run.cluster, run.level, tuple(parts), schedule.place, tuple(spans), sent,
+        courses, tuple(away),
     )  # fmt: skip
-
-
-def _signature(part: StepGraph, plan: Plan, asked: Mapping[str, Layout]) -> tuple:
-    """All that a part's Program depends on, but for the names of what passes between parts."""
-    place = {node: f"%{i}" for i, node in enumerate(part.graph.nodes)}
-    lines = []
-    for node in part.graph.nodes:
-        meta = node.meta
-        where = plan.input_layout(meta["label"]) if node.op == "placeholder" else meta.get("label")
-        arguments = fx.map_arg((node.args, node.kwargs), place.__getitem__)
-        lines.append((node.op, str(node.target) if node.op == "call_function" else "", str(where), repr(arguments),
-                      str(meta.get("val")), meta.get("phase")))  # fmt: skip
-    inputs = [(place[node], input_kind(name)) for name, node in part.inputs.items()]
-    outputs = [
-        (place[node], str(asked.get(name)), place.get(part.inputs.get(name))) for name, node in part.outputs.items()
-    ]
-    return tuple(lines), tuple(inputs), tuple(outputs)
 
 
 def _clock(actions: Sequence[list[Action]], seconds: Mapping[Place, float], travel: Callable[[Message], float]

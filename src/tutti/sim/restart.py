@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 
 from tutti.ir.step_graph import GIVEN, Spec, StepGraph
-from tutti.lower.stage_parts import pipeline_of
+from tutti.lower.schedule_parts import schedule_of
 from tutti.plan.boxes import boxes, turn_of
 from tutti.plan.layout import Layout, Mesh, coordinates_of, devices, rank_at
 from tutti.plan.plan import Plan
@@ -156,7 +156,7 @@ def _lying(graph: StepGraph, plan: Plan) -> Callable[[str], _Lying]:
     """How kept inputs lie, by name; of a pipeline on its device alone where it has a home."""
     homes: dict[str, int] = {}
     if plan.stages:
-        cut, schedule = pipeline_of(graph, plan, plan.accumulate)
+        cut, schedule = schedule_of(graph, plan, plan.accumulate)
         homes = {name: schedule.place[stage] for name, stage in cut.homes.items()}
 
     def lying(name: str) -> _Lying:

@@ -1,11 +1,10 @@
-"""A whole training step as a plan has it: one Program, or one for each microbatch and one for the update."""
+"""What a dry run knows of a step: its parts, and the time, communication and memory that they add up to."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import prod
 
 from tutti.analysis.memory import Memory
 from tutti.analysis.passes import improve
@@ -13,12 +12,10 @@ from tutti.hardware import Cluster
 from tutti.ir.step_graph import StepGraph
 from tutti.lower.collectives import shift
 from tutti.lower.program import Program
-from tutti.lower.regions import check_divided
 from tutti.lower.shard import shard
 from tutti.plan.layout import Layout, devices
 from tutti.plan.plan import Plan, Prediction
-from tutti.plan.search import Progress
-from tutti.sim.simulate import Simulation, dtype_of, simulate
+from tutti.sim.simulate import Simulation, dtype_of
 from tutti.sim.tasks import HOST_COMPUTES, IN, OUT
 
 BESIDE = (OUT, IN, HOST_COMPUTES)
@@ -127,23 +124,6 @@ class DryRun:
         return sorted(((n, p, count, took) for (n, p), (count, took) in found.items()), key=lambda row: -row[3])
 
 
-def dry_run(graph: StepGraph, plan: Plan, cluster: Cluster, level: str, overlaps: bool, progress: Progress) -> DryRun:
-    """Lower and simulate the Programs of one rank. Arguments as of `dryrun.dry_run`."""
-    parts = []
-    for name, part, outputs, runs in _parts(graph, plan):
-        progress(f"lowering {name}")
-        program = lowered(part, plan, outputs, level, cluster if overlaps else None)
-        if not parts:
-            check_divided(program, plan.overlap_chunks)
-        progress(f"simulating {name}")
-        sums = _gradient_bytes(part, graph, plan) if runs > 1 else 0  # read twice and written once
-        held = {"accumulated gradients": sums}
-        made = simulate([program], cluster, level, held=held)
-        parts.append(Part(name, program, made, runs, cluster.device.stream_seconds(3 * sums) if sums else 0.0, held))
-    peak = peak_of(parts[0].program, cluster)
-    return DryRun(tuple(parts), graph.flops * plan.accumulate, peak, cluster, level)
-
-
 def lowered(step: StepGraph, plan: Plan, outputs: Mapping[str, Layout], level: str, hidden: Cluster | None) -> Program:
     """The Program of one rank as it runs. hidden: the cluster, where communication is hidden (`analysis.overlap`).
 
@@ -163,23 +143,3 @@ def peak_of(program: Program, cluster: Cluster) -> float:
         return cluster.peak(dtype_of(program))
     except ValueError:
         return cluster.peak("float32")
-
-
-def _parts(graph: StepGraph, plan: Plan) -> list[tuple[str, StepGraph, dict[str, Layout], int]]:
-    """(name, graph, layouts of outputs that are asked for, runs): as `tutti.api.step` divides a step."""
-    if plan.accumulate == 1:
-        return [("a step", graph.without_gradients(), {}, 1)]
-    before, after = graph.at_gradients()
-    labels = {name: graph.gradient_label(name.removeprefix("grad:")) for name in graph.gradient_names}
-    layouts = {name: plan.input_layout(label) for name, label in labels.items()}
-    return [("a microbatch", before, layouts, plan.accumulate), ("the update", after, {}, 1)]
-
-
-def _gradient_bytes(part: StepGraph, graph: StepGraph, plan: Plan) -> int:
-    """Of one rank's sums of the gradients that a part returns."""
-    total = 0
-    for name in part.gradient_names:
-        spec = graph.outputs[name].meta["val"]
-        layout = plan.input_layout(graph.gradient_label(name.removeprefix("grad:")))
-        total += prod(layout.local_shape(spec.shape, plan.mesh)) * spec.dtype.itemsize
-    return total

@@ -80,7 +80,7 @@ def capture_function(
         names = {p: name for name, p in slots.params.items()}
         held = {**slots.named(), **{f"cache:{place.name}": place.tensor for place in holdings.places}}
         for optimizer in holdings.optimizers.values():
-            for name, state in optimizers.state_of(optimizer, names).items():
+            for name, state in optimizers.state_of(optimizer, names, holdings.fp32_master_weights).items():
                 held |= {f"{kind}:{name}": x for kind, x in state.items()}
         inputs = {name: torch.empty(x.shape, dtype=x.dtype, device=device) for name, x in held.items()}
         for key, optimizer in holdings.optimizers.items():

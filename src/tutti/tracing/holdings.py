@@ -43,8 +43,8 @@ class Holdings:
     Raises ValueError for a parameter that two optimizers update or no module has, and for a tensor in a tuple.
     """
 
-    def __init__(self, objects: Mapping[str, Any]):
-        self.objects = dict(objects)
+    def __init__(self, objects: Mapping[str, Any], fp32_master_weights: bool = False):
+        self.objects, self.fp32_master_weights = dict(objects), fp32_master_weights
         self.modules = {name: x for name, x in objects.items() if isinstance(x, nn.Module)}
         self.optimizers = {name: x for name, x in objects.items() if isinstance(x, torch.optim.Optimizer)}
         self.root = nn.Module()
@@ -87,7 +87,7 @@ class Holdings:
         """Optimizer state by the names of inputs."""
         names = {p: name for name, p in self.root.named_parameters()}
         for optimizer in self.optimizers.values():
-            for name, state in optimizers.states_of(optimizer, names):
+            for name, state in optimizers.states_of(optimizer, names, self.fp32_master_weights):
                 yield from ((f"{kind}:{name}", x) for kind, x in state.items())
 
     def is_held(self, x: Any) -> bool:

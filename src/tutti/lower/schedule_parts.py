@@ -1,24 +1,29 @@
-"""What the parts of a pipeline hand on, and how it is laid out."""
+"""The parts and the schedule of a plan, and the layouts of what one part hands to another."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from tutti.ir.step_graph import Spec, StepGraph
-from tutti.lower.cut import Cut, cut
+from tutti.lower.cut import Cut, cut, undivided
 from tutti.lower.shard import made_in
 from tutti.plan.layout import Layout
 from tutti.plan.plan import Plan
-from tutti.plan.schedule import Schedule, forward
+from tutti.plan.schedule import forward
+from tutti.plan.slots import Schedule, Slot
 
 
-def pipeline_of(
+def schedule_of(
     graph: StepGraph, plan: Plan, count: int, kept: Mapping[str, int] | None = None
 ) -> tuple[Cut, Schedule]:
     """The parts of a graph, and the order in which devices compute them; without gradients forward passes alone.
 
-    count: of microbatches. kept: stages of inputs that lie somewhere already.
+    count: number of microbatches. kept: the stages of inputs that are placed already.
     """
+    if not plan.stages:
+        made = undivided(graph, count)
+        (kind, *_) = (place.kind for place in made.parts)
+        return made, Schedule("flat", (tuple(Slot(kind, 0, i) for i in range(count)),), (0,))
     schedule = plan.pipe.of(plan.accumulate, plan.durations)
     if not graph.gradient_names:
         schedule = forward(schedule.place, count, graph.sequence_chunks)

@@ -1,14 +1,14 @@
-"""Running a pipeline: each device goes through its actions (`lower.actions`), and sends on what others wait for.
+"""The executor: runs the actions of a schedule (`lower.actions`) on the ranks of this process.
 
-Devices of a pipeline lie along the mesh axis `pp`, the outermost; each is a mesh of the other axes, on which the parts
-of its stages run like any Program. What crosses stages goes from each rank to the one with the same coordinates on the
-other device, as it lies.
+A plan without a pipeline has one device and one stage. The devices of a pipeline lie along the mesh axis `pp`, the
+outermost. Each device is a mesh of the other axes, on which the Programs of its stages run. A value that crosses stages
+is sent from each rank to the rank with the same coordinates on the other device, in the layout it has.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -22,16 +22,16 @@ from tutti.exec.memory_budget import MemoryBudget
 from tutti.exec.nonfinite import Inspector
 from tutti.exec.observed import Observed, is_observed
 from tutti.exec.runtime import Distributed, Virtual, own_part, raw
-from tutti.exec.state import State
+from tutti.exec.tensor_store import TensorStore
 from tutti.exec.transfer_engine import TransferEngine
 from tutti.hardware import Cluster
-from tutti.ir.step_graph import Spec, StepGraph
+from tutti.ir.step_graph import OUTPUT, Spec, StepGraph
 from tutti.launch.heartbeat import HEARTBEAT, Meeting
 from tutti.lower.actions import ONCE, Action, Message, actions_of, had, orders
 from tutti.lower.cut import Place
 from tutti.lower.program import Collective, Program
+from tutti.lower.schedule_parts import label_of, passed_layouts, schedule_of, sizes_of, with_values
 from tutti.lower.shard import shard
-from tutti.lower.stage_parts import label_of, passed_layouts, pipeline_of, sizes_of, with_values
 from tutti.plan.layout import devices
 from tutti.plan.plan import PIPELINE, Plan
 
@@ -42,93 +42,116 @@ Row = list[torch.Tensor]  # a tensor for each held rank of a device
 Given = Callable[[int], Mapping[str, torch.Tensor]]  # the whole inputs that every stage is given for a microbatch
 
 
-class Pipeline:
-    """A step, or a part of one, on the devices that this process holds.
+class Executor:
+    """Runs a graph as a plan says, on the devices of the schedule that this process holds.
 
-    count: of microbatches. state: what is kept between steps; replaced where a step makes successors. homes: the stage
-    that keeps each input. engine: of what a plan keeps on outer tiers. hidden: the cluster, where communication is
-    hidden (`analysis.overlap`). on: the platform whose memory is accounted for. inspector: looks at all that is made.
+    count: number of microbatches. store: the stored tensors; outputs of the same name replace them. homes: the stage
+    that keeps each input. engine: transfers of tensors on outer tiers. hidden: the cluster, if communication is hidden
+    (`analysis.overlap`). on: the platform whose allocator is modelled. inspector: sees all intermediate values.
     """
 
-    def __init__(self, graph: StepGraph, plan: Plan, count: int, level: str, state: State, homes: Mapping[str, int],
-                 engine: TransferEngine | None = None, hidden: Cluster | None = None, on: Platform = CPU,
-                 inspector: Inspector | None = None):  # fmt: skip
-        self.on, self.inspector = on, inspector
-        self.hidden = hidden.of(devices(plan.inner)) if hidden else None
-        self.count, self.mesh, self.width, self.state = count, plan.inner, devices(plan.inner), state
-        self.engine = engine
-        self.cut, self.schedule = pipeline_of(graph, plan, count, homes)
+    def __init__(self, graph: StepGraph, plan: Plan, count: int, level: str, store: TensorStore,
+                 homes: Mapping[str, int], engine: TransferEngine | None = None, hidden: Cluster | None = None,
+                 on: Platform = CPU, inspector: Inspector | None = None):  # fmt: skip
+        self.on, self.inspector, self.engine = on, inspector, engine
+        self.hidden = hidden.of(devices(plan.inner)) if hidden and plan.stages else hidden
+        self.count, self.mesh, self.width, self.store = count, plan.inner, devices(plan.inner), store
+        self.graph, (self.cut, self.schedule) = graph, schedule_of(graph, plan, count, homes)
         self.plan = with_values(plan.replace(mesh=self.mesh), self.cut)
         self.actions = actions_of(self.cut, self.schedule)
         self.recorder: Recorder | None = None
+        self.each: Sequence[Executor] = ()
         kept: dict[int, list[dict[str, torch.Tensor]]] = {}  # by device
-        for rank, tensors in zip(state.runtime.ranks, state.parts, strict=True):
+        for rank, tensors in zip(store.runtime.ranks, store.parts, strict=True):
             kept.setdefault(rank // self.width, []).append(tensors)
-        if isinstance(state.runtime, Virtual):
-            self.ranks, self.driver, self.mail = list(range(self.width)), Virtual(self.mesh), _Mail()
+        if isinstance(store.runtime, Virtual):
+            self.ranks, self.mail = list(range(self.width)), _Mail()
+            self.driver = Virtual(self.mesh) if len(self.actions) > 1 else store.runtime
         else:
-            self.ranks, self.driver = [state.runtime.rank % self.width], state.runtime
-            self.mail = _Posted(self, state.runtime)
+            self.ranks, self.driver = [store.runtime.rank % self.width], store.runtime
+            self.mail = _Posted(self, store.runtime) if len(self.actions) > 1 else _Mail()
         self.held = {d: _Device(self, d, tensors) for d, tensors in kept.items()}
         held = [place for place in self.cut.parts if self.device(place) in self.held]
         self.parts = {place: _Part(self, place, level) for place in held}
 
+    @property
+    def first(self) -> _Part:
+        """The first local part."""
+        return next(iter(self.parts.values()))
+
     def device(self, place: Place) -> int:
-        """That on which a part runs."""
+        """The device that runs a part."""
         return self.schedule.place[place.stage]
 
     def budget(self, device: int, rank: int) -> MemoryBudget | None:
-        """Of one rank of a held device, where memory is accounted for."""
-        if not self.state.budgets:
+        """The memory budget of a rank of a local device; None if memory is not limited."""
+        if not self.store.budgets:
             return None
-        return self.state.budgets[self.state.runtime.ranks.index(device * self.width + rank)]
+        return self.store.budgets[self.store.runtime.ranks.index(device * self.width + rank)]
 
-    def run(self, given: Given, recorder: Recorder | None = None) -> None:
-        """Let all held devices act until all is done. recorder: of the rank that this process holds."""
-        given, self.recorder = cache(given), recorder
+    def run(self, given: Given, recorder: Recorder | None = None, each: Sequence[Executor] = ()) -> None:
+        """Run the actions of all local devices to completion.
+
+        given: the inputs that are not stored, by microbatch. recorder: of this process's rank. each: the executor whose
+        parts run a microbatch, by microbatch, where microbatches need different graphs; by default this one.
+        """
+        given, self.recorder, self.each = cache(given), recorder, each
         for device in self.held.values():
             device.begin()
-        while going := [device for device in self.held.values() if device.todo]:
-            acted = [device.act(given) for device in going]
+        while waiting := [device for device in self.held.values() if device.todo]:
+            acted = [device.act(given) for device in waiting]
             assert any(acted), "devices of the pipeline wait for one another"
         self.mail.over()
 
+    def part(self, place: Place, microbatch: int) -> _Part:
+        """The Programs that run a part for a microbatch."""
+        return (self.each[microbatch] if self.each and microbatch >= 0 else self).parts[place]
+
     def gradients(self) -> dict[str, torch.Tensor]:
-        """Those of the last run, by the names of parameters: full CPU tensors."""
+        """The gradients of the last run by parameter name, as full CPU tensors."""
         found, step = {}, self.cut.step
         for name in step.gradient_names:
             home = self.device(self.cut.makers[name])
             parts = {home * self.width + rank: x for device in self.held.values() if device.number == home
                      for rank, x in zip(self.ranks, device.sums[name], strict=True)}  # fmt: skip
             layout = self.plan.input_layout(label_of(self.cut, name))
-            total = self.state.assemble(parts, home, layout, step.outputs[name].meta["val"])
+            spec = step.outputs[name].meta["val"]
+            total = self.store.assemble(parts, home if len(self.actions) > 1 else None, layout, spec)
             found[name.removeprefix("grad:")] = total / self.count
         return found
 
     def loss(self) -> torch.Tensor:
-        """The mean loss of the last run, everywhere."""
+        """The mean loss of the last run, on all ranks."""
         step, home = self.cut.step, self.device(self.cut.makers["loss"])
         total = self.held[home].loss if home in self.held else torch.zeros((), device=step.device)
         return self.mail.shared((total / self.count).to(step.outputs["loss"].meta["val"].dtype), home * self.width)
 
     def observed(self, observed: Observed) -> Observed:
-        """Give the metrics and checks of the last run to an Observed, everywhere."""
+        """Add the metrics and checks of the last run to an Observed, on all ranks."""
         for name in self.cut.step.observed_names:
-            home, spec = self.device(self.cut.makers[name]), self.cut.step.outputs[name].meta["val"]
             for i in range(self.count):
-                empty = torch.empty(spec.shape, dtype=spec.dtype, device=self.cut.step.device)
-                known = self.held[home].observed[name][i] if home in self.held else empty
-                observed.keep(name, self.mail.shared(known, home * self.width))
+                observed.keep(name, self.value(name, i))
         return observed
 
+    def value(self, name: str, microbatch: int = 0) -> torch.Tensor:
+        """A metric, a check or a result of the last run, on all ranks."""
+        home, spec = self.device(self.cut.makers[name]), self.cut.step.outputs[name].meta["val"]
+        if home in self.held:
+            known = self.held[home].observed[name][microbatch]
+        else:
+            known = torch.empty(spec.shape, dtype=spec.dtype, device=self.cut.step.device)
+        return self.mail.shared(known, home * self.width)
+
     def skipped(self) -> bool:
-        """Whether the last run, of a step that is guarded, has left out the update."""
+        """Whether the last run skipped the update, because values were not finite."""
+        if "skipped" not in self.cut.makers:
+            return False
         home = self.device(self.cut.makers["skipped"])
         known = self.held[home].skipped if home in self.held else torch.zeros((), device=self.cut.step.device)
         return bool(self.mail.shared(known, home * self.width))
 
     def collectives(self) -> list[Collective]:
-        """What one run of each part of the first held device communicates, and what that sends to other devices."""
+        """The collectives of one run of each part of the first local device, and what it sends to other devices."""
         found: dict[str, list[Collective]] = {}
         sizes = sizes_of(self.cut, self.plan)
         for action in self.actions[min(self.held)]:
@@ -139,31 +162,32 @@ class Pipeline:
         return [c for several in found.values() for c in several]
 
     def spec(self, name: str) -> Spec:
-        """The local part of what a held part reads."""
+        """Shape and dtype of the local part of an input of a local part."""
         return next(part.local[name] for part in self.parts.values() if name in part.local)
 
 
 class _Part:
-    """The Programs of one part, for the held ranks of its device."""
+    """The Programs of one part, for the local ranks of its device."""
 
-    def __init__(self, pipeline: Pipeline, place: Place, level: str):
-        graph, plan = pipeline.cut.parts[place], pipeline.plan
-        asked = passed_layouts(pipeline.cut, graph, plan)
-        self.programs: list[Program] = [shard(graph, plan, rank, asked) for rank in pipeline.ranks]
+    def __init__(self, executor: Executor, place: Place, level: str):
+        graph, plan = executor.cut.parts[place], executor.plan
+        asked = passed_layouts(executor.cut, graph, plan)
+        self.programs: list[Program] = [shard(graph, plan, rank, asked) for rank in executor.ranks]
         self.local = {n.meta["input"]: n.meta["val"] for n in self.programs[0].graph.nodes if n.op == "placeholder"}
         self.outputs = list(graph.outputs)
-        self.budgets = [pipeline.budget(pipeline.device(place), rank) for rank in pipeline.ranks]
-        self.ready = prepare(self.programs, level, pipeline.hidden, pipeline.driver.agree, pipeline.engine,
-                             [budget for budget in self.budgets if budget], pipeline.on,
-                             pipeline.inspector and pipeline.inspector.shifted(
-                                 pipeline.device(place) * pipeline.width))  # fmt: skip
+        self.budgets = [None if executor.inspector else executor.budget(executor.device(place), rank)
+                        for rank in executor.ranks]  # fmt: skip
+        self.ready = prepare(self.programs, level, executor.hidden, executor.driver.agree, executor.engine,
+                             [budget for budget in self.budgets if budget], executor.on,
+                             executor.inspector and executor.inspector.shifted(
+                                 executor.device(place) * executor.width))  # fmt: skip
 
 
 class _Device:
-    """One device: what its held ranks keep, and what is there of the microbatches under way."""
+    """One device: the stored tensors of its local ranks, and the values of microbatches in flight."""
 
-    def __init__(self, pipeline: Pipeline, number: int, kept: list[dict[str, torch.Tensor]]):
-        self.pipeline, self.number, self.kept = pipeline, number, kept
+    def __init__(self, executor: Executor, number: int, kept: list[dict[str, torch.Tensor]]):
+        self.executor, self.number, self.kept = executor, number, kept
         self.todo: deque[Action] = deque()
         self.values: dict[Message, Row] = {}
         self.sums: dict[str, Row] = {}
@@ -172,22 +196,22 @@ class _Device:
         self.divided = False
 
     def begin(self) -> None:
-        self.todo.extend(self.pipeline.actions[self.number])
-        self.loss = torch.zeros((), device=self.pipeline.cut.step.device)
+        self.todo.extend(self.executor.actions[self.number])
+        self.loss = torch.zeros((), device=self.executor.cut.step.device)
         self.values, self.sums, self.divided, self.observed = {}, {}, False, {}
 
     def act(self, given: Given) -> bool:
-        """Take the next action, if what it needs is there."""
-        action, mail = self.todo[0], self.pipeline.mail
+        """Run the next action if its inputs have arrived; whether it did."""
+        action, mail = self.todo[0], self.executor.mail
         if not all(mail.there(message, source, self.number) for message, source in action.receives):
             return False
         self.todo.popleft()
         if action.microbatch == ONCE and self.sums and not self.divided:
             self.divided = True
             for total in (x for row in self.sums.values() for x in row):
-                total.div_(self.pipeline.count)
+                total.div_(self.executor.count)
         for message, source in action.receives:
-            recorder = self.pipeline.recorder
+            recorder = self.executor.recorder
             with recorder.waiting(message.name, source) if recorder else nullcontext():
                 self.values[message] = self.counted(mail.receive(message, source, self.number))
         if action.place:
@@ -199,14 +223,14 @@ class _Device:
         return True
 
     def counted(self, row: Row) -> Row:
-        """The tensors, on the account of the ranks that hold them."""
-        for rank, x in zip(self.pipeline.ranks, row, strict=True):
-            if budget := self.pipeline.budget(self.number, rank):
+        """Count tensors in the memory budgets of the ranks that hold them."""
+        for rank, x in zip(self.executor.ranks, row, strict=True):
+            if budget := self.executor.budget(self.number, rank):
                 budget.hold(x)
         return row
 
     def row(self, message: Message) -> Row:
-        """What is here under a name, of each held rank."""
+        """The tensor of a name on each local rank."""
         name = message.name
         if message in self.values:
             return self.values[message]
@@ -215,23 +239,25 @@ class _Device:
         return [kept[name] for kept in self.kept]
 
     def run(self, action: Action, given: Mapping[str, torch.Tensor]) -> None:
-        """Run a part, and keep what it makes."""
-        pipeline, part, rows = self.pipeline, self.pipeline.parts[action.place], []  # pyright: ignore[reportArgumentType]
-        for i, (program, rank) in enumerate(zip(part.programs, pipeline.ranks, strict=True)):
+        """Run a part and keep its outputs."""
+        executor, rows = self.executor, []
+        part = executor.part(action.place, action.microbatch)  # pyright: ignore[reportArgumentType]
+        for i, (program, rank) in enumerate(zip(part.programs, executor.ranks, strict=True)):
             row = []
             for name, (layout, _) in program.inputs.items():
                 if name in given:
-                    row.append(own_part(name, given[name], layout, pipeline.mesh, rank, pipeline.cut.step.device))
+                    row.append(own_part(name, given[name], layout, executor.mesh, rank, executor.cut.step.device))
                 else:
                     row.append(self.row(_message(name, action, self.values))[i])
             rows.append(row)
             if budget := part.budgets[i]:
                 budget.admit(part.ready[i].peaks)
         runs = [ready.run for ready in part.ready]
-        if pipeline.recorder:
-            runs = [pipeline.recorder.watch(str(action.place), part.programs[0], part.ready[0])]
-        with torch.no_grad():
-            results = pipeline.driver.run(runs, rows)
+        if executor.recorder:
+            runs = [executor.recorder.watch(str(action.place), part.programs[0], part.ready[0])]
+        device_type = executor.cut.step.device.type
+        with torch.no_grad(), torch.autocast(device_type, enabled=False):  # the graph holds its own casts
+            results = executor.driver.run(runs, rows)
         for name, row in zip(part.outputs, zip(*results, strict=True), strict=True):
             self.keep(name, list(row), action.microbatch)
 
@@ -242,7 +268,7 @@ class _Device:
             self.loss = self.loss + row[0]
         elif name == "skipped":
             self.skipped = row[0]
-        elif is_observed(name):
+        elif is_observed(name) or name.startswith(f"{OUTPUT}:"):
             self.observed.setdefault(name, []).append(row[0])
         elif name.startswith("grad:"):
             known = self.sums.get(name)
@@ -252,7 +278,8 @@ class _Device:
                 self.sums[name] = [total.add_(x) for total, x in zip(known, row, strict=True)]
         else:
             for kept, x in zip(self.kept, row, strict=True):
-                kept[name] = x
+                if name in kept:
+                    kept[name] = x
 
 
 class _Mail:
@@ -281,17 +308,17 @@ class _Mail:
 class _Posted:
     """Messages between processes: point to point, one group for each direction, each pair in one order."""
 
-    def __init__(self, pipeline: Pipeline, runtime: Distributed):
-        self.pipeline, self.rank = pipeline, runtime.rank
+    def __init__(self, executor: Executor, runtime: Distributed):
+        self.executor, self.rank = executor, runtime.rank
         self.groups: dict[bool, Any] = runtime.directions
-        self.orders, self.known = orders(pipeline.actions), had(pipeline.actions)
+        self.orders, self.known = orders(executor.actions), had(executor.actions)
         self.coming: dict[int, deque[Message]] = {}
         self.under_way: dict[Message, tuple[dist.Work, torch.Tensor]] = {}
         self.sent: dict[int, deque[tuple[dist.Work, torch.Tensor]]] = {}  # by receiver
         self.over_with: Counter[int] = Counter()  # how many of those sent to a receiver are known to be there
 
     def peer(self, device: int) -> int:
-        return device * self.pipeline.width + self.rank % self.pipeline.width
+        return device * self.executor.width + self.rank % self.executor.width
 
     def send(self, message: Message, row: Row, source: int, target: int) -> None:
         x = row[0].contiguous()
@@ -317,8 +344,8 @@ class _Posted:
         return [x]
 
     def post(self, message: Message, source: int, target: int) -> None:
-        spec = self.pipeline.spec(message.name)
-        x = torch.empty(spec.shape, dtype=spec.dtype, device=self.pipeline.cut.step.device)
+        spec = self.executor.spec(message.name)
+        x = torch.empty(spec.shape, dtype=spec.dtype, device=self.executor.cut.step.device)
         work = dist.irecv(raw(x), self.peer(source), self.groups[source < target])
         self.under_way[message] = work, x  # pyright: ignore[reportArgumentType]
 

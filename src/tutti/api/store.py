@@ -1,0 +1,212 @@
+"""Store: parameters, buffers, optimizer state and caches that functions share, laid out over a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tutti.checkpoint.checkpoints import Checkpoints
+from tutti.checkpoint.folder import check, manifest
+from tutti.checkpoint.peer_checkpoint import PeerCheckpoint
+from tutti.checkpoint.reader import CheckpointReader
+from tutti.exec.tensor_store import TensorStore
+from tutti.exec.transfer_engine import TransferEngine, engine_for
+from tutti.ir.step_graph import GIVEN, StepGraph
+from tutti.launch.heartbeat import HEARTBEAT
+from tutti.plan.layout import Layout, Mesh
+from tutti.plan.plan import Plan
+from tutti.tracing import optimizers
+from tutti.tracing.capture import device_of
+from tutti.tracing.holdings import Holdings
+
+
+class Store(TensorStore):
+    """Named objects whose tensors functions read and update.
+
+        store = tutti.Store(generator=g, discriminator=d, optimizer_g=..., optimizer_d=...)
+
+    objects: modules (`nn.Module`), optimizers (`torch.optim`) over parameters of these modules, and other objects with
+        tensors in attributes, lists and dicts (a KV cache, the state of an environment).
+    fp32_master_weights: the optimizers keep and update float32 copies of low-precision parameters.
+
+    The first function of a store chooses the mesh. Each tensor gets its layout from the plan of the first function that
+    uses it; `relayout` changes layouts. The objects themselves are never changed: `state_dict` and `write_back` return
+    the updated state, `save` and `load` are checkpoints.
+    """
+
+    def __init__(self, *, fp32_master_weights: bool = False, **objects: Any):
+        self.holdings = Holdings(objects, fp32_master_weights)
+        super().__init__(device_of(self.holdings.root))
+        self.attributes: frozenset[str] = frozenset()
+        self.arrangement: tuple = ()  # the mesh and the layouts, if `relayout` has changed them
+        self._home: tuple[Mesh, dict[str, Layout]] = {}, {}  # as functions chose them
+        self.calls = 0  # of all functions
+        self.engine: TransferEngine | None = None  # made with the first plan that keeps tensors on outer tiers
+        self._loaded: CheckpointReader | PeerCheckpoint | None = None  # values of tensors that are not placed yet
+        self._given: dict[str, torch.Tensor] = {}  # such values, too
+        names = {p: name for name, p in self.holdings.root.named_parameters()}
+        self.updates: dict[str, int] = {}  # of each parameter that an optimizer has
+        for optimizer in self.holdings.optimizers.values():
+            self.updates |= {names[p]: n for p, n in optimizers.update_counts(optimizer).items()}
+
+    # -- what functions call --------------------------------------------------------------------------------------
+
+    def lay_out(self, graph: StepGraph, plan: Plan) -> None:
+        """Place the tensors that a graph needs and the store has not placed yet.
+
+        Raises ValueError if the plan is for another mesh, or has another layout for a placed tensor.
+        """
+        if not self.mesh:
+            self.spread(plan.mesh)
+        if dict(plan.mesh) != self.mesh:
+            raise ValueError(f"the plan is for the mesh {plan.mesh}, the store is on {self.mesh}: store.relayout(plan)")
+        if plan.tiers and self.engine is None:
+            self.engine = engine_for(self.device, self.offload_store)
+        wanted = {name: node for name, node in graph.inputs.items() if name.partition(":")[0] not in GIVEN}
+        for name, node in wanted.items():
+            layout = plan.input_layout(node.meta["label"])
+            if name in self.tensors and self.tensors[name].layout != layout:
+                raise ValueError(f"the plan lays {name} out as {layout}, the store as {self.tensors[name].layout}: "
+                                 "store.relayout(plan)")  # fmt: skip
+        if fresh := {name for name in wanted if name not in self.tensors}:
+            self.declare(graph, plan)
+            self._place(fresh)
+
+    def _place(self, names: set[str]) -> None:
+        """Place first values: those of the objects, or of the state that was loaded."""
+        values = {name: x.detach() for name, x in self.holdings.tensors(self.attributes).items()}
+        values |= dict(self.holdings.states())
+        self.begin((name, x) for name, x in (values | self._given).items() if name in names)
+        if self._loaded:
+            held = self.held()
+            self._loaded.load({name: held[name] for name in names if held[name].spec.bytes})
+
+    def stored(self, graph: StepGraph) -> dict[str, Layout]:
+        """The layouts of a graph's inputs that are placed already, by label; their labels become those of the store."""
+        for name, node in graph.inputs.items():
+            if name in self.tensors:
+                node.meta["label"] = self.tensors[name].label
+        return {x.label: x.layout for name, x in self.tensors.items() if name in graph.inputs}
+
+    def behind(self) -> dict[str, dict[str, int]]:
+        """By how many updates each parameter is behind the most of its optimizer."""
+        found: dict[str, dict[str, int]] = {}
+        most = self.counts()
+        for name, owner in self.holdings.optimizer_of.items():
+            if name in self.updates:
+                found.setdefault(owner, {})[name] = most[owner] - self.updates[name]
+        return found
+
+    def counts(self) -> dict[str, int]:
+        """The most updates that each optimizer has done on a parameter."""
+        of = self.holdings.optimizer_of
+        return {key: max((n for name, n in self.updates.items() if of[name] == key), default=0)
+                for key in self.holdings.optimizers}  # fmt: skip
+
+    # -- what users call ------------------------------------------------------------------------------------------
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """A full CPU tensor, by the name of an input (`param:generator.up.weight`). All ranks must call it."""
+        if name not in self.tensors:
+            raise KeyError(f"no function has used {name!r} yet; there are {list(self.tensors)[:8]} ...")
+        return self.whole(name)
+
+    def names(self, kind: str = "") -> list[str]:
+        """The names of placed tensors, of one kind or of all."""
+        return [name for name in self.tensors if not kind or name.startswith(f"{kind}:")]
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        """The layouts of placed tensors, by name."""
+        return {name: stored.layout for name, stored in self.tensors.items()}
+
+    def relayout(self, plan: Plan) -> int:
+        """Move the stored tensors in memory to the layouts of a plan, such as `decode.best_plan()`.
+
+        Tensors that the plan does not name keep their layout; on another mesh they are split into as many parts. Each
+        rank receives only blocks that it does not hold. Returns the bytes that this process received from other ranks
+        (with virtual devices: all of them together). The functions of the store adapt to the layouts at their next
+        call; what they compiled for earlier layouts is kept.
+
+        Every rank of a job must call it. Raises ValueError for pipelines, for another number of devices, and before any
+        function has used the store.
+        """
+        if not self.mesh:
+            raise ValueError("no function has used the store yet, so it has no layouts to change")
+        if not self.arrangement:
+            self._home = self.mesh, self.layouts
+        by_label = {x.label: name for name, x in self.tensors.items()}
+        received = self.move_to({by_label[k]: x for k, x in plan.inputs.items() if k in by_label}, plan.mesh)
+        mesh, layouts = self._home
+        at_home = mesh == self.mesh and all(self.tensors[name].layout == x for name, x in layouts.items())
+        self.arrangement = () if at_home else (*self.mesh.items(), *self.layouts.items())
+        return received
+
+    def save(
+        self,
+        checkpoints: Checkpoints,
+        facts: Mapping[str, Any] | None = None,
+        fill: Callable[[Path], None] = lambda folder: None,
+        in_memory: bool = False,
+    ) -> None:
+        """Start a checkpoint of everything placed. Writing continues in the background.
+
+        Arguments are those of `Step.save`. The checkpoint's number is the number of calls of the store's functions.
+        """
+        labels = {name: x.label for name, x in self.tensors.items()}
+        known = {"labels": labels, "updates": self.updates, **(facts or {})}
+        checkpoints.save(self.calls, self.held(), known, fill, in_memory)
+
+    @HEARTBEAT.working("loads a checkpoint")
+    def load(self, folder: str | Path | PeerCheckpoint) -> None:
+        """Load a checkpoint of this store under any plan. Tensors that no function has used yet are read when one does.
+
+        Raises ValueError if placed tensors are missing in it or differ in shape or dtype, or if files are missing or
+        have the wrong size; nothing has changed then. Every rank of a job must call it.
+        """
+        if isinstance(folder, PeerCheckpoint):
+            about, reader = folder.about, folder
+        else:
+            about = manifest(Path(folder))
+            check(Path(folder), parts=0)
+            reader = CheckpointReader(Path(folder))
+        reader.load({name: x for name, x in self.held().items() if x.spec.bytes})
+        self._loaded, self.calls = reader, about["step"]
+        self.updates |= {name: n for name, n in about["updates"].items() if name in self.updates}
+
+    def state_dict(self, module: str) -> dict[str, torch.Tensor]:
+        """Parameters and buffers of a module under its own names: full CPU tensors."""
+        own = self.holdings.modules[module].state_dict()
+        names = {id(t): name for name, t in self.holdings.slots(self.attributes).named().items()}
+        held = {key: names.get(id(t)) for key, t in self._tensors_of(module).items() if key in own}
+        return {key: self[name] if name in self.tensors else own[key].cpu() for key, name in held.items()}
+
+    def _tensors_of(self, module: str) -> dict[str, torch.Tensor]:
+        found = self.holdings.modules[module]
+        return dict(found.named_parameters(remove_duplicate=False)) | dict(found.named_buffers(remove_duplicate=False))
+
+    def write_back(self) -> None:
+        """Copy the stored parameters, buffers and caches into the objects themselves. Optimizer state is not copied."""
+        with torch.no_grad():
+            for name, tensor in self.holdings.tensors(self.attributes).items():
+                if name in self.tensors:
+                    tensor.copy_(self[name])
+
+    def training_state(self) -> dict[str, torch.Tensor]:
+        """Everything placed, as full CPU tensors by name, and the numbers of calls and of updates."""
+        counts = {"calls": self.calls} | {f"updates:{name}": n for name, n in self.updates.items()}
+        return {name: self[name] for name in self.tensors} | {name: torch.tensor(n) for name, n in counts.items()}
+
+    def load_training_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """The inverse of `training_state`, under any plan. Tensors that no function has used yet are placed later.
+
+        Raises ValueError if a placed tensor is missing or differs in shape or dtype; nothing has changed then.
+        """
+        counts = {name: int(x) for name, x in state.items() if name.partition(":")[0] in ("calls", "updates")}
+        self.place_all({name: x for name, x in state.items() if name in self.tensors})
+        self._given = {name: x for name, x in state.items() if name not in self.tensors and name not in counts}
+        self.calls = counts.pop("calls", self.calls)
+        self.updates |= {name.partition(":")[2]: n for name, n in counts.items()}
