@@ -51,7 +51,7 @@ LEVELS = {
 def check_level(level: str) -> None:
     """ValueError where there is no such level."""
     if level not in LEVELS:
-        raise ValueError(f"no level {level!r}; there are {', '.join(LEVELS)}")
+        raise ValueError(f"unknown level {level!r}; expected one of {', '.join(LEVELS)}")
 
 
 def available(level: str) -> str:

@@ -100,10 +100,10 @@ class Prices:
         return min(self.strides[a] for a in axes), prod(self.program.mesh[a] for a in axes)
 
     def sent(self, event: Event) -> int:
-        """Bytes that this rank sends; of a shift those that others send, where it has nobody to send to."""
+        """Bytes that this rank sends. A rank without a ppermute target is charged like the ranks that have one."""
         kind, mesh = event.collective, self.program.mesh
         local = event.reads[0].spec.bytes
-        if kind == "shift":
+        if kind == "ppermute":
             return local
         return sent_bytes(kind, local, mesh[str(event.node.args[1])])
 

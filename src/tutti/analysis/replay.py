@@ -333,7 +333,7 @@ FAKES: dict[Any, Callable[..., Any]] = {
     ops.all_gather.default: _exchanged(lambda x, axis, k: (k, *x.shape)),
     ops.reduce_scatter.default: _exchanged(lambda x, *_: x.shape[1:]),
     ops.all_to_all.default: _exchanged(lambda x, *_: x.shape),
-    ops.shift.default: _exchanged(lambda x, *_: x.shape),
+    ops.ppermute.default: _exchanged(lambda x, *_: x.shape),
     **dict.fromkeys((fetch, put, lend, bring), lambda x, *_: torch.empty_like(x)),
     arrived: lambda x: x,
     store: lambda home, x: home,

@@ -7,7 +7,7 @@ from math import prod
 
 import torch
 
-from tutti.lower.collectives import all_gather, all_reduce, shift
+from tutti.lower.collectives import all_gather, all_reduce, ppermute
 from tutti.ops.rule import REDUCTIONS, Rule
 from tutti.plan.choice import Choices
 from tutti.plan.layout import Layout, Mesh, Split
@@ -99,12 +99,12 @@ class LocalContext:
             x = all_gather(x, axis, self._mesh[axis]).flatten(0, 1)
         return x
 
-    def shift(self, x: torch.Tensor, factor: str, by: int, edge: float | None = 0.0) -> torch.Tensor:
-        """The x of the rank whose part is `by` places before.
+    def ppermute(self, x: torch.Tensor, factor: str, by: int, edge: float | None = 0.0) -> torch.Tensor:
+        """The x of the rank whose part of `factor` is `by` places before this rank's.
 
-        Beyond the first and last part, the result is filled with `edge`, or comes from the other end if `edge` is None.
+        Past the first and last part, the result is filled with `edge`, or wraps around if `edge` is None.
         """
-        return shift(x, " ".join(self.axes(self._known(factor))), f"{by} {'wrap' if edge is None else edge}")
+        return ppermute(x, " ".join(self.axes(self._known(factor))), f"{by} {'wrap' if edge is None else edge}")
 
     def parts(self, factor: str) -> int:
         """The number of parts of a factor."""

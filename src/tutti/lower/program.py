@@ -10,7 +10,7 @@ from torch import fx
 
 from tutti.ir import text
 from tutti.ir.step_graph import Call, Spec
-from tutti.lower.collectives import COLLECTIVES, parse_shift, peer
+from tutti.lower.collectives import COLLECTIVES, parse_ppermute, peer
 from tutti.plan.layout import Layout, Mesh
 from tutti.plan.reshard import sent_bytes
 
@@ -74,9 +74,9 @@ class Program:
         return Collective(kind, axis, self._sent(kind, axis, node.args[2:], operand.bytes), node.meta.get("label", ""))
 
     def _sent(self, kind: str, axis: str, rest: tuple, local: int) -> int:
-        if kind != "shift":
+        if kind != "ppermute":
             return sent_bytes(kind, local, self.mesh[axis])
-        by, edge = parse_shift(rest[0])
+        by, edge = parse_ppermute(rest[0])
         return 0 if peer(self.rank, axis, by, edge is None, self.mesh) in (None, self.rank) else local
 
     @property

@@ -15,7 +15,7 @@ from torch import fx
 
 from tutti.ir.costs import FREE
 from tutti.ir.step_graph import Spec
-from tutti.lower.collectives import shift
+from tutti.lower.collectives import ppermute
 from tutti.lower.emit import Emitter
 from tutti.lower.move import take
 from tutti.lower.parts import InParts, in_parts
@@ -37,7 +37,7 @@ def divide(program: Program) -> None:
     graph, count = program.graph, program.overlap_chunks
     if count == 1:
         return
-    found = {} if any(n.target is shift for n in graph.nodes) else in_parts(graph, count)
+    found = {} if any(n.target is ppermute for n in graph.nodes) else in_parts(graph, count)
     if not found:
         program.overlap_chunks = 1
     divider = _Divider(graph, found, count)

@@ -29,7 +29,7 @@ from tutti.hardware import Cluster
 from tutti.ir.costs import annotate_costs
 from tutti.ir.labels import annotate_labels
 from tutti.ir.step_graph import BACKWARD, FORWARD, UPDATE, Call, StepGraph
-from tutti.lower.collectives import COLLECTIVES, parse_shift
+from tutti.lower.collectives import COLLECTIVES, parse_ppermute
 from tutti.lower.emit import Emitter, Shape
 from tutti.lower.order import sort
 from tutti.lower.shard import REPLICATED, Sharder
@@ -157,8 +157,8 @@ class _Unroller:
         emit = Emitter(self.graph, {**group[0].meta, "val": given[0].meta["val"]})
         local = given[0].meta["val"].shape
         last = self.sequence_chunks - 1 if phase == FORWARD else 0
-        if kind == "shift":
-            by, edge = parse_shift(how[0])
+        if kind == "ppermute":
+            by, edge = parse_ppermute(how[0])
             found = []
             for i in range(self.sequence_chunks):
                 within = edge is None or 0 <= i - by < self.sequence_chunks

@@ -151,7 +151,7 @@ def _local(here, q, k, v, dropout_p=0.0, is_causal=False, *, attn_mask=None, sca
             sums = torch.constant_pad_nd(sums, [before, after], -inf) if before or after else sums
             out, lse = (new, sums) if out is None or lse is None else _merge(out, lse, new, sums)
         if step + 1 < parts:
-            kv = here.shift(kv, "s", 1, edge=None)
+            kv = here.ppermute(kv, "s", 1, edge=None)
     assert out is not None and lse is not None
     return out, torch.where(lse == -inf, 0.0, lse)
 
@@ -203,9 +203,9 @@ def _local_backward(here, grad, q, k, v, out, lse, dropout_p, is_causal, *, attn
             gq = gq + pad(part.to(wide), ROWS, block.rows.start, rows - block.rows.stop)
             after = gkv.shape[ROWS] - block.columns.stop
             own = own + pad(torch.cat([gk, gv], -1).to(wide), ROWS, block.columns.start, after)
-        gkv = gkv + (here.shift(own.to(q.dtype), "s", -step, edge=None).to(wide) if step else own)
+        gkv = gkv + (here.ppermute(own.to(q.dtype), "s", -step, edge=None).to(wide) if step else own)
         if step + 1 < parts:
-            kv = here.shift(kv, "s", 1, edge=None)
+            kv = here.ppermute(kv, "s", 1, edge=None)
     return gq, *gkv.split(widths, -1)
 
 
@@ -218,7 +218,7 @@ def _ring(times: int, k: int):
     def sends(cut: Cut) -> list[tuple[str, int]]:
         if cut.factor == "t":
             return [("all_reduce", cut.outputs[1].bytes)] * 2
-        return [("shift", times * (cut.inputs[k].bytes + cut.inputs[k + 1].bytes))] * (cut.k - 1)
+        return [("ppermute", times * (cut.inputs[k].bytes + cut.inputs[k + 1].bytes))] * (cut.k - 1)
 
     return sends
 

@@ -185,7 +185,7 @@ def _sends(cut: Cut, gradient: bool) -> Iterator[tuple[str, int]]:
     dim = 2 + AXES.index(cut.factor)
     rows = halo_rows(*windows(w.shape[2:], args)[dim - 2].borders)
     times = 2 if gradient and cut.node.args[10][0] else 1
-    yield "shift", times * rows * (x.bytes // x.shape[dim])
+    yield "ppermute", times * rows * (x.bytes // x.shape[dim])
 
 
 SENDS |= {

@@ -20,9 +20,9 @@ def halo(here, x: Tensor, factor: str, dim: int, before: int, after: int, edge: 
     n = x.shape[dim]
     rows = [x]
     for hop, count in _hops(before, n):
-        rows.insert(0, here.shift(x.narrow(dim, n - count, count), factor, hop, edge))
+        rows.insert(0, here.ppermute(x.narrow(dim, n - count, count), factor, hop, edge))
     for hop, count in _hops(after, n):
-        rows.append(here.shift(x.narrow(dim, 0, count), factor, -hop, edge))
+        rows.append(here.ppermute(x.narrow(dim, 0, count), factor, -hop, edge))
     x = torch.cat(rows, dim) if len(rows) > 1 else x
     start, end = max(0, -before), x.shape[dim] - max(0, -after)
     return x if (start, end) == (0, x.shape[dim]) else x.narrow(dim, start, end - start)
@@ -36,10 +36,10 @@ def unhalo(here, x: Tensor, factor: str, dim: int, before: int, after: int, wrap
     at = max(0, before)
     for hop, count in _hops(before, n):
         at -= count
-        own = own + pad(here.shift(x.narrow(dim, at, count), factor, -hop, edge), dim, n - count, 0)
+        own = own + pad(here.ppermute(x.narrow(dim, at, count), factor, -hop, edge), dim, n - count, 0)
     at = x.shape[dim] - max(0, after)
     for hop, count in _hops(after, n):
-        own = own + pad(here.shift(x.narrow(dim, at, count), factor, hop, edge), dim, 0, n - count)
+        own = own + pad(here.ppermute(x.narrow(dim, at, count), factor, hop, edge), dim, 0, n - count)
         at += count
     return own
 

@@ -248,7 +248,7 @@ LOCAL |= {
 
 def _sends(found: list[Window], cut: Cut, x: Spec) -> Iterator[tuple[str, int]]:
     i = AXES.index(cut.factor)
-    yield "shift", halo_rows(*found[i].borders) * (x.bytes // x.shape[len(x.shape) - len(found) + i])
+    yield "ppermute", halo_rows(*found[i].borders) * (x.bytes // x.shape[len(x.shape) - len(found) + i])
 
 
 def _avg_sends(dims: int):

@@ -217,7 +217,7 @@ def _border_rows(border: int, small: Callable[[Cut], Spec]) -> Callable[[Cut], l
 
     def sends(cut: Cut) -> list[tuple[str, int]]:
         x = small(cut)
-        return [("shift", 2 * border * x.bytes // x.shape[2 + AXES.index(cut.factor)])]
+        return [("ppermute", 2 * border * x.bytes // x.shape[2 + AXES.index(cut.factor)])]
 
     return sends
 

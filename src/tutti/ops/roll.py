@@ -45,7 +45,7 @@ def _roll_rows(here, x: Tensor, factor: str, dim: int, by: int) -> Tensor:
     n, parts = x.shape[dim], here.parts(factor)
     (far, tail), (near, head) = _hops(by, n * parts, parts)
     rows = [(far, x.narrow(dim, n - tail, tail)), (near, x.narrow(dim, 0, head))]
-    found = [here.shift(r, factor, hop, None) if hop else r for hop, r in rows if r.shape[dim]]
+    found = [here.ppermute(r, factor, hop, None) if hop else r for hop, r in rows if r.shape[dim]]
     return torch.cat(found, dim) if len(found) > 1 else found[0]
 
 
@@ -63,7 +63,7 @@ def _sends(cut: Cut) -> list[tuple[str, int]]:
     for at, by in _shifts(cut.node.args):
         if at % len(x.shape) == dim:
             size = x.shape[dim] * cut.k
-            sent += [("shift", rows * row) for hop, rows in _hops(by, size, cut.k) if hop and rows]
+            sent += [("ppermute", rows * row) for hop, rows in _hops(by, size, cut.k) if hop and rows]
     return sent
 
 

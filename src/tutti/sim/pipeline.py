@@ -151,7 +151,7 @@ def dry_run(graph: StepGraph, plan: Plan, cluster: Cluster, level: str, overlaps
     actions = actions_of(made, schedule)
 
     def travel(message: Message) -> float:
-        return cluster.time("shift", sizes[message.name], width, plan.mesh[PIPELINE])
+        return cluster.time("ppermute", sizes[message.name], width, plan.mesh[PIPELINE])
 
     spans = _clock(actions, {place: part.simulation.seconds + part.extra for place, part in parts.items()}, travel)
     sent = tuple(

@@ -11,7 +11,7 @@ from tutti.analysis.memory import Memory
 from tutti.analysis.passes import improve
 from tutti.hardware import Cluster
 from tutti.ir.step_graph import StepGraph
-from tutti.lower.collectives import shift
+from tutti.lower.collectives import ppermute
 from tutti.lower.program import Program
 from tutti.lower.regions import check_divided
 from tutti.lower.shard import shard
@@ -150,7 +150,7 @@ def lowered(step: StepGraph, plan: Plan, outputs: Mapping[str, Layout], level: s
     In a causal ring ranks have more or less to compute, find orders of their own, and so keep to the given one.
     """
     program = shard(step, plan, RANK, outputs)
-    if hidden and any(node.target is shift for node in program.graph.nodes):
+    if hidden and any(node.target is ppermute for node in program.graph.nodes):
         last = shard(step, plan, devices(plan.mesh) - 1, outputs)
         if [n.target for n in last.graph.nodes] != [n.target for n in program.graph.nodes]:
             hidden = None
