@@ -69,8 +69,8 @@ def parse(notation: str, inputs: list[tuple[int, ...]], outputs: list[tuple[int,
     for operands, shapes, what in ((rule.inputs, inputs, "inputs"), (rule.outputs, outputs, "outputs")):
         if len(operands) != len(shapes):
             raise ValueError(f"rule {notation!r} has {len(operands)} {what}, the operator {len(shapes)}")
-        for dims, shape in zip(operands, shapes, strict=True):
-            _measure(notation, dims, shape, sizes)
+        for i, (dims, shape) in enumerate(zip(operands, shapes, strict=True)):
+            _measure(notation, f"{what[:-1]} {i}", dims, shape, sizes)
     return replace(rule, sizes=sizes)
 
 
@@ -133,10 +133,13 @@ def read(notation: str) -> Rule:
     )  # fmt: skip
 
 
-def _measure(notation: str, dims: Dims, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
-    """Infer the sizes of factors from a shape; check those that are known."""
+def _measure(notation: str, which: str, dims: Dims, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
+    """Infer the sizes of factors from a shape, and check those that are known."""
     if len(dims) != len(shape):
-        raise ValueError(f"rule {notation!r} gives {len(dims)} dims to a tensor of shape {shape}")
+        raise ValueError(
+            f"rule {notation!r} names {len(dims)} dims of {which}, whose shape {tuple(shape)} has {len(shape)}: write "
+            "a factor for every dim, batch dims too (b m k, not m k); see docs/extend/operator.md"
+        )
     for factors, size in zip(dims, shape, strict=True):
         unknown = [f for f in factors if f not in sizes]
         known = prod(sizes[f] for f in factors if f in sizes)
