@@ -116,7 +116,7 @@ def test_an_import_path(capsys):
     [
         ({"--cluster": "h10:8"}, "no device 'h10'; nearest is 'h100', known are cpu"),
         ({"--cluster": "h100:1x9"}, "a node has 8 h100"),
-        ({"--model": "nowhere"}, "there is no model 'nowhere': give a folder with a config.json of transformers"),
+        ({"--model": "nowhere"}, "there is no model 'nowhere': give a folder with a transformers config.json"),
         ({"--model": "no_such_module:f"}, "there is no module 'no_such_module' for no_such_module:f"),
         ({"--model": "test_cli_plan:liner"}, "module test_cli_plan has no function 'liner'; did you mean linear?"),
         ({"--model": "test_cli_plan:cli.main"}, "module test_cli_plan has no function 'cli.main'"),
@@ -140,7 +140,7 @@ def test_an_import_path(capsys):
             "unknown optimizer 'lion'; expected one of adadelta, adafactor, adagrad, adam, adamw, ",
         ),
         ({"--dtype": "int4"}, "unknown dtype 'int4'; expected one of float32, bfloat16"),
-        ({"--batch": "0"}, "a batch of 0 sequences of 16 tokens; at least 1 of 2 is needed"),
+        ({"--batch": "0"}, "batch 0, seq 16: at least batch 1 and seq 2 are needed"),
     ],
 )
 def test_mistakes_are_one_line(model, capsys, change, message):
@@ -157,8 +157,8 @@ def test_files_that_are_no_plan_or_config(tmp_path, capsys):
     for arguments, message in (
         (["plan", "show", tmp_path / "config.json"], "config.json: not a plan: a plan is an object with the keys"),
         (["plan", "show", tmp_path / "missing.json"], "No such file or directory"),
-        ([*plan, empty], f"there is no {empty}/config.json: give a folder with a config.json"),
-        ([*plan, tmp_path / "config.json"], "config.json is not a config of transformers: "),
+        ([*plan, empty], f"no such file: {empty}/config.json; give a folder with a transformers config.json"),
+        ([*plan, tmp_path / "config.json"], "config.json is not a transformers config: "),
     ):
         code, _, err = run(capsys, *arguments)
         assert code == 2 and message in err, err

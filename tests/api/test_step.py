@@ -179,7 +179,7 @@ def test_a_token_that_there_is_not(level):
 
 
 def test_no_batch():
-    with pytest.raises(ValueError, match="the batch is a NoneType; a batch is a dict or tuple of tensors"):
+    with pytest.raises(ValueError, match="the batch is a NoneType; give a dict or tuple of tensors"):
         make(batch=None)
 
 

@@ -46,8 +46,8 @@ def test_an_optional_output_that_is_not_made():
     ("notation", "inputs", "outputs", "message"),
     [
         ("m k", [(2, 3)], [], "has no '->'"),
-        ("m k -> m", [(2, 3), (3,)], [(2,)], "has 1 inputs, the operator 2"),
-        ("m k -> m, k", [(2, 3)], [(2,)], "has 2 outputs, the operator 1"),
+        ("m k -> m", [(2, 3), (3,)], [(2,)], "has 1 inputs, the operator has 2"),
+        ("m k -> m, k", [(2, 3)], [(2,)], "has 2 outputs, the operator has 1"),
         (
             "m k -> m",
             [(2, 3, 4)],

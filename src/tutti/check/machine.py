@@ -32,7 +32,7 @@ from tutti.plan.choice import Choice, Choices, candidates, layouts, legal, nest
 from tutti.plan.layout import Layout, Mesh, coordinates_of, devices
 from tutti.plan.plan import Plan
 from tutti.plan.reshard import sent_bytes
-from tutti.tracing.anew import UNDEFINED
+from tutti.tracing.like_operators import UNDEFINED
 
 aten = torch.ops.aten
 LABEL = "operator"

@@ -1,4 +1,4 @@
-"""The dry run: what a step will take, in time and memory, before anything is run."""
+"""The dry run: predict the time and memory of a step without running it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def dry_run(
     overlaps: bool | None = None,
     progress: Progress = lambda what: None,
 ) -> DryRun:
-    """Lower a plan for one rank and simulate it, as `tutti.parallelize` would run it; of a pipeline one of each device.
+    """Lower a plan for one rank, as `tutti.parallelize` would, and simulate it. For a pipeline, one rank per device.
 
-    graph: of one microbatch. overlaps: whether communication is hidden (`analysis.overlap`), by default where devices
-    compute on while collectives are under way. progress: told what is being done. Raises ValueError where plan, graph
-    and cluster do not fit together.
+    graph: of one microbatch. overlaps: whether to hide communication (`analysis.overlap`); by default if the devices
+    compute during collectives. progress: called with what is being done. Raises ValueError if plan, graph and cluster
+    do not fit together.
     """
     if devices(plan.mesh) != cluster.size:
         raise ValueError(f"the plan is for {devices(plan.mesh)} devices, {cluster} has {cluster.size}")

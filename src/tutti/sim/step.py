@@ -1,4 +1,4 @@
-"""A whole training step as a plan has it: one Program, or one for each microbatch and one for the update."""
+"""Simulate a training step under a plan: one Program, or one for the microbatches and one for the update."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tutti.sim.simulate import Simulation, dtype_of, simulate
 from tutti.sim.tasks import HOST_COMPUTES, IN, OUT
 
 BESIDE = (OUT, IN, HOST_COMPUTES)
-RANK = 0  # ranks of a plan differ only in numbers: one stands for all
+RANK = 0  # all ranks run equal Programs, so one is simulated
 
 
 @dataclass(frozen=True)
 class Part:
-    """A Program that runs `runs` times in a step. extra: seconds that the runtime computes after each run, on sums.
-    held: bytes by kind that are kept beside the Program's own."""
+    """A Program that runs `runs` times in a step. extra: seconds that the runtime computes after each run, to add
+    gradients. held: bytes by kind that stay allocated besides the Program's own."""
 
     name: str
     program: Program
@@ -48,7 +48,7 @@ class Part:
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a step is predicted to take. flops: of the whole model's step, all devices together. peak: FLOP/s of all."""
+    """The prediction for a step. flops: of the model's step, on all devices. peak: FLOP/s of all devices."""
 
     parts: tuple[Part, ...]
     flops: float
@@ -66,7 +66,7 @@ class DryRun:
 
     @property
     def bubble(self) -> float:
-        """Seconds in which a rank waits for the other devices of a pipeline."""
+        """Seconds in which a rank waits for other devices of a pipeline."""
         return 0.0
 
     @property
@@ -81,13 +81,13 @@ class DryRun:
 
     @property
     def memory(self) -> Memory:
-        """Of the Program that needs most; of other tiers what any needs."""
+        """The memory of the Program with the highest peak. On other tiers, the most that any Program needs."""
         each = [p.simulation.memory[RANK] for p in self.parts]
         tiers = {tier: max(m.tiers.get(tier, 0) for m in each) for m in each for tier in m.tiers}
         return replace(max(each, key=lambda m: m.peak), tiers=tiers)
 
     def communication(self) -> dict[tuple[str, str], tuple[int, int, float, float]]:
-        """By (kind, axis): how many, bytes that a rank sends, seconds under way, and seconds of them exposed."""
+        """(count, bytes sent by a rank, seconds in flight, exposed seconds), by (kind, axis)."""
         found: dict[tuple[str, str], tuple[int, int, float, float]] = {}
         for part in self.counted:
             exposed = part.simulation.exposed(RANK)
@@ -98,7 +98,7 @@ class DryRun:
         return found
 
     def prediction(self) -> Prediction:
-        """What a plan keeps of it."""
+        """The prediction that a plan stores."""
         every, memory = self.communication(), self.memory
         communication = {key: row for key, row in every.items() if key[1] not in BESIDE}
         return Prediction(
@@ -118,7 +118,7 @@ class DryRun:
         )
 
     def slowest(self) -> list[tuple[str, str, int, float]]:
-        """(label, phase, how many, seconds), the most seconds first."""
+        """(label, phase, count, seconds), the slowest first."""
         found: dict[tuple[str, str], list] = defaultdict(lambda: [0, 0.0])
         for part in self.counted:
             for name, phase, count, took in part.simulation.slowest(RANK):
@@ -128,7 +128,7 @@ class DryRun:
 
 
 def dry_run(graph: StepGraph, plan: Plan, cluster: Cluster, level: str, overlaps: bool, progress: Progress) -> DryRun:
-    """Lower and simulate the Programs of one rank. Arguments as of `dryrun.dry_run`."""
+    """Lower and simulate the Programs of one rank. Arguments as for `dryrun.dry_run`."""
     parts = []
     for name, part, outputs, runs in _parts(graph, plan):
         progress(f"lowering {name}")
@@ -145,9 +145,9 @@ def dry_run(graph: StepGraph, plan: Plan, cluster: Cluster, level: str, overlaps
 
 
 def lowered(step: StepGraph, plan: Plan, outputs: Mapping[str, Layout], level: str, hidden: Cluster | None) -> Program:
-    """The Program of one rank as it runs. hidden: the cluster, where communication is hidden (`analysis.overlap`).
+    """The Program of one rank as it runs. hidden: the cluster to hide communication for (`analysis.overlap`), or None.
 
-    In a causal ring ranks have more or less to compute, find orders of their own, and so keep to the given one.
+    In causal ring attention ranks have unequal work and would choose different orders, so the order is kept.
     """
     program = shard(step, plan, RANK, outputs)
     if hidden and any(node.target is ppermute for node in program.graph.nodes):
@@ -158,7 +158,7 @@ def lowered(step: StepGraph, plan: Plan, outputs: Mapping[str, Layout], level: s
 
 
 def peak_of(program: Program, cluster: Cluster) -> float:
-    """Peak FLOP/s of all devices in the dtype in which most is computed; in float32 where it is not known."""
+    """Peak FLOP/s of all devices in the dtype of most of the matrix work, in float32 if that is unknown."""
     try:
         return cluster.peak(dtype_of(program))
     except ValueError:
@@ -166,7 +166,7 @@ def peak_of(program: Program, cluster: Cluster) -> float:
 
 
 def _parts(graph: StepGraph, plan: Plan) -> list[tuple[str, StepGraph, dict[str, Layout], int]]:
-    """(name, graph, layouts of outputs that are asked for, runs): as `tutti.api.step` divides a step."""
+    """(name, graph, layouts of outputs, runs), as `tutti.api.step` divides a step."""
     if plan.accumulate == 1:
         return [("a step", graph.without_gradients(), {}, 1)]
     before, after = graph.at_gradients()
@@ -176,7 +176,7 @@ def _parts(graph: StepGraph, plan: Plan) -> list[tuple[str, StepGraph, dict[str,
 
 
 def _gradient_bytes(part: StepGraph, graph: StepGraph, plan: Plan) -> int:
-    """Of one rank's sums of the gradients that a part returns."""
+    """Bytes of one rank's sums of the gradients that a part returns."""
     total = 0
     for name in part.gradient_names:
         spec = graph.outputs[name].meta["val"]
