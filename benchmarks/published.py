@@ -280,7 +280,7 @@ def pipelined(run: Run, forward: float, backward: float, ends: float, cluster: C
     if run.pp == 1:
         return {}
     size, apart = HALF * run.microbatch * TOKENS * run.hidden, run.dp * run.tp
-    send = cluster.time("shift", size / run.tp, apart, run.pp)
+    send = cluster.time("ppermute", size / run.tp, apart, run.pp)
     gather = cluster.time("all_gather", size * (run.tp - 1) / run.tp, 1, run.tp)
     tied = cluster.time("all_reduce", HALF * VOCABULARY * run.hidden / run.tp, apart, 2)
     stages = run.pp * run.chunks

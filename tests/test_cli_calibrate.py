@@ -20,10 +20,10 @@ def test_a_calibration_is_saved_shown_and_parsed(tmp_path, capsys, monkeypatch):
     assert cluster.size == 2 and cluster.device.source == machine.CALIBRATED + machine.key("cpu", 2, 1)
     assert f"saved {file}" in out.replace("\n", "") and "2 members" in out and "softmax" in out
     assert {kind for kind, _, _ in cluster.levels[0][1].measured} == {
-        "all_gather", "all_reduce", "reduce_scatter", "all_to_all", "shift"
+        "all_gather", "all_reduce", "reduce_scatter", "all_to_all", "ppermute"
     }  # fmt: skip
 
 
 def test_a_file_that_would_not_be_found(capsys, tmp_path):
     assert cli.main(["calibrate", "--save", str(tmp_path / "here.txt")]) == 2
-    assert "the name of a cluster's file ends in .json" in capsys.readouterr().err
+    assert "cluster files are found by that suffix" in capsys.readouterr().err

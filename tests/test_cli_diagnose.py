@@ -25,7 +25,7 @@ def test_what_is_slow_is_said_in_words(recorded, capsys):
     assert "rank 3's matmuls run at 5" in out and "; the others wait for it 4" in out
     assert "link 1-2 at 0.2" in out
     assert "data takes 33% of rank 1's time, beside its steps" in out
-    assert "batches are waited for 50 ms a step, 33.3% of the time of rank 1" in out
+    assert "rank 1 waits 50 ms a step for batches, 33.3% of its time" in out
     main(["diagnose", str(recorded), "--numbers", str(recorded / "n.json")])
     told = json.loads((recorded / "n.json").read_text())["data"]
     assert told == {"rank": 1, "seconds": pytest.approx(0.05), "share": pytest.approx(1 / 3)}

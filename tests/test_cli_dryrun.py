@@ -80,8 +80,8 @@ def test_what_a_restart_reads(model, graph, plan, tmp_path, capsys):
     assert code == 0, err
     made = restart(graph, tutti.Plan.load(plan), 4, tutti.Plan.load(before), Storage(process=1e3))
     assert f"restart    {size(made.state)} of state, on 1 machines\n" in out
-    row = next(line for line in out.splitlines() if "by a device" in line)
-    assert row.split()[3:] == [*size(made.devices[0]).split()] * 3
+    row = next(line for line in out.splitlines() if "per device" in line)
+    assert row.split()[2:] == [*size(made.devices[0]).split()] * 3
     assert f"{seconds(max(made.devices) / 1e3)} to read" in out and f"each byte {made.times:.2f} times" in out
 
 
@@ -94,11 +94,11 @@ def test_a_plan_for_another_batch_is_told(model, plan, capsys):
     ("more", "told"),
     [
         (["--cluster", "h100:8"], "the plan is for 4 devices, h100:8 has 8"),
-        (["--level", "O3"], "no level 'O3'; there are O0, O1, O2"),
+        (["--level", "O3"], "unknown level 'O3'; expected one of O0, O1, O2"),
         (["--gantt", "step.gif"], "must end in .svg, .png, .pdf"),
         (["--optimizer", "sgd"], "the plan was made for an optimizer that keeps"),
-        (["--before", "plan.json"], "--before and --storage are of a restart: add --restart"),
-        (["--dtype", "float16"], "no dtype 'float16'; there are float32, bfloat16"),
+        (["--before", "plan.json"], "--before and --storage apply to a restart only: add --restart"),
+        (["--dtype", "float16"], "unknown dtype 'float16'; expected one of float32, bfloat16"),
     ],
 )
 def test_errors_are_one_line(model, plan, capsys, more, told):
@@ -118,7 +118,7 @@ def test_a_plan_without_a_cluster(model, plan, tmp_path, capsys):
     file = tmp_path / "plan.json"
     tutti.Plan.load(plan).replace(cluster="").save(file)
     code, _, err = run(capsys, "dryrun", file, "--model", model)
-    assert code == 2 and err == f"tutti dryrun: {file} does not say which cluster it is for: give --cluster\n"
+    assert code == 2 and err == f"tutti dryrun: {file} names no cluster: add --cluster, for instance --cluster h100:8\n"
 
 
 def test_the_help_says_what_each_option_does(capsys):

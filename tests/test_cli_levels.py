@@ -32,4 +32,4 @@ def test_a_mistake_is_told_before_anything_is_printed(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}))
     assert main(["levels", "--model", str(tmp_path), "--dtype", "int4"]) == 2
     said = capsys.readouterr()
-    assert said.out == "" and "no dtype 'int4'; there are float32, bfloat16" in said.err
+    assert said.out == "" and "unknown dtype 'int4'; expected one of float32, bfloat16" in said.err

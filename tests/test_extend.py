@@ -92,10 +92,17 @@ def test_a_schedule_with_a_place_of_its_own(schedules):
     [
         (lambda p, m: [[], []], "device 0 lacks Slot"),
         (lambda p, m: [[tutti.Slot("F", 0, 0)] * 2] * 2, "device 0 lacks Slot"),
-        (lambda p, m: [s + s[:1] for s in backwards_first(p, m)], "device 0 has an extra Slot"),
+        (
+            lambda p, m: [s + s[:1] for s in backwards_first(p, m)],
+            r"device 0 has an extra Slot\(kind='F', stage=0, .*\) at position 4, again",
+        ),
         (lambda p, m: backwards_first(p, m)[::-1], "device 0 lacks Slot"),
+        (lambda p, m: [[("F", 0, 0)], []], r"wrong: device 0, position 0: \('F', 0, 0\) is no tutti.Slot"),
         (lambda p, m: backwards_first(p, m)[:1], "the slots of 1 devices, not of 2"),
-        (lambda p, m: [s[::-1] for s in backwards_first(p, m)], "devices wait for one another"),
+        (
+            lambda p, m: [s[::-1] for s in backwards_first(p, m)],
+            r"device 0 at position 0, Slot\(kind='B', stage=0, microbatch=1, slice=0\), device 1 at position 0, Slot",
+        ),
     ],
 )
 def test_a_schedule_that_cannot_run_is_an_error(schedules, slots, message):

@@ -179,7 +179,7 @@ def test_a_token_that_there_is_not(level):
 
 
 def test_no_batch():
-    with pytest.raises(ValueError, match="the batch is a NoneType; a batch is a dict or tuple of tensors"):
+    with pytest.raises(ValueError, match="the batch is a NoneType; give a dict or tuple of tensors"):
         make(batch=None)
 
 
@@ -190,7 +190,7 @@ def test_no_optimizer():
 
 def test_an_unknown_level():
     model = zoo.llama()
-    with pytest.raises(ValueError, match="no level 'O7'; there are O0, O1, O2"):
+    with pytest.raises(ValueError, match="unknown level 'O7'; expected one of O0, O1, O2"):
         tutti.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1), zoo.tokens(), level="O7")
 
 

@@ -74,7 +74,7 @@ def test_a_pipeline_adds_its_bubble_and_sends(published):
     run = published.RUNS[6]
     added = published.pipelined(run, 0.2, 0.3, 0.0, cluster)
     size = 2 * run.microbatch * 2048 * run.hidden
-    send = cluster.time("shift", size / 8, 24 * 8, 8)
+    send = cluster.time("ppermute", size / 8, 24 * 8, 8)
     assert send > size / 8 / 25e9
     hop = send + cluster.time("all_gather", size * 7 / 8, 1, 8)
     assert added["sends"] == pytest.approx(2 * 48 * 2 * hop)

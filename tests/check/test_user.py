@@ -160,8 +160,8 @@ def test_a_computation_of_its_own_must_be_there_and_take_what_it_is_given():
 @pytest.mark.parametrize(
     ("factor", "op", "message"),
     [
-        ("q", "sum", "no factor 'q' in rule 'a b@ -> a b@'; there are 'a', 'b'"),
-        ("b", "summ", "no operation 'summ' combines the parts of 'b'; there are sum, avg, max, min"),
+        ("q", "sum", "no factor 'q' in rule 'a b@ -> a b@'; it has 'a', 'b'"),
+        ("b", "summ", "unknown reduction 'summ' over 'b'; expected one of sum, avg, max, min"),
     ],
 )
 def test_misspelt_words_with_peers_are_told(factor, op, message):

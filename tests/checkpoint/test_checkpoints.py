@@ -55,7 +55,7 @@ def test_only_the_newest_are_kept(root):
     for step in (30, 40):
         save(root, step, keep=2)
     assert sorted(p.name for p in root.iterdir()) == ["step-00000030", "step-00000040"]
-    with pytest.raises(ValueError, match="keep is 0; at least one checkpoint has to stay"):
+    with pytest.raises(ValueError, match="keep is 0; it must be at least 1"):
         Checkpoints(root, keep=0)
 
 

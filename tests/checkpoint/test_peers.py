@@ -201,7 +201,7 @@ def fails(*_, **__):
 
 
 @pytest.mark.parametrize(("what", "why"), [
-    slow("before", "do not fit into {root}/machine 0/tutti-.*, which has 1 B left"),
+    slow("before", "a copy needs .*; {root}/machine 0/tutti-.* has 1 B left"),
     ("looked", "No space left on device"),
     *(slow(phase, "No space left on device") for phase in ("cleared", "read", "received")),
 ])  # fmt: skip
@@ -211,7 +211,7 @@ def test_where_memory_does_not_suffice_that_is_said_and_the_copy_before_stays(po
     for said, refused, forgotten in results:
         expected = f"could not keep step 1 in memory: .*{why.format(root=tmp_path)}; no more copies are kept there"
         assert re.fullmatch(expected, said), said
-        assert "no copies are kept in memory" in refused and forgotten
+        assert "in_memory=True needs a folder in memory" in refused and forgotten
 
 
 def test_one_process_keeps_a_copy_too(tmp_path):
@@ -242,12 +242,12 @@ def test_there_is_no_more_room_than_the_machine_has_memory(monkeypatch):
 
 
 def test_memory_that_is_not_there_is_said(tmp_path):
-    with pytest.raises(ValueError, match="there is no folder /no/memory"):
+    with pytest.raises(ValueError, match="memory='/no/memory': no such folder"):
         tutti.Checkpoints(tmp_path, memory="/no/memory")
 
 
 def test_ranks_that_do_not_know_one_another_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="make the step first, then its checkpoints"):
+    with pytest.raises(ValueError, match="build the step before its Checkpoints"):
         tutti.Checkpoints(tmp_path)

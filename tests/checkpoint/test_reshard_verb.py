@@ -61,10 +61,10 @@ def test_a_plan_that_does_not_fit_leaves_nothing(saved, tmp_path):
 
 def test_what_is_there_already_is_left_alone_and_another_model_refused(saved, tmp_path):
     folder, plan = saved
-    with pytest.raises(ValueError, match="is there already: choose another folder"):
+    with pytest.raises(ValueError, match="already exists: choose another folder"):
         reshard(folder, plan, folder.parent)
     other = plan.replace(inputs={label.replace("up_proj", "fc_1"): x for label, x in plan.inputs.items()})
-    with pytest.raises(ValueError, match=r"the plan is of another model: it says how 'param:.*fc_1"):
+    with pytest.raises(ValueError, match=r"the plan is for another model: it has a layout for 'param:.*fc_1"):
         reshard(folder, other, tmp_path)
 
 
@@ -100,7 +100,7 @@ def test_what_differs_is_shown_and_what_is_broken(saved, tmp_path, capsys):
     assert cli.main(["checkpoint", "verify", str(broken)]) == 1
     assert "__0_0.distcp is missing" in capsys.readouterr().out
     assert cli.main(["checkpoint", "show", str(tmp_path)]) == 2
-    assert f"{tmp_path} is no checkpoint, and has none" in capsys.readouterr().err
+    assert f"{tmp_path} is neither a checkpoint nor a run folder with checkpoints" in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"is not complete: __0_0\.distcp is missing"):
         reshard(broken, made("tp2", 2).plan, tmp_path / "new")
     with pytest.raises(ValueError, match=r"is not complete: __0_0\.distcp is missing"):

@@ -197,7 +197,7 @@ def test_a_name_in_the_manifest_may_not_leave_the_folder(step, root, tmp_path, c
     bad = root / "step-00000002"
     rename(bad, DATA, name)
     said = opens(step, bad, root / "step-00000001", tmp_path, capsys)
-    assert all("leads out of the folder: refused" in text for text in said.values()), said
+    assert all("points outside the folder" in text for text in said.values()), said
     assert tutti.Checkpoints(root).latest(lambda _: None) == root / "step-00000001"
 
 
@@ -206,7 +206,7 @@ def test_a_name_in_the_metadata_may_not_leave_the_folder(step, root, tmp_path, c
     shutil.copy(bad / DATA, root / "0_0.distcp")
     rewrite(bad, ".metadata", (bad / ".metadata").read_bytes().replace(DATA.encode(), b"../0_0.distcp"[: len(DATA)]))
     said = opens(step, bad, root / "step-00000001", tmp_path, capsys)
-    assert all("leads out of the folder: refused" in text for text in said.values()), said
+    assert all("points outside the folder" in text for text in said.values()), said
 
 
 @pytest.mark.parametrize("name", [DATA, ".metadata", "manifest.json"])
@@ -215,14 +215,14 @@ def test_a_symbolic_link_out_of_the_folder_is_refused(step, root, tmp_path, caps
     shutil.move(bad / name, root / "elsewhere")
     (bad / name).symlink_to(root / "elsewhere")
     said = opens(step, bad, root / "step-00000001", tmp_path, capsys)
-    assert all(f"{name} is a symbolic link out of the folder: refused" in text for text in said.values()), said
+    assert all(f"{name} is a symbolic link out of the folder" in text for text in said.values()), said
 
 
 def test_a_pipe_is_not_waited_for(step, root):
     bad = root / "step-00000002"
     (bad / DATA).unlink()
     os.mkfifo(bad / DATA)
-    with pytest.raises(ValueError, match="is no regular file: refused"):
+    with pytest.raises(ValueError, match="is not a regular file"):
         step.load(bad)
 
 
@@ -284,7 +284,7 @@ def test_a_compressed_block_is_refused(root):
 def test_names_of_weights_and_of_folders_in_memory(tmp_path):
     index = {"weight_map": {"a": "../model.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ValueError, match="leads out of the folder: refused"):
+    with pytest.raises(ValueError, match="leads out of the folder"):
         load_weights(tmp_path, [], {})
     (tmp_path / ".memory").write_text("x/../../home")
     with pytest.raises(OSError, match="is damaged"):
@@ -293,12 +293,12 @@ def test_names_of_weights_and_of_folders_in_memory(tmp_path):
 
 def test_a_folder_in_memory_of_another_user_is_not_taken(tmp_path, monkeypatch):
     monkeypatch.setattr(peers.os, "getuid", lambda: 12345)
-    with pytest.raises(OSError, match="was made by another user"):
+    with pytest.raises(OSError, match="belongs to another user"):
         tutti.Checkpoints(tmp_path, memory=tmp_path)
 
 
 def test_files_sent_by_another_machine_stay_in_the_folder(tmp_path):
-    with pytest.raises(OSError, match="leads out of the folder"):
+    with pytest.raises(OSError, match="points outside the folder"):
         pass_on(tmp_path, {}, 0, {1: {"../x": {"bytes": 0}}}, None)  # pyright: ignore[reportArgumentType]
     assert not (tmp_path.parent / "x").exists()
 

@@ -332,9 +332,9 @@ class Replacing(edges.Net):
     [
         (Counting(), "depends on Python state that its forward changes: 'calls' was 0 before the call and 1 after"),
         (Remembering(), "depends on Python state that its forward changes: 'last' was None before"),
-        (Rolling(), "draws numbers from random, and what it computes depends on them"),
-        (Drawing(), "draws numbers from generator, and what it computes depends on them"),
-        (Replacing(), "puts another tensor in the place of parameter 'down.weight'"),
+        (Rolling(), "depends on random numbers that the model draws from random"),
+        (Drawing(), "depends on random numbers that the model draws from generator"),
+        (Replacing(), "replaces the tensor of parameter 'down.weight'"),
     ],
 )
 def test_python_state_that_a_graph_cannot_have(model, message):
@@ -464,7 +464,7 @@ class ClippingInAHook(edges.Net):
     ("model", "message"),
     [
         (Appending, "changes Python state"),
-        (WritingThroughAView, "writes into a tensor that was made before it"),
+        (WritingThroughAView, "writes into a tensor created before the branch"),
         (ResettingABuffer, "changes Python state"),
     ],
 )
@@ -477,7 +477,7 @@ def test_a_branch_in_a_hook_is_refused_or_right():
     try:
         graph = tutti.capture(ClippingInAHook(), edges.points())
     except ValueError as error:
-        assert "asked for in the backward pass" in str(error) or "different things" in str(error)
+        assert "evaluated in the backward pass" in str(error) or "different things" in str(error)
     else:
         raise AssertionError(f"a branch in the backward pass is in no graph: {graph.graph}")
 

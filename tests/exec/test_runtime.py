@@ -17,12 +17,12 @@ REQUESTS = [
     for axis in MESH
     for kind, op in [("all_reduce", "sum"), ("all_reduce", "avg"), ("all_reduce", "max"), ("all_gather", ""),
                      ("reduce_scatter", "sum"), ("reduce_scatter", "avg"), ("all_to_all", ""),
-                     ("shift", "1 0.0"), ("shift", "-1 -inf"), ("shift", "1 wrap")]
+                     ("ppermute", "1 0.0"), ("ppermute", "-1 -inf"), ("ppermute", "1 wrap")]
 ]  # fmt: skip
-REQUESTS += [("shift", "a b", "3 wrap", torch.float32), ("shift", "a b", "-2 1.5", torch.float32)]
+REQUESTS += [("ppermute", "a b", "3 wrap", torch.float32), ("ppermute", "a b", "-2 1.5", torch.float32)]
 REQUESTS += [(kind, "a", op, dtype) for kind in ("all_reduce", "reduce_scatter") for op in ("sum", "max", "min")
              for dtype in DTYPES]  # fmt: skip
-MOVES = [("all_gather", "a", ""), ("all_to_all", "b", ""), ("shift", "b", "1 0.0")]
+MOVES = [("all_gather", "a", ""), ("all_to_all", "b", ""), ("ppermute", "b", "1 0.0")]
 REQUESTS += [(*move, dtype) for move in MOVES for dtype in (torch.bool, torch.int16, torch.complex64)]
 LAYOUTS = [
     Layout(),

@@ -61,7 +61,7 @@ def test_ranks_that_ask_for_different_things():
 @pytest.mark.parametrize(("how", "edge"), [("1 0.0", 0.0), ("-1 -inf", -torch.inf), ("2 wrap", None)])
 def test_shift_hands_on_along_the_axes(axes, how, edge):
     held = [torch.tensor([float(rank)]) for rank in range(6)]
-    found = exchange([Request("shift", axes, how, x) for x in held], MESH)
+    found = exchange([Request("ppermute", axes, how, x) for x in held], MESH)
     line = {"a": [[0, 3], [1, 4], [2, 5]], "b": [[0, 1, 2], [3, 4, 5]], "a b": [[0, 1, 2, 3, 4, 5]]}[axes]
     by = int(how.split()[0])
     for ranks in line:

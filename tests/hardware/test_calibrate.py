@@ -61,7 +61,7 @@ def test_collectives_are_measured_in_the_whole_group_and_in_pairs(cluster):
     curves = {kind: curve for kind, k, curve in link.measured if k == 4}
     assert [x for x, _ in curves["all_reduce"].points] == [0, 1.5 * 1024, 1.5 * 16384]
     assert [x for x, _ in curves["all_gather"].points] == [0, 0.75 * 1024, 0.75 * 16384]
-    assert [x for x, _ in curves["shift"].points] == [0, 1024, 16384]
+    assert [x for x, _ in curves["ppermute"].points] == [0, 1024, 16384]
     assert cluster.time("all_to_all", 0.75 * 16384, 1, 4) == curves["all_to_all"].points[-1][1]
     assert [line.name for line in cluster.lines("all_reduce", 1, 4)] == ["ring"]
 
@@ -90,7 +90,7 @@ def exchanged() -> dict[str, list[float]]:
 
 
 def test_bytes_that_are_sent(pool):
-    expected = {"all_reduce": 96, "all_gather": 48, "reduce_scatter": 48, "all_to_all": 48, "shift": 64}
+    expected = {"all_reduce": 96, "all_gather": 48, "reduce_scatter": 48, "all_to_all": 48, "ppermute": 64}
     assert pool.run(exchanged) == [expected] * 4
 
 

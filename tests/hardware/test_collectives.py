@@ -22,7 +22,7 @@ def cluster(*levels) -> Cluster:
 
 def sent(kind: str, k: int, buffer: float = N) -> float:
     """Bytes that each rank sends in a ring; the buffer is the whole: of an all-gather the output."""
-    return {"all_reduce": 2 * (k - 1) / k, "shift": 1.0}.get(kind, (k - 1) / k) * buffer
+    return {"all_reduce": 2 * (k - 1) / k, "ppermute": 1.0}.get(kind, (k - 1) / k) * buffer
 
 
 def line(on: Cluster, name: str, kind: str, stride: int, k: int):
@@ -40,7 +40,7 @@ def test_a_ring_sends_what_patarasuk_and_yuan_prove_least(k):
     for kind in ("all_gather", "reduce_scatter"):
         assert seconds(on, "ring", kind, 1, k) == pytest.approx((k - 1) * 1e-6 + (k - 1) / k * N / 100e9)
     assert seconds(on, "pairwise", "all_to_all", 1, k) == pytest.approx((k - 1) * 1e-6 + (k - 1) / k * N / 100e9)
-    assert seconds(on, "direct", "shift", 1, k) == pytest.approx(1e-6 + N / 100e9)
+    assert seconds(on, "direct", "ppermute", 1, k) == pytest.approx(1e-6 + N / 100e9)
 
 
 @pytest.mark.parametrize("nodes", [2, 7, 12, 1000])
@@ -86,8 +86,8 @@ def test_groups_with_rails_do_not_meet_and_on_a_shared_port_they_do():
     assert line(rails, "ring", "all_reduce", 8, 16).per_byte == pytest.approx(1 / 10e9)
     assert line(shared, "ring", "all_reduce", 8, 16).per_byte == pytest.approx(8 / 10e9)  # eight groups at once
     assert line(shared, "ring", "all_reduce", 1, 128).per_byte == pytest.approx(1 / 10e9)  # one ring, out once
-    assert line(rails, "direct", "shift", 1, 128).per_byte == pytest.approx(1 / 10e9)  # one rank of a node sends out
-    assert line(shared, "direct", "shift", 8, 16).per_byte == pytest.approx(8 / 10e9)
+    assert line(rails, "direct", "ppermute", 1, 128).per_byte == pytest.approx(1 / 10e9)  # one rank of a node sends out
+    assert line(shared, "direct", "ppermute", 8, 16).per_byte == pytest.approx(8 / 10e9)
 
 
 def test_an_oversubscribed_tree_carries_less():
@@ -132,7 +132,7 @@ def test_in_a_mesh_a_group_has_only_the_links_between_its_own():
     on = cluster((8, Link(70e9, 0.0, kind="mesh")))
     assert line(on, "ring", "all_gather", 1, 8).per_byte == pytest.approx(1 / 70e9)
     assert line(on, "ring", "all_gather", 1, 4).per_byte == pytest.approx(1 / 30e9)
-    assert line(on, "direct", "shift", 1, 8).per_byte == pytest.approx(1 / 10e9)
+    assert line(on, "direct", "ppermute", 1, 8).per_byte == pytest.approx(1 / 10e9)
 
 
 def test_a_backend_has_only_its_own_ways():

@@ -6,7 +6,7 @@ from tutti.hardware import Cluster, Device, Link
 from tutti.hardware.curve import Curve, Grid
 from tutti.hardware.device import Way
 
-SHIFT = (("shift", 2, Curve(((0, 1.0), (1, 2.0)))),)
+SHIFT = (("ppermute", 2, Curve(((0, 1.0), (1, 2.0)))),)
 MEASURED = Cluster(
     Device(
         "cpu",

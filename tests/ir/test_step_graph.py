@@ -17,6 +17,7 @@ def graph():
 
 def test_spec():
     assert Spec.of(torch.zeros(2, 3, dtype=torch.bfloat16)) == Spec((2, 3), torch.bfloat16)
+    assert str(Spec((4, 8), torch.float32)) == "float32[4, 8]" and str(Spec((), torch.bool)) == "bool[]"
     assert Spec.of([torch.zeros(2), None]) == (Spec((2,), torch.float32), None) and Spec.of(1.5) is None
     assert Spec((2, 3), torch.bfloat16).bytes == 12 and Spec((), torch.int64).numel == 1
 

@@ -119,7 +119,7 @@ def test_launch_refuses_what_it_cannot_run():
         pass
 
     local.__module__ = "__main__"
-    with pytest.raises(ValueError, match=r"put .*local into a module"):
+    with pytest.raises(ValueError, match=r"cannot import .*local.* from __main__"):
         launch(local, 2)
     with pytest.raises(ValueError, match="at least 1, not 0"):
         launch(os.getenv, 0, "RANK")
@@ -156,8 +156,8 @@ def test_a_job_starts_anew_as_often_as_it_may(tmp_path, capfd):
 
 
 @pytest.mark.parametrize(("given", "message"), [
-    ((0, 1), "a job on 0 to 1 machines cannot be"), ((3, 2), "a job on 3 to 2 machines cannot be"),
-    ((1, 2), "several machines have to meet"), ((1, 2, "here"), "several machines have to meet"),
+    ((0, 1), "--min 0 and --max 1: give"), ((3, 2), "--min 3 and --max 2: give"),
+    ((1, 2), "several machines need a meeting point"), ((1, 2, "here"), "several machines need a meeting point"),
 ])  # fmt: skip
 def test_machines_that_cannot_be(given, message):
     with pytest.raises(ValueError, match=message):

@@ -21,7 +21,7 @@ from tutti.launch.heartbeat import HEARTBEAT
 from tutti.launch.launch import LaunchError, launch, rank
 
 HANG = 6.0  # seconds without progress
-SINCE = r"since \d+ s"
+SINCE = r"for \d+ s"
 
 
 def model_and_batch(layers: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
@@ -78,7 +78,7 @@ def message(tmp_path: Path, fault: str, plan="dp", level="O0", accumulate=1, han
 def test_who_sleeps_in_its_data_is_named_with_the_collective_that_the_other_waits_in(tmp_path, level, plan, meeting):
     said = message(tmp_path, "sleep", plan, level)
     where = rf"between steps 2 and 3 {SINCE}, at .*test_watchdog.py:\d+ in sleep: time.sleep\(600\)"
-    begin = rf"rank 1 of 2 has not come to {meeting} \(in step 3\): it is {where}; rank 0 waits there {SINCE}\n"
+    begin = rf"rank 1 of 2 has not reached {meeting} \(in step 3\): it has been {where}; rank 0 waits there {SINCE}\n"
     assert re.match(begin, said)
     stacks = {r: Path(tmp_path, "stacks", f"rank-{r}.txt").read_text() for r in range(2)}
     assert "in sleep" in stacks[1] and "in carry_out" in stacks[0] and "in sleep" not in stacks[0]
@@ -88,22 +88,22 @@ def test_who_sleeps_in_its_data_is_named_with_the_collective_that_the_other_wait
 def test_who_is_stopped_is_named_by_the_others(tmp_path):
     said = message(tmp_path, "stop")
     pid = Path(tmp_path, "pid-1").read_text()
-    assert re.match(rf"rank 1 of 2 has not come to all_reduce of .* \(in step 3\): it says nothing {SINCE}, .* before: "
-                    rf"process {pid} of \S+ is stopped; rank 0 waits there {SINCE}\n", said)  # fmt: skip
+    assert re.match(rf"rank 1 of 2 has not reached all_reduce of .* \(in step 3\): it has sent no heartbeat {SINCE}, "
+                    rf"last .*: process {pid} of \S+ is stopped; rank 0 waits there {SINCE}\n", said)  # fmt: skip
 
 
 @pytest.mark.slow
 def test_who_keeps_the_store_is_named_when_it_is_stopped(tmp_path):
     said = message(tmp_path, "stop", hangs=0)
     assert re.match(
-        rf"rank 0 of 2 has not come to all_reduce of .* \(in step 3\): it .*; rank 1 waits there {SINCE}\n", said
+        rf"rank 0 of 2 has not reached all_reduce of .* \(in step 3\): it .*; rank 1 waits there {SINCE}\n", said
     )
 
 
 @pytest.mark.slow
 def test_who_keeps_the_interpreter_is_named_and_leaves_its_stacks(tmp_path):
     said = message(tmp_path, "keep_the_interpreter")
-    assert "it says nothing" in said and "lets no other thread run" in said
+    assert "it has sent no heartbeat" in said and "lets no other thread run" in said
     assert "in keep_the_interpreter" in Path(tmp_path, "stacks", "rank-1.txt").read_text()
 
 
@@ -111,16 +111,14 @@ def test_who_keeps_the_interpreter_is_named_and_leaves_its_stacks(tmp_path):
 def test_in_a_pipeline_the_message_that_others_wait_for_is_named(tmp_path):
     said = message(tmp_path, "sleep", "pp2", accumulate=2)
     assert re.match(
-        rf"rank 1 of 2 has not come to \w+ of .* over pp \(in step 3\): .*; rank 0 waits there {SINCE}\n", said
+        rf"rank 1 of 2 has not reached \w+ of .* over pp \(in step 3\): .*; rank 0 waits there {SINCE}\n", said
     )
 
 
 @pytest.mark.slow
 def test_of_two_axes_the_one_is_named_along_which_ranks_wait(tmp_path):
     said = message(tmp_path, "sleep", "dp2xtp2", hangs=2, processes=4)
-    assert re.match(
-        r"rank 2 of 4 has not come to all_\w+ of .* over (dp|tp) .*; ranks? [0, 1]*waits? there since", said
-    )
+    assert re.match(r"rank 2 of 4 has not reached all_\w+ of .* over (dp|tp) .*; ranks? [0, 1]*waits? there for", said)
 
 
 def slow_but_alive(folder: str) -> list[float]:
@@ -190,6 +188,6 @@ def test_a_script_under_tutti_run_is_watched(tmp_path):
     assert done.returncode == 1
     first, second = done.stderr.splitlines()
     where = r"script.py:9 in <module>: time.sleep\(600\); rank 0 waits there"
-    assert re.match(rf"tutti run: rank 1 of 2 has not come to all_reduce of .* {where} {SINCE}$", first)
+    assert re.match(rf"tutti run: rank 1 of 2 has not reached all_reduce of .* {where} {SINCE}$", first)
     assert second == "  stacks of all threads: stacks/rank-*.txt"
     assert 'script.py", line 9 in <module>' in (tmp_path / "stacks" / "rank-1.txt").read_text()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tutti.lower.jobs import Job, hurries, makespan, overlapped, peak, slack, ways
+from tutti.lower.jobs import Job, critical_paths, headroom, makespan, overlapped, peak, slacks
 
 
 def two_copies(layers: int, compute: float, send: float) -> list[Job]:
@@ -54,13 +54,13 @@ def test_gathers_come_as_early_as_memory_lets_them():
     roomy = [*jobs, Job("", 0.0, (), (8,)), Job("", 0.0, (16,), (), (8,))]
     order = overlapped(roomy, [*sizes, 20 * size], set())
     assert makespan(roomy, order) == pytest.approx(8.5)
-    assert peak(roomy, order, [*sizes, 20 * size], set()) <= 20 * size + slack(20 * size)
+    assert peak(roomy, order, [*sizes, 20 * size], set()) <= 20 * size + headroom(20 * size)
 
 
-def test_ways_and_hurries():
+def test_critical_paths_and_slacks():
     jobs = [Job("", 1.0), Job("", 2.0, (0,)), Job("tp", 4.0, (1,)), Job("", 8.0, (0,)), Job("", 16.0, (2,))]
-    assert ways(jobs) == [23.0, 22.0, 20.0, 8.0, 16.0]
-    assert hurries(jobs)[:2] == [3.0, 2.0] and hurries(jobs)[3] == float("inf")
+    assert critical_paths(jobs) == [23.0, 22.0, 20.0, 8.0, 16.0]
+    assert slacks(jobs)[:2] == [3.0, 2.0] and slacks(jobs)[3] == float("inf")
 
 
 @st.composite
@@ -83,7 +83,10 @@ def test_an_order_keeps_what_it_must(case):
     assert sorted(order) == list(whole)
     assert all(at[j] < at[i] for i, job in enumerate(jobs) for j in job.needs)
     assert makespan(jobs, order) <= makespan(jobs, whole) + 1e-9
-    assert makespan(jobs, order) >= max(sum(job.seconds for job in jobs if not job.stream), max(ways(jobs))) - 1e-9
+    assert (
+        makespan(jobs, order)
+        >= max(sum(job.seconds for job in jobs if not job.stream), max(critical_paths(jobs))) - 1e-9
+    )
     needed = peak(jobs, whole, sizes, kept)
-    assert peak(jobs, order, sizes, kept) <= needed + slack(needed)
+    assert peak(jobs, order, sizes, kept) <= needed + headroom(needed)
     assert order == overlapped(jobs, sizes, kept), "every rank finds the same"

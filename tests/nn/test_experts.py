@@ -142,5 +142,5 @@ def test_errors_say_what_does_not_fit():
         experts(x, index, weight, up[:, 1:], down)
     with pytest.raises(ValueError, match=r"tokens \(T, 8\) with index and weight \(T, k\), not \(7, 8\), \(6, 2\)"):
         experts(x, index[1:], weight, up, down)
-    with pytest.raises(ValueError, match="no activation 'swish'; there are silu, gelu"):
+    with pytest.raises(ValueError, match="unknown activation 'swish'; expected one of silu, gelu"):
         activation_of("swish")

@@ -86,7 +86,7 @@ def test_it_computes_in_float32():
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="no scores 'tanh'; there are softmax, sigmoid"):
+    with pytest.raises(ValueError, match="unknown scores 'tanh'; expected one of softmax, sigmoid"):
         Router(8, 4, 2, scores="tanh")
     with pytest.raises(ValueError, match="top_k=5 of 4 experts: it is 1 to 4"):
         Router(8, 4, 5)

@@ -17,7 +17,7 @@ class Part:
     def __init__(self, index: int, sent: list, barrier: Barrier):
         self.index, self.sent, self.barrier = index, sent, barrier
 
-    def shift(self, x, factor, by, edge=0.0):
+    def ppermute(self, x, factor, by, edge=0.0):
         self.sent[self.index] = x
         self.barrier.wait()
         sender = self.index - by

@@ -46,9 +46,15 @@ def test_an_optional_output_that_is_not_made():
     ("notation", "inputs", "outputs", "message"),
     [
         ("m k", [(2, 3)], [], "has no '->'"),
-        ("m k -> m", [(2, 3), (3,)], [(2,)], "has 1 inputs, the operator 2"),
-        ("m k -> m, k", [(2, 3)], [(2,)], "has 2 outputs, the operator 1"),
-        ("m k -> m", [(2, 3, 4)], [(2,)], r"gives 2 dims to a tensor of shape \(2, 3, 4\)"),
+        ("m k -> m", [(2, 3), (3,)], [(2,)], "has 1 inputs, the operator has 2"),
+        ("m k -> m, k", [(2, 3)], [(2,)], "has 2 outputs, the operator has 1"),
+        (
+            "m k -> m",
+            [(2, 3, 4)],
+            [(2,)],
+            r"rule 'm k -> m' names 2 dims of input 0, whose shape \(2, 3, 4\) has 3: write a factor for every dim, "
+            r"batch dims too \(b m k, not m k\); see docs/extend/operator\.md",
+        ),
         ("m k, k n -> m n", [(2, 3), (4, 5)], [(2, 5)], "does not fit a dim of size 4"),
         ("(a b) -> a b", [(6,)], [(2, 4)], "does not fit a dim of size 6"),
         ("1 a -> a", [(2, 3)], [(3,)], "does not fit a dim of size 2"),

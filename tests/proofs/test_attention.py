@@ -118,7 +118,7 @@ def sent(groups, k, way) -> dict[str, int]:
     phases = {n.meta["label"]: n.meta["phase"] for n in graph.calls}
     found: dict[str, int] = {}
     for c in program.collectives:
-        if c.kind in ("shift", "all_to_all"):
+        if c.kind in ("ppermute", "all_to_all"):
             key = f"{c.kind} {phases.get(c.label, 'forward')}"
             found[key] = found.get(key, 0) + c.bytes
     return found
@@ -130,7 +130,7 @@ def sent(groups, k, way) -> dict[str, int]:
 def test_bytes_of_a_ring(way, k, groups):
     """Each rank hands on keys and values k - 1 times; in the backward pass their gradients as well."""
     block = BATCH * groups * (LENGTH // k) * WIDTH * 4
-    assert sent(groups, k, way) == {"shift forward": (k - 1) * 2 * block, "shift backward": (k - 1) * 4 * block}
+    assert sent(groups, k, way) == {"ppermute forward": (k - 1) * 2 * block, "ppermute backward": (k - 1) * 4 * block}
 
 
 @pytest.mark.parametrize("k", [2, 4])

@@ -15,7 +15,7 @@ import tutti
 PLANS = {"dp2": 2, "tp2": 2, "zero3": 2, "pp2": 2, "random 0": 4, "random 1": 4}
 STEPS = 3
 REFUSED = {  # (case, plan): what is said
-    ("hook_after_accumulation", "pp2"): "reads sums over several microbatches",
+    ("hook_after_accumulation", "pp2"): "reads a sum over several microbatches",
     ("inner_gradient_step", "pp2"): "a model of 0 layers",  # it calls no module
     ("rows_selected_by_labels", "pp2"): "microbatches of a batch lead to different computations",
 }

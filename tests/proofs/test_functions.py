@@ -311,7 +311,7 @@ def test_a_schedule_within_the_function_is_refused():
 
 
 def test_a_module_that_the_store_does_not_hold():
-    with pytest.raises(ValueError, match="is a Sequential that the store does not hold"):
+    with pytest.raises(ValueError, match="is a Sequential that is not in the store"):
         tutti.function(lambda m, x: m(x), mlp(1), numbers(ROWS, WIDTH))
 
 
@@ -325,7 +325,7 @@ def test_two_optimizers_of_one_parameter():
 def test_tensors_that_cannot_be_replaced():
     with pytest.raises(ValueError, match="tuple of tensors"):
         tutti.Store(state={"h": (torch.zeros(2), torch.zeros(2))})
-    with pytest.raises(ValueError, match="is a tensor; hold it in a list or dict"):
+    with pytest.raises(ValueError, match="is a tensor; put it in a list or dict"):
         tutti.Store(state=torch.zeros(2))
 
 

@@ -236,16 +236,16 @@ TABLE = torch.zeros(ROWS, 2 * WIDTH)
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        (lambda h, x: (h + torch.rand_like(h), None), "random numbers are drawn within a loop"),
+        (lambda h, x: (h + torch.rand_like(h), None), "in the body of a loop: random numbers would be the same"),
         (lambda h, x: (Straight.apply(h), None), "Straight is called within a loop"),
         (lambda h, x: (h + TABLE.add_(1.0), None), "writes into the carry, into x or into a tensor from outside"),
         (lambda h, x: (h.add_(1.0), None), "writes into the carry"),
         (lambda h, x: (h.detach()[0].mul_(2.0).sum() + h, None), "writes into the carry"),
         (lambda h, x: ((h * 2).detach()[0].mul_(2.0).sum() + h, None), "clone it after detach"),
-        (lambda h, x: (h[:1], None), r"body changes a tensor of the carry from \(8, 8\)"),
+        (lambda h, x: (h[:1], None), r"body changes a tensor of the carry from float32\[8, 8\]"),
         (lambda h, x: (h, None, None), "body returns tuple, not a pair"),
         (lambda h, x: ([h], None), "body changes the structure of the carry"),
-        (lambda h, x: (h, 1.0), "y of a loop holds float 1.0"),
+        (lambda h, x: (h, 1.0), "y of a loop has a leaf 1.0 of type float"),
         (lambda h, x: (h if h.sum() > 0 else -h, None), "branches on the values of a tensor"),
     ],
 )
@@ -255,6 +255,19 @@ def test_bodies_that_are_refused(step, message):
             return tutti.scan(step, h, xs)[0], xs.sum(2, keepdim=True)
 
     model = Model()
+    with pytest.raises(ValueError, match=rf"test_loops.py:\d+, `.*`: .*{message}"):
+        tutti.capture(model, batch(), edges.optimizer_for(model))
+
+
+def test_branches_that_differ_are_refused_with_their_line():
+    class Model(Recurrent):
+        def scanned(self, xs, h):
+            return tutti.cond(h.sum() > 0, lambda: h, lambda: h[:1]), xs.sum(2, keepdim=True)
+
+    model = Model()
+    message = (
+        r"test_loops.py:\d+, `.*tutti\.cond\(.*`: tutti.cond: the branches return float32\[8, 8\] and float32\[1, 8\]"
+    )
     with pytest.raises(ValueError, match=message):
         tutti.capture(model, batch(), edges.optimizer_for(model))
 

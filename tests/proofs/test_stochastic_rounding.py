@@ -102,5 +102,5 @@ def test_masters_have_nothing_to_round():
 def test_only_bfloat16_is_rounded(dtype):
     model = Net().to(dtype)
     data = {"ids": batch(0)["ids"], "x": batch(0)["x"].to(dtype)}
-    with pytest.raises(ValueError, match="stochastic_rounding is of bfloat16 parameters, and none"):
+    with pytest.raises(ValueError, match="stochastic_rounding needs a trained bfloat16 parameter"):
         tutti.parallelize(model, torch.optim.SGD(model.parameters()), data, cluster="cpu:1", stochastic_rounding=True)

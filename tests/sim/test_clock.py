@@ -80,7 +80,7 @@ def test_collectives_of_one_axis_come_one_after_the_other():
 
 
 def test_a_shift_over_several_axes_joins_all_their_ranks():
-    shift = Task("dp tp", "shift", "forward", 1.0, "shift", ON_NODE, blocks=True)
+    shift = Task("dp tp", "ppermute", "forward", 1.0, "ppermute", ON_NODE, blocks=True)
     tasks = (compute(1.0), shift)
     clock = Clock(dict.fromkeys(range(4), tasks), {"dp": 2, "tp": 2}, slower={2: 2.0})
     assert clock.run() == 3.0

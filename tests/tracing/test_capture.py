@@ -166,7 +166,7 @@ def test_a_loss_that_is_none_is_an_error(loss, message):
 
 
 def test_other_mistakes_are_errors():
-    with pytest.raises(ValueError, match="batch entry '1' is a object; a batch is a dict or tuple of tensors"):
+    with pytest.raises(ValueError, match="batch entry '1' is a object; entries are tensors or plain values"):
         tutti.capture(Classifier(), (points()[0], object()))
     with pytest.raises(ValueError, match="no parameter of the model requires a gradient"):
         tutti.capture(Classifier().requires_grad_(False), points(), loss=cross_entropy)
@@ -251,7 +251,7 @@ def test_a_batch_without_labels_is_named():
 
 
 def test_clipping_needs_an_update():
-    with pytest.raises(ValueError, match="clips the gradients that an update takes"):
+    with pytest.raises(ValueError, match=r"clip_norm=.* needs an optimizer"):
         tutti.capture(nn.Linear(2, 2), torch.ones(1, 2), loss=lambda model, x: model(x).sum(), clip_norm=1.0)
 
 

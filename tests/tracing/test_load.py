@@ -65,12 +65,12 @@ def test_a_decoder_starts_with_padding_where_nothing_else_is_said(tmp_path):
     ("config", "architecture", "message"),
     [
         (transformers.Swin2SRConfig(image_size=16, embed_dim=24, depths=[1], num_heads=[2], window_size=4),
-         "Swin2SRForImageSuperResolution", "Swin2SRForImageSuperResolution needs labels, which is not made for it"),
+         "Swin2SRForImageSuperResolution", "Swin2SRForImageSuperResolution needs labels, which cannot be generated"),
         (transformers.Wav2Vec2Config(**SMALL | {"hidden_size": 32}), "Wav2Vec2ForCTC",
-         "Wav2Vec2ForCTC needs input_values, which is not made"),
+         "Wav2Vec2ForCTC needs input_values, which cannot be generated"),
         (transformers.ViTConfig(**IMAGES), "ViTModel", "ViTModel takes no labels"),
         (transformers.BertConfig(**TEXT | {"max_position_embeddings": 32}), "BertForNextSentencePrediction",
-         r"BertForNextSentencePrediction does not take the batch made for it \(ValueError: Expected input batch_size"),
+         r"BertForNextSentencePrediction does not accept the generated batch \(ValueError: Expected input batch_size"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_made_is_one_line(tmp_path, config, architecture, message):

@@ -583,6 +583,23 @@ def test_registering_an_optimizer():
         del TABLE[Sign]
 
 
+def test_an_option_that_the_class_does_not_have():
+    class Mine(torch.optim.Optimizer):
+        def __init__(self, params, lr=0.1, momentum=0.9):
+            super().__init__(params, {"lr": lr, "momentum": momentum, "hidden": 0})
+
+    def update(group, param, grad, state, step, lr):
+        return param, {}
+
+    with pytest.raises(ValueError, match="Mine has no option 'momentun'; it has lr, momentum"):
+        register(Mine, options=("momentun",))
+    try:
+        register(Mine, options=("momentum", "hidden"))(update)
+        assert TABLE[Mine].options == {"momentum", "hidden"}
+    finally:
+        del TABLE[Mine]
+
+
 def test_what_a_registered_update_may_not_return():
     class Bad(torch.optim.Optimizer):
         def __init__(self, params):

@@ -300,7 +300,7 @@ def test_bfloat16_trains_without_masters(but):
 
 
 def test_there_is_nothing_to_round_in_float32(but):
-    with pytest.raises(ValueError, match="stochastic_rounding is of bfloat16 parameters"):
+    with pytest.raises(ValueError, match="stochastic_rounding needs a trained bfloat16 parameter"):
         command.run(but(parallel={"precision": "float32"}, optimizer={"stochastic_rounding": True}))
 
 

@@ -1,1 +1,1 @@
-"""What is known of a Program before it runs: the pass list, liveness, memory, prices, fusion."""
+"""Static analysis of Programs: the pass list, liveness, memory, prices, fusion."""

@@ -1,4 +1,4 @@
-"""The C allocator's habits on a CPU."""
+"""Settings of the C allocator on a CPU."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Let the C allocator keep what is freed for the next step; True where it understood.
+    """Let the C allocator keep freed memory for the next step. Returns whether the allocator supports it.
 
-    By default glibc returns every large buffer to the system when it is freed and is given new, zeroed pages for the
-    next one. A training step frees and makes the same buffers over and over: for a Llama of 34M parameters that is
-    60,000 page faults a step, a tenth of its time. From this call on, freed memory stays with the process.
+    By default glibc returns each large buffer to the system when it is freed, and gets new, zeroed pages for the next
+    one. A training step allocates and frees the same buffers over and over: for a Llama of 34M parameters that is
+    60,000 page faults a step, a tenth of its time. After this call, freed memory stays with the process.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -25,10 +25,10 @@ def keep_freed_memory() -> bool:
 
 
 def give_back_freed_memory() -> None:
-    """Return to the system what is free now, whole pages between what stays included.
+    """Return all free memory to the system, including free pages between allocations.
 
-    Capture, planning, compilation and a first step leave small things that stay all over the heap: what is free between
-    these is too small for a step's large buffers. For a Llama of 34M parameters that is 150 MiB, a tenth of the peak.
+    Capture, planning, compilation and the first step leave small allocations all over the heap; the gaps between them
+    are too small for a step's large buffers. For a Llama of 34M parameters that is 150 MiB, a tenth of the peak.
     """
     with suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)

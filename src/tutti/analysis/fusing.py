@@ -1,4 +1,4 @@
-"""Which operators a compiler fuses into one kernel."""
+"""Which operators the compiler fuses into one kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tutti.ir.step_graph import Call, Spec
 
 aten = torch.ops.aten
 
-# What fuses beside all that torch tags as pointwise or as a reduction.
+# Fusible operators that torch tags neither as pointwise nor as a reduction.
 FUSED = {
     aten._to_copy.default, aten.contiguous.default, aten.reshape.default, aten.native_layer_norm.default,
     aten.native_layer_norm_backward.default, aten._softmax.default, aten._softmax_backward_data.default,
@@ -27,13 +27,13 @@ FUSED = {
 
 
 def fuses(node: Call) -> bool:
-    """Whether a kernel can hold this call and others."""
+    """Whether a call can be fused with others."""
     tags = getattr(node.target, "tags", ())
     return node.target in FUSED or torch.Tag.pointwise in tags or torch.Tag.reduction in tags
 
 
 def ends(node: Call) -> bool:
-    """Whether what reads this call's result begins another kernel: it does not fuse, or is no reduction of rows."""
+    """Whether readers of this call's result start another kernel: it does not fuse, or is not a reduction over rows."""
     if node.target is operator.getitem:
         return ends(node.args[0])
     if not fuses(node):
@@ -48,10 +48,10 @@ def ends(node: Call) -> bool:
 
 
 def kernels(calls: Iterable[fx.Node]) -> list[list[fx.Node]]:
-    """Sets of calls that become one kernel each, of these that stand in a row; every call is in one of them.
+    """Partition consecutive calls into sets that become one kernel each.
 
-    A call has a depth: the number of calls that end a kernel on the longest way to it. A kernel is a connected set of
-    calls of one depth, so none waits for another that waits for it.
+    The depth of a call is the number of kernel-ending calls on the longest path to it. A kernel is a connected set of
+    calls of equal depth, so no two kernels wait for each other.
     """
     depth: dict[fx.Node, int] = {}
     root: dict[fx.Node, fx.Node] = {}
@@ -76,7 +76,7 @@ def kernels(calls: Iterable[fx.Node]) -> list[list[fx.Node]]:
 
 
 def _between(made: fx.Node, read: fx.Node) -> bool:
-    """Whether a kernel ends between a call and one that reads it. One number that many read would join all of them."""
+    """Whether a kernel ends between a call and its reader. A scalar that many read would join all of them."""
     if read.target is operator.getitem:
         return False
     one = isinstance(made.meta["val"], Spec) and made.meta["val"].numel == 1
@@ -84,5 +84,5 @@ def _between(made: fx.Node, read: fx.Node) -> bool:
 
 
 def joins(node: Call) -> bool:
-    """Whether a call can be part of a kernel: it computes what fuses, or looks at what others made."""
+    """Whether a call can be part of a kernel: it fuses, or is a view."""
     return fuses(node) or node.target in FREE

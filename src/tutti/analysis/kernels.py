@@ -1,10 +1,10 @@
-"""Levels that compile: which calls of a Program become one kernel, and what then is never written to memory.
+"""Predict which calls of a Program a level compiles into one kernel, and which values are then never written to memory.
 
-Within a segment the compiler fuses. The model of it: calls that work element by element, reductions of rows,
-softmaxes, norms and look-ups join where one reads what another makes, or where they read the same memory at the same
-size, unless something that does not fuse lies on a way between them. To tell, each call has a depth: the number of
-calls that end a kernel on the longest way to it. A kernel is a connected set of calls of one depth. It reads once what
-comes from outside, and writes what others read; in the place of what it is the last to read, where that has the size.
+The compiler fuses within a segment. Modelled: elementwise calls, reductions over rows, softmaxes, norms and look-ups
+fuse if one reads the other's result, or if they read the same memory at the same size, unless a path between them has a
+call that does not fuse. The depth of a call is the number of kernel-ending calls on the longest path to it; a kernel is
+a connected set of calls of equal depth. It reads outside values once, and writes the values that others read, in place
+of values of the same size that it is the last to read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tutti.analysis.segments import segments
 
 
 def fuse(replay: Replay, level: str) -> Replay:
-    """The replay of the same Program at a level, with a kernel as one event, in an order in which they could run."""
+    """The replay of the same Program at a level, with one event per kernel, in an executable order."""
     parts = segments(replay.program.graph, level)
     if not parts:
         return replay
@@ -38,7 +38,7 @@ def fuse(replay: Replay, level: str) -> Replay:
 
 
 def _readers(replay: Replay) -> dict[Storage, set[fx.Node]]:
-    """Who reads each storage; the Program's outputs count as read by themselves."""
+    """The readers of each storage. An output of the Program counts as a reader."""
     readers: dict[Storage, set[fx.Node]] = defaultdict(set)
     returned = set(replay.outputs)
     for event in replay.events:
@@ -58,7 +58,7 @@ class _Segment:
     def __init__(self, events: list[Event], readers: dict[Storage, set[fx.Node]]):
         self.events, self.readers = events, readers
         self.root = list(range(len(events)))  # union-find over events
-        self.unwritten: set[Storage] = set()  # what stays inside of a kernel
+        self.unwritten: set[Storage] = set()  # values that never leave a kernel
         self.last_reader: dict[Storage, Event] = {}
 
     def find(self, i: int) -> int:
@@ -88,7 +88,7 @@ class _Segment:
         return self.dropped_at_the_end([self.kernel(members) for members in self.ordered(groups, maker)])
 
     def ordered(self, groups: dict[int, list[int]], maker: dict[Storage, int]) -> Iterable[list[int]]:
-        """Kernels behind those that make what they read, the ones that are complete first before others."""
+        """Kernels in topological order; those that are complete first come first."""
         position = {i: g for g, members in groups.items() for i in members}
         waits: dict[int, set[int]] = {}
         for g, members in groups.items():
@@ -130,7 +130,8 @@ class _Segment:
         return Event([e.node for e in parts], list(reads.values()), made, holds, outputs, writes, [])
 
     def dropped_at_the_end(self, kernels: list[Event]) -> list[Event]:
-        """A compiled function's caller holds its arguments until it returns; what it makes inside goes with its use."""
+        """The caller of a compiled function holds its arguments until it returns; values made inside are freed after
+        their last use."""
         own = {event.node for event in self.events}
         dead = [node for event in self.events for node in event.dies]
         last: dict[fx.Node, int] = {}
@@ -149,8 +150,8 @@ class _Segment:
         return found
 
     def reused(self, kernel: Event, kernels: list[Event]) -> int:
-        """Bytes that a kernel writes over what it reads: made in this segment, of the same size, and read by no other
-        from then on."""
+        """Bytes of inputs that a kernel overwrites: made in this segment, of the output's size, and read by no later
+        kernel."""
         if not kernel.computes or not fuses(kernel.node):
             return 0
         if not self.last_reader:

@@ -1,4 +1,4 @@
-"""Liveness: after which call a value is read no more."""
+"""Liveness: the last use of each value."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import fx
 
 
 def last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    """For each call the values that nobody reads after it, and that are dropped there."""
+    """For each call, the values whose last use it is."""
     seen: set[fx.Node] = set()
     dies: dict[fx.Node, list[fx.Node]] = {}
     for node in reversed(graph.nodes):

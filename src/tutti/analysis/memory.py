@@ -1,13 +1,12 @@
-"""The memory of one rank while it runs a Program: what is alive at each call, in the order in which it runs.
+"""The memory of one rank while it runs a Program: the values that are live at each call, in program order.
 
-    peak = max over calls of (inputs + values not yet dropped + what the call makes + its workspace)
+    peak = max over calls of (inputs + live values + results of the call + its workspace)
 
-Inputs (parameters, optimizer state, batch) are held by the caller all along; updates in place need no second copy;
-values that share memory count once. What lies on another tier than the device is counted by itself. A collective needs
-its operand in one piece, and memory of its own for the result, which whoever drives the Program holds on to until the
-next collective has answered (`tutti.exec.runtime`). One that is waited for later holds both until then, and what the
-backend copies.
-Of what libraries allocate inside of an operator only what `memory_inside` knows counts.
+The caller holds the inputs (parameters, optimizer state, batch) throughout. In-place updates need no second copy, and
+values that share memory count once. Memory on other tiers is counted separately. A collective needs a contiguous
+operand and a separate result, which the runtime holds until the next collective completes (`tutti.exec.runtime`). An
+asynchronous collective holds both until it is awaited, plus the copies of the backend.
+Of memory that libraries allocate inside operators, only `memory_inside` is counted.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from tutti.plan.tier import DEVICE
 INPUTS = {"param": "parameters", "buffer": "buffers", "batch": "batch", "grad": "accumulated gradients",
           "value": "activations"}  # fmt: skip
 NUMBERS = ("lr", "step", "count", "seed", "constant")
-BLOCK = 512  # bytes that blocks of CUDA's caching allocator are multiples of: c10/cuda/CUDACachingAllocator.cpp
+BLOCK = 512  # bytes: granularity of CUDA's caching allocator, c10/cuda/CUDACachingAllocator.cpp
 
 
 @dataclass(frozen=True)
 class Alive:
-    """Tensors of one label that are alive at the peak. bytes: of all of them."""
+    """The tensors of one label that are live at the peak. bytes: of all of them."""
 
     label: str
     kind: str
@@ -43,8 +42,8 @@ class Alive:
 
 @dataclass(frozen=True)
 class Memory:
-    """peak: bytes of the device. kinds: of them by kind, and `alive` by label, largest first. at: label of the call.
-    tiers: the most bytes on each other tier, whenever that is."""
+    """peak: bytes on the device. kinds: of these by kind. alive: by label, largest first. at: label of the call at
+    the peak. tiers: peak bytes on each other tier."""
 
     peak: int
     kinds: Mapping[str, int]
@@ -54,38 +53,38 @@ class Memory:
 
 
 def exactly(count: int) -> int:
-    """A CPU's allocator gives what it is asked for, as far as tensors can tell."""
+    """Sizes on a CPU: not rounded."""
     return count
 
 
 def in_blocks(count: int) -> int:
-    """CUDA's caching allocator gives multiples of 512 bytes."""
+    """Sizes in CUDA's caching allocator: multiples of 512 bytes."""
     return -(-count // BLOCK) * BLOCK
 
 
 @dataclass(frozen=True)
 class Platform:
-    """How an allocator rounds, of which collectives the backend copies the operand, and whether what operators
-    allocate inside is known (`memory_inside`)."""
+    """rounded: how the allocator rounds sizes. copied: collectives whose operand the backend copies. inside: whether
+    memory that operators allocate internally is known (`memory_inside`)."""
 
     rounded: Callable[[int], int]
     copied: tuple[str, ...] = ()
     inside: bool = False
 
 
-CPU = Platform(exactly, ("reduce_scatter",), True)  # Gloo reduces a copy of the whole: ProcessGroupGloo.cpp
-CUDA = Platform(in_blocks)  # what NCCL allocates is not the allocator's
+CPU = Platform(exactly, ("reduce_scatter",), True)  # Gloo reduces a copy of the operand: ProcessGroupGloo.cpp
+CUDA = Platform(in_blocks)  # NCCL's own buffers are outside the allocator
 
 
 def platform(device: Device) -> Platform:
-    """Gloo on a CPU; NCCL, and what takes after it, on all else."""
+    """Gloo on a CPU; NCCL or a similar library on other devices."""
     return CPU if device.name.startswith("cpu") else CUDA
 
 
 def memory(replay: Replay, on: Platform = CPU, held: Mapping[str, int] | None = None) -> Memory:
-    """The peak of a Program's run, and what is alive then.
+    """The peak of a Program's run, and what is live then.
 
-    held: bytes by kind that are kept beside the Program's own all along.
+    held: bytes by kind that stay allocated besides the Program's own.
     """
     most, worst, rounded = 0, -1, on.rounded
     for i, (total, *_) in enumerate(walk(replay, on)):
@@ -93,7 +92,7 @@ def memory(replay: Replay, on: Platform = CPU, held: Mapping[str, int] | None = 
             most, worst = total, i
     kinds = _kinds(replay)
     sizes: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
-    for i, (_, event, live, workspace, _) in enumerate(walk(replay, on)):  # again: what is alive at the worst
+    for i, (_, event, live, workspace, _) in enumerate(walk(replay, on)):  # second pass: what is live at the peak
         if i == worst:
             for storage in filter(on_device, live):
                 label, kind = storage.node.meta.get("label", storage.node.name), kinds.get(storage, "communication")
@@ -122,7 +121,7 @@ def on_device(storage: Storage) -> bool:
 
 
 def _elsewhere(replay: Replay) -> dict[str, int]:
-    """The most bytes on each tier but the device."""
+    """Peak bytes on each tier except the device."""
     tiers = {storage.tier for event in replay.events for storage in event.made}
     tiers |= {storage.tier for storage in replay.inputs.values()}
     return {
@@ -132,7 +131,7 @@ def _elsewhere(replay: Replay) -> dict[str, int]:
 
 
 def spans(replay: Replay, on: Platform) -> dict[fx.Node, tuple[int, int, int]]:
-    """Of each call: the number of its event, bytes alive before it, and while it runs."""
+    """For each call: index of its event, bytes live before it, and bytes live while it runs."""
     found = {}
     for i, (total, event, _, workspace, new) in enumerate(walk(replay, on)):
         found |= dict.fromkeys(event.nodes, (i, total - workspace - new, total))
@@ -141,7 +140,7 @@ def spans(replay: Replay, on: Platform) -> dict[fx.Node, tuple[int, int, int]]:
 
 def course(replay: Replay, on: Platform, held: Mapping[str, int] | None = None, points: int = 400
            ) -> list[tuple[int, Counter[str]]]:  # fmt: skip
-    """Calls by number, and bytes by kind while each runs: of as many stretches of the run the call that needs most."""
+    """(call index, live bytes by kind) over the run, downsampled to about `points` calls with the highest memory."""
     totals = [total for total, *_ in walk(replay, on)]
     stretch = -(-len(totals) // points)
     chosen = {max(range(i, min(i + stretch, len(totals))), key=totals.__getitem__)
@@ -150,7 +149,7 @@ def course(replay: Replay, on: Platform, held: Mapping[str, int] | None = None, 
     for i, (_, _, live, workspace, _) in enumerate(walk(replay, on)):
         if i in chosen:
             now = Counter(held or {})
-            now["workspace" if workspace > 0 else "temporaries"] += workspace  # less than none: what is written over
+            now["workspace" if workspace > 0 else "temporaries"] += workspace  # negative: inputs that are overwritten
             for storage in filter(on_device, live):
                 now[kinds.get(storage, "communication")] += on.rounded(storage.bytes)
             found.append((i, now))
@@ -165,8 +164,8 @@ def _add(sizes: dict[tuple[str, str], list[int]], label: str, kind: str, count: 
 def walk(
     replay: Replay, on: Platform, tier: str = DEVICE
 ) -> Iterator[tuple[int, Event, Mapping[Storage, int], int, int]]:
-    """At each call: bytes of the tier alive while it runs, the call, how often each storage is held, its workspace,
-    and bytes that are new with it."""
+    """At each call: bytes live on the tier while it runs, the call, reference counts of storages, its workspace, and
+    newly allocated bytes."""
     held: Counter[Storage] = Counter(replay.inputs.values())
 
     def counted(storage: Storage) -> int:
@@ -174,9 +173,9 @@ def walk(
 
     total = sum(map(counted, held))
     values: dict[fx.Node, list[Storage]] = {node: [s] for node, s in replay.inputs.items()}
-    for node in replay.inputs:  # once by the Program, once by the caller
+    for node in replay.inputs:  # one reference by the Program, one by the caller
         held[replay.inputs[node]] += 1
-    answer: list[Storage] = []  # of the last collective, held by the driver
+    answer: list[Storage] = []  # results of the last collective, held by the runtime
 
     def release(storages: list[Storage]) -> int:
         freed = 0
@@ -198,7 +197,7 @@ def walk(
         needed = workspaces(event, on)
         if event.collective and is_begun(event.node):
             more = [Storage(count, event.node) for count in needed]
-            if event.reads[0].contiguous and event.collective != "all_reduce":  # which works in its result
+            if event.reads[0].contiguous and event.collective != "all_reduce":  # an all-reduce works in its result
                 more.append(event.reads[0].storage)
             values[event.node], needed = [*values[event.node], *more], []
             for storage in more:
@@ -215,7 +214,7 @@ def walk(
 
 
 def workspaces(event: Event, on: Platform) -> list[int]:
-    """Bytes of what is needed only while a call runs: a collective's operand in one piece, and the backend's copies."""
+    """Bytes needed only while a call runs: a contiguous copy of a collective's operand, and the backend's copies."""
     kind = event.collective
     if not kind:
         return [INSIDE[node.target](event) for node in event.nodes if on.inside and node.target in INSIDE]
@@ -225,7 +224,7 @@ def workspaces(event: Event, on: Platform) -> list[int]:
 
 
 def _kinds(replay: Replay) -> dict[Storage, str]:
-    """What each storage is for: by who made it, and by who reads it."""
+    """The kind of each storage, from its maker and its readers."""
     readers: dict[Storage, set[str]] = defaultdict(set)
     made: dict[Storage, Event] = {}
     for event in replay.events:
@@ -246,6 +245,6 @@ def _kinds(replay: Replay) -> dict[Storage, str]:
 
 
 def input_kind(name: str) -> str:
-    """What an input of a Program is for."""
+    """The memory kind of a Program's input."""
     kind = name.partition(":")[0]
     return "numbers" if kind in NUMBERS else INPUTS.get(kind, "optimizer state")

@@ -1,10 +1,10 @@
-"""What is allocated inside of operators on a CPU, as far as it was measured: by oneDNN's convolutions and LSTMs, and by
-losses that make their logits in blocks.
+"""Memory allocated inside operators on a CPU, as measured: oneDNN's convolutions and LSTMs, and losses that compute
+logits in blocks.
 
-Layouts of oneDNN are its own; formulas for them were fitted to what torch's allocator saw for float32 at a dozen
-shapes: of a convolution's gradient within 6 %, of an LSTM's workspace within 6 %, of its scratch within 20 %. Those for
-losses count what is made, within 5 %. What oneDNN takes for a product in bfloat16 depends on the processor (none, or a
-copy of an operand or of the result in float32, or all of them) and is not counted.
+oneDNN's layouts are internal, so formulas were fitted to what torch's allocator saw for float32 at a dozen shapes:
+within 6 % for a convolution's gradient, 6 % for an LSTM's workspace, 20 % for its scratch memory. The formulas for
+losses count their buffers, within 5 %. oneDNN's memory for a bfloat16 product depends on the processor (none, or
+float32 copies of an operand, of the result, or of all) and is not counted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tutti.ir.step_graph import Spec
 
 aten, ops = torch.ops.aten, torch.ops.tutti
-BLOCK = 16  # channels, or numbers of a row of states
+BLOCK = 16  # channels, or elements of a row of states
 ROOM = 16 << 10  # bytes
 
 
@@ -33,8 +33,8 @@ def _up(size: int) -> int:
 
 
 def convolution_backward(event: Event) -> int:
-    """Copies of image and gradient with their channels in blocks. There are none of images whose channels lie
-    together, that need no gradient, or under kernels of one pixel."""
+    """Copies of image and gradient with blocked channels. None for channels_last images, images that need no gradient,
+    and 1 x 1 kernels."""
     gradient, image, kernel = (operand.spec for operand in event.reads[:3])
     wanted: Any = event.node.args[10]
     if not event.reads[1].contiguous or not wanted[0] or set(kernel.shape[2:]) == {1}:
@@ -43,7 +43,7 @@ def convolution_backward(event: Event) -> int:
 
 
 def lstm_workspace(shape: tuple[int, ...], width: int) -> int:
-    """Gates and states of every step, that the forward pass hands the backward pass. shape: (time, batch, features)."""
+    """Gates and states of every step, kept for the backward pass. shape: (time, batch, features)."""
     time, batch, features = shape
     states = 4 * (time + 1) * batch * _up(max(features, width))
     return int(2 * _gates(shape, width) + 6.6 * states + 5 * 4096)
@@ -54,7 +54,7 @@ def _gates(shape: tuple[int, ...], width: int) -> int:
 
 
 def _lstm(event: Event) -> tuple[tuple[int, ...], int, int]:
-    """Shape of the input, hidden width, and bytes of the weights."""
+    """Shape of the input, hidden size, and bytes of the weights."""
     shape, width = event.reads[0].spec.shape, event.reads[2].spec.shape[-1]
     return shape, width, 16 * width * (shape[-1] + width)
 
@@ -75,14 +75,14 @@ def lstm_backward_kept(event: Event) -> int:
 
 
 def lstm_backward(event: Event) -> int:
-    """It runs the forward pass again, and keeps what that makes."""
+    """The backward pass recomputes the forward pass, and keeps its workspace."""
     shape, width, _ = _lstm(event)
     time, batch, _ = shape
     return lstm_backward_kept(event) + lstm_workspace(shape, width) + 4 * (time + 2) * batch * width
 
 
 def linear_loss(event: Event) -> int:
-    """A block's logits; of a tile of them a copy in float32, and the exponentials."""
+    """A block's logits; for one tile of them, a float32 copy and the exponentials."""
     hidden, weight = (operand.spec for operand in event.reads[:2])
     size = hidden.dtype.itemsize
     width = _width(weight, hidden)
@@ -90,7 +90,7 @@ def linear_loss(event: Event) -> int:
 
 
 def linear_loss_backward(event: Event) -> int:
-    """A block's logits, and a gradient of the input that is a sum in float32."""
+    """A block's logits, and the gradient of the input, summed in float32."""
     hidden, weight = (operand.spec for operand in event.reads[2:4])
     size = hidden.dtype.itemsize
     width = _width(weight, hidden)
@@ -102,7 +102,7 @@ def linear_loss_backward(event: Event) -> int:
 
 
 def linear_loss_with_gradients(event: Event) -> int:
-    """A block's logits, and a gradient of the weight that is a sum over blocks in float32."""
+    """A block's logits, and the gradient of the weight, summed over blocks in float32."""
     hidden, weight = (operand.spec for operand in event.reads[2:4])
     size = hidden.dtype.itemsize
     width = _width(hidden, weight)
@@ -115,27 +115,27 @@ def linear_loss_with_gradients(event: Event) -> int:
 
 
 def _wanted(event: Event) -> Any:
-    """Which gradients: of hidden, weight, and bias."""
+    """Which gradients are computed: of hidden, weight and bias."""
     return event.node.args[-1]
 
 
 def _width(cut: Spec, across: Spec) -> int:
-    """Rows in a block of what is cut."""
+    """Rows of a block."""
     return min(cut.shape[0], max(FEWEST, LOGITS["cpu"] // (cut.dtype.itemsize * max(1, across.shape[0]))))
 
 
 def _product(like: Spec) -> int:
-    """Bytes of what is added to a sum in float32, of which a tile is copied."""
+    """Bytes of a summand of a float32 sum, and of the tile that is copied."""
     rows, columns = like.shape
     return like.dtype.itemsize * like.numel + _tile(rows, columns, like.dtype.itemsize)
 
 
 def _tile(rows: int, columns: int, size: int) -> int:
-    """Bytes of a tile, in float32 at least."""
+    """Bytes of a tile, in float32 or wider."""
     return max(4, size) * columns * min(rows, max(1, TILE["cpu"] // (4 * max(1, columns))))
 
 
-# operator -> bytes that it allocates for itself while it runs
+# operator -> bytes that it allocates internally while it runs
 INSIDE: dict[Any, Callable[[Event], int]] = {
     aten.convolution_backward.default: convolution_backward,
     ops.lstm_layer.default: lstm_forward,

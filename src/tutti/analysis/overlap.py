@@ -1,8 +1,8 @@
-"""Overlap: the order of a Program in which most of its communication is hidden, found by what its calls cost.
+"""Overlap: reorder a Program so that most of its communication is hidden behind computation.
 
-Units (`lower.units`) become jobs, with the prices of a dry run; a list scheduler orders them (`lower.jobs`), and
-collectives are waited for where their results are read (`lower.waits`). Ranks differ in numbers alone, so all of them
-find the same order; where they do not, none is changed (`exec.levels`).
+Units (`lower.units`) become jobs with the prices of a dry run. A list scheduler orders them (`lower.jobs`), and
+collectives are awaited where their results are read (`lower.waits`). Ranks run equal Programs except for numbers, so
+they find the same order; if not, the order is kept (`exec.levels`).
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from tutti.lower.transfers import TRANSFERS
 from tutti.lower.units import Unit, needs, take_back_views, units
 from tutti.lower.waits import insert_waits
 
-GAIN = 0.99  # of the seconds that a Program takes whose collectives are waited for where they stand
-ROOM = 0.75  # of a device's memory may be filled for the sake of an order
-UNIT = "unit"  # of a node, in its meta
+GAIN = 0.99  # of the seconds with synchronous collectives: a new order must be at least this fast
+ROOM = 0.75  # fraction of a device's memory that an order may use
+UNIT = "unit"  # key in the meta of a node
 
 
-Order = list[tuple[int, Unit]]  # units with their numbers, by which ranks compare
+Order = list[tuple[int, Unit]]  # units with their indices, which are equal on all ranks
 
 
 def order(program: Program, cluster: Cluster, level: str) -> Order:
-    """The units of a Program in the order to be run in; none where it has no communication to hide, or where it uses
-    tiers, whose transfers keep their order.
+    """The units of a Program in a better order. Empty if it has no communication to hide, or if it uses tiers, whose
+    transfers keep their order.
 
-    The graph keeps the order that it has.
+    Does not change the graph.
     """
     graph = program.graph
     given = list(graph.nodes)
@@ -54,7 +54,7 @@ def order(program: Program, cluster: Cluster, level: str) -> Order:
     room = ROOM * cluster.device.memory - sum(storage.bytes for storage in played.inputs.values())
     best = overlapped(jobs, sizes, kept, room)
     if not any(node.users.keys() - {graph.output_node()} - set(found[-1]) for node in found[-1]):
-        best.sort(key=lambda i: i == len(found) - 1)  # what only arranges what is returned stays at the end
+        best.sort(key=lambda i: i == len(found) - 1)  # copies of outputs stay at the end
     gains = makespan(jobs, best) < GAIN * waiting
     if not gains:
         take_back_views(graph)
@@ -67,18 +67,18 @@ def _played(program: Program, level: str) -> Replay:
 
 
 def _seconds(played: Replay, prices: Prices) -> float:
-    """What a Program takes whose collectives are waited for where they stand."""
+    """Seconds of a Program with synchronous collectives."""
     return sum(prices.communicate(e) + prices.copies(e) if e.collective else prices.compute(e) for e in played.events)
 
 
 def digest(order: Order) -> str:
-    """What all ranks have to have in common of an order: their collectives."""
+    """A digest of an order's collectives, which all ranks must agree on."""
     said = [f"{i} {n.target} {n.args[1:]}" for i, unit in order for n in unit if n.target in COLLECTIVES]
     return hashlib.sha1("\n".join(said).encode()).hexdigest()
 
 
 def apply(graph: fx.Graph, order: Order) -> None:
-    """Bring a graph into the order of its units, in place, with collectives that are waited for late."""
+    """Reorder a graph by units, in place, and await collectives late."""
     if order:
         units = [unit for _, unit in order]
         arrange([*_inputs(graph), *(node for unit in units for node in unit), graph.output_node()])
@@ -87,7 +87,7 @@ def apply(graph: fx.Graph, order: Order) -> None:
 
 
 def jobs_of(units: list[Unit], played: Replay, prices: Prices) -> tuple[list[Job], list[int], set[int]]:
-    """Units as jobs, the sizes of the values that they make, and the values that are returned."""
+    """Units as jobs, the sizes of the values they make, and the values that are returned."""
     seconds, streams = [0.0] * len(units), [""] * len(units)
     makes: dict[int, list[Storage]] = defaultdict(list)
     readers: dict[Storage, set[int]] = defaultdict(set)
@@ -102,8 +102,8 @@ def jobs_of(units: list[Unit], played: Replay, prices: Prices) -> tuple[list[Job
         if event.collective:
             streams[i], seconds[i] = str(event.node.args[1]), prices.communicate(event)
             operand = event.reads[0].storage
-            if event.collective != "all_reduce":  # which works in a copy
-                readers[operand] |= behind[i]  # it is kept until the collective is over
+            if event.collective != "all_reduce":  # an all-reduce works in a copy
+                readers[operand] |= behind[i]  # kept until the collective completes
             if copies := prices.copies(event):
                 seconds[makers.get(operand, min(awaits[i], default=i))] += copies
         else:
@@ -131,7 +131,7 @@ def _inputs(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _restore(graph: fx.Graph, given: list[fx.Node]) -> None:
-    """The order that a graph had, views that were copied for their readers right before these."""
+    """Restore a graph's order. Views that were copied for their readers come right before these."""
     placed: dict[fx.Node, None] = {}
     known = set(given)
 

@@ -31,8 +31,8 @@ Pass = Callable[[fx.Graph], None]
 
 @dataclass(frozen=True)
 class Level:
-    """What is done to a Program's graph before an order is looked for in which communication is hidden, and after; then
-    its segments are compiled, if the level has any."""
+    """The passes over a Program's graph before and after the order that hides communication is chosen. Afterwards its
+    segments are compiled, if the level has any."""
 
     summary: str
     before: tuple[Pass, ...]
@@ -49,13 +49,13 @@ LEVELS = {
 
 
 def check_level(level: str) -> None:
-    """ValueError where there is no such level."""
+    """Raise ValueError for an unknown level."""
     if level not in LEVELS:
-        raise ValueError(f"no level {level!r}; there are {', '.join(LEVELS)}")
+        raise ValueError(f"unknown level {level!r}; expected one of {', '.join(LEVELS)}")
 
 
 def available(level: str) -> str:
-    """The level, but O0, with a warning, where it compiles and there is no C++ compiler."""
+    """The level, or O0 with a warning if it compiles and there is no C++ compiler."""
     if level != "O0" and not any(shutil.which(compiler) for compiler in ("g++", "clang++", "c++")):
         warnings.warn(f"level {level} needs a C++ compiler (g++, clang++); running operator by operator", stacklevel=4)
         return "O0"
@@ -63,9 +63,9 @@ def available(level: str) -> str:
 
 
 def improve(program: Program, level: str, cluster: Cluster | None = None) -> Program:
-    """Apply the passes of a level, all but compilation, in place: the form in which a Program is simulated.
+    """Apply the passes of a level, except compilation, in place. This is the Program that is simulated.
 
-    cluster: on whose devices communication is to be hidden.
+    cluster: the cluster to hide communication for, or None.
     """
     divide(program)
     change(program, LEVELS[level].before)

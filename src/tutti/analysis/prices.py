@@ -1,8 +1,8 @@
 """What the calls of a replayed Program cost on a cluster, in seconds.
 
-A call goes by its own local shapes (`tutti.plan.compute`), views are free. A kernel of several calls reads and
-writes what crosses its border at the speed of memory; where the device's figures say that a family of operators takes
-longer than moving its bytes does, the kernel takes that much longer.
+A call is priced by its local shapes (`tutti.plan.compute`); views are free. A kernel of several calls reads and writes
+its inputs and outputs at memory speed. If calibration shows that a family of operators is slower than its memory
+traffic, the kernel takes that much longer.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from tutti.plan.tier import DISK
 
 
 def flops(event: Event) -> int:
-    """Of work on matrices."""
+    """FLOPs of matrix work."""
     return sum(FLOPS[node.target](node) for node in event.nodes if node.target in FLOPS)
 
 
 def moved(event: Event) -> int:
-    """Bytes that a call reads and writes; of a kernel of several calls what crosses its border."""
+    """Bytes that a call reads and writes. For a kernel of several calls, its inputs and outputs."""
     if len(event.nodes) == 1:
         return compute.moved(call_of(event))
     return sum(o.bytes for o in event.reads) + sum(s.bytes for s in event.outputs) + event.writes
 
 
 def call_of(event: Event) -> LocalCall:
-    """A single call, as it is priced."""
+    """A single call in the form in which it is priced."""
     first = event.reads[0] if event.reads else None
     return LocalCall(
         event.node,
@@ -53,14 +53,14 @@ def call_of(event: Event) -> LocalCall:
 
 
 class Prices:
-    """Prices on one cluster, for the ranks of one mesh."""
+    """Prices on one cluster, for the ranks of one mesh, in seconds unless stated otherwise."""
 
     def __init__(self, cluster: Cluster, program: Program):
         self.cluster, self.device, self.program = cluster, cluster.device, program
         self.strides = strides(program.mesh)
 
     def compute(self, event: Event) -> float:
-        """Of a call or kernel that computes, launching it included."""
+        """Seconds of a computing call or kernel, launch overhead included."""
         if not event.computes:
             return 0.0
         if len(event.nodes) == 1:
@@ -80,7 +80,7 @@ class Prices:
         return count / outside.bandwidth, count
 
     def slower(self, node: fx.Node) -> float:
-        """How much longer a call takes than moving its bytes does: arithmetic that fusing does not save."""
+        """Seconds that a call takes beyond its memory traffic: arithmetic that fusion does not save."""
         family, spec = family_of(node.target), node.meta.get("val")
         if family in ("add", "index", "transpose") or spec is None or not self.device.streams:
             return 0.0
@@ -90,32 +90,32 @@ class Prices:
         return max(0.0, streamed(count, family, spec.dtype) - streamed(count, "add", spec.dtype))
 
     def communicate(self, event: Event) -> float:
-        """Of a collective by itself, on links that nobody else uses."""
+        """Seconds of a collective without contention."""
         stride, size = self.group(event)
         return self.cluster.time(event.collective, self.sent(event), stride, size) if size > 1 else 0.0
 
     def group(self, event: Event) -> tuple[int, int]:
-        """Stride and size of the groups of a collective, over one axis or several neighbouring ones."""
+        """Stride and size of a collective's groups, over one axis or several adjacent ones."""
         axes = str(event.node.args[1]).split()
         return min(self.strides[a] for a in axes), prod(self.program.mesh[a] for a in axes)
 
     def sent(self, event: Event) -> int:
-        """Bytes that this rank sends; of a shift those that others send, where it has nobody to send to."""
+        """Bytes that this rank sends. A rank without a ppermute target is charged like the ranks that have one."""
         kind, mesh = event.collective, self.program.mesh
         local = event.reads[0].spec.bytes
-        if kind == "shift":
+        if kind == "ppermute":
             return local
         return sent_bytes(kind, local, mesh[str(event.node.args[1])])
 
     def copies(self, event: Event) -> float:
-        """What the runtime copies around a collective: into one piece, or into the result that is reduced in place."""
+        """Seconds of the runtime's copies around a collective: a contiguous operand, or a result to reduce in place."""
         operand = event.reads[0]
         if event.collective != "all_reduce" and operand.contiguous:
             return 0.0
         return self.device.stream_seconds(2 * operand.spec.bytes, "add", operand.spec.dtype) + self.device.overhead
 
     def levels(self, event: Event) -> frozenset[int]:
-        """The levels of the cluster whose links a collective uses, by their number, innermost 0."""
+        """The levels of the cluster whose links a collective uses, innermost 0."""
         stride, size = self.group(event)
         if size == 1:
             return frozenset()

@@ -1,7 +1,7 @@
-"""A Program replayed on fake tensors: what each call reads and makes, what shares memory, and what is dropped when.
+"""Replay a Program on fake tensors: what each call reads and allocates, what shares memory, and when values are freed.
 
-Fake tensors have strides, so whether a reshape copies or looks at what is there is found out, not assumed. Calls are
-replayed in the order of the Program and values dropped where its code drops them (`tutti.exec.codegen`).
+Fake tensors have strides, so it is determined, not assumed, whether a reshape copies or is a view. Calls are replayed
+in program order, and values are freed where the Program's code frees them (`tutti.exec.codegen`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COLLECTIVES: dict[Any, str] = dict(COLLECTIVES)
 
 @dataclass(eq=False)
 class Storage:
-    """Memory that one call has made, or that an input of the Program lies in."""
+    """Memory allocated by a call, or of an input of the Program."""
 
     bytes: int
     node: fx.Node
@@ -47,7 +47,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor that a call reads. in_rows: whether neighbours in its last dim are neighbours in memory."""
+    """A tensor that a call reads. in_rows: whether the last dim has stride 1."""
 
     spec: Spec
     storage: Storage
@@ -56,17 +56,17 @@ class Operand:
 
     @property
     def bytes(self) -> int:
-        """Bytes of memory that are read: an expanded tensor is larger than what it lies in."""
+        """Bytes of memory read. An expanded tensor is larger than its storage."""
         return min(self.spec.bytes, self.storage.bytes)
 
 
 @dataclass
 class Event:
-    """One call, or several that are one kernel.
+    """One call, or several calls fused into a kernel.
 
-    nodes: in order; the last gives its name. reads: tensor operands in order. made: the memory that is new with it.
-    holds: what each of its values keeps alive. outputs: specs of what it returns. writes: bytes written in place.
-    dies: values that are dropped behind it. reuses: bytes of what it makes that take the place of what it reads.
+    nodes: in order; the last gives the name. reads: tensor operands in order. made: newly allocated memory. holds: the
+    storages that each value keeps alive. outputs: specs of the results. writes: bytes written in place. dies: values
+    freed after it. reuses: bytes of results that overwrite inputs.
     """
 
     nodes: list[fx.Node]
@@ -92,12 +92,12 @@ class Event:
 
     @property
     def collective(self) -> str:
-        """The kind of collective; empty for all other calls."""
+        """The kind of a collective, or "" for other calls."""
         return _COLLECTIVES.get(self.node.target, "")
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its first output; of its first operand where it returns none."""
+        """The dtype of the first output, or of the first operand if there is none."""
         return self.outputs[0].dtype if self.outputs else self.reads[0].spec.dtype
 
     @property
@@ -108,7 +108,7 @@ class Event:
 
 @dataclass
 class Replay:
-    """inputs: the memory of each placeholder. outputs: the values that the Program returns."""
+    """inputs: the storage of each placeholder. outputs: the values that the Program returns."""
 
     program: Program
     inputs: dict[fx.Node, Storage]
@@ -117,12 +117,12 @@ class Replay:
 
 
 def replay(program: Program) -> Replay:
-    """Replay a Program in the form in which it would run (the passes of its level applied, nothing compiled)."""
+    """Replay a Program as it would run: after the passes of its level, without compilation."""
     return _Replayer(program).run()
 
 
 class _View(NamedTuple):
-    """How a tensor lies in its memory, in elements."""
+    """Shape, strides and offset of a tensor in its storage, in elements."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -157,33 +157,33 @@ class _Value:
 
     @cached_property
     def key(self) -> tuple:
-        """All that decides what a call makes of it. Where in its memory it begins does not."""
+        """What determines the result of a call on it: all but the offset in its storage."""
         return self.view.shape, self.view.stride, self.view.dtype
 
     def fake(self) -> torch.Tensor:
-        """A tensor that lies like this, at the beginning of its memory."""
+        """A fake tensor with this shape and these strides, at offset 0."""
         return torch.empty_strided(self.view.shape, self.view.stride, dtype=self.view.dtype)
 
     def viewed(self, made: _View) -> _View:
-        """Where that lies which a call makes in the memory of its `fake`."""
+        """The view of this storage that a call returned for `fake`."""
         begin = self.view.offset * self.view.dtype.itemsize // made.dtype.itemsize
         return made._replace(offset=begin + made.offset)
 
 
 class _Made(NamedTuple):
-    """A tensor that a call returns: in the memory of its n-th operand, or behind those in its n-th new one."""
+    """A tensor that a call returns. place: index of the operand it is a view of, or beyond these of its new storage."""
 
     view: _View
     place: int
 
 
 class _Replayer:
-    """Calls that differ in nothing that matters, like those of equal layers, are tried once."""
+    """Runs each distinct call once, so equal layers are replayed once."""
 
     def __init__(self, program: Program):
         self.program = program
         self.values: dict[fx.Node, Any] = {}
-        self.tried: dict[tuple, tuple[Any, list[int]]] = {}  # what a call returns, and bytes of its new memory
+        self.tried: dict[tuple, tuple[Any, list[int]]] = {}  # results of a call, and bytes of its new storages
 
     def run(self) -> Replay:
         inputs, events, outputs = {}, [], []
@@ -209,7 +209,7 @@ class _Replayer:
         made = []
         if node.target is operator.getitem:
             value = self.values[node.args[0]][node.args[1]]  # pyright: ignore
-        elif node.target in WRITES and node.target not in FAKES:  # it returns nothing
+        elif node.target in WRITES and node.target not in FAKES:  # returns nothing
             value = None
         else:
             key = node.target, self.key(node.args), self.key(node.kwargs)
@@ -241,7 +241,7 @@ class _Replayer:
                 yield from self.operands(part)
 
     def key(self, argument: Any) -> Any:
-        """What there is to know of an argument, hashable."""
+        """A hashable key of an argument."""
         if isinstance(argument, fx.Node):
             return _mapped(self.values[argument], lambda x: x.key)
         if isinstance(argument, (tuple, list)):
@@ -251,7 +251,7 @@ class _Replayer:
         return type(argument), argument  # 1, 1.0 and True are equal
 
     def attempt(self, node: fx.Node, operands: list[_Value]) -> tuple[Any, list[int]]:
-        """Call on fake tensors."""
+        """Call the operator on fake tensors."""
         fakes = [x.fake() for x in operands]
         left = iter(fakes)
         args, kwargs = fx.map_arg(
@@ -260,7 +260,7 @@ class _Replayer:
         )
         function: Callable[..., Any] = FAKES.get(node.target, node.target)  # pyright: ignore
         result = function(*args, **kwargs)  # pyright: ignore
-        held = [x.untyped_storage() for x in fakes]  # kept while they are compared
+        held = [x.untyped_storage() for x in fakes]  # keep them alive while they are compared
 
         def place(x: torch.Tensor) -> _Made:
             storage = x.untyped_storage()
@@ -278,7 +278,7 @@ def _view(x: torch.Tensor) -> _View:
 
 
 def _mapped(value: Any, function: Callable[[Any], Any], kind: type | tuple[type, ...] = (_Value, _Made)) -> Any:
-    """The value with its tensors replaced: one of them, or a tuple or list with some; all else becomes None."""
+    """The value with its tensors replaced. Tuples and lists are mapped; anything else becomes None."""
     if isinstance(value, kind):
         return function(value)
     return tuple(_mapped(x, function, kind) for x in value) if isinstance(value, (tuple, list)) else None
@@ -293,7 +293,7 @@ def _flat(value: Any) -> Iterator[_Value]:
 
 
 def _read_and_written(node: fx.Node) -> tuple[Any, Any]:
-    """The arguments that a call reads, and those that it writes into."""
+    """The arguments that a call reads, and those that it writes."""
     if node.target is aten.copy_.default:
         return node.args[1:], node.args[:1]
     if node.target in PLACE:
@@ -302,7 +302,7 @@ def _read_and_written(node: fx.Node) -> tuple[Any, Any]:
 
 
 def _exchanged(shape: Callable[..., tuple[int, ...]]) -> Callable[..., torch.Tensor]:
-    """What a runtime returns for a collective: dense, and in memory of its own."""
+    """The runtime's result of a collective: dense, in new memory."""
     return lambda x, *rest: x.new_empty(shape(x, *rest))
 
 
@@ -316,7 +316,7 @@ def _lstm_backward_kept(*args):
 
 
 def _reduced(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """A loss whose kernel makes room for all elements and then calls the first of them the mean
+    """A loss whose kernel allocates all elements and then returns the first as the mean
     (`TORCH_META_FUNC(mse_loss)` in ATen/native/BinaryOps.cpp)."""
 
     def made(x, target, reduction=1, *rest):
@@ -327,13 +327,13 @@ def _reduced(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
     return made
 
 
-# Calls that have no fake kernel, or another in the runtime.
+# Calls without a fake kernel, or with a different one in the runtime.
 FAKES: dict[Any, Callable[..., Any]] = {
     ops.all_reduce.default: _exchanged(lambda x, *_: x.shape),
     ops.all_gather.default: _exchanged(lambda x, axis, k: (k, *x.shape)),
     ops.reduce_scatter.default: _exchanged(lambda x, *_: x.shape[1:]),
     ops.all_to_all.default: _exchanged(lambda x, *_: x.shape),
-    ops.shift.default: _exchanged(lambda x, *_: x.shape),
+    ops.ppermute.default: _exchanged(lambda x, *_: x.shape),
     **dict.fromkeys((fetch, put, lend, bring), lambda x, *_: torch.empty_like(x)),
     arrived: lambda x: x,
     store: lambda home, x: home,

@@ -1,7 +1,6 @@
-"""Segments: what a Program computes between two collectives, in parts that are compiled as one function each.
+"""Segments: consecutive computations between two collectives, each compiled as one function.
 
-At O1 a part is a kernel, at O2 a layer. What is alike is compiled once, so that the time for it does not grow with
-depth.
+At O1 a segment is a kernel, at O2 a layer. Equal segments are compiled once, so compile time does not grow with depth.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from tutti.lower.transfers import TRANSFERS
 from tutti.lower.workspace import KEEPING
 from tutti.lower.writes import WRITES
 
-SMALLEST = 3  # operators: what is smaller costs less to run than to call
-LAYER = 8  # operators of a layer that is worth a function of its own
-LARGEST = 200  # operators after which another layer begins another function
-MANY = 32  # operands of a concatenation that the compiler would write out one by one
-KERNEL = "kernel"  # in the meta of a call: the kernel that it is part of
+SMALLEST = 3  # operators: smaller segments run faster than a call
+LAYER = 8  # operators of a layer that is worth a separate function
+LARGEST = 200  # operators after which the next layer starts a new function
+MANY = 32  # operands of a concatenation, which the compiler would unroll
+KERNEL = "kernel"  # key in the meta of a call: the kernel it is part of
 
-# What layers hand their backward passes has no shape that a compiler could know.
+# Opaque values for backward passes have no shape that the compiler could know.
 BREAKS = {
     *COLLECTIVES,
     wait,
@@ -41,8 +40,8 @@ BREAKS = {
     *TRANSFERS,
     *KEEPING,
     written,
-    *WRITES,  # a compiler does not know which of its inputs look at the memory of others
-    torch.ops.aten.embedding.default,  # an error for a token that there is not, where a kernel ends the process
+    *WRITES,  # the compiler does not know which inputs share memory
+    torch.ops.aten.embedding.default,  # raises for an index out of range; a compiled kernel would crash
 }
 
 
@@ -50,7 +49,7 @@ Cut = Callable[[fx.Graph], list[list[fx.Node]]]
 
 
 class Part(NamedTuple):
-    """Calls that stand in a row, as a function. graph: with names that depend on its structure alone."""
+    """Consecutive calls as a function. graph: its names depend on its structure only."""
 
     calls: list[fx.Node]
     inputs: list[fx.Node]
@@ -60,14 +59,14 @@ class Part(NamedTuple):
 
 
 def stretches(graph: fx.Graph) -> Iterator[list[fx.Node]]:
-    """The calls between two that break a compiled function, in order; where the graph was ordered by units
-    (`analysis.overlap`), of one unit.
+    """The calls between two that break a compiled function, in order. In a graph ordered by units (`analysis.overlap`),
+    the calls of one unit.
 
-    With what is computed again of a layer a stretch begins: in one with the forward pass the compiler would compute it
-    there already, beside what reads the same, and keep it.
+    The recomputation of a layer starts a new stretch: compiled together with the forward pass, it would be merged with
+    the forward computation by CSE, and its values kept.
     """
     stretch: list[fx.Node] = []
-    layer = None  # of what was computed again last
+    layer = None  # of the last recomputed call
     for node in graph.nodes:
         if node.op == "placeholder":
             continue
@@ -87,7 +86,7 @@ def stretches(graph: fx.Graph) -> Iterator[list[fx.Node]]:
 
 
 def _parts(node: fx.Node) -> list[fx.Node]:
-    """What is taken from the results of a call, behind it (`gather_parts`)."""
+    """The getitem calls on a call's results."""
     return [user for user in node.users if user.target is operator.getitem]
 
 
@@ -100,7 +99,7 @@ def _is_long(node: fx.Node) -> bool:
 
 
 def layers(graph: fx.Graph) -> list[list[fx.Node]]:
-    """Stretches, cut around layers that have others like them, and where they get too long. Units are small enough."""
+    """Stretches, split at layers that occur more than once, and where they get too long. Units are small enough."""
     if any("unit" in node.meta for node in graph.nodes):
         return [stretch for stretch in stretches(graph) if len(stretch) >= SMALLEST or _is_loop(stretch)]
     runs = [list(_runs(stretch)) for stretch in stretches(graph)]
@@ -131,7 +130,7 @@ def _is_loop(calls: list[fx.Node]) -> bool:
 
 
 def _runs(stretch: list[fx.Node]) -> Iterator[list[fx.Node]]:
-    """Calls in a row that belong to one layer."""
+    """Consecutive calls of one layer."""
     run: list[fx.Node] = []
     for node in stretch:
         if run and _layer(run[-1]) != _layer(node):
@@ -148,7 +147,7 @@ def _layer(node: fx.Node) -> tuple[str, str]:
 
 
 def gather_layers(graph: fx.Graph) -> None:
-    """Bring what stands within a layer, but belongs to none and needs nothing of it, to in front of it."""
+    """Move calls that stand within a layer, but belong to none and do not depend on it, in front of the layer."""
     for stretch in list(stretches(graph)):
         found: list[list[fx.Node]] = []
         for run in _runs(stretch):
@@ -161,13 +160,13 @@ def gather_layers(graph: fx.Graph) -> None:
 
 
 def _may_pass(run: list[fx.Node], layer: list[fx.Node]) -> bool:
-    """Whether calls that belong to no layer may be made before one that stands in front of them."""
+    """Whether calls outside any layer can be moved before the layer in front of them."""
     own = set(layer)
     return not _layer(run[-1])[1] and not any(own.intersection(n.all_input_nodes) for n in run)
 
 
 def gather_parts(graph: fx.Graph) -> None:
-    """Let what is taken from the results of a call stand right behind it."""
+    """Move getitem calls right behind the call whose results they take."""
     for node in list(graph.nodes):
         for part in sorted(node.users, reverse=True):
             if part.target is operator.getitem and part.args[0] is node:
@@ -175,7 +174,7 @@ def gather_parts(graph: fx.Graph) -> None:
 
 
 def gather_kernels(graph: fx.Graph) -> None:
-    """Mark what becomes one kernel, and bring it together."""
+    """Mark the calls of each kernel, and make them consecutive."""
     number = count()
     for stretch in list(stretches(graph)):
         _gather(stretch, number)
@@ -195,7 +194,7 @@ def _gather(calls: list[fx.Node], number: Iterator[int]) -> None:
 
 
 def _trimmed(kernel: list[fx.Node]) -> list[fx.Node]:
-    """Without views of what comes from outside for others as well, and of what is made for these alone."""
+    """A kernel without views of outside values that others read too, and views of its results for others only."""
     inside = set(kernel)
     for node in kernel:
         if node.target in FREE and not inside.intersection(node.all_input_nodes) and node.users.keys() - inside:
@@ -207,12 +206,12 @@ def _trimmed(kernel: list[fx.Node]) -> list[fx.Node]:
 
 
 def _takes(node: Call, inside: set[fx.Node]) -> bool:
-    """Whether this is one of several results of a call in there."""
+    """Whether this takes one of several results of a call in the set."""
     return node.target is operator.getitem and node.args[0] in inside
 
 
 def _reorder(calls: list[fx.Node], order: Iterable[fx.Node]) -> None:
-    """Give calls that stand in a row this order."""
+    """Put consecutive calls into this order."""
     last: Any = calls[0].prev if calls else None
     for node in order:
         last.append(node)
@@ -220,7 +219,7 @@ def _reorder(calls: list[fx.Node], order: Iterable[fx.Node]) -> None:
 
 
 def marked(graph: fx.Graph) -> list[list[fx.Node]]:
-    """The kernels that `gather_kernels` has marked."""
+    """The kernels marked by `gather_kernels`."""
     calls = [node for node in graph.nodes if KERNEL in node.meta]
     return [list(kernel) for _, kernel in groupby(calls, lambda node: node.meta[KERNEL])]
 
@@ -229,12 +228,12 @@ CUTS: dict[str, Cut] = {"O1": marked, "O2": layers}
 
 
 def segments(graph: fx.Graph, level: str) -> list[list[fx.Node]]:
-    """What a level compiles as one function each: calls in a row."""
+    """The consecutive calls that a level compiles as one function each."""
     return CUTS[level](graph) if level in CUTS else []
 
 
 def part_of(calls: list[fx.Node]) -> Part:
-    """Calls in a row as a function. What is taken from a result of several parts that is made elsewhere stays there."""
+    """Consecutive calls as a function. getitem calls on the results of outside calls stay outside."""
     inside = set(calls)
     calls = [n for n in calls if n.target is not operator.getitem or n.args[0] in inside]
     inside = set(calls)

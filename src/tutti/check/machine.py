@@ -32,7 +32,7 @@ from tutti.plan.choice import Choice, Choices, candidates, layouts, legal, nest
 from tutti.plan.layout import Layout, Mesh, coordinates_of, devices
 from tutti.plan.plan import Plan
 from tutti.plan.reshard import sent_bytes
-from tutti.tracing.anew import UNDEFINED
+from tutti.tracing.like_operators import UNDEFINED
 
 aten = torch.ops.aten
 LABEL = "operator"
@@ -237,7 +237,7 @@ class _Call:
             said[kind] += sent_bytes(kind, local, mesh["a"])
         for kind in {*said, *sent}:
             # At the ends of a line of parts there is only one neighbour.
-            same = sent.get(kind, 0) <= said[kind] if kind == "shift" else sent.get(kind, 0) == said[kind]
+            same = sent.get(kind, 0) <= said[kind] if kind == "ppermute" else sent.get(kind, 0) == said[kind]
             assert same, f"SENDS says {said[kind]} bytes of {kind}, the local computation sends {sent.get(kind, 0)}"
 
 

@@ -1,1 +1,1 @@
-"""Checkpoints: the logical tensors of a training state, whoever held them, for whoever is going to."""
+"""Checkpoints: the logical tensors of a training state, saved and loaded under any plan."""

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: all ranks write them together, in the background, while training goes on."""
+"""The checkpoints of a run. All ranks write them together, in the background, while training continues."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ class Checkpoints:
         self, root: str | Path, keep: int = 2, second: str | Path | None = None, memory: str | Path | None = None
     ):
         if keep < 1:
-            raise ValueError(f"keep is {keep}; at least one checkpoint has to stay")
+            raise ValueError(f"keep is {keep}; it must be at least 1")
         self.roots = [Path(root), *([Path(second)] if second else [])]
         self.root, self.keep = self.roots[0], keep
         self.together = Consensus()
         self.peers = Peers(Path(memory), self.root, self.together) if memory else None
-        self.copying = bool(memory)  # until memory does not suffice
+        self.copying = bool(memory)  # until the memory does not suffice
         self._copies: Copies = {}
         self._thread: Thread | None = None
         self._outcome: Path | SaveError | None = None
-        self._not_copied: str | None = None  # to the second folder, why; on rank 0
+        self._not_copied: str | None = None  # why the copy to the second folder failed; on rank 0
 
     @HEARTBEAT.working("loads a checkpoint")
     def latest(self, say: Callable[[str], None] = lambda said: None) -> Path | PeerCheckpoint | None:
@@ -75,7 +75,8 @@ class Checkpoints:
         return found
 
     def _candidates(self) -> tuple[list[Path], list[str]]:
-        """Checkpoints of all folders, newest first, and what is to be said of others. Drops what was never finished."""
+        """Checkpoints of all folders, newest first, and messages about folders that cannot be read. Deletes unfinished
+        ones."""
         found, said = [], []
         for root in self.roots:
             try:
@@ -85,7 +86,7 @@ class Checkpoints:
                 folders.clear(root)
             except OSError as error:
                 said.append(f"{root} cannot be read: {reason(error)}: skipped")
-        return sorted(found, key=folders.step_of, reverse=True), said  # of equal steps in the order of the folders
+        return sorted(found, key=folders.step_of, reverse=True), said  # stable: equal steps keep the folders' order
 
     def save(
         self,
@@ -95,27 +96,27 @@ class Checkpoints:
         fill: Callable[[Path], None] = lambda folder: None,
         in_memory: bool = False,
     ) -> None:
-        """Begin to write the checkpoint of so many completed steps; returns when the state is copied.
+        """Start to write the checkpoint after `step` completed steps. Returns when the state is copied.
 
-        facts: of the manifest. fill: writes more files into the folder, on rank 0; not those `in_memory`. Waits for an
-        earlier one, and raises SaveError where that could not be written.
+        facts: entries of the manifest. fill: writes more files into the folder, on rank 0; ignored if `in_memory`.
+        Waits for the checkpoint before, and raises SaveError if that could not be written.
         """
         self.wait()
         if in_memory and not self.copying:
-            raise ValueError("no copies are kept in memory: Checkpoints(..., memory='/dev/shm') says where")
+            raise ValueError("in_memory=True needs a folder in memory: Checkpoints(..., memory='/dev/shm')")
         self._copies = copies(tensors, self._copies)
         work = self._keep if in_memory else self._run
         self._thread = Thread(target=work, args=(step, dict(facts or {}), fill), daemon=True, name="checkpoint")
         self._thread.start()
 
     def done(self) -> Path | None:
-        """The checkpoint on disk that was begun last, once, when it is complete; None before. Raises as `wait`."""
+        """The last checkpoint on disk, once, when it is complete; None before. Raises as `wait`."""
         return None if self._thread is None or self._thread.is_alive() else self.wait()
 
     @HEARTBEAT.working("saves a checkpoint")
     def wait(self) -> Path | None:
-        """The checkpoint that was begun last, if on disk, when it is complete. Raises SaveError where it could not be
-        written, and warns where it could not be copied to the second folder."""
+        """Wait for the last checkpoint and return its folder, or None if it is in memory. Raises SaveError if it could
+        not be written. Warns if it could not be copied to the second folder."""
         if self._thread is None:
             return None
         self._thread.join()
@@ -133,12 +134,12 @@ class Checkpoints:
             everyone = self.together.each(lambda: write(made, self._copies, self.together.group))
             files = {name: told for theirs in everyone for name, told in theirs.items()}
             self._outcome = self.together.one(lambda: self._finish(made, step, files, facts, fill))
-        except Exception as error:  # told by `wait`, in the thread of the run
+        except Exception as error:  # `wait` raises it in the training thread
             what = f"could not save the checkpoint of step {step} in {self.root}: {reason(error)}"
             self._outcome = SaveError(what + self._remains(made) if self.together.rank == 0 else what)
 
     def _remains(self, made: Path) -> str:
-        """Drop what was begun; what there is without it."""
+        """Delete an unfinished checkpoint and say which earlier one remains."""
         shutil.rmtree(made, ignore_errors=True)
         try:
             before = next((x for x in folders.folders(self.root) if folders.find_fault(x, parts=0) is None), None)
@@ -150,12 +151,12 @@ class Checkpoints:
         assert self.peers
         try:
             self.peers.save(step, self._copies, facts)
-        except Exception as error:  # told by `wait`
+        except Exception as error:  # `wait` warns of it
             what = f"could not keep step {step} in memory: {reason(error)}; no more copies are kept there"
             self.copying, self._outcome = False, SaveError(what)
 
     def forget(self) -> None:
-        """Give back the memory of all machines that copies take; for the end of a job."""
+        """Free the memory that in-memory copies take on all machines. Call it at the end of a job."""
         self.wait()
         if self.peers:
             self.peers.forget()

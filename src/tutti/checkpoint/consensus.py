@@ -1,4 +1,4 @@
-"""The ranks of a job, of one mind about a checkpoint: over a Gloo group of their own, so from any one thread."""
+"""Agreement of the ranks of a job about a checkpoint, over a separate Gloo group, so that any one thread can use it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ T = TypeVar("T")
 
 
 class Consensus:
-    """Every rank makes one, and calls the same. group: None where there is a single rank.
+    """Every rank creates one and makes the same calls. group: None for a single rank.
 
-    Raises ValueError where this process is one of several that have not found one another yet.
+    Raises ValueError in a job whose process group is not initialized.
     """
 
     def __init__(self):
         if in_job() and not dist.is_initialized():
-            raise ValueError("the ranks of this job do not know one another: make the step first, then its checkpoints")
+            raise ValueError("torch.distributed is not initialized: build the step before its Checkpoints")
         several = dist.is_initialized() and dist.get_world_size() > 1
         self.group: Any = dist.new_group(backend="gloo", timeout=TIMEOUT) if several else None
         self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
 
     def all(self, mine: Any) -> list[Any]:
-        """What each rank gives, on all ranks."""
+        """The values of all ranks, on all ranks."""
         if self.group is None:
             return [mine]
         given: list[Any] = [None] * self.ranks
@@ -36,7 +36,7 @@ class Consensus:
         return given
 
     def same(self, mine: Any, source: int = 0) -> Any:
-        """What one rank gives."""
+        """The value of the source rank, on all ranks."""
         if self.group is None:
             return mine
         box = [mine]
@@ -44,17 +44,17 @@ class Consensus:
         return box[0]
 
     def each(self, work: Callable[[], T]) -> list[T]:
-        """What some work gives on each rank, on all ranks. Raises OSError on all where it fails on one, with the reason
-        of the first: no rank goes on to communicate with one that does not."""
+        """The results of `work` on each rank, on all ranks. If it fails on one, all raise OSError with the first
+        failure, so that no rank waits for one that stopped."""
         return _results(self.all(_attempt(work)))
 
     def one(self, work: Callable[[], T], source: int = 0) -> T:
-        """What some work gives on one rank, on all ranks. Raises as `each`."""
+        """The result of `work` on the source rank, on all ranks. Raises as `each`."""
         return _results([self.same(_attempt(work) if self.rank == source else None, source)])[0]
 
 
 def _attempt(work: Callable[[], T]) -> tuple[str | None, T | None]:
-    """Why it failed, and what it gives."""
+    """(reason of failure or None, result)."""
     try:
         return None, work()
     except (Exception, CheckpointException) as error:

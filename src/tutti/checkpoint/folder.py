@@ -1,8 +1,8 @@
-"""Folders of checkpoints that are either complete or not there.
+"""Checkpoint folders, which are either complete or absent.
 
-A checkpoint is a folder `step-00000200`: files, and `manifest.json` with the size and checksum of each and facts about
-the run. It is written under another name, brought to the disk, and renamed, so that a crash, a kill or a full disk at
-any moment leaves the checkpoints before it as they were.
+A checkpoint is a folder `step-00000200` with files, and a `manifest.json` with the size and checksum of each file and
+facts about the run. It is written under another name, flushed to disk, and renamed, so a crash, a kill or a full disk
+leaves earlier checkpoints intact.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from typing import Any
 
 from tutti.checkpoint import unpickle
 
-CHECKPOINTS = "checkpoints"  # in the folder of a run
+CHECKPOINTS = "checkpoints"  # subfolder of a run
 MANIFEST = "manifest.json"
-METADATA = ".metadata"  # of torch.distributed.checkpoint
+METADATA = ".metadata"  # index file of torch.distributed.checkpoint
 WRITING = ".writing-"
 
 Files = dict[str, dict[str, int | str]]  # by name: bytes and sha256
 
 
 def scratch(root: Path, step: int) -> Path:
-    """Where the checkpoint of so many completed steps is written."""
+    """The folder in which the checkpoint after `step` completed steps is written."""
     return root / f"{WRITING}{step:08d}"
 
 
 def commit(root: Path, step: int, files: Files, facts: Mapping[str, Any]) -> Path:
-    """Make what was written a checkpoint; its folder. The files are on the disk already."""
+    """Turn a scratch folder into a checkpoint and return its folder. Its files are already flushed to disk."""
     made, final = scratch(root, step), root / f"step-{step:08d}"
     (made / MANIFEST).write_text(json.dumps({"step": step, **facts, "files": files}, indent=1))
     to_disk(made / MANIFEST)
     to_disk(made)
-    if final.exists():  # a broken one of the same step
+    if final.exists():  # a damaged checkpoint of the same step
         shutil.rmtree(final)
     made.rename(final)
     to_disk(root)
@@ -44,35 +44,36 @@ def commit(root: Path, step: int, files: Files, facts: Mapping[str, Any]) -> Pat
 
 
 def clear(root: Path) -> None:
-    """Drop what was never finished."""
+    """Delete unfinished checkpoints."""
     for left_over in root.glob(f"{WRITING}*"):
         shutil.rmtree(left_over, ignore_errors=True)
 
 
 def prune(root: Path, step: int, keep: int) -> None:
-    """Drop all but some of the newest of so many completed steps or fewer; later ones may be damaged."""
+    """Delete all but the newest `keep` checkpoints of at most `step` steps. Later ones do not
+    count: they may be damaged."""
     for old in [x for x in folders(root) if step_of(x) <= step][keep:]:
         shutil.rmtree(old, ignore_errors=True)
 
 
 def step_of(folder: Path) -> int:
-    """How many steps a checkpoint had completed, by its name."""
+    """The number of completed steps, from the folder's name."""
     return int(folder.name.removeprefix("step-"))
 
 
 def unfinished(root: Path) -> int | None:
-    """The step of a checkpoint that was begun and never finished."""
+    """The step of an unfinished checkpoint, or None."""
     left_over = sorted(root.glob(f"{WRITING}*"))
     return int(left_over[-1].name.removeprefix(WRITING)) if left_over else None
 
 
 def folders(root: Path) -> list[Path]:
-    """Newest first."""
+    """Checkpoint folders, newest first, complete or not."""
     return sorted((p for p in root.glob("step-*") if p.name[5:].isdecimal() and p.is_dir()), reverse=True)
 
 
 def latest(root: Path, say: Callable[[str], None] = lambda said: None) -> Path | None:
-    """The newest complete checkpoint, or None; `say` is told of newer ones that are skipped."""
+    """The newest complete checkpoint, or None. `say` reports the newer ones that are skipped."""
     if (step := unfinished(root)) is not None:
         say(f"the checkpoint of step {step} was not finished: skipped")
     for folder in folders(root):
@@ -84,7 +85,7 @@ def latest(root: Path, say: Callable[[str], None] = lambda said: None) -> Path |
 
 
 def manifest(folder: Path) -> dict[str, Any]:
-    """What was written about a checkpoint. Raises ValueError where it is no complete one."""
+    """The manifest of a checkpoint. Raises ValueError if the folder is not a complete checkpoint."""
     try:
         found = json.loads(file_in(folder, MANIFEST).read_text())
         if type(found["step"]) is not int or not all(type(told["bytes"]) is int for told in found["files"].values()):
@@ -104,16 +105,16 @@ def manifest(folder: Path) -> dict[str, Any]:
 
 
 def check(folder: Path, part: int = 0, parts: int = 1) -> None:
-    """ValueError where `find_fault` finds one."""
+    """Raise ValueError if `find_fault` finds a fault."""
     if fault := find_fault(folder, part, parts):
         raise ValueError(f"checkpoint {folder} is not complete: {fault}")
 
 
 def find_fault(folder: Path, part: int = 0, parts: int = 1) -> str | None:
-    """What is wrong with a checkpoint, or None when every file is as it was written.
+    """What is wrong with a checkpoint, or None if every file matches the manifest.
 
-    part, of so many parts: which of the files are looked into; of all it is seen whether they are there, with the
-    size that they had. With no parts none is looked into.
+    Checks existence and size of all files, and checksums of every `parts`-th file, from `part` on (of none if `parts`
+    is 0).
     """
     try:
         files: Files = manifest(folder)["files"]
@@ -133,26 +134,26 @@ def find_fault(folder: Path, part: int = 0, parts: int = 1) -> str | None:
 
 
 class Outside(ValueError):
-    """A name in a checkpoint that leads out of its folder."""
+    """A file name in a checkpoint that points outside its folder."""
 
 
 def file_in(folder: Path, name: str) -> Path:
-    """The file of this name in a checkpoint, which may not be there. Nothing is opened.
+    """The path of a file in a checkpoint, whether or not it exists. Opens nothing.
 
-    Raises Outside for an absolute name, one with `..`, a symbolic link out of the folder, a pipe and a device.
+    Raises Outside for an absolute name, a name with `..`, a symbolic link out of the folder, a pipe or a device.
     """
     path, pure = folder / name, PurePosixPath(name)
     if not name or "\0" in name or "\\" in name or pure.is_absolute() or ".." in pure.parts or pure == PurePosixPath():
-        raise Outside(f"the file name {name!r} leads out of the folder: refused")
+        raise Outside(f"refused: the file name {name!r} points outside the folder")
     if not path.resolve().is_relative_to(folder.resolve()):
-        raise Outside(f"{name} is a symbolic link out of the folder: refused")
-    if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for
-        raise Outside(f"{name} is no regular file: refused")
+        raise Outside(f"refused: {name} is a symbolic link out of the folder")
+    if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would block
+        raise Outside(f"refused: {name} is not a regular file")
     return path
 
 
 def fault_of(path: Path, told: dict[str, int | str], read: bool = True) -> str | None:
-    """What is wrong with a file, or None when it is as the manifest says: by its size alone where it is not `read`."""
+    """What is wrong with a file, or None if it matches its manifest entry. Checks only the size unless `read`."""
     try:
         if not path.exists():
             return "is missing"
@@ -164,7 +165,7 @@ def fault_of(path: Path, told: dict[str, int | str], read: bool = True) -> str |
 
 
 def describe(path: Path) -> dict[str, int | str]:
-    """Size and checksum of a file, as in a manifest."""
+    """Size and checksum of a file, as a manifest entry."""
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256")
     return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}

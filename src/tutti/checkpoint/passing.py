@@ -1,4 +1,4 @@
-"""Files that a rank wrote sent to another rank, while it takes what others send."""
+"""Send files that a rank wrote to another rank, while receiving files from others."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch.distributed as dist
 from tutti.checkpoint.folder import METADATA, Files, Outside, file_in
 from tutti.checkpoint.write import reason
 
-CHUNK = 1 << 26  # bytes that are sent at once
+CHUNK = 1 << 26  # bytes per message
 
 
 def pass_on(folder: Path, mine: Files, target: int, others: Mapping[int, Files], group: dist.ProcessGroup) -> None:
-    """Send what this rank wrote into a folder, and write what others send into that of the same name here.
+    """Send this rank's files in `folder` to rank `target`, and write the received files into the same folder here.
 
-    others: what each rank sends whose target this one is. Every rank of the group calls it. Raises OSError at its end
-    where something could not be read or kept here: all is sent and taken before, so that no other rank waits.
+    others: the files of each rank that sends to this one. Collective over the group. Raises OSError if a file could not
+    be read or written, but only after all messages are exchanged, so that no other rank blocks.
     """
     faults: list[str] = []
 
@@ -53,18 +53,18 @@ def pass_on(folder: Path, mine: Files, target: int, others: Mapping[int, Files],
 
 
 def _tensors(files: Files) -> list[tuple[str, int]]:
-    """Files of tensors and their bytes."""
+    """The tensor files and their bytes."""
     return [(name, int(told["bytes"])) for name, told in sorted(files.items()) if name != METADATA]
 
 
 def _chunks(files: Files) -> Iterator[tuple[str, int]]:
-    """What is sent of them one after the other: of which file, and how many bytes."""
+    """The messages of these files in order: file name and bytes."""
     for name, count in _tensors(files):
         yield from ((name, min(CHUNK, count - begin)) for begin in range(0, count, CHUNK))
 
 
 def _contents(folder: Path, files: Files) -> Iterator[torch.Tensor]:
-    """... where it lies."""
+    """The contents of these messages."""
     for name, count in _tensors(files):
         if count:
             yield from torch.from_file(str(folder / name), size=count, dtype=torch.uint8).split(CHUNK)

@@ -1,4 +1,4 @@
-"""A checkpoint whose files are on several machines: a rank reads what is on its own, and is sent the rest."""
+"""A checkpoint whose files are spread over machines. A rank reads its machine's files, and receives the rest."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import torch.distributed as dist
 from tutti.checkpoint.consensus import Consensus
 from tutti.checkpoint.reader import Block, CheckpointReader, Piece
 
-ROUND = 1 << 26  # bytes that a rank asks for at once
+ROUND = 1 << 26  # bytes that a rank requests per round
 
-Pieces = Sequence[tuple[Piece, torch.Tensor]]  # with the memory that each goes into
+Pieces = Sequence[tuple[Piece, torch.Tensor]]  # with the destination of each
 
 
 class PeerCheckpoint(CheckpointReader):
-    """The tensors of a checkpoint in memory. Every rank of a job has one, and all load together.
+    """The tensors of a checkpoint in memory. Every rank of a job creates one, and all call `load` together.
 
-    about: its manifest. servers: files that are on other machines alone, and the rank that reads each for this one.
-    bytes: of numbers that were read. sent: of these by other ranks.
+    about: the manifest. servers: for each file that is only on other machines, the rank that reads it for this one.
+    bytes: bytes read so far. sent: those of them that other ranks sent.
     """
 
     def __init__(self, folder: Path, about: dict[str, Any], metadata: bytes, servers: Mapping[str, int],
@@ -33,7 +33,7 @@ class PeerCheckpoint(CheckpointReader):
 
     @property
     def step(self) -> int:
-        """How many steps it had completed."""
+        """The number of completed steps."""
         return self.about["step"]
 
     def __str__(self) -> str:
@@ -44,10 +44,10 @@ class PeerCheckpoint(CheckpointReader):
         rounds = list(_rounds([x for x in pieces if x[0].block.file in self.servers]))
         for i in range(max(self.together.all(len(rounds)))):
             self._ask(rounds[i] if i < len(rounds) else [])
-        self._files.clear()  # memory is not kept when the files go
+        self._files.clear()  # an open mapping would keep the memory of deleted files
 
     def _ask(self, pieces: Pieces) -> None:
-        """Be sent pieces, and send others what they ask for."""
+        """Receive pieces from other ranks, and send the pieces they request."""
         ranks, each = range(self.together.ranks), [self.servers[piece.block.file] for piece, _ in pieces]
         asked = [[x for x, rank in zip(pieces, each, strict=True) if rank == r] for r in ranks]
         wanted = [json.dumps([_plain(piece) for piece, _ in row]).encode() for row in asked]
@@ -62,7 +62,7 @@ class PeerCheckpoint(CheckpointReader):
                 self.bytes, self.sent = self.bytes + piece.bytes, self.sent + piece.bytes
 
     def _swap(self, texts: Sequence[bytes]) -> list[bytearray]:
-        """Give each rank a text; what they gave."""
+        """All-to-all of byte strings: one for each rank, in rank order."""
         group, counts = self.together.group, torch.tensor([len(text) for text in texts])
         theirs = torch.empty_like(counts)
         dist.all_to_all_single(theirs, counts, group=group)
@@ -73,7 +73,7 @@ class PeerCheckpoint(CheckpointReader):
 
 
 def _rounds(pieces: Pieces) -> Iterator[Pieces]:
-    """Some at a time."""
+    """Split pieces into rounds of at most ROUND bytes."""
     some, count = [], 0
     for piece, into in pieces:
         if some and count + piece.bytes > ROUND:
@@ -90,7 +90,7 @@ def _bytes(x: torch.Tensor) -> bytes:
 
 
 def _plain(piece: Piece) -> list:
-    """A piece as JSON has it."""
+    """A piece as JSON data."""
     return [astuple(piece.block), piece.low, piece.high, str(piece.dtype).removeprefix("torch.")]
 
 

@@ -1,8 +1,7 @@
-"""Checkpoints in the memory of machines, each with the parts of the machine before it: they outlive the processes, and
-the loss of any one machine.
+"""Checkpoints in the memory of machines. They survive the processes, and the loss of any one machine.
 
-In the memory of every machine a folder has the files that its ranks wrote, those of the machine before it, and the
-manifest of all. A checkpoint is there as long as each of its files is on some machine as it was written.
+A folder in each machine's memory holds the files that its ranks wrote, copies of the files of the machine before it,
+and the manifest. A checkpoint is complete while each of its files is intact on some machine.
 """
 
 from __future__ import annotations
@@ -27,33 +26,33 @@ from tutti.checkpoint.write import Copies, write
 from tutti.hardware.machine import identity
 from tutti.plan.explain import size
 
-HEADERS = 4096  # bytes that a block takes in a file besides its numbers, at most
-NAME = ".memory"  # a file next to the checkpoints on disk, with the name of the folders in memory
+HEADERS = 4096  # upper bound on a block's bytes in a file besides its data
+NAME = ".memory"  # a file next to the checkpoints on disk that names the folders in memory
 
 
 class Peers:
-    """The checkpoints of a run in memory. Every rank of a job makes one, and calls the same.
+    """The in-memory checkpoints of a run. Every rank of a job creates one and makes the same calls.
 
-    memory: a folder in the memory of this machine, by which machines are told apart. root: where the run keeps its
-    checkpoints on disk; with it what is in memory is forgotten.
+    memory: a folder in the memory of this machine; it also identifies the machine. root: the run's checkpoint folder on
+    disk; deleting it orphans the copies in memory.
     """
 
     def __init__(self, memory: Path, root: Path, together: Consensus):
         self.together = together
         if not all(together.all(os.path.isdir(memory))):
-            raise ValueError(f"there is no folder {memory}, in which copies of the state are to be kept in memory")
+            raise ValueError(f"memory={str(memory)!r}: no such folder; in-memory copies need one, such as /dev/shm")
         self.folder = memory / f"tutti-{together.one(lambda: _name(root))}"
         together.each(lambda: _make(self.folder))
         everywhere = together.each(lambda: _machine(self.folder))
         machines = list(dict.fromkeys(everywhere))
         self.members = [[rank for rank, x in enumerate(everywhere) if x == machine] for machine in machines]
         self.machine = machines.index(everywhere[together.rank])
-        self.place = self.members[self.machine].index(together.rank)  # of this rank among those of its machine
+        self.place = self.members[self.machine].index(together.rank)  # this rank's index on its machine
 
     def save(self, step: int, tensors: Copies, facts: Mapping[str, Any]) -> None:
-        """Write the checkpoint of so many completed steps, then drop the one before.
+        """Write the checkpoint after `step` completed steps, then delete the one before.
 
-        Raises OSError on all ranks where one of them fails; the one before stays then.
+        Raises OSError on all ranks if one fails; then the one before stays.
         """
         together, made = self.together, folders.scratch(self.folder, step)
         together.each(self._clear)
@@ -70,9 +69,9 @@ class Peers:
         together.each(lambda: self._drop_all_but(step))
 
     def newest(self, say: Callable[[str], None]) -> PeerCheckpoint | None:
-        """The newest checkpoint of which every file is on some machine; rank 0 is told of newer ones.
+        """The newest checkpoint all of whose files are intact on some machine. Rank 0 reports the newer ones.
 
-        Each file is looked into by one rank of its machine. What was never finished is dropped.
+        Each file is checked by one rank of its machine. Unfinished checkpoints are deleted.
         """
         self.together.each(self._clear)
         here: dict[tuple[int, str], dict[str, Any]] = {}
@@ -91,7 +90,7 @@ class Peers:
         return None
 
     def forget(self) -> None:
-        """Drop all."""
+        """Delete all copies."""
         self.together.all(None)
         if self.place == 0:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -102,14 +101,14 @@ class Peers:
             folders.clear(self.folder)
 
     def _check_room(self, tensors: Copies) -> None:
-        """OSError on all ranks where one machine has no room for a checkpoint."""
+        """Raise OSError on all ranks if a machine lacks the memory for a checkpoint."""
         mine = sum(block.nbytes + HEADERS for _, owned in tensors.values() for block in owned.values())
         told = self.together.each(lambda: (mine, _room(self.folder), str(self.folder)))
         for machine, members in enumerate(self.members):
             _, room, folder = told[members[0]]
             kept = {*members, *self.members[machine - 1]}
             if (need := sum(told[rank][0] for rank in kept)) > room:
-                raise OSError(f"{size(need)} do not fit into {folder}, which has {size(room)} left")
+                raise OSError(f"a copy needs {size(need)}; {folder} has {size(room)} left")
 
     def _commit(self, step: int, files: Sequence[Files], facts: Mapping[str, Any], metadata: bytes) -> None:
         if self.place == 0:
@@ -118,18 +117,18 @@ class Peers:
 
     def _drop_all_but(self, step: int) -> None:
         for other in folders.folders(self.folder) if self.place == 0 else ():
-            if folders.step_of(other) != step:  # later ones, too: nobody could go on from them
+            if folders.step_of(other) != step:  # later ones too: no run resumed from them
                 shutil.rmtree(other, ignore_errors=True)
 
     def _pass_on(self, made: Path, files: Sequence[Files]) -> None:
-        """Send what this rank wrote to one of the next machine, and keep what is sent here."""
+        """Send this rank's files to a rank of the next machine, and receive those of the machine before."""
         after = self.members[(self.machine + 1) % len(self.members)]
         own, me, group = self.members[self.machine], self.together.rank, self.together.group
         sources = [x for i, x in enumerate(self.members[self.machine - 1]) if own[i % len(own)] == me]
         pass_on(made, files[me], after[self.place % len(after)], {x: files[x] for x in sources}, group)
 
     def _found(self) -> dict[tuple[int, str], dict[str, Any]]:
-        """Manifests of the checkpoints here that have one, by step and by what tells it from another of that step."""
+        """The manifests of the checkpoints here, by step and a key that tells checkpoints of one step apart."""
         found = {}
         for path in folders.folders(self.folder):
             with suppress(ValueError):
@@ -138,13 +137,13 @@ class Peers:
         return found
 
     def _whole(self, path: Path, files: Files) -> list[str]:
-        """Of the files of a checkpoint that are here, and that this rank looks into, those that are as written."""
+        """The intact files among those that are here and assigned to this rank."""
         there = sorted(name for name in files if os.path.exists(path / name))
         mine = there[self.place :: len(self.members[self.machine])]
         return [name for name in mine if folders.fault_of(path / name, files[name]) is None]
 
     def _servers(self, whole: Sequence[Sequence[str] | None]) -> dict[str, int]:
-        """The rank that reads a file for this one, where it is on other machines alone."""
+        """For each file that is only on other machines, the rank that reads it for this one."""
         found: dict[str, int] = {}
         for step in range(1, len(self.members)):
             members = self.members[self.machine - step]
@@ -155,32 +154,32 @@ class Peers:
 
 
 def _name(root: Path) -> str:
-    """Of the folders in memory: of this run, and no other that had the same folder."""
+    """The name of this run's folders in memory. It is unique: another run in the same folder gets another one."""
     root.mkdir(parents=True, exist_ok=True)
     path = root / NAME
     if not path.exists() or not path.read_text():
         path.write_text(uuid.uuid4().hex)
     name = path.read_text()
     if not re.fullmatch("[0-9a-f]{32}", name):  # it is part of a path
-        raise ValueError(f"{path} is damaged: it holds {name[:40]!r} instead of 32 hexadecimal digits; remove it")
+        raise ValueError(f"{path} is damaged: expected 32 hexadecimal digits, found {name[:40]!r}; delete it")
     return name
 
 
 def _make(folder: Path) -> None:
-    """Make a folder that only this user can read. Raises OSError where another user made it."""
+    """Create a folder that only this user can read. Raises OSError if it belongs to another user."""
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or (hasattr(os, "getuid") and folder.stat().st_uid != os.getuid()):
-        raise OSError(f"{folder} was made by another user: copies of the state are not kept there")
+        raise OSError(f"{folder} belongs to another user: refused to keep copies of the state there")
 
 
 def _machine(folder: Path) -> tuple[str, int, int]:
-    """The same for all processes that see the same folder, and for no others."""
+    """An identity shared by exactly the processes that see the same folder."""
     told = folder.stat()
     return identity(), told.st_dev, told.st_ino
 
 
 def _room(folder: Path) -> int:
-    """Bytes that may be written there: what its file system allows, and no more than the machine has memory for."""
+    """Bytes that can be written there: the free space of the file system, at most the machine's available memory."""
     free, told = shutil.disk_usage(folder).free, Path("/proc/meminfo")
     lines = told.read_text().splitlines() if told.exists() else []
     return min([free, *(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable:"))])

@@ -1,8 +1,8 @@
-"""What lies in the files of a checkpoint, and a reader that reads of them what is needed and no more.
+"""A reader of checkpoint files that reads only the rows it needs.
 
-The files are those of `torch.distributed.checkpoint`: `.metadata` says which blocks of which tensor lie where, each as
-`torch.save` writes it, a zip archive whose members are not compressed. So rows can be read where they lie, while
-`FileSystemReader` reads blocks whole. Neither pickle in these files is run: see `unpickle`.
+The files are those of `torch.distributed.checkpoint`. `.metadata` says where the blocks of each tensor are stored. Each
+block is a `torch.save` zip archive without compression, so single rows can be read in place; `FileSystemReader` would
+read whole blocks. The pickles in these files are never executed: see `unpickle`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LOCAL_HEADER = 30  # bytes, before the name and the extra field of a member (zip
 
 @dataclass(frozen=True)
 class Block:
-    """Where it begins in the whole tensor, its sizes, and its bytes in a file: name, offset and count."""
+    """A stored block: its offsets in the full tensor, its sizes, and its file, offset and byte count there."""
 
     begin: Shape
     sizes: Shape
@@ -40,7 +40,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Piece:
-    """What a stored block and one that is held share: from where to where in the whole tensor."""
+    """The overlap of a stored block and a local one: from `low` to `high` in the full tensor."""
 
     block: Block
     low: Shape
@@ -56,16 +56,16 @@ class Piece:
         return prod(self.sizes) * self.dtype.itemsize
 
     def within(self, begin: Shape) -> tuple[slice, ...]:
-        """... in a block that begins there."""
+        """The overlap as slices of a block that starts at `begin`."""
         return tuple(slice(a - o, b - o) for a, b, o in zip(self.low, self.high, begin, strict=True))
 
 
 class CheckpointReader:
     """The tensors of a checkpoint.
 
-    metadata: the bytes of its `.metadata`, read where they are not given. tensors: what they are, whole. bytes: of
-    numbers that were read. Raises FileNotFoundError where there is none, and ValueError where it is damaged, would run
-    code, or names a file outside of the folder.
+    metadata: the bytes of its `.metadata`, read from the folder if None. tensors: the Spec of each full tensor. bytes:
+    bytes of tensor data read so far. Raises FileNotFoundError if there is no checkpoint, and ValueError if it is
+    damaged, would run code, or names a file outside the folder.
     """
 
     def __init__(self, folder: Path, metadata: bytes | None = None):
@@ -82,7 +82,7 @@ class CheckpointReader:
             raise ValueError(f"{folder} cannot be loaded: {told}") from None
 
     def _take(self, metadata: Any) -> None:
-        """Tensors and blocks of a `.metadata`."""
+        """Set tensors and blocks from a `.metadata`."""
         places: dict[tuple[str, Shape], Any] = {
             (index.fqn, tuple(getattr(index, "offset", None) or ())): place
             for index, place in metadata.storage_data.items()
@@ -98,33 +98,32 @@ class CheckpointReader:
                 self.blocks[name] = [_block(chunk, places[name, tuple(chunk.offsets)]) for chunk in known.chunks]
 
     def load(self, wanted: Mapping[str, ShardedTensor]) -> None:
-        """Read what is held of tensors, by name.
+        """Read the local blocks of tensors, by name.
 
-        Raises ValueError for a tensor that is not here, or that is another; nothing has been read then.
+        Raises ValueError, before anything is read, if a tensor is missing or has another shape or dtype.
         """
         for name, held in wanted.items():
             if name not in self.tensors:
                 raise ValueError(f"{self.folder} has no tensor {name!r}")
             if (here := self.tensors[name]) != held.spec:
-                raise ValueError(f"{name} has {here.shape} {here.dtype} in {self.folder}, "
-                                 f"{held.spec.shape} {held.spec.dtype} is wanted")  # fmt: skip
+                raise ValueError(f"{name} is {here} in {self.folder}; {held.spec} is expected")
         self._fill([x for name, held in wanted.items() for x in self._pieces(name, held.first())])
         for held in wanted.values():
             held.spread()
 
     def whole(self, name: str) -> torch.Tensor:
-        """A tensor, all of it."""
+        """The full tensor."""
         spec = self.tensors[name]
         return self.block(name, (0,) * len(spec.shape), spec.shape)
 
     def block(self, name: str, begin: Shape, sizes: Shape) -> torch.Tensor:
-        """A block of a tensor."""
+        """A block of a tensor: from offsets `begin`, of these sizes."""
         made = torch.empty(sizes, dtype=self.tensors[name].dtype)
         self._fill(list(self._pieces(name, [(begin, made)])))
         return made
 
     def _pieces(self, name: str, wanted: Iterable[tuple[Shape, torch.Tensor]]) -> Iterator[tuple[Piece, torch.Tensor]]:
-        """What is to be read of a tensor, and into what memory."""
+        """The pieces to read of a tensor, each with the tensor to copy it into."""
         for begin, into in wanted:
             for block in self.blocks[name]:
                 if shared := overlap(block.begin, block.sizes, begin, tuple(into.shape)):
@@ -132,19 +131,19 @@ class CheckpointReader:
                     yield piece, into[piece.within(begin)]
 
     def _fill(self, pieces: Sequence[tuple[Piece, torch.Tensor]]) -> None:
-        for piece, _ in pieces:  # before anything changes
+        for piece, _ in pieces:  # check all before anything changes
             self._numbers(piece.block, piece.dtype)
         for piece, into in pieces:
             into.copy_(self.read(piece).view(into.shape))
             self.bytes += piece.bytes
 
     def read(self, piece: Piece) -> torch.Tensor:
-        """A copy of what lies in a file here, of these rows alone: bytes of numbers, in their order."""
+        """A copy of a piece, read from a local file."""
         stored = self._numbers(piece.block, piece.dtype)[piece.within(piece.block.begin)]
         return torch.from_numpy(np.array(stored)).view(piece.dtype)
 
     def _numbers(self, block: Block, dtype: torch.dtype) -> np.ndarray:
-        """A block where it lies, as bytes: its sizes, and the bytes of a number."""
+        """A memory-mapped block: uint8 of the block's sizes, plus a last dim for the bytes of an element."""
         if block.file not in self._files:
             self._files[block.file] = np.memmap(self._paths[block.file], np.uint8, "r")
         archive = self._files[block.file][block.offset : block.offset + block.count]
@@ -166,35 +165,35 @@ def _block(chunk: Any, place: Any) -> Block:
 
 
 def _place(archive: np.ndarray, sizes: Shape, itemsize: int) -> tuple[int, int, Shape]:
-    """Where the numbers begin in what `torch.save` wrote of one tensor, how many bytes they take, and their strides.
+    """Offset of the data in a `torch.save` archive of one tensor, its bytes, and its strides.
 
-    Raises ValueError where it is no tensor of these sizes.
+    Raises ValueError if the archive is not a tensor of these sizes.
     """
     with zipfile.ZipFile(_Bytes(archive)) as members:
         named = {member.filename.partition("/")[2]: member for member in members.infolist()}
     if not {"data.pkl", "data/0"} <= named.keys():
-        raise ValueError("a stored tensor has no numbers")
+        raise ValueError("a stored tensor has no data")
     offset, found, strides = unpickle.tensor_header(archive[_extent(archive, named["data.pkl"])].tobytes())
     stored = _extent(archive, named["data/0"])
     count = (1 + sum((n - 1) * x for n, x in zip(sizes, strides, strict=False))) * itemsize if prod(sizes) else 0
     begin = stored.start + offset * itemsize
     if found != sizes or begin + count > stored.stop:
-        raise ValueError(f"a stored tensor has other sizes than {sizes}")
+        raise ValueError(f"a stored tensor has other sizes than the {sizes} in the metadata")
     return begin, count, strides
 
 
 def _extent(archive: np.ndarray, member: zipfile.ZipInfo) -> slice:
-    """Where a member lies. Its checksum is not looked at: that of the whole file is in the manifest."""
+    """The bytes of a zip member. Its CRC is not checked: the manifest has a checksum of the file."""
     header = archive[member.header_offset :][:LOCAL_HEADER].tobytes()
     begin = member.header_offset + LOCAL_HEADER + sum(int.from_bytes(header[i : i + 2], "little") for i in (26, 28))
     end = begin + member.file_size
     if member.compress_type != zipfile.ZIP_STORED or member.header_offset < 0 or end > len(archive):
-        raise ValueError("a stored tensor is compressed, or not all there")
+        raise ValueError("a stored tensor is compressed or truncated")
     return slice(begin, end)
 
 
 class _Bytes(io.RawIOBase):
-    """Bytes of a mapped file as a file, of which only that is read which is asked for."""
+    """A byte array as a file. Reads only what is requested, as the array may be a memory map."""
 
     def __init__(self, data: np.ndarray):
         self.data, self.at = data, 0

@@ -1,4 +1,4 @@
-"""A checkpoint written anew, as the ranks of another plan would have: by one process, a rank at a time."""
+"""Rewrite a checkpoint as the ranks of another plan would, in one process, one rank at a time."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tutti.plan.plan import Plan
 def reshard(
     source: Path, plan: Plan, out: Path, progress: Callable[[int, int], None] = lambda done, ranks: None
 ) -> Path:
-    """Write the same state under another plan; the folder of the checkpoint, which is made in `out`.
+    """Write the same state under another plan. Returns the new checkpoint folder, inside `out`.
 
-    plan: of the same model. Of a pipeline the ranks of one stage write what all stages hold. At a time the part of one
-    rank is in memory. progress: told how many ranks of how many are written. Raises ValueError where `source` is no
-    whole checkpoint, the plan does not fit it, or `out` has one of that step; nothing is left then.
+    plan: a plan for the same model. Only the data of one rank is in memory at a time. progress: called with the ranks
+    written and the total. Raises ValueError if `source` is incomplete, the plan is for another model, or `out` already
+    has a checkpoint of that step; nothing is written then.
     """
     about, mesh = folders.manifest(source), plan.inner
     folders.check(source)
     if (there := out / source.name).exists():
-        raise ValueError(f"{there} is there already: choose another folder")
+        raise ValueError(f"{there} already exists: choose another folder")
     stored = CheckpointReader(source)
     if foreign := {x for x in plan.inputs if x.startswith("param:")} - set(about["labels"].values()):
         raise ValueError(
-            f"the plan is of another model: it says how {min(foreign)!r} lies, which {source} does not have"
+            f"the plan is for another model: it has a layout for {min(foreign)!r}, which is not in {source}"
         )
     layouts = {name: plan.input_layout(about["labels"][name]) for name in stored.tensors}
     for name, layout in layouts.items():

@@ -1,7 +1,7 @@
-"""Read the two pickles of a checkpoint without running them: `.metadata`, and the header of a stored tensor.
+"""Read the two pickles of a checkpoint without executing them: `.metadata`, and the header of a stored tensor.
 
-A pickle names functions and calls them. Here each name it may use stands for a plain record, made anew for every
-file; any other name raises ValueError. No class of torch is instantiated, and nothing outside the result changes.
+A pickle names functions and calls them. Here each allowed name stands for a plain record class, created per file. Any
+other name raises ValueError. No class of torch is instantiated, and nothing outside the result changes.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import Any
 import torch
 
 DCP = "torch.distributed.checkpoint"
-# What torch.distributed.checkpoint of torch 2.3 to 2.13 writes into `.metadata`, besides dtypes.
+# What torch.distributed.checkpoint writes in torch 2.3 to 2.13 into `.metadata`, besides dtypes.
 RECORDS = [
     (f"{DCP}.filesystem", "_StorageInfo"),
     *((f"{DCP}.metadata", name) for name in ("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata",
       "MetadataIndex", "StorageMeta", "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING")),
 ]  # fmt: skip
 PATHS = {"PosixPath": PurePosixPath, "WindowsPath": PureWindowsPath}
-PATH_MODULES = ("pathlib", "pathlib._local")  # the latter of Python 3.13
+PATH_MODULES = ("pathlib", "pathlib._local")  # the latter in Python 3.13
 STORAGES = ("Storage", "_UntypedStorage", "UntypedStorage")
 
 
 def metadata(content: bytes) -> Any:
-    """The `.metadata` of a checkpoint, as records with the attributes that torch's classes have.
+    """The `.metadata` of a checkpoint, as records with the attributes of torch's classes.
 
-    Raises ValueError for a pickle that names anything but `RECORDS`, torch.Size, dtypes and paths, or is damaged.
+    Raises ValueError for a damaged pickle, or one that names anything but `RECORDS`, torch.Size, dtypes and paths.
     """
     known: dict[tuple[str, str], Any] = {row: _record(row[1]) for row in RECORDS}
     known |= {(module, name): kind for module in PATH_MODULES for name, kind in PATHS.items()}
@@ -41,7 +41,7 @@ def metadata(content: bytes) -> Any:
 
 
 def tensor_header(content: bytes) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """Offset, sizes and strides, in numbers, of the tensor whose `data.pkl` this is (`torch.save`).
+    """Offset, sizes and strides, in elements, of the tensor with this `data.pkl` (`torch.save`).
 
     Raises ValueError for anything but one dense tensor.
     """
@@ -54,7 +54,7 @@ def tensor_header(content: bytes) -> tuple[int, tuple[int, ...], tuple[int, ...]
 
     known: dict[tuple[str, str], Any] = {
         ("torch._utils", "_rebuild_tensor_v2"): rebuild,
-        ("torch._utils", "_rebuild_tensor_v3"): rebuild,  # of dtypes that have no storage class
+        ("torch._utils", "_rebuild_tensor_v3"): rebuild,  # dtypes without a storage class
         ("torch._utils", "_rebuild_parameter"): parameter,
         ("collections", "OrderedDict"): OrderedDict,
         ("torch", "Size"): tuple,
@@ -63,16 +63,16 @@ def tensor_header(content: bytes) -> tuple[int, tuple[int, ...], tuple[int, ...]
     found = _load(content, known, "a stored tensor", storages=True)
     numbers = (getattr(found, "sizes", None), getattr(found, "strides", None))
     if not all(isinstance(row, tuple) and all(type(x) is int and x >= 0 for x in row) for row in numbers):
-        raise ValueError("a stored tensor is no dense tensor")
+        raise ValueError("a stored tensor is not dense")
     if type(found.offset) is not int or found.offset < 0 or len(found.sizes) != len(found.strides):
-        raise ValueError("a stored tensor is no dense tensor")
+        raise ValueError("a stored tensor is not dense")
     return found.offset, found.sizes, found.strides
 
 
 def _record(name: str) -> type:
-    """A class that runs nothing: state that is a dict becomes attributes, other state the attribute `state`.
+    """A class without behaviour: a dict state becomes attributes, any other state the attribute `state`.
 
-    Two are equal only where they are one: a key of a dict is hashed before its attributes are there.
+    Equality is identity, because dict keys are hashed before their attributes are set.
     """
 
     def take(self: Any, state: Any) -> None:
@@ -91,12 +91,12 @@ def _load(content: bytes, known: Mapping[tuple[str, str], Any], what: str, stora
                 return dtype
             if storages and module in ("torch", "torch.storage") and name.endswith(STORAGES):
                 return name
-            raise _Refused(f"{what} is a pickle that names {module}.{name}, which no checkpoint needs: refused, "
-                           "because loading it would run that code")  # fmt: skip
+            raise _Refused(f"refused: {what} is a pickle that names {module}.{name}, which no checkpoint needs; "
+                           "loading it would run that code")  # fmt: skip
 
         def persistent_load(self, pid: Any) -> Any:
             if not storages:
-                raise _Refused(f"{what} refers to objects outside of it: refused")
+                raise _Refused(f"refused: {what} refers to objects outside the file")
             return pid
 
     read: Callable[[], Any] = Reader(io.BytesIO(content)).load
@@ -104,9 +104,9 @@ def _load(content: bytes, known: Mapping[tuple[str, str], Any], what: str, stora
         return read()
     except _Refused:
         raise
-    except Exception as error:  # whatever a damaged pickle makes of the records
+    except Exception as error:  # a damaged pickle may raise anything
         raise ValueError(f"{what} is damaged: {type(error).__name__}: {error}") from None
 
 
 class _Refused(ValueError):
-    """A name that is not among those allowed."""
+    """The pickle uses a name that is not allowed."""

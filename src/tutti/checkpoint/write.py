@@ -1,4 +1,4 @@
-"""Writing the tensors of a checkpoint, as `torch.distributed.checkpoint` lays them out: each block once."""
+"""Write the tensors of a checkpoint in the format of `torch.distributed.checkpoint`, each block once."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tutti.exec.sharded_tensor import ShardedTensor
 from tutti.ir.step_graph import Spec
 from tutti.plan.boxes import Shape
 
-Copies = dict[str, tuple[Spec, dict[Shape, torch.Tensor]]]  # of owned blocks: what the whole is, and where each begins
-AHEAD = 1 << 25  # bytes that wait in the page cache before the disk is told to begin
+Copies = dict[str, tuple[Spec, dict[Shape, torch.Tensor]]]  # by name: full Spec, owned blocks by offset
+AHEAD = 1 << 25  # bytes in the page cache before write-back is started
 
 
 def copies(tensors: Mapping[str, ShardedTensor], known: Copies | None = None) -> Copies:
-    """Copies in the host's memory of what this process is to write, in that of earlier ones where they fit."""
+    """Copies in host memory of the blocks that this process writes. Reuses the memory of `known` where it fits."""
     made: Copies = {}
     for name, held in tensors.items():
         before = known[name][1] if known and name in known else {}
@@ -45,10 +45,10 @@ def _like(block: torch.Tensor, known: torch.Tensor | None) -> torch.Tensor:
 
 
 def write(folder: Path, tensors: Copies, group: dist.ProcessGroup | None = None) -> Files:
-    """Write the file of this process, and with the last the `.metadata` of all. Every rank of the group calls it.
+    """Write the file of this process; the coordinator also writes `.metadata`. Every rank of the group calls it.
 
-    Size and checksum of what this process wrote, by name. Raises `CheckpointException` on all ranks where one of them
-    fails; without a group, what failed.
+    Returns size and checksum of the files this process wrote, by name. If a rank fails, all raise CheckpointException;
+    without a group, the error itself.
     """
     if group is None:
         return write_each(folder, [tensors])
@@ -59,13 +59,13 @@ def write(folder: Path, tensors: Copies, group: dist.ProcessGroup | None = None)
 
 
 def write_each(folder: Path, ranks: Iterable[Copies]) -> Files:
-    """Write what several ranks are to write, one after the other, and the `.metadata` of all."""
+    """Write the files of several ranks, one after the other, and their `.metadata`."""
     writer, planner, plans, results = _Writer(folder), _Planner(), [], []
     with _own_checksums():
         for rank, tensors in enumerate(ranks):
             planner.set_up_planner(dict(tensors))
             plans.append(writer.prepare_local_plan(planner.create_local_plan()))
-            named = writer.prepare_global_plan(plans)[rank]  # whose place in the list names its file
+            named = writer.prepare_global_plan(plans)[rank]  # the index in the list names the file
             results.append(writer.write_data(named, planner).value())
         _, metadata = planner.create_global_plan(plans)
         writer.finish(metadata, results)
@@ -74,7 +74,7 @@ def write_each(folder: Path, ranks: Iterable[Copies]) -> Files:
 
 @contextmanager
 def _own_checksums() -> Iterator[None]:
-    """The manifest has a checksum of every file: `torch.save` need not take another of every tensor."""
+    """Turn off torch.save's CRC per tensor: the manifest has a checksum per file."""
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:
@@ -84,7 +84,7 @@ def _own_checksums() -> Iterator[None]:
 
 
 class _Writer(FileSystemWriter):
-    """Takes checksums of files while they are written."""
+    """Computes the checksums of files while writing them."""
 
     def __init__(self, folder: Path):
         super().__init__(folder)
@@ -109,7 +109,7 @@ class _Files(FileSystem):
 
 
 class _Summed(io.RawIOBase):
-    """A file that is written from its beginning to its end, with a checksum of what was."""
+    """A file that is written sequentially, with a running checksum."""
 
     def __init__(self, file):
         self.file, self.digest, self.at, self.asked = file, hashlib.sha256(), 0, 0
@@ -139,13 +139,13 @@ class _Summed(io.RawIOBase):
 
 
 def _begin_to_write(file: int, begin: int, count: int) -> None:
-    """Let the disk begin while more is being made; Linux writes what it is told to forget."""
+    """Start write-back early (POSIX_FADV_DONTNEED)."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(file, begin, count, os.POSIX_FADV_DONTNEED)
 
 
 def reason(error: BaseException) -> str:
-    """Why something could not be written, in a line; of what several ranks report the first."""
+    """Why a checkpoint could not be written, in one line. If several ranks failed, the first."""
     if isinstance(error, CheckpointException):
         rank, (cause, _) = min(error.failures.items())
         return f"rank {rank}: {reason(cause)}" if len(error.failures) > 1 or rank else reason(cause)

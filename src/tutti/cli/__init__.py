@@ -15,9 +15,12 @@ from tutti.launch.launch import Interrupted, LaunchError, is_plain
 
 @dataclass(frozen=True)
 class Verb:
-    """`target` is `module:function`. Its signature and docstring become the options and the help text,
-    unless it is `raw`: then it is given the list of arguments. An int that it returns is the exit code.
-    `extra` is the one of `pip install 'tutti[extra]'` that it needs."""
+    """One subcommand of `tutti`.
+
+    target: `module:function`. Its signature and docstring become the options and the help text. If `raw`, it takes the
+    list of arguments instead. An int that it returns is the exit code.
+    extra: the optional dependencies it needs, as in `pip install 'tutti[extra]'`.
+    """
 
     target: str
     summary: str
@@ -59,7 +62,7 @@ VERBS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one verb; returns the exit code: 0, 1 (a rank failed), 2 (bad input), 128 + signal."""
+    """Run one verb. Returns the exit code: 0, 1 (a rank failed), 2 (bad input), 128 + signal."""
     try:
         try:
             return _run(argv)
@@ -70,13 +73,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _unread(error: BrokenPipeError) -> int:
-    """The exit code where whoever read the output has gone, as in `tutti train --help | head`. Raises the error where
-    it was another pipe that broke."""
+    """The exit code after the reader of stdout closed the pipe, as in `tutti train --help | head`. Raises the error if
+    another pipe broke."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     if not any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
         raise error
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout at exit
     return 128 + signal.SIGPIPE
 
 

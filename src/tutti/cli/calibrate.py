@@ -22,23 +22,23 @@ BYTES = (1 << 16, 1 << 22, 1 << 26)
 def command(
     devices: int | None = None, threads: int | None = None, save: Path | None = None, kind: str | None = None
 ) -> None:
-    """Measure this machine, so that plans for it are priced by what it does.
+    """Measure this machine, so that predictions for it are accurate.
 
-    Takes a minute, or two where processes share cores. Matrix products over shapes, memory and elementwise work over
-    bytes, and collectives over bytes are measured in as many processes as will run, all at once.
-    `tutti.parallelize(..., cluster="auto")` then uses the figures of as many processes; another file is used with
-    `cluster="FILE.json"`, `tutti plan --cluster FILE.json`. Started by torchrun, it measures the job.
+    Takes one to two minutes. Times matrix products over shapes, memory traffic and elementwise operators over bytes,
+    and collectives over bytes, in as many concurrent processes as training will use.
+    `tutti.parallelize(..., cluster="auto")` finds the default file for its number of processes. Name another file with
+    `cluster="FILE.json"` or `tutti plan --cluster FILE.json`. Under torchrun, it measures the processes of the job.
 
     Args:
-        devices: Processes; by default the GPUs, or one for each core.
-        threads: Of each process; by default the cores divided.
-        save: The file to write; by default one in ~/.cache/tutti.
-        kind: cpu or cuda; by default cuda where there is one.
+        devices: Number of processes. Default: one per GPU, or one per core without GPUs.
+        threads: Threads per process. Default: the cores divided by the processes.
+        save: File to write, *.json. Default: a file in ~/.cache/tutti.
+        kind: cpu or cuda. Default: cuda if there is a GPU.
     """
-    from tutti.analysis.allocator import keep_freed_memory  # a step keeps its memory, so what is measured does
+    from tutti.analysis.allocator import keep_freed_memory  # as a training step does
 
     if save and save.suffix != ".json":
-        raise ValueError(f"{save} would not be found again: the name of a cluster's file ends in .json")
+        raise ValueError(f"--save {save} is no .json file; cluster files are found by that suffix: --save {save}.json")
     start, kind = perf_counter(), machine.kind_of(kind)
     if dist.is_torchelastic_launched():
         dist.init_process_group("nccl" if kind == "cuda" else "gloo")
@@ -81,7 +81,7 @@ def _moving(cluster: Cluster) -> Table:
 
 
 def _exchanging(cluster: Cluster) -> list[Table]:
-    """A table for each level: what a collective begins with, its rate, and what measurements differ from the line."""
+    """One table per level: latency and bandwidth of each collective, and the largest deviation from that line."""
     tables = []
     for members, link in cluster.levels:
         if not link.measured:
@@ -95,7 +95,7 @@ def _exchanging(cluster: Cluster) -> list[Table]:
 
 
 def straightness(curve: Curve) -> tuple[float, float, float]:
-    """(alpha, beta) of the line through a collective's measurements, and by what part of one it is off at most."""
+    """(alpha, beta) of the line through a collective's measurements, and its largest relative error."""
     points = curve.points[1:]
     alpha, beta = line(points)
     return alpha, beta, max(abs((alpha + beta * x) / y - 1) for x, y in points)

@@ -1,4 +1,4 @@
-"""The verbs `tutti checkpoint` and `tutti reshard`: what one holds, whether it is whole, how two differ."""
+"""The verbs `tutti checkpoint` and `tutti reshard`: show, verify, compare and rewrite checkpoints."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def checkpoint(argv: list[str]) -> int | None:
     return tyro.extras.subcommand_cli_from_dict(
         {"show": show, "verify": verify, "diff": diff},
         prog="tutti checkpoint",
-        description="What a checkpoint holds, whether it is whole, and how two differ.",
+        description="Show, verify and compare checkpoints.",
         args=argv,
     )
 
 
 def show(folder: Annotated[Path, tyro.conf.Positional]) -> None:
-    """What a checkpoint holds.
+    """Print the step, the plan and the tensors of a checkpoint.
 
     Args:
-        folder: A checkpoint, or a run, whose newest one is taken.
+        folder: A checkpoint, or a run folder: its newest checkpoint is shown.
     """
     folder = find(folder)
     about, stored, console = folders.manifest(folder), CheckpointReader(folder), consoles()[0]
@@ -60,10 +60,10 @@ def show(folder: Annotated[Path, tyro.conf.Positional]) -> None:
 
 
 def verify(folder: Annotated[Path, tyro.conf.Positional]) -> int:
-    """Read every file, and say whether it is as it was written; the exit code is 1 where one is not.
+    """Read every file and compare it with its checksum. The exit code is 1 if a file is damaged.
 
     Args:
-        folder: A checkpoint, or a run, all of whose checkpoints are looked into.
+        folder: A checkpoint, or a run folder: all of its checkpoints are verified.
     """
     console, told = consoles()
     found = [folder] if (folder / folders.MANIFEST).exists() else _of_run(folder)
@@ -79,11 +79,11 @@ def verify(folder: Annotated[Path, tyro.conf.Positional]) -> int:
 
 
 def diff(first: Annotated[Path, tyro.conf.Positional], second: Annotated[Path, tyro.conf.Positional]) -> int:
-    """How two checkpoints differ, whatever plans wrote them; the exit code is 1 where their numbers do.
+    """Compare the tensors of two checkpoints, whatever plans wrote them. The exit code is 1 if values differ.
 
     Args:
-        first: A checkpoint, or a run, whose newest one is taken.
-        second: What it is compared with.
+        first: A checkpoint, or a run folder: its newest checkpoint is read.
+        second: The checkpoint or run folder to compare with.
     """
     console, told = consoles()
     first, second = find(first), find(second)
@@ -101,7 +101,7 @@ def diff(first: Annotated[Path, tyro.conf.Positional], second: Annotated[Path, t
     alone = [*((name, first) for name in sorted(a.tensors.keys() - b.tensors.keys())),
              *((name, second) for name in sorted(b.tensors.keys() - a.tensors.keys()))]  # fmt: skip
     for name, where in alone:
-        console.print(f"{name} is in {where} alone")
+        console.print(f"{name} is only in {where}")
     rows = []
     both = [name for name in a.tensors if name in b.tensors]
     with Progress(console=told, transient=True) as bar:
@@ -111,7 +111,7 @@ def diff(first: Annotated[Path, tyro.conf.Positional], second: Annotated[Path, t
             elif far := _far(a.whole(name), b.whole(name)):
                 rows.append((name, *far))
     if rows:
-        shown = table("tensor", "largest difference", "numbers that differ")
+        shown = table("tensor", "largest difference", "elements that differ")
         for name, far, what in sorted(rows, key=lambda row: (-row[1], row[0]))[:SHOWN]:
             shown.add_row(name, f"{far:.3g}", what)
         console.print(shown)
@@ -120,7 +120,7 @@ def diff(first: Annotated[Path, tyro.conf.Positional], second: Annotated[Path, t
 
 
 def _far(a: torch.Tensor, b: torch.Tensor) -> tuple[float, str] | None:
-    """The largest difference, and how many numbers differ; None where all bits are equal."""
+    """The largest absolute difference and the number of elements that differ, or None if all are equal."""
     differ = (a != b) & ~(a.isnan() & b.isnan()) if a.is_floating_point() else a != b
     if not (count := int(differ.sum())):
         return None
@@ -130,17 +130,17 @@ def _far(a: torch.Tensor, b: torch.Tensor) -> tuple[float, str] | None:
 def reshard(
     source: Annotated[Path, tyro.conf.Positional], out: Annotated[Path, tyro.conf.Positional], plan: Path
 ) -> None:
-    """Rewrite a checkpoint in the blocks of another plan. No GPU, and no other process, is needed.
+    """Rewrite a checkpoint with the shards of another plan. Needs neither a GPU nor other processes.
 
-    Training under another plan does not need it: every rank reads the blocks that it holds from any checkpoint.
+    You can train under another plan without it: each rank reads its shards from any checkpoint.
 
     Args:
-        source: A checkpoint, or a run, whose newest one is taken.
-        out: Folder in which the new checkpoint is made.
-        plan: A plan of the same model, as `tutti plan --save` and each run's plan.json have it.
+        source: A checkpoint, or a run folder: its newest checkpoint is read.
+        out: New folder to write the checkpoint to.
+        plan: A saved plan for the same model, from `tutti plan --save` or a run's plan.json.
     """
     if not plan.is_file():
-        raise ValueError(f"there is no file {plan}: a saved plan is needed, as `tutti plan --save` writes it")
+        raise ValueError(f"--plan {plan}: no such file; write one with `tutti plan --save`, or take a run's plan.json")
     source, chosen = find(source), read(plan)
     with Progress(console=consoles()[1], transient=True) as bar:
         task = bar.add_task(f"writing {out}", total=None)
@@ -149,17 +149,20 @@ def reshard(
 
 
 def find(folder: Path) -> Path:
-    """A checkpoint, or the newest complete one of a run; newer ones are told of. ValueError where there is none."""
+    """A checkpoint, or the newest complete checkpoint of a run. Incomplete newer ones are reported on stderr.
+
+    Raises ValueError if there is none.
+    """
     if (folder / folders.MANIFEST).exists():
         return folder
     found = folders.latest(_of_run(folder)[0].parent, lambda said: print(said, file=sys.stderr))
     if found is None:
-        raise ValueError(f"{folder} has no complete checkpoint")
+        raise ValueError(f"{folder} has no complete checkpoint; `tutti checkpoint verify {folder}` says why")
     return found
 
 
 def _of_run(folder: Path) -> list[Path]:
     found = folders.folders(folder / folders.CHECKPOINTS) or folders.folders(folder)
     if not found:
-        raise ValueError(f"{folder} is no checkpoint, and has none")
+        raise ValueError(f"{folder} is neither a checkpoint nor a run folder with checkpoints")
     return found

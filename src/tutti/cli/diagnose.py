@@ -1,4 +1,4 @@
-"""The verb `tutti diagnose`: what was slow in a run, and where its time went."""
+"""The verb `tutti diagnose`: find slow ranks and links in a run, and show where time goes."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def diagnose(
     timeline: Path | None = None,
     numbers: Path | None = None,
 ) -> None:
-    """What is slow in a run: ranks, links, data; and where the time of its steps goes, beside what was predicted.
+    """Find slow ranks, links and data loading in a run, and compare its step time with the prediction.
 
-    A run of `tutti train` records a step now and then; a script does with `step.record(folder)`.
+    `tutti train` records a step at intervals; in a script, `step.record(folder)` does.
 
     Args:
-        folder: A run, or the folder of a recording.
-        picture: Write a picture of a typical step, measured and simulated (.svg, .png, .pdf).
-        timeline: Write that step for https://ui.perfetto.dev (.json).
-        numbers: Write all numbers (.json).
+        folder: A run folder, or the folder of a recording.
+        picture: Draw a typical step, measured and simulated, to this file (.svg, .png, .pdf).
+        timeline: Write that step as a trace for https://ui.perfetto.dev (.json).
+        numbers: Write all results (.json).
     """
     if picture:
         check_suffix(picture)
@@ -61,7 +61,7 @@ def _say(found: Diagnosis, console: Console) -> None:
         console.print(sentence)
     if found.exposed:
         rank, seconds, share = found.exposed
-        console.print(f"batches are waited for {1e3 * seconds:.3g} ms a step, {share:.1%} of the time of rank {rank}")
+        console.print(f"rank {rank} waits {1e3 * seconds:.3g} ms a step for batches, {share:.1%} of its time")
     shown = table("share of rank", "matmuls", "other", "communicates", "waits", "pipeline", "Python", "is waited for")
     for rank, share in sorted(enumerate(found.shares), key=lambda item: -found.caused(item[0]))[:SHOWN]:
         parts = (share.computing[MATMULS], share.computing[REST], sum(share.moving.values()),

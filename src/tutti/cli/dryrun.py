@@ -1,4 +1,4 @@
-"""The verb `tutti dryrun`: what a plan's step will take, in time and memory, before anything is run."""
+"""The verb `tutti dryrun`: predict the time and memory of a plan's step."""
 
 from __future__ import annotations
 
@@ -41,35 +41,34 @@ def dryrun(
     before: Path | None = None,
     storage: Storage = USUAL,
 ) -> None:
-    """Simulate a training step under a plan. Neither model nor cluster has to be there: nothing is allocated.
+    """Simulate a training step under a plan. Needs neither the devices nor memory for the model.
 
-    The Program that each device would run is made as for training, on tensors without memory, and put on a clock.
-    Prints time, communication, memory and the slowest operators. Batch, seq, optimizer, dtype and clip_norm are to
-    be those that the plan was made for.
+    Lowers the plan to the Program of each device, on fake tensors, and simulates it. Prints time, communication, memory
+    and the slowest operators. Give the batch, seq, optimizer, dtype and clip_norm that the plan was made for.
 
     Args:
-        plan: A plan, as `tutti plan --save` writes it.
-        cluster: A known device, how many nodes and how many in each: h100:16x8, cpu:4; or a JSON file. By default
-            the plan's.
-        level: O0 runs operator by operator, O2 fuses what lies between two collectives.
-        overlap: Whether collectives are begun early and waited for late, in an order of the operators that hides
-            them; auto wherever devices compute on meanwhile, which the cores of CPUs do not.
-        timeline: Write a trace to this JSON file, for https://ui.perfetto.dev.
+        plan: A plan saved by `tutti plan --save`.
+        cluster: A known device, the number of nodes and of devices per node: h100:16x8, cpu:4; or a JSON file.
+            Default: the cluster of the plan.
+        level: O0 runs operator by operator, O2 fuses the operators between two collectives.
+        overlap: Start collectives early, await them late, and order operators to hide them. auto: yes, except on CPUs,
+            which compute and communicate on the same cores.
+        timeline: Write a trace for https://ui.perfetto.dev to this JSON file.
         gantt: Draw the step to this .svg, .png or .pdf.
-        memory: Draw what a device holds over the step to this .svg, .png or .pdf.
-        restart: Tell what going on from a checkpoint reads, and how long that takes.
-        before: The plan under which that was written, by default the same.
-        storage: How fast it is read.
+        memory: Draw the memory of a device over the step to this .svg, .png or .pdf.
+        restart: Also predict a restart from a checkpoint: bytes read, and seconds until the first step is done.
+        before: With --restart, the plan that wrote the checkpoint. Default: the same plan.
+        storage: With --restart, the speed of the storage.
     """
     check_level(level)
     if not restart and (before or storage != USUAL):
-        raise ValueError("--before and --storage are of a restart: add --restart")
+        raise ValueError("--before and --storage apply to a restart only: add --restart")
     for picture in (gantt, memory):
         if picture:
             check_suffix(picture)
     chosen = read(plan)
     if not cluster and not chosen.cluster:
-        raise ValueError(f"{plan} does not say which cluster it is for: give --cluster")
+        raise ValueError(f"{plan} names no cluster: add --cluster, for instance --cluster h100:8")
     target = Cluster.parse(cluster or chosen.cluster)
     written, start = read(before) if before else chosen, time.perf_counter()
     console, progress = consoles()
@@ -98,7 +97,7 @@ def dryrun(
 
 
 def _show(made: DryRun, console: Console) -> None:
-    """Time, communication, memory and operators, as tables."""
+    """Print time, communication, memory and operators as tables."""
     memory, communication = made.memory, made.communication()
     predicted = made.prediction()
     exposed, carried = predicted.communication_seconds, predicted.transfer_seconds
@@ -110,12 +109,12 @@ def _show(made: DryRun, console: Console) -> None:
     each = made.peak / made.cluster.size
     console.print(f"of peak    {100 * made.fraction_of_peak:.1f} %: {made.flops:.3g} FLOP a step, "
                   f"{made.cluster.size} devices of {each:.3g} FLOP/s")  # fmt: skip
-    over = "" if memory.peak <= device.memory else f": more than the {size(device.memory)} that there are"
+    over = "" if memory.peak <= device.memory else f": more than the {size(device.memory)} of the device"
     console.print(f"memory     {size(memory.peak)} per device at the peak{over}")
     for tier, count in memory.tiers.items():
         has, more = device.outside.memory, ""
         if count > has:
-            more = f": more than the {size(has)} that it has there"
+            more = f": more than the {size(has)} available"
         console.print(f"{tier:10} {size(count)} for each device{more}")
     if communication:
         shown = table(

@@ -1,4 +1,4 @@
-"""The verb `tutti levels`: what each level does to a Program, and what it makes of a model."""
+"""The verb `tutti levels`: show the passes of each level, and their effect on a model."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def show_levels(model: str | None = None, batch: int = 8, seq: int = 128, dtype:
     """Print the levels: the passes that each applies to a Program, in order, and what it compiles.
 
     Args:
-        model: Count also what a training step of this model becomes: a folder with a config.json of transformers, such
-            a file, or package.module:function that returns (model, batch).
-            The module is imported and the function is run: name only code that you trust.
-        batch: Sequences or images in the batch of a model of transformers.
-        seq: Tokens of each sequence.
-        dtype: Of the parameters of a model of transformers: bfloat16 (with float32 masters) or float32.
+        model: Also count the operators and kernels of a training step of this model at each level: a folder with a
+            transformers config.json, such a file, or package.module:function that returns (model, batch).
+            The module is imported and the function is called: name only code that you trust.
+        batch: Sequences or images in the batch of a transformers model.
+        seq: Tokens per sequence.
+        dtype: Parameters of a transformers model: bfloat16 (with float32 master weights) or float32.
     """
     console, progress = consoles()
     counted = None

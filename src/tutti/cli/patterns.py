@@ -1,4 +1,4 @@
-"""The verb `tutti patterns`: which fused operators take the places of what a model writes out."""
+"""The verb `tutti patterns`: show the fused operators that replace patterns of a model's step."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def patterns(
     autocast: bool = False,
     numbers: Path | None = None,
 ) -> None:
-    """Capture a training step of a model, and print which patterns were found, how often, and what was left over.
+    """Capture a training step of a model, and print the patterns found, their counts, and the near misses.
 
     Args:
-        model: A folder with a config.json of transformers, such a file, or package.module:function that returns
+        model: A folder with a transformers config.json, such a file, or package.module:function that returns
             (model, batch).
-            The module is imported and the function is run: name only code that you trust.
-        batch: Sequences or images in the batch of a model of transformers.
-        seq: Tokens of each sequence.
-        dtype: Of the parameters of a model of transformers: bfloat16 or float32.
+            The module is imported and the function is called: name only code that you trust.
+        batch: Sequences or images in the batch of a transformers model.
+        seq: Tokens per sequence.
+        dtype: Parameters of a transformers model: bfloat16 or float32.
         autocast: Compute in bfloat16 under torch.autocast.
-        numbers: Write all numbers (.json).
+        numbers: Write all results (.json).
     """
     if dtype not in DTYPES:
-        raise ValueError(f"no dtype {dtype!r}; there are {', '.join(DTYPES)}")
+        raise ValueError(f"unknown dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
     console, progress = consoles()
     with progress.status("capturing the step"):
         network, example = load(model, batch, seq, DTYPES[dtype])

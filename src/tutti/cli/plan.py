@@ -1,4 +1,4 @@
-"""The verb `tutti plan`: plan a model for a cluster that need not be there, and read, explain and compare plans."""
+"""The verb `tutti plan`: plan a model for any cluster; show, explain and compare plans."""
 
 from __future__ import annotations
 
@@ -48,27 +48,28 @@ def make(
     memory: Path | None = None,
     save: Path | None = None,
 ) -> None:
-    """Plan the training of a model for a cluster. Neither has to be there: nothing is allocated.
+    """Plan the training of a model for a cluster. Needs neither the devices nor memory for the model.
 
     Prints the fastest plans that fit into memory, each simulated, and explains the first: why it won, and what the
-    runner-up would cost. `tutti plan show FILE` explains a saved plan, `tutti plan --compare FILE FILE` says what
-    differs between two.
+    runner-up would cost. `tutti plan show FILE` explains a saved plan. `tutti plan --compare FILE FILE` shows how two
+    plans differ.
 
     Args:
         cluster: A known device (cpu, v100-32, v100-32-sxm3, a100-40, a100-80, h100, h200, b200, mi300x, ascend-910,
-            ascend-910b), how many nodes and how many in each: h100:16x8, a100-80:8, cpu:4; or a JSON file.
+            ascend-910b), the number of nodes and of devices per node: h100:16x8, a100-80:8, cpu:4; or a JSON file.
         plan: Explain this plan instead of the fastest: dp, tp4, zero3, dp2xtp4, tp8xzero1, ...; pipelines: pp4xtp2,
             pp4-gpipe, pp4-interleaved2, pp4-zb-h1, pp2-zb-vxdp2, pp4-auto, pp4-seq1f1b4; context and expert
             parallelism: dp2xcp4, dp2xep4; or the path of a saved plan, *.json.
-        top: How many plans to show.
-        pin: Parts that are given, the rest is searched: how parameters lie, as in
-            'model.layers.*.mlp.up_proj.weight=tp:S0' (split at dim 0 over axis tp) or '...=tp:R' (whole).
-        mesh: The axes, if they are given, outermost first: dp=4,tp=2.
-        accumulate: Microbatches per update; auto for as few as fit into memory.
-        level: O0 runs operator by operator, O2 fuses what lies between two collectives.
-        budget: Seconds after which the best so far is taken.
-        why: Say what it would cost if this parameter lay otherwise: model.layers.*.mlp.up_proj.weight.
-        memory: Say what a device holds at the peak, and draw it over the step to this .svg, .png or .pdf.
+        top: Number of plans to show.
+        pin: Fix the layout of parameters and search the rest:
+            'model.layers.*.mlp.up_proj.weight=tp:S0' (shard dim 0 over axis tp) or '...=tp:R' (replicate).
+        mesh: Fix the mesh axes, outermost first: dp=4,tp=2.
+        accumulate: Microbatches per update. auto: as few as fit into memory.
+        level: O0 runs operator by operator, O2 fuses the operators between two collectives.
+        budget: Seconds after which the search returns the best plan so far.
+        why: Also print the cost of other layouts of this parameter: model.layers.*.mlp.up_proj.weight.
+        memory: Print the tensors alive at a device's peak, and draw its memory over the step to this .svg, .png or
+            .pdf.
         save: Write the plan to this file, for `tutti.parallelize(..., plan=FILE)` with the same optimizer, clip_norm
             and dtype (fp32_master_weights=True with bfloat16).
     """
@@ -76,9 +77,9 @@ def make(
     if memory:
         check_suffix(memory)
     if top < 1 or (accumulate != "auto" and accumulate < 1):
-        raise ValueError("top and accumulate are at least 1")
+        raise ValueError(f"--top {top}, --accumulate {accumulate}: both must be at least 1")
     if plan != "auto" and mesh:
-        raise ValueError(f"plan {plan!r} says what the mesh is: leave --mesh out, or --plan")
+        raise ValueError(f"plan {plan!r} already fixes the mesh: leave out --mesh or --plan")
     target, pins, axes = Cluster.parse(cluster), [parse_pin(text) for text in pin], _mesh(mesh)
     console, progress = consoles()
     with progress.status("reading the model") as status:
@@ -119,7 +120,7 @@ def make(
 
 
 def _asked(name: str, search: Search) -> Plan:
-    """The plan of a file, or of a name: with as few microbatches as fit, where their number is not given."""
+    """The plan in a file or of a name. If the name gives no number of microbatches, as few as fit into memory."""
     if name.endswith(".json"):
         saved = read(Path(name))
         saved.check(search.planner(saved.accumulate, saved.variant).step)
@@ -128,13 +129,13 @@ def _asked(name: str, search: Search) -> Plan:
     for count in [search.accumulate] if search.accumulate else counts:
         try:
             found = search.judgement(search.planner(count, parse_name(name, search.cluster.size).variant).named(name))
-        except ValueError as error:  # a microbatch that does not divide, or too few for a pipeline
+        except ValueError as error:  # the batch does not divide, or too few microbatches for a pipeline
             why = error
             continue
         if search.fits(found):
             break
     if found is None:
-        raise why or ValueError(f"no plan {name!r}")
+        raise why or ValueError(f"no plan {name!r}: write for instance dp, tp4, dp2xtp4 or pp4xtp2")
     return found
 
 
@@ -142,17 +143,17 @@ def show(file: Annotated[Path, tyro.conf.Positional]) -> None:
     """Explain a saved plan.
 
     Args:
-        file: What `tutti plan --save` or `Plan.save` has written.
+        file: A plan saved by `tutti plan --save` or `Plan.save`.
     """
     print(read(file).explain())
 
 
 def compare(first: Annotated[Path, tyro.conf.Positional], second: Annotated[Path, tyro.conf.Positional]) -> None:
-    """Say what differs between two saved plans: a line with - for the first, one with + for the second.
+    """Print how two saved plans differ: lines with - are of the first, lines with + of the second.
 
     Args:
-        first: A plan.
-        second: Another.
+        first: A saved plan.
+        second: The plan to compare with.
     """
     a, b = read(first), read(second)
     print("\n".join(a.diff(b)) or "the plans say the same")
@@ -161,7 +162,7 @@ def compare(first: Annotated[Path, tyro.conf.Positional], second: Annotated[Path
 
 
 def _ranking(plans: list[Plan], memory: float):
-    """Name, predicted time and memory of plans, and whether they fit into so many bytes."""
+    """A table of predicted time and memory by plan, and whether each fits into `memory` bytes."""
     titles = ("mesh", "step", "computing", "waiting", "hidden", "of peak", "sent", "microbatches", "memory", "fits")
     shown = table("plan", *titles, left=("mesh",))
     for p in plans:
@@ -181,6 +182,6 @@ def _mesh(text: str) -> dict[str, int]:
     for part in text.split(",") if text else ():
         axis, _, count = part.partition("=")
         if not axis.isidentifier() or not count.isdigit() or int(count) < 1 or axis in axes:
-            raise ValueError(f"no mesh {text!r}: write its axes, outermost first, as in dp=4,tp=2")
+            raise ValueError(f"--mesh {text!r} is no mesh: write its axes, outermost first, as in dp=4,tp=2")
         axes[axis] = int(count)
     return axes

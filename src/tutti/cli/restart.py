@@ -1,4 +1,4 @@
-"""What `tutti dryrun --restart` prints: what each device and machine reads, and when the first step is over."""
+"""The tables of `tutti dryrun --restart`: bytes that each device and machine reads, and seconds to the first step."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tutti.sim.restart import Restart
 
 
 def machine_width(cluster: Cluster) -> int:
-    """Devices of a machine."""
+    """Devices per machine."""
     known = PRESETS.get(cluster.device.name)
     return min(cluster.size, known.node if known else cluster.levels[0][0])
 
 
 def show_restart(made: Restart, step: float, planned: float, console: Console) -> None:
-    """step: seconds of one. planned: seconds that capture and lowering took here."""
+    """step: seconds of one step. planned: seconds of capture and lowering on this machine."""
     console.print(f"restart    {size(made.state)} of state, on {len(made.machines):,} machines")
-    shown = table("bytes that are read", "least", "median", "most")
-    rows = {"by a device": made.devices, "by a machine, each once": made.machines}
+    shown = table("bytes read", "least", "median", "most")
+    rows = {"per device": made.devices, "per machine, without duplicates": made.machines}
     if len(made.machines) > 1:
-        rows["sent to a machine, with copies in memory, when one is lost"] = made.sent
+        rows["received by a replaced machine, with in-memory copies"] = made.sent
     for name, counts in rows.items():
         ordered = sorted(counts)
         shown.add_row(name, *(size(ordered[i]) for i in (0, len(ordered) // 2, -1)))
@@ -34,9 +34,9 @@ def show_restart(made: Restart, step: float, planned: float, console: Console) -
     for name, (checking, reading) in ways.items():
         console.print(
             f"{name:11}{seconds(checking + reading)}: {seconds(checking)} for checksums, {seconds(reading)} to read; "
-            f"with capture and lowering as here ({seconds(planned)}) the first step is over after "
+            f"with {seconds(planned)} for capture and lowering, the first step is done after "
             f"{seconds(checking + reading + planned + step)}"
         )
     console.print(
-        f"storage    {size(sum(made.machines))} in all, each byte {made.times:.2f} times, and once more for checksums"
+        f"storage    {size(sum(made.machines))} read, each byte {made.times:.2f} times, and once more for checksums"
     )

@@ -1,4 +1,4 @@
-"""The verb `tutti rules`: the table of rules, how often a model uses each, and their proof by machine."""
+"""The verb `tutti rules`: the table of rules, how often a model uses each, and their check on random calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tutti.tracing.load import load, suiting
 
 TAG = "a b -> a b, elementwise by torch's tag"
 NONE = "no rule: computed whole on every device"
-EXAMPLES = 20  # samples of each operator
+EXAMPLES = 20  # samples per operator
 COUNTED = ("times", "samples", "split cases", "forbidden tried")
 
 
@@ -38,25 +38,26 @@ def show_rules(
 ) -> int:
     """Print how each operator can be split, in the notation of `tutti.ops.rule`.
 
-    `m k, k n -> m n` names the dims of operands and outputs by factors. Splitting a factor splits every dim that holds
-    it; an output without it becomes a partial sum. `k!` must stay whole; `v@` and `v*` need a computation of their own
+    `m k, k n -> m n` names the dims of operands and outputs by factors. Splitting a factor splits each dim that has
+    it; an output without it becomes a partial sum. `k!` cannot be split; `v@` and `v*` need a local computation
     (and contiguous parts); `~0` marks operands that may be partial sums.
 
-    With --check calls are drawn at random, each is split in every way that its rule allows, and the parts put together
-    must be the whole; what the rule forbids is tried as well. The exit code is 1 where a rule is wrong.
+    --check draws random calls, splits each in all ways that its rule allows, and compares the combined parts with the
+    unsplit result. It also tries the splits that the rule forbids. The exit code is 1 if a rule is wrong.
 
     Args:
-        operators: Only operators of these names, `mm` or `aten.mm`; where there is none, those that contain it.
-        model: Only operators of this model, the rule of each for its shapes, and how often it occurs: a folder with a
-            config.json of transformers, such a file, or package.module:function that returns (model, batch).
-            The module is imported and the function is run: name only code that you trust.
-        batch: Sequences or images in the batch of a model of transformers.
-        seq: Tokens of each sequence.
-        check: Prove the rules.
-        examples: With --check, how many calls of each operator are drawn; 20 by default.
+        operators: Only operators of these names, `mm` or `aten.mm`. A name that matches none selects all operators
+            that contain it.
+        model: Only operators of this model, with the rule for their shapes and the number of calls: a folder with a
+            transformers config.json, such a file, or package.module:function that returns (model, batch).
+            The module is imported and the function is called: name only code that you trust.
+        batch: Sequences or images in the batch of a transformers model.
+        seq: Tokens per sequence.
+        check: Check the rules on random calls.
+        examples: With --check, the number of calls drawn per operator. Default: 20.
     """
     if examples is not None and not check:
-        raise ValueError("--examples says how much --check tries; it has no effect without")
+        raise ValueError("--examples sets the number of calls that --check draws: add --check")
     if examples is not None and examples < 1:
         raise ValueError(f"--examples is {examples}; it must be at least 1")
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
@@ -66,10 +67,10 @@ def show_rules(
     if graph is None:
         targets = [*RULES, *(_by_tag() if operators else ())]
         rows = [(name(t), notation(RULES.get(t, TAG)), "yes" if t in LOCAL else "") for t in targets]
-        console.print(_table(["operator", "rule", "computation of its own"], matching(rows, operators)))
+        console.print(_table(["operator", "rule", "local computation"], matching(rows, operators)))
         for text in operators:
             if more := len([row for row in rows if text in row[0]]) - len(matching(rows, (text,))):
-                console.print(f"{more} more operators have names that contain {text!r}")
+                console.print(f"{more} more operator names contain {text!r}")
         return 0
     rows = matching(list(operators_of(graph)), operators)
     console.print(_table(["operator", "rule for these shapes", "times"], rows))
@@ -85,8 +86,8 @@ def _captured(source: str, batch: int, seq: int) -> StepGraph:
 
 
 def check_rules(operators: tuple[str, ...], graph: StepGraph | None, examples: int, console: Console) -> int:
-    """Prove the rules of the operators of these names (of a graph's, where there is one), and print what was tried; 1
-    where one is wrong, with the smallest sample found for which it is, else 0."""
+    """Check the rules of the named operators (of a graph's operators, if given) and print the counts. Returns 1 if a
+    rule is wrong, after printing the smallest sample found that shows it, else 0."""
     try:
         from tutti.check.machine import prove
         from tutti.check.samples.sample import DEVICES, SAMPLES
@@ -110,15 +111,15 @@ def check_rules(operators: tuple[str, ...], graph: StepGraph | None, examples: i
                 continue
             try:
                 report = prove(targets[text], SAMPLES[targets[text]], examples)
-            except Exception as error:  # a rule that does not even fit its operator fails in other ways
+            except Exception as error:  # a rule that does not fit its operator raises anything
                 wrong.append(f"{text}: {error}")
                 rows.append((text, "wrong", "", ""))
             else:
                 tried = sum(report.strict.values()) + sum(report.needless.values())
                 rows.append((text, *map(str, (report.samples, report.cases, tried))))
-                remarks += [f"{text} forbids what is right: {what}" for what in report.needlessly_forbidden]
+                remarks += [f"{text} forbids a valid split: {what}" for what in report.needlessly_forbidden]
                 if report.unpriced:
-                    remarks.append(f"{text} sends {report.unpriced} bytes that the planner takes to be free")
+                    remarks.append(f"{text} sends {report.unpriced} bytes that the planner does not price")
     console.print(_table(["operator", *COUNTED[1:]], rows))
     cases = sum(int(row[2] or 0) for row in rows)
     without = sum(row[1] == "none" for row in rows)
@@ -133,16 +134,16 @@ def _targets(graph: StepGraph) -> Iterable[Any]:
 
 
 def _by_tag() -> Iterable[Any]:
-    """The operators for which the line of torch's tag stands."""
+    """The operators covered by the rule of torch's pointwise tag."""
     for target in compat.operators("aten"):
         if torch.Tag.pointwise in target.tags and target not in RULES and not target._schema.is_mutable:
             yield target
 
 
 def matching(rows: list[tuple[str, str, str]], names: tuple[str, ...]) -> list[tuple[str, str, str]]:
-    """The rows of the operators of these names, else whose name contains one; all where there are no names.
+    """The rows of the operators of these names, else of those whose name contains one. All rows without names.
 
-    ValueError with the nearest name where there is none.
+    Raises ValueError with the nearest name if a name matches none.
     """
     found = set() if names else set(rows)
     for part in names:
@@ -156,13 +157,13 @@ def matching(rows: list[tuple[str, str, str]], names: tuple[str, ...]) -> list[t
 
 
 def _names(operator: str) -> set[str]:
-    """What one may call it: `aten.sum.dim_IntList` is also `sum.dim_IntList`, `aten.sum` and `sum`."""
+    """The names that match an operator: `aten.sum.dim_IntList`, `sum.dim_IntList`, `aten.sum` and `sum`."""
     namespace, *rest = operator.split(".")
     return {operator, ".".join(rest), f"{namespace}.{rest[0]}", rest[0]}
 
 
 def operators_of(graph: StepGraph) -> list[tuple[str, str, str]]:
-    """(operator, rule, number of calls) of a graph, the rule as it is for the operator's shapes."""
+    """(operator, rule, number of calls) of a graph, with the rule for the operator's shapes."""
     times: Counter[tuple[str, str]] = Counter()
     for node in graph.calls:
         if isinstance(node.target, torch._ops.OpOverload):
@@ -172,12 +173,12 @@ def operators_of(graph: StepGraph) -> list[tuple[str, str, str]]:
 
 
 def name(target: Any) -> str:
-    """`aten.mm` of the operator's overload; the default overload is not named."""
+    """`aten.mm` for aten.mm.default; other overloads keep their name."""
     return "torch.pointwise (tag)" if target is torch.Tag.pointwise else str(target).removesuffix(".default")
 
 
 def notation(rule: str | Callable[[fx.Node], Any]) -> str:
-    """A rule as text; where its line is written for the arguments of each call, the module that does so."""
+    """A rule as text. If the rule is a function of the call's arguments, the name of its module."""
     if isinstance(rule, str):
         return rule
     return f"by its arguments ({rule.__module__})"

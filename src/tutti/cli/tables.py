@@ -1,4 +1,4 @@
-"""Tables on a terminal, or in a file or a pipe."""
+"""Tables for a terminal, a file or a pipe."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tutti.analysis.memory import Memory
 from tutti.plan.explain import size
 from tutti.plan.plan import Plan
 
-WIDTH = 120  # of a file or a pipe
-SHOWN = 10  # operators, and tensors alive at the peak
+WIDTH = 120  # columns of a file or a pipe
+SHOWN = 10  # rows: operators, and tensors alive at the peak
 
 
 def consoles() -> tuple[Console, Console]:
-    """For results, and for progress."""
+    """A console for results (stdout) and one for progress (stderr)."""
     width = None if sys.stdout.isatty() else WIDTH
     return Console(highlight=False, width=width), Console(stderr=True, highlight=False, width=width)
 
 
 def table(first: str, *others: str, left: tuple[str, ...] = ()) -> Table:
-    """With these columns, aligned to the right but for the first and those in `left`."""
+    """A table with these columns, right-aligned except the first and those in `left`."""
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     made.add_column(first, overflow="fold")
     for title in others:
@@ -40,7 +40,7 @@ def read(file: Path) -> Plan:
 
 
 def show_kinds(memory: Memory, console: Console) -> None:
-    """What is held at the peak, by kind."""
+    """Print the memory at the peak by kind."""
     shown = table("memory at the peak", "bytes")
     for kind, count in memory.kinds.items():
         shown.add_row(kind, size(count))
@@ -48,7 +48,7 @@ def show_kinds(memory: Memory, console: Console) -> None:
 
 
 def show_alive(memory: Memory, console: Console) -> None:
-    """... and the largest of it by label, where that is known: of no pipeline."""
+    """Print the largest tensors alive at the peak. Pipelines do not record them."""
     where = f" ({memory.at})" if memory.at else ""
     shown = table(f"alive at the peak{where}", "kind", "tensors", "bytes", left=("kind",))
     for alive in memory.alive[:SHOWN]:

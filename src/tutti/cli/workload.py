@@ -22,32 +22,32 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Workload:
-    """The training of a model, none of which is allocated."""
+    """A training step to capture. The model is never allocated."""
 
     model: str
-    """A folder with a config.json of transformers, such a file, or package.module:function that returns
-    (model, batch). The module is imported and the function is run: name only code that you trust."""
+    """A folder with a transformers config.json, such a file, or package.module:function that returns
+    (model, batch). The module is imported and the function is called: name only code that you trust."""
     batch: int = 8
-    """Sequences in the global batch of a model of transformers."""
+    """Sequences in the global batch of a transformers model."""
     seq: int = 1024
-    """Tokens of each."""
+    """Tokens per sequence."""
     optimizer: str = "adamw"
     """A class of torch.optim in lower case: adamw, adam, sgd, adafactor, ..."""
     dtype: str = "bfloat16"
-    """Of the parameters of a model of transformers: bfloat16 (with float32 masters) or float32."""
+    """Parameters of a transformers model: bfloat16 (with float32 master weights) or float32."""
     clip_norm: float | None = None
-    """Clip the gradient's norm to this."""
+    """Clip the gradient norm to this."""
 
 
 class Captured:
-    """A workload's step for any number of microbatches."""
+    """The captured step of a workload, for any number of microbatches."""
 
     def __init__(self, workload: Workload, progress: Progress):
         makers: dict[str, Callable[..., torch.optim.Optimizer]] = {kind.__name__.lower(): kind for kind in TABLE}
         w = workload
         for value, known, what in ((w.optimizer, makers, "optimizer"), (w.dtype, DTYPES, "dtype")):
             if value not in known:
-                raise ValueError(f"no {what} {value!r}; there are {', '.join(known)}")
+                raise ValueError(f"unknown {what} {value!r}; expected one of {', '.join(known)}")
         progress("reading the model")
         self.workload, self.progress = workload, progress
         self.model, self.example = load(w.model, w.batch, w.seq, DTYPES[w.dtype])
@@ -64,7 +64,7 @@ class Captured:
         return sum(p.numel() for p in self.model.parameters())
 
     def _graph(self, microbatch_count: int = 1, variant: Variant = PLAIN) -> StepGraph:
-        """The step of one of so many microbatches."""
+        """The step of one microbatch out of `microbatch_count`."""
         graph = self.captured(microbatch_count)
         if variant.sequence_chunks > 1:
             self.progress(f"cutting the sequence into {variant.sequence_chunks} chunks")

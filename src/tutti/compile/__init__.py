@@ -1,1 +1,1 @@
-"""Segments of Programs as functions that Inductor compiles."""
+"""Compile segments of Programs with Inductor."""

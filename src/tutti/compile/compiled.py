@@ -1,4 +1,4 @@
-"""Functions of tensors that a compiler makes out of graphs."""
+"""Compiled functions of FX graphs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ How = tuple[tuple[tuple[int, ...], int], ...]
 
 
 class Compiled:
-    """The function of a functional ATen graph whose shapes and dtypes are known. It is compiled when it is first
-    called, if it was not before (`compile_ahead`), and again where its arguments lie otherwise in memory; torch keeps
-    the result in its cache on disk."""
+    """The compiled function of a functional ATen graph with static shapes and dtypes. It is compiled by
+    `compile_ahead` or at the first call, and once more for arguments with other strides. torch caches the result on
+    disk."""
 
     def __init__(self, graph: fx.Graph):
         self.graph = graph
@@ -39,17 +39,16 @@ class Compiled:
         return function(*args)
 
     def compile(self, args: Sequence[torch.Tensor]) -> Callable:
-        """The function for arguments that lie in memory as these."""
+        """The function for arguments with these strides."""
         graph, modules = with_higher_order(self.graph)
         function = self.made[_how(args)] = compat.compile_graph(graph, args, modules)
         return function
 
 
 def compile_ahead(graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> None:
-    """Compile the functions that a graph calls for what they are going to be given.
+    """Compile the functions that a graph calls, for the strides of their arguments.
 
-    Those that have nothing yet are compiled one after another, but for the work of C++ and Triton compilers, which run
-    beside each other, as many as there are cores.
+    Inductor runs for one function after another; the C++ and Triton compilers run in parallel, one per core.
     """
     waiting = {node.target for node in graph.nodes if isinstance(node.target, Compiled) and not node.target.made}
     if not waiting:
@@ -64,19 +63,19 @@ def compile_ahead(graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> None:
                 tell("compiling: waiting for the compilers of kernels")
     except BaseException:
         for function in waiting:
-            function.made.clear()  # their kernels may never have been compiled
+            function.made.clear()  # their kernels may not have been compiled
         raise
 
 
 def _calls(graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> list[tuple[Compiled, Sequence[torch.Tensor]]]:
-    """Each function of a graph with arguments that lie in memory as its own will, but have none; once for each way.
+    """Each function of a graph, with fake arguments of the strides it will get; once for each combination.
 
-    Values that lie alike are one tensor here, so that what layers have in common is found out once.
+    Values with equal shapes and strides are one tensor here, so that equal layers are analysed once.
     """
     found: list[tuple[Compiled, Sequence[torch.Tensor]]] = []
     given, values, places = iter(inputs), {}, {}
-    alike: dict[tuple, torch.Tensor] = {}  # holds them, so that an id stays what it is
-    known: dict[tuple, tuple[Any, Any]] = {}  # what calls give, and where these tensors are
+    alike: dict[tuple, torch.Tensor] = {}  # keeps them alive, so that ids stay unique
+    known: dict[tuple, tuple[Any, Any]] = {}  # results of calls, and where these tensors are
 
     def like(x: torch.Tensor) -> torch.Tensor:
         return alike.setdefault((x.shape, x.stride(), x.dtype, x.device), x)
@@ -86,7 +85,7 @@ def _calls(graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> list[tuple[Compil
         if isinstance(function, Compiled):
             found.append((function, args))
             return fx.Interpreter(fx.GraphModule({}, function.graph)).run(*args)
-        if function is operator.getitem and args[1] < len(args[0]):  # what is kept for a backward pass is not described
+        if function is operator.getitem and args[1] < len(args[0]):  # opaque values have no description
             return args[0][args[1]]
         if getattr(function, "namespace", "") == "aten":
             return function(*args, **kwargs)
@@ -116,7 +115,7 @@ def _empty(spec: Any, device: torch.device | None) -> Any:
 
 
 def _how(args: Sequence[torch.Tensor]) -> How:
-    """How arguments lie in memory."""
+    """Strides and device of the arguments."""
     return tuple([(x.stride(), x.get_device()) for x in args])
 
 

@@ -1,4 +1,4 @@
-"""Loops for Inductor, which compiles torch's own operators with sub-graphs: a loop becomes one function of C++."""
+"""Loops for Inductor: rewritten to torch's higher-order operators, so that a loop becomes one C++ function."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ aten, higher = torch.ops.aten, torch.ops.higher_order
 
 
 def with_higher_order(graph: fx.Graph) -> tuple[fx.Graph, dict[str, fx.GraphModule]]:
-    """The same graph with torch's operators in place of loops, and their sub-graphs by name."""
+    """The graph with torch's higher-order operators instead of loops, and their sub-graphs by name."""
     if not any(node.target in LOOPS for node in graph.nodes):
         return graph, {}
     copy, modules, numbers = fx.Graph(), {}, count()
@@ -34,7 +34,7 @@ def with_higher_order(graph: fx.Graph) -> tuple[fx.Graph, dict[str, fx.GraphModu
 
 def _written(graph: fx.Graph, loop: Loop, operands: list[fx.Node], modules: dict[str, fx.GraphModule],
              numbers: Iterator[int]) -> list[fx.Node]:  # fmt: skip
-    """Write a loop to the end of a graph; its outputs."""
+    """Append a loop to a graph. Returns its outputs."""
 
     def module(body: Body) -> fx.Node:
         name = f"body_{next(numbers)}"
@@ -50,7 +50,7 @@ def _written(graph: fx.Graph, loop: Loop, operands: list[fx.Node], modules: dict
 
     contiguous = [
         call(aten.clone.default if x in operands[:i] else aten.contiguous.default, x) for i, x in enumerate(operands)
-    ]  # each a tensor of its own
+    ]  # no two of them alias
     assert not isinstance(loop, Branch)
     carries, rest = contiguous[: loop.carries], contiguous[loop.carries :]
     if isinstance(loop, While):
@@ -66,7 +66,7 @@ def _written(graph: fx.Graph, loop: Loop, operands: list[fx.Node], modules: dict
 
 
 def _without_aliases(graph: fx.Graph) -> fx.Graph:
-    """A copy whose outputs are contiguous tensors of their own, as torch's operators demand."""
+    """A copy whose outputs are contiguous and do not alias, as torch's operators require."""
     copy = fx.Graph()
     mapping: dict[fx.Node, fx.Node] = {}
     results = copy.graph_copy(graph, mapping)

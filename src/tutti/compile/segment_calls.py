@@ -1,4 +1,4 @@
-"""Segments as compiled functions: each kind is compiled once."""
+"""Replace segments by calls of compiled functions; each kind is compiled once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tutti.compile.compiled import Compiled
 from tutti.ir.costs import FLOPS
 from tutti.ir.step_graph import replace_uses
 
-# Compiled functions by the structure of their segment: shared by layers, by ranks and by Programs of this process.
+# Compiled functions by the structure of their segment, shared by layers, ranks and Programs of this process.
 COMPILED: dict[str, Compiled] = {}
 
 
@@ -29,7 +29,7 @@ def compile_segments(graph: fx.Graph, level: str) -> None:
 
 
 def _called(part: Part, function: Callable) -> dict[fx.Node, fx.Node]:
-    """Call a function behind the calls that it stands for; what takes the places of their results."""
+    """Call a function after the calls that it replaces. Returns the new value of each result."""
     graph, results = part.calls[0].graph, {}
     with graph.inserting_after(part.calls[-1]):
         call = graph.create_node("call_function", function, tuple(part.inputs), name="segment")

@@ -21,7 +21,7 @@ from tutti.hardware import machine
 from tutti.ir.step_graph import NUMBERS, Spec
 from tutti.launch import watchdog
 from tutti.launch.heartbeat import HEARTBEAT
-from tutti.lower.collectives import parse_shift, peer
+from tutti.lower.collectives import parse_ppermute, peer
 from tutti.plan.layout import Layout, Mesh, coordinates_of, devices, group_of
 from tutti.plan.plan import PIPELINE
 
@@ -176,8 +176,8 @@ class Distributed:
 
     def begin(self, request: Request) -> UnderWay:
         """Begin a collective. What the backend reads and writes is kept until it is over."""
-        if request.kind == "shift":
-            return self._shift(request.tensor, request.axis, request.op)
+        if request.kind == "ppermute":
+            return self._ppermute(request.tensor, request.axis, request.op)
         group, k = self.groups.get(request.axis), self.mesh[request.axis]
         x = request.tensor.contiguous()
         op, scale = OPS.get(request.op, dist.ReduceOp.SUM), 1 / k if request.op == "avg" else None
@@ -205,9 +205,9 @@ class Distributed:
                 raise ValueError(f"unknown collective {kind!r}")
         return UnderWay((work,), out, x, finish)
 
-    def _shift(self, x: torch.Tensor, axes: str, how: str) -> UnderWay:
-        """Sent from rank to rank, both ways at once: needs no group."""
-        by, edge = parse_shift(how)
+    def _ppermute(self, x: torch.Tensor, axes: str, how: str) -> UnderWay:
+        """Point-to-point sends and receives, started together; needs no process group."""
+        by, edge = parse_ppermute(how)
         source, target = (peer(self.rank, axes, step, edge is None, self.mesh) for step in (-by, by))
         x = x.contiguous()
         out = torch.empty_like(x) if source is not None else torch.full_like(x, edge)  # pyright: ignore

@@ -8,7 +8,7 @@ import torch
 
 from tutti.exec.codegen import Request, Run, Wait
 from tutti.launch.heartbeat import HEARTBEAT
-from tutti.lower.collectives import parse_shift, peer
+from tutti.lower.collectives import parse_ppermute, peer
 from tutti.plan.layout import Mesh, group_of
 
 COMBINE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -50,8 +50,8 @@ def exchange(requests: Sequence[Request], mesh: Mesh) -> list[torch.Tensor]:
     """What each rank receives when all ranks ask for the same collective."""
     assert len({r[:3] for r in requests}) == 1, f"ranks disagree: {[r[:3] for r in requests]}"
     kind, axis, op = requests[0][:3]
-    if kind == "shift":
-        return _shift([r.tensor for r in requests], axis, op, mesh)
+    if kind == "ppermute":
+        return _ppermute([r.tensor for r in requests], axis, op, mesh)
     answers: list = [None] * len(requests)
     for rank in range(len(requests)):
         group = group_of(rank, axis, mesh)
@@ -62,8 +62,8 @@ def exchange(requests: Sequence[Request], mesh: Mesh) -> list[torch.Tensor]:
     return answers
 
 
-def _shift(tensors: list[torch.Tensor], axes: str, how: str, mesh: Mesh) -> list[torch.Tensor]:
-    by, edge = parse_shift(how)
+def _ppermute(tensors: list[torch.Tensor], axes: str, how: str, mesh: Mesh) -> list[torch.Tensor]:
+    by, edge = parse_ppermute(how)
     senders = [peer(rank, axes, -by, edge is None, mesh) for rank in range(len(tensors))]
     return [
         torch.full_like(x, edge) if sender is None else tensors[sender].clone()  # pyright: ignore[reportArgumentType]

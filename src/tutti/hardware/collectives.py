@@ -11,7 +11,7 @@ all, L the latency of a message on the level, and V bytes in the buffer of the c
 | tree, all_reduce | 2 sum of L x log2 g (innermost level of the cluster: g - 1) | max of 2 V / (c b) |
 | hierarchical, a pass | sum of L (g - 1) | sum of (g-1)/g V / (c b) |
 | pairwise (all_to_all) | sum of L x peers over the level | max of (k-c)/k V / b |
-| direct (shift) | max of L | max of V / min(b of one rank, c b) |
+| direct (ppermute) | max of L | max of V / min(b of one rank, c b) |
 
 A ring over k ranks crosses a level g1 g2 ... gn - g2 ... gn times in a pass; several rings at once use the ports of
 all ranks of a unit, which is the c in c b. Sources:
@@ -38,7 +38,7 @@ MESSAGES: dict[str, Callable[[int], int]] = {  # that each of k ranks sends, one
     "reduce_scatter": lambda k: k - 1,
     "all_reduce": lambda k: 2 * (k - 1),
     "all_to_all": lambda k: k - 1,
-    "shift": lambda k: 1,
+    "ppermute": lambda k: 1,
 }
 
 
@@ -156,7 +156,7 @@ ALGORITHMS = {
     "reduce_scatter": ((ring, "ring"), (hierarchical, "hierarchical")),
     "all_reduce": ((ring, "ring"), (tree, "tree"), (hierarchical, "hierarchical")),
     "all_to_all": ((pairwise, "ring"),),
-    "shift": ((direct, "ring"),),
+    "ppermute": ((direct, "ring"),),
 }
 
 

@@ -167,7 +167,7 @@ class Way:
     """One way in which a backend sends: an algorithm ("ring", "tree" or "hierarchical") in one of its protocols.
 
     start: seconds before a collective begins. latency: seconds a message. share: of the link's bandwidth.
-    All-to-alls and shifts go by the protocols of the ring.
+    All-to-alls and ppermutes go by the protocols of the ring.
     """
 
     algorithm: str

@@ -16,7 +16,7 @@ from tutti.hardware.timing import Clock, once
 
 def sent(kind: str, count: int, k: int) -> float:
     """Bytes that each of k ranks sends when the whole buffer has `count` (of an all-gather: the result)."""
-    return {"all_reduce": 2 * (k - 1) / k, "shift": 1.0}.get(kind, (k - 1) / k) * count
+    return {"all_reduce": 2 * (k - 1) / k, "ppermute": 1.0}.get(kind, (k - 1) / k) * count
 
 
 def collective(kind: str, count: int, group: dist.ProcessGroup, device: torch.device) -> Callable[[], object]:
@@ -25,7 +25,7 @@ def collective(kind: str, count: int, group: dist.ProcessGroup, device: torch.de
     whole = torch.ones(max(1, count // (4 * k)) * k, device=device)
     part, other = whole[: len(whole) // k].clone(), torch.empty_like(whole)
 
-    def shift() -> None:
+    def ppermute() -> None:
         ranks = dist.get_process_group_ranks(group)
         ops = [dist.P2POp(dist.isend, whole, ranks[(me + 1) % k]), dist.P2POp(dist.irecv, other, ranks[me - 1])]
         for work in dist.batch_isend_irecv(ops):
@@ -36,7 +36,7 @@ def collective(kind: str, count: int, group: dist.ProcessGroup, device: torch.de
         "all_gather": lambda: all_gather_single(whole, part, group),
         "reduce_scatter": lambda: reduce_scatter_single(part, whole, dist.ReduceOp.SUM, group),
         "all_to_all": lambda: dist.all_to_all_single(other, whole, group=group),
-        "shift": shift,
+        "ppermute": ppermute,
     }[kind]
 
 

@@ -123,7 +123,7 @@ class Cluster:
         """Seconds of equal collectives, one after the other, in which each rank sends ``sent_bytes`` in all.
 
         Bytes as a rank sends them in a ring, whatever algorithm is taken; of all ``messages`` collectives together.
-        ``kind`` is one of all_gather, all_reduce, reduce_scatter, all_to_all, shift; stride and size as in ``link``.
+        ``kind`` is one of all_gather, all_reduce, reduce_scatter, all_to_all, ppermute; stride and size as in ``link``.
         All groups of the cluster do the same at once. The cheapest algorithm is taken, or the measurement where the
         group's link has one.
         """

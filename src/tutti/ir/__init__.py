@@ -1,1 +1,1 @@
-"""One functional graph of ATen operators, and what is known of each node."""
+"""The graph of ATen operators, and the metadata of its nodes."""

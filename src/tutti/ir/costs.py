@@ -1,4 +1,4 @@
-"""FLOPs and bytes of every node of a StepGraph, for the whole operator, before any split."""
+"""FLOPs and bytes of every node of a StepGraph, unsplit."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def _matmul(node: Call) -> int:
 
 
 def _attention(products: int, backward: bool, causal_at: int) -> Callable[[Call], int]:
-    """`products` matrix products of (queries x keys) per head; half of each where the mask is causal.
+    """`products` matrix products of (queries x keys) per head, half of each under a causal mask.
 
-    causal_at: the position of the argument that says so.
+    causal_at: position of the `is_causal` argument.
     """
 
     def flops(node: Call) -> int:
@@ -66,14 +66,14 @@ def _attention(products: int, backward: bool, causal_at: int) -> Callable[[Call]
 
 
 def _convolution(node: Call) -> int:
-    """A multiply-add for each output element (of a transposed one: input element) and element of its window."""
+    """A multiply-add for each output element (input element if transposed) and element of its window."""
     x, w = node.args[:2]
     anchor = _shape(x) if node.args[6] else node.meta["val"].shape
     return 2 * prod(anchor) * prod(_shape(w)[1:])
 
 
 def _convolution_backward(node: Call) -> int:
-    """As many again for the gradient of the input and for that of the weight."""
+    """The FLOPs of the forward pass for each of the gradients of input and weight."""
     grad, x, w = node.args[:3]
     anchor = _shape(x) if node.args[7] else _shape(grad)
     return 2 * prod(anchor) * prod(_shape(w)[1:]) * sum(node.args[10][:2])
@@ -94,7 +94,7 @@ def _linear_logsumexp(node: Call) -> int:
 
 
 def _linear_logsumexp_backward(node: Call) -> int:
-    """A product for each gradient that is wanted; that the logits are made anew is not counted."""
+    """A product for each required gradient. The recomputed logits are not counted."""
     return 2 * prod(_shape(node.args[2])) * _shape(node.args[3])[0] * sum(node.args[-1][:2])
 
 
@@ -103,8 +103,8 @@ def _linear_logsumexp_with_gradients(node: Call) -> int:
 
 
 def _experts(products: int, backward: bool = False) -> Callable[[Call], int]:
-    """`products` times those of the forward pass: both matrices of an expert, for the choices that fall on average to
-    the experts that are here. Where the backward pass repeats the first product, that is not counted."""
+    """`products` times those of the forward pass: both matrices of an expert, for the average number of tokens routed
+    to the local experts. The product that a backward pass recomputes is not counted."""
 
     def flops(node: Call) -> int:
         _, index, _, up, down, _, _, total = node.args[backward : 8 + backward]
@@ -114,13 +114,13 @@ def _experts(products: int, backward: bool = False) -> Callable[[Call], int]:
 
 
 def _grouped(node: Call) -> int:
-    """Rows that belong to no group are counted; of a product that is contracted over groups each row is in one."""
+    """Rows outside all groups are counted. If the product contracts over the groups, each row is in one."""
     a, b = (_shape(x) for x in node.args[:2])
     return 2 * prod(a) * b[-1] if len(a) == 2 else 2 * prod(a[1:]) * b[-1]
 
 
 def _ctc(passes: int) -> Callable[[Call], int]:
-    """Of each state of each step the logarithm of a sum of three exponentials, `passes` times."""
+    """A logsumexp of three terms for each state of each step, `passes` times."""
 
     def flops(node: Call) -> int:
         log_probs, targets = node.args[passes - 1 : passes + 1]  # behind the gradient

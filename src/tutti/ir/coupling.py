@@ -1,4 +1,4 @@
-"""Coupling: updates that wait for gradients of other parameters, as those do that are clipped by their global norm."""
+"""Coupling: updates that depend on gradients of other parameters, for instance through the global gradient norm."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tutti.ir.step_graph import BACKWARD, UPDATE
 
 
 def coupled(graph: fx.Graph) -> bool:
-    """Whether anything in the update is made of several results of the backward pass."""
-    of: dict[fx.Node, fx.Node] = {}  # what the update makes -> the result that it is made of
+    """Whether any value of the update depends on several results of the backward pass."""
+    of: dict[fx.Node, fx.Node] = {}  # a value of the update -> the result it depends on
     for node in graph.nodes:
         if node.op != "call_function" or node.meta.get("phase") != UPDATE:
             continue

@@ -1,4 +1,4 @@
-"""The garbage collector stands by while graphs are made: they are millions of objects, none of which is garbage."""
+"""Pause the garbage collector while graphs are built: they are millions of objects without garbage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Without Python's search for cycles, of all threads; for what makes one graph, not for a loop that makes many."""
+    """Disable the process's cyclic garbage collector. For building one graph, not for a loop that builds many."""
     if not gc.isenabled():
         yield
         return
@@ -22,7 +22,7 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def unfrozen() -> Iterator[None]:
-    """With all objects in sight of the collector, also those that `gc.freeze()` has hidden."""
+    """Undo `gc.freeze()` within the block, so that the collector sees all objects."""
     frozen = gc.get_freeze_count() > 0
     if frozen:
         gc.unfreeze()

@@ -1,11 +1,11 @@
-"""Labels: names that corresponding nodes of repeated layers share.
+"""Labels: names shared by corresponding nodes of repeated layers.
 
-A *layer* is a module whose path ends in a number (`model.layers.3`). Two layers of one container are of the same
-kind when the nodes inside them, in order, are the same operators on the same shapes. The label of a node is its
-module path with the number of such a layer replaced by `*`, its phase (`again` for what is computed anew in the
-backward pass), its operator and an ordinal. Where a container has layers of several kinds, the numbers of a kind stand
-in the place of `*`: `h.0` and `h.1-11`, `net.2,4`. Copies of a batch (`lower.unroll`) share labels, too. Analysis and
-plans speak of labels, so that there are no more of them in a deeper model.
+A *layer* is a module whose path ends in a number (`model.layers.3`). Two layers of one container are of the same kind
+if the nodes inside them are, in order, the same operators on the same shapes. The label of a node is its module path
+with `*` for the number of such a layer, its phase (`again` for recomputation in the backward pass), its operator and an
+ordinal. In a container with layers of several kinds, the numbers of a kind replace `*`: `h.0` and `h.1-11`, `net.2,4`.
+Copies of a batch (`lower.unroll`) share labels too. Analysis and plans refer to labels, so their size does not grow
+with depth.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tutti.ir.step_graph import StepGraph
 
 
 def annotate_labels(step: StepGraph) -> None:
-    """Write meta["label"] of every node, and meta["name"] of every call: the same without layers told by `*`."""
+    """Set meta["label"] of every node, and meta["name"] of every call: the label with the layer's number for `*`."""
     rename = _layer_names(step.graph)
     for name, node in step.inputs.items():
         kind, _, path = name.partition(":")
-        layer, rest = _split(path) if kind not in ("batch", "common", "lr") else ("", path)  # which are no module's
+        layer, rest = _split(path) if kind not in ("batch", "common", "lr") else ("", path)  # not module paths
         node.meta["label"] = f"{kind}:{_join(rename.get(layer, layer), rest)}" if path else kind
     ordinals: dict[tuple, int] = defaultdict(int)
     alike: dict[tuple, dict[str, int]] = defaultdict(dict)
@@ -36,9 +36,9 @@ def annotate_labels(step: StepGraph) -> None:
         copy = node.meta.get("copy", 0)
         ordinal = ordinals[layer, rest, operation, copy]
         ordinals[layer, rest, operation, copy] += 1
-        between = ">" if "of" in node.meta else "."  # `reshape.1` is what stands for that of the whole batch
+        between = ">" if "of" in node.meta else "."  # `>` marks an operator that stands for one of the whole batch
         operation += f"{between}{ordinal}" if ordinal else ""
-        if "of" in node.meta:  # what one copy does for all is unlike what the others do
+        if "of" in node.meta:  # work that one copy does for all is unlike that of the others
             known = alike[_join(rename.get(layer, layer), rest), operation]
             kind = repr((str(node.target), [x.meta["val"] for x in (node, *node.all_input_nodes)]))
             number = known.setdefault(kind, len(known))
@@ -57,7 +57,7 @@ def _split(path: str) -> tuple[str, str]:
 
 
 def layer_of(path: str) -> str:
-    """The layer that a module belongs to, or the module itself outside of any."""
+    """The layer of a module, or the module itself outside any layer."""
     layer, rest = _split(path)
     return layer or rest
 
@@ -80,7 +80,7 @@ def _operator(node: fx.Node) -> str:
 
 
 def _named(node: fx.Node) -> str:
-    """The operator; in a copy of the batch that for which it stands, too, as copies share what they compute alike."""
+    """The operator. In a copy of the batch, also the operator that it stands for."""
     operator, of = _operator(node), node.meta.get("of")
     if of is None or of == operator:
         return operator
@@ -88,12 +88,12 @@ def _named(node: fx.Node) -> str:
 
 
 def _layer_names(graph: fx.Graph) -> dict[str, str]:
-    """For each layer the name of its kind: `h.*` where all layers of `h` are of one, else `h.0`, `h.1-11`, ..."""
+    """The name of each layer's kind: `h.*` if all layers of `h` are of one kind, else `h.0`, `h.1-11`, ..."""
     signatures: dict[str, list] = defaultdict(list)
     for node in graph.nodes:
         layer, rest = _split(node.meta["path"])
         if layer and node.op == "call_function":
-            random = node.target is torch.ops.tutti.uniform.default  # its salt is its own
+            random = node.target is torch.ops.tutti.uniform.default  # salts differ between layers
             constants = "" if random else repr(fx.map_arg((node.args, node.kwargs), lambda n: None))
             specs = [n.meta["val"] for n in (*node.all_input_nodes, node)]
             signatures[layer].append((rest, _phase(node), str(node.target), specs, constants))
@@ -121,7 +121,7 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def covers(label: str, name: str) -> bool:
-    """Whether a label's path is that of a module or parameter: `h.1-11.weight` and `h.*.weight` of `h.3.weight`."""
+    """Whether a label's path matches a module or parameter: `h.1-11.weight` and `h.*.weight` match `h.3.weight`."""
     parts, named = label.split("."), name.split(".")
     return len(parts) == len(named) and all(
         part == n or (n.isdigit() and _holds(part, int(n))) for part, n in zip(parts, named, strict=True)

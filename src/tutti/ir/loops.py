@@ -1,8 +1,8 @@
 """Operators with sub-graphs: a scan over a leading dim, a loop that runs while a condition holds, and a branch.
 
 Each distinct sub-graph makes one operator, `tutti_loops::scan_<digest>(Tensor[] operands) -> Tensor[]`, which fake
-tensors, rules and Programs treat as any other. Its operands are the carries, the tensors that are scanned over, and
-everything else that the sub-graph reads. `tracing.loop_capture` records sub-graphs, `ops.loops` splits them.
+tensors, rules and Programs treat like any other. Its operands are the carries, the scanned tensors, and everything else
+that the sub-graph reads. `tracing.loop_capture` captures sub-graphs, `ops.loops` splits them.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from torch import Tensor, fx
 from tutti.ir.costs import FLOPS
 from tutti.ir.step_graph import Spec, StepGraph
 
-ITERATIONS = 16  # of a loop whose number of iterations is unknown, for prices
+ITERATIONS = 16  # assumed iterations of a while loop, for prices
 
 
 @dataclass(frozen=True)
 class Body:
-    """A sub-graph. step: its inputs and outputs have the names `in:0`, `in:1`, ... and `out:0`, ....
+    """A sub-graph. step: its inputs and outputs are named `in:0`, `in:1`, ... and `out:0`, ....
 
-    raw: the graph as it was traced, to be differentiated, whose placeholders stand for the inputs at `places`; None for
-    a local part.
+    raw: the graph as traced, for differentiation; its placeholders stand for the inputs at `places`. None for a local
+    part.
     """
 
     step: StepGraph
@@ -44,9 +44,9 @@ class Body:
 
     @cached_property
     def text(self) -> str:
-        """The same for sub-graphs that compute the same, and whose gradients do."""
+        """A text that is equal for sub-graphs with equal outputs and gradients."""
         lines = [repr(self.inputs), repr(self.places)]
-        for graph in (self.step.graph, self.raw):  # by `raw`: where gradients pass
+        for graph in (self.step.graph, self.raw):  # `raw` decides where gradients flow
             number = {node: Number(i) for i, node in enumerate(graph.nodes)} if graph else {}
             for node in number:
                 args, kwargs = fx.map_arg((node.args, node.kwargs), number.__getitem__)  # pyright: ignore
@@ -57,7 +57,7 @@ class Body:
 
     @cached_property
     def run(self) -> Callable[..., tuple[Tensor, ...]]:
-        """Computes the outputs of the inputs."""
+        """The function from inputs to outputs."""
         return fx.GraphModule({}, self.step.graph).forward
 
     @cached_property
@@ -70,19 +70,19 @@ class Body:
 
 
 class Number(int):
-    """A node in the text of a graph."""
+    """The index of a node in the text of a graph."""
 
     def __repr__(self) -> str:
         return f"%{int(self)}"
 
 
 class _WithSubGraphs:
-    """What loops and branches have in common.
+    """The common part of loops and branches.
 
-    timed_operands, timed_outputs: those whose dim 0 is the time of a scan, which their sub-graph does not see.
+    timed_operands, timed_outputs: those with a scan's time as dim 0, which the sub-graph does not see.
     """
 
-    names: ClassVar[tuple[str, ...]]  # of the attributes that hold sub-graphs
+    names: ClassVar[tuple[str, ...]]  # names of the attributes with sub-graphs
     timed_operands = timed_outputs = range(0)
 
     @property
@@ -95,7 +95,7 @@ class _WithSubGraphs:
 
 @dataclass(frozen=True)
 class Scan(_WithSubGraphs):
-    """`carry, y = body(carry, x, *rest)` for each x along dim 0, from the last one on with `reverse`.
+    """`carry, y = body(carry, x, *rest)` for each x along dim 0, in reverse order with `reverse`.
 
     Operands: `carries` carries, `scanned` tensors with `length` rows, the rest. Outputs: the last carries, and every y
     stacked along dim 0. keeps: whether the last outputs are the carries before each step.
@@ -111,7 +111,7 @@ class Scan(_WithSubGraphs):
 
     @property
     def bodies(self) -> list[tuple[Body, int]]:
-        """Sub-graphs, and how often each runs."""
+        """Sub-graphs, with the number of times each runs."""
         return [(self.body, self.length)]
 
     @property
@@ -150,7 +150,7 @@ class Scan(_WithSubGraphs):
 class While(_WithSubGraphs):
     """`while condition(*carries, *rest): carries = body(*carries, *rest)`. Outputs: the last carries.
 
-    expected: iterations, for prices.
+    expected: number of iterations, for prices.
     """
 
     condition: Body
@@ -189,7 +189,7 @@ class Branch(_WithSubGraphs):
 
     @property
     def bodies(self) -> list[tuple[Body, int]]:
-        """The more expensive branch: a price that is never too low."""
+        """The more expensive branch, so that the price is an upper bound."""
         return [(max(self.then, self.otherwise, key=lambda body: body.flops + body.bytes), 1)]
 
     @property
@@ -212,7 +212,7 @@ _library = torch.library.Library("tutti_loops", "FRAGMENT")
 
 
 def loop_operator(loop: Loop) -> torch._ops.OpOverload:
-    """The operator of a loop; the same for loops that compute the same."""
+    """The operator of a loop. Equal loops share one."""
     name = f"{loop.kind}_{hashlib.sha256(loop.text.encode()).hexdigest()[:16]}"
     if not hasattr(torch.ops.tutti_loops, name):
         _library.define(f"{name}(Tensor[] operands) -> Tensor[]")
@@ -230,7 +230,7 @@ def _empty(loop: Loop, operands: Sequence[Tensor]) -> list[Tensor]:
 
 
 def compiles(target: object) -> bool:
-    """Whether this is a loop that Inductor compiles. Of branches within loops it makes wrong code (2.13)."""
+    """Whether Inductor can compile this loop. It miscompiles branches within loops (torch 2.13)."""
     loop = LOOPS.get(target)
     return loop is not None and not _branches(loop)
 

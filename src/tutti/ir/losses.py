@@ -1,4 +1,4 @@
-"""Losses whose gradients can be made along with them."""
+"""Losses whose gradients can be computed together with them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ ops = torch.ops.tutti
 
 
 def made_with(forward: Call) -> Call | None:
-    """The call that makes the gradients of a linear layer's cross-entropy, where what it is given besides does not
-    depend on the loss."""
+    """The call that computes the gradients of a linear layer's cross-entropy, if its other operands do not depend on
+    the loss, else None."""
     for part in forward.users if forward.target is ops.linear_logsumexp.default else ():
         for user in part.users if part.target is operator.getitem else ():
             if user.target is ops.linear_logsumexp_backward.default and user.args[2:-2] == forward.args:

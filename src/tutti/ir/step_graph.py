@@ -51,7 +51,7 @@ GIVEN = ("batch", "common", "constant", *NUMBERS)  # kinds of inputs that each c
 
 @dataclass(frozen=True)
 class Spec:
-    """Shape and dtype of a tensor that a node makes."""
+    """Shape and dtype of a tensor. `str(spec)` is for instance `float32[4, 8]`."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -64,9 +64,12 @@ class Spec:
     def bytes(self) -> int:
         return self.numel * self.dtype.itemsize
 
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+
     @staticmethod
     def of(value: Any) -> Any:
-        """The `Spec` of a tensor; of a tuple or list of tensors a tuple of them; None of anything else."""
+        """The `Spec` of a tensor, a tuple of Specs for a tuple or list of tensors, None for anything else."""
         if isinstance(value, torch.Tensor):
             return Spec(tuple(value.shape), value.dtype)
         if isinstance(value, (tuple, list)):
@@ -216,10 +219,10 @@ class StepGraph:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of operators, shapes and structure: equal for graphs for which a plan means the same."""
+        """A hash of operators, shapes and structure. A plan fits each graph with the same fingerprint."""
         digest = hashlib.sha256()
         for node in self.graph.nodes:
-            parts = (node.op, str(node.target), node.meta.get("label"), str(node.meta.get("val")))
+            parts = (node.op, str(node.target), node.meta.get("label"), repr(node.meta.get("val")))
             digest.update(repr((parts, node.args, node.kwargs)).encode())
         return digest.hexdigest()[:16]
 

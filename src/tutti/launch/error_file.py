@@ -1,4 +1,4 @@
-"""What a rank that fails leaves for whoever started it: the error file of the TorchElastic protocol."""
+"""The error file that a failed rank leaves for its launcher, in the TorchElastic protocol."""
 
 import json
 import sysconfig
@@ -17,14 +17,14 @@ _NOT_USER = (str(Path(__file__).parents[1]), "<frozen", sysconfig.get_path("pure
 
 
 class ErrorFile(ErrorHandler):
-    """TorchElastic's error file with the fields that tell a cause from its consequences."""
+    """TorchElastic's error file, with the fields that tell the cause of a failure from its consequences."""
 
     def record_exception(self, e: BaseException) -> None:
-        if not self.left(e):  # nobody reads it: the traceback is all there is
+        if not self.left(e):  # no launcher reads it: print the traceback
             traceback.print_exception(e)
 
     def left(self, e: BaseException) -> bool:
-        """Leave an error; False where nobody reads it."""
+        """Write the error file. Returns False if no launcher asked for one."""
         path = self._get_error_file_path()
         if not path:
             return False
@@ -40,20 +40,20 @@ class ErrorFile(ErrorHandler):
             "frame": frame_of_user(traceback.extract_tb(tb)),
             "plain": is_plain(e),
         }
-        whole = Path(path).with_suffix(".part")  # the launcher may read meanwhile, and end this process
+        whole = Path(path).with_suffix(".part")  # the launcher may read the file, and end this process, at any time
         whole.write_text(json.dumps({"message": {"message": f"{type(e).__name__}: {e}", "extraInfo": extra}}))
         whole.replace(path)
         return True
 
 
 def frame_of_user(frames: traceback.StackSummary) -> str:
-    """`file:line in function: source` of the deepest frame outside libraries, or of the deepest of all."""
+    """`file:line in function: source` of the deepest frame in user code, else of the deepest frame."""
     own = [f for f in frames if not f.filename.startswith(_NOT_USER)] or frames[-1:]
     return f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name}: {own[-1].line}" if own else ""
 
 
 def _without_launcher(tb: TracebackType | None) -> TracebackType | None:
-    """The traceback from the first frame that is neither the worker's, nor runpy, nor the `record` wrapper."""
+    """The traceback without the leading frames of the worker, runpy and the `record` wrapper."""
     machinery = (_WORKER, "<frozen runpy>", elastic.__code__.co_filename)
     while tb is not None and tb.tb_next is not None and tb.tb_frame.f_code.co_filename in machinery:
         tb = tb.tb_next

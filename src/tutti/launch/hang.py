@@ -1,4 +1,4 @@
-"""Which rank holds up the others: told from what each rank says of itself."""
+"""Find the rank that blocks the others, from the reports of all ranks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank says of itself. beat: counts reports. stuck: whether it has made no progress for too long.
+    """The state of a rank, as it reports it.
 
-    seconds: since it did last. where: the step, or between which. busy: at what known to take long. at: the line that
-    its main thread is in. meeting: the communication that it waits in, of ranks `peers` (None: all). left: it is done.
+    beat: number of the report. stuck: no progress for longer than allowed. seconds: since the last progress.
+    where: the step, or between which steps. busy: the long operation it is in, such as a compilation. at: the source
+    line of its main thread. meeting: the communication it waits in. peers: ranks of that communication (None: all).
+    left: it has finished.
     """
 
     beat: int
@@ -37,14 +39,14 @@ class Report:
         return Report(**json.loads(text))
 
     def takes(self, rank: int) -> bool:
-        """Whether its communication takes a rank."""
+        """Whether a rank takes part in its communication."""
         return self.peers is None or rank in self.peers
 
 
 def verdict(reports: Mapping[int, Report], silent: Mapping[int, float], ranks: int) -> str | None:
-    """Which rank hangs and what the others wait in; None as long as any rank gets on, or is at what takes long.
+    """The message that names the hung rank and the collective the others wait in. None while any rank makes progress.
 
-    reports: the newest of each rank that has made one. silent: ranks that have not reported for so many seconds.
+    reports: the newest of each rank. silent: seconds without a report, for ranks that stopped reporting.
     """
     here = {rank: report for rank, report in sorted(reports.items()) if not report.left and rank not in silent}
     if not all(report.stuck for report in here.values()):
@@ -61,21 +63,22 @@ def verdict(reports: Mapping[int, Report], silent: Mapping[int, float], ranks: i
 
 
 def _doing(report: Report) -> str:
-    doing = f"{report.busy}, {report.where}," if report.busy else f"is {report.where}"
-    return f"{doing} since {report.seconds:.0f} s" + (f", at {report.at}" if report.at else "")
+    doing = f"{report.busy} ({report.where})" if report.busy else f"has been {report.where}"
+    return f"{doing} for {report.seconds:.0f} s" + (f", at {report.at}" if report.at else "")
 
 
 def _silence(seconds: float, report: Report | None) -> str:
     if report is None:
-        return "has not come so far as to be watched"
+        return "has not sent a first heartbeat"
     state = _state(report) or "or that machine does not answer"
     return (
-        f"says nothing since {seconds:.0f} s, {report.where} before: process {report.process} of {report.host} {state}"
+        f"has sent no heartbeat for {seconds:.0f} s, last {report.where}: "
+        f"process {report.process} of {report.host} {state}"
     )
 
 
 def _rank(rank: int, doing: str, waiting: Mapping[int, Report], ranks: int) -> str:
-    """A rank, and what others wait in for it."""
+    """Describe a hung rank, and what the others wait in for it."""
     its = {other: report for other, report in waiting.items() if report.takes(rank)} or waiting
     if not its:
         return f"rank {rank} of {ranks} hangs: it {doing}"
@@ -83,8 +86,8 @@ def _rank(rank: int, doing: str, waiting: Mapping[int, Report], ranks: int) -> s
     there = {other: report for other, report in waiting.items() if report.meeting == first.meeting}
     others = {other: report for other, report in waiting.items() if other not in there}
     more = f"; {_waits(others)}" if others else ""
-    those = f"{_ranks(there)} there since {first.seconds:.0f} s{more}"
-    return f"rank {rank} of {ranks} has not come to {first.meeting} ({first.where}): it {doing}; {those}"
+    those = f"{_ranks(there)} there for {first.seconds:.0f} s{more}"
+    return f"rank {rank} of {ranks} has not reached {first.meeting} ({first.where}): it {doing}; {those}"
 
 
 def _waits(waiting: Mapping[int, Report]) -> str:
@@ -100,7 +103,7 @@ def _ranks(those: Mapping[int, Report]) -> str:
 
 
 def _state(report: Report) -> str:
-    """What Linux says of a process of this machine."""
+    """The state that Linux reports for a process of this machine, else ""."""
     if report.host != socket.gethostname():
         return ""
     try:

@@ -1,6 +1,6 @@
-"""Where this process is in its work: what a watchdog tells of a rank that makes no progress.
+"""Where the main thread is in its work: the watchdog reports it for a rank that makes no progress.
 
-Written by the main thread, at the price of an assignment or two for each collective; read by the watchdog's.
+The main thread writes it, at the cost of one or two assignments per collective. The watchdog's thread reads it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from tutti.plan.layout import group_of
 
 
 class Meeting(NamedTuple):
-    """A communication: of what kind, over which axis, of what (the label of an operator, the name of a message).
+    """A communication: its kind, its mesh axis, and a label (of an operator or a message).
 
-    peer: the rank at the other end, where there is but one.
+    peer: the rank at the other end of a send or receive, else None.
     """
 
     kind: str
@@ -28,8 +28,11 @@ class Meeting(NamedTuple):
 
 
 class Heartbeat:
-    """where: the step, or what is between two. meeting: the communication that it is in. work: what it does that is
-    known to take long. moves: changes whenever it gets on."""
+    """The progress of this process.
+
+    where: the step, or between which steps. meeting: the communication in progress. work: the long operation in
+    progress. moves: a counter that changes with every sign of progress.
+    """
 
     def __init__(self) -> None:
         self.where = "at its beginning"
@@ -39,7 +42,7 @@ class Heartbeat:
         self.rank, self.mesh = 0, {}
 
     def place(self, rank: int, mesh: Mapping[str, int]) -> None:
-        """Take a place on a mesh, whose axes communications are over."""
+        """Set this rank's place on the mesh whose axes communications name."""
         self.rank, self.mesh = rank, dict(mesh)
 
     def go(self, where: str) -> None:
@@ -56,7 +59,7 @@ class Heartbeat:
 
     @contextmanager
     def within(self, kind: str, label: str) -> Iterator[None]:
-        """In a communication of all ranks."""
+        """Mark a communication of all ranks."""
         self.enter(Meeting(kind, "", label))
         try:
             yield
@@ -65,7 +68,7 @@ class Heartbeat:
 
     @contextmanager
     def working(self, work: str) -> Iterator[None]:
-        """At something that takes long, and at which nothing is seen of its progress."""
+        """Mark a long operation that shows no progress."""
         before, self.work = self.work, work
         self.moves += 1
         try:
@@ -75,17 +78,17 @@ class Heartbeat:
             self.moves += 1
 
     def compiles(self, compiling: bool) -> None:
-        """Whether a function is being compiled."""
+        """Mark the start and end of a compilation."""
         self.compiling = compiling
         self.moves += 1
 
     @property
     def busy(self) -> str:
-        """What it does that takes long; empty: nothing of the kind."""
+        """The long operation in progress, or ""."""
         return "compiles" if self.compiling else self.work
 
     def peers(self) -> list[int] | None:
-        """The ranks that its communication takes, itself among them; None: all."""
+        """The ranks of its communication, itself included, or None for all."""
         meeting = self.meeting
         if meeting is None or meeting.peer is not None:
             return meeting and [self.rank, meeting.peer or 0]

@@ -1,9 +1,8 @@
-"""Start the processes of a job on this machine, and say in one message which rank failed and why.
+"""Start the processes of a job on this machine, and report in one message which rank failed and why.
 
-`tutti run -n 4 script.py ARGS...` is `torchrun --standalone` with a readable end: when a rank raises or dies,
-the others are stopped, the exit code is not zero, and one message names the rank, its error and the line in
-the user's code. Rendezvous, environment and supervision are TorchElastic's; `worker.py` is what runs in each
-process.
+`tutti run -n 4 script.py ARGS...` is `torchrun --standalone` with a readable error report. When a rank raises or dies,
+the others are stopped, the exit code is not zero, and one message names the rank, its error and the line in the user's
+code. TorchElastic does rendezvous, environment and supervision; `worker.py` runs in each process.
 """
 
 import argparse
@@ -26,16 +25,16 @@ from pathlib import Path
 from typing import Any
 
 _HANG = "TUTTI_HANG"  # in the environment of ranks: seconds without progress
-LAST_CALL = 3  # seconds that a job waits for more machines, once there are enough
+LAST_CALL = 3  # seconds to wait for more machines, once --min are there
 
-# What the ranks that did nothing wrong report when a peer has gone.
+# Errors of ranks that only lost a peer.
 _LOST_PEER = re.compile(r"gloo/transport|Connection (closed|reset) by peer|NCCL error|ncclRemoteError")
 
 
 class LaunchError(RuntimeError):
     """A rank failed: `rank`, `kind` (type of its exception, "" if none), `trace`, `exit_code`.
 
-    `plain`: its message says all that the user needs, see `is_plain`.
+    `plain`: the message suffices without a traceback, see `is_plain`.
     """
 
     def __init__(
@@ -46,11 +45,11 @@ class LaunchError(RuntimeError):
 
 
 class Hang(RuntimeError):
-    """A job has been ended because a rank of it made no progress; the message names it."""
+    """The job was ended because a rank made no progress. The message names the rank."""
 
 
 class Interrupted(Exception):
-    """The job was stopped by a signal that reached the launcher; `signal` is its number."""
+    """The launcher received a signal and stopped the job; `signal` is its number."""
 
     def __init__(self, signum: int):
         super().__init__(f"stopped by {signal.Signals(signum).name}")
@@ -59,7 +58,7 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class Failure:
-    """How one rank ended: `exit_code` is negative for a signal, `error` is what it recorded, if it could."""
+    """How one rank ended: `exit_code` is negative for a signal; `error` is what it recorded, or None."""
 
     rank: int
     exit_code: int
@@ -67,11 +66,10 @@ class Failure:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Sorts the cause before its consequences.
+        """Sort key that puts the cause before its consequences.
 
-        What a watchdog has found comes first; then a rank killed from outside, which leaves no record; then errors
-        by time; then ranks ended by SIGTERM, which is how the launcher stops the rest; then those that only report a
-        lost peer.
+        First what a watchdog found; then ranks killed from outside, which leave no record; then errors by time; then
+        ranks that the launcher stopped with SIGTERM; then ranks that only lost a peer.
         """
         if self.error is None:
             return (2 if self.exit_code == -signal.SIGTERM else 0, 0)
@@ -92,7 +90,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Machines:
-    """How many a job needs and takes, and where they meet: `host:port` of one of them, which has to stay."""
+    """How many machines a job needs and accepts, and the `host:port` where they meet. That host has to stay."""
 
     least: int = 1
     most: int = 1
@@ -100,26 +98,26 @@ class Machines:
 
     def __post_init__(self):
         if not 1 <= self.least <= self.most:
-            raise ValueError(f"a job on {self.least} to {self.most} machines cannot be: give 1 <= --min <= --max")
+            raise ValueError(f"--min {self.least} and --max {self.most}: give 1 <= --min <= --max")
         if self.most > 1 and not re.fullmatch(r"[^:]+:[0-9]+", self.meet):
-            raise ValueError("several machines have to meet: give --meet host:port of one of them, the same on each")
+            raise ValueError("several machines need a meeting point: add --meet host:port, the same on each machine")
 
     @property
     def here(self) -> bool:
-        """Whether all of it is on this machine."""
+        """Whether the job runs on this machine only."""
         return not self.meet or self.meet.startswith(("localhost:", "127.0.0.1:"))
 
 
 def launch(function: Callable[..., Any], processes: int, *args: Any, restarts: int = 0) -> list[Any]:
-    """Call `function(*args)` in `processes` new processes; returns their results, in rank order.
+    """Call `function(*args)` in `processes` new processes and return the results in rank order.
 
-    restarts: how often it is called anew in new processes when one of them fails or dies.
+    restarts: how often all processes restart when one fails.
 
-    The function must be importable by name, arguments and results picklable. Inside, `torch.distributed`
-    finds its usual environment variables (RANK, WORLD_SIZE, ...). Raises LaunchError when a rank fails.
+    The function must be importable by name; arguments and results must be picklable. Inside, `torch.distributed`
+    finds its usual environment variables (RANK, WORLD_SIZE, ...). Raises LaunchError if a rank fails.
     """
     if function.__module__ == "__main__":
-        raise ValueError(f"launch needs a function that can be imported; put {function.__qualname__} into a module")
+        raise ValueError(f"launch cannot import {function.__qualname__} from __main__: move it into a module")
     with tempfile.TemporaryDirectory(prefix="tutti-") as scratch:
         payload = Path(scratch, "payload.pkl")
         payload.write_bytes(pickle.dumps((sys.path, pickle.dumps((function, args)))))
@@ -127,18 +125,18 @@ def launch(function: Callable[..., Any], processes: int, *args: Any, restarts: i
         results = [Path(scratch, f"{rank}.pkl") for rank in range(processes)]
         for rank, path in enumerate(results):
             if not path.exists():
-                raise LaunchError(f"rank {rank} of {processes} left before {function.__qualname__} returned", rank)
+                raise LaunchError(f"rank {rank} of {processes} exited before {function.__qualname__} returned", rank)
         return [pickle.loads(path.read_bytes()) for path in results]
 
 
 def run(argv: list[str]) -> int:
-    """The verb `tutti run`: returns the exit code."""
+    """The verb `tutti run`. Returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="tutti run",
-        description="Start a script in several processes, on this machine or, called on each, on several. "
-        "Plain torchrun works as well.",
+        description="Run a script in several processes. For several machines, call it on each. "
+        "Plain torchrun works too.",
     )
-    parser.add_argument("-n", "--processes", type=int, default=1, help="how many to start on this machine (default: 1)")
+    parser.add_argument("-n", "--processes", type=int, default=1, help="processes on this machine (default: 1)")
     parser.add_argument(
         "--restarts", type=int, default=0, help="how often all ranks restart when one fails or dies (default: 0)"
     )
@@ -152,10 +150,10 @@ def run(argv: list[str]) -> int:
         type=int,
         help="maximum number of machines; when one is lost or added, all ranks restart (default: as --min)",
     )
-    parser.add_argument("--meet", default="", help="host:port of one of the machines, where all meet; the same on each")
+    parser.add_argument("--meet", default="", help="host:port of one machine for rendezvous, the same on each")
     parser.add_argument("-m", "--module", action="store_true", help="the script is a module name, as in python -m")
     parser.add_argument("script", help="the Python file to run in each process")
-    parser.add_argument("args", nargs=argparse.REMAINDER, help="arguments handed to the script unchanged")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
     given = parser.parse_args(argv)
     if not given.module and not Path(given.script).is_file():
         raise ValueError(f"no file {given.script}")
@@ -179,33 +177,33 @@ def under_launcher() -> bool:
 
 
 def rank() -> int:
-    """The number of this process in its job; 0 when there is no job."""
+    """The rank of this process, or 0 without a job."""
     return int(os.environ.get("RANK", "0"))
 
 
 def local_rank() -> int:
-    """The number of this process among those of its job on this machine."""
+    """The rank of this process among the processes of its job on this machine."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def world_size() -> int:
-    """Processes of this job; 1 when there is no job."""
+    """The number of processes of this job, or 1 without a job."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def machine_memory() -> Path:
-    """A folder in the memory of this machine that outlives processes, TUTTI_MEMORY or /dev/shm."""
+    """A folder in memory that outlives the processes of this machine: $TUTTI_MEMORY or /dev/shm."""
     return Path(os.environ.get("TUTTI_MEMORY", "/dev/shm"))
 
 
 def hang() -> float | None:
-    """Seconds without progress after which this job is to be ended; None: it waits for ever."""
+    """Seconds without progress after which this job ends, or None to wait forever."""
     return float(os.environ[_HANG]) if os.environ.get(_HANG) else None
 
 
 def is_plain(e: BaseException) -> bool:
-    """Whether a message was written for the user: a ValueError or OSError that this package raised itself,
-    or the system's word about a file. A mistake deeper down needs its traceback."""
+    """Whether an error needs no traceback: a ValueError or OSError raised by this package, a Hang, or an OSError about
+    a file."""
     if isinstance(e, Hang) or (isinstance(e, OSError) and e.filename is not None):
         return True
     frames = traceback.extract_tb(e.__traceback__)
@@ -228,7 +226,7 @@ def _start(
 ) -> None:
     """Run `python -m tutti.launch.worker WORKER_ARGS` in every process and wait.
 
-    Raises LaunchError when a process fails for good."""
+    Raises LaunchError when a process fails after its last restart."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -270,7 +268,7 @@ def _start(
 
 
 def _errors(logs: Path) -> dict[int, dict[str, Any]]:
-    """What each rank here recorded when it was last started: rank -> {type, text, frame, time_ns, py_callstack}."""
+    """The error that each local rank recorded in its last attempt: {type, text, frame, time_ns, py_callstack}."""
     attempts = sorted(logs.glob("*/attempt_*"), key=lambda path: int(path.name.removeprefix("attempt_")))
     files = attempts[-1].glob("*/error.json") if attempts else ()
     errors = [json.loads(path.read_text())["message"]["extraInfo"] for path in files]
@@ -289,7 +287,7 @@ def _failure(codes: dict[int, int], errors: dict[int, dict[str, Any]], world_siz
 
 @contextmanager
 def _environment(processes: int, machines: Machines, hang: float | None) -> Iterator[None]:
-    """Variables that the processes inherit; what the user has set stays."""
+    """Set the environment variables of the processes. Variables that the user set are kept."""
     defaults = {
         "OMP_NUM_THREADS": str(max(1, cores() // processes)),
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # restarts over Gloo fail when the agents' store is shared
@@ -309,7 +307,7 @@ def _environment(processes: int, machines: Machines, hang: float | None) -> Iter
 
 @contextmanager
 def _signals_restored() -> Iterator[None]:
-    """TorchElastic installs handlers and leaves them; put back what was there."""
+    """Restore the signal handlers that TorchElastic replaces."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -324,7 +322,7 @@ def _signals_restored() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep TorchElastic's own account of a failure off the screen: ours says it once."""
+    """Silence TorchElastic's own report of a failure: ours replaces it."""
     loggers = [
         logging.getLogger(name) for name in logging.root.manager.loggerDict if name.startswith("torch.distributed")
     ]

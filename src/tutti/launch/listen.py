@@ -1,7 +1,7 @@
-"""Stores of a job listen on the address that their job named, and on no other interface.
+"""Bind the stores of a job to the address that the job names, not to all interfaces.
 
-torch's TCPStore listens on every interface, whoever may connect can read and write it, and what ranks send each other
-through it is unpickled. `tutti run` on one machine needs loopback alone.
+torch's TCPStore listens on every interface. Anyone who can connect can read and write it, and ranks unpickle what they
+read from it. `tutti run` on one machine needs only the loopback interface.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ MAKERS = ("torch.distributed.rendezvous", "torch.distributed.elastic.rendezvous.
 
 
 def listen_where_named() -> None:
-    """From now on, stores that torch.distributed makes in this process listen on the address of their host name."""
+    """From now on, stores that torch.distributed creates in this process listen on the address of their host name."""
     for name in MAKERS:
         vars(import_module(name))["TCPStore"] = _store
 
 
 def _store(host_name: str, port: int, *args: Any, is_master: bool = False, **kwargs: Any) -> TCPStore:
-    """A TCPStore. Where its address is not one of this machine, or is taken, torch does as it would have."""
+    """A TCPStore. Falls back to torch's own if the address is in use, or is not of this machine."""
     if is_master and (listening := _listen(host_name, port)):
         with_port = listening.getsockname()[1]
         handle = listening.detach()  # the store closes it

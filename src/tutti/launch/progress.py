@@ -1,4 +1,4 @@
-"""What takes seconds is told on a terminal while it goes on; nothing is where there is none."""
+"""A progress line for what takes seconds. Silent without a terminal."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _telling: list[Tell] = []
 
 @contextmanager
 def progress(what: str) -> Iterator[Tell]:
-    """Say what is being done, on rank 0; what is given is told how far that is. Within another it is said there, until
-    it is over."""
+    """Show what is being done, on rank 0. Call the yielded object with texts that say how far it is. Nested uses share
+    one line."""
     if not _telling:
         with _spinner() as show, told_by(show), progress(what) as tell:
             yield tell
@@ -45,7 +45,7 @@ def progress(what: str) -> Iterator[Tell]:
 
 @contextmanager
 def told_by(show: Callable[[str], None]) -> Iterator[None]:
-    """Who has a display of its own shows it instead; an empty text when there is nothing to tell."""
+    """Send progress texts to another display. An empty text clears it."""
     _telling.append(Tell(show))
     try:
         yield
@@ -58,6 +58,6 @@ def _spinner() -> Iterator[Callable[[str], None]]:
     console, spinner = Console(stderr=True), Spinner("dots")
     if rank() or not console.is_terminal:
         yield lambda text: None
-    else:  # what a model prints goes where it would go without
+    else:  # leave the output of the model alone
         with Live(spinner, console=console, transient=True, redirect_stdout=False, redirect_stderr=False):
             yield lambda text: spinner.update(text=text)

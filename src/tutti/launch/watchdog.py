@@ -1,9 +1,9 @@
-"""The watchdog of a job: a rank that hangs ends it, with a word on which one it is and what the others wait in.
+"""The watchdog of a job. It ends a job in which a rank hangs, and names the rank and the collective the others wait in.
 
-Each rank has a thread that looks at how its main thread gets on (`launch.heartbeat`), which is all that one thread of a
-process can see of another that is lost in C. A second thread tells the job's store of it, by a connection of its own,
-and may itself be held up where rank 0, which keeps the store, is. A rank that makes no progress for too long writes the
-stacks of all its threads into a file. When all that are left do so, or say nothing, each ends with the same error.
+Each rank has a thread that watches the progress of its main thread (`launch.heartbeat`); a main thread that is stuck in
+C shows nothing else. A second thread reports it to the job's store over its own connection; it may block when rank 0,
+which hosts the store, hangs. A rank that makes no progress for too long writes the stacks of all its threads to a file.
+When all remaining ranks are stuck or silent, each exits with the same error.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from tutti.launch.hang import Report, verdict
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.launch.launch import Hang, hang
 
-LONG = 6  # as much patience with what is known to take long
-BEAT = 5.0  # seconds between two reports, at most
-JUDGES = 8  # about so many ranks of a large job look at what all others say
-LEAVING = 5.0  # seconds that rank 0 keeps the store for others that are leaving, too
+LONG = 6  # times the allowed seconds during a long operation
+BEAT = 5.0  # maximum seconds between two reports
+JUDGES = 8  # about this many ranks of a large job read the reports of all others
+LEAVING = 5.0  # seconds that rank 0 keeps the store open for ranks that are exiting
 
-STACKS = "stacks"  # folder of those that `tutti run` was asked for
+STACKS = "stacks"  # folder for the stacks of jobs started by `tutti run --hang`
 
-_count = 0  # of watchdogs in this process: all ranks make them in the same order
+_count = 0  # watchdogs created in this process; all ranks create them in the same order
 _asked: list[Watchdog] = []
 
 
 class Watchdog:
-    """Ends a job whose ranks make no progress: `with Watchdog(600, "out/stacks"): ...` around the loop, on every rank.
+    """Ends a job whose ranks make no progress. Wrap the loop on every rank: `with Watchdog(600, "out/stacks"): ...`.
 
     seconds: time without progress (a collective, a step, an evaluation) after which the job ends; six times as long
-        while a rank plans, compiles, saves or loads.
+        while a rank plans, compiles, saves or loads. Raises ValueError unless it is positive.
     folder: folder for files `rank-2.txt` with the stacks of all Python threads.
 
-    The error names the rank that hangs and the collective that the others wait in. It is passed on to torchrun or
+    The error names the rank that hangs and the collective that the others wait in. It is passed to torchrun or
     `tutti run`, or printed to stderr, and the process exits with code 1.
     """
 
     def __init__(self, seconds: float, folder: str | Path):
         if not seconds > 0:
-            raise ValueError(f"a watchdog for {seconds} seconds without progress: it takes more than 0")
+            raise ValueError(f"a watchdog needs more than 0 seconds without progress, not {seconds}")
         self.seconds, self.folder = seconds, Path(folder)
         self.beat = min(BEAT, seconds / 20)
         self.main = threading.main_thread()
@@ -63,7 +63,7 @@ class Watchdog:
         self.over = threading.Event()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.file: IO[bytes] = open(self.folder / f"rank-{self.rank}.txt", "ab")
-        self.before = self.file.tell()  # what a job that was started anew has left
+        self.before = self.file.tell()  # stacks left by an earlier attempt
         self.wire = _Wire(self) if several else None
         self._arm()
         self.thread = threading.Thread(target=self._watch, daemon=True, name="watchdog")
@@ -78,13 +78,13 @@ class Watchdog:
         self.file.close()
         if empty:
             (self.folder / f"rank-{self.rank}.txt").unlink(missing_ok=True)
-        with suppress(OSError):  # others' files are there
+        with suppress(OSError):  # other ranks' files remain
             self.folder.rmdir()
         if self.wire:
             self.wire.leave(patient=error is None)
 
     def report(self, beat: int) -> Report:
-        """What this rank says of itself now."""
+        """The state of this rank now."""
         seconds, meeting, busy = time.monotonic() - self.since, HEARTBEAT.meeting, HEARTBEAT.busy
         stuck = seconds > self.seconds * (LONG if busy and not meeting else 1)
         at = "" if meeting or not stuck else frame_of_user(_stack(self.main))
@@ -109,7 +109,7 @@ class Watchdog:
                 self._end(said)
 
     def _arm(self) -> None:
-        """Let the stacks be written even where the main thread lets no other run: Python is not needed for that."""
+        """Dump the stacks even if the main thread holds the GIL: faulthandler does not need it."""
         faulthandler.dump_traceback_later(self.seconds - 2 * self.beat, file=self.file)
 
     def _dump(self, report: Report) -> None:
@@ -122,7 +122,7 @@ class Watchdog:
         error = Hang(f"{said}\n  stacks of all threads: {self.folder}/rank-*.txt")
         if not ErrorFile().left(error):
             print(error, file=sys.stderr)
-        if self.rank == 0:  # which keeps the store
+        if self.rank == 0:  # which hosts the store
             time.sleep(4 * self.beat)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -130,23 +130,23 @@ class Watchdog:
 
 
 class _Wire:
-    """What this rank tells the others, and hears of them. A thread of its own talks to the store."""
+    """Exchanges reports with the other ranks through the store, on its own thread."""
 
     def __init__(self, dog: Watchdog):
         global _count
         _count += 1
         self.dog, self.store = dog, compat.job_store(f"watchdog/{_count}")
         self.judge = dog.rank % max(1, dog.ranks // JUDGES) == 0
-        self.alert: float | None = None  # since when this rank is in doubt
+        self.alert: float | None = None  # when this rank began to suspect a hang
         self.answered = time.monotonic()
         self.said, self.gone = "", False
-        self.heard: dict[int, tuple[Report, float]] = {}  # with when it was new
+        self.heard: dict[int, tuple[Report, float]] = {}  # with the time of arrival
         self.store.set(str(dog.rank), self.dog.report(0).to_json())
         self.thread = threading.Thread(target=self._talk, daemon=True, name="watchdog's wire")
         self.thread.start()
 
     def judged(self, own: Report) -> str | None:
-        """The verdict, once there is one; called by the watching thread, and never held up."""
+        """The verdict, once there is one. Called by the watching thread; never blocks."""
         now, seconds = time.monotonic(), self.dog.seconds
         if own.seconds < seconds / 2:
             self.alert, self.heard = None, {}
@@ -179,9 +179,9 @@ class _Wire:
                 if self.alert is not None:
                     self._hear(self.alert)
                 elif self.dog.rank:
-                    self.store.check(["0"])  # whether it answers
+                    self.store.check(["0"])  # does the store answer?
                 self.answered = time.monotonic()
-        except RuntimeError:  # the store has gone, and the job with it
+        except RuntimeError:  # the store is gone, and the job with it
             self.gone = True
 
     def _hear(self, alert: float) -> None:
@@ -204,7 +204,7 @@ class _Wire:
                 self.said = self.store.compare_set("verdict", "", said).decode()
 
     def _reports(self) -> dict[int, Report]:
-        """What each rank has said last."""
+        """The newest report of each rank."""
         names = [str(rank) for rank in range(self.dog.ranks)]
         if not self.store.check(names):
             names = [name for name in names if self.store.check([name])]
@@ -213,14 +213,14 @@ class _Wire:
 
 
 def watch_as_asked() -> None:
-    """Watch this job from now on, where whoever started it has asked for that; once."""
+    """Start the watchdog that `tutti run --hang` asked for, once."""
     if (seconds := hang()) and not _asked:
         _asked.append(Watchdog(seconds, STACKS))
         _asked[0].__enter__()
 
 
 def done() -> None:
-    """This rank is done: nobody need watch it any more."""
+    """This rank is done: stop watching it."""
     while _asked:
         _asked.pop().__exit__()
 

@@ -1,13 +1,13 @@
-"""What runs inside each process that `tutti.launch.launch` starts: a script, a module or a function.
+"""Runs a script, a module or a function in each process that `tutti.launch.launch` starts.
 
     python -m tutti.launch.worker script.py ARGS...      python -m tutti.launch.worker -m module ARGS...
     python -m tutti.launch.worker --call PAYLOAD RESULTS
 
-An exception is written to the error file of the TorchElastic protocol with its type, its time in nanoseconds
-(ranks that only lost their peer fail milliseconds later) and the last frame that is the user's; then the
-process leaves at once, because a rank that lingers keeps the others waiting in a collective.
+An exception is written to the error file of the TorchElastic protocol with its type, its time in nanoseconds (ranks
+that only lost their peer fail milliseconds later) and the last frame in user code. Then the process exits at once:
+other ranks would wait for it in a collective.
 
-torch is imported late: a restart is told before that takes its seconds, in which another rank may fail.
+torch is imported late: the import takes seconds, and a restart is reported before.
 """
 
 import ctypes
@@ -20,11 +20,11 @@ from pathlib import Path
 
 
 def _die_with_parent() -> None:
-    """Ask Linux for SIGTERM when the launcher dies, however it dies; elsewhere this does nothing."""
+    """Ask Linux to send SIGTERM when the launcher dies. Does nothing on other systems."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)
-        if os.getppid() == 1 and os.environ.get("TORCHELASTIC_RUN_ID"):  # it was already gone
+        if os.getppid() == 1 and os.environ.get("TORCHELASTIC_RUN_ID"):  # it is gone already
             os._exit(128 + signal.SIGTERM)
 
 
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> None:
     try:
         record(_execute, error_handler=ErrorFile())(argv)
         watchdog.done()
-        if dist.is_initialized():  # threads of its store may else end the process with an error
+        if dist.is_initialized():  # else threads of its store may end the process with an error
             dist.destroy_process_group()
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT

@@ -1,1 +1,1 @@
-"""From a graph and a plan to one Program per rank."""
+"""Lower a graph and a plan to one Program per rank."""

@@ -1,15 +1,15 @@
-"""What each device of a pipeline does in a step, in order: parts that it runs, with what it receives before, sends
-after, and drops.
+"""The actions of each pipeline device in a step, in order: the part to run, what to receive before it, and what to send
+and to free after it.
 
     lend     parameters that other stages read as well
     slots    of the schedule
-    hand on  sums of gradients whose parameter is at home elsewhere
+    hand on  sums of gradients whose parameters belong to other devices
     update   parts `U0`, `U1`, ...
 
-Every value comes once to each device that reads it, and is kept there until its last reader has run. What the forward
-pass of several stages reads (the output of an encoder) goes from each to the next, so that none sends it to all: the
-next cannot begin sooner anyway. Messages from one device to another have one order, that in which the sender acts; the
-receiver takes them in the same (`orders`).
+Each value is sent once to each device that reads it, and kept there until its last reader has run. A value that several
+stages read in the forward pass (the output of an encoder) is passed from each to the next: the next cannot start
+earlier anyway, and no device sends it to all. Messages between two devices are sent and received in one order, that of
+the sender's actions (`orders`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import NamedTuple
 from tutti.lower.cut import Cut, Place
 from tutti.plan.slots import Schedule
 
-ONCE = -1  # in the place of a microbatch: of what is there once in a step
+ONCE = -1  # instead of a microbatch: for values that exist once per step
 
 
 class Message(NamedTuple):
-    """A value of a microbatch, or an input or a sum of gradients once in a step."""
+    """A value of a microbatch; or an input or a sum of gradients, once per step."""
 
     name: str
     microbatch: int
@@ -34,7 +34,7 @@ class Message(NamedTuple):
 
 @dataclass
 class Action:
-    """place: the part that runs, if any. receives, sends: with the other device. drops: what is not read any more."""
+    """place: the part to run, if any. receives, sends: (message, other device). drops: values to free after it."""
 
     place: Place | None
     microbatch: int
@@ -44,12 +44,12 @@ class Action:
 
 
 def actions_of(cut: Cut, schedule: Schedule) -> list[list[Action]]:
-    """The actions of every device. A schedule without backward slots makes a forward pass alone."""
+    """The actions of every device. A schedule without backward slots gives a forward pass only."""
     return [_Device(cut, schedule, d).actions() for d in range(len(schedule.devices))]
 
 
 def orders(actions: Iterable[list[Action]]) -> dict[tuple[int, int], list[Message]]:
-    """By (sender, receiver) all messages in order."""
+    """All messages in order, by (sender, receiver)."""
     found: dict[tuple[int, int], list[Message]] = {}
     for sender, todo in enumerate(actions):
         for action in todo:
@@ -59,7 +59,7 @@ def orders(actions: Iterable[list[Action]]) -> dict[tuple[int, int], list[Messag
 
 
 def had(actions: Sequence[list[Action]]) -> dict[tuple[int, int], dict[Message, int]]:
-    """By (sender, receiver): for each message how many of the receiver's own the sender had when it sent this."""
+    """By (sender, receiver): for each message, how many of the receiver's messages the sender had received before."""
     found: dict[tuple[int, int], dict[Message, int]] = {}
     for sender, todo in enumerate(actions):
         received: Counter[int] = Counter()
@@ -73,7 +73,7 @@ def had(actions: Sequence[list[Action]]) -> dict[tuple[int, int], dict[Message, 
 class _Device:
     def __init__(self, cut: Cut, schedule: Schedule, number: int):
         self.cut, self.schedule, self.number = cut, schedule, number
-        self.here: dict[Message, Action] = {}  # what has been made or received, and the last action that reads it
+        self.here: dict[Message, Action] = {}  # values made or received, and the last action that reads each
 
     def at(self, stage: int) -> int:
         return self.schedule.place[stage]
@@ -112,7 +112,7 @@ class _Device:
             home = self.cut.homes.get(name)
             maker = self.cut.makers[name].stage if home is None and name in self.cut.makers else home
             if maker is None or (name not in self.cut.makers and self.at(maker) == self.number):
-                continue  # given, or kept here
+                continue  # an input, or kept here
             message = Message(name, ONCE if home is not None else microbatch)
             if self.at(maker) != self.number and message not in self.here:
                 route = self.route(name) if name.startswith("value:") else {}
@@ -128,7 +128,7 @@ class _Device:
         return action
 
     def route(self, name: str) -> dict[int, int]:
-        """Of each device that reads a value and does not make it, the one that it comes from."""
+        """For each device that reads a value and does not make it, the device that sends it."""
         home, found = self.at(self.cut.makers[name].stage), {}
         last = home
         for stage, kind, _ in sorted(self.cut.readers[name], key=lambda place: (place.kind != "F", place.stage)):

@@ -1,7 +1,7 @@
-"""Buckets: collectives of one kind, axis and dtype that wait for the same become one, so that latency is paid once.
+"""Buckets: merge collectives of one kind, axis and dtype with the same dependencies into one, to pay latency once.
 
-Gradients are reduced, layer by layer, as soon as a bucket of them is full: where they are scattered, no more than that
-of them is ever whole, and where nothing couples them, they are updated then and let go (`lower.inplace`).
+Gradients are reduced layer by layer, as soon as they fill a bucket. If they are scattered, at most one bucket of them
+is unsharded at a time; if no update couples them, they are then consumed and freed (`lower.inplace`).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ aten = torch.ops.aten
 
 
 def bucket(graph: fx.Graph) -> None:
-    """Merge collectives of the update, and of gradients, in place, in pieces of at most BUCKET bytes."""
+    """Merge collectives of the update and of gradients, in place, into buckets of at most BUCKET bytes."""
     waits = collectives_together(graph)
     together = coupled(graph)
-    groups: dict[tuple, list[Call]] = {}  # those that wait for others behind these
+    groups: dict[tuple, list[Call]] = {}  # collectives that depend on others come after these
     node: Call
     for node, depth in [*sorted(waits.items(), key=lambda item: item[1]), *_handed_out(graph).items()]:
         operand: Spec = node.args[0].meta["val"]
@@ -40,16 +40,16 @@ def bucket(graph: fx.Graph) -> None:
         for piece in _pieces(layers):
             if len(piece) > 1:
                 _merge(graph, piece)
-    sort(graph)  # what reads the first of a piece stood before the last
+    sort(graph)  # readers of a bucket's first collective stood before its last
 
 
 def _of_inputs(nodes: Sequence[Call]) -> bool:
-    """Whether some of what they send is there from the beginning."""
+    """Whether some of the operands depend on inputs only."""
     return any(root.op == "placeholder" for node in nodes for root in chain(node)[0])
 
 
 def _handed_out(graph: fx.Graph) -> dict[fx.Node, int]:
-    """Collectives of gradients that nothing but the output reads; for how many others each waits."""
+    """Collectives of gradients that only the output reads, with the number of collectives each depends on."""
     only: set[fx.Node] = set()
     found: list[fx.Node] = []
     for node in reversed(graph.nodes):
@@ -66,13 +66,13 @@ def _handed_out(graph: fx.Graph) -> dict[fx.Node, int]:
 
 
 def _in_layers(made: Sequence[tuple[Call, fx.Node]]) -> list[list[Call]]:
-    """By the layer in which what they reduce is made."""
+    """Group collectives by the layer that made their operands."""
     layers = groupby(made, lambda pair: layer_of(pair[1].meta.get("path", "")))
     return [[node for node, _ in layer] for _, layer in layers]
 
 
 def _pieces(layers: Sequence[list[Call]]) -> Iterator[list[Call]]:
-    """As many whole layers as fit into a bucket, so that equal layers are cut alike; of larger ones what fits."""
+    """Buckets of as many full layers as fit, so that equal layers are bucketed equally. Larger layers are divided."""
     piece: list[Call] = []
     for layer in layers:
         if piece and _bytes(piece) + _bytes(layer) > BUCKET:
@@ -91,7 +91,7 @@ def _bytes(nodes: Sequence[Call]) -> int:
 
 
 def _merge(graph: fx.Graph, group: list[Call]) -> None:
-    """One collective in the place of the last of the group, on all operands end to end."""
+    """One collective on all concatenated operands, in place of the last of the group."""
     first: Spec = group[0].args[0].meta["val"]
     target, (_, *rest) = group[0].target, group[0].args
     rows = () if target in (all_reduce, all_gather) else first.shape[:1]  # the operand's leading dim goes over the axis

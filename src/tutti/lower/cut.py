@@ -1,11 +1,11 @@
-"""Cutting a step into the parts of a pipeline: one graph for each stage and kind of work.
+"""Cut a step into the parts of a pipeline: one graph for each stage and kind of work.
 
 | kind | runs | what it computes |
 |---|---|---|
 | `F` | for every microbatch | the forward pass of a stage |
-| `B` | for every microbatch | its backward pass: all, or what other stages or several gradients wait for |
-| `W` | for every microbatch | the rest of that, where it is split: gradients of single parameters |
-| `U0`, `U1`, ... | once a step | the update; values cross stages only between one number and the next |
+| `B` | for every microbatch | its backward pass; if split, only what other stages or several gradients depend on |
+| `W` | for every microbatch | if split, the rest of the backward pass: gradients of single parameters |
+| `U0`, `U1`, ... | once a step | the update; values cross stages only from one number to the next |
 
 A plan without a pipeline has one stage, whose forward and backward passes are not divided:
 
@@ -15,9 +15,9 @@ A plan without a pipeline has one stage, whose forward and backward passes are n
 | `M` | for every microbatch | gradients, where they are accumulated |
 | `U` | once a step | the update from accumulated gradients |
 
-Where the sequence is cut into chunks, so are the forward and backward parts; each of the latter makes its own share of
-the gradients. What a part reads of another it takes as an input `value:<node>`, and the other has that as an output.
-Views, and what depends on nothing but the batch and constants, are made anew by each part that reads them.
+If the sequence is cut into chunks, so are the forward and backward parts, and each of the latter computes its share of
+the gradients. A value that one part reads from another is an input `value:<node>` of the one and an output of the
+other. Each part recomputes views, and values that depend only on the batch and constants.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FLAT = {"S": "a step", "M": "a microbatch", "U": "the update"}  # kinds of parts
 
 
 class Place(NamedTuple):
-    """Which part: of a stage, of which kind, and for which chunk of the sequence."""
+    """A part: its stage, its kind and its chunk of the sequence."""
 
     stage: int
     kind: str
@@ -51,10 +51,10 @@ class Place(NamedTuple):
 
 @dataclass
 class Cut:
-    """The parts of a step, and what goes between them.
+    """The parts of a step, and the values passed between them.
 
-    parts: in an order in which they can run. homes: of every input that one stage keeps. makers, readers: of values
-    and gradients. borrowers: by input the stages that read it and are not its home.
+    parts: in an executable order. homes: the stage that owns each stored input. makers, readers: the parts that make
+    and read each value and gradient. borrowers: for each input, the other stages that read it.
     """
 
     step: StepGraph
@@ -66,7 +66,7 @@ class Cut:
 
 
 def cut(step: StepGraph, named: Mapping[str, int], split: bool = False, kept: Mapping[str, int] | None = None) -> Cut:
-    """Cut a step. named, kept: see `plan.stages.stages_of`. split: whether gradients of one parameter stand apart."""
+    """Cut a step. named, kept: see `plan.stages.stages_of`. split: whether the backward pass is `B` and `W`."""
     reads = Reads(step, kept or ())
     return _Cutter(reads, stages_of(reads, named, kept), split).cut()
 
@@ -113,14 +113,14 @@ class _Cutter:
         return Place(stage, f"U{self.level(node)}")
 
     def level(self, node: fx.Node) -> int:
-        """Of an update node: how often what it reads has crossed stages since the gradients were there."""
+        """For an update node: how often its operands have crossed stages since the gradients."""
         if node not in self.levels:
             read = [x for x in self.reads.of(node) if x.op == "call_function" and x.meta["phase"] == UPDATE]
             self.levels[node] = max((self.level(x) + (self.stages[x] != self.stages[node]) for x in read), default=0)
         return self.levels[node]
 
     def is_gradient(self, reader: fx.Node, x: fx.Node) -> bool:
-        """Whether the update takes this as an accumulated gradient."""
+        """Whether an update node takes x as an accumulated gradient."""
         return reader.meta["phase"] == UPDATE and x in self.gradients
 
     def cut(self) -> Cut:
@@ -147,14 +147,14 @@ class _Cutter:
         return made
 
     def shares_of(self, gradient: fx.Node) -> tuple[list[fx.Node], set[fx.Node]]:
-        """What each chunk of the sequence adds to a gradient, and the nodes that add it up: whoever runs the parts adds
-        instead, as with microbatches. The gradient itself where it is no such sum, or not one of one stage."""
+        """The summands of a gradient, one per chunk of the sequence, and the nodes that add them: the runtime adds them
+        instead, like microbatches. The gradient itself if it is not such a sum within one stage."""
         shares, sums, todo = [], set(), [gradient]
         while todo:
             x = todo.pop()
             if x.meta.get("joins") and (x is gradient or all(user in sums for user in x.users)):
                 sums.add(x)
-                todo += [y for y in x.args if isinstance(y, fx.Node)]  # the same twice, where it is added to itself
+                todo += [y for y in x.args if isinstance(y, fx.Node)]  # a value added to itself is there twice
             else:
                 shares.append(x)
         owners = [self.owner(x) for x in shares]
@@ -162,13 +162,13 @@ class _Cutter:
         return (shares, sums) if apart else ([gradient], set())
 
     def owner(self, node: fx.Node) -> Place:
-        """The part that makes a value, or the view of one."""
+        """The part that makes a value, or the value of which it is a view."""
         behind = self.reads.behind[node]
         return self.places[behind[0]] if behind else Place(0, "F")
 
 
 class _Draft:
-    """A part that is being written."""
+    """A part under construction."""
 
     def __init__(self, cutter: _Cutter, place: Place, members: list[fx.Node]):
         self.cutter, self.place, self.members = cutter, place, members
@@ -177,12 +177,12 @@ class _Draft:
             self.take(node)
 
     def take(self, node: fx.Node) -> None:
-        """Make placeholders for what a node reads from elsewhere."""
+        """Add placeholders for the operands of a node that other parts make."""
         cutter, todo = self.cutter, [node]
         while todo:
             reader = todo.pop()
             for x in reader.all_input_nodes:
-                if node.meta["phase"] == UPDATE and x in cutter.written:  # by then the input has become that
+                if node.meta["phase"] == UPDATE and x in cutter.written:  # by then it has replaced the input
                     name = cutter.written[x]
                     self.input(cutter.step.inputs[name], name)
                     self.made[x] = self.made[cutter.step.inputs[name]]
@@ -214,7 +214,7 @@ class _Draft:
     def finish(self, wanted: Mapping[str, fx.Node]) -> StepGraph:
         for node in self.members:
             self.copy(node)
-        for node in wanted.values():  # a view of an input, or an input itself, may be read by no call
+        for node in wanted.values():  # no call may read a view of an input, or an input
             if node in self.cutter.names and node not in self.made:
                 self.input(node, self.cutter.names[node])
             elif node in self.cutter.reads.copied:
@@ -224,7 +224,7 @@ class _Draft:
         return StepGraph(self.graph, self.inputs, outputs, self.cutter.step.constants, self.cutter.step.device)
 
     def copy(self, node: fx.Node) -> fx.Node:
-        """The node in this part, with all copied nodes that it reads."""
+        """The node in this part, with copies of the views and constants that it reads."""
         todo = [node]
         while todo:
             missing = [x for x in todo[-1].all_input_nodes if x not in self.made]
@@ -238,6 +238,6 @@ class _Draft:
 
 
 def _order(place: Place) -> tuple:
-    """Forward parts by stage and chunk, backward ones against both, then the updates."""
+    """Sort key: forward parts by stage and chunk, backward parts in reverse, then the updates."""
     stage, kind, chunk = place
     return (0, stage, chunk, "") if kind == "F" else (1, -stage, -chunk, kind) if kind in "BW" else (2, int(kind[1:]))

@@ -1,4 +1,4 @@
-"""Updates as early as can be: as soon as all that they read is made, and what they write over is read no more."""
+"""Move updates forward: after all that they read is made, and what they overwrite is no longer read."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tutti.lower.writes import behind_views, overwritten
 
 
 def early(graph: fx.Graph, moved: Collection[fx.Node]) -> None:
-    """Bring the moved nodes of a graph forward, in place, the order among all others kept.
+    """Move these nodes of a graph forward, in place. The order of the others is kept.
 
-    What needs nothing but inputs stands right before its first reader.
+    A node that depends only on inputs goes right before its first reader.
     """
     nodes = list(graph.nodes)
     position = {node: i for i, node in enumerate(nodes)}
@@ -53,11 +53,11 @@ def early(graph: fx.Graph, moved: Collection[fx.Node]) -> None:
 
 
 def _needs(node: fx.Node, position: dict[fx.Node, int]) -> set[fx.Node]:
-    """Calls that have to stand before a node: what it reads, and what reads the old values that it writes over."""
+    """Calls that must precede a node: its operands, and readers of the old values that it overwrites."""
     before = set(node.all_input_nodes)
     for home in overwritten(node):
         readers = behind_views(home)
-        readers |= {user for reader in readers if reader.target is fetch for user in reader.users}  # until it is there
+        readers |= {user for reader in readers if reader.target is fetch for user in reader.users}  # until copied
         before |= {user for user in readers if position[user] < position[node]}
     return {x for x in before if x.op == "call_function"}
 
@@ -65,7 +65,7 @@ def _needs(node: fx.Node, position: dict[fx.Node, int]) -> set[fx.Node]:
 def _late(
     node: fx.Node, needs: Mapping[fx.Node, Iterable[fx.Node]], lazy: set[fx.Node], placed: set[fx.Node]
 ) -> list[fx.Node]:
-    """What a node needs of the lazy, in order."""
+    """The lazy nodes that a node needs, in order."""
     found: list[fx.Node] = []
 
     def visit(n: fx.Node) -> None:

@@ -20,7 +20,7 @@ ORIGIN = (
 
 
 class Emitter:
-    """Appends calls to a graph, each with the spec of its result and the origin of what it moves."""
+    """Appends calls to a graph, with the spec of the result and the origin of what a collective moves."""
 
     def __init__(self, graph: fx.Graph, meta: dict):
         self.graph, self.dtype = graph, meta["val"].dtype

@@ -1,13 +1,12 @@
-"""Updates in place: no second copy of parameters and optimizer state.
+"""In-place updates: no second copy of parameters and optimizer state.
 
-Parameters of a kind are updated in calls for many of them, that write into them. A rank that updates its part of a
-parameter which it keeps whole writes into that part, or into a copy of it where the part is no run of memory; what is
-then gathered from all ranks is written where the parameter lies, bucket by bucket. What other optimizers make is
-written back as soon as it is there.
+Parameters of a kind are updated by calls that write into many of them. A rank that updates its shard of a parameter
+which it stores unsharded writes into that slice, or into a copy if the slice is not contiguous; shards gathered from
+all ranks are then written into the parameter, bucket by bucket. Results of other optimizers are copied into their
+inputs as soon as they are computed.
 
-Where nothing couples all gradients, as their global norm does, updates are done in pieces while the backward pass still
-runs: each piece as soon as its gradients are there and nobody reads the old parameters any more, so that the gradients
-of one are let go before those of the next are made.
+If nothing couples all gradients, such as their global norm, updates run in pieces during the backward pass: each piece
+when its gradients are ready and the old parameters are no longer read, so gradients are freed before others are made.
 """
 
 from __future__ import annotations
@@ -30,23 +29,23 @@ from tutti.nn.adam import IN_PLACE
 from tutti.plan.price import PIECE
 
 aten = torch.ops.aten
-GRADIENT = 1  # among the operands of an update
+GRADIENT = 1  # index of the gradient among the operands of an update
 
 
 def written(call: None, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, after the call that has written into it."""
+    """The tensor, after a call that wrote into it."""
     return tensor
 
 
 def update_in_place(graph: fx.Graph) -> None:
-    """Let updates write into the inputs that they replace, where nobody reads these from then on."""
+    """Make updates write into the inputs that they replace, if nothing reads these afterwards."""
     _update_together(graph)
     _write_back(graph)
     _let_go(graph)
 
 
 def _update_together(graph: fx.Graph) -> None:
-    """One call for all updates of a kind that make up a piece."""
+    """One call for all updates of a kind in a piece."""
     last, ready = _last_reads(graph), _ready(graph, _updates(graph))
     at = {node: i for i, node in enumerate(graph.nodes)}
     groups: dict[tuple, list[fx.Node]] = defaultdict(list)
@@ -80,7 +79,7 @@ def _update_together(graph: fx.Graph) -> None:
 
 
 def _pieces(nodes: list[fx.Node], ready: dict[fx.Node, int]) -> Iterator[list[fx.Node]]:
-    """Updates that become one call: those that could be done at once, and as many more as make a piece."""
+    """Updates that become one call: those ready at the same time, and more until the piece is large enough."""
     piece: list[fx.Node] = []
     for node in sorted(nodes, key=ready.__getitem__):
         if piece and ready[piece[-1]] < ready[node] and sum(map(_gradient_bytes, piece)) >= PIECE:
@@ -95,7 +94,7 @@ def _gradient_bytes(update: Call) -> int:
 
 
 def _updates(graph: fx.Graph) -> set[fx.Node]:
-    """Calls of updates that the device computes, and what arranges gradients for these alone."""
+    """The update calls on the device, and the calls that only prepare gradients for them."""
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         if node.op != "call_function" or node.target in COLLECTIVES or node.target in TRANSFERS or "host" in node.meta:
@@ -107,7 +106,7 @@ def _updates(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _ready(graph: fx.Graph, updates: Collection[fx.Node]) -> dict[fx.Node, int]:
-    """Of each call the number of the last that is not part of an update and has to come before it."""
+    """For each call, the index of the last call outside any update that must precede it."""
     ready: dict[fx.Node, int] = {}
     for i, node in enumerate(graph.nodes):
         before = [ready[x] for x in node.all_input_nodes]
@@ -121,7 +120,7 @@ def _ready(graph: fx.Graph, updates: Collection[fx.Node]) -> dict[fx.Node, int]:
 
 
 def _let_go(graph: fx.Graph) -> None:
-    """Bring updates forward that need not wait for the last gradient, with all that they need."""
+    """Move updates that do not depend on the last gradient forward, with all that they need."""
     updates = _updates(graph)
     ready = _ready(graph, updates)
     writes = [node for node in graph.nodes if node in updates and node.target in WRITES]
@@ -135,7 +134,7 @@ def _let_go(graph: fx.Graph) -> None:
 
 
 def _last_reads(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """Of each input who reads it last, itself or what looks at it."""
+    """The last reader of each input, directly or through a view."""
     roots: dict[fx.Node, list[fx.Node]] = {}
     last: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
@@ -149,7 +148,7 @@ def _last_reads(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
 
 
 def _copy_parts(graph: fx.Graph, node: fx.Node, targets: Sequence[int], last: dict[fx.Node, fx.Node]) -> None:
-    """Let a call write into copies of what is neither an input nor a run of one's memory that nobody else reads."""
+    """Make a call write into copies of targets that are neither inputs nor contiguous slices read by it alone."""
     for i in targets:
         part: Any = node.args[i]
         run = part.target is aten.slice.Tensor and part.args[1] == 0 and last.get(part.args[0]) is node
@@ -161,7 +160,7 @@ def _copy_parts(graph: fx.Graph, node: fx.Node, targets: Sequence[int], last: di
 
 
 def _write_back(graph: fx.Graph) -> None:
-    """Write what updates make into the inputs of their names as soon as it is there."""
+    """Copy results of updates into the inputs that they replace, as soon as they are computed."""
     *_, output = graph.nodes
     at, last = {node: i for i, node in enumerate(graph.nodes)}, _last_reads(graph)
     inputs = {node.meta["input"]: node for node in graph.nodes if node.op == "placeholder" and "input" in node.meta}
@@ -169,7 +168,7 @@ def _write_back(graph: fx.Graph) -> None:
     for i, (name, value) in enumerate(zip(output.meta.get("names", ()), results, strict=False)):
         old = inputs.get(name)
         if old is None or value.meta.get("phase") != UPDATE or value.target in (written, store):
-            continue  # another Program may still read a buffer as it was: the backward pass of a pipeline does
+            continue  # a pipeline's backward pass may still read the old value
         if old in last and at[last[old]] > at[_made(_uncast(value))]:
             continue
         call = _written_into(graph, old, value)
@@ -187,20 +186,19 @@ def _write_back(graph: fx.Graph) -> None:
 
 
 def _made(value: Any) -> fx.Node:
-    """The call whose result a value looks at."""
+    """The call whose result a value is a view of."""
     while looks(value) and value.args[0].op == "call_function":
         value = value.args[0]
     return value
 
 
 def _uncast(value: Any) -> Any:
-    """What a value is cast from, if only for this."""
+    """The value before a cast that only this reader uses."""
     return value.args[0] if value.target is aten._to_copy.default and len(value.users) == 1 else value
 
 
 def _written_into(graph: fx.Graph, old: fx.Node, value: Any) -> fx.Node:
-    """A call that copies a value to where an input lies; from before it was cast, or brought into shape, which would
-    copy."""
+    """A call that copies a value into an input. Skips casts and reshapes of the value, which would copy."""
     value = _uncast(value)
     with graph.inserting_after(value):
         if value.target is aten.reshape.default and len(value.users) == 1:

@@ -1,14 +1,17 @@
-"""Jobs: an order of what a Program does in which links are busy while the device computes.
+"""Order the jobs of a Program so that collectives overlap with computation.
 
-A device computes one job at a time, and each axis of the mesh carries one collective at a time, in the order in which
-they are begun. List scheduling (R. L. Graham, "Bounds on multiprocessing timing anomalies", 1969): of what could be
-computed now the job is taken from which the longest way leads to the end, or, so that copies do not go in step, that
-which is soonest followed by a collective; of these two orders the one that ends earlier (`RULES`). Collectives are
-begun in the order of their ways, as many as keep an axis busy until the next job is done.
+A device computes one job at a time. Each mesh axis carries one collective at a time, in the order of their starts.
+List scheduling (R. L. Graham, "Bounds on multiprocessing timing anomalies", 1969) picks, among the ready jobs, by one
+of two priorities (`RULES`), and the order with the smaller makespan wins:
 
-What waits only for inputs, as gathers of parameters do, is not begun before the memory for it is free. Where more would
-be alive than the given order needs (and a little more), jobs that free memory come first, and else the next of the
-given order.
+    critical_path    the job with the longest path to the end first
+    slack            the job that the next collective waits for first; keeps the two copies of a batch out of step
+
+Collectives start in order of their critical paths, as many as keep an axis busy until the next job ends.
+
+A collective that reads only inputs, such as the gather of a parameter, does not start before there is memory for its
+result. If the peak would exceed that of the given order plus `headroom`, jobs that free memory go first, then the next
+job of the given order.
 """
 
 from __future__ import annotations
@@ -18,12 +21,12 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 
-SLACK = 0.1  # of the peak of the given order: by so much, or by AHEAD, the peak may grow
-SHARES = (1.0, 0.5, 0.0)  # of that, which the scheduler is told of: now and then it exceeds what it is told
+HEADROOM = 0.1  # the peak may exceed that of the given order by this fraction, or by AHEAD bytes if that is more
 AHEAD = 128 << 20  # bytes
-RULES = ("way", "hurry")
-SEEN = 300  # jobs of the given order that are looked at for the memory that they will need
-LOOKED_AT = 16  # jobs that are ready and looked at for one that fits into memory
+SHARES = (1.0, 0.5, 0.0)  # fractions of the headroom to try, because the scheduler may exceed its bound
+RULES = ("critical_path", "slack")
+SEEN = 300  # jobs of the given order to look ahead for their memory
+LOOKED_AT = 16  # ready jobs to try for one that fits into memory
 
 Keys = Sequence[tuple[float, ...]]  # by job
 Entry = tuple[tuple[float, ...], int]
@@ -31,7 +34,11 @@ Entry = tuple[tuple[float, ...], int]
 
 @dataclass(frozen=True)
 class Job:
-    """stream: "" computes, all else is an axis. needs: numbers of jobs. makes, reads: numbers of values."""
+    """A computation or a collective.
+
+    stream: "" for a computation, else the mesh axis of the collective. needs: indices of the jobs that must end
+    before this one starts. makes, reads: indices of values.
+    """
 
     stream: str
     seconds: float
@@ -41,7 +48,7 @@ class Job:
 
 
 def makespan(jobs: Sequence[Job], order: Sequence[int]) -> float:
-    """Seconds that jobs take in an order: each begins when what it needs is over and its stream is free."""
+    """Seconds that the jobs take in an order. Each starts when the jobs it needs have ended and its stream is free."""
     over: dict[int, float] = {}
     computed, free = 0.0, {job.stream: 0.0 for job in jobs}
     for i in order:
@@ -56,48 +63,51 @@ def makespan(jobs: Sequence[Job], order: Sequence[int]) -> float:
 
 
 def peak(jobs: Sequence[Job], order: Sequence[int], sizes: Sequence[int], kept: set[int]) -> int:
-    """The most bytes of values that are alive at once."""
+    """Peak bytes of live values."""
     alive = _Alive(jobs, sizes, kept)
     return max((alive.take(i) for i in order), default=0)
 
 
 def overlapped(jobs: Sequence[Job], sizes: Sequence[int], kept: set[int], room: float = 0.0) -> list[int]:
-    """The numbers of jobs, in an order that ends early; no later than the given one, in which they could run.
+    """An order of the job indices with a small makespan, never larger than that of the given, valid order.
 
-    sizes: bytes of values. kept: values that are alive until the end. room: bytes that may be alive, even where the
+    sizes: bytes of each value. kept: values that stay alive to the end. room: bytes that may be live, even if the
     given order needs less.
     """
-    way, soon = ways(jobs), hurries(jobs)
-    keys = {"way": [(-w,) for w in way], "hurry": [(s, -w) for s, w in zip(soon, way, strict=True)]}
+    paths = critical_paths(jobs)
+    keys = {
+        "critical_path": [(-path,) for path in paths],
+        "slack": [(left, -path) for left, path in zip(slacks(jobs), paths, strict=True)],
+    }
     orders = [list(range(len(jobs)))]
     needed = peak(jobs, orders[0], sizes, kept)
     for rule in RULES:
         for share in SHARES:
-            bound = max(room, needed + share * slack(needed))
-            order = _Lister(jobs, sizes, kept, keys[rule], keys["way"], bound).run()
-            if peak(jobs, order, sizes, kept) <= max(room, needed + slack(needed)):
+            bound = max(room, needed + share * headroom(needed))
+            order = _Lister(jobs, sizes, kept, keys[rule], keys["critical_path"], bound).run()
+            if peak(jobs, order, sizes, kept) <= max(room, needed + headroom(needed)):
                 orders.append(order)
                 break
     return min(orders, key=lambda order: makespan(jobs, order))
 
 
-def slack(needed: int) -> float:
-    """Bytes by which the peak may be more than what the given order needs."""
-    return max(SLACK * needed, AHEAD)
+def headroom(needed: int) -> float:
+    """Bytes by which the peak may exceed that of the given order."""
+    return max(HEADROOM * needed, AHEAD)
 
 
-def ways(jobs: Sequence[Job]) -> list[float]:
-    """Seconds of the longest way from the begin of each job to the end."""
-    way, behind = [job.seconds for job in jobs], [0.0] * len(jobs)
+def critical_paths(jobs: Sequence[Job]) -> list[float]:
+    """Seconds of the longest path from the start of each job to the end."""
+    paths, behind = [job.seconds for job in jobs], [0.0] * len(jobs)
     for i in reversed(range(len(jobs))):
-        way[i] += behind[i]
+        paths[i] += behind[i]
         for j in jobs[i].needs:
-            behind[j] = max(behind[j], way[i])
-    return way
+            behind[j] = max(behind[j], paths[i])
+    return paths
 
 
-def hurries(jobs: Sequence[Job]) -> list[float]:
-    """Seconds to be computed from the begin of each job to the first collective, in the given order, that needs it."""
+def slacks(jobs: Sequence[Job]) -> list[float]:
+    """Seconds of computation from the start of each job to the first collective that depends on it, else inf."""
     target, left = [inf] * len(jobs), [0.0] * len(jobs)
     for i in reversed(range(len(jobs))):
         own = (i, 0.0) if jobs[i].stream else (target[i], left[i] + jobs[i].seconds)
@@ -110,7 +120,7 @@ def hurries(jobs: Sequence[Job]) -> list[float]:
 
 
 class _Alive:
-    """Bytes of values between the job that makes them and the last that reads them."""
+    """Bytes of live values: each lives from the job that makes it to the last job that reads it."""
 
     def __init__(self, jobs: Sequence[Job], sizes: Sequence[int], kept: set[int]):
         self.jobs, self.sizes = jobs, sizes
@@ -129,7 +139,7 @@ class _Alive:
         return sum(self.sizes[v] for v in self.jobs[i].reads if self.readers[v] == 1)
 
     def take(self, i: int) -> int:
-        """Run a job; the bytes that are alive while it does."""
+        """Run job i and return the bytes that are live during it."""
         self.now += self.makes(i)
         most = self.now
         for v in self.jobs[i].reads:
@@ -140,17 +150,17 @@ class _Alive:
 
 
 class _Lister:
-    """first: of what can be computed the least is computed first. send: and of collectives. bound: bytes of values that
-    are alive; where they are more, the next of the given order is taken."""
+    """The list scheduler. first, send: priorities of computations and of collectives, smallest first. bound: bytes of
+    live values beyond which it falls back to the next job of the given order."""
 
     def __init__(self, jobs: Sequence[Job], sizes: Sequence[int], kept: set[int], first: Keys, send: Keys,
                  bound: float):  # fmt: skip
         self.jobs, self.first, self.send = jobs, first, send
         self.alive = _Alive(jobs, sizes, kept)
         given = _Alive(jobs, sizes, kept)
-        self.course = [given.take(i) for i in range(len(jobs))]  # bytes that are alive in the given order
-        self.bound, self.slack = bound, slack(max(self.course, default=0))
-        self.next = 0  # the first of the given order that has not been placed
+        self.course = [given.take(i) for i in range(len(jobs))]  # live bytes in the given order
+        self.bound, self.headroom = bound, headroom(max(self.course, default=0))
+        self.next = 0  # the first job of the given order that is not placed yet
         self.behind: list[list[int]] = [[] for _ in jobs]
         for i, job in enumerate(jobs):
             for j in job.needs:
@@ -162,12 +172,12 @@ class _Lister:
         self.settled = [False] * len(jobs)
         self.over = [0.0] * len(jobs)
         self.free = {job.stream: 0.0 for job in jobs if job.stream}
-        self.ready: list[Entry] = []  # to compute now
-        self.soon: list[tuple[float, int]] = []  # to compute when a collective is over, by that time
-        self.given: list[int] = []  # all that can be computed, in the given order
+        self.ready: list[Entry] = []  # computations that can start now
+        self.soon: list[tuple[float, int]] = []  # computations that wait for a collective, by the time it ends
+        self.given: list[int] = []  # all of both, in the given order
         self.sends: dict[str, list[Entry]] = {stream: [] for stream in self.free}
-        self.early: dict[str, list[Entry]] = {stream: [] for stream in self.free}  # those that wait for nothing
-        self.ahead: dict[int, int] = {}  # collectives that nobody has read: bytes
+        self.early: dict[str, list[Entry]] = {stream: [] for stream in self.free}  # they read inputs only
+        self.ahead: dict[int, int] = {}  # bytes of results of early collectives that no job has read
         self.at, self.order, self.placed = 0.0, [], [False] * len(jobs)
 
     def run(self) -> list[int]:
@@ -194,7 +204,7 @@ class _Lister:
         return self.order
 
     def settle(self, i: int) -> None:
-        """All that a job needs has been placed, but perhaps what is made of inputs alone: that is wanted now."""
+        """Called when all that job i needs is placed, except jobs made of inputs alone, which are now wanted."""
         if not self.wanted[i]:
             return
         idle = [j for j in self.jobs[i].needs if j in self.idle and not self.placed[j]]
@@ -208,7 +218,7 @@ class _Lister:
             self.open(i)
 
     def open(self, i: int) -> None:
-        """All that a job needs has been placed."""
+        """Called when all that job i needs is placed."""
         job = self.jobs[i]
         if job.stream:
             heap = self.sends if job.needs else self.early
@@ -234,7 +244,7 @@ class _Lister:
             self.next += 1
 
     def begin(self, until: float, force: bool = False) -> None:
-        """Begin collectives that find their axis free before then."""
+        """Start the collectives whose axis is free before `until`."""
         for stream in self.sends:
             while self.free[stream] < until or self.free[stream] <= self.at:
                 i = self.sent(stream, force)
@@ -249,7 +259,7 @@ class _Lister:
                     return
 
     def sent(self, stream: str, force: bool) -> int | None:
-        """The collective to be begun next on an axis; None where there is none."""
+        """The next collective to start on an axis, or None."""
         heaps = [self.sends[stream]]
         if (early := self.early[stream]) and (force or self.room(early[0][1])):
             heaps.append(early)
@@ -257,17 +267,17 @@ class _Lister:
         return heappop(first)[1] if first else None
 
     def room(self, i: int) -> bool:
-        """Whether a collective that waits for nothing may be begun already."""
+        """Whether there is memory to start a collective that reads only inputs."""
         if not self.ahead:
             return True
         held = sum(self.ahead.values()) + self.alive.makes(i)
-        if held > self.slack:
+        if held > self.headroom:
             return False
-        until = min(self.behind[i], default=i)  # in the given order it would be begun shortly before
+        until = min(self.behind[i], default=i)  # the given order starts it just before then
         return max(self.course[self.next : min(until, self.next + SEEN)], default=0) + held <= self.bound
 
     def choose(self) -> int | None:
-        """What to compute next, of what is ready; None where nothing is."""
+        """The next computation to run, or None if none is ready."""
         if not self.ready:
             return None
         looked: list[Entry] = []

@@ -1,4 +1,4 @@
-"""Where a local computation runs: what it may ask about its part of the whole, and how it talks to its peers."""
+"""The context of a local computation: its part of each factor, and communication with its peers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from math import prod
 
 import torch
 
-from tutti.lower.collectives import all_gather, all_reduce, shift
+from tutti.lower.collectives import all_gather, all_reduce, ppermute
 from tutti.ops.rule import REDUCTIONS, Rule
 from tutti.plan.choice import Choices
 from tutti.plan.layout import Layout, Mesh, Split
 
 
 class LocalContext:
-    """The place of a local computation: which part of the whole this rank has, and collectives with its peers."""
+    """The context of a local computation: this rank's part of each factor, and collectives with its peers."""
 
     def __init__(self, rule: Rule, choices: Choices, outputs: list[Layout], shapes: list[tuple[int, ...]],
                  mesh: Mesh, where: Mapping[str, int]):  # fmt: skip
@@ -24,7 +24,7 @@ class LocalContext:
 
     @property
     def situation(self) -> tuple:
-        """Everything else that the computation may depend on."""
+        """A key of all that the computation may depend on, except the rank."""
         choices = tuple(sorted(self._choices.items()))
         return (
             self._rule.notation,
@@ -44,7 +44,7 @@ class LocalContext:
 
     @property
     def where(self) -> Mapping[str, int]:
-        """The place of this rank on each axis."""
+        """The position of this rank on each axis."""
         self.asked_where = True
         return self._where
 
@@ -59,7 +59,7 @@ class LocalContext:
         """The factor itself. Raises ValueError if the rule has no factor of this name."""
         if factor not in self._rule.sizes:
             known = ", ".join(map(repr, self._rule.sizes))
-            raise ValueError(f"no factor {factor!r} in rule {self._rule.notation!r}; there are {known}")
+            raise ValueError(f"no factor {factor!r} in rule {self._rule.notation!r}; it has {known}")
         return factor
 
     def axes(self, factor: str) -> list[str]:
@@ -87,7 +87,7 @@ class LocalContext:
     def all_reduce(self, x: torch.Tensor, factor: str, op: str) -> torch.Tensor:
         """Combine over all ranks that share a factor, by "sum", "avg", "max" or "min"."""
         if op not in REDUCTIONS:
-            raise ValueError(f"no operation {op!r} combines the parts of {factor!r}; there are {', '.join(REDUCTIONS)}")
+            raise ValueError(f"unknown reduction {op!r} over {factor!r}; expected one of {', '.join(REDUCTIONS)}")
         for axis in self.axes(self._known(factor)):
             x = all_reduce(x, axis, op)
         return x
@@ -99,12 +99,12 @@ class LocalContext:
             x = all_gather(x, axis, self._mesh[axis]).flatten(0, 1)
         return x
 
-    def shift(self, x: torch.Tensor, factor: str, by: int, edge: float | None = 0.0) -> torch.Tensor:
-        """The x of the rank whose part is `by` places before.
+    def ppermute(self, x: torch.Tensor, factor: str, by: int, edge: float | None = 0.0) -> torch.Tensor:
+        """The x of the rank whose part of `factor` is `by` places before this rank's.
 
-        Beyond the first and last part, the result is filled with `edge`, or comes from the other end if `edge` is None.
+        Past the first and last part, the result is filled with `edge`, or wraps around if `edge` is None.
         """
-        return shift(x, " ".join(self.axes(self._known(factor))), f"{by} {'wrap' if edge is None else edge}")
+        return ppermute(x, " ".join(self.axes(self._known(factor))), f"{by} {'wrap' if edge is None else edge}")
 
     def parts(self, factor: str) -> int:
         """The number of parts of a factor."""

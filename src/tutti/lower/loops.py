@@ -22,7 +22,7 @@ from tutti.plan.plan import Plan
 
 @lru_cache(maxsize=1024)
 def local_loop(operator: Any) -> Callable[..., list[Tensor]]:
-    """The local computation of a loop, as `LOCAL` has those of other operators."""
+    """The local computation of a loop, in the form of the others in `LOCAL`."""
     return partial(_local, operator)
 
 
@@ -34,15 +34,15 @@ def _local(operator: Any, here: LocalContext, operands: list[Tensor]) -> list[Te
     parts = [_part(loop, b, body, splits, summed, here) for b, body in enumerate(loop.sub_graphs)]
     operands = list(operands)
     for axis, (factor, _) in splits.items():
-        for i in factor.carries if here.where[axis] else ():  # the first rank's part begins with all of the sum
+        for i in factor.carries if here.where[axis] else ():  # the first rank has the full sum
             operands[i] = torch.zeros_like(operands[i])
     return loop_operator(loop.with_sub_graphs(parts))(operands)
 
 
 def _part(loop: Loop, b: int, body: Body, splits: dict[str, tuple[Factor, Choice]], summed: set[int],
           here: LocalContext) -> Body:  # fmt: skip
-    """A sub-graph on this rank's part. summed: outputs of the loop that are partial sums where any factor is split."""
-    from tutti.lower.shard import shard  # which computes loops by this file
+    """The local part of a sub-graph. summed: outputs of the loop that are partial sums if any factor is split."""
+    from tutti.lower.shard import shard  # a circular import: it lowers loops with this file
 
     condition = isinstance(loop, While) and b == 0
     step, placed = body.step, int(isinstance(loop, Branch))

@@ -1,4 +1,4 @@
-"""Emit the steps of a reshard into a graph, as local operators around a collective."""
+"""Append the steps of a reshard to a graph, as local operators around a collective."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ aten = torch.ops.aten
 
 
 def move(graph: fx.Graph, node: fx.Node, step: Step, shape: Shape, mesh: Mesh, where: Mapping[str, int]) -> fx.Node:
-    """Append what takes this rank's part of a tensor of global `shape` from step.source to step.target."""
+    """Append the reshard of this rank's part of a tensor of global `shape` from step.source to step.target."""
     emit = Emitter(graph, node.meta)
     k, old, new = mesh[step.axis], step.source[step.axis], step.target[step.axis]
     x = node
     if step.kind == "mask":
         first, spec = where[step.axis] == 0, x.meta["val"]
-        if spec.dtype.is_floating_point:  # in a way in which ranks differ only in numbers, to be compiled once
+        if spec.dtype.is_floating_point:  # code that differs between ranks only in numbers is compiled once
             return emit(aten.clamp.default, (x, -inf, inf) if first else (x, 0.0, 0.0), spec.shape)
         return emit(aten.alias.default if first else aten.zeros_like.default, (x,), spec.shape)
     if step.kind == "all_reduce":
         assert isinstance(old, Partial)
         return emit(all_reduce, (x, step.axis, old.op), x.meta["val"].shape)
-    if isinstance(new, Split):  # take the dim apart: the axis' digit becomes visible
+    if isinstance(new, Split):  # reshape the dim so that the axis has a separate one
         before = step.source.before(new.dim, shape[new.dim], mesh, new.outer)
         if step.kind == "slice":
             return take(emit, x, new.dim, before, k, where[step.axis])
@@ -41,7 +41,7 @@ def move(graph: fx.Graph, node: fx.Node, step: Step, shape: Shape, mesh: Mesh, w
         x = emit(all_to_all, (x, step.axis), x.meta["val"].shape)
     else:
         x = emit(all_gather, (x, step.axis, k), (k, *x.meta["val"].shape))
-    assert isinstance(old, Split)  # put the digit that was split before into its dim
+    assert isinstance(old, Split)  # merge the gathered dim into the dim that was split
     return _from_front(emit, x, old.dim, step.target.before(old.dim, shape[old.dim], mesh, old.outer))
 
 

@@ -1,4 +1,4 @@
-"""A loss and its gradients in one pass, where the gradient of the loss does not depend on the loss."""
+"""Compute a loss and its gradients in one pass, if the gradient of the loss does not depend on the loss."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ ops = torch.ops.tutti
 
 
 def make_losses_in_one_pass(graph: fx.Graph) -> None:
-    """Let a linear layer's cross-entropy and its gradients share their logits, in place.
+    """Make a linear layer's cross-entropy and its gradients share their logits, in place.
 
-    What the gradient of the loss is made of, as the number of labels, comes first then.
+    Operands of the gradient, such as the number of labels, are moved before it.
     """
     forward: Call
     for forward in graph.find_nodes(op="call_function", target=ops.linear_logsumexp.default):

@@ -1,4 +1,4 @@
-"""Orders of a graph's nodes."""
+"""Reorder the nodes of a graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ARRANGING = {*FREE, torch.ops.aten.cat.default}
 
 
 def arrange(nodes: Iterable[fx.Node]) -> None:
-    """Bring all nodes of the graph into this order."""
+    """Put all nodes of a graph into this order."""
     first, *rest = nodes
     for node in rest:
         first.append(node)
@@ -26,7 +26,7 @@ def arrange(nodes: Iterable[fx.Node]) -> None:
 
 
 def sort(graph: fx.Graph) -> None:
-    """Topological order; a node moves back only as far as what it reads makes it."""
+    """Sort topologically. A node moves back only as far as its operands require."""
     placed: set[fx.Node] = set()
     waiting: dict[fx.Node, list[fx.Node]] = {}
     order: list[fx.Node] = []
@@ -49,9 +49,9 @@ def sort(graph: fx.Graph) -> None:
 
 
 def contract(nodes: Sequence[fx.Node], groups: Sequence[Sequence[fx.Node]]) -> Iterator[fx.Node]:
-    """An order of calls in which each group stands together, those first that were complete first before.
+    """An order of calls in which each group is consecutive; groups that are complete first come first.
 
-    groups: of all of the nodes; none may need another that needs it.
+    groups: a partition of the nodes without cyclic dependencies between groups.
     """
     at = {node: i for i, node in enumerate(nodes)}
     group_of = {node: i for i, group in enumerate(groups) for node in group}
@@ -72,12 +72,12 @@ def contract(nodes: Sequence[fx.Node], groups: Sequence[Sequence[fx.Node]]) -> I
 
 
 def collectives_together(graph: fx.Graph) -> dict[fx.Node, tuple[bool, int]]:
-    """Let collectives of the update that could start together stand together; for what each waits: whether for
-    updated parameters, and for how many other collectives.
+    """Make collectives of the update that can start together consecutive. Returns the dependencies of each: whether it
+    depends on updated parameters, and on how many other collectives.
 
-    Nodes from the first of the update on are sorted by that: gradients are reduced when the backward pass is over (and
-    moved from there where that saves memory, `lower.bucket`), new parameters gathered when all are computed. As
-    parameters are updated in one call (`lower.inplace`), nothing that an update reads may wait for another.
+    Nodes from the first of the update on are sorted by these: gradients are reduced after the backward pass (or earlier
+    if that saves memory, `lower.bucket`), new parameters gathered when all are computed. As one call updates many
+    parameters (`lower.inplace`), nothing that an update reads may depend on another update.
     """
     nodes = list(graph.nodes)
     first = next((i for i, n in enumerate(nodes) if n.meta.get("phase") == UPDATE and n.op == "call_function"), None)
@@ -87,7 +87,7 @@ def collectives_together(graph: fx.Graph) -> dict[fx.Node, tuple[bool, int]]:
     waits: dict[fx.Node, tuple[bool, int]] = {}
     for node in tail:
         reads = [x for x in node.all_input_nodes if x in waits]
-        if node.target is operator.getitem and reads:  # stays where its maker is
+        if node.target is operator.getitem and reads:  # stays with its maker
             waits[node] = waits[reads[0]]
             continue
         updated = any(waits[x][0] or _maker(x).target in IN_PLACE for x in reads)
@@ -98,7 +98,7 @@ def collectives_together(graph: fx.Graph) -> dict[fx.Node, tuple[bool, int]]:
 
 
 def chain(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
-    """What a call's operands are made of: calls that compute, and what only arranges it."""
+    """The calls that compute a call's operands, and the calls that only rearrange these."""
     roots, arranging, todo = [], [], list(node.all_input_nodes)
     while todo:
         x = todo.pop()
@@ -111,7 +111,7 @@ def chain(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
 
 
 def advance(graph: fx.Graph, nodes: Sequence[fx.Node]) -> list[tuple[fx.Node, fx.Node]]:
-    """Move each, and what arranges its operands, to right behind what makes these: both, in that order."""
+    """Move each node, after the calls that rearrange its operands, right behind the calls that compute these."""
     at = {x: i for i, x in enumerate(graph.nodes)}
     chains = {node: chain(node) for node in nodes}
     made = {node: max(roots, key=at.__getitem__) for node, (roots, _) in chains.items()}
@@ -120,7 +120,7 @@ def advance(graph: fx.Graph, nodes: Sequence[fx.Node]) -> list[tuple[fx.Node, fx
     moved: set[fx.Node] = set()
     for node in ordered:
         last = behind.get(made[node], made[node])
-        while last.next.target in FREE and last.next.args[0] is made[node]:  # its parts
+        while last.next.target in FREE and last.next.args[0] is made[node]:  # its results
             last = last.next
         while last.next.op == "placeholder":
             last = last.next

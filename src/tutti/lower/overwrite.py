@@ -1,7 +1,7 @@
-"""Elementwise operators write over an operand that nobody reads any more, or right to where their result is copied.
+"""Elementwise operators write over an operand that is no longer read, or directly into the target of a copy.
 
-Softmaxes over the last dim and their gradients count as such: their kernels read a row before they write it. They take
-what they write into for contiguous, though, whatever its strides say.
+Softmaxes over the last dim and their gradients count as elementwise: their kernels read a row before writing it. They
+assume a contiguous output, whatever its strides.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tutti.lower.writes import TURNING, looks, root_of
 
 aten = torch.ops.aten
 
-# operator -> the same with a tensor that it writes into, and the name of that argument
+# operator -> its out= variant, and the name of that argument
 INTO: dict[Any, tuple[Any, str]] = {
     aten.add.Tensor: (aten.add.out, "out"),
     aten.sub.Tensor: (aten.sub.out, "out"),
@@ -54,26 +54,26 @@ INTO: dict[Any, tuple[Any, str]] = {
     aten._softmax_backward_data.default: (aten._softmax_backward_data.out, "grad_input"),
     aten._log_softmax_backward_data.default: (aten._log_softmax_backward_data.out, "out"),
 }
-PLACE: dict[Any, str] = dict(INTO.values())  # name of the argument that an operator writes into
-DIM: dict[Any, int] = {  # position of the dim of what works on rows
+PLACE: dict[Any, str] = dict(INTO.values())  # operator -> name of the argument it writes into
+DIM: dict[Any, int] = {  # operator on rows -> position of its dim argument
     aten._softmax.default: 1,
     aten._log_softmax.default: 1,
     aten._softmax_backward_data.default: 2,
     aten._log_softmax_backward_data.default: 2,
 }
-DENSE = {  # what makes contiguous memory of its own
+DENSE = {  # operators with a new, contiguous result
     aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.nll_loss_backward.default,
     aten.embedding.default,
 }  # fmt: skip
-FRESH = {*DENSE, *INTO, *PLACE, aten._to_copy.default}  # and what does beside all that torch tags as pointwise
-WHOLE = {  # views of all of a memory, each number once
+FRESH = {*DENSE, *INTO, *PLACE, aten._to_copy.default}  # operators with a new result, besides pointwise ones
+WHOLE = {  # views of all elements of a storage, each once
     aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default,
     aten.permute.default, aten.transpose.int, aten.t.default,
 }  # fmt: skip
 
 
 def write_over(graph: fx.Graph) -> None:
-    """Give elementwise operators the memory of what dies with them, in place of new one."""
+    """Make elementwise operators reuse the memory of an operand whose last use they are."""
     node: Call
     for node in list(graph.nodes):
         if node.target is aten.copy_.default:
@@ -88,7 +88,7 @@ def write_over(graph: fx.Graph) -> None:
 
 
 def _make_there(graph: fx.Graph, copy: Call) -> None:
-    """Let what is copied to a place be made there."""
+    """Write a value directly into the place it would be copied to."""
     place, value = copy.args
     if (
         place.op != "placeholder"
@@ -98,11 +98,11 @@ def _make_there(graph: fx.Graph, copy: Call) -> None:
     ):
         return
     if any(root_of(x) is place for x in value.all_input_nodes if x is not place):
-        return  # in another way
+        return  # in another order
     between = value.next
     while between is not copy:
         if between.target is wait or any(root_of(x) is place for x in between.all_input_nodes):
-            return  # what is waited for may read it until then
+            return  # an asynchronous collective or transfer may still read it
         between = between.next
     _write_into(value, place)
     copy.replace_all_uses_with(value)
@@ -110,7 +110,7 @@ def _make_there(graph: fx.Graph, copy: Call) -> None:
 
 
 def _lives(graph: fx.Graph) -> tuple[dict[fx.Node, fx.Node], dict[fx.Node, fx.Node]]:
-    """Of each value the call in whose memory it may lie; of each such call what reads that memory last."""
+    """For each value, the call that allocated its memory; for each such call, the last reader of that memory."""
     roots: dict[fx.Node, fx.Node] = {}
     last: dict[fx.Node, fx.Node] = {}
     node: Call
@@ -123,13 +123,13 @@ def _lives(graph: fx.Graph) -> tuple[dict[fx.Node, fx.Node], dict[fx.Node, fx.No
 
 
 def _row_by_row(node: Call) -> bool:
-    """False of a softmax over another dim than the last."""
+    """Whether a call works row by row: False for a softmax over another dim than the last."""
     rank = len(node.meta["val"].shape)
     return node.target not in DIM or node.args[DIM[node.target]] % rank == rank - 1
 
 
 def _may_go(x: fx.Node, node: Call, roots: dict[fx.Node, fx.Node], last: dict[fx.Node, fx.Node]) -> bool:
-    """Whether a call may write over what it reads: all of a memory that it is the last to read, and in one way."""
+    """Whether a call may overwrite an operand: a view of all of a storage that it is the last to read, in one order."""
     root: Call = roots[x]
     if root.op != "call_function" or last[root] is not node or not isinstance(root.meta.get("val"), Spec):
         return False
@@ -145,7 +145,7 @@ def _may_go(x: fx.Node, node: Call, roots: dict[fx.Node, fx.Node], last: dict[fx
 
 
 def _way(x: fx.Node, root: fx.Node) -> set[Any]:
-    """The views between a value and the call in whose memory it lies."""
+    """The views between a value and the call that allocated its memory."""
     found = set()
     while x is not root:
         found.add(x.target)
@@ -154,7 +154,7 @@ def _way(x: fx.Node, root: fx.Node) -> set[Any]:
 
 
 def _sent(root: fx.Node, roots: dict[fx.Node, fx.Node]) -> bool:
-    """Whether a collective or a transfer reads the memory: it may not be over yet."""
+    """Whether a collective or transfer reads the storage: it may still be in flight."""
     todo = [root]
     while todo:
         for user in todo.pop().users:

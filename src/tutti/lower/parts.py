@@ -1,15 +1,15 @@
 """Parts: which calls of a Program can be computed in parts, so that one part computes while another communicates.
 
-A part is to time what a rank is to space: a call is computed in parts by the choice of a factor of its rule, as if an
-axis of so many ranks split it, and where a value lies so is a `Split` of one of its dims. From collectives between
-computations the split is followed through the graph, both ways, as far as rules allow, through reshapes and gathers,
-which make it a strided one. Of the dims and places where it could begin, those are taken by which most is computed in
-parts between two collectives; mostly the batch, or, where it does not divide, the sequence between one attention and
-the next.
+A part is to time what a rank is to space. A call is computed in parts by choosing a factor of its rule, as if a mesh
+axis of that many ranks split it; the layout of a value over the parts is a `Split` of one of its dims. From collectives
+between computations, the split is propagated through the graph, in both directions, as far as rules allow; reshapes and
+gathers make it strided. Among the dims and collectives where it could start, those are chosen with the most FLOPs
+between two collectives. Mostly that is the batch, or, if it does not divide, the sequence from one attention to the
+next.
 
-    in parts      all that is reached and lies on the way of a collective
-    whole         what only prepares operands for that, or only works on its results, where that joins no more bytes
-    as a sum      what contracts over the split dim (gradients of weights), where adding moves fewer bytes than joining
+    in parts      all that is reached and between collectives
+    whole         calls that only prepare operands for these or read their results, if that joins no more bytes
+    as a sum      calls that contract the split dim (gradients of weights), if adding moves fewer bytes than joining
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from tutti.plan.choice import Choice, input_placement, output_placement
 from tutti.plan.layout import Partial, Placement, R, Split
 
 aten = torch.ops.aten
-ROW = "row!"  # the leading dim of what goes over an axis
+ROW = "row!"  # name for the leading dim of a collective's operand
 LINES: dict[object, tuple[str, str]] = {all_gather: ("", ROW), reduce_scatter: (ROW, ""), all_to_all: (ROW, ROW)}
 ARRANGING = (aten.contiguous.default, dense)
 
 
 @dataclass(frozen=True)
 class InParts:
-    """How the operands and outputs of a call that is computed in parts lie over these."""
+    """The layouts, over the parts, of a call's operands and outputs."""
 
     ins: tuple[Placement, ...]
     outs: tuple[Placement, ...]
 
 
 def in_parts(graph: fx.Graph, count: int) -> dict[fx.Node, InParts]:
-    """The calls that are to be computed in so many parts."""
+    """The calls to compute in this many parts."""
     return _Search(graph, count).found()
 
 
@@ -69,7 +69,7 @@ class _Search:
         return self.taken
 
     def regions(self) -> Iterator[dict[fx.Node, InParts]]:
-        """What is reached from each collective, whatever way it is cut."""
+        """The calls reached from each collective, for each way of splitting it."""
         known: set[tuple[fx.Node, InParts]] = set()
         for seed in self.seeds:
             for how in self.beginnings(seed):
@@ -80,12 +80,12 @@ class _Search:
 
     @cached_property
     def seeds(self) -> dict[fx.Node, None]:
-        """Collectives of what is computed from the batch, with products of matrices or the like behind them."""
+        """Collectives on values computed from the batch, with matrix products or similar work after them."""
         moving: set[fx.Node] = set()
         for node in self.graph.nodes:
             if node.meta.get("input", "").startswith("batch:") or any(x in moving for x in node.all_input_nodes):
                 moving.add(node)
-        before: set[fx.Node] = set()  # what is computed
+        before: set[fx.Node] = set()  # computed values
         for node in reversed(self.graph.nodes):
             if self.divisible(node) and any(self.divisible(u) and (u in before or _heavy(u)) for u in node.users):
                 before.add(node)
@@ -100,8 +100,8 @@ class _Search:
         return self.rules[node]
 
     def worth(self, region: dict[fx.Node, InParts]) -> tuple[int, int, int]:
-        """Of a region: FLOPs between two of its collectives, how many these are (parts wait for each other at all
-        others), and all FLOPs."""
+        """(FLOPs between two of a region's collectives, number of its collectives, all FLOPs). Parts wait for each
+        other at all other collectives."""
         before, behind = set(), set()
         for node in (n for n in self.calls if n in region):
             if any(n in before or n in self.seeds for n in self.makers(node, region)):
@@ -121,7 +121,7 @@ class _Search:
                 yield maker
 
     def beginnings(self, seed: fx.Node) -> Iterator[InParts]:
-        """The ways in which a collective could be cut into parts."""
+        """The ways of splitting a collective into parts."""
         (x,), rule = operands(seed), self.rule(seed)
         assert rule is not None
         around = [self.rule(n) for n in (source(x)[0], *seed.users)]
@@ -132,7 +132,7 @@ class _Search:
                     yield how
 
     def how(self, rule: Rule, choice: Choice) -> InParts | None:
-        """The call in parts by a choice; None where it must stay whole, or parts of its operands are sums."""
+        """A call in parts by a choice, or None if it cannot be split so or operands would be partial sums."""
         size = rule.sizes[choice.factor]
         if choice.factor in rule.whole | rule.local or size % (choice.outer * self.count):
             return None
@@ -142,13 +142,13 @@ class _Search:
         return InParts(ins, outs) if right and not any(isinstance(p, Partial) for p in ins) else None
 
     def follow(self, *asked) -> InParts | None:
-        """As `followed`, found once."""
+        """`followed`, cached."""
         if asked not in self.known:
             self.known[asked] = self.followed(*asked)
         return self.known[asked]
 
     def followed(self, node: fx.Node, output: bool, number: int, split: Split) -> InParts | None:
-        """A call in parts, one of whose operands or outputs lies so."""
+        """A call in parts, given the split of one of its operands or outputs."""
         rule = self.rule(node)
         dims = rule and (rule.outputs if output else rule.inputs)[number]
         if not rule or not dims or split.dim >= len(dims):
@@ -162,7 +162,7 @@ class _Search:
         return None
 
     def reached(self, seed: fx.Node, how: InParts) -> dict[fx.Node, InParts]:
-        """All that one split passes through."""
+        """All calls that one split propagates to."""
         found: dict[fx.Node, InParts] = {}
         todo = deque([(seed, how)])
         while todo:
@@ -181,16 +181,16 @@ class _Search:
         return found
 
     def split(self, x: fx.Node) -> Placement:
-        """How a value is computed: R where whole."""
+        """The layout of a value over the parts: R if it is computed whole."""
         maker, i = source(x)
         return self.taken[maker].outs[i] if maker in self.taken else R
 
     def peel(self) -> bool:
-        """Leave whole what need not be in parts: whether there was such a call."""
+        """Drop calls that need not be in parts. Returns whether there was one."""
         count = len(self.taken)
         for node in [n for n in self.calls if n in self.taken and not self.wanted(n)]:
             if not any(isinstance(self.split(x), Split) for x in operands(node)):
-                del self.taken[node]  # it reads only what is whole
+                del self.taken[node]  # all its operands are whole
         for node in [n for n in reversed(self.calls) if n in self.taken and not self.wanted(n)]:
             if not any(self.reads_part(*reader, node) for reader in _readers(node)) and self.cheaper_whole(node):
                 del self.taken[node]
@@ -203,20 +203,20 @@ class _Search:
         return reader in self.taken and self.taken[reader].ins[number] == self.taken[node].outs[output]
 
     def cheaper_whole(self, node: fx.Node) -> bool:
-        """Whether fewer bytes have to be joined for it than of what it makes."""
+        """Whether joining its operands moves fewer bytes than joining its results."""
         roots = {self.root(x) for x in operands(node) if isinstance(self.split(x), Split)}
         mine = sum(spec.bytes for spec in specs(node) if spec.dtype)
         joined = sum(_bytes(x) for x in roots if not self.joined(x, node))
         return joined < mine or (joined == mine and node.target in ARRANGING)
 
     def root(self, x: fx.Node) -> fx.Node:
-        """What has to be joined for a value to be whole: it, or what it looks at."""
+        """The value to join for this one: itself, or the value it is a view of."""
         while x.target in FREE and x.target is not operator.getitem and x in self.taken:
             x = x.all_input_nodes[0]
         return x
 
     def joined(self, x: fx.Node, but: fx.Node) -> bool:
-        """Whether somebody else needs a value whole."""
+        """Whether another call needs a value whole."""
         for user in x.users:
             if user is but:
                 continue
@@ -227,7 +227,7 @@ class _Search:
         return False
 
     def keep_regions(self) -> None:
-        """Only what is connected with a collective, and with what could be computed meanwhile."""
+        """Keep only calls connected to a collective, and to work that could overlap with it."""
         beside: dict[fx.Node, list[fx.Node]] = defaultdict(list)
         for node in self.taken:
             for maker in self.makers(node, self.taken):
@@ -247,7 +247,7 @@ class _Search:
                     del self.taken[n]
 
     def sums(self) -> dict[fx.Node, InParts]:
-        """What contracts over a split dim, where parts of it are added with fewer bytes moved than are to be joined."""
+        """Calls that contract a split dim, if adding their parts moves fewer bytes than joining the operands."""
         found: dict[fx.Node, InParts] = {}
         readers: dict[fx.Node, int] = defaultdict(int)
         for node in self.calls:
@@ -271,7 +271,7 @@ class _Search:
 
 
 def local_rule(node: fx.Node) -> Rule | None:
-    """The rule of a call of a Program: of an operator, a collective, or of what only arranges memory."""
+    """The rule of a Program's call: an operator, a collective, or a copy that rearranges memory."""
     if not isinstance(node.target, torch._ops.OpOverload) and node.target not in ARRANGING:
         return None
     if node.target in COLLECTIVES or node.target in ARRANGING:
@@ -292,7 +292,7 @@ def _bytes(x: fx.Node) -> int:
 
 
 def _places(rule: Rule, size: int) -> Iterator[int]:
-    """The places of a dim of this size at which a call sees a factor begin."""
+    """The strides at which a factor can start in a dim of this size."""
     for dims in (*rule.inputs, *rule.outputs):
         for factors in dims:
             outside = 1
@@ -302,7 +302,7 @@ def _places(rule: Rule, size: int) -> Iterator[int]:
 
 
 def _readers(node: fx.Node) -> Iterator[tuple[fx.Node, int, int]]:
-    """(call, number of its operand, output of this call) for all who read what a call makes."""
+    """(reader, index of its operand, index of this call's output) for all readers of a call."""
     values = [(u, u.args[1]) for u in node.users if u.target is operator.getitem] or [(node, 0)]
     for value, output in values:
         for user in value.users:

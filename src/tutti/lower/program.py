@@ -1,4 +1,4 @@
-"""Program: what one rank runs. The same object is executed for real and simulated."""
+"""Program: what one rank runs. The runtime and the simulator execute the same object."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import fx
 
 from tutti.ir import text
 from tutti.ir.step_graph import Call, Spec
-from tutti.lower.collectives import COLLECTIVES, parse_shift, peer
+from tutti.lower.collectives import COLLECTIVES, parse_ppermute, peer
 from tutti.plan.layout import Layout, Mesh
 from tutti.plan.reshard import sent_bytes
 
@@ -20,15 +20,15 @@ class Collective(NamedTuple):
 
     kind: str
     axis: str
-    bytes: int  # that each rank sends
-    label: str  # of the operator that made what is sent
+    bytes: int  # sent by each rank
+    label: str  # label of the operator that made the operand
 
 
 @dataclass(repr=False)
 class Program:
     """A graph of local operators and collectives with named inputs and outputs. `print(program)` lists them.
 
-    inputs, outputs: name -> (layout, spec of the whole tensor).
+    inputs, outputs: name -> (layout, Spec of the full tensor).
     overlap_chunks: number of parts in which regions between collectives are computed (`lower.regions`).
     """
 
@@ -68,15 +68,15 @@ class Program:
         return [self.collective(node) for node in self.graph.nodes if node.target in COLLECTIVES]
 
     def collective(self, node: Call) -> Collective:
-        """What a call of the graph communicates."""
+        """The communication of a call of the graph."""
         operand: Spec = node.args[0].meta["val"]
         kind, axis = COLLECTIVES[node.target], node.args[1]
         return Collective(kind, axis, self._sent(kind, axis, node.args[2:], operand.bytes), node.meta.get("label", ""))
 
     def _sent(self, kind: str, axis: str, rest: tuple, local: int) -> int:
-        if kind != "shift":
+        if kind != "ppermute":
             return sent_bytes(kind, local, self.mesh[axis])
-        by, edge = parse_shift(rest[0])
+        by, edge = parse_ppermute(rest[0])
         return 0 if peer(self.rank, axis, by, edge is None, self.mesh) in (None, self.rank) else local
 
     @property
@@ -85,7 +85,7 @@ class Program:
         return sum(c.bytes for c in self.collectives)
 
     def input_bytes(self, *kinds: str) -> int:
-        """Local bytes of the inputs of these kinds (`param`, `exp_avg`, ...); of all inputs where none is named."""
+        """Local bytes of the inputs of these kinds (`param`, `exp_avg`, ...), or of all inputs without arguments."""
         return sum(
             prod(layout.local_shape(spec.shape, self.mesh)) * spec.dtype.itemsize
             for name, (layout, spec) in self.inputs.items()

@@ -1,8 +1,8 @@
-"""Recomputation: what the forward pass made is made again before the backward pass reads it, and not kept until then.
+"""Recomputation: forward values are computed again right before the backward pass reads them, instead of being stored.
 
-The step's graph gets copies of forward nodes among those of the backward pass, each just before its first reader.
-Operators are functions of their arguments, random ones too, so a copy gives the same bits. What a copy reads is a copy
-again where it is not kept either.
+Copies of forward nodes are inserted in the backward pass, each just before its first reader. Operators are pure
+functions of their arguments, random ones too, so a copy gives the same bits. Operands that are not stored either are
+copied as well.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from tutti.plan.variant import LAYERS
 
 
 def recompute(step: StepGraph, again: Collection[str]) -> StepGraph:
-    """The step with what these labels of forward nodes name computed again; itself where there are none.
+    """The step with recomputation of the forward nodes with these labels. The step itself if there are none.
 
-    again: labels, or `layers` for all that layers make and no other reads. What the step does not have, or what reads
-    a buffer that it changes, is left as it is.
+    again: labels, or `layers` for all values that only their own layer reads. Labels that the step lacks, and nodes
+    that read a buffer which the step changes, are ignored.
     """
     if not again:
         return step
@@ -43,8 +43,8 @@ def recompute(step: StepGraph, again: Collection[str]) -> StepGraph:
 
 
 def checkpointed(step: StepGraph) -> list[str]:
-    """Labels of what the model itself wants to be computed again: nodes of its `torch.utils.checkpoint` regions that
-    only the same region reads in the forward pass."""
+    """Labels that the model itself checkpoints: nodes of its `torch.utils.checkpoint` regions that the forward pass
+    reads only within the region."""
     regions: dict[str, set] = {}
     for node in step.calls:
         if node.meta["phase"] == FORWARD:
@@ -60,18 +60,18 @@ def checkpointed(step: StepGraph) -> list[str]:
 class _Writer:
     def __init__(self, graph: fx.Graph, again: set[str]):
         self.graph, self.recompute = graph, again
-        self.copies: dict[fx.Node, fx.Node] = {}  # of all nodes looked at; themselves, if they are kept
+        self.copies: dict[fx.Node, fx.Node] = {}  # of all visited nodes; a stored node maps to itself
         self.made: list[fx.Node] = []
 
     def serve(self, reader: fx.Node) -> None:
-        """Let a node read copies of what is not kept."""
+        """Make a node read copies of operands that are not stored."""
         with self.graph.inserting_before(reader):
             for x in reader.all_input_nodes:
                 if (copy := self.copy(x)) is not x:
                     reader.replace_input_with(x, copy)
 
     def copy(self, node: fx.Node) -> fx.Node:
-        """The node in the backward pass: itself if it is kept, else a copy, which is made once."""
+        """The node in the backward pass: itself if it is stored, else its copy."""
         todo = [node]
         while todo:
             x = todo[-1]
@@ -90,7 +90,7 @@ class _Writer:
         return self.copies[node]
 
     def written(self, x: fx.Node) -> fx.Node:
-        """Views are copied where what they look at is."""
+        """A view is copied if its base is."""
         if x.meta["label"] not in self.recompute and all(self.copies[y] is y for y in x.all_input_nodes):
             return x
         copy = self.graph.node_copy(x, self.copies.__getitem__)
@@ -99,7 +99,7 @@ class _Writer:
         return copy
 
     def in_slices(self) -> None:
-        """Let copies belong to the first chunk of the sequence in the backward pass, the last, that reads them."""
+        """Assign copies to the chunk of the sequence that reads them first in the backward pass: the last chunk."""
         for copy in reversed(self.made):
             if "slice" in copy.meta:
                 copy.meta["slice"] = max(user.meta["slice"] for user in copy.users)

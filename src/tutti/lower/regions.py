@@ -1,9 +1,9 @@
-"""Regions: what lies between a Program's communications is computed in parts, in place.
+"""Regions: compute what lies between a Program's collectives in parts, in place.
 
-Of each call that is (`lower.parts`) there is one for each part, which knows its number (`meta["copy"]`); what others
-need whole is joined from the parts, or added up. `analysis.overlap` then finds an order in which one part computes
-while another communicates. Unlike copies of the batch (`lower.unroll`), regions also cut sequences, and leave whole
-what would have to wait for all parts.
+Each call in a region (`lower.parts`) becomes one call per part, with its index in meta["copy"]. Values that others need
+whole are concatenated or added from the parts. `analysis.overlap` then finds an order in which one part computes while
+another communicates. Unlike copies of the batch (`lower.unroll`), regions can also split the sequence, and they leave
+whole what would have to wait for all parts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import fx
 
 from tutti.ir.costs import FREE
 from tutti.ir.step_graph import Spec
-from tutti.lower.collectives import shift
+from tutti.lower.collectives import ppermute
 from tutti.lower.emit import Emitter
 from tutti.lower.move import take
 from tutti.lower.parts import InParts, in_parts
@@ -29,15 +29,15 @@ AXIS = "part"
 
 
 def divide(program: Program) -> None:
-    """Compute the regions of a Program in as many parts as it says, in place.
+    """Compute the regions of a Program in `overlap_chunks` parts, in place.
 
-    Where it has none it stays as it is, and says that it has one part; so where ranks pass on what they hold to one
-    another, as they may then have other things to compute, and other regions.
+    A Program without regions is left alone, with overlap_chunks = 1. So is one with ppermutes, because ranks could find
+    different regions.
     """
     graph, count = program.graph, program.overlap_chunks
     if count == 1:
         return
-    found = {} if any(n.target is shift for n in graph.nodes) else in_parts(graph, count)
+    found = {} if any(n.target is ppermute for n in graph.nodes) else in_parts(graph, count)
     if not found:
         program.overlap_chunks = 1
     divider = _Divider(graph, found, count)
@@ -46,23 +46,23 @@ def divide(program: Program) -> None:
             divider.write(node)
     divider.join()
     for node in reversed(list(divider.parts)):
-        if not node.users:  # collectives, which are not taken for dead, among them
+        if not node.users:  # also collectives, which dead code elimination would keep
             graph.erase_node(node)
     graph.eliminate_dead_code()
 
 
 def check_divided(program: Program, wanted: int) -> None:
-    """ValueError where a Program that was to be computed in so many parts has no regions."""
+    """Raise ValueError if a Program that should be computed in several parts has no regions."""
     if wanted > program.overlap_chunks:
         raise ValueError(
-            f"regions cannot be computed in {wanted} parts: on a mesh {dict(program.mesh)} no communication lies "
-            f"between computations whose batch or sequence divides into {wanted}; take a number that divides them, "
+            f"regions cannot be computed in {wanted} parts: on a mesh {dict(program.mesh)} there is no communication "
+            f"between computations whose batch or sequence divides into {wanted}; choose a number that divides them, "
             "a plan with 'tp', or one without 'regions'"
         )
 
 
 class _Divider:
-    """parts: of each value those that were written; cuts: of values that are whole, those that were taken out."""
+    """parts: the parts of each value computed in parts; cuts: the slices of each whole value."""
 
     def __init__(self, graph: fx.Graph, found: dict[fx.Node, InParts], count: int):
         self.graph, self.found, self.count = graph, found, count
@@ -75,7 +75,7 @@ class _Divider:
         return self.found[maker].outs[output]
 
     def write(self, node: fx.Node) -> None:
-        """The parts of a call, in front of it."""
+        """Insert the parts of a call in front of it."""
         with self.graph.inserting_before(node):
             self.parts[node] = [self.part(node, i) for i in range(self.count)]
 
@@ -101,7 +101,7 @@ class _Divider:
         return made
 
     def specs(self, node: fx.Node) -> list[Spec]:
-        """Of the outputs of one part of a call."""
+        """The specs of one part's outputs."""
         return [
             Spec(self.layout(at).local_shape(spec.shape, self.mesh), spec.dtype)
             for spec, at in zip(specs(node), self.found[node].outs, strict=True)
@@ -126,7 +126,7 @@ class _Divider:
         return cut
 
     def join(self) -> None:
-        """Put what is needed whole together; what only looks at that is left to look at it."""
+        """Join values that are needed whole. Views of them become views of the joined value."""
         for node, parts in self.parts.items():
             if source(node)[0].target in FREE or not isinstance(node.meta["val"], Spec):
                 continue

@@ -16,7 +16,7 @@ from tutti.plan.slots import Schedule, Slot
 def schedule_of(
     graph: StepGraph, plan: Plan, count: int, kept: Mapping[str, int] | None = None
 ) -> tuple[Cut, Schedule]:
-    """The parts of a graph, and the order in which devices compute them; without gradients forward passes alone.
+    """The parts of a graph and their schedule. A graph without gradients gets forward passes only.
 
     count: number of microbatches. kept: the stages of inputs that are placed already.
     """
@@ -31,22 +31,22 @@ def schedule_of(
 
 
 def passed(name: str) -> bool:
-    """Whether a part's input or output is handed from part to part."""
+    """Whether a part's input or output is passed between parts."""
     return name.startswith(("value:", "grad:"))
 
 
 def label_of(cut: Cut, name: str) -> str:
-    """The label under which a plan says how a value that is passed on lies."""
+    """The label under which a plan has the layout of a passed value."""
     return cut.step.gradient_label(name.removeprefix("grad:")) if name.startswith("grad:") else name
 
 
 def passed_layouts(cut: Cut, part: StepGraph, plan: Plan) -> dict[str, Layout]:
-    """How what a part passes on is to lie."""
+    """The layouts of the values that a part passes on."""
     return {name: plan.input_layout(label_of(cut, name)) for name in part.outputs if passed(name)}
 
 
 def with_values(plan: Plan, cut: Cut) -> Plan:
-    """The plan with how what passes between parts lies: as it is made; sums of gradients as the plan says."""
+    """The plan with the layouts of values passed between parts: as computed; for sums of gradients, as planned."""
     layouts = {
         label_of(cut, name): made_in(node, plan)
         for part in cut.parts.values()
@@ -57,7 +57,7 @@ def with_values(plan: Plan, cut: Cut) -> Plan:
 
 
 def sizes_of(cut: Cut, plan: Plan) -> dict[str, int]:
-    """Bytes that a rank holds of every input and of what passes between parts."""
+    """Local bytes of every input and of every value passed between parts."""
     found = {}
     for part in cut.parts.values():
         handed = [(name, node) for name, node in part.outputs.items() if passed(name)]

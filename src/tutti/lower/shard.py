@@ -1,8 +1,8 @@
-"""Sharding: from the whole graph and a plan to what one rank computes.
+"""Sharding: from the unsplit graph and a plan to the Program of one rank.
 
-Each operator runs on its local part, in the layouts that its choices ask for. Where a value lies otherwise, the
-cheapest reshard is put in between, once for all who need it so. A value that had to be *gathered* is gathered
-anew in the backward pass rather than kept: that is what ZeRO-3 and sequence parallelism are about.
+Each operator runs on its shards, in the layouts of its choices. Where a value has another layout, the cheapest reshard
+is inserted, once for all readers in that layout. A value that had to be *gathered* is gathered again in the backward
+pass instead of being kept: this is what saves memory in ZeRO-3 and sequence parallelism.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tutti.plan.reshard import Step, reshard
 from tutti.tracing.inline import paste, template
 
 REPLICATED = Layout()
-TRACED: dict[tuple, fx.Graph] = {}  # the operators' own computations, by all that they may depend on
+TRACED: dict[tuple, fx.Graph] = {}  # traced local computations, by all that they depend on
 MOST_TRACED = 4096
 
 
@@ -43,8 +43,8 @@ def shard(
 ) -> Program:
     """The Program of one rank.
 
-    outputs: layouts asked for by name; by default what replaces an input lies as that input does, and all else
-    (loss, gradients) is replicated. rules: where the rule of a call comes from.
+    outputs: required layouts by name. By default the successor of an input gets the input's layout, and other outputs
+    (loss, gradients) are replicated. rules: the function that gives the rule of a call.
     """
     sharder = Sharder(step, plan, rank, rules)
     inputs = {name: (plan.input_layout(node.meta["label"]), node.meta["val"]) for name, node in step.inputs.items()}
@@ -68,7 +68,7 @@ def shard(
 
 
 def made_in(node: fx.Node, plan: Plan) -> Layout:
-    """How what a node makes lies, before anyone moves it."""
+    """The layout in which a node's result is computed."""
     maker, index = source(node)
     choices = plan.choices(maker.meta["label"])
     rule = rule_of(maker) if choices else replicated(maker)
@@ -76,14 +76,14 @@ def made_in(node: fx.Node, plan: Plan) -> Layout:
 
 
 def dense(x: torch.Tensor) -> torch.Tensor:
-    """The tensor itself where its last dim is a run of memory, else a copy that is."""
+    """The tensor if its last dim has stride 1, else a contiguous copy."""
     return x if x.shape[-1] == 1 or x.stride(-1) == 1 else x.contiguous()
 
 
 class Sharder:
-    """Writes what one rank computes, call by call, to the end of a graph.
+    """Appends what one rank computes to a graph, call by call.
 
-    made: of every value that was written (node, output) -> (layout, phase) -> where it lies so.
+    made: for each value (node, output), its versions by (layout, phase).
     """
 
     def __init__(self, step: StepGraph, plan: Plan, rank: int, rules: Callable[[fx.Node], Rule | None] = rule_of):
@@ -95,7 +95,7 @@ class Sharder:
         self.made: dict[tuple[fx.Node, int], dict[tuple[Layout, str], fx.Node]] = {}
 
     def place(self, name: str, node: fx.Node, layout: Layout) -> None:
-        """A placeholder for this rank's part of an input."""
+        """A placeholder for this rank's shard of an input."""
         spec: Spec = node.meta["val"]
         try:
             local = layout.local_shape(spec.shape, self.mesh)
@@ -106,7 +106,7 @@ class Sharder:
         self.made[node, 0] = {(layout, ""): copy}
 
     def call(self, node: fx.Node) -> None:
-        """The local part of one operator."""
+        """Append the local part of one operator."""
         rule, choices, ins, outs, shapes = self.situation(node)
         held = [self.version(x, at, node.meta["phase"]) for x, at in zip(operands(node), ins, strict=True)]
         for table, arrange in ((CONTIGUOUS, torch.ops.aten.contiguous.default), (DENSE, dense)):
@@ -125,7 +125,7 @@ class Sharder:
         self.record(node, result, outs, [Spec(s, w.dtype) for s, w in zip(shapes, wholes, strict=True)])
 
     def arranged(self, part: fx.Node, arrange: Callable) -> fx.Node:
-        """In memory as a kernel wants it: a part may be a slice, and capture drops copies that only arrange memory."""
+        """A copy arranged in memory as a kernel needs it: shards may be slices, and capture drops copies of memory."""
         if (part, arrange) not in self.copies:
             self.copies[part, arrange] = self.graph.call_function(arrange, (part,))
             self.copies[part, arrange].meta["val"] = part.meta["val"]
@@ -145,12 +145,12 @@ class Sharder:
         label, choices = node.meta["label"], self.plan.choices(node.meta["label"])
         rule = self.rules(node) if choices else replicated(node)
         if rule is None:
-            raise ValueError(f"{label}: {node.target} has no rule, so the plan cannot split it")
+            raise ValueError(f"{label}: {node.target} has no rule, so the plan cannot split it; see tutti.rule")
         check(rule, choices, self.mesh, label)
         return rule, choices
 
     def compute(self, target, here: LocalContext, args: tuple, kwargs: dict, dtypes: list[torch.dtype]):
-        """Write an operator's own computation; traced once for all like calls whose place on the mesh it ignores."""
+        """Append a local computation. Its trace is shared by equal calls if it does not depend on the rank."""
         given = pytree.tree_map(lambda x: x.meta["val"] if isinstance(x, fx.Node) else x, (args, kwargs))
         function = local_loop(target) if target in LOOPS else LOCAL[target]
         everywhere = function, here.situation, repr(given), repr(dtypes), self.step.device
@@ -159,7 +159,7 @@ class Sharder:
         if traced is None:
 
             def typed(*args, **kwargs):
-                """With the dtypes that the whole operator gives, whatever a computation uses inside."""
+                """Cast to the dtypes of the unsplit operator."""
                 made = function(here, *args, **kwargs)
                 if isinstance(made, torch.Tensor):
                     return made.to(dtypes[0])
@@ -172,7 +172,7 @@ class Sharder:
         return paste(self.graph, traced, args, kwargs)
 
     def record(self, node: fx.Node, result, layouts: list[Layout], local: list[Spec]) -> None:
-        """Remember where the outputs of an operator are, and sign what was emitted for it."""
+        """Record where the outputs of an operator are, and set the meta of the appended nodes."""
         several = isinstance(node.meta["val"], tuple)
         if isinstance(result, fx.Node):
             result.meta["val"] = tuple(spec if spec.dtype else None for spec in local) if several else local[0]
@@ -194,7 +194,7 @@ class Sharder:
             self.made[node, i] = {(layout, ""): part}
 
     def version(self, node: fx.Node, layout: Layout, phase: str) -> fx.Node:
-        """A value in a layout: as it is, or moved from where it is cheapest."""
+        """A value in a layout: an existing version, or one resharded from the cheapest source."""
         versions = self.made[source(node)]
         for key in ((layout, ""), (layout, phase)):
             if key in versions:

@@ -1,14 +1,14 @@
-"""Tiers of a Program: copies of what lies outside of the device where they are needed, and updates where state lies.
+"""Tiers of a Program: fetch what is stored outside the device where it is needed, and update state where it is stored.
 
-Nodes say in meta["tier"] what is not on the device: inputs that are kept elsewhere, results of the forward pass that
-wait elsewhere for the backward pass. From then on
+meta["tier"] names the tier of inputs stored outside the device, and of forward results that are offloaded until the
+backward pass. With it:
 
-- operators of the forward and backward pass read a copy. It is fetched once for each stretch of a pass that belongs to
-  one layer, when the stretch before it begins, and dropped behind its last reader there;
-- an update that reads what lies elsewhere is computed by the host (meta["host"]), in place. What it needs of the device
-  is lent to it; where the outer tier is the disk, of a CPU, host and device share their memory;
-- updates are computed as soon as their gradient is made and nothing reads the old parameter any more
-  (`lower.early`), so that no more gradients are held than have to wait.
+- operators of the forward and backward pass read a copy. It is fetched once for each stretch of a pass in one layer,
+  when the stretch before starts, and freed after its last reader there;
+- an update of state on another tier is computed by the host (meta["host"]), in place. The device lends it the other
+  operands. If the outer tier is the disk of a CPU, host and device share their memory;
+- updates run as soon as their gradient is ready and the old parameter is no longer read (`lower.early`), to free
+  gradients early.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COPIES = (aten._to_copy.default, aten.clone.default)
 
 
 def use_tiers(graph: fx.Graph) -> None:
-    """Let a Program's graph use the tiers that its nodes name, in place."""
+    """Insert the transfers for the tiers named by a graph's nodes, in place."""
     if not any(node.meta.get("tier", DEVICE) != DEVICE for node in graph.nodes):
         return
     placer = _Placer(graph)
@@ -49,16 +49,16 @@ def use_tiers(graph: fx.Graph) -> None:
 
 
 class _Placer:
-    """at: tier of every value that does not lie on the device, or is made from such on the host; views of it included.
-    moved: all that belongs to updates that the host computes."""
+    """at: tier of every value outside the device, views included, and of results of the host. moved: all nodes of
+    updates that the host computes."""
 
     def __init__(self, graph: fx.Graph):
         self.graph = graph
         self.at: dict[fx.Node, str] = {}
         self.moved: set[fx.Node] = set()
         self.homes: set[fx.Node] = set()  # inputs
-        self.aside: dict[fx.Node, fx.Node] = {}  # results of the forward pass -> where they wait
-        self.copies: dict[fx.Node, fx.Node] = {}  # of what the host has made, on the device
+        self.aside: dict[fx.Node, fx.Node] = {}  # results of the forward pass -> their copy on another tier
+        self.copies: dict[fx.Node, fx.Node] = {}  # results of the host -> their copy on the device
         self.position: dict[fx.Node, int] = {}
         for node in graph.nodes:
             if node.op == "placeholder" and node.meta.get("tier", DEVICE) != DEVICE:
@@ -66,7 +66,7 @@ class _Placer:
                 self.homes.add(node)
 
     def emit(self, target, args: tuple, like: fx.Node, before: fx.Node, *val) -> fx.Node:
-        """A call, signed as another; with the shape of its first operand, if none is given."""
+        """A call with the meta of another, and the shape of its first operand unless `val` is given."""
         with self.graph.inserting_before(before):
             node = self.graph.call_function(target, args)
         made = val[0] if val else args[0].meta["val"]
@@ -76,7 +76,7 @@ class _Placer:
     # -- activations --------------------------------------------------------------------------------------------------
 
     def put_aside(self) -> None:
-        """Copy results of the forward pass that the backward pass reads to where they wait."""
+        """Offload results of the forward pass that the backward pass reads."""
         for node in list(self.graph.nodes):
             tier = node.meta.get("tier", DEVICE)
             if node.op != "call_function" or tier == DEVICE:
@@ -84,7 +84,7 @@ class _Placer:
             del node.meta["tier"]
             parts = [user for user in node.users if user.target is operator.getitem]
             for x in parts if isinstance(node.meta["val"], tuple) else [node]:
-                if x.meta["val"] is None or x.meta.get("phase") == BACKWARD:  # a loss may make gradients with it
+                if x.meta["val"] is None or x.meta.get("phase") == BACKWARD:  # a loss may have its gradients
                     continue
                 if any(r.meta.get("phase") == BACKWARD for r in behind_views(x)):
                     copy = self.emit(put, (x, tier), x, x.next)
@@ -94,7 +94,7 @@ class _Placer:
     # -- updates ------------------------------------------------------------------------------------------------------
 
     def update_at_home(self) -> None:
-        """Let updates of what lies elsewhere write where it lies; in the place of what is no input, into a copy."""
+        """Make updates of state on another tier write there. Other operands that they write are copied first."""
         position = {node: i for i, node in enumerate(self.graph.nodes)}
         for node in [n for n in self.graph.nodes if n.target in IN_PLACE]:
             if not any(x in self.at for x in node.all_input_nodes):
@@ -116,7 +116,7 @@ class _Placer:
             self.graph.erase_node(node)
 
     def compute_at_home(self) -> None:
-        """Run updates that read what lies elsewhere on the host, and lend it what else they read."""
+        """Run updates that read state on another tier on the host, and lend it their other operands."""
         self.spread()
         lent: dict[fx.Node, fx.Node] = {}
         for node in [n for n in self.graph.nodes if n in self.at and n.op == "call_function" and n.target is not put]:
@@ -128,7 +128,7 @@ class _Placer:
             self.moved.add(node)
             if node.target is not written:
                 node.meta["host"] = tier
-            if tier != HOST:  # of a CPU: they share their memory
+            if tier != HOST:  # the disk of a CPU: host and device share memory
                 continue
             node.meta["tier"] = tier
             for x in node.all_input_nodes:
@@ -142,7 +142,7 @@ class _Placer:
                 node.replace_input_with(x, lent[x])
 
     def spread(self) -> None:
-        """Updates that read what lies elsewhere are made there; so are views of it, and copies for such updates."""
+        """Updates of state on another tier run on the host, as do views of that state and copies for such updates."""
         for node in self.graph.nodes:
             if node.op != "call_function" or node in self.at or node.target in COLLECTIVES:
                 continue
@@ -155,7 +155,7 @@ class _Placer:
                 self.at[node] = next(self.at[user] for user in node.users)
 
     def keep_results(self) -> None:
-        """What succeeds an input that lies elsewhere, or is made elsewhere, is copied into that."""
+        """Copy successors of inputs on another tier, and results computed there, into these inputs."""
         output = self.graph.output_node()
         inputs = {node.meta["input"]: node for node in self.graph.nodes if node.op == "placeholder"}
         results: list[Call] = list(output.args[0])  # pyright: ignore[reportArgumentType]
@@ -170,7 +170,7 @@ class _Placer:
     # -- forward and backward pass ------------------------------------------------------------------------------------
 
     def fetch_for_readers(self) -> None:
-        """Copies for all who read on the device what is not there."""
+        """Fetch copies for readers on the device."""
         stretch, before = None, None
         for node in list(self.graph.nodes):
             if node.op != "call_function" or node in self.moved or node in self.at or node.target in FREE:
@@ -186,7 +186,7 @@ class _Placer:
                     node.replace_input_with(x, self.brought(x))
 
     def base(self, x: fx.Node, reader: fx.Node) -> fx.Node | None:
-        """What lies elsewhere and a reader on the device looks at."""
+        """The value on another tier of which a device's reader uses a view, or None."""
         while True:
             if x in self.homes or (x in self.aside and reader.meta.get("phase") == BACKWARD):
                 return x
@@ -195,7 +195,7 @@ class _Placer:
             x = x.args[0]  # pyright: ignore[reportAssignmentType]
 
     def version(self, x: fx.Node, reader: fx.Node, stretch: _Stretch, before: _Stretch | None) -> fx.Node:
-        """The value on the device for the readers of a stretch. What the stretch before it has is taken from there."""
+        """The copy on the device for the readers of a stretch. Copies of the stretch before are reused."""
         if x in stretch.made:
             return stretch.made[x]
         if before and x in before.made:
@@ -216,7 +216,7 @@ class _Placer:
         return stretch.made[x]
 
     def stands_before(self, node: fx.Node, other: fx.Node) -> bool:
-        """Whether what is put aside by a node is there when another runs."""
+        """Whether a node's result is offloaded before another node runs."""
         if not self.position:
             self.position = {n: i for i, n in enumerate(self.graph.nodes)}
         return self.position[node] < self.position[other]
@@ -228,7 +228,7 @@ class _Placer:
 
 
 class _Stretch:
-    """Readers of one layer in one pass that follow one another. made: what they read -> the copy on the device."""
+    """Consecutive readers of one layer in one pass. made: operands -> their copy on the device."""
 
     def __init__(self, key: tuple, first: fx.Node):
         self.key, self.first = key, first
@@ -236,12 +236,12 @@ class _Stretch:
 
 
 def _made_by_host(x: fx.Node) -> bool:
-    """Whether the host computes a value; what it writes into an input is there from the beginning."""
+    """Whether the host computes a value. The result of writing into an input is available from the beginning."""
     while x.target is written:
         x = x.args[1]  # pyright: ignore[reportAssignmentType]
     return "host" in x.meta
 
 
 def _module(node: fx.Node) -> str:
-    """The path of the module that has a parameter."""
+    """The path of the module that owns a parameter."""
     return node.meta.get("input", "").partition(":")[2].rpartition(".")[0]

@@ -1,13 +1,13 @@
-"""Transfers between tiers, as operators: their shapes are defined here, `tutti.exec.transfer_engine` runs them.
+"""Transfers between tiers as operators. Their shapes are defined here; `tutti.exec.transfer_engine` runs them.
 
 | operator | result |
 |---|---|
-| fetch(home) | a copy on the device of what lies on an outer tier; it may be on its way |
-| arrived(x) | what was fetched, once it is there |
-| put(x, tier) | a copy on an outer tier of what lies on the device |
-| lend(x) | a copy on the host, for an operator that computes there |
-| bring(x) | a copy on the device of what an operator on the host has made |
-| store(home, x) | `home`, when x has been copied into it, wherever the two lie |
+| fetch(home) | a copy on the device of a tensor on an outer tier; may still be in flight |
+| arrived(x) | the fetched tensor, after the transfer has completed |
+| put(x, tier) | a copy on an outer tier of a tensor on the device |
+| lend(x) | a copy on the host, for an operator that runs there |
+| bring(x) | a copy on the device of a result of the host |
+| store(home, x) | `home`, after x has been copied into it; any tiers |
 """
 
 from __future__ import annotations

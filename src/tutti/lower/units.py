@@ -1,13 +1,12 @@
-"""Units: what a Program computes without a break, so that an order of a Program is one of few and like things.
+"""Units: maximal computations without a break, so that schedules order few and similar things.
 
-A collective is a unit of its own, and so is a matrix product or whatever else is said to stand alone. Other calls are
-together where they are as deep (as many such calls lie on the longest way to them, of the same copy of the batch),
-are needed for the same collective first, and are connected or read the same. Depth never falls along a way, and what is
-needed for a collective never comes after it: units do not wait for one another in circles. Equal layers have equal
-units.
+A collective is a unit, and so is a matrix product or any other call that is to stand alone. Other calls form a unit if
+they have equal depth (number of such calls on the longest path to them, within one copy of the batch), are needed for
+the same collective first, and are connected or share an operand. Depth never decreases along a path, and what a
+collective needs never follows it, so units have no cyclic dependencies. Equal layers have equal units.
 
-What only looks at what was given or received belongs to its reader, so that nobody waits for a collective before he
-has to; what looks at what was computed belongs to its maker.
+A view of an input or of a received value belongs to its reader, so that it does not wait for a collective early. A view
+of a computed value belongs to its maker.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.inplace import written
 from tutti.lower.writes import TURNING, WRITES, looks, overwritten
 
-COPIED = "copied view"  # in the meta of a copy for one reader: the view
+COPIED = "copied view"  # key in the meta of a view's copy for one reader: the view
 Unit = list[fx.Node]
 aten = torch.ops.aten
 
 
 def units(graph: fx.Graph, alone: Callable[[fx.Node], bool]) -> list[Unit]:
-    """The units of a graph, in an order in which they could run that is as near to that of its nodes as can be.
+    """The units of a graph, in an executable order close to that of its nodes.
 
-    Views of what is given or received are moved in front of their readers, in place, a copy for each. The last unit is
-    what only the output reads of that.
+    Views of inputs and received values are copied in front of each reader, in place. The last unit holds those that
+    only the output reads.
     """
     _give_views_to_readers(graph)
     return _Units(graph, alone).found()
 
 
 def needs(units: list[Unit]) -> list[set[int]]:
-    """For each unit the numbers of those that it has to come after: what it reads, and who reads what it overwrites."""
+    """For each unit, the indices of units that must precede it: its operands, and readers of what it overwrites."""
     of = {node: i for i, unit in enumerate(units) for node in unit}
     found: list[set[int]] = [set() for _ in units]
     for node, i in of.items():
@@ -54,8 +53,8 @@ def needs(units: list[Unit]) -> list[set[int]]:
 
 
 def readers_before(place: fx.Node, write: fx.Node) -> list[fx.Node]:
-    """Who reads an input, itself or what looks at it, as it is before calls write into it: these, of which there may be
-    several, come in the order in which they read what others have written."""
+    """Readers of an input, directly or through views, before calls write into it. If several calls write into it, they
+    come in order."""
     found, todo = [], [place]
     while todo:
         for user in todo.pop().users:
@@ -69,7 +68,7 @@ def readers_before(place: fx.Node, write: fx.Node) -> list[fx.Node]:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether a call moves nothing: a reshape does, of what lies in another order than its dims."""
+    """Whether a call is free. A reshape of a tensor whose dims are permuted in memory is not."""
     if node.op != "call_function" or node.target not in FREE or node.target is operator.getitem:
         return False
     if node.target is not aten.reshape.default:
@@ -81,7 +80,7 @@ def is_view(node: fx.Node) -> bool:
 
 
 def take_back_views(graph: fx.Graph) -> None:
-    """Let the readers of views that units copied for them read the views again, in place."""
+    """Undo the copies of views that `units` made, in place."""
     for node in list(graph.nodes):
         if (view := node.meta.get(COPIED)) is not None:
             node.replace_all_uses_with(view)
@@ -101,7 +100,7 @@ def _give_views_to_readers(graph: fx.Graph) -> None:
 
 
 def _is_given(view: fx.Node) -> bool:
-    """Whether it looks at an input, or at what a collective brings."""
+    """Whether it is a view of an input or of a received value."""
     root = view
     while is_view(root):
         root = root.all_input_nodes[0]
@@ -148,7 +147,7 @@ class _Units:
         return [*self.ordered(list(groups.values())), *([last] if last else [])]
 
     def find(self, n: fx.Node) -> fx.Node:
-        """The call that stands for the unit of this one; that which stands alone stands for its own."""
+        """The representative of a call's unit. Calls that stand alone represent themselves."""
         while self.root[n] is not n:
             self.root[n] = self.root[self.root[n]]
             n = self.root[n]
@@ -163,7 +162,7 @@ class _Units:
         return depth
 
     def firsts(self) -> dict[fx.Node, float]:
-        """The place of the first collective for which each call is needed."""
+        """The index of the first collective that needs each call."""
         first: dict[fx.Node, float] = {}
         for i, n in reversed(list(enumerate(self.calls))):
             behind = [first[user] for user in n.users if user in first]

@@ -1,19 +1,19 @@
-"""Unrolling: a step whose sequence is cut into chunks that are computed one after the other, or whose batch is cut
-into copies of the model that are computed beside each other.
+"""Unrolling: cut a step's sequence into chunks that are computed one after the other, or its batch into copies that are
+computed side by side.
 
-That is parallelism in time instead of space: the step is sharded over an axis of as many ranks as there are parts
-(`cp` or `dp` of `plan.textbook`), and all ranks' graphs become one, in which a collective is what it means: a sum of
-values, another part's value. Every call knows its chunk (`meta["slice"]`) or copy (`meta["copy"]`).
+This is parallelism in time instead of space. The step is sharded over an axis with one rank per part (`cp` or `dp` of
+`plan.textbook`). The graphs of all ranks are merged into one, in which each collective is replaced by its meaning: a
+sum, or another part's value. Every call has its chunk in meta["slice"], or its copy in meta["copy"].
 
-    forward    a chunk reads of itself and of those before: keys and values, where attention is causal
-    backward   of itself and of those behind
-    update     as it was
+    forward    a chunk reads itself and the chunks before: keys and values of causal attention
+    backward   itself and the chunks after
+    update     unchanged
 
-A model in which a token sees later ones cannot be cut so. Pipelines of chunks hold fewer activations at once and have
-shorter bubbles than pipelines of whole sequences (`plan.schedule`).
+A model in which tokens see later ones cannot be cut into chunks. Pipelines of chunks have fewer activations alive and
+shorter bubbles than pipelines of full sequences (`plan.schedule`).
 
-Copies may be computed in any order: one computes while another communicates (`analysis.overlap`). Their gradients are
-summed before they are read.
+Copies can run in any order: one computes while another communicates (`analysis.overlap`). Their gradients are summed
+before they are read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tutti.hardware import Cluster
 from tutti.ir.costs import annotate_costs
 from tutti.ir.labels import annotate_labels
 from tutti.ir.step_graph import BACKWARD, FORWARD, UPDATE, Call, StepGraph
-from tutti.lower.collectives import COLLECTIVES, parse_shift
+from tutti.lower.collectives import COLLECTIVES, parse_ppermute
 from tutti.lower.emit import Emitter, Shape
 from tutti.lower.order import sort
 from tutti.lower.shard import REPLICATED, Sharder
@@ -38,18 +38,18 @@ from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
 from tutti.plan.stages import Reads
 from tutti.plan.textbook import Textbook
-from tutti.tracing.anew import make_without_operands
+from tutti.tracing.like_operators import make_without_operands
 from tutti.tracing.simplify import simplify
 
 aten = torch.ops.aten
-MUCH = 0.01  # of the work
+MUCH = 0.01  # fraction of the FLOPs
 COMBINE = {"sum": aten.add.Tensor, "avg": aten.add.Tensor, "max": aten.maximum.default, "min": aten.minimum.default}
 
 
 def unroll(step: StepGraph, sequence_chunks: int) -> StepGraph:
-    """The step with its sequence, dim 1 of the batch, in so many chunks; itself for one.
+    """The step with its sequence (dim 1 of the batch) in this many chunks. The step itself for one.
 
-    Raises ValueError for a length that they do not divide, and where a token sees later ones.
+    Raises ValueError if they do not divide the sequence, or if tokens see later ones.
     """
     if sequence_chunks == 1:
         return step
@@ -65,19 +65,19 @@ def unroll(step: StepGraph, sequence_chunks: int) -> StepGraph:
 
 
 def copy(step: StepGraph, batch_splits: int) -> StepGraph:
-    """The step with its batch, dim 0, in so many copies; itself for one. What needs the whole batch is done once.
+    """The step with its batch (dim 0) in this many copies. The step itself for one. Work on the full batch runs once.
 
-    Raises ValueError for a batch that they do not divide, and for a step whose sequence is cut.
+    Raises ValueError if they do not divide the batch, or if the sequence is cut.
     """
     if batch_splits == 1:
         return step
     if step.sequence_chunks > 1:
-        raise ValueError("a step is cut into chunks of its sequence or into copies of its batch, not into both")
+        raise ValueError("a step cannot have both chunks of its sequence and copies of its batch; choose one")
     sizes = {name: step.spec(f"batch:{name}").shape for name in step.names("batch")}
     for name, shape in sizes.items():
         if shape and shape[0] % batch_splits:
             raise ValueError(
-                f"the batch cannot be cut into copies: {name} of {shape} does not divide into {batch_splits}"
+                f"the batch cannot be cut into {batch_splits} copies: they do not divide dim 0 of {name}, {shape}"
             )
     made = _Unroller(step, batch_splits, Textbook(dp=batch_splits)).unroll()
     for node in made.graph.nodes:
@@ -89,7 +89,7 @@ def copy(step: StepGraph, batch_splits: int) -> StepGraph:
 
 
 class _Unroller:
-    """sequence_chunks: how many parts; each call knows its own as `slice`. book: the plan that splits the step."""
+    """sequence_chunks: number of parts; each call has its own in `slice`. book: the plan that splits the step."""
 
     def __init__(self, step: StepGraph, sequence_chunks: int, book: Textbook):
         self.step, self.sequence_chunks = step, sequence_chunks
@@ -119,7 +119,7 @@ class _Unroller:
         return self.finished(inputs)
 
     def gradients(self) -> None:
-        """Put together what chunks have of gradients: once for all who read them, as work of the backward pass."""
+        """Combine the gradients of all chunks, once for all readers, as work of the backward pass."""
         for name in () if self.whole else self.step.gradient_names:
             node = self.step.outputs[name]
             found = self.together(lambda chunk, n=node: chunk.version(n, REPLICATED, BACKWARD), BACKWARD)
@@ -128,8 +128,8 @@ class _Unroller:
         self.whole = True
 
     def together(self, write: Callable[[_Chunk], Any], phase: str) -> list[Any]:
-        """Let all chunks write the same thing, in the order in which they are computed, and resolve the collectives
-        between them. What each has written."""
+        """Let all chunks append the same thing, in the order in which they run, and resolve the collectives between
+        them. Returns what each appended."""
         found = {}
         for chunk in reversed(self.chunks) if phase == BACKWARD else self.chunks:
             found[chunk.number] = write(chunk), self.sign(chunk.number)
@@ -140,7 +140,7 @@ class _Unroller:
         return list(results)
 
     def sign(self, number: int) -> list[Call]:
-        """Mark what has been written since this was called last as one chunk's; the collectives in it."""
+        """Assign the nodes appended since the last call to one chunk. Returns the collectives among them."""
         found = []
         for node in reversed(self.graph.nodes):
             if "slice" in node.meta:
@@ -151,14 +151,14 @@ class _Unroller:
         return found
 
     def meant(self, group: Sequence[Call], phase: str) -> list[fx.Node]:
-        """What each chunk gets of a collective in which these are all chunks' parts."""
+        """The result of a collective for each chunk. group: the collective's node of each chunk."""
         kind, (_, _, *how) = COLLECTIVES[group[0].target], group[0].args
         given = [node.args[0] for node in group]
         emit = Emitter(self.graph, {**group[0].meta, "val": given[0].meta["val"]})
         local = given[0].meta["val"].shape
         last = self.sequence_chunks - 1 if phase == FORWARD else 0
-        if kind == "shift":
-            by, edge = parse_shift(how[0])
+        if kind == "ppermute":
+            by, edge = parse_ppermute(how[0])
             found = []
             for i in range(self.sequence_chunks):
                 within = edge is None or 0 <= i - by < self.sequence_chunks
@@ -167,7 +167,7 @@ class _Unroller:
             found = [self.combined(emit, given, how[0], phase)] * self.sequence_chunks
         elif kind == "all_gather":
             found = [self.stacked(emit, given)] * self.sequence_chunks
-        else:  # the i-th row is for the i-th chunk
+        else:  # row i is for chunk i
             rows = [[emit(aten.select.int, (x, 0, i), local[1:]) for x in given] for i in range(self.sequence_chunks)]
             if kind == "reduce_scatter":
                 found = [self.combined(emit, row, how[0], phase) for row in rows]
@@ -187,7 +187,7 @@ class _Unroller:
         return emit(aten.cat.default, (rows, 0), (len(rows), *shape))
 
     def combined(self, emit: Emitter, given: Sequence[fx.Node], op: str, phase: str) -> fx.Node:
-        """In the order in which the chunks are computed."""
+        """The reduction of the chunks' values, in the order in which they run."""
         total, *others = reversed(given) if phase == BACKWARD else given
         for x in others:
             total = emit(COMBINE[op], (total, x), x.meta["val"].shape)
@@ -207,9 +207,9 @@ class _Unroller:
         return made
 
     def order(self, made: StepGraph) -> None:
-        """What reads of chunks that are computed later belongs to the last of them: sums over all tokens.
+        """Assign nodes that read chunks which run later, such as sums over all tokens, to the last of these chunks.
 
-        Raises ValueError where that is much of the work.
+        Raises ValueError if that is much of the work.
         """
         reads, late = Reads(made), []
         for node in reads.calls:
@@ -225,7 +225,7 @@ class _Unroller:
 
 
 class _Chunk(Sharder):
-    """Writes one chunk's (or copy's) part, which lies in memory as the runtime will arrange it."""
+    """Appends one chunk's (or copy's) part, laid out in memory as the runtime will have it."""
 
     def __init__(self, step: StepGraph, plan: Plan, number: int, graph: fx.Graph):
         super().__init__(step, plan, number)

@@ -1,4 +1,4 @@
-"""The variants of a step's graph that plans are made for."""
+"""The variants of a step's graph that the planner considers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tutti.plan.variant import Variant
 
 
 def vary(step: StepGraph, variant: Variant) -> StepGraph:
-    """The step as a variant asks, and with what the model runs under `torch.utils.checkpoint` computed again.
+    """The step in a variant, with recomputation of the model's `torch.utils.checkpoint` regions.
 
-    Raises ValueError where the sequence, or the batch, cannot be cut so.
+    Raises ValueError if the sequence or the batch cannot be cut like this.
     """
     made = copy(unroll(step, variant.sequence_chunks), variant.batch_splits)
     made = recompute(made, (*variant.recompute, *checkpointed(made)))

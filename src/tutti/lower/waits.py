@@ -1,4 +1,4 @@
-"""Waits: a collective is begun where it stands, and waited for where something needs that it is over."""
+"""Waits: start a collective where it stands, and await it where its completion is needed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tutti.lower.writes import overwritten
 
 
 def insert_waits(graph: fx.Graph, units: list[Unit]) -> None:
-    """Wait for each collective in front of the unit that reads its result first, or overwrites what it sends; in place.
+    """Await each collective in front of the unit that first reads its result or overwrites its operand, in place.
 
-    units: those of the graph, in its order. What nobody reads is waited for at the end.
+    units: of the graph, in its order. A collective whose result is not read is awaited at the end.
     """
     output = graph.output_node()
     of = {node: unit for unit in units for node in unit}
@@ -37,7 +37,7 @@ def insert_waits(graph: fx.Graph, units: list[Unit]) -> None:
 
 
 def _looks_at(collective: fx.Node) -> list[fx.Node]:
-    """The inputs in whose memory a collective's operand may lie."""
+    """The inputs in whose memory a collective's operand may be."""
     found, todo = [], [collective.all_input_nodes[0]]
     while todo:
         x = todo.pop()

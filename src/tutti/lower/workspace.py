@@ -1,7 +1,7 @@
-"""Where a layer's forward and backward pass run on the same tensors, the second need not repeat the first.
+"""Keep workspaces of forward passes whose backward pass would otherwise repeat them.
 
-Tensors are the same where they are computed alike: what was gathered for the forward pass is gathered anew for the
-backward pass, and is no other tensor for that.
+The backward pass must run on the same tensors. Tensors computed alike count as the same: a parameter gathered for the
+forward pass and again for the backward pass is one tensor here.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ ops = torch.ops.tutti
 
 @dataclass(frozen=True)
 class Kept:
-    """What takes the places of a forward pass and of the backward pass that repeats it.
+    """The replacements of a forward pass and of the backward pass that repeats it.
 
-    gradients: where the backward pass has them among its arguments; the others are those of the forward pass. outputs:
-    of `training`, what the backward pass wants. several: whether the forward pass that keeps nothing has several, too.
+    gradients: positions of gradients among the backward pass's arguments; the others are those of the forward pass.
+    outputs: the outputs of `training` that the backward pass needs. several: whether the original forward pass has
+    several outputs.
     """
 
     repeating: Any
@@ -51,7 +52,7 @@ FORWARD_OF = {kept.repeating: target for target, kept in LAYERS.items()}
 
 
 def keep_workspaces(graph: fx.Graph) -> None:
-    """Hand what the forward pass has in its hands to the backward pass, in place."""
+    """Pass intermediate values of forward passes to their backward passes, in place."""
     numbers = _numbered(graph)
     layers: dict[tuple, Call] = {(n.target, _key(n.args, numbers)): n for n in graph.nodes if n.target in LAYERS}
     for node in [n for n in graph.nodes if n.target in FORWARD_OF]:
@@ -73,7 +74,7 @@ def keep_workspaces(graph: fx.Graph) -> None:
 
 
 def _take_first(call: fx.Node) -> None:
-    """Let those who read the result of a call read its first output."""
+    """Make readers of a call's result read its first output."""
     with call.graph.inserting_after(call):
         first = call.graph.call_function(operator.getitem, (call, 0))
     first.meta = dict(call.meta)
@@ -81,7 +82,7 @@ def _take_first(call: fx.Node) -> None:
 
 
 def _numbered(graph: fx.Graph) -> dict[fx.Node, int]:
-    """Nodes that compute the same have the same number: operators of the graph have no effects."""
+    """Value numbering: nodes that compute the same have the same number, as operators have no side effects."""
     numbers: dict[fx.Node, int] = {}
     known: dict[tuple, int] = {}
     for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""Operators of this project in plain ATen, so that a compiler fuses them with what stands around."""
+"""Decompose operators of this project into plain ATen, so that a compiler can fuse them with their neighbours."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ ops = torch.ops.tutti
 
 
 def write_out(graph: fx.Graph) -> None:
-    """Write out fused operators and random numbers as their formulas, in place.
+    """Replace fused operators and random numbers by their formulas, in place.
 
-    What random numbers depend on beside their shape is computed first of all: layers that differ in that alone are then
-    alike.
+    What random numbers depend on besides their shape is computed first, so that layers differing only in it are equal.
     """
-    known: dict[str, fx.Graph] = {}  # formulas traced on operands like these
+    known: dict[str, fx.Graph] = {}  # formulas by the operands they were traced on
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     node: Call
     for node in list(graph.nodes):
@@ -45,7 +44,7 @@ def _replace(node: Call, formula: Callable, args: tuple, kwargs: dict[str, Any],
         known[how] = template(formula, args, kwargs, device)
     with graph.inserting_before(node):
         result: Any = paste(graph, known[how], args, kwargs)
-    made: list[fx.Node] = []  # the last first
+    made: list[fx.Node] = []  # in reverse order
     while (last := made[-1].prev if made else node.prev) is not before:
         last.meta = {**node.meta, **last.meta}
         made.append(last)

@@ -1,4 +1,4 @@
-"""Who writes into what, and who looks at it: calls that change their operands, and calls that return their memory."""
+"""Which calls write into which operands, and which return views of their operands."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tutti.nn.adam import IN_PLACE
 
 aten = torch.ops.aten
 
-# operator -> positions of the tensors, or lists of tensors, that it writes into
+# operator -> positions of the tensors, or lists of tensors, it writes
 WRITES: dict[Any, tuple[int, ...]] = {
     **{in_place: positions for in_place, _, positions in IN_PLACE.values()},
     aten.copy_.default: (0,),
     store: (0,),
 }
-TURNING = {aten.permute.default, aten.transpose.int, aten.t.default, aten.expand.default}  # views in another order
+TURNING = {aten.permute.default, aten.transpose.int, aten.t.default, aten.expand.default}  # views with permuted strides
 
 
 def looks(node: fx.Node) -> bool:
-    """Whether a call may return the memory of its first operand, or a part of it: a reshape does where it can."""
+    """Whether a call may return its first operand's memory or a part of it. A reshape may."""
     return node.op == "call_function" and bool(node.all_input_nodes) and _looks(node.target)
 
 
@@ -39,7 +39,7 @@ def _looks(target: Any) -> bool:
 
 
 def overwritten(node: fx.Node) -> list[fx.Node]:
-    """The inputs that a call writes into, or into parts of."""
+    """The inputs that a call writes, fully or partly."""
     places: list[fx.Node] = []
     for at in WRITES.get(node.target, ()):
         place: Any = node.args[at]
@@ -48,7 +48,7 @@ def overwritten(node: fx.Node) -> list[fx.Node]:
 
 
 def root_of(node: fx.Node) -> fx.Node:
-    """What a view looks at, also one of several that a split returns; itself of all else."""
+    """The base of a view, also of one output of a split. The node itself if it is not a view."""
     while looks(node):
         source = node.all_input_nodes[0]
         if node.target is operator.getitem and not looks(source):
@@ -58,7 +58,7 @@ def root_of(node: fx.Node) -> fx.Node:
 
 
 def behind_views(node: fx.Node) -> set[fx.Node]:
-    """All that reads a value, itself or a view of it; views are not among them."""
+    """All readers of a value, directly or through views. Views are not included."""
     found: set[fx.Node] = set()
     todo = [node]
     while todo:

@@ -34,7 +34,7 @@ ACTIVATIONS = {
 def activation_of(name: str) -> Activation:
     """ValueError for a name that is not in the table."""
     if name not in ACTIVATIONS:
-        raise ValueError(f"no activation {name!r}; there are {', '.join(ACTIVATIONS)}")
+        raise ValueError(f"unknown activation {name!r}; expected one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 

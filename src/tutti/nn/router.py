@@ -50,7 +50,7 @@ class Router(nn.Module):
     ):  # fmt: skip
         super().__init__()
         if scores not in SCORES:
-            raise ValueError(f"no scores {scores!r}; there are {', '.join(SCORES)}")
+            raise ValueError(f"unknown scores {scores!r}; expected one of {', '.join(SCORES)}")
         if not 1 <= top_k <= experts:
             raise ValueError(f"top_k={top_k} of {experts} experts: it is 1 to {experts}")
         self.experts, self.top_k = experts, top_k

@@ -1,1 +1,1 @@
-"""Monitoring: what every rank did in some steps, and what that says."""
+"""Monitoring: record what every rank does in some steps, and diagnose it."""

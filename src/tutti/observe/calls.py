@@ -1,4 +1,4 @@
-"""The calls of a Program whose times are recorded: all but views. What is compiled as one function is one call."""
+"""The calls of a Program whose times are recorded: all but views. A compiled function is one call."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from tutti.lower.program import Program
 from tutti.lower.transfers import TRANSFERS
 
 MATMULS, REST, WAIT = "matmuls", "rest", "wait"
-TITLES = {MATMULS: "matmuls", REST: "other operators"}  # of what computes, in words
+TITLES = {MATMULS: "matmuls", REST: "other operators"}  # titles of the kinds of computation
 
 
 @dataclass(frozen=True)
 class Call:
-    """kind: `matmuls` for what multiplies matrices, alone or with what is fused into it, `rest` for what else computes;
-    of a collective or transfer its kind; `wait` for the end of a collective that was begun. axis: of the mesh, where it
-    communicates. flops, bytes: that this rank computes, and sends. nodes: how many of the Program's calls it stands
-    for, views before it included, before any were compiled. ends: of a `wait` the number of the call that begins what
-    ends here.
+    """A recorded call.
+
+    kind: `matmuls` for matrix products, alone or fused with others; `rest` for other computations; the kind of a
+    collective or transfer; `wait` for the end of an asynchronous collective. axis: the mesh axis of a communication.
+    flops, bytes: computed and sent by this rank. nodes: the number of calls of the uncompiled Program it stands for,
+    with the views before it. ends: for a `wait`, the index of the call that started the collective.
     """
 
     label: str
@@ -43,7 +44,7 @@ class Call:
 
 
 def calls_of(program: Program) -> dict[fx.Node, Call]:
-    """What is recorded of a Program in the form in which it runs, in order."""
+    """The recorded calls of a Program as it runs, in order."""
     found: dict[fx.Node, Call] = {}
     order: dict[fx.Node, int] = {}
     nodes = 0
@@ -62,7 +63,7 @@ def calls_of(program: Program) -> dict[fx.Node, Call]:
 
 
 def count(program: Program) -> int:
-    """Calls of a Program, compiled or not."""
+    """The number of calls of a Program before compilation."""
     calls = [node for node in program.graph.nodes if node.op == "call_function" and not _taken_out(node)]
     return sum(len(node.meta.get("inside", [node])) for node in calls)
 
@@ -86,6 +87,6 @@ def _call(program: Program, node: Any, inside: list[fx.Node], nodes: int) -> Cal
 
 
 def _taken_out(node: fx.Node) -> bool:
-    """Whether this only takes a value out of what a compiled function returns."""
+    """Whether a node only takes one result out of what a compiled function returns."""
     source = node.args[0] if node.args else None
     return isinstance(source, fx.Node) and "inside" in source.meta and node.target in FREE

@@ -1,4 +1,4 @@
-"""A diagnosis: where the time of recorded steps went, what was predicted, and what is slow, in words and numbers."""
+"""The diagnosis of recorded steps: where time went, compared with the prediction, and what is slow."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tutti.observe.phases import read_phases
 from tutti.observe.recording import Recording, read
 from tutti.observe.shares import Share, shares
 
-BEYOND = 2  # times what was predicted
-WORTH = 0.05  # of a step: what takes less is not spoken of
-MONITOR = "monitor"  # the folder of all this in that of a run
-UNUSUAL = 5  # times as long as most steps
-STEP = "step"  # the phase in which a step runs
-DATA = "data"  # ... and that in which it waits for its batch
+BEYOND = 2  # times the prediction
+WORTH = 0.05  # fraction of a step; less is not reported
+MONITOR = "monitor"  # subfolder of a run for recordings
+UNUSUAL = 5  # times the median step
+STEP = "step"  # the phase of the step itself
+DATA = "data"  # the phase of waiting for the batch
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """shares: of every rank. ranks, links: those that are slow, the worst first. phases: of the training loop, mean
-    seconds by rank. kinds: (title, predicted or None, measured seconds a step), of the first rank."""
+    """shares: of every rank. ranks, links: the slow ones, worst first. phases: of the training loop, mean seconds by
+    rank. kinds: (title, predicted or None, measured seconds a step), of the first rank."""
 
     recording: Recording
     shares: list[Share]
@@ -35,16 +35,16 @@ class Diagnosis:
 
     @property
     def seconds(self) -> float:
-        """Of a step, the mean over ranks."""
+        """Seconds of a step, averaged over ranks."""
         return fmean(share.seconds for share in self.shares)
 
     def caused(self, rank: int) -> float:
-        """Seconds a step for which the others stand still because this rank comes late, on average."""
+        """Seconds per step that another rank waits for this one, on average."""
         return sum(share.waiting.get(rank, 0.0) for share in self.shares) / max(1, len(self.shares) - 1)
 
     @property
     def exposed(self) -> tuple[int, float, float] | None:
-        """The rank that waits longest for its batches: seconds a step, and their share of its time."""
+        """The rank that waits longest for batches: (rank, seconds per step, fraction of its time), or None."""
         waits = {rank: phases[DATA] for rank, phases in self.phases.items() if DATA in phases}
         if not waits:
             return None
@@ -52,7 +52,7 @@ class Diagnosis:
         return worst, waits[worst], waits[worst] / sum(self.phases[worst].values())
 
     def words(self) -> list[str]:
-        """What is slow, a sentence each; empty where nothing is."""
+        """One sentence for each slow rank, link, collective or phase."""
         found = []
         for slow in self.ranks:
             wait = self.caused(slow.rank)
@@ -61,7 +61,7 @@ class Diagnosis:
         return [*found, *self._links(), *self._kinds(), *self._phases()]
 
     def _links(self) -> list[str]:
-        """Slow links; where all that lead to a rank and from it are, that rank."""
+        """Sentences about slow links. If all links of a rank are slow, one about the rank."""
         every = {(source, rank.rank) for rank in self.recording.ranks
                  for source in rank.steps[self.recording.steps[0]].links}  # fmt: skip
         slow, found = {(link.source, link.target): link for link in self.links}, []
@@ -76,7 +76,7 @@ class Diagnosis:
         return [*found, *(str(min(links, key=lambda link: link.speed)) for links in pairs.values())]
 
     def _kinds(self) -> list[str]:
-        """Communication that takes much longer than was predicted."""
+        """Sentences about collectives that take much longer than predicted."""
         return [
             f"{title} takes {took / expects:.1f} times what was predicted: {1e3 * took:.3g} ms a step, "
             f"{took / self.seconds:.0%}"
@@ -85,7 +85,7 @@ class Diagnosis:
         ]
 
     def _phases(self) -> list[str]:
-        """Phases beside the step itself that take long."""
+        """Sentences about long phases other than the step."""
         found = []
         names = dict.fromkeys(name for phases in self.phases.values() for name in phases if name != STEP)
         for name in names:
@@ -99,7 +99,7 @@ class Diagnosis:
 
 
 def diagnose(folder: Path) -> Diagnosis:
-    """Of what `Step.record`, or a run of `tutti train`, has left in a folder. ValueError where that is too little."""
+    """Diagnose the recording that `Step.record` or `tutti train` wrote. Raises ValueError if it has too few steps."""
     recording = read(folder)
     times = shares(recording)
     return Diagnosis(
@@ -113,8 +113,8 @@ def diagnose(folder: Path) -> Diagnosis:
 
 
 def _typical(folder: Path, ranks: int) -> dict[int, dict[str, float]]:
-    """Seconds of each phase of a training loop, by rank: the mean over its steps, but for those that took much longer
-    than most, as the first ones do, in which Programs are made."""
+    """Mean seconds of each phase of a training loop, by rank. Steps much longer than the median are left out, such as
+    the first ones, which compile."""
     found = {}
     for rank, lines in read_phases(folder).items():
         phases = [line["phases"] for line in lines if STEP in line["phases"]]
@@ -127,7 +127,7 @@ def _typical(folder: Path, ranks: int) -> dict[int, dict[str, float]]:
 
 
 def _kinds(recording: Recording, share: Share) -> list[tuple[str, float | None, float]]:
-    """What the first rank does, by kind: predicted and measured."""
+    """The work of the first rank by kind: (title, predicted, measured seconds)."""
     expected: dict[tuple[str, str], float] = defaultdict(float)
     rank, steps = recording.ranks[0], recording.steps
     programs = recording.predicted.get("programs", {})
@@ -140,7 +140,7 @@ def _kinds(recording: Recording, share: Share) -> list[tuple[str, float | None, 
             expected[call.kind, call.axis] += runs * sum(seconds[at : at + call.nodes])
             at += call.nodes
     for begun in (calls[call.ends] for calls in rank.programs.values() for call in calls if call.kind == WAIT):
-        expected.pop((begun.kind, begun.axis), None)  # of hidden collectives only what is exposed is measured
+        expected.pop((begun.kind, begun.axis), None)  # only the exposed part of hidden collectives is measured
     measured = {**{(kind, ""): took for kind, took in share.computing.items()}, **share.moving}
     return [
         (TITLES.get(kind, f"{kind} over {axis}" if axis else kind), expected.get((kind, axis)), took)

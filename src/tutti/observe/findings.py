@@ -1,7 +1,7 @@
-"""What is slow: ranks that compute, and links that carry, less than others that should do the same.
+"""Find slow ranks and links: those that take longer than others with the same work.
 
-Other programs of a machine only ever add time, and not to every run of a call. So what is slow has to be so where it is
-fast: a rank in the fastest runs of each of its calls as well as in their median, a link in its fastest messages.
+Interference by other programs only adds time, and not to every run of a call. A rank counts as slow only if it is slow
+both in the fastest runs of each call and in the median; a link only if its fastest messages are slow.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import numpy as np
 from tutti.observe.calls import TITLES
 from tutti.observe.recording import Rank, Recording
 
-SLOWER = 1.25  # times as long as others: what differs less is no finding
-CONSISTENT = 0.75  # of a rank's time goes to calls that take longer
-MORE = 1.1  # times as long, of a single call
-OF_CALLS, OF_MESSAGES = (0.1, 0.5), (0.0, 0.25)  # quantiles of what runs of a call, and messages, take
+SLOWER = 1.25  # times as long as others; less is not reported
+CONSISTENT = 0.75  # of a rank's time is in calls that take longer
+MORE = 1.1  # times as long, for one call
+OF_CALLS, OF_MESSAGES = (0.1, 0.5), (0.0, 0.25)  # quantiles of the seconds of a call's runs, and of messages
 SLOW_LINK = 0.5  # of the others' bandwidth
 
 
 @dataclass(frozen=True)
 class SlowRank:
-    """kind: of calls. speed: of the others' for the same. seconds: that it takes longer, each step."""
+    """kind: of the calls. speed: as a fraction of the others' speed. seconds: that it takes longer per step."""
 
     rank: int
     kind: str
@@ -36,7 +36,7 @@ class SlowRank:
 
 @dataclass(frozen=True)
 class SlowLink:
-    """speed: of the bandwidth of others like it. bandwidth: in bytes a second."""
+    """speed: as a fraction of the others' bandwidth. bandwidth: in bytes per second."""
 
     source: int
     target: int
@@ -51,7 +51,7 @@ class SlowLink:
 
 
 def slow_ranks(recording: Recording) -> list[SlowRank]:
-    """The one that costs most first."""
+    """Slow ranks, the most costly first."""
     alike: dict[tuple, list[Rank]] = defaultdict(list)
     for rank in recording.ranks:
         alike[rank.kind].append(rank)
@@ -66,7 +66,7 @@ def slow_ranks(recording: Recording) -> list[SlowRank]:
 
 
 def _seconds(rank: Rank, steps: list[int]) -> np.ndarray:
-    """What a rank's calls take in a step, in order: (call, quantile)."""
+    """Seconds of a rank's calls in a step, (call, quantile)."""
     took: dict[tuple[str, int], list[float]] = defaultdict(list)
     for step in steps:
         for block in rank.steps[step].blocks:
@@ -75,7 +75,7 @@ def _seconds(rank: Rank, steps: list[int]) -> np.ndarray:
 
 
 def _compare(rank: Rank, kind: str, own: np.ndarray, others: np.ndarray) -> SlowRank | None:
-    """A rank with others, in one kind of call; slow if it is at each quantile."""
+    """Compare a rank with others in one kind of call. Returns a finding if it is slower at each quantile."""
     chosen = np.array([rank.programs[program][number].kind == kind for program, number in rank.calls])
     own, others = own[chosen], others[chosen]
     longer = (own * (own > MORE * others)).sum(0) > CONSISTENT * own.sum(0)
@@ -86,7 +86,7 @@ def _compare(rank: Rank, kind: str, own: np.ndarray, others: np.ndarray) -> Slow
 
 
 def slow_links(recording: Recording) -> list[SlowLink]:
-    """The slowest first. Links inside of machines are compared with one another, and those between machines."""
+    """Slow links, slowest first. Links within machines are compared with each other, as are those between machines."""
     hosts = {rank.rank: rank.host for rank in recording.ranks}
     alike: dict[bool, dict[tuple[int, int], np.ndarray]] = defaultdict(dict)
     for rank in recording.ranks:

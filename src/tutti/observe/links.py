@@ -1,7 +1,7 @@
-"""Links: how fast bytes come from other ranks, tried out between two recorded steps.
+"""Measure the links between ranks, between two recorded steps.
 
-A collective is as slow as its slowest link, and does not say which that was. So every rank sends a message of `SIZE`
-to the rank 1, 2, 4, ... places further and receives one from as far behind, then the other way round.
+A collective is as slow as its slowest link, and does not show which one that is. So each rank exchanges messages of
+`SIZE` bytes with the ranks 1, 2, 4, ... places away, first forwards, then backwards.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch.distributed as dist
 
 from tutti.launch.heartbeat import HEARTBEAT
 
-MESSAGES = 4  # of each, the fastest counts
+MESSAGES = 4  # messages per link; the fastest counts
 SIZE = {"cpu": 1 << 20, "cuda": 1 << 24}  # bytes
 
 
 class Links:
-    """Of one rank. device: on which tensors are that the backend sends."""
+    """The links of one rank. device: where the backend's tensors are."""
 
     def __init__(self, device: torch.device):
         self.rank, self.ranks, self.device = dist.get_rank(), dist.get_world_size(), device
@@ -26,7 +26,7 @@ class Links:
         self.distances = sorted({d % self.ranks for i in range(self.ranks.bit_length()) for d in (2**i, -(2**i))} - {0})
 
     def measure(self) -> dict[int, float]:
-        """Seconds that a message takes from other ranks, by rank. All ranks have to call it."""
+        """Seconds of a message from each measured rank. Every rank has to call it."""
         with HEARTBEAT.within("exchange", "messages that try out links"):
             return self._measured()
 
@@ -35,13 +35,13 @@ class Links:
         ready, found = torch.zeros(2, device=self.device), {}
         for distance in self.distances:
             source, target = (self.rank - distance) % self.ranks, (self.rank + distance) % self.ranks
-            self._exchange(ready[:1], ready[1:], source, target)  # so that both are there
+            self._exchange(ready[:1], ready[1:], source, target)  # wait until both ranks are ready
             self._exchange(ready[:1], ready[1:], target, source)
             found[source] = min(self._exchange(outgoing, incoming, source, target) for _ in range(MESSAGES))
         return found
 
     def _exchange(self, outgoing: torch.Tensor, incoming: torch.Tensor, source: int, target: int) -> float:
-        """Send and receive at once; seconds until what comes is there."""
+        """Send and receive at once. Returns the seconds until both are done."""
         begin = time.perf_counter()
         works = dist.batch_isend_irecv(
             [dist.P2POp(dist.irecv, incoming, source), dist.P2POp(dist.isend, outgoing, target)]

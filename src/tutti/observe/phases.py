@@ -1,4 +1,4 @@
-"""Phases of a training loop: what each step spent on data, computing, saving, ... on every rank, a JSON line a step."""
+"""Phases of a training loop (data, step, saving, ...): the seconds of each, per step and rank, as JSON lines."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 
 
 class Phases:
-    """Of one rank, in `phases-<rank>.jsonl`. A run that goes on after `step` drops what was written beyond it.
+    """Writes the phases of one rank to `phases-<rank>.jsonl`. A run that resumes at `step` drops later lines.
 
-    scalar: told of each number as well, as (name, value, step).
+    scalar: also called with each number, as (name, value, step).
     """
 
     def __init__(self, folder: Path, rank: int, step: int = 0, scalar: Callable[[str, float, int], None] | None = None):
@@ -29,13 +29,13 @@ class Phases:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Time that counts as this phase of the step under way."""
+        """Time the block as this phase of the current step."""
         begin = time.perf_counter()
         yield
         self.seconds[name] += time.perf_counter() - begin
 
     def end(self, step: int, **more: float) -> None:
-        """The step is over: write down its phases, in seconds, and what else is known of it."""
+        """Write the seconds of each phase of the step that ends, and other numbers."""
         phases = {name: round(seconds, 6) for name, seconds in self.seconds.items()}
         self.file.write(json.dumps({"step": step, "phases": phases, **more}) + "\n")
         self.seconds.clear()
@@ -51,7 +51,7 @@ class Phases:
 
 
 def read_phases(folder: Path) -> dict[int, list[dict[str, Any]]]:
-    """The lines of every rank."""
+    """The lines of every rank's file."""
     files = {int(path.stem.partition("-")[2]): path for path in folder.glob("phases-*.jsonl")}
     return {rank: _lines(path) for rank, path in sorted(files.items())}
 
@@ -61,6 +61,6 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     for text in path.read_text().splitlines() if path.exists() else []:
         try:
             found.append(json.loads(text))
-        except ValueError:  # a crash cut it short
+        except ValueError:  # truncated by a crash
             break
     return found

@@ -1,4 +1,4 @@
-"""A recorded step as a picture and as a timeline, in the form of a simulated one, which is drawn below."""
+"""A recorded step as a picture and as a timeline, in the form of a simulated one, drawn below it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Piece = tuple[str, str, str, float, float]  # stream, kind, label, begin, end
 
 
 def typical(recording: Recording) -> int:
-    """The step that took the median time."""
+    """The recorded step with the median time."""
     steps = sorted(recording.steps, key=lambda step: max(taken.seconds for _, taken in recording.of(step)))
     return steps[len(steps) // 2]
 
 
 def pieces(recording: Recording, step: int) -> list[list[Piece]]:
-    """What each rank did in a step, in seconds from when the first began."""
+    """The work of each rank in a step. Seconds count from the first rank's start."""
     came = arrivals(recording, step)
     zero = min(taken.begin for _, taken in recording.of(step))
     found = []
@@ -48,7 +48,7 @@ def pieces(recording: Recording, step: int) -> list[list[Piece]]:
 
 
 def save_picture(recording: Recording, slow: set[int], path: Path) -> None:
-    """Write it: an .svg, .png or .pdf. slow: ranks that are drawn in any case, of more than `DRAWN`."""
+    """Write the picture: an .svg, .png or .pdf. slow: ranks to draw in any case, if there are more than `DRAWN`."""
     step = typical(recording)
     ranks = sorted([*sorted(slow), *(r.rank for r in recording.ranks if r.rank not in slow)][:DRAWN])
     each = pieces(recording, step)

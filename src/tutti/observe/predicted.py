@@ -1,4 +1,4 @@
-"""What the recorded Programs were predicted to take, in a form that lies beside what was measured."""
+"""The predicted times of the recorded Programs, in the form of the measured ones."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ SIMULATED = "simulated.json"
 
 
 def predicted(made: DryRun) -> dict[str, Any]:
-    """seconds: of the step. programs: by name the seconds of each call, in the order before any is compiled. panels: of
-    the picture."""
+    """seconds: of the step. programs: by name, the seconds of each call before compilation, in order. panels: of the
+    picture."""
     return {
         "seconds": made.seconds,
         "cluster": str(made.cluster),
@@ -23,7 +23,7 @@ def predicted(made: DryRun) -> dict[str, Any]:
 
 
 def _seconds(part: Part) -> list[float]:
-    """Of each call of a Program, in order."""
+    """Seconds of each call of a Program, in order."""
     calls = [node for node in part.program.graph.nodes if node.op == "call_function"]
     at, seconds = {node: i for i, node in enumerate(calls)}, [0.0] * len(calls)
     for task in part.simulation.tasks[RANK]:

@@ -1,12 +1,12 @@
-"""Recording steps: when each call of each Program was over, a JSON line a step and a file for every rank.
+"""Record steps: the end times of the calls of each Program, as JSON lines, one file per rank.
 
     rank-3.jsonl     {"rank": 3, "ranks": 4, "host": ..., "groups": {"dp": [1, 3]}}
                      {"program": "train", "calls": [{"label": ..., "kind": "matmuls"}, ...]}
                      {"step": 120, "begin": 0, "end": 93, "runs": [["train", [0, 7, ...]]], "links": ...}
-    simulated.json   what the calls of the same Programs were predicted to take
+    simulated.json   the predicted times of the same Programs
 
-Times are nanoseconds of a clock that all processes of a machine share. On a CPU a mark costs two calls of Python; on a
-GPU it is an event of the stream, and a recorded step ends with the queue empty.
+Times are nanoseconds of a clock shared by all processes of a machine. On a CPU a mark costs two Python calls. On a GPU
+it is an event of the stream, and a recorded step ends with a synchronization.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KEPT = 50  # steps
 
 
 class Recorder:
-    """Records every `every`-th step of one rank, and keeps the newest, `KEPT` or more. folder: for all ranks."""
+    """Records every `every`-th step of one rank, and keeps at least the newest `KEPT`. folder: shared by all ranks."""
 
     def __init__(self, folder: Path, runtime: Runtime, device: torch.device, every: int = 1):
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ class Recorder:
         about = {"rank": runtime.rank, "ranks": devices(runtime.mesh), "host": identity()}
         self.head = [json.dumps({**about, "groups": groups, "message": message})]
         self.steps: deque[str] = deque(maxlen=KEPT)
-        self.written = 0  # steps in the file
+        self.written = 0  # number of steps in the file
         self.rewrite()
 
     def rewrite(self) -> None:
@@ -66,11 +66,11 @@ class Recorder:
             file.write(line + "\n")
 
     def watch(self, name: str, program: Program, ready: Prepared) -> Run:
-        """What runs a Program, and marks the times of its calls."""
+        """A function that runs a Program and marks the times of its calls."""
         if id(ready) not in self.watched:
             calls, tape = calls_of(program), Tape(self.device)
             self.shapes[name] += 1
-            name += f" {self.shapes[name]}" if self.shapes[name] > 1 else ""  # of another batch shape
+            name += f" {self.shapes[name]}" if self.shapes[name] > 1 else ""  # for another batch shape
             self.watched[id(ready)] = name, ready.timed(Stopwatch(tape.mark, calls)), tape
             told = [call.to_json() for call in calls.values()]
             self.head.append(json.dumps({"program": name, "nodes": count(program), "calls": told}))
@@ -79,7 +79,7 @@ class Recorder:
 
     @contextmanager
     def recording(self, number: int) -> Iterator[None]:
-        """A step, which is written down when it is over, if its turn has come."""
+        """Record the step in the block, if it is its turn, and write it at the end."""
         if number % self.every:
             yield
             return
@@ -107,7 +107,7 @@ class Recorder:
 
     @contextmanager
     def waiting(self, what: str, source: int) -> Iterator[None]:
-        """What comes from another rank of a pipeline."""
+        """Time a wait for what another rank of a pipeline sends."""
         self.waits.append((what, source))
         self.waited.mark()
         yield
@@ -115,7 +115,7 @@ class Recorder:
 
 
 class Tape:
-    """The marks of one Program, of all its runs in a step."""
+    """The marks of one Program, over all its runs in a step."""
 
     def __init__(self, device: torch.device):
         self.marks: list[Any] = []
@@ -130,14 +130,14 @@ class Tape:
         self.marks.append(event)
 
     def times(self, zero: Anchor) -> list[int]:
-        """In nanoseconds."""
+        """The marks in nanoseconds."""
         if zero is None:
             return list(self.marks)
         event, at = zero
         return [at + round(1e6 * event.elapsed_time(mark)) for mark in self.marks]
 
 
-Anchor = tuple[torch.cuda.Event, int] | None  # an event of a GPU's stream, and when it was
+Anchor = tuple[torch.cuda.Event, int] | None  # an event of a GPU's stream, and its time in ns
 
 
 def _anchor(device: torch.device) -> Anchor:

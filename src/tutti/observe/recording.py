@@ -1,4 +1,4 @@
-"""What was recorded of some steps, read again: the times of all ranks on one clock."""
+"""Read recorded steps, with the times of all ranks on one clock."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import numpy as np
 from tutti.observe.calls import WAIT, Call
 from tutti.observe.predicted import SIMULATED
 
-PROGRAM = '{"program"'  # begins a line that tells of one
-SECOND = 1e-9  # of what clocks count
-MOST, FEWEST = 2000, 6  # steps that are looked into, of all ranks together, and of each
+PROGRAM = '{"program"'  # how the line of a Program begins
+SECOND = 1e-9  # seconds per tick of the recorded clocks
+MOST, FEWEST = 2000, 6  # steps to read, over all ranks, and at least per rank
 
 
 class Collective(NamedTuple):
-    """One of a step. group: its ranks. place: its number among those of the group, the same on all of them."""
+    """A collective of a step. group: its ranks. place: its index among the group's collectives, equal on all ranks."""
 
     kind: str
     axis: str
@@ -31,8 +31,8 @@ class Collective(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A call as it ran, in seconds. collective: that it carries out, begins or waits for. begins: whether no more than
-    that."""
+    """A recorded run of a call, in seconds. collective: the one it runs, starts or awaits. begins: whether it only
+    starts one."""
 
     program: str
     number: int
@@ -45,8 +45,8 @@ class Block(NamedTuple):
 
 @dataclass
 class Step:
-    """A step of one rank. begin, end: in seconds. blocks: in order. waits: (what, from which device of a pipeline,
-    begin, end). links: seconds of a message, by the rank that it came from."""
+    """A step of one rank. begin, end: in seconds. blocks: in order. waits: (what, source device of a pipeline, begin,
+    end). links: seconds of a message, by source rank."""
 
     number: int
     begin: float
@@ -62,8 +62,8 @@ class Step:
 
 @dataclass
 class Rank:
-    """One rank. groups: with whom it communicates, by axis. message: bytes of those that try out links. programs: their
-    calls. nodes: of how many they were made."""
+    """One rank. groups: the ranks it communicates with, by axis. message: bytes of a link measurement. programs: calls
+    by Program. nodes: calls of each Program before compilation."""
 
     rank: int
     ranks: int
@@ -76,25 +76,25 @@ class Rank:
 
     @property
     def calls(self) -> list[tuple[str, int]]:
-        """Program and number of each call."""
+        """(Program, index) of each call."""
         return [(name, i) for name, calls in self.programs.items() for i in range(len(calls))]
 
     @property
     def kind(self) -> tuple:
-        """The same for ranks that compute the same."""
+        """A key that is equal for ranks that compute the same."""
         return tuple((name, tuple(call.label for call in calls)) for name, calls in self.programs.items())
 
 
 @dataclass
 class Recording:
-    """What all ranks recorded, in their order. predicted: of `monitoring.predicted`, where it is there."""
+    """The recording of all ranks, in order. predicted: the data of `observe.predicted`, if recorded."""
 
     ranks: list[Rank]
     predicted: dict[str, Any]
 
     @cached_property
     def steps(self) -> list[int]:
-        """Those that all ranks have, but for the first, in which Programs were made."""
+        """Steps that all ranks recorded, except the first one, which compiles."""
         common = set.intersection(*(set(rank.steps) for rank in self.ranks))
         return sorted(common)[1:]
 
@@ -104,15 +104,15 @@ class Recording:
 
 
 def read(folder: Path) -> Recording:
-    """Raises ValueError where there is nothing, or too little, to be read."""
+    """Read a recording. Raises ValueError if there is none, or fewer than two steps."""
     files = sorted(folder.glob("rank-*.jsonl"))
     if not files:
-        raise ValueError(f"{folder} has no recorded steps: no file rank-0.jsonl (`tutti train` records each "
-                         "--monitor.every-th step, 20 unless told, where two of them are to come)")  # fmt: skip
+        raise ValueError(f"{folder} has no recorded steps: no file rank-0.jsonl (`tutti train` records every "
+                         "--monitor.every-th step, default 20, and needs two of them)")  # fmt: skip
     ranks = sorted((_rank(file) for file in files), key=lambda rank: rank.rank)
     ranks = [rank for rank in ranks if rank.ranks == ranks[0].ranks and rank.rank < ranks[0].ranks]
     if missing := set(range(ranks[0].ranks)) - {rank.rank for rank in ranks}:
-        raise ValueError(f"{folder} has no recording of rank {min(missing)}: bring the files of all machines together")
+        raise ValueError(f"{folder} has no recording of rank {min(missing)}: copy the files of all machines there")
     simulated = folder / SIMULATED
     found = Recording(ranks, json.loads(simulated.read_text()) if simulated.exists() else {})
     if not found.steps:
@@ -130,7 +130,7 @@ def _rank(file: Path) -> Rank:
     for text in [*programs, *newest]:
         try:
             line = json.loads(text)
-        except ValueError:  # the process was ended while it wrote
+        except ValueError:  # the process died while writing
             break
         if "program" in line:
             rank.programs[line["program"]] = [Call(**call) for call in line["calls"]]
@@ -162,8 +162,7 @@ def _step(rank: Rank, line: dict[str, Any]) -> Step:
 
 
 def _align(recording: Recording) -> None:
-    """Set the clocks of machines by one another: the ranks of a collective that stands still are told at one time that
-    it is over."""
+    """Align the clocks of machines: the ranks of a blocking collective learn of its end at the same time."""
     hosts = dict.fromkeys(rank.host for rank in recording.ranks)
     ahead: dict[tuple[str, str], list[float]] = defaultdict(list)
     for step in recording.steps if len(hosts) > 1 else ():

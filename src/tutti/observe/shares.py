@@ -1,4 +1,4 @@
-"""Where the time of recorded steps went on each rank: what it computed, and for what it stood still."""
+"""Where the time of recorded steps went on each rank: computing, communicating and waiting."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tutti.observe.recording import Block, Collective, Recording
 
 @dataclass
 class Share:
-    """Seconds of one rank, the mean over the recorded steps.
+    """Seconds of one rank per step, averaged over the recorded steps.
 
-    computing: by kind of call. moving: in which it stood still while bytes were on their way, by kind and axis.
-    waiting: for ranks that came late to a collective, by rank. passing: for what another device of a pipeline sends.
-    other: in no call, which is what Python and copies of the batch take. seconds: of the step.
+    computing: by kind of call. moving: blocked while data is transferred, by kind and axis. waiting: blocked by ranks
+    that came late to a collective, by that rank. passing: blocked by another device of a pipeline. other: outside any
+    call, in Python and copies of the batch. seconds: of the step.
     """
 
     seconds: float = 0.0
@@ -31,7 +31,7 @@ class Share:
 
 
 def shares(recording: Recording) -> list[Share]:
-    """By rank."""
+    """The share of each rank."""
     found = [Share() for _ in recording.ranks]
     part = 1 / len(recording.steps)
     for step in recording.steps:
@@ -54,7 +54,7 @@ def shares(recording: Recording) -> list[Share]:
 
 
 def arrivals(recording: Recording, step: int) -> dict[Collective, dict[int, float]]:
-    """When the ranks of each collective of a step came to it."""
+    """When the ranks of each collective of a step reached it."""
     found: dict[Collective, dict[int, float]] = defaultdict(dict)
     for rank, taken in recording.of(step):
         for block in taken.blocks:
@@ -64,7 +64,7 @@ def arrivals(recording: Recording, step: int) -> dict[Collective, dict[int, floa
 
 
 def late(block: Block, came: Mapping[Collective, Mapping[int, float]]) -> tuple[int, float]:
-    """The rank that came last to what a block stands still for, and seconds that it was waited for."""
+    """(last rank to reach the collective of a block, seconds the block waited for it)."""
     by = came.get(block.collective, {}) if block.collective and not block.begins else {}
     last = max(by, key=by.__getitem__, default=-1)
     return last, min(max(by[last] - block.begin, 0.0), block.end - block.begin) if by else 0.0

@@ -1,4 +1,4 @@
-"""Optimal assignment is computed whole: which column a row gets depends on all of them."""
+"""Optimal assignment is never split: the column of each row depends on all entries."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
-"""Fused attention: split over batch and heads; over the sequence by a ring; over the keys alone by merging.
+"""Fused attention, split over batch and heads; over the sequence as a ring; over the keys alone by merging.
 
-Heads: with grouped queries, over groups or within each group. Where neighbours are split over the sequence, the
-reshards to heads and back are the all-to-alls of DeepSpeed Ulysses (Jacobs et al. 2023).
+Heads: with grouped queries, over groups or within each group. If neighbours are split over the sequence, the reshards
+to heads and back are the all-to-alls of DeepSpeed Ulysses (Jacobs et al. 2023).
 
-Sequence, where there are as many queries as keys: each rank keeps its queries, and the blocks of keys and values
-travel round (Ring Attention, Liu et al. 2023); partial results are merged by their log-sum-exp. Under a causal mask,
-contiguous parts leave the first rank idle most of the time; parts that take every k-th token (a split with
-`outer = length / k`) are balanced to a token (Striped Attention, Brandon et al. 2023), and cost no traffic where the
-whole network is split so.
+Sequence, with as many queries as keys: each rank keeps its queries, and blocks of keys and values circulate (Ring
+Attention, Liu et al. 2023); partial results are merged by their log-sum-exp. Under a causal mask, contiguous parts
+leave the first rank idle most of the time. Parts of every k-th token (a split with `outer = length / k`) are balanced
+to a token (Striped Attention, Brandon et al. 2023), without extra traffic if the whole network is split so.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from tutti.ops.registry import CONTIGUOUS, DENSE, LOCAL, SENDS, WORK, Cut, opera
 aten = torch.ops.aten
 FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
 BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-ROWS = 2  # the dim of queries, keys and values that counts tokens
+ROWS = 2  # the token dim of queries, keys and values
 
 
 def _lines(q: Call, k: Call, mask: list[Call], causal: bool, backward: bool) -> tuple[dict[str, str], dict[str, int]]:
-    """Dims of each operand; g groups of r query heads share a key head. Sizes that the shapes do not tell."""
+    """Dims of each operand; g groups of r query heads share a key head. Also the sizes that shapes do not determine."""
     (_, heads, queries, _), (_, groups, keys, _) = q.meta["val"].shape, k.meta["val"].shape
     if queries == keys and not _one_column(mask):
         rows, columns, seen = "s@", "s@", "t!"
@@ -75,7 +74,7 @@ CONTIGUOUS[BACKWARD] = (5,)
 
 
 class Block(NamedTuple):
-    """Queries that see keys: all of them, or, where it is square and causal, those before and at their own place."""
+    """Queries that attend to keys: to all of them, or, if square and causal, to those at or before their position."""
 
     rows: slice
     columns: slice
@@ -83,7 +82,7 @@ class Block(NamedTuple):
 
 
 def blocks(digits: list[tuple[int, str | None]], here: dict[str, int], there: dict[str, int]) -> list[Block]:
-    """What the tokens of one part see of another's under a causal mask.
+    """What the tokens of one part attend to in another part, under a causal mask.
 
     digits: the sequence as a mixed-radix number, most significant first: (size, axis that holds the digit or None).
     here, there: the digits that the parts of the queries and of the keys hold. The rest counts the local tokens.
@@ -98,7 +97,7 @@ def blocks(digits: list[tuple[int, str | None]], here: dict[str, int], there: di
         return [Block(slice(0, 1), slice(0, 1), False)]
     (n, _), *inner = digits
     axes = [str(axis) for _, axis in inner if axis is not None]
-    if len(axes) == len(inner):  # what is local is one run of tokens, a fixed distance apart
+    if len(axes) == len(inner):  # local tokens are a single run with a constant stride
         if [there[a] for a in axes] <= [here[a] for a in axes]:
             return [Block(slice(0, n), slice(0, n), True)]
         return [Block(slice(1, n), slice(0, n - 1), True)] if n > 1 else []
@@ -117,7 +116,7 @@ def _moved(s: slice, by: int) -> slice:
 
 
 def _seen(here, causal: bool, rows: int, columns: int, source: int) -> list[Block]:
-    """What this part's queries see of the keys of part `source`."""
+    """The blocks of part `source`'s keys that this part's queries attend to."""
     if not causal:
         return [Block(slice(0, rows), slice(0, columns), False)]
     return blocks(here.digits("s"), here.coordinates("s", here.part("s")), here.coordinates("s", source))
@@ -128,7 +127,7 @@ def _cut(x: Tensor, s: slice, dim: int = ROWS) -> Tensor:
 
 
 def _masked(here, mask: Tensor | None, source: int, block: Block) -> Tensor | None:
-    """The part of a mask for keys of part `source`; it has all columns, and this part's rows or one for all."""
+    """The part of a mask for the keys of part `source`. The mask has all columns, and this part's rows or one row."""
     if mask is None:
         return None
     mask = _cut(here.select(mask, mask.ndim - 1, "s", source), block.columns, mask.ndim - 1)
@@ -151,13 +150,13 @@ def _local(here, q, k, v, dropout_p=0.0, is_causal=False, *, attn_mask=None, sca
             sums = torch.constant_pad_nd(sums, [before, after], -inf) if before or after else sums
             out, lse = (new, sums) if out is None or lse is None else _merge(out, lse, new, sums)
         if step + 1 < parts:
-            kv = here.shift(kv, "s", 1, edge=None)
+            kv = here.ppermute(kv, "s", 1, edge=None)
     assert out is not None and lse is not None
     return out, torch.where(lse == -inf, 0.0, lse)
 
 
 def _over(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, scale: float | None):
-    """Attention over some keys, and its log-sum-exp: -inf where a query sees none of them; the kernel says 0 there."""
+    """Attention over some keys, and its log-sum-exp: -inf if a query attends to none of them (the kernel returns 0)."""
     out, lse = FORWARD(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
     if mask is not None:
         nothing = (~mask if mask.dtype == torch.bool else mask == -inf).all(-1)
@@ -166,15 +165,15 @@ def _over(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, sc
 
 
 def _merge(out: Tensor, lse: Tensor, new: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention over two sets of keys from that over each."""
+    """Merge attention over two sets of keys."""
     both = torch.logaddexp(lse, sums)
-    seen = torch.where(both == -inf, 0.0, both)  # a query may have seen nothing yet
+    seen = torch.where(both == -inf, 0.0, both)  # a query may have had no keys yet
     weights = [(s - seen).exp().unsqueeze(-1) for s in (lse, sums)]
     return out * weights[0] + new * weights[1], both
 
 
 def _merged_over_keys(here, q, k, v, mask, scale):
-    """Queries see a part of the keys: a partial sum, weighted by this part's share of the denominator."""
+    """Attention over a part of the keys: a partial sum, weighted by this part's share of the denominator."""
     out, lse = _over(q, k, v, False, mask, scale)
     top = here.all_reduce(lse, "t", "max")
     top = torch.where(top == -inf, 0.0, top)
@@ -184,7 +183,7 @@ def _merged_over_keys(here, q, k, v, mask, scale):
 
 
 def _local_backward(here, grad, q, k, v, out, lse, dropout_p, is_causal, *, attn_mask=None, scale=None):
-    """Keys and values travel as in the forward pass; the gradients for each part's go back to it straight."""
+    """Keys and values circulate as in the forward pass. Their gradients go directly to the part that owns them."""
     rows, parts, wide = q.shape[ROWS], here.parts("s"), lse.dtype
     gq = torch.zeros_like(q, dtype=wide)
     kv = torch.cat([k, v], -1)
@@ -203,9 +202,9 @@ def _local_backward(here, grad, q, k, v, out, lse, dropout_p, is_causal, *, attn
             gq = gq + pad(part.to(wide), ROWS, block.rows.start, rows - block.rows.stop)
             after = gkv.shape[ROWS] - block.columns.stop
             own = own + pad(torch.cat([gk, gv], -1).to(wide), ROWS, block.columns.start, after)
-        gkv = gkv + (here.shift(own.to(q.dtype), "s", -step, edge=None).to(wide) if step else own)
+        gkv = gkv + (here.ppermute(own.to(q.dtype), "s", -step, edge=None).to(wide) if step else own)
         if step + 1 < parts:
-            kv = here.shift(kv, "s", 1, edge=None)
+            kv = here.ppermute(kv, "s", 1, edge=None)
     return gq, *gkv.split(widths, -1)
 
 
@@ -213,12 +212,12 @@ LOCAL |= {FORWARD: _local, BACKWARD: _local_backward}
 
 
 def _ring(times: int, k: int):
-    """Keys and values go to all but the last of the other ranks' places; in the backward pass so do their gradients."""
+    """Keys and values make k - 1 hops; in the backward pass so do their gradients."""
 
     def sends(cut: Cut) -> list[tuple[str, int]]:
         if cut.factor == "t":
             return [("all_reduce", cut.outputs[1].bytes)] * 2
-        return [("shift", times * (cut.inputs[k].bytes + cut.inputs[k + 1].bytes))] * (cut.k - 1)
+        return [("ppermute", times * (cut.inputs[k].bytes + cut.inputs[k + 1].bytes))] * (cut.k - 1)
 
     return sends
 
@@ -227,7 +226,7 @@ SENDS |= {FORWARD: _ring(1, 1), BACKWARD: _ring(2, 2)}
 
 
 def _busiest(position: int):
-    """Under a causal mask the last of k contiguous parts sees all of the others' keys."""
+    """Under a causal mask, the last of k contiguous parts attends to the keys of all others."""
 
     def work(node: Any, factor: str, outer: int, k: int) -> float:
         return (2 * k - 1) / k if factor == "s" and outer == 1 and causal(node.args, position) else 1.0

@@ -1,7 +1,7 @@
 """Fused attention on a GPU, all of torch's kernels: split over batch and heads.
 
-The kernels differ in what else they hand from the forward to the backward pass (lengths, random state, paddings of the
-log-sum-exp): that stays whole, and is the same on all ranks as long as there is no dropout inside.
+The kernels differ in what else they pass to the backward pass (lengths, random state, padding of the log-sum-exp). That
+is never split, and is equal on all ranks if there is no dropout inside.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LINES = {"query": QUERY, "key": KEY, "value": VALUE, "out": OUT, "grad_out": OUT
 
 
 def _operand(name: str, spec: Spec, number: int) -> str:
-    """The line of an argument of this name."""
+    """The dims of an argument of this name."""
     if name in LINES:
         return LINES[name]
     if name == "logsumexp":  # of each query, sometimes padded, sometimes with a last dim of one

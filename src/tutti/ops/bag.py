@@ -1,10 +1,10 @@
-"""Embedding bags: sums, means or maxima of rows. A split table makes each rank add up its own rows.
+"""Embedding bags: sums, means or maxima of rows. With a split table, each rank reduces its own rows.
 
-Bags may be split where they are known to be of equal size: where their offsets come from an `arange`, as for indices of
-shape (bags, size). The offsets of a rank's part are then made anew.
+Bags can be split if they are known to have equal sizes: if their offsets come from an `arange`, as for indices of shape
+(bags, size). The offsets of a rank's part are then recomputed.
 
-Rows of other ranks are weighted by zero, so that the fused kernel can be used: a first row of a part that holds no
-finite numbers shows in bags that do not hold it.
+Rows of other ranks have weight zero, so that the fused kernel can be used. A non-finite first row of a part therefore
+shows in bags that do not contain it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _regular(indices: Call, offsets: Call) -> bool:
 
 
 def _names(given: dict, bags: int) -> tuple[str, str, str, str]:
-    """Of the bags, of the entries, of the offsets, and of the table's rows."""
+    """Factor names of the bags, the entries, the offsets and the table's rows."""
     indices, offsets = given["indices"], given["offsets"]
     scaled = given.get("scale_grad_by_freq")  # by how often an index occurs: all entries are needed
     if _numel(offsets) != bags:  # there is a last offset
@@ -53,8 +53,8 @@ def _names(given: dict, bags: int) -> tuple[str, str, str, str]:
 
 
 def _made(given: dict, made: Iterable[Spec], bags: str, entries: str) -> str:
-    """What the forward pass makes beside the result: of each entry its bag, of each bag its size and either the rows
-    where its maxima are or its size again. On some devices one of them is not made; with a last offset, one is longer.
+    """The outputs besides the result: the bag of each entry; for each bag its size, and the rows of its maxima or its
+    size again. Some devices omit one of them; with a last offset, one is longer.
     """
     size, largest = ("j!", "k!") if given.get("include_last_offset") else (bags, bags)
     lines = [entries, size, f"{bags} z" if given["mode"] == MAX else largest]
@@ -95,7 +95,7 @@ rules(dict.fromkeys(FORWARD, _bag) | {GRADIENT: _bag_gradient, OF_WEIGHTS: _weig
 
 
 def _entries(here, indices: Tensor, offsets: Tensor, bags: int) -> tuple[Tensor, Tensor, Tensor]:
-    """This rank's indices; where its bags begin among them; the bag of each, counted from this rank's first."""
+    """This rank's indices, the offsets of its bags among them, and the bag of each index, from this rank's first."""
     dtype = torch.promote_types(indices.dtype, offsets.dtype)
     places = torch.arange(len(indices), dtype=dtype, device=indices.device)
     begin = places[:: len(indices) // len(offsets)].contiguous() if here.axes("b") else offsets.to(dtype)
@@ -122,7 +122,7 @@ def _bag_sums(
     if here.whole_shape(1) == (0,):
         bag = bag.new_empty(0)
     elif here.axes("b"):
-        bag = (offsets // (n // bags))[bag]  # among the bags of the whole
+        bag = (offsets // (n // bags))[bag]  # its global bag
     return out, bag, size, largest if mode == MAX else size.clone()
 
 
@@ -147,4 +147,4 @@ def _bag_weights(here, grad, weight, indices, offsets, bag, mode, padding=-1):
 
 
 LOCAL |= dict.fromkeys(FORWARD, _bag_sums) | {GRADIENT: _bag_rows, OF_WEIGHTS: _bag_weights}
-CONTIGUOUS |= dict.fromkeys(FORWARD, (0,))  # else the kernel is another, and makes other things beside the result
+CONTIGUOUS |= dict.fromkeys(FORWARD, (0,))  # else torch chooses another kernel with other outputs

@@ -23,7 +23,7 @@ Shape = tuple[int, ...]
 
 
 class Window(NamedTuple):
-    """What a convolution does along one spatial dim."""
+    """The parameters of a convolution along one spatial dim."""
 
     kernel: int
     stride: int
@@ -37,15 +37,15 @@ class Window(NamedTuple):
 
     @property
     def borders(self) -> tuple[int, int]:
-        """Input positions that a part needs before and behind its own; negative where it does not need all of those."""
+        """Input positions that a part needs before and after its own. Negative if it does not need all of its own."""
         if self.transposed:
             return max(0, (self.reach - self.padding) // self.stride), 1 + (self.padding - 1) // self.stride
         return self.padding, self.reach - self.padding - (self.stride - 1)
 
     def factors(self, axis: str, size: int, made: int, local: bool = False) -> tuple[str, str, dict[str, int]]:
-        """Notation of the dim before and after, with the sizes it cannot tell.
+        """Notation of the dim before and after, with the sizes that shapes do not determine.
 
-        local: splitting needs a computation of its own even where parts do not look at one another.
+        local: whether a split needs a local computation even if parts do not overlap.
         """
         large, small = (made, size) if self.transposed else (size, made)
         if large != self.stride * small or (self.transposed and self.padding > self.reach):
@@ -99,7 +99,7 @@ rules({aten.convolution.default: _convolution, aten.convolution_backward.default
 
 
 def _groups(x: Shape, y: Shape, w: Shape, transposed: bool) -> int:
-    """How many groups there are locally: the weight's second dim counts the channels of one."""
+    """The number of local groups: the weight's second dim is the channels of one group."""
     return (y if transposed else x)[1] // w[1]
 
 
@@ -162,12 +162,12 @@ def _local_backward(here, grad, x, w, bias, stride, padding, dilation, transpose
 
 
 def _first(window: Window) -> int:
-    """Where a part's own positions begin in what a transposed convolution makes of the part and its halo."""
+    """The offset of a part's own positions in the transposed convolution of the part and its halo."""
     return window.padding + window.borders[0] * window.stride
 
 
 def _spread(w: Tensor, output_padding: list[int], split: list) -> list[int]:
-    """Extra positions at the end: in split dims none but what a kernel shorter than its stride leaves out."""
+    """Output padding. In split dims, only what a kernel shorter than its stride leaves out."""
     spread = list(output_padding) * (w.ndim - 2) if len(output_padding) == 1 else list(output_padding)
     for _, dim, window in split:
         covered = (window.padding - 1) // window.stride * window.stride + window.reach + 1
@@ -179,13 +179,13 @@ LOCAL |= {aten.convolution.default: _local, aten.convolution_backward.default: _
 
 
 def _sends(cut: Cut, gradient: bool) -> Iterator[tuple[str, int]]:
-    """The input's halo; in the backward pass, the other way, its gradient's as well."""
+    """The input's halo. In the backward pass, also its gradient's, in the other direction."""
     x, w = cut.inputs[gradient : gradient + 2]
     args = cut.node.args[3 + gradient : 7 + gradient]
     dim = 2 + AXES.index(cut.factor)
     rows = halo_rows(*windows(w.shape[2:], args)[dim - 2].borders)
     times = 2 if gradient and cut.node.args[10][0] else 1
-    yield "shift", times * rows * (x.bytes // x.shape[dim])
+    yield "ppermute", times * rows * (x.bytes // x.shape[dim])
 
 
 SENDS |= {

@@ -1,4 +1,4 @@
-"""Operators that make tensors out of numbers, the random ones included."""
+"""Operators that create tensors from numbers, random ones included."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ aten, ops = torch.ops.aten, torch.ops.tutti
 
 
 def _anew(mark: str = "", unread: str = "!"):
-    """A new tensor; mark: of its dims, unread: of those of an operand that lends its dtype.
+    """A new tensor. mark: of its dims; unread: of the dims of an operand that only provides the dtype.
 
-    Zeros are a partial sum of zeros, too, so an operand's parts will do.
+    Zeros are also a partial sum of zeros, so any part of the operand will do.
     """
 
     def notation(node: Call) -> str:
@@ -39,7 +39,7 @@ def _triangle(node: Call) -> str:
 
 
 def _strided(node: Call) -> str:
-    """Memory in any order of the dims, but without holes."""
+    """Memory in any order of the dims, without gaps."""
     shape, strides, inside = specs(node)[0].shape, node.args[2], 1
     dense = True
     for stride, n in sorted((s, n) for s, n in zip(strides, shape, strict=True) if n > 1):
@@ -96,7 +96,7 @@ ARGUMENTS |= {
 
 
 def _uniform(here, seed, step, salt, shape, sizes, strides, offset, **kwargs):
-    """The same numbers as the whole tensor has at this rank's positions."""
+    """The numbers of the full tensor at this rank's positions."""
     part = here.output_indices(0)
     at = part if sizes is None else _of_part(part, sizes, strides, offset)
     if at is None:
@@ -106,8 +106,8 @@ def _uniform(here, seed, step, salt, shape, sizes, strides, offset, **kwargs):
 
 
 def _of_part(part: tuple, sizes: list[int], strides: list[int], offset: int) -> tuple | None:
-    """Positions of a part of what is itself a part of something, with these sizes and strides: digits that the two have
-    in common, and where the first element lies. None where they have not all in common."""
+    """Positions of a part of a part, with these sizes and strides: the common digits, and the offset of the first
+    element. None if the digits are not all common."""
     inner_sizes, inner_strides, first = part
     found: list[tuple[int, int]] = []
     for n, inner in zip(inner_sizes, inner_strides, strict=True):
@@ -129,7 +129,7 @@ def _of_part(part: tuple, sizes: list[int], strides: list[int], offset: int) -> 
 
 
 def _part_of_triangle(cut_off):
-    """The diagonal lies elsewhere in a part that begins further right or further down."""
+    """The diagonal moves in a part that starts further right or further down."""
 
     def local(here, x, diagonal=0):
         row, column = ascii_lowercase[x.ndim - 2 : x.ndim]

@@ -1,4 +1,4 @@
-"""Embeddings: a split vocabulary makes each rank look up its own rows, and the sum over ranks is the result."""
+"""Embeddings: with a split vocabulary, each rank looks up its own rows, and the sum over ranks is the result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _embedding(node: Call) -> str:
 
 def _embedding_backward(node: Call) -> str:
     at = _positions(node.args[1])
-    if node.args[4]:  # scaled by how often an index occurs: all indices are needed
+    if node.args[4]:  # scale_grad_by_freq needs all indices
         at = " ".join(f"{c}!" for c in at.split())
     return f"{at} z, {at} -> v* z | ~0"
 

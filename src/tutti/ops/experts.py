@@ -1,8 +1,8 @@
-"""Dropless experts: tokens, choices, the width inside of an expert (tensor parallelism) and the experts may be split.
+"""Dropless experts: tokens, choices, the experts' inner width (tensor parallelism) and the experts can be split.
 
-A rank that has some of the experts computes the rows that they are given and leaves out the others, so that the results
-of all ranks sum up to the whole: expert parallelism in which tokens are gathered and partial sums scattered. In the
-fused gate and up, the width is split inside both halves.
+A rank with some of the experts computes their rows and leaves out the others, so the results of all ranks sum to the
+total: expert parallelism that gathers tokens and scatters partial sums. In the fused gate and up projection, the width
+is split inside both halves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FORWARD, BACKWARD = ops.experts.default, ops.experts_backward.default
 
 
 def _lines(up: Call, down: Call) -> tuple[str, str, dict[str, int]]:
-    """Of the experts' two tensors, and the number of halves."""
+    """Dims of the experts' two tensors, and the number of halves."""
     halves = up.meta["val"].shape[1] // down.meta["val"].shape[2]
     return f"e* {'(c! f)' if halves == 2 else 'f'} h!", "e* h! f", {"c": halves} if halves == 2 else {}
 
@@ -39,7 +39,7 @@ rules({FORWARD: _experts, BACKWARD: _experts_backward})
 
 
 def _own(target):
-    """The same operator for the experts that are here."""
+    """The same operator for the local experts."""
 
     def local(here, *args):
         *tensors, activation, first, total = args
@@ -52,10 +52,11 @@ LOCAL |= {FORWARD: _own(FORWARD), BACKWARD: _own(BACKWARD)}
 
 
 def _busiest(node: Call, factor: str, outer: int, k: int) -> float:
-    """The largest of k loads, as a multiple of their mean, where N choices fall on k ranks evenly and independently.
+    """The largest of k loads, as a multiple of their mean, if N choices are distributed over k ranks independently and
+    uniformly.
 
     A load has mean N/k and variance N/k (1 - 1/k), and is about normal; the largest of k standard normal numbers is
-    about sqrt(2 ln k). All N choices on one rank are the most that can be.
+    about sqrt(2 ln k). At most, all N choices are on one rank.
     """
     if factor != "e":
         return 1.0

@@ -1,4 +1,4 @@
-"""Fused operators: their rows, and what else is independent, may be split."""
+"""Fused operators: rows, and other independent dims, can be split."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ rules(
 
 
 def _own_labels(here, labels: Tensor) -> Tensor:
-    """Counted from this rank's first class; negative where the label is another rank's, or of none."""
+    """Labels counted from this rank's first class; negative if another rank has the class, or none."""
     own, _ = own_rows(here, "v", labels, elsewhere=-1, beyond=here.size("v"))
     return torch.where(labels < 0, -1, own)
 

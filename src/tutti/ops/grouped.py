@@ -1,5 +1,5 @@
-"""Products of groups. Rows, columns and the contracted dim are split, and so are the groups: a rank that has some of
-them leaves out the rows of the others, and the results add up."""
+"""Grouped matrix products. Rows, columns, the contracted dim and the groups can be split. A rank with some groups
+leaves out the rows of the others, and the results add up."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ rules({GROUPED: _grouped})
 
 
 def _own(here, a, b, ends, first, count):
-    """The ends counted from this rank's first row, and the groups that are here."""
+    """The ends counted from this rank's first row, and the local groups."""
     ends = (ends - here.offset("s")).clamp(0, here.size("s"))
     return GROUPED(a, b, ends, first + here.offset("g"), here.size("g"))
 

@@ -1,4 +1,4 @@
-"""Reading by positions: a dim that is read from may be split; then each rank reads its own rows, the rest are zero."""
+"""Indexing: a dim that is read from can be split. Each rank reads its own rows, and the others are zero."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ aten = torch.ops.aten
 
 
 def along(shapes: list[tuple[int, ...]], dim: int, names: tuple[str, ...]) -> list[list[str]]:
-    """Dims of operands that correspond, but for `dim`, whose names are given: x and the index of a `gather`.
+    """Dims of operands that correspond, except `dim` with the given names, such as x and the index of a `gather`.
 
-    Where an operand is shorter than another, only its first rows take part: that dim stays whole.
+    If an operand is shorter than another, only its first rows take part, and that dim cannot be split.
     """
     lines = [[] for _ in shapes]
     for d, sizes in enumerate(zip(*shapes, strict=True)):
@@ -47,7 +47,7 @@ def _index_select(node: Call) -> str | None:
 
 
 def _take(node: Call) -> str:
-    """Positions in the flattened tensor, which stays whole."""
+    """Positions in the flattened tensor, which cannot be split."""
     x = " ".join(f"v{i}!" for i in range(len(node.args[0].meta["val"].shape)))
     index = " ".join(letters(node, 1))
     return f"{x}, {index} -> {index} | ~0"

@@ -1,4 +1,4 @@
-"""Decompositions and solutions of matrices: batches of them split, the matrices stay whole."""
+"""Matrix decompositions and solvers: batches can be split, matrices cannot."""
 
 from __future__ import annotations
 
@@ -55,4 +55,4 @@ rules(
     )
 )
 
-CONTIGUOUS[aten.linalg_lu_solve.default] = (0,)  # a batch dim of one with an odd stride is misread
+CONTIGUOUS[aten.linalg_lu_solve.default] = (0,)  # torch misreads a batch dim of size one with an odd stride

@@ -1,8 +1,8 @@
-"""Loops: a dim may be split that every operator of the sub-graph can split without communication.
+"""Loops: a dim can be split if every operator of the sub-graph can split it without communication.
 
-Such a dim is followed through the rules of the sub-graph: batch rows of a recurrent cell, environments of a rollout,
-heads that do not meet. What is summed over it, as gradients of weights are, is a partial sum, also as a carry. Time
-stays whole.
+Such a dim is propagated through the rules of the sub-graph: batch rows of a recurrent cell, environments of a rollout,
+independent heads. A sum over it, such as a gradient of weights, is a partial sum, also as a carry. Time cannot be
+split.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Element = tuple  # a dim: ("in", operand, dim), ("out", output, dim) or (body, n
 
 @dataclass
 class Factor:
-    """A dim that may be split.
+    """A dim that can be split.
 
-    operands, outputs: at which dim of each, None where they are whole or partial sums. summed: outputs that are partial
-    sums. carries: carries that are. factors, linear: by body and node the factor of its rule that is split, and the
-    operands that are partial sums.
+    operands, outputs: its dim in each, or None if unsplit or a partial sum. summed: outputs that are partial sums.
+    carries: carries that are partial sums. factors, linear: by body and node, the factor of its rule that is split, and
+    the operands that are partial sums.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Factor:
 
 @lru_cache(maxsize=1024)
 def loop_rule(operator: Any) -> str:
-    """The line of notation of a loop."""
+    """The notation of a loop's rule."""
     loop, found = LOOPS[operator], loop_factors(operator)
 
     def dims(spec: Spec, name: str, number: int, places: list[list[int | None]], time: bool) -> str:
@@ -67,7 +67,7 @@ def loop_rule(operator: Any) -> str:
 
 @lru_cache(maxsize=1024)
 def loop_factors(operator: Any) -> list[Factor]:
-    """The dims of a loop that may be split, in the order of its operands."""
+    """The dims of a loop that can be split, in the order of its operands."""
     loop = LOOPS[operator]
     classes = _Classes(loop)
     found = []
@@ -88,11 +88,11 @@ def _operand_specs(loop: Loop) -> list[Spec]:
 
 
 class _Classes:
-    """Dims of a loop's sub-graphs that are split together."""
+    """Classes of dims of a loop's sub-graphs that are split together."""
 
     def __init__(self, loop: Loop):
         self.parent: dict[Element, Element] = {}
-        self.fixed: set[Element] = set()  # dims that stay whole
+        self.fixed: set[Element] = set()  # dims that cannot be split
         self.sizes: dict[Element, int] = {}
         self.rules: dict[tuple[int, fx.Node], Rule | None] = {}
         self.places: list[dict[fx.Node, int]] = []
@@ -151,7 +151,7 @@ class _Classes:
         self.parent[self.root(b)] = self.root(a)
 
     def whole(self) -> Iterator[set[Element]]:
-        """Classes of which no dim must stay whole, all of one size."""
+        """Classes of equal size without a dim that cannot be split."""
         groups: dict[Element, set[Element]] = {}
         for x in self.parent:
             groups.setdefault(self.root(x), set()).add(x)
@@ -163,7 +163,7 @@ class _Classes:
 
 
 def _factor(loop: Loop, members: set[Element], name: str) -> Factor | None:
-    """Where a class is in the operands and outputs of a loop; None where twice in one, or nowhere."""
+    """The positions of a class in the operands and outputs of a loop. None if it occurs twice in one, or nowhere."""
     shift = int(isinstance(loop, Branch))  # behind the condition
     ins: list[int | None] = [None] * len(_operand_specs(loop))
     outs: list[int | None] = [None] * len(loop.outputs)
@@ -177,7 +177,7 @@ def _factor(loop: Loop, members: set[Element], name: str) -> Factor | None:
 
 
 def _propagate(loop: Loop, classes: _Classes, members: set[Element], factor: Factor) -> bool:
-    """Find which values are partial sums; False where an operator would need a whole one."""
+    """Determine which values are partial sums. False if an operator needs an unsplit one."""
     while True:
         before = set(factor.carries)
         for b, body in enumerate(loop.sub_graphs):
@@ -195,7 +195,7 @@ def _propagate(loop: Loop, classes: _Classes, members: set[Element], factor: Fac
 
 
 def _partial_sums(b: int, body: Body, classes: _Classes, members: set[Element], factor: Factor) -> set[int] | None:
-    """The outputs of a sub-graph that are partial sums; None where it would have to communicate."""
+    """The outputs of a sub-graph that are partial sums, or None if it would have to communicate."""
     partial: set[tuple[fx.Node, int]] = {(x, 0) for x, i in classes.places[b].items() if i in factor.carries}
     for node in body.step.calls:
         if node is not source(node)[0]:
@@ -203,7 +203,7 @@ def _partial_sums(b: int, body: Body, classes: _Classes, members: set[Element], 
         rule = classes.rules[b, node]
         read = [i for i, x in enumerate(operands(node)) if source(x) in partial]
         found = _splits(b, node, rule, classes, members)
-        if len(found) > 1:  # dims that meet, as rows do in x @ x.t()
+        if len(found) > 1:  # one class as two dims of an operator, as in x @ x.t()
             return None
         split = next(iter(found), None)
         if split is None:
@@ -232,7 +232,7 @@ def _partial_sums(b: int, body: Body, classes: _Classes, members: set[Element], 
 
 
 def _splits(b: int, node: fx.Node, rule: Rule | None, classes: _Classes, members: set[Element]) -> set[str]:
-    """The factors of an operator that a class is."""
+    """The factors of an operator's rule that correspond to a class."""
     if rule is None:
         return set()
     outs = [[(b, node, i, d) for d in range(len(dims))] for i, dims in enumerate(rule.outputs)]

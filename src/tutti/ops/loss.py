@@ -1,5 +1,5 @@
-"""Losses and their gradients. A mean over parts of equal size is the mean of their means; a gradient of it is scaled
-by how many entries the whole has."""
+"""Losses and their gradients. The mean over equal parts is the mean of their means; its gradient is scaled by the
+number of entries of the full tensor."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _rowwise_backward(node: Call) -> str | None:
 
 
 def _weighted(node: Call, operand: int, bar: str = " |") -> str:
-    """Linear in the weights, where there are any."""
+    """Linear in the weights, if there are any."""
     return f"{bar} ~{operand}" if named(node.target, node.args, node.kwargs).get("weight") is not None else ""
 
 
@@ -111,7 +111,7 @@ rules(
 
 
 def _ctc(node: Call):
-    """Sequences are split where each has its own row of targets."""
+    """Sequences can be split if each has its own row of targets."""
     n, targets = _sequences(node.args[1])
     return f"t! {n} c!, {targets}, {n}, {n} -> {n}, {n} t! j!", {}
 
@@ -146,7 +146,7 @@ rules({torch.ops.tutti.ctc_loss.default: _ctc, torch.ops.tutti.ctc_loss_backward
 
 
 def _mean_gradient(target, count: Callable[[tuple[int, ...]], int]) -> Callable:
-    """The gradient of a sum, of which the mean over the whole is a fraction."""
+    """The gradient of a mean, from the local gradient of a sum, scaled by the global count."""
     place = [a.name for a in target._schema.arguments].index("reduction")
 
     def local(here, grad, *args):
@@ -171,7 +171,7 @@ def _nll_loss(loss) -> Callable:
     def local(here, x, target, weight, reduction, ignore_index):
         added, own = SUM if reduction == MEAN else reduction, _own_targets(here, target, ignore_index)
         total, count = loss(x, own, weight, added, -100)
-        if weight is None and reduction != NONE:  # known from the targets alone, before the others have their losses
+        if weight is None and reduction != NONE:  # known from the targets, without communication
             count = (own != -100).sum().to(count.dtype)
         for factor in ("c", *(["n"] if x.ndim > 1 else []), *(f"p{i}" for i in range(x.ndim - 2))):
             count = here.all_reduce(count, factor, "sum")

@@ -1,4 +1,4 @@
-"""Products of tensors: matrices, alone or added to something; distances; what is linear in each operand."""
+"""Matrix products, alone or added to an operand; distances; operators linear in each operand."""
 
 from string import ascii_lowercase
 
@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def _added(product: str, out: str):
-    """Something + a product: it is broadcast, and a partial sum where what is contracted is split."""
+    """operand + product. The operand is broadcast, and a partial sum if the contracted dim is split."""
 
     def notation(node: Call) -> str:
         return f"+{aligned(operands(node)[0], out.split())}, {product} -> {out} | ~01 ~02"
@@ -29,7 +29,7 @@ def _linear(node: Call) -> str:
 
 
 def _ordered(node: Call) -> str:
-    """k is whole, and operands are no partial sums: see `tutti.nn.ordered_mm`."""
+    """k cannot be split, and operands cannot be partial sums: see `tutti.nn.ordered_mm`."""
     return ("m n, " if len(operands(node)) > 2 else "") + "m k!, k! n -> m n"
 
 
@@ -50,7 +50,7 @@ def _cross(node: Call) -> str:
 
 
 def _distances(node: Call) -> str:
-    """Of n points from m others; batches are broadcast."""
+    """Distances of n points from m others; batches are broadcast."""
     *batch, _, _ = node.meta["val"].shape
     rows = [broadcast(x.meta["val"].shape[:-2], tuple(batch)) for x in operands(node)]
     return f"{rows[0]} n k!, {rows[1]} m k! -> {' '.join(ascii_lowercase[: len(batch)])} n m"

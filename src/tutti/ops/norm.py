@@ -1,4 +1,4 @@
-"""Normalisations over the last dims, which stay whole."""
+"""Normalizations over the last dims, which cannot be split."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ CONTIGUOUS |= {
 
 
 FUNCTIONAL = aten._native_batch_norm_legit_functional.default
-OF_THE_BATCH = {aten._native_batch_norm_legit.no_stats}  # statistics are those of the batch, and no others are kept
+OF_THE_BATCH = {aten._native_batch_norm_legit.no_stats}  # uses batch statistics, keeps no running ones
 
 
 def _spatial(x: Call, mark: str) -> str:
@@ -61,7 +61,7 @@ def _spatial(x: Call, mark: str) -> str:
 
 
 def _batch_norm(node: Call) -> str:
-    """In training every part of the batch and of the image adds to the statistics of a channel."""
+    """In training, every part of the batch and of the image contributes to a channel's statistics."""
     x, *channels = operands(node)
     training = node.target in OF_THE_BATCH or (node.target is FUNCTIONAL and node.args[5])
     mark = "@" if training else ""
@@ -78,7 +78,7 @@ def _batch_norm_backward(node: Call) -> str:
     line = f"n{mark} c {_spatial(x, mark)}"
     combined = "=c" if mark else "c"
     given = ", ".join([line, line, *("1" if not n.meta["val"].shape[0] else "c" for n in channels)])
-    whole = len(specs(node)[0].shape) > 1  # a gradient that is not made may have a shape nevertheless
+    whole = len(specs(node)[0].shape) > 1  # a gradient that is not computed may still have a shape
     mask = [node.args[9][0] or whole, *node.args[9][1:]]
     made = [text if m else "1" for text, m in zip((line, combined, combined), mask, strict=True)]
     return f"{given} -> {', '.join(made)} | ~0"
@@ -112,7 +112,7 @@ rules(
 
 
 def _group_arguments(position: int, mask: bool):
-    """N, C, HW and the number of groups as the local operands have them; statistics are (N, groups)."""
+    """N, C, HW and the number of groups of the local operands; statistics are (N, groups)."""
 
     def arguments(args: tuple, shapes: list) -> tuple:
         x = args[mask].meta["val"].shape
@@ -134,7 +134,7 @@ def _per_channel(x: Tensor, value: Tensor) -> Tensor:
 
 
 def _mean(here, x: Tensor, factors: str, dims: list[int]) -> Tensor:
-    """The mean over dims, of which other ranks hold equal parts."""
+    """The mean over dims of which other ranks have equal parts."""
     x = x.mean(dims)
     for factor in factors:
         x = here.all_reduce(x, factor, "avg")

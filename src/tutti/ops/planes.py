@@ -1,6 +1,6 @@
-"""Operators on planes or volumes: batch and channels are split, the dims of a plane stay whole.
+"""Operators on planes or volumes: batch and channels can be split, the dims of a plane cannot.
 
-For those of `pool` and `resample` that have no computation of parts of a plane.
+Except those in `pool` and `resample`, which have local computations.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ rules(
 
 
 def _own_shape(args: tuple, shapes: list[tuple[int, ...]]) -> tuple:
-    """A gradient is told the shape of what it is the gradient of."""
+    """The shape argument of a gradient is the local shape of the result."""
     return *args[:2], list(shapes[0]), *args[3:]
 
 

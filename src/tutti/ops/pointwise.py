@@ -14,9 +14,9 @@ aten = torch.ops.aten
 
 
 def broadcast(shape: tuple[int, ...], whole: tuple[int, ...]) -> str:
-    """The names of a tensor's dims among those of a whole, aligned from the right; a dim of size one is broadcast."""
+    """The names of a tensor's dims among those of the broadcast shape, aligned from the right; 1 for broadcast dims."""
     if shape == (0,) != whole:
-        return "1"  # an operand or output that some devices do without
+        return "1"  # an operand or output that some devices omit
     names = ascii_lowercase[len(whole) - len(shape) : len(whole)]
     pairs = zip(names, shape, whole[len(whole) - len(shape) :], strict=True)
     return " ".join("1" if size == 1 and n != 1 else name for name, size, n in pairs)
@@ -135,8 +135,8 @@ rules(
             aten.polar.default,
             aten.complex.default,
             aten._prelu_kernel.default,
-            aten.leaky_relu.default,  # which torch 2.11 does not tag
-            torch.Tag.pointwise,  # every operator that torch tags so and that has no line of its own
+            aten.leaky_relu.default,  # not tagged by torch 2.11
+            torch.Tag.pointwise,  # every tagged operator without an entry above
         ],
         pointwise,
     )
@@ -144,7 +144,7 @@ rules(
 
 
 def _halves(whole: Call, dim: int) -> tuple[str, str, dict[str, int]]:
-    """A gated unit's dims: one of them holds values and gates."""
+    """A gated unit's dims: one of them has values and gates."""
     shape = whole.meta["val"].shape
     dims = ["1" if n == 1 else c for c, n in zip(ascii_lowercase, shape, strict=False)]
     both, one = dims.copy(), dims.copy()

@@ -55,7 +55,7 @@ def _max_backward(node: Call):
 
 
 def _ceils(args: tuple) -> bool:
-    """Whether windows may reach over the end: then parts of other dims would be cut short."""
+    """Whether windows may extend past the end (ceil_mode)."""
     return len(args) > 5 and args[5] is True
 
 
@@ -65,7 +65,7 @@ def _max_windows(args: tuple) -> list[Window]:
 
 
 def _given(args: tuple, defaults: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments, the last ones by default."""
+    """Arguments, with defaults for the last ones."""
     return (*args, *defaults[len(args) :])
 
 
@@ -87,7 +87,7 @@ def _avg_backward(dims: int):
 
 
 def _avg_windows(args: tuple, dims: int) -> tuple[list[Window], bool]:
-    """Windows, and whether windows at the border count other numbers of elements: then a part cannot know."""
+    """Windows, and whether the divisor depends on the position: then a part cannot compute it."""
     kernel, stride, padding, ceil, padded = _given(args[1:6], ([], [], [0], False, True))
     found = windows(kernel, stride, padding, [1], dims)
     return found, bool(ceil) or (not padded and any(w.padding for w in found))
@@ -115,7 +115,7 @@ def _adaptive_max_backward(node: Call):
 
 
 def _blocks(x: tuple, y: tuple, local: bool = False) -> tuple[str, str, dict[str, int]]:
-    """Where the input divides evenly into outputs, each output comes from a block of its own."""
+    """If outputs divide the input evenly, each output reads a separate block."""
     even = all(n % m == 0 for n, m in zip(x[-2:], y[-2:], strict=True))
     return _lines(x, y, _block_windows(x, y), whole=not even, local=local)
 
@@ -144,7 +144,7 @@ ARGUMENTS[aten._adaptive_avg_pool2d.default] = lambda args, shapes: (args[0], li
 
 
 def _plane(here, x: Tensor, split: list):
-    """Positions in the whole plane and in this rank's with its halo: (columns, own columns, own first row and column).
+    """(columns, own columns, own first row and column), of the full plane and of this rank's part with its halo.
 
     x: this rank's part, without halo.
     """
@@ -186,7 +186,7 @@ def _local_max_backward(here, grad, x, *rest):
 
 
 def _room(x: Tensor, dim: int, w: Window) -> Tensor:
-    """The shape that `halo` would give, where no numbers are needed."""
+    """A tensor of the shape that `halo` returns, with arbitrary values."""
     before, after = w.borders
     x = pad(x, dim, before, after)
     return x.narrow(dim, 0, x.shape[dim] + min(0, before) + min(0, after))
@@ -248,7 +248,7 @@ LOCAL |= {
 
 def _sends(found: list[Window], cut: Cut, x: Spec) -> Iterator[tuple[str, int]]:
     i = AXES.index(cut.factor)
-    yield "shift", halo_rows(*found[i].borders) * (x.bytes // x.shape[len(x.shape) - len(found) + i])
+    yield "ppermute", halo_rows(*found[i].borders) * (x.bytes // x.shape[len(x.shape) - len(found) + i])
 
 
 def _avg_sends(dims: int):

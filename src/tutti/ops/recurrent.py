@@ -1,4 +1,4 @@
-"""LSTM layers: the batch splits; time and features stay whole."""
+"""LSTM layers: the batch can be split; time and features cannot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WEIGHTS = "u! i!, u! h!, u!, u!"
 
 
 def _weights(node: Call) -> str:
-    """Without biases torch puts zeros of the weights' shapes in their place."""
+    """Without biases, torch passes zeros of the weights' shapes."""
     biases = ["u!" if len(b.meta["val"].shape) == 1 else f"u! {c}!" for b, c in zip(node.args[3:5], "ih", strict=True)]
     return f"u! i!, u! h!, {', '.join(biases)}"
 

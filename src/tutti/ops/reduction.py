@@ -1,4 +1,4 @@
-"""Reductions: a reduced dim that is split leaves a partial result, or the ranks' results are combined here."""
+"""Reductions: a split reduced dim leaves a partial result, or the local computation combines the ranks' results."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ aten = torch.ops.aten
 
 
 def reduced_dims(dim: int | list[int] | None, rank: int) -> list[int]:
-    """The dims that are reduced: all where none is named."""
+    """The reduced dims: all if none is named."""
     dims = range(rank) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
     return sorted({d % rank for d in dims}) if rank else []
 
 
 def reduction(operation: str = "sum", linear: bool = False, mark: str = "", outputs: int = 1):
-    """The rule of an operator (x, ..., dim, keepdim). With a mark its results come out combined."""
+    """The rule of an operator (x, ..., dim, keepdim). With a mark its results are already combined."""
 
     def notation(node: Call) -> str:
         rank = len(node.args[0].meta["val"].shape)
@@ -38,19 +38,19 @@ def reduction(operation: str = "sum", linear: bool = False, mark: str = "", outp
 
 
 def over_ranks(here, x: Tensor, dims: list[int], op: str) -> Tensor:
-    """Combined over all parts of these dims of the operand."""
+    """Reduce over all parts of these dims of the operand."""
     for dim in dims:
         x = here.all_reduce(x, ascii_lowercase[dim], op)
     return x
 
 
 def wide(x: Tensor) -> Tensor:
-    """Short floats are added up in float32, as torch does."""
+    """float16 and bfloat16 are accumulated in float32, as torch does."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def wide_bytes(spec: Spec) -> int:
-    """Of a tensor made of `wide` numbers."""
+    """Bytes of `wide` of a tensor."""
     return spec.numel * max(4, spec.dtype.itemsize)
 
 

@@ -1,4 +1,4 @@
-"""The table of all rules, and what goes with a rule where splitting an operator changes its arguments."""
+"""The table of all rules, and tables of what else splitting an operator changes."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from tutti.ir.loops import LOOPS
 from tutti.ir.step_graph import Call, Spec
 from tutti.ops.rule import Rule, parse
 
-Notation = str | tuple[str, dict[str, int]]  # the line, and sizes of factors that it cannot tell by itself
+Notation = str | tuple[str, dict[str, int]]  # the notation, and sizes of factors that shapes do not determine
 Maker = Callable[[fx.Node], Notation | None]  # for operators whose rule depends on their arguments
 
 RULES: dict[Any, str | Maker] = {}
-LOOP_RULES: dict[type, Maker] = {}  # of operators with sub-graphs, which are made as models are captured
+LOOP_RULES: dict[type, Maker] = {}  # of operators with sub-graphs, which capture creates
 ARGUMENTS: dict[Any, Callable[[tuple, list[tuple[int, ...]]], tuple]] = {}  # (arguments, local output shapes) -> own
-LOCAL: dict[Any, Callable] = {}  # (Here, *arguments with local tensors) -> local outputs, of any dtypes
-DENSE: dict[Any, tuple[int, ...]] = {}  # operands whose last dim torch's kernel reads as a run of memory, unchecked
-CONTIGUOUS: dict[Any, tuple[int, ...]] = {}  # operands whose strides torch's kernel overlooks or refuses
-SENDS: dict[Any, Callable[[Cut], Iterable[tuple[str, int]]]] = {}  # what the local computation exchanges
+LOCAL: dict[Any, Callable] = {}  # (LocalContext, *arguments with local tensors) -> local outputs, of any dtypes
+DENSE: dict[Any, tuple[int, ...]] = {}  # operands whose last dim the kernel assumes contiguous
+CONTIGUOUS: dict[Any, tuple[int, ...]] = {}  # operands whose strides the kernel ignores or rejects
+SENDS: dict[Any, Callable[[Cut], Iterable[tuple[str, int]]]] = {}  # collectives of the local computation
 # (node, factor, outer, k) -> how much more than an even share the busiest of k ranks computes
 WORK: dict[Any, Callable[[fx.Node, str, int, int], float]] = {}
 
 
 @dataclass(frozen=True)
 class Cut:
-    """An axis of size k that splits a factor of a call by its local computation: asked for what that sends."""
+    """A mesh axis of size k that splits a factor of a call with a local computation. The argument of `sends`."""
 
     node: Call
     rule: Rule
@@ -54,7 +54,7 @@ def rules(table: Mapping[Any, str | Maker]) -> None:
 
 
 def operands(node: fx.Node) -> list[fx.Node]:
-    """The tensor arguments of a node in order, one for each occurrence."""
+    """The tensor arguments of a node in order, one per occurrence."""
     found: list[fx.Node] = []
     fx.map_arg((node.args, node.kwargs), found.append)
     return found
@@ -68,20 +68,20 @@ def named(target: Any, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]
 
 
 def specs(node: fx.Node) -> list[Spec]:
-    """The outputs of a node; an optional output that is not made counts as a tensor of no elements."""
+    """The Specs of a node's outputs. An optional output that is not computed is a tensor without elements."""
     value = node.meta["val"]
     return [v or Spec((0,), None) for v in (value if isinstance(value, tuple) else (value,))]  # pyright: ignore
 
 
 def source(node: fx.Node) -> tuple[fx.Node, int]:
-    """Who makes this tensor, and as which of its outputs."""
+    """The node that makes a tensor, and the index of the output."""
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
         return node.args[0], node.args[1]  # pyright: ignore[reportReturnType]
     return node, 0
 
 
 def rule_of(node: fx.Node) -> Rule | None:
-    """The rule of a call for its shapes and arguments; None where the table has none that applies."""
+    """The rule of a call for its shapes and arguments, or None if the table has none that applies."""
     entry = RULES.get(node.target)
     if node.target in LOOPS:
         entry = LOOP_RULES[type(LOOPS[node.target])]

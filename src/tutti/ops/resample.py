@@ -1,4 +1,4 @@
-"""Up-sampling, sampling at given positions, pixel shuffle and reflected borders."""
+"""Upsampling, sampling at given positions, pixel shuffle and reflected borders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _shape(x: Call) -> Shape:
 
 
 def _blown_up(x: Shape, y: Shape, scales: tuple, mark: str = "") -> tuple[str, str, dict[str, int]]:
-    """Each position of the last dims becomes a block of its own where the sizes divide, and no other scale is given."""
+    """Each position of the last dims becomes a separate block, if the sizes divide and no other scale is given."""
     left, right, sizes = ["n", "c"], ["n", "c"], {}
     for i, (axis, size, made) in enumerate(zip(AXES, x[2:], y[2:], strict=False)):
         scale = (scales[i : i + 1] or (None,))[0]
@@ -54,7 +54,7 @@ def _smooth_backward(node: Call):
 
 
 def _mark(align_corners: bool) -> str:
-    """Aligned corners make the distance of samples depend on the size of the whole."""
+    """With align_corners, the distance of samples depends on the full size."""
     return "!" if align_corners else "*"
 
 
@@ -69,7 +69,7 @@ def _pixel_unshuffle(node: Call):
 
 
 def _framed(x: Call, pads: list[int]) -> tuple[str, str]:
-    """Dims that get a border stay whole."""
+    """Padded dims cannot be split."""
     before = list(ascii_lowercase[: len(_shape(x))])
     after = before.copy()
     for i in range(len(pads) // 2):
@@ -144,14 +144,14 @@ ARGUMENTS |= {op.default: _backward_sizes for op in SMOOTH_BACKWARD}
 
 
 def _beyond(here, axis: str, rows: int, border: int) -> tuple[int, int]:
-    """How many of the border rows of a part of so many rows lie beyond the first and the last row of the whole."""
+    """The number of a part's border rows that are past the first and last row of the full tensor."""
     before = here.part(axis) * rows
     behind = (here.parts(axis) - 1 - here.part(axis)) * rows
     return max(0, border - before), max(0, border - behind)
 
 
 def _with_ends(x: Tensor, dim: int, front: int, back: int) -> Tensor:
-    """Rows beyond the ends are those at the ends."""
+    """Rows past the ends repeat the end rows."""
     n = x.shape[dim] - front - back
     rows = [x.narrow(dim, front, 1)] * front + [x.narrow(dim, front, n)] + [x.narrow(dim, front + n - 1, 1)] * back
     return torch.cat(rows, dim) if len(rows) > 1 else x
@@ -213,11 +213,11 @@ LOCAL |= {op.default: _local_smooth_backward(op.default, border) for op, border 
 
 
 def _border_rows(border: int, small: Callable[[Cut], Spec]) -> Callable[[Cut], list[tuple[str, int]]]:
-    """Of the image that is not blown up: so many rows are sent either way."""
+    """For the small image: `border` rows are sent in each direction."""
 
     def sends(cut: Cut) -> list[tuple[str, int]]:
         x = small(cut)
-        return [("shift", 2 * border * x.bytes // x.shape[2 + AXES.index(cut.factor)])]
+        return [("ppermute", 2 * border * x.bytes // x.shape[2 + AXES.index(cut.factor)])]
 
     return sends
 

@@ -1,4 +1,4 @@
-"""Rolling a split dim: each rank's rows come from one other rank, or two."""
+"""Rolling a split dim: a rank's rows come from one or two other ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _roll(node: Call) -> str:
 
 
 def _shifts(args: tuple) -> list[tuple[int, int]]:
-    """(dim, by how much) of each roll."""
+    """(dim, shift) of each roll."""
     shifts, dims = args[1], args[2] if len(args) > 2 else []
     return list(zip(dims, shifts, strict=True)) if dims else []
 
@@ -34,8 +34,8 @@ rules({aten.roll.default: _roll})
 
 
 def _hops(by: int, size: int, parts: int) -> list[tuple[int, int]]:
-    """Whence a part's rows come, in order: (how many parts before, how many rows: its last, or of the second its
-    first)."""
+    """The sources of a part's rows, in order: (number of parts before it, number of rows: its last rows, or for the
+    second source its first rows)."""
     n = size // parts
     hop, rows = divmod(by % size, n)
     return [((hop + 1) % parts, rows), (hop % parts, n - rows)]
@@ -45,7 +45,7 @@ def _roll_rows(here, x: Tensor, factor: str, dim: int, by: int) -> Tensor:
     n, parts = x.shape[dim], here.parts(factor)
     (far, tail), (near, head) = _hops(by, n * parts, parts)
     rows = [(far, x.narrow(dim, n - tail, tail)), (near, x.narrow(dim, 0, head))]
-    found = [here.shift(r, factor, hop, None) if hop else r for hop, r in rows if r.shape[dim]]
+    found = [here.ppermute(r, factor, hop, None) if hop else r for hop, r in rows if r.shape[dim]]
     return torch.cat(found, dim) if len(found) > 1 else found[0]
 
 
@@ -63,7 +63,7 @@ def _sends(cut: Cut) -> list[tuple[str, int]]:
     for at, by in _shifts(cut.node.args):
         if at % len(x.shape) == dim:
             size = x.shape[dim] * cut.k
-            sent += [("shift", rows * row) for hop, rows in _hops(by, size, cut.k) if hop and rows]
+            sent += [("ppermute", rows * row) for hop, rows in _hops(by, size, cut.k) if hop and rows]
     return sent
 
 

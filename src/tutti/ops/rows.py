@@ -1,6 +1,6 @@
-"""Rows of a split dim, by their numbers: each rank reads and writes its own and leaves the others alone.
+"""Rows of a split dim, by index: each rank reads and writes its own rows.
 
-A row that no rank has is an error on every rank, as where the dim is whole: it becomes a number that is too large.
+An index out of range is an error on every rank, as without a split: it is mapped to one that is too large.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ aten = torch.ops.aten
 
 
 def read_rows(here, factor: str, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """The numbers counted from this rank's first row, 0 for rows of other ranks; and which rows are its own."""
+    """The indices counted from this rank's first row, 0 for rows of other ranks; and a mask of the rank's own."""
     return own_rows(here, factor, numbers, elsewhere=0, beyond=here.size(factor))
 
 
 def write_rows(here, factor: str, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """The same where rows are written: those of other ranks go to a spare row behind the own ones."""
+    """The same for writing: rows of other ranks map to a spare row after this rank's own."""
     return own_rows(here, factor, numbers, elsewhere=here.size(factor), beyond=here.size(factor) + 1)
 
 
 def own_rows(here, factor: str, numbers: Tensor, elsewhere: int, beyond: int) -> tuple[Tensor, Tensor]:
-    """The numbers counted from this rank's first row, and which are its own.
+    """The indices counted from this rank's first row, and a mask of the rank's own.
 
-    elsewhere, beyond: what stands for a row of another rank, and for one that no rank has.
+    elsewhere, beyond: the index for a row of another rank, and for one out of range.
     """
     first, rows = here.offset(factor), here.size(factor)
     own = (numbers >= first) & (numbers < first + rows)
@@ -34,7 +34,7 @@ def own_rows(here, factor: str, numbers: Tensor, elsewhere: int, beyond: int) ->
 
 
 def only(x: Tensor, own: Tensor) -> Tensor:
-    """What was read of own rows, and zero (False) elsewhere: a sum over the ranks gives all of it."""
+    """Values read from own rows, and zero (False) elsewhere: the sum over ranks gives all of them."""
     return x.masked_fill(~own, 0)
 
 
@@ -44,7 +44,7 @@ def from_end(here, factor: str, numbers: Tensor) -> Tensor:
 
 
 def with_spare(x: Tensor, *dims: int) -> Tensor:
-    """A row more at the end of these dims."""
+    """The tensor with one more row at the end of these dims."""
     pads = [0] * (2 * x.ndim)
     for dim in dims:
         pads[2 * (x.ndim - 1 - dim % x.ndim) + 1] = 1

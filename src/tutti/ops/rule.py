@@ -2,19 +2,19 @@
 
     mm              "m k, k n -> m n"          split m or n: the output is split; split k: it is a partial sum
     reshape         "b s (h d) -> b s h d"     a dim may be a product of factors, major to minor
-    mean            "b h:avg -> b 1"           another combination than the sum; 1 is a dim of size one
-    conv backward   "n o, n c:same -> n c, o"  what lacks c is the same on all ranks
-    native softmax  "b k! -> b k!"             k must stay whole
-    log_softmax     "b v@ -> b v@"             splitting v needs the local computation registered beside the rule
-    embedding       "v* h, b s -> b s h"       so does v, and its parts must be contiguous
-    nll_loss        "n@ c*, n -> , ="          an output `=...` comes out combined already
-    addmm           "+n, m k, k n -> m n"      operand `+n` is added: where k is split, it is made a partial sum too
+    mean            "b h:avg -> b 1"           another reduction than the sum; 1 is a dim of size one
+    conv backward   "n o, n c:same -> n c, o"  an output without c is the same on all ranks
+    native softmax  "b k! -> b k!"             k cannot be split
+    log_softmax     "b v@ -> b v@"             splitting v needs the local computation registered with the rule
+    embedding       "v* h, b s -> b s h"       as @, and the parts must be contiguous
+    nll_loss        "n@ c*, n -> , ="          an output `=...` is already combined by the local computation
+    addmm           "+n, m k, k n -> m n"      operand `+n` is added; if k is split, it becomes a partial sum too
     add             "a b, a b -> a b | ~01"    linear in operands 0 and 1 together: both may be partial sums
-    cat             "a, a -> (2 a) | ~*"       in all operands together
-    mul             "a b, a b -> a b | ~0 ~1"  linear in each alone
+    cat             "a, a -> (2 a) | ~*"       linear in all operands together
+    mul             "a b, a b -> a b | ~0 ~1"  linear in each operand alone
 
 A factor is an index of the operator's iteration space. Splitting a factor over an axis splits every operand dim that
-holds it, leaves the operands without it replicated, and the outputs without it partial.
+contains it, replicates the operands without it, and makes the outputs without it partial.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from functools import lru_cache
 from math import prod
 from typing import NoReturn
 
-REDUCTIONS = ("sum", "avg", "max", "min")  # what partial results are combined by
-SAME = "same"  # as a combination: each rank has the result already
-Dims = tuple[tuple[str, ...], ...]  # per dim its factors, major to minor; () for a dim of size one
+REDUCTIONS = ("sum", "avg", "max", "min")  # how partial results are combined
+SAME = "same"  # as a reduction: each rank has the result already
+Dims = tuple[tuple[str, ...], ...]  # the factors of each dim, major to minor; () for a dim of size one
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Rule:
         return tuple(prod(self.sizes[f] for f in factors) for factors in dims)
 
     def position(self, dims: Dims, factor: str) -> tuple[int, int] | None:
-        """Where a factor stands in an operand: (dim, product of the sizes of the factors before it in the dim)."""
+        """The position of a factor in an operand: (dim, product of the sizes of the factors before it in the dim)."""
         for dim, factors in enumerate(dims):
             if factor in factors:
                 return dim, prod(self.sizes[f] for f in factors[: factors.index(factor)])
@@ -59,24 +59,24 @@ class Rule:
 
 
 def parse(notation: str, inputs: list[tuple[int, ...]], outputs: list[tuple[int, ...]], **sizes: int) -> Rule:
-    """The rule that a line of notation means for operands of these shapes.
+    """The rule for a line of notation and operands of these shapes.
 
-    sizes: of factors that stand in a product and nowhere alone. Raises ValueError where notation and shapes disagree.
+    sizes: of factors that only occur in products. Raises ValueError if notation and shapes contradict.
     """
     rule = read(notation)
-    if inputs and not rule.inputs:  # nothing before the arrow: one operand without dims
+    if inputs and not rule.inputs:  # nothing left of the arrow: one 0-d operand
         rule = replace(rule, inputs=((),))
     for operands, shapes, what in ((rule.inputs, inputs, "inputs"), (rule.outputs, outputs, "outputs")):
         if len(operands) != len(shapes):
-            raise ValueError(f"rule {notation!r} has {len(operands)} {what}, the operator {len(shapes)}")
-        for dims, shape in zip(operands, shapes, strict=True):
-            _measure(notation, dims, shape, sizes)
+            raise ValueError(f"rule {notation!r} has {len(operands)} {what}, the operator has {len(shapes)}")
+        for i, (dims, shape) in enumerate(zip(operands, shapes, strict=True)):
+            _measure(notation, f"{what[:-1]} {i}", dims, shape, sizes)
     return replace(rule, sizes=sizes)
 
 
 @lru_cache(maxsize=10_000)
 def read(notation: str) -> Rule:
-    """What a line of notation says by itself: a rule without sizes. Raises ValueError where it is malformed."""
+    """Parse a line of notation to a rule without sizes. Raises ValueError if it is malformed."""
 
     def refuse(why: str) -> NoReturn:
         raise ValueError(f"rule {notation!r}{why}")
@@ -133,10 +133,13 @@ def read(notation: str) -> Rule:
     )  # fmt: skip
 
 
-def _measure(notation: str, dims: Dims, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
-    """Infer the sizes of factors from a shape; check those that are known."""
+def _measure(notation: str, which: str, dims: Dims, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
+    """Infer the sizes of factors from a shape, and check those that are known."""
     if len(dims) != len(shape):
-        raise ValueError(f"rule {notation!r} gives {len(dims)} dims to a tensor of shape {shape}")
+        raise ValueError(
+            f"rule {notation!r} names {len(dims)} dims of {which}, whose shape {tuple(shape)} has {len(shape)}: write "
+            "a factor for every dim, batch dims too (b m k, not m k); see docs/extend/operator.md"
+        )
     for factors, size in zip(dims, shape, strict=True):
         unknown = [f for f in factors if f not in sizes]
         known = prod(sizes[f] for f in factors if f in sizes)

@@ -98,7 +98,7 @@ class PipelineCandidate:
                 count * pricer.made_bytes(self.planner.problem.operators[label], index, chosen.choices[label])
                 for (label, index), count in crossing.items()
             )
-            way = self.cluster.time("shift", sent, width, self.pipe.devices) if sent else 0.0
+            way = self.cluster.time("ppermute", sent, width, self.pipe.devices) if sent else 0.0
             found.append(tuple(float(f"{t:.3g}") for t in (stage.forward, stage.backward, stage.rest, way)))
         return tuple(found)
 

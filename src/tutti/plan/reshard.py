@@ -52,7 +52,7 @@ def sent_bytes(kind: str, local: int, k: int) -> int:
         "all_reduce": 2 * (k - 1) * local // k,
         "reduce_scatter": (k - 1) * local // k,
         "all_to_all": (k - 1) * local // k,
-        "shift": local,
+        "ppermute": local,
         "slice": 0,
         "mask": 0,
     }[kind]

@@ -182,9 +182,15 @@ def _registered(name: str, devices: int, stages: int, microbatches: int) -> Sche
             for microbatch in range(microbatches)
             if place[stage] == device
         )
-        for which, difference in (("lacks", todo - Counter(mine)), ("has an extra", Counter(mine) - todo)):
-            if difference:
-                raise ValueError(f"{name}: device {device} {which} {next(iter(difference))}")
+        for i, slot in enumerate(mine):
+            if not isinstance(slot, Slot):
+                raise ValueError(f"{name}: device {device}, position {i}: {slot!r} is no tutti.Slot")
+        for slot in todo - Counter(mine):
+            raise ValueError(f"{name}: device {device} lacks {slot}; its {len(mine)} positions have others")
+        for slot in Counter(mine) - todo:
+            at = len(mine) - 1 - mine[::-1].index(slot)
+            why = "again" if slot in todo else "which is no action of this device"
+            raise ValueError(f"{name}: device {device} has an extra {slot} at position {at}, {why}")
     schedule = Schedule(name, slots, place, known.split)
     clock(schedule, (EQUAL,) * stages)
     return schedule

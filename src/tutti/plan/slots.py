@@ -68,7 +68,7 @@ def ready(
 def clock(schedule: Schedule, durations: Durations) -> dict[Slot, tuple[float, float]]:
     """(begin, end) of each slot.
 
-    Raises ValueError where devices wait for one another in a circle.
+    Raises ValueError if devices wait for one another in a circle.
     """
     over: dict[Slot, float] = {}
     made: dict[Slot, tuple[float, float]] = {}
@@ -85,8 +85,9 @@ def clock(schedule: Schedule, durations: Durations) -> dict[Slot, tuple[float, f
                 over[slot] = free[d] = begin + taking(slot, durations, schedule.split, schedule.sequence_chunks)
                 made[slot] = begin, free[d]
                 at[d], going = at[d] + 1, True
-    if any(at[d] < len(slots) for d, slots in enumerate(schedule.devices)):
-        raise ValueError(f"the schedule {schedule.name} cannot run: devices wait for one another")
+    if stuck := [(d, i, schedule.devices[d][i]) for d, i in enumerate(at) if i < len(schedule.devices[d])]:
+        said = ", ".join(f"device {d} at position {i}, {slot}" for d, i, slot in stuck)
+        raise ValueError(f"the schedule {schedule.name} cannot run: devices wait for one another: {said}")
     return made
 
 

@@ -1,1 +1,1 @@
-"""The simulated runtime: Programs on fake tensors and a clock. Nothing is allocated, no device is needed."""
+"""The simulated runtime: Programs on fake tensors and a clock. Allocates nothing and needs no device."""

@@ -1,11 +1,10 @@
-"""The clock: ranks that compute, and collectives that wait for their ranks and share links.
+"""The clock: ranks that compute, and collectives that synchronize their ranks and share links.
 
-Each rank issues its tasks in order. It computes one thing at a time; for each axis of the mesh it has one stream of
-collectives, which run in order as well. A collective begins when all simulated ranks of its group have issued it and
-none of them has an earlier one under way on that axis; how long it takes alone is known. Collectives of one rank that
-use the same level of links at the same time get an equal share of it each. A rank that has issued a collective stands
-still until it is over, or where its Program waits for it later, until then. Transfers to and from the host, and what
-that computes, always go on beside: streams that each rank has for itself.
+Each rank issues its tasks in order. It runs one computation at a time, and per mesh axis one collective at a time, in
+order. A collective starts when all simulated ranks of its group have issued it and their earlier ones on that axis are
+done. Its duration without contention is given; collectives of one rank that overlap on the same level of links share
+its bandwidth equally. A synchronous collective blocks its ranks until it is done; an asynchronous one, where the
+Program awaits it. Transfers to and from the host, and computation on the host, run on separate streams of each rank.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tutti.sim.tasks import COMPUTE, Task
 
 @dataclass(frozen=True)
 class Span:
-    """A task on its stream, from begin to end, in seconds. number: of the task."""
+    """A task on its stream, from begin to end, in seconds. number: index of the task."""
 
     rank: int
     number: int
@@ -31,7 +30,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Stall:
-    """A rank that computes nothing, until a collective is over. number: of that task."""
+    """A rank that is blocked until a collective ends, in seconds. number: index of that task."""
 
     rank: int
     number: int
@@ -45,13 +44,13 @@ class _Rank:
     slower: float
     at: int = 0
     time: float = 0.0
-    blocked: set[int] = field(default_factory=set)  # tasks that it waits for
+    blocked: set[int] = field(default_factory=set)  # tasks it waits for
     done: set[int] = field(default_factory=set)
 
 
 @dataclass
 class _Collective:
-    """members: rank -> number of its task."""
+    """members: rank -> index of its task."""
 
     stream: str
     levels: frozenset[int]
@@ -64,7 +63,7 @@ Group = tuple[int, ...]
 
 
 class Clock:
-    """tasks: by rank. slower: how many times longer a rank computes, 1 where it is not named."""
+    """tasks: by rank. slower: factor on a rank's computing time, 1 by default."""
 
     def __init__(
         self,
@@ -76,13 +75,13 @@ class Clock:
         self.ranks = {rank: _Rank(todo, (slower or {}).get(rank, 1.0)) for rank, todo in tasks.items()}
         self.spans: list[Span] = []
         self.stalls: list[Stall] = []
-        self.arrivals: list[tuple[float, int]] = []  # a heap of (when, rank) at a collective
+        self.arrivals: list[tuple[float, int]] = []  # a heap of (seconds, rank): when ranks reach a collective
         self.waiting: dict[tuple[str, Group], list[_Collective]] = {}  # in order; the first may run
         self.running: list[_Collective] = []
         self.groups: dict[tuple[int, str], Group] = {}
 
     def run(self) -> float:
-        """Seconds until all is done. Fills `spans` and `stalls`."""
+        """Run to completion and return the seconds. Fills `spans` and `stalls`."""
         now = 0.0
         for rank in self.ranks:
             self.compute(rank)
@@ -103,7 +102,7 @@ class Clock:
         return max((r.time for r in self.ranks.values()), default=0.0)
 
     def compute(self, rank: int) -> None:
-        """Let a rank go on until it comes to a collective, or has to wait for one."""
+        """Run a rank until it issues a collective, or has to wait for one."""
         r = self.ranks[rank]
         while r.at < len(r.tasks):
             task = r.tasks[r.at]
@@ -120,7 +119,7 @@ class Clock:
         r.blocked = {i for i, task in enumerate(r.tasks) if task.stream != COMPUTE and i not in r.done}
 
     def issue(self, rank: int, now: float) -> None:
-        """A rank has come to a collective."""
+        """A rank reaches a collective."""
         r = self.ranks[rank]
         task, number = r.tasks[r.at], r.at
         queue = self.waiting.setdefault((task.stream, self.group(rank, task.stream)), [])
@@ -138,7 +137,7 @@ class Clock:
             self.compute(rank)
 
     def begin(self, queue: list[_Collective], now: float) -> None:
-        """Start the first of a stream where all of its group have come."""
+        """Start the first collective of a stream if all of its group have reached it."""
         if queue and queue[0] not in self.running:
             first = queue[0]
             if set(first.members) == set(self.group(next(iter(first.members)), first.stream)):
@@ -163,19 +162,19 @@ class Clock:
         self.begin(queue, now)
 
     def share(self, c: _Collective) -> float:
-        """The part of its links' speed that a running collective gets."""
+        """The fraction of its links' bandwidth that a running collective gets."""
         beside = [other for other in self.running if set(other.members) & set(c.members)]
         return 1 / max((sum(level in o.levels for o in beside) for level in c.levels), default=1)
 
     def group(self, rank: int, stream: str) -> Group:
-        """The simulated ranks that take part in a collective of this rank."""
+        """The simulated ranks of a collective's group."""
         key = rank, stream
         if key not in self.groups:
             self.groups[key] = tuple(r for r in self._members(rank, stream) if r in self.ranks)
         return self.groups[key]
 
     def axes(self, stream: str) -> list[str]:
-        """The axes that collectives of a stream run over; none of a stream that a rank has for itself."""
+        """The mesh axes of a stream's collectives, or none if the stream is private to a rank."""
         axes = stream.split()
         return axes if set(axes) <= set(self.mesh) else []
 

@@ -1,4 +1,4 @@
-"""The dry run: what a step will take, in time and memory, before anything is run."""
+"""The dry run: predict the time and memory of a step without running it."""
 
 from __future__ import annotations
 

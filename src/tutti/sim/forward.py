@@ -1,4 +1,4 @@
-"""What the operators of a forward pass take on one device, in the kernels of a level."""
+"""The seconds of a forward pass's operators on one device, fused as at a level."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tutti.sim.step import lowered
 
 
 def forward_seconds(step: StepGraph, cluster: Cluster, level: str) -> Callable[[Call], float]:
-    """Seconds of any one call of a label, whole; of a kernel each of its calls takes as much as its share of what they
-    make.
+    """A function that returns the seconds of a call, unsplit. A fused kernel's time is divided over its calls by the
+    bytes they write.
 
-    step: with a loss. Of calls that are not part of a kernel of their own, as views, it is 0.
+    step: a graph with a loss. Calls outside any kernel, such as views, take 0.
     """
     one = cluster.of(1)
     program = lowered(step.keep(["loss"]), Plan({"dp": 1}), {}, level, None)

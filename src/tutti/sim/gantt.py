@@ -1,5 +1,5 @@
-"""A simulated step as a picture: a row for what each rank computes, and one for each axis that it communicates over; of
-a pipeline a row for each device."""
+"""A simulated step as a Gantt chart. Per rank, one row for computation and one for each axis it communicates over; for
+a pipeline, one row per device."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tutti.sim.tasks import COMPUTE
 
 COLORS = {
     "forward": "#3b6ea5", "backward": "#7aa6d1", "gradients": "#a9c9a4", "update": "#9a7bb0", "all_reduce": "#c8553d",
-    "all_gather": "#e0934a", "reduce_scatter": "#d9b44a", "all_to_all": "#6a9a58", "shift": "#4f8f8b",
+    "all_gather": "#e0934a", "reduce_scatter": "#d9b44a", "all_to_all": "#6a9a58", "ppermute": "#4f8f8b",
     "waits for others": "#dddddd",
 }  # fmt: skip
-RESOLUTION = 4000  # what is shorter than the picture's length over this, and closer, is drawn as one
+RESOLUTION = 4000  # blocks closer than the length over this are drawn as one
 
 
 Rows = dict[str, dict[str, list[tuple[float, float]]]]  # row -> kind of work -> (begin, end)
@@ -29,13 +29,13 @@ Panel = tuple[str, float, Rows]  # title, seconds, rows
 
 
 def save_gantt(made: DryRun, path: Path) -> None:
-    """Write the picture: an .svg, .png or .pdf. One panel for each Program of the step, or one for a pipeline."""
-    apart = 0.5 if isinstance(made, PipelineDryRun) else 0.0  # microbatches are to be told apart
+    """Write the chart: an .svg, .png or .pdf. One panel for each Program of the step, or one for a pipeline."""
+    apart = 0.5 if isinstance(made, PipelineDryRun) else 0.0  # keep microbatches distinguishable
     draw(panels(made), path, apart)
 
 
 def draw(drawn: Sequence[Panel], path: Path, apart: float = 0.0) -> None:
-    """Write a picture of some panels. apart: width of the line around what is drawn."""
+    """Write a chart of some panels. apart: line width around blocks."""
     check_suffix(path)
     rows = [held for _, _, held in drawn]
     height = 1.2 + 0.6 * len(rows) + 0.35 * sum(map(len, rows))
@@ -59,7 +59,7 @@ def draw(drawn: Sequence[Panel], path: Path, apart: float = 0.0) -> None:
 
 
 def panels(made: DryRun) -> list[Panel]:
-    """What is drawn of a simulated step."""
+    """The panels of a simulated step."""
     if not isinstance(made, PipelineDryRun):
         return [(part.title, part.simulation.seconds, _rows(part.simulation)) for part in made.parts]
     rows: Rows = {f"device {d}": defaultdict(list) for d in range(len(made.memories))}
@@ -70,7 +70,7 @@ def panels(made: DryRun) -> list[Panel]:
 
 
 def _rows(made: Simulation) -> Rows:
-    """By rank and stream: by kind or phase the times."""
+    """The times by rank and stream, then by kind or phase."""
     rows: Rows = {}
     for rank in made.ranks:
         streams = list(dict.fromkeys([COMPUTE, *(task.stream for task in made.tasks[rank])]))
@@ -83,7 +83,7 @@ def _rows(made: Simulation) -> Rows:
 
 
 def row(blocks: Iterable[tuple[str, float, float]], seconds: float) -> dict[str, list[tuple[float, float]]]:
-    """By kind the times of (kind, begin, end), those drawn as one that are hardly apart in a picture of so long."""
+    """The times of blocks (kind, begin, end) by kind. Blocks too close to distinguish are merged."""
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     last = ""
     for kind, begin, end in sorted(blocks, key=lambda block: block[1]):

@@ -1,6 +1,6 @@
-"""The memory of a rank over a simulated step as a picture: what it holds, by kind, one upon the other.
+"""The memory of a rank over a simulated step as a stacked area chart, by kind.
 
-A panel for each Program of the step, or one for the device of a pipeline that needs most.
+One panel for each Program of the step, or one for the pipeline device with the highest peak.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ COLORS = {
 OTHER = "other"
 GIB = 1 << 30
 
-Course = list[tuple[float, Counter[str]]]  # from when on, and bytes by kind
+Course = list[tuple[float, Counter[str]]]  # (seconds, bytes by kind from then on)
 
 
 def save_memory(made: DryRun, path: Path) -> None:
-    """Write the picture: an .svg, .png or .pdf."""
+    """Write the chart: an .svg, .png or .pdf."""
     check_suffix(path)
     panels_of = courses(made)
     with rc_context(STYLE):
@@ -50,14 +50,14 @@ def save_memory(made: DryRun, path: Path) -> None:
 
 
 def _sizes(found: Course, kind: str) -> np.ndarray:
-    """GiB of a kind, or of all others."""
+    """GiB of a kind, or of all kinds without a color."""
     if kind == OTHER:
         return np.array([sum(n for k, n in now.items() if k not in COLORS) for _, now in found]) / GIB
     return np.array([now[kind] for _, now in found]) / GIB
 
 
 def courses(made: DryRun) -> Sequence[tuple[str, float, Course]]:
-    """Titles, seconds and courses."""
+    """(title, seconds, course) of each panel."""
     if not isinstance(made, PipelineDryRun):
         return [(part.title, part.simulation.seconds, _course(made, part)) for part in made.parts]
     spans = [span for span in made.spans if span.device == made.fullest]
@@ -66,11 +66,11 @@ def courses(made: DryRun) -> Sequence[tuple[str, float, Course]]:
 
 
 def _course(made: DryRun, part: Part) -> Course:
-    """Of a Program: each call from when it begins on."""
+    """The memory of a Program from the start of each call on."""
     simulation = part.simulation
     begins = {simulation.task(span).event: span.begin for span in simulation.spans if span.rank == RANK}
     found, now = [], 0.0
     for call, kinds in course(simulation.replays[RANK], platform(made.cluster.device), part.held):
-        now = max(now, begins.get(call, now))  # what takes no time follows at once
+        now = max(now, begins.get(call, now))  # calls without a span take no time
         found.append((now, kinds))
     return found

@@ -1,4 +1,4 @@
-"""Pictures of a simulated step: how they look, and how they are written."""
+"""The style of pictures of a simulated step, and how they are saved."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "tutti", "font.family": "s
 
 
 def check_suffix(path: Path) -> None:
-    """ValueError where the name does not say which picture is meant."""
+    """Raise ValueError if a picture cannot be written to this suffix."""
     if path.suffix not in SUFFIXES:
-        raise ValueError(f"no picture can be written to {path}: its name must end in {', '.join(SUFFIXES)}")
+        raise ValueError(f"cannot write a picture to {path}: its name must end in {', '.join(SUFFIXES)}")
 
 
 def bare(axes: Axes, title: str, seconds: float) -> None:
-    """A panel over so many seconds, without a frame."""
+    """Set up a panel of this many seconds, without a frame."""
     axes.set_xlim(0, 1e3 * seconds)
     axes.set_title(title, loc="left", fontsize=9)
     axes.set_xlabel("ms")
@@ -39,7 +39,7 @@ def legend(figure: Figure, colors: dict[str, str]) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write it, in `STYLE`: the same bytes for the same picture."""
+    """Write a figure. Equal figures give equal bytes."""
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     if path.suffix == ".svg":
         path.write_text(re.sub(r"[ \t]+\n", "\n", path.read_text()))

@@ -1,8 +1,8 @@
-"""A step of a pipeline on a clock: its parts are simulated one by one, then each device goes through its actions.
+"""Simulate a step of a pipeline: simulate its parts one by one, then run the actions of each device on a clock.
 
-What is sent travels while devices compute on, as if it had its links alone, and is waited for where it is read. A
-device holds what its stages keep (parameters, optimizer state), the values of microbatches under way, sums of
-gradients, and while a part runs what that needs beside its inputs.
+Sends overlap with computation, do not contend for links, and are awaited where they are read. A device holds the state
+of its stages (parameters, optimizer state), the values of microbatches in flight, sums of gradients, and the memory
+that the running part needs besides its inputs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tutti.plan.slots import Schedule
 from tutti.plan.tier import DEVICE
 from tutti.sim.step import RANK, DryRun, Part
 
-# kinds of memory that a device holds whichever part runs
+# kinds of memory that a device holds throughout
 KEPT = ("parameters", "optimizer state", "buffers", "numbers", "activations", "accumulated gradients")
 
 
@@ -37,7 +37,7 @@ class Span:
 
     @property
     def work(self) -> str:
-        """What is done: "forward", "backward", "gradients" of single parameters, "update"; empty for passing on."""
+        """The kind of work: "forward", "backward", "gradients" (of weights), "update", or "" for a send or receive."""
         place = self.action.place
         return {"F": "forward", "B": "backward", "W": "gradients"}.get(place.kind, "update") if place else ""
 
@@ -51,7 +51,7 @@ class Span:
 
 
 class Held(NamedTuple):
-    """Bytes of a rank of a device while it takes an action, in all and by kind; the call that needs most."""
+    """Bytes of a device's rank during an action: total, by kind, and the call with the highest peak."""
 
     total: int
     kinds: Counter[str]
@@ -75,7 +75,7 @@ class PipelineDryRun(DryRun):
 
     @cached_property
     def busiest(self) -> int:
-        """The device that works longest."""
+        """The device with the most work."""
         work = [0.0] * len(self.courses)
         for span in self.spans:
             work[span.device] += span.end - span.begin
@@ -83,7 +83,7 @@ class PipelineDryRun(DryRun):
 
     @property
     def counted(self) -> list[Part]:
-        """Those of the busiest device."""
+        """The parts of the busiest device."""
         return [part for place, part in zip(self.places, self.parts, strict=True)
                 if self.place[place.stage] == self.busiest]  # fmt: skip
 
@@ -93,14 +93,14 @@ class PipelineDryRun(DryRun):
 
     @cached_property
     def memories(self) -> list[Memory]:
-        """By device, at the action at which it needs most."""
+        """The memory of each device, at its peak."""
         worst = [max(course, key=lambda held: held.total) for course in self.courses]
         return [Memory(held.total, dict(held.kinds.most_common()), (), held.at, dict(away))
                 for held, away in zip(worst, self.away, strict=True)]  # fmt: skip
 
     @cached_property
     def fullest(self) -> int:
-        """The device that needs most memory."""
+        """The device with the highest peak memory."""
         peaks = [memory.peak for memory in self.memories]
         return peaks.index(max(peaks))
 
@@ -127,7 +127,7 @@ def pipeline_run(
     actions = actions_of(cut, schedule)
 
     def travel(message: Message) -> float:
-        return run.cluster.time("shift", sizes[message.name], width, plan.mesh[PIPELINE])
+        return run.cluster.time("ppermute", sizes[message.name], width, plan.mesh[PIPELINE])
 
     spans = _clock(actions, {place: part.simulation.seconds + part.extra for place, part in parts.items()}, travel)
     sent = tuple(
@@ -143,7 +143,7 @@ def pipeline_run(
 
 def _clock(actions: Sequence[list[Action]], seconds: Mapping[Place, float], travel: Callable[[Message], float]
            ) -> list[Span]:  # fmt: skip
-    """When each device takes each of its actions. ValueError where devices wait for one another."""
+    """When each device runs each of its actions. Raises ValueError if devices wait for one another."""
     at, free = [0] * len(actions), [0.0] * len(actions)
     arrived: dict[tuple[Message, int], float] = {}
     spans: list[Span] = []
@@ -165,7 +165,7 @@ def _clock(actions: Sequence[list[Action]], seconds: Mapping[Place, float], trav
 
 def _course(device: int, actions: list[Action], cut: Cut, schedule: Schedule, parts: Mapping[Place, Part],
             sizes: Mapping[str, int]) -> Iterator[Held]:  # fmt: skip
-    """What one rank of a device holds during each of its actions."""
+    """The memory of one rank of a device during each of its actions."""
     kept = Counter()
     for name, stage in cut.homes.items():
         if schedule.place[stage] == device and name in sizes:

@@ -1,8 +1,8 @@
-"""Plans as they are judged: by the simulation of the Programs that would run. What was found is kept.
+"""Choose plans by simulating the Programs that would run, and cache what was found.
 
-A search is made once for a graph, a cluster and what else was asked, its budget too; the plan is kept in a file under
-the user's cache folder (`TUTTI_PLANS=off` keeps none), by a hash of all that, of the rules of operators and of this
-package's source code.
+A search runs once for a graph, a cluster and its other arguments, budget included. The plan is cached in a file in the
+user's cache folder, by a hash of these, of the operators' rules and of this package's source. `TUTTI_PLANS=off`
+disables the cache.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from tutti.plan.variant import PLAIN, Variant
 from tutti.sim.dryrun import dry_run
 from tutti.sim.forward import forward_seconds
 
-ROOM = 2  # times all tensors of a step's graph: what a level writes out, or an operator takes within, is less than that
+ROOM = 2  # times all tensors of a step's graph: an upper bound that includes workspaces
 SAID = "taken from the plans that were found before: the same graph, cluster and options"
 
 
 @dataclass(frozen=True)
 class Simulator(Judge):
-    """A judge that simulates Programs, at a level."""
+    """A judge that simulates Programs at a level."""
 
     level: str
 
@@ -60,30 +60,30 @@ def choose(
     accumulate: int | Literal["auto"],
     budget: float,
 ) -> Plan:
-    """The plan that was given, or is in the file, or has the name, or is best; arguments as of `tutti.parallelize`.
+    """The plan given, loaded from a file, looked up by name, or searched. Arguments as for `tutti.parallelize`.
 
-    graph_of: the step of one of so many microbatches. batch: of how many rows the global batch is.
+    graph_of: the step of one of so many microbatches. batch: rows of the global batch.
     """
     if not isinstance(plan, Plan) and (isinstance(plan, Path) or plan.endswith(".json")):
         if not Path(plan).is_file():
-            raise FileNotFoundError(f"there is no plan {str(plan)!r}: `step.plan.save(path)` keeps one")
+            raise FileNotFoundError(f"there is no plan {str(plan)!r}: `step.plan.save(path)` writes one")
         plan = Plan.load(plan)
     if isinstance(plan, Plan):
         if pins or mesh:
-            raise ValueError("a plan that is given says all: pins and mesh have no effect on it; edit the plan")
+            raise ValueError("pins and mesh have no effect on a given plan: leave them out, or edit the plan")
         if accumulate not in ("auto", plan.accumulate):
             raise ValueError(
                 f"the plan accumulates {plan.accumulate} microbatches, not {accumulate}: give "
-                f"accumulate={plan.accumulate}, or 'auto' for what the plan says"
+                f"accumulate={plan.accumulate}, or 'auto' to take it from the plan"
             )
         return plan
     if plan == "auto":
         count = None if accumulate == "auto" else accumulate
         return best_plan(graph_of, batch, cluster, level, pins=pins, mesh=mesh, budget=budget, accumulate=count)
     if mesh:
-        raise ValueError(f"plan {plan!r} says what the mesh is: leave mesh out, or take plan='auto'")
+        raise ValueError(f"plan {plan!r} already fixes the mesh: leave out mesh, or give plan='auto'")
     if accumulate == "auto":
-        raise ValueError(f"plan {plan!r} does not say how many microbatches: give accumulate, or take plan='auto'")
+        raise ValueError(f"plan {plan!r} does not fix the number of microbatches: give accumulate, or plan='auto'")
     variant = parse_name(plan, cluster.size).variant
     return Planner(graph_of(accumulate, variant), cluster, pins, accumulate, variant).named(plan)
 
@@ -99,9 +99,9 @@ def best_plan(
     mesh: Mesh | None = None,
     budget: float = BUDGET,
 ) -> Plan:
-    """The fastest plan that fits, searched or as it was found before. Arguments as of `plan.search.Search`.
+    """The fastest plan that fits into memory, searched or cached. Arguments as for `plan.search.Search`.
 
-    What fits on one device even if nothing is ever dropped has one plan, which is not simulated.
+    If all tensors of a step fit on one device, the only plan is returned without a simulation.
     """
     graph = graph_of(accumulate or 1, PLAIN)
     if cluster.size == 1 and not mesh and not pins and ROOM * _all_bytes(graph) <= cluster.device.memory:
@@ -128,12 +128,12 @@ def best_plan(
 
 
 def _all_bytes(graph: StepGraph) -> int:
-    """Bytes of all inputs and of all that is made."""
+    """Bytes of all inputs and all values."""
     return sum(spec.bytes for node in graph.graph.nodes for spec in flat(node.meta.get("val")))
 
 
 def _known(file: Path | None) -> Plan | None:
-    """The plan in a file, where there is one that can be read."""
+    """The plan in a file, or None if there is none that can be read."""
     try:
         return Plan.load(file) if file and file.is_file() else None
     except (OSError, ValueError):
@@ -141,7 +141,7 @@ def _known(file: Path | None) -> Plan | None:
 
 
 def _file(asked: tuple) -> Path | None:
-    """Where the plan is kept that answers what was asked."""
+    """The cache file for these arguments, or None if the cache is off."""
     if os.environ.get("TUTTI_PLANS") == "off":
         return None
     rules = sorted((str(target), rule if isinstance(rule, str) else "") for target, rule in RULES.items())
@@ -151,7 +151,7 @@ def _file(asked: tuple) -> Path | None:
 
 @cache
 def _sources() -> str:
-    """A hash of this package's code: with other rules or prices another plan may be best."""
+    """A hash of this package's source: other rules or prices may give another plan."""
     digest = hashlib.sha256()
     root = Path(tutti.__file__).parent
     for file in sorted(root.rglob("*.py")):

@@ -1,9 +1,8 @@
-"""What a restart reads: the bytes that `Step.load` would, of each device and machine, and how long that takes.
+"""Predict what a restart reads: the bytes that `Step.load` reads per device and machine, and the seconds.
 
-Bytes are counted as they are read, by the boxes of `plan.boxes`; of ranks that lie alike along the axes that split a
-tensor one is looked at. Ranks of a machine that read the same bytes have them from the storage once: the pages of a
-file are shared. From copies in memory (`checkpoint.peers`) a rank has what lies on its machine, and is sent the
-rest.
+Bytes are counted exactly, by the boxes of `plan.boxes`; ranks with equal shards are counted once and multiplied. Ranks
+of one machine that read the same bytes share one read from storage, through the page cache. With in-memory checkpoints
+(`checkpoint.peers`) a rank reads what its own machine has, and receives the rest.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ from tutti.plan.boxes import boxes, turn_of
 from tutti.plan.layout import Layout, Mesh, coordinates_of, devices, rank_at
 from tutti.plan.plan import Plan
 
-CHUNK = 1 << 22  # pairs of boxes that are looked at at once
+CHUNK = 1 << 22  # pairs of boxes to compare at once
 
 
 @dataclass(frozen=True)
 class Storage:
-    """Bytes per second."""
+    """Speeds of storage, in bytes per second."""
 
     process: float = 3.9e9
-    """That a process reads of what its machine has in memory (benchmarks/checkpoint.py)."""
+    """Read rate of a process from its machine's page cache or memory (benchmarks/checkpoint.py)."""
     machine: float = 40e9
-    """That a machine reads from the file system (NVIDIA's DGX SuperPOD reference architecture for the H100)."""
+    """Read rate of a machine from the file system (NVIDIA's DGX SuperPOD reference architecture for the H100)."""
     files: float = 1e9
-    """That the file system gives each machine when all read at once (Llama 3: 2 TB/s for 16,000 GPUs in eights)."""
+    """Read rate per machine when all read at once (Llama 3: 2 TB/s for 16,000 GPUs, 8 per machine)."""
     network: float = 12.5e9
-    """That a machine is sent by others (assumed: over one port of 100 Gbit/s, by TCP)."""
+    """Receive rate of a machine from others (assumed: one port of 100 Gbit/s, TCP)."""
     checksum: float = 1.5e9
-    """Of which a process takes checksums (SHA-256 with the processor's instructions for it)."""
+    """Checksum rate of a process (SHA-256 with CPU instructions)."""
 
 
 USUAL = Storage()
@@ -44,10 +43,10 @@ USUAL = Storage()
 
 @dataclass(frozen=True)
 class Restart:
-    """What is read.
+    """The bytes read in a restart.
 
-    state: bytes of all, once. devices: bytes of each. machines: bytes of each machine, each byte once. sent: bytes
-    that each machine is sent where the state is in memory, and one of the machines before was lost. storage: speeds.
+    state: bytes of the whole state. devices: bytes that each device reads. machines: distinct bytes that each machine
+    reads. sent: bytes that each machine receives with in-memory checkpoints, after one machine was lost.
     """
 
     state: int
@@ -58,46 +57,46 @@ class Restart:
 
     @property
     def times(self) -> float:
-        """How often the storage is asked for a byte, in the mean."""
+        """How often each byte is read from storage, on average."""
         return sum(self.machines) / self.state
 
     @property
     def reading(self) -> float:
-        """Seconds to read from the storage: the slowest process, the busiest machine, or all at once."""
+        """Seconds to read from storage: the maximum over the slowest process, the busiest machine and all together."""
         s = self.storage
         total = sum(self.machines) / (s.files * len(self.machines))
         return max(max(self.devices) / s.process, max(self.machines) / s.machine, total)
 
     @property
     def checking(self) -> float:
-        """Seconds before, in which each file is held against its checksum by one of the processes."""
+        """Seconds to verify the checksums before; each file is read by one process."""
         s, each = self.storage, self.state / len(self.devices)
         here = self.state / len(self.machines)
         return max(each / s.checksum, here / s.machine, here / s.files)
 
     @property
     def receiving(self) -> float:
-        """Seconds to read from memory, and to be sent what is not there."""
+        """Seconds to read local memory and to receive the rest."""
         return max(max(self.devices) / self.storage.process, max(self.sent) / self.storage.network)
 
     @property
     def checking_memory(self) -> float:
-        """Seconds before, in which a machine's own files and its neighbour's are held against their checksums."""
+        """Seconds to verify the checksums of a machine's own files and its neighbour's, in memory."""
         return 2 * self.state / len(self.devices) / self.storage.checksum
 
 
 def restart(graph: StepGraph, plan: Plan, width: int, before: Plan | None = None, storage: Storage = USUAL,
             lost: int = 0) -> Restart:  # fmt: skip
-    """What going on under a plan reads, of a state that another wrote (`before`, by default the same).
+    """What a restart under `plan` reads of a state saved under `before` (default: the same plan).
 
-    width: devices of a machine. lost: the machine that is not there any more, where there were several; an empty one
-    has its place if there are as many as before. Raises ValueError where a plan does not fit the graph.
+    width: devices per machine. lost: index of the lost machine, if there are several; an empty one replaces it.
+    Raises ValueError if a plan does not fit the graph.
     """
     before = before or plan
     plan.check(graph)
     labels = {node.meta["label"] for node in graph.inputs.values()}
     if foreign := {x for x in before.inputs if x.startswith("param:")} - labels:
-        raise ValueError(f"the plan before is of another model: it says how {min(foreign)!r} lies")
+        raise ValueError(f"the plan before is for another model: it has a layout for {min(foreign)!r}")
     specs = {name: graph.spec(name) for name in graph.inputs if name.partition(":")[0] not in GIVEN}
     now, then = _lying(graph, plan), _lying(graph, before)
     count, machines, had = devices(plan.mesh), _machines(plan, width), _machines(before, width)
@@ -123,7 +122,7 @@ def restart(graph: StepGraph, plan: Plan, width: int, before: Plan | None = None
 
 @dataclass(frozen=True)
 class _Lying:
-    """How a tensor lies: on a mesh whose first rank is `first`."""
+    """The layout of a tensor on a mesh whose first rank is `first`."""
 
     layout: Layout
     axes: tuple[tuple[str, int], ...]
@@ -139,7 +138,7 @@ class _Lying:
 
     @property
     def alike(self) -> np.ndarray:
-        """For each rank of the mesh the first of those that hold the same."""
+        """For each rank of the mesh, the first rank with the same shard."""
         where = (coordinates_of(rank, self.mesh) for rank in range(devices(self.mesh)))
         split = self.layout.splits
         return np.array(
@@ -147,13 +146,13 @@ class _Lying:
         )
 
     def distinct(self, width: int) -> tuple[np.ndarray, np.ndarray]:
-        """Machines, and how many different parts each holds."""
+        """(machines, number of distinct shards on each)."""
         pairs = np.unique(np.stack([self.ranks // width, self.alike]), axis=1)
         return np.unique(pairs[0], return_counts=True)
 
 
 def _lying(graph: StepGraph, plan: Plan) -> Callable[[str], _Lying]:
-    """How kept inputs lie, by name; of a pipeline on its device alone where it has a home."""
+    """The layout of stored inputs by name. In a pipeline, an input may be on the device of one stage only."""
     homes: dict[str, int] = {}
     if plan.stages:
         cut, schedule = schedule_of(graph, plan, plan.accumulate)
@@ -172,7 +171,7 @@ def _machines(plan: Plan, width: int) -> int:
 
 
 def _places(machines: int, had: int, lost: int | None) -> np.ndarray:
-    """Which machine of before each one is; -1 for one that was none."""
+    """The previous index of each machine, or -1 for a new one."""
     if machines == had:
         return np.array([-1 if i == lost else i for i in range(had)])
     left = [i for i in range(had) if i != lost][:machines]
@@ -180,7 +179,7 @@ def _places(machines: int, had: int, lost: int | None) -> np.ndarray:
 
 
 def _pieces(spec: Spec, reads: _Lying, wrote: _Lying) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Whatever a rank reads of one block: the rank, the first of those that held the block, and bytes."""
+    """All that ranks read of stored blocks: the reading rank, the first rank that wrote the block, and bytes."""
     mine, begin, end = _boxes(spec, reads)
     theirs, low, high = _boxes(spec, wrote)
     found = []
@@ -200,7 +199,7 @@ def _pieces(spec: Spec, reads: _Lying, wrote: _Lying) -> tuple[np.ndarray, np.nd
 
 
 def _boxes(spec: Spec, lying: _Lying) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Each block once: the first rank that holds it, where it begins, and where it ends."""
+    """Each distinct block: the first rank that has it, its begin and its end."""
     found = [(rank, box) for rank in np.unique(lying.alike).tolist()
              for box in boxes(lying.layout, spec.shape, lying.mesh, rank)]  # fmt: skip
     begin = np.array([box.whole for _, box in found]).reshape(len(found), -1)

@@ -1,4 +1,4 @@
-"""Simulate Programs: the step's time, what of it is communication, and the memory, before anything is run.
+"""Simulate Programs: predict the step's time, its communication and its memory.
 
 >>> from tutti.hardware import Cluster
 >>> made = simulate([program], Cluster.parse("h100:8"))    # doctest: +SKIP
@@ -27,11 +27,11 @@ from tutti.sim.tasks import COMPUTE, Task, tasks_of
 
 @dataclass(frozen=True)
 class Simulation:
-    """What became of some ranks on a clock.
+    """The result of simulating some ranks.
 
-    seconds: until the last is done. tasks, memory, replays: by rank. flops: of all devices' work on matrices; those
-    that were not simulated count as the mean of those that were. spans: every task's time. stalls: when a rank
-    computed nothing, and for which collective.
+    seconds: until the last rank is done. tasks, memory, replays: by rank. flops: of matrix work on all devices; ranks
+    that were not simulated count as the mean of the others. spans: the times of all tasks. stalls: times in which a
+    rank was blocked, and the collective it waited for.
     """
 
     seconds: float
@@ -51,7 +51,7 @@ class Simulation:
         return self.tasks[span.rank][span.number]
 
     def busy(self, rank: int) -> dict[str, float]:
-        """Seconds in which each stream of a rank works: "compute", and each axis."""
+        """Seconds in which each stream of a rank works, by "compute" or mesh axis."""
         found: dict[str, float] = defaultdict(float)
         for span in self.spans:
             if span.rank == rank:
@@ -59,11 +59,11 @@ class Simulation:
         return dict(found)
 
     def idle(self, rank: int) -> dict[str, float]:
-        """Seconds in which each stream of a rank does nothing."""
+        """Seconds in which each stream of a rank is idle."""
         return {stream: self.seconds - busy for stream, busy in self.busy(rank).items()}
 
     def exposed(self, rank: int) -> dict[tuple[str, str], float]:
-        """Seconds in which a rank computes nothing for waiting for collectives: by (kind, axis)."""
+        """Seconds in which a rank is blocked by collectives, by (kind, axis)."""
         found: dict[tuple[str, str], float] = defaultdict(float)
         for stall in self.stalls:
             if stall.rank == rank:
@@ -72,7 +72,7 @@ class Simulation:
         return dict(found)
 
     def communication(self, rank: int) -> dict[tuple[str, str], tuple[int, int, float]]:
-        """By (kind, axis): how many collectives, bytes sent, and seconds under way, hidden or not."""
+        """(count, bytes sent, seconds in flight, hidden or not) of collectives, by (kind, axis)."""
         found: dict[tuple[str, str], tuple[int, int, float]] = {}
         for span in self.spans:
             task = self.task(span)
@@ -82,7 +82,7 @@ class Simulation:
         return found
 
     def slowest(self, rank: int) -> list[tuple[str, str, int, float]]:
-        """(label, phase, how many, seconds) of what a rank computes, the most seconds first."""
+        """(label, phase, count, seconds) of a rank's computations, the slowest first."""
         found: dict[tuple[str, str], list] = defaultdict(lambda: [0, 0.0])
         for span in self.spans:
             task = self.task(span)
@@ -101,14 +101,14 @@ def simulate(
     slower: Mapping[int, float] | None = None,
     held: Mapping[str, int] | None = None,
 ) -> Simulation:
-    """Run the Programs of some ranks on a clock.
+    """Simulate the Programs of some ranks.
 
-    programs: after `exec.levels.improve`. Of ranks that are alike one stands for all: ranks that are not given are
-        taken to be at a collective when the given ones of their group are.
-    level: what is fused (`exec.levels`, `simulated.kernels`).
-    slower: how many times longer a rank takes to compute. held: bytes by kind that are kept beside the Program's own.
+    programs: after `analysis.passes.improve`. Give one of several equal ranks; ranks that are not given reach a
+        collective when the given ones of their group do.
+    level: what is fused.
+    slower: factor on a rank's computing time. held: bytes by kind that stay allocated besides the Program's own.
 
-    ValueError where the cluster has another number of devices than the mesh.
+    Raises ValueError if the cluster and the mesh have different numbers of devices.
     """
     mesh = programs[0].mesh
     if devices(mesh) != cluster.size:
@@ -126,7 +126,7 @@ def simulate(
 
 
 def dtype_of(program: Program) -> torch.dtype:
-    """The dtype in which most of the work on matrices is done."""
+    """The dtype of most of the matrix work."""
     work: dict[torch.dtype, int] = defaultdict(int)
     for node in program.graph.nodes:
         if node.target in FLOPS:

@@ -10,7 +10,7 @@ from tutti.analysis.memory import Memory
 from tutti.analysis.passes import improve
 from tutti.hardware import Cluster
 from tutti.ir.step_graph import StepGraph
-from tutti.lower.collectives import shift
+from tutti.lower.collectives import ppermute
 from tutti.lower.program import Program
 from tutti.lower.shard import shard
 from tutti.plan.layout import Layout, devices
@@ -19,13 +19,13 @@ from tutti.sim.simulate import Simulation, dtype_of
 from tutti.sim.tasks import HOST_COMPUTES, IN, OUT
 
 BESIDE = (OUT, IN, HOST_COMPUTES)
-RANK = 0  # ranks of a plan differ only in numbers: one stands for all
+RANK = 0  # all ranks run equal Programs, so one is simulated
 
 
 @dataclass(frozen=True)
 class Part:
-    """A Program that runs `runs` times in a step. extra: seconds that the runtime computes after each run, on sums.
-    held: bytes by kind that are kept beside the Program's own."""
+    """A Program that runs `runs` times in a step. extra: seconds that the runtime computes after each run, to add
+    gradients. held: bytes by kind that stay allocated besides the Program's own."""
 
     name: str
     program: Program
@@ -45,7 +45,7 @@ class Part:
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a step is predicted to take. flops: of the whole model's step, all devices together. peak: FLOP/s of all."""
+    """The prediction for a step. flops: of the model's step, on all devices. peak: FLOP/s of all devices."""
 
     parts: tuple[Part, ...]
     flops: float
@@ -63,7 +63,7 @@ class DryRun:
 
     @property
     def bubble(self) -> float:
-        """Seconds in which a rank waits for the other devices of a pipeline."""
+        """Seconds in which a rank waits for other devices of a pipeline."""
         return 0.0
 
     @property
@@ -78,13 +78,13 @@ class DryRun:
 
     @property
     def memory(self) -> Memory:
-        """Of the Program that needs most; of other tiers what any needs."""
+        """The memory of the Program with the highest peak. On other tiers, the most that any Program needs."""
         each = [p.simulation.memory[RANK] for p in self.parts]
         tiers = {tier: max(m.tiers.get(tier, 0) for m in each) for m in each for tier in m.tiers}
         return replace(max(each, key=lambda m: m.peak), tiers=tiers)
 
     def communication(self) -> dict[tuple[str, str], tuple[int, int, float, float]]:
-        """By (kind, axis): how many, bytes that a rank sends, seconds under way, and seconds of them exposed."""
+        """(count, bytes sent by a rank, seconds in flight, exposed seconds), by (kind, axis)."""
         found: dict[tuple[str, str], tuple[int, int, float, float]] = {}
         for part in self.counted:
             exposed = part.simulation.exposed(RANK)
@@ -95,7 +95,7 @@ class DryRun:
         return found
 
     def prediction(self) -> Prediction:
-        """What a plan keeps of it."""
+        """The prediction that a plan stores."""
         every, memory = self.communication(), self.memory
         communication = {key: row for key, row in every.items() if key[1] not in BESIDE}
         return Prediction(
@@ -115,7 +115,7 @@ class DryRun:
         )
 
     def slowest(self) -> list[tuple[str, str, int, float]]:
-        """(label, phase, how many, seconds), the most seconds first."""
+        """(label, phase, count, seconds), the slowest first."""
         found: dict[tuple[str, str], list] = defaultdict(lambda: [0, 0.0])
         for part in self.counted:
             for name, phase, count, took in part.simulation.slowest(RANK):
@@ -125,12 +125,12 @@ class DryRun:
 
 
 def lowered(step: StepGraph, plan: Plan, outputs: Mapping[str, Layout], level: str, hidden: Cluster | None) -> Program:
-    """The Program of one rank as it runs. hidden: the cluster, where communication is hidden (`analysis.overlap`).
+    """The Program of one rank as it runs. hidden: the cluster to hide communication for (`analysis.overlap`), or None.
 
-    In a causal ring ranks have more or less to compute, find orders of their own, and so keep to the given one.
+    In causal ring attention ranks have unequal work and would choose different orders, so the order is kept.
     """
     program = shard(step, plan, RANK, outputs)
-    if hidden and any(node.target is shift for node in program.graph.nodes):
+    if hidden and any(node.target is ppermute for node in program.graph.nodes):
         last = shard(step, plan, devices(plan.mesh) - 1, outputs)
         if [n.target for n in last.graph.nodes] != [n.target for n in program.graph.nodes]:
             hidden = None
@@ -138,7 +138,7 @@ def lowered(step: StepGraph, plan: Plan, outputs: Mapping[str, Layout], level: s
 
 
 def peak_of(program: Program, cluster: Cluster) -> float:
-    """Peak FLOP/s of all devices in the dtype in which most is computed; in float32 where it is not known."""
+    """Peak FLOP/s of all devices in the dtype of most of the matrix work, in float32 if that is unknown."""
     try:
         return cluster.peak(dtype_of(program))
     except ValueError:

@@ -1,4 +1,4 @@
-"""A replayed Program as tasks for a clock: what runs on which stream, for how long, and what it waits for."""
+"""A replayed Program as tasks for the clock: the stream of each, its seconds and its dependencies."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tutti.lower.transfers import TRANSFERS, bring, fetch, lend, put, store
 from tutti.plan.tier import DEVICE, HOST
 
 COMPUTE = "compute"
-OUT, IN, HOST_COMPUTES = "the outer link, outwards", "the outer link, inwards", "the host"  # of each rank, by itself
+OUT, IN, HOST_COMPUTES = "the outer link, outwards", "the outer link, inwards", "the host"  # streams private to a rank
 _TRANSFERS: dict[Any, str] = dict(TRANSFERS)
 
 
 @dataclass(frozen=True)
 class Task:
-    """stream: "compute", the mesh axis that a collective runs over, or the link or the host that a transfer or an
-    update takes. name: label of the operator.
+    """stream: "compute", the mesh axis of a collective, or the link or host of a transfer or an offloaded update.
+    name: the operator's label.
 
-    kind: of the collective or transfer, else empty. levels: of the cluster, whose links it uses. waits: the tasks whose
-    result it reads where those run on another stream. bytes: read and written; of a collective sent. event: the number
-    of the call in its replay. blocks: whether the rank stands still until a collective is over.
+    kind: of the collective or transfer, else "". levels: of the cluster, whose links it uses. waits: tasks on other
+    streams whose results it reads. bytes: read and written, or sent by a collective. event: index of the call in its
+    replay. blocks: whether the rank is blocked until the collective ends.
     """
 
     stream: str
@@ -40,10 +40,10 @@ class Task:
 
 
 def tasks_of(replay: Replay, prices: Prices) -> list[Task]:
-    """In the order in which a rank issues them."""
+    """The tasks of a replay, in the order in which a rank issues them."""
     tasks: list[Task] = []
     made_by: dict[Storage, int] = {}  # collectives
-    due: set[int] = set()  # that the rank has been told to wait for
+    due: set[int] = set()  # collectives that the Program has awaited
     for i, event in enumerate(replay.events):
         if event.node.target is wait:
             due |= {made_by[o.storage] for o in event.reads}
@@ -74,7 +74,7 @@ def tasks_of(replay: Replay, prices: Prices) -> list[Task]:
 
 
 def stream_of(event: Event) -> str:
-    """Where a transfer, or an operator of the host, runs; empty for what the device computes."""
+    """The stream of a transfer or of an operator on the host; "" for the device."""
     node = event.node
     if node.target in (fetch, bring):
         return IN

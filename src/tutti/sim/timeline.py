@@ -1,8 +1,8 @@
-"""A simulated step as a timeline that https://ui.perfetto.dev and chrome://tracing open.
+"""A simulated step as a trace for https://ui.perfetto.dev and chrome://tracing.
 
-Chrome's trace event format: complete events ("X") with begin and duration in microseconds, one process a rank, one
-thread for what it computes and one for each axis that it communicates over, and a counter of its memory. Names are
-labels, so that the layers of a model share theirs.
+Chrome's trace event format: complete events ("X") with begin and duration in microseconds; one process per rank, with
+a thread for computation, one for each mesh axis, and a counter of its memory. Events are named by label, so the layers
+of a model share names.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ MICRO = 1e6
 
 
 def timeline(made: DryRun) -> dict[str, Any]:
-    """The trace of a step. Of microbatches that are alike the first is shown, the others are one block; of a pipeline
-    each action of each device."""
+    """The trace of a step. Of equal microbatches the first is shown, the others are one block. For a pipeline, each
+    action of each device."""
     summary = {"seconds": made.seconds, "fraction_of_peak": made.fraction_of_peak, "cluster": str(made.cluster)}
     if isinstance(made, PipelineDryRun):
         head = names(range(len(made.memories)), [COMPUTE], "device")
@@ -50,7 +50,7 @@ def save_timeline(made: DryRun, path: Path) -> None:
 
 
 def names(ranks: Sequence[int], streams: Sequence[str], called: str = "rank") -> list[dict[str, Any]]:
-    """Metadata: what processes and threads are called, and their order."""
+    """Metadata events: names and order of processes and threads."""
     found = []
     for rank in ranks:
         found.append({"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"{called} {rank}"}})
@@ -62,7 +62,7 @@ def names(ranks: Sequence[int], streams: Sequence[str], called: str = "rank") ->
 
 
 def spans(made: Simulation, streams: Sequence[str], at: float) -> list[dict[str, Any]]:
-    """A complete event for each task, `at` seconds later than on its own clock."""
+    """A complete event for each task, shifted by `at` seconds."""
     threads = {stream: i for i, stream in enumerate(streams)}
     found = []
     for span in made.spans:
@@ -79,7 +79,7 @@ def spans(made: Simulation, streams: Sequence[str], at: float) -> list[dict[str,
 
 
 def memory_counter(made: Simulation, of: DryRun, at: float) -> list[dict[str, Any]]:
-    """How many bytes are alive while each task runs."""
+    """The live bytes during each task."""
     on, found = platform(of.cluster.device), []
     for rank in made.ranks:
         alive = [total for total, *_ in walk(made.replays[rank], on)]

@@ -1,1 +1,1 @@
-"""Capture: from Python code to one graph of ATen operators, and what changes later."""
+"""Capture: trace Python code into one graph of ATen operators, and rewrite that graph."""

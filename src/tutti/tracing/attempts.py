@@ -1,7 +1,7 @@
-"""Tracing a step until it is known that one graph stands for what its Python code does.
+"""Trace a step until one graph is known to represent its Python code.
 
-Each attempt runs the code on fake tensors. Several are made only where a first one has seen a reason: forward changed
-Python state, drew Python random numbers, or branched on values that depend on parameters (`tracing.decisions`).
+Each attempt runs the code on fake tensors. Further attempts are made only if the first one showed a reason: forward
+changed Python state, drew Python random numbers, or branched on values that depend on parameters (`tracing.decisions`).
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from tutti.tracing.input_free import InputFree, line
 from tutti.tracing.snapshot import Snapshot
 from tutti.tracing.trace import Refused, Traced, last_node, trace, written_since
 
-PASSED_ON = (Refused, Unlike, Endless, *compat.ValuesNeeded)  # errors that no other way of a branch mends
-MOST_SITES = 64  # branches that are looked into
+PASSED_ON = (Refused, Unlike, Endless, *compat.ValuesNeeded)  # errors that the other side of a branch cannot fix
+MOST_SITES = 64  # maximum number of branches to trace both ways
 
 
 class StateFound(Exception):
-    """Plain tensor attributes turn out to be state. paths: where they are in the model."""
+    """Plain tensor attributes turn out to be state. paths: their paths in the model."""
 
     def __init__(self, paths: set[str]):
         self.paths = paths
 
 
 class Attempts:
-    """function: returns named outputs; `function.autograd` is how many autograd nodes it has made. roots: objects whose
+    """function: returns named outputs; `function.autograd` is the number of its autograd nodes. roots: objects whose
     Python state it may change. known: see `trace`.
 
-    After `traced()`: results, the names of outputs; checks, what fails by the name of an output.
+    After `traced()`: results, the names of outputs; checks, the failure message by output name.
     """
 
     def __init__(self, function: Any, args: tuple[torch.Tensor, ...],
@@ -46,13 +46,13 @@ class Attempts:
         self.function, self.args, self.known, self.roots, self.decisions = function, args, known, roots, decisions
         self.results: list[str] = []
         self.checks: dict[str, str] = {}
-        self.whole: list[Site] = []  # with `and` or `or` that cannot be rewritten, or is not theirs
+        self.whole: list[Site] = []  # conditions whose `and` or `or` cannot be rewritten
 
     def traced(self) -> Traced:
-        """The graph; the Python state of `roots` is as before, whatever happens.
+        """The graph. The Python state of `roots` is restored in any case.
 
-        Raises StateFound for tensor attributes that forward reads and replaces, ValueError where the graph depends on
-        other Python state that forward changes, on Python's random numbers, or on values that only a run knows.
+        Raises StateFound for tensor attributes that forward reads and replaces, and ValueError if the graph depends on
+        other Python state that forward changes, on Python's random numbers, or on values known only at run time.
         """
         snapshot = Snapshot(self.roots)
         with BothWays(last_node, written_since, self.roots) as both_ways:
@@ -76,7 +76,7 @@ class Attempts:
             made = self._first(snapshot)
             self.names, self.autograd, sites = self.results, self.function.autograd, list(self.decisions.conditions)
             if late := [site for site in self.decisions.conditions if site in self.decisions.late]:
-                raise Branches(late[0], ValueError("it is asked for in the backward pass"))
+                raise Branches(late[0], ValueError("the condition is evaluated in the backward pass"))
             self._find_state(snapshot, made)
             changes = {p: (old, new) for p, (old, new) in snapshot.changes().items() if not _stands_in(new)}
             if changes := changes | snapshot.filled():
@@ -107,7 +107,7 @@ class Attempts:
         return trace(flat, *self.args, known=self.known, decisions=self.decisions, after=after)
 
     def _first(self, snapshot: Snapshot) -> Traced:
-        """A first graph: where the code raises behind a branch, the other way is taken."""
+        """A first graph. If the code raises after a branch, the other side is taken."""
         while True:
             try:
                 return self._run()
@@ -121,7 +121,7 @@ class Attempts:
             snapshot.restore()
 
     def _find_state(self, snapshot: Snapshot, made: Traced) -> None:
-        """Raise StateFound for tensors that are read and then replaced, or written into."""
+        """Raise StateFound for tensors that are read and then replaced or written."""
         constants = {id(x) for x in made.constants.values()}
         written = {id(made.constants[str(x.target)]) for node in made.graph.nodes for x in _constants_written(node)}
         changes = snapshot.changes().items()
@@ -132,14 +132,14 @@ class Attempts:
         if unknown := written - held.keys():
             shape = next(tuple(x.shape) for x in made.constants.values() if id(x) in unknown)
             raise ValueError(
-                f"forward writes into a tensor of shape {shape} that is no attribute of a module of the model; make it "
-                "a buffer (register_buffer), which is state of the step"
+                f"forward writes into a tensor of shape {shape} that is not an attribute of a module: make it a buffer "
+                "(register_buffer), so that it is state of the step"
             )
         if paths:
             raise StateFound(paths)
 
     def _compare_with_next_call(self, made: Traced, changes: Mapping[str, tuple[Any, Any]]) -> None:
-        """ValueError where a second call of the code, from what the first one left, gives another graph."""
+        """Raise ValueError if a second call, which starts from the state the first one left, gives another graph."""
         path, (old, new) = min(changes.items(), key=lambda change: isinstance(change[1][1], torch.Tensor))
         if not self._is_like(made, after=made):
             raise ValueError(
@@ -149,17 +149,17 @@ class Attempts:
             )
 
     def _compare_with_other_numbers(self, made: Traced, drawn: Sequence[str], snapshot: Snapshot) -> None:
-        """ValueError where other random numbers of Python give another graph."""
+        """Raise ValueError if other Python random numbers give another graph."""
         for seed in (1, 2):
             snapshot.reseed(seed)
             if not self._is_like(made):
                 raise ValueError(
-                    f"the model draws numbers from {drawn[0]}, and what it computes depends on them. A step is "
-                    "captured once: draw with torch.rand, or pass the numbers with the batch"
+                    f"the graph depends on random numbers that the model draws from {drawn[0]}. A step is captured "
+                    "once: draw with torch.rand, or pass the numbers with the batch"
                 )
 
     def _other_way(self, made: Traced, site: Site) -> str | None:
-        """What the code raises where it goes the other way at a site; None where that makes no difference."""
+        """The error that the code raises on the other side of a branch, or None if the graph stays the same."""
         known = set(self.decisions.taken)
         self.decisions.taken[site] = not self.decisions.taken[site]
         try:
@@ -177,9 +177,9 @@ class Attempts:
         return None
 
     def _is_like(self, made: Traced, after: Traced | None = None) -> bool:
-        """Whether the forward pass gives the same graph once more, but for conditions; not where it gives none.
+        """Whether the forward pass gives the same graph again, conditions aside. False if it gives none.
 
-        after: the trace whose call has left tensors that are read now.
+        after: the trace whose call left the tensors that are read now.
         """
         try:
             other = self._run(forward_only=not self.function.backward_matters, after=after)
@@ -193,7 +193,7 @@ class Attempts:
         return before == written_out(other, [ours.args[0][self.results.index(name)] for name in kept])
 
     def _without_other_checks(self, made: Traced, results: list[str]) -> list[str]:
-        """Drop the outputs of conditions that are no checks; the names that are left."""
+        """Drop the outputs of conditions that are not checks. Returns the names that remain."""
         kept = [i for i, name in enumerate(results) if not name.startswith(f"{CHECK}:") or name in self.checks]
         (output,) = made.graph.find_nodes(op="output")
         output.args = (tuple(output.args[0][i] for i in kept),)
@@ -201,14 +201,14 @@ class Attempts:
 
 
 class Compound(Exception):
-    """A condition with `and` or `or` decides before it is known as a whole."""
+    """A condition with `and` or `or` branches before all of it is known."""
 
     def __init__(self, site: Site):
         self.site = site
 
 
 class Branches(ValueError):
-    """A line at which the model computes one thing or another by values that depend on parameters."""
+    """The model branches on values that depend on parameters, and both sides compute different things."""
 
     def __init__(self, site: Site, why: Exception | None = None):
         self.site = site
@@ -221,7 +221,7 @@ class Branches(ValueError):
 
 
 def written_out(traced: Traced, results: Sequence[fx.Node]) -> str:
-    """What results are made of as text: the same for equal graphs, wherever they make what depends on no input."""
+    """The computation of results as text, equal for equal graphs. Input-free values count by what they contain."""
     free = InputFree(traced.graph, traced.constants)
     (output,) = traced.graph.find_nodes(op="output")
     names: dict[fx.Node, str] = {}
@@ -236,7 +236,7 @@ def written_out(traced: Traced, results: Sequence[fx.Node]) -> str:
 
 
 def _needed(graph: fx.Graph, results: Sequence[fx.Node]) -> list[fx.Node]:
-    """The nodes on which results depend, with those before them that write into tensors, in order."""
+    """The nodes that results depend on, and earlier nodes that write into tensors, in order."""
     needed: set[fx.Node] = set()
     behind, wanted = True, set(results)
     for node in reversed(graph.nodes):
@@ -251,7 +251,7 @@ def _constants_written(node: fx.Node) -> list[fx.Node]:
 
 
 def _stands_in(value: Any) -> bool:
-    """Whether a value holds nothing but parameters' stand-ins, as the weights that an LSTM collects."""
+    """Whether a value consists of stand-ins for parameters only, such as the list of an LSTM's weights."""
     if isinstance(value, (list, tuple)):
         return bool(value) and all(map(_stands_in, value))
     value = value() if isinstance(value, weakref.ref) else value

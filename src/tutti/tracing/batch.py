@@ -1,10 +1,10 @@
-"""Batches: nested containers whose leaves are tensors, or plain values that are the same for every step.
+"""Batches: nested containers whose leaves are tensors, or plain values that are constant over steps.
 
 A batch is a dict, tuple, list, named tuple, dataclass or other mapping (`BatchEncoding`), nested at will. The name of a
-leaf is its path with dots: `labels`, `0`, `targets.3.boxes`. The items of a list belong to one sample each, if there
+leaf is its path with dots: `labels`, `0`, `targets.3.boxes`. The items of a list belong to one sample each if there
 are as many as the batch has rows, else to all rows.
 
-A leaf that is no tensor is *static*: it is a part of the captured graph, and a batch with another value is captured
+A leaf that is no tensor is *static*: it is part of the captured graph, and a batch with another value is captured
 again.
 """
 
@@ -23,11 +23,11 @@ PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.d
 
 
 def leaves(batch: Batch) -> Iterator[tuple[str, Any]]:
-    """(name, leaf) of all leaves, in order. Raises ValueError where a leaf is neither a tensor nor a plain value."""
+    """(name, leaf) of all leaves, in order. Raises ValueError if a leaf is neither a tensor nor a plain value."""
     if isinstance(batch, torch.Tensor):
         raise ValueError("the batch is a tensor; give a dict (keyword arguments of the model) or a tuple of tensors")
     if not _is_container(batch):
-        raise ValueError(f"the batch is a {type(batch).__name__}; a batch is a dict or tuple of tensors")
+        raise ValueError(f"the batch is a {type(batch).__name__}; give a dict or tuple of tensors")
     return _leaves("", batch)
 
 
@@ -39,8 +39,8 @@ def _leaves(name: str, tree: Any) -> Iterator[tuple[str, Any]]:
         yield name, tree
     else:
         raise ValueError(
-            f"batch entry {name!r} is a {type(tree).__name__}; a batch is a dict or tuple of tensors and plain values "
-            "(numbers, strings, None): convert arrays with torch.as_tensor"
+            f"batch entry {name!r} is a {type(tree).__name__}; entries are tensors or plain values (numbers, strings, "
+            "None): convert arrays with torch.as_tensor"
         )
 
 
@@ -50,8 +50,8 @@ def batch_items(batch: Batch) -> list[tuple[str, torch.Tensor]]:
 
 
 def inputs(batch: Batch) -> dict[str, torch.Tensor]:
-    """The tensors of a batch as inputs of a graph: `batch:name` where dim 0 has the rows of the batch, or there is no
-    dim, else `common:name`."""
+    """The tensors of a batch as inputs of a graph: `batch:name` if dim 0 is the batch dim, or for a 0-d tensor, else
+    `common:name`."""
     size, listed = rows(batch), {id(x) for x in _inside_lists(batch)}
     return {
         f"{'batch' if not x.ndim or (x.shape[0] == size and id(x) not in listed) else 'common'}:{name}": x
@@ -60,12 +60,12 @@ def inputs(batch: Batch) -> dict[str, torch.Tensor]:
 
 
 def statics(batch: Batch) -> tuple[tuple[str, Any], ...]:
-    """The leaves of a batch that are no tensors, with their names."""
+    """The leaves of a batch that are not tensors, with their names."""
     return tuple((name, x) for name, x in leaves(batch) if not isinstance(x, torch.Tensor))
 
 
 def rebuilt(batch: Batch, values: Mapping[str, Any]) -> Batch:
-    """The same containers with other leaves; leaves without a value stay."""
+    """The same containers with other leaves. Leaves without a value are kept."""
     return _rebuilt("", batch, values)
 
 
@@ -76,8 +76,8 @@ def _rebuilt(name: str, tree: Any, values: Mapping[str, Any]) -> Any:
 
 
 def rows(batch: Batch) -> int:
-    """The size of the batch dim: of dim 0 of most tensors, of equally frequent sizes the first. Tensors in lists count
-    only where there are no others, since a list has an item per sample. 0 for a batch without such tensors."""
+    """The batch size: the most frequent size of dim 0, of equally frequent ones the first. Tensors in lists count only
+    if there are no others, since a list has one item per sample. 0 for a batch without such tensors."""
     sizes = [x.shape[0] for x in _outside_lists(batch) if x.ndim] or [
         x.shape[0] for _, x in batch_items(batch) if x.ndim
     ]
@@ -99,10 +99,10 @@ def _inside_lists(batch: Batch) -> list[torch.Tensor]:
 
 
 def part(batch: Batch, begin: int, end: int) -> Batch:
-    """The rows from `begin` to below `end` of a batch.
+    """The rows of a batch from `begin` up to, not including, `end`.
 
-    Tensors whose dim 0 has the size of the batch are sliced, and lists of that length, which have an item per sample.
-    All else (positions, a temperature, a shared mask) belongs to every part.
+    Tensors whose dim 0 has the batch size are sliced, and lists of that length, which have one item per sample.
+    Everything else (positions, a temperature, a shared mask) belongs to every part.
     """
     size = rows(batch)
     return _like(batch, [_part(x, size, begin, end) for _, x in _items(batch)])
@@ -119,7 +119,7 @@ def _part(tree: Any, size: int, begin: int, end: int) -> Any:
 
 
 def _like(tree: Any, values: list[Any]) -> Any:
-    """A container of the kind of `tree` that holds these values."""
+    """A container of the type of `tree` with these values."""
     if type(tree) in (tuple, list):
         return type(tree)(values)
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):

@@ -1,19 +1,19 @@
-"""Branches on values that only a run knows, rewritten so that both ways are computed and `torch.where` takes one.
+"""Rewrite branches on values known only at run time: compute both sides, and select one with `torch.where`.
 
 The statement
 
     if torch.isinf(h).any():
         h = h.clamp(-1e4, 1e4)
 
-becomes, in a copy of the code of its function that is in use during capture alone,
+becomes, in a copy of its function's code that is used only during capture,
 
     def then(h): h = h.clamp(-1e4, 1e4); return (h,)
     def otherwise(h): return (h,)
     (h,) = choose(torch.isinf(h).any(), then, otherwise, (h,))
 
-and so does `a if condition else b`. Both ways have to give tensors of the same shapes and dtypes. They may leave the
-function only by a return at the end of each, and may neither store attributes or items nor write into tensors made
-before. Where the way that is not taken divides by zero or has an infinite derivative, gradients are NaN, as with any
+and so does `a if condition else b`. Both sides must give tensors of the same shapes and dtypes. They may leave the
+function only by a return at the end of each, and may neither store attributes or items nor write into tensors created
+before. If the side not taken divides by zero or has an infinite derivative, gradients are NaN, as with any
 `torch.where`.
 """
 
@@ -39,14 +39,14 @@ NAMES = ("__tutti_choose__", "__tutti_any__", "__tutti_all__", "__tutti_not__", 
 
 
 class Unlike(ValueError):
-    """The two ways of a branch cannot be merged."""
+    """The two sides of a branch cannot be merged."""
 
 
 class BothWays:
-    """Functions whose branches are rewritten; their code is as before at the end of the `with` block.
+    """Functions with rewritten branches. Their code is restored at the end of the `with` block.
 
-    mark: returns a point in the trace. written_since: whether tensors made before that point have been written into.
-    roots: objects whose Python state neither way may change.
+    mark: returns a point in the trace. written_since: whether tensors created before that point have been written.
+    roots: objects whose Python state neither side may change.
     """
 
     def __init__(self, mark: Callable[[], Any], written_since: Callable[[Any], bool], roots: Sequence[Any]):
@@ -65,8 +65,8 @@ class BothWays:
                 function.__globals__.pop(name, None)
 
     def rewrite(self, site: Site, what: str) -> bool:
-        """Rewrite the branch at a line, or the `and` and `or` of its condition; False where there is nothing that can
-        be, or it has been rewritten already."""
+        """Rewrite the branch at a line, or the `and` and `or` of its condition. False if there is nothing to rewrite,
+        or it has been rewritten already."""
         self.last, code = site, site.code
         if code is None:
             return False
@@ -86,21 +86,21 @@ class BothWays:
         return True
 
     def choose(self, condition: Any, then: Callable, otherwise: Callable, values: tuple) -> tuple:
-        """What the rewritten branch calls: one way for a Python boolean, both for a tensor."""
+        """Called by a rewritten branch: runs one side for a Python boolean, both for a tensor."""
         if not isinstance(condition, torch.Tensor):
             return then(*values) if condition else otherwise(*values)
         before, snapshot = self.mark(), Snapshot([*self.roots, then, otherwise, list(values)])
         made = then(*values), otherwise(*values)
         if changes := snapshot.changes():
-            raise Unlike(f"one way of the branch changes Python state: {next(iter(changes)) or 'a local container'}")
+            raise Unlike(f"one side of the branch changes Python state: {next(iter(changes)) or 'a local container'}")
         if self.written_since(before):
-            raise Unlike("one way of the branch writes into a tensor that was made before it")
+            raise Unlike("one side of the branch writes into a tensor created before the branch")
         condition = condition.reshape(()) if condition.dtype is torch.bool else condition.reshape(()) != 0
         return tuple(_merged(condition, a, b) for a, b in zip(*made, strict=True))
 
 
 def _functions_of(code: CodeType) -> list[FunctionType]:
-    """The functions that run this code, also those that `gc.freeze()` has hidden."""
+    """The functions with this code, including those hidden by `gc.freeze()`."""
     with unfrozen():
         return [f for f in gc.get_referrers(code) if isinstance(f, FunctionType) and f.__code__ is code]
 
@@ -108,7 +108,7 @@ def _functions_of(code: CodeType) -> list[FunctionType]:
 def _merged(condition: torch.Tensor, a: Any, b: Any) -> Any:
     if a is b or b is UNDEFINED:
         return a
-    if a is UNDEFINED:  # a name that one way alone assigns is for that way
+    if a is UNDEFINED:  # a name that only one side assigns is local to that side
         return b
     if isinstance(a, (tuple, list)) and type(a) is type(b) and len(a) == len(b):
         return type(a)(_merged(condition, x, y) for x, y in zip(a, b, strict=True))
@@ -116,7 +116,7 @@ def _merged(condition: torch.Tensor, a: Any, b: Any) -> Any:
         return torch.where(condition, a, b)
     if type(a) is type(b) and isinstance(a, (bool, int, float, str)) and a == b:
         return a
-    raise Unlike(f"one way of the branch gives {_told(a)}, the other one {_told(b)}")
+    raise Unlike(f"one side of the branch gives {_told(a)}, the other {_told(b)}")
 
 
 def _told(x: Any) -> str:
@@ -130,12 +130,12 @@ def _truth(x: Any) -> Any:
 
 
 def _any(*values: Callable[[], Any]) -> Any:
-    """`a or b`, combined where both are tensors."""
+    """`a or b`, elementwise if both are tensors."""
     return _logical(torch.logical_or, True, values)
 
 
 def _all(*values: Callable[[], Any]) -> Any:
-    """`a and b`, combined where both are tensors."""
+    """`a and b`, elementwise if both are tensors."""
     return _logical(torch.logical_and, False, values)
 
 
@@ -159,7 +159,7 @@ def _value(held: dict[str, Any], name: str) -> Any:
 
 
 def _rewritten(code: CodeType, edits: list[tuple[str, int]]) -> CodeType | None:
-    """The code of a function with these edits; None where one of them finds nothing, or cannot be made."""
+    """The code of a function with these edits, or None if one of them is not possible."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
     except (OSError, SyntaxError):
@@ -196,7 +196,7 @@ def _edited(function: ast.FunctionDef, what: str, line: int) -> ast.AST | None:
 
 
 def _take_rest(function: ast.FunctionDef, branch: ast.AST | None) -> None:
-    """Where a branch returns, what follows it is its other way."""
+    """If a branch returns, the statements after it become its other side."""
     if not isinstance(branch, ast.If) or branch.orelse or not isinstance(branch.body[-1], ast.Return):
         return
     for block in [getattr(n, name, None) for n in ast.walk(function) for name in ("body", "orelse")]:
@@ -220,7 +220,7 @@ def _code_named(code: CodeType, name: str) -> CodeType | None:
 
 
 class _Writer(ast.NodeTransformer):
-    """Rewrites nodes. left: those that are not rewritten yet, or cannot be."""
+    """Rewrites nodes. left: nodes that are not rewritten yet, or cannot be."""
 
     def __init__(self, nodes: list[ast.AST | None]):
         self.left = nodes
@@ -280,7 +280,7 @@ def _tuple(values: list[str]) -> str:
 
 
 class _Condition(ast.NodeTransformer):
-    """`and`, `or` and `not` of a condition, which ask for values, as functions of tensors."""
+    """Turns `and`, `or` and `not` of a condition into functions of tensors."""
 
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
         self.generic_visit(node)

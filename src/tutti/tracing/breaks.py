@@ -1,7 +1,7 @@
-"""Graph breaks: where TorchDynamo leaves a graph for plain Python, why, and how the code would stay in it.
+"""Graph breaks: where and why TorchDynamo falls back to plain Python, and how to change the code.
 
-TorchDynamo's own reasons speak of its inner parts. `REASONS` puts those that models meet into words, with what to write
-instead; of others its own first line and hint are passed on.
+TorchDynamo's reasons refer to its internals. `REASONS` rephrases common ones and says what to write instead. For
+others, its own first line and hint are used.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tutti import compat
 
 @dataclass(frozen=True)
 class Break:
-    """A line at which a graph ends. whole: the function that it stands in runs as plain Python from its beginning;
-    what it calls may be in graphs all the same. told: TorchDynamo's own words."""
+    """A line at which a graph ends. whole: its function runs as plain Python from the beginning; functions it calls may
+    still be compiled. told: TorchDynamo's own words."""
 
     file: str
     line: int
@@ -33,7 +33,7 @@ class Break:
         return f"{where}\n    {self.reason}\n    instead: {self.instead}{rest}"
 
 
-# How a reason of TorchDynamo begins or what it names: in plain words, and what to write instead. The first that fits.
+# A pattern of TorchDynamo's reason: a plain explanation, and what to write instead. The first match counts.
 REASONS: list[tuple[str, str, str]] = [
     (r"generator function",
      "it is a generator function: its body is left and entered again between calls",
@@ -90,7 +90,7 @@ WHOLE = "where the break is in a loop, a try or a with, give its body to a funct
 
 
 def put_into_words(found: compat.GraphBreak) -> Break:
-    """What TorchDynamo says of a break, for a reader who does not know its inner parts."""
+    """A graph break in plain words."""
     said = found.reason.partition("User code traceback")[0].strip()
     first = said.partition("\n")[0]
     text = re.sub(r"\(e\.g\.[^)]*\)", "", f"{first} {_details(said)}")
@@ -102,12 +102,12 @@ def put_into_words(found: compat.GraphBreak) -> Break:
 
 
 def _details(reason: str) -> str:
-    """The explanation and the context of a reason; not its hints, which name much else."""
+    """The explanation and context of a reason, without its hints."""
     kept = re.findall(r"^\s*(?:Explanation|Developer debug context): (.*)$", reason, re.MULTILINE)
     return " ".join(kept)
 
 
 def _hints(reason: str) -> list[str]:
-    """What TorchDynamo would do, but for its own settings and its advice to those who develop it."""
+    """TorchDynamo's hints, except about its own settings and its development."""
     found = re.findall(r"^\s*Hint: (.*)$", reason, re.MULTILINE)
     return [hint for hint in found if "_dynamo.config" not in hint and "report an issue" not in hint]

@@ -1,4 +1,4 @@
-"""From the raw trace to a StepGraph: named inputs and outputs, no dead weight, annotated nodes."""
+"""Turn the raw trace into a StepGraph: name inputs and outputs, remove dead code, annotate nodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import fx
 from tutti.ir.costs import FREE, annotate_costs
 from tutti.ir.labels import annotate_labels
 from tutti.ir.step_graph import BACKWARD, FORWARD, GUARD, UPDATE, WRITTEN, Call, Spec, StepGraph
-from tutti.tracing.anew import make_without_operands
+from tutti.tracing.like_operators import make_without_operands
 from tutti.tracing.pattern_table import PATTERNS
 from tutti.tracing.patterns import Pattern, fuse_patterns
 from tutti.tracing.randomness import make_reproducible
@@ -26,9 +26,9 @@ def build(
     device: torch.device,
     patterns: Sequence[Pattern] = PATTERNS,
 ) -> StepGraph:
-    """The StepGraph of a functional trace whose inputs and outputs have these names, in order.
+    """The StepGraph of a functional trace with these names of inputs and outputs, in order.
 
-    patterns: for which fused operators take the places of what models write out.
+    patterns: which fused operators replace decomposed ones.
     """
     graph = traced.graph
     placeholders = dict(zip(inputs, (n for n in graph.nodes if n.op == "placeholder"), strict=True))
@@ -66,7 +66,7 @@ def build(
 
 
 def _lift_constants(traced: Traced, placeholders: dict[str, fx.Node]) -> dict[str, torch.Tensor]:
-    """Tensors that the model made out of Python numbers become inputs of kind `constant`."""
+    """Tensors that the model created from Python numbers become inputs of kind `constant`."""
     graph, constants = traced.graph, {}
     first = next(n for n in graph.nodes if n.op != "placeholder")
     for node in [n for n in graph.nodes if n.op == "get_attr"]:
@@ -82,8 +82,8 @@ def _lift_constants(traced: Traced, placeholders: dict[str, fx.Node]) -> dict[st
 
 
 def _successors(results: dict[str, fx.Node], inputs: dict[str, fx.Node]) -> dict[str, fx.Node]:
-    """Without outputs that are an untouched input. A parameter that forward writes into and no update replaces has that
-    as its successor."""
+    """Drop outputs that are unchanged inputs. If forward writes into a parameter and no update replaces it, the written
+    value is its successor."""
     kept = {}
     for name, node in results.items():
         kind, _, path = name.partition(":")
@@ -94,11 +94,11 @@ def _successors(results: dict[str, fx.Node], inputs: dict[str, fx.Node]) -> dict
 
 
 def _keep_old_state(graph: fx.Graph, inputs: dict[str, fx.Node], results: dict[str, fx.Node]) -> None:
-    """Let the backward pass read a copy of state that the forward pass replaces: the forward pass of another microbatch
-    may come before it."""
+    """Make the backward pass read a copy of state that the forward pass replaces: another microbatch's forward pass may
+    run in between."""
     changed = {inputs[f"param:{name.partition(':')[2]}"] for name in results if name.startswith(f"{WRITTEN}:")}
     changed |= {inputs[name] for name, x in results.items() if name in inputs and x.meta["phase"] != UPDATE}
-    views = {x: x for x in changed}  # what looks at such an input -> that input
+    views = {x: x for x in changed}  # views of such an input -> that input
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
@@ -116,7 +116,7 @@ def _keep_old_state(graph: fx.Graph, inputs: dict[str, fx.Node], results: dict[s
 
 
 def _adopt(graph: fx.Graph) -> None:
-    """What the update does to one parameter's gradient alone belongs to that parameter's module."""
+    """Assign update nodes that only depend on one parameter's gradient to that parameter's module."""
     for node in graph.nodes:
         if node.op == "call_function" and node.meta["phase"] == UPDATE and not node.meta["path"]:
             owners = set(_owners(node))
@@ -125,7 +125,7 @@ def _adopt(graph: fx.Graph) -> None:
 
 
 def _owners(node: fx.Node) -> Iterator[str]:
-    """The modules that operands belong to, seen through what only looks whether they are finite."""
+    """The modules of a node's operands, ignoring checks for non-finite values."""
     for operand in node.all_input_nodes:
         if operand.op == "call_function" and operand.meta["path"] == GUARD:
             yield from (path for x in operand.all_input_nodes if (path := x.meta.get("path")) and path != GUARD)
@@ -134,7 +134,7 @@ def _owners(node: fx.Node) -> Iterator[str]:
 
 
 def _own(graph: fx.Graph, node: Call) -> Call:
-    """An output that only looks at an input becomes a copy: inputs are written into, by the update or the user."""
+    """Copy an output that is a view of an input: the update or the user may write into inputs."""
     looked_at = node
     while looked_at.op == "call_function" and looked_at.target in FREE:
         looked_at = looked_at.args[0]

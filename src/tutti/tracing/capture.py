@@ -1,7 +1,7 @@
 """Capture: a model, a batch and an optimizer become one StepGraph.
 
-The step is executed once with fake tensors (no memory, no arithmetic) and traced: forward, `autograd.grad`,
-optimizer update. Python control flow that does not depend on data is simply run.
+The step runs once on fake tensors (no memory, no arithmetic) and is traced: forward, `autograd.grad`, optimizer update.
+Python control flow that does not depend on tensor values is simply executed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ INSTEAD = (
     "decide it before the batch is made. On one device tutti.jit(model) runs it as it is, and its report() tells of "
     "all such places"
 )
-# What a model calls that asks for values itself: `if`, `.item()`, `.tolist()`; x[mask].
+# Operators that read values directly for `if`, `.item()`, `.tolist()` and x[mask].
 ASKED = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
 
 
@@ -63,53 +63,53 @@ def capture(
     behind: Mapping[str, int] | None = None,
     metrics: Collection[str] = (),
 ) -> StepGraph:
-    """Record loss, gradients and optimizer update of one training step as one functional ATen graph.
+    """Capture loss, gradients and optimizer update of one training step as one functional ATen graph.
 
-    model: any module; on the meta device it costs no memory. Its training mode is respected.
+    model: any module; on the meta device it takes no memory. Its training mode is respected.
     batch: a dict (passed as keyword arguments) or a tuple of tensors, nested at will (`tracing.batch`). Values matter
-        only where the model's Python code reads them, and of entries that are no tensors.
+        only if the model's Python code reads them, and for entries that are not tensors.
     optimizer: a `torch.optim` instance over the model's parameters; without one the graph ends at the gradients.
-    loss: `loss(model, batch) -> 0-d tensor`; by default the model is called and its output has a `.loss` or is it.
+    loss: `loss(model, batch) -> 0-d tensor`; by default the model is called, and its output is the loss or has `.loss`.
     clip_norm: clip the global norm of all gradients, as `torch.nn.utils.clip_grad_norm_` does.
     fp32_master_weights: keep and update float32 copies of low-precision parameters with the optimizer state.
-    stochastic_rounding: bfloat16 parameters and their optimizer state are updated in float32 and rounded at random, on
-        average to what they would be.
-    gradients: False records the forward pass only.
-    guarded: parameters and optimizer state stay what they were where loss or gradients are not finite; the output
-        `skipped`, a 0-d float32 tensor, then is 1.
-    patterns: what becomes fused operators where a model writes it out (`tracing.patterns`); () leaves all as written.
+    stochastic_rounding: update bfloat16 parameters and their optimizer state in float32, and round stochastically
+        (unbiased).
+    gradients: False captures the forward pass only.
+    guarded: leave parameters and optimizer state unchanged if loss or gradients are not finite; the output `skipped`, a
+        0-d float32 tensor, is then 1.
+    patterns: the decomposed operators to replace by fused ones (`tracing.patterns`); () replaces none.
     attributes: paths of plain tensor attributes that are state like buffers. Capture finds those that forward replaces.
-    microbatches: how many batches like this one are accumulated for an update. The gradient is that of one; hooks on
-        gradients see it divided by their number, as a loop that accumulates the mean does it.
-    behind: by how many updates parameters are behind the step number, by name; by default as in the optimizer's state.
+    microbatches: number of batches accumulated for an update. The captured gradient is that of one; hooks on gradients
+        see it divided by this number, as in a loop that accumulates the mean.
+    behind: by how many updates parameters lag the step number, by name; by default as in the optimizer's state.
     metrics: entries of the model's output that become outputs `metric:name`. A loss that returns (loss, metrics) gives
         all of them.
 
-    An enclosing `torch.autocast` is recorded with the graph. The forward pass runs on fake tensors, and whatever it
-    changes in the model's Python state is undone. Values that Python code takes from the batch are those of this batch
-    (`StepGraph.guards`). Branches on other values are traced both ways: a way that raises becomes a check
-    (`StepGraph.checks`). Checks inside operators, as the one for singular matrices behind `torch.linalg.solve`, are
-    dropped: the result is infinite or NaN.
+    An enclosing `torch.autocast` is captured too. The forward pass runs on fake tensors, and changes to the model's
+    Python state are undone. Values that Python code reads from the batch become constants (`StepGraph.guards`).
+    Branches on other values are traced both ways: a side that raises becomes a check (`StepGraph.checks`). Checks
+    inside operators, such as the one for singular matrices in `torch.linalg.solve`, are dropped: the result is infinite
+    or NaN.
 
-    Raises ValueError where the loss is not a floating 0-d tensor, nothing requires a gradient, the model branches on
-    values that depend on parameters, or forward depends on Python state that it changes itself.
+    Raises ValueError if the loss is not a 0-d floating-point tensor, if nothing requires a gradient, if the model
+    branches on values that depend on parameters, or if forward depends on Python state that it changes.
     """
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         kind = type(optimizer).__name__
-        raise ValueError(f"the optimizer is a {kind}, not of torch.optim: capture takes model, batch, optimizer")
+        raise ValueError(f"the optimizer is a {kind}, not a torch.optim.Optimizer; pass (model, batch, optimizer)")
     if optimizer is not None:
         optimizers.check(optimizer)
     if clip_norm is not None and optimizer is None:
-        raise ValueError(f"clip_norm={clip_norm} clips the gradients that an update takes: give an optimizer, too")
+        raise ValueError(f"clip_norm={clip_norm} needs an optimizer: it clips gradients before the update")
     if fp32_master_weights and stochastic_rounding:
-        raise ValueError("masters are kept in float32, where nothing is to be rounded: masters or stochastic_rounding")
+        raise ValueError("fp32_master_weights and stochastic_rounding exclude each other: masters are never rounded")
     slots, device = Slots(model, attributes), device_of(model)
     params = slots.params
     trained = [name for name, p in params.items() if p.requires_grad] if gradients else []
     if gradients and not trained:
         raise ValueError("no parameter of the model requires a gradient: there is nothing to train")
     if stochastic_rounding and not any(params[name].dtype is torch.bfloat16 for name in trained):
-        raise ValueError("stochastic_rounding is of bfloat16 parameters, and none of those that are trained is one")
+        raise ValueError("stochastic_rounding needs a trained bfloat16 parameter; there is none")
 
     with capturing(model):
 
@@ -159,8 +159,8 @@ def capture(
             if ".numpy() is not supported for tensor subclasses" not in str(error):
                 raise
             raise ValueError(
-                f"{_asked_at(error)}the model takes the values of a tensor out of PyTorch (.numpy()), where no graph "
-                f"follows them: {INSTEAD}"
+                f"{_asked_at(error)}the model takes the values of a tensor out of PyTorch (.numpy()), which cannot be "
+                f"captured: {INSTEAD}"
             ) from error
         placeholders = traced.graph.find_nodes(op="placeholder")
         names = {n: name.partition(":")[2] for n, name in zip(placeholders, inputs, strict=True)}
@@ -170,8 +170,8 @@ def capture(
     written = [name.removeprefix("param:") for name in made.changed_by_forward if name.startswith("param:")]
     if mastered := [name for name in written if "master" in state.get(name, {})]:
         raise ValueError(
-            f"forward writes into parameter {mastered[0]!r}, which has a float32 master copy that would undo it; leave "
-            "masters out, or keep the parameter in float32"
+            f"forward writes into parameter {mastered[0]!r}, but its float32 master copy would undo that; leave out "
+            "fp32_master_weights, or keep the parameter in float32"
         )
     check_memory_not_shared(slots.named(), {name for name in made.outputs if name in made.inputs})
     made.guards, made.checks = guards, attempts.checks
@@ -181,7 +181,7 @@ def capture(
 
 
 def classes_of(behind: Mapping[str, int]) -> dict[str, list[str]]:
-    """Inputs that count updates, with the parameters that are equally far behind the step number."""
+    """Inputs that count updates, with the parameters that lag the step number equally."""
     classes: dict[int, list[str]] = {}
     for name, number in sorted(behind.items()):
         if number:
@@ -190,7 +190,7 @@ def classes_of(behind: Mapping[str, int]) -> dict[str, list[str]]:
 
 
 def _behind(optimizer: torch.optim.Optimizer | None, params: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """By how many updates parameters are behind the one that has had most."""
+    """By how many updates each parameter lags the one with the most."""
     if optimizer is None:
         return {}
     counts = optimizers.update_counts(optimizer)
@@ -199,7 +199,7 @@ def _behind(optimizer: torch.optim.Optimizer | None, params: Mapping[str, torch.
 
 
 def _example(batch: Batch, inputs: Sequence[str]) -> list[torch.Tensor | None]:
-    """The real tensor of each input that is an entry of the batch and has values."""
+    """The real tensor of each input that is a batch entry with values, else None."""
     real = {name: x for name, x in entries(batch).items() if not (x.is_meta or isinstance(x, compat.FakeTensor))}
     return [real.get(name) for name in inputs]
 
@@ -230,11 +230,11 @@ class _Step:
     late: dict[str, list[str]]
     metrics: Collection[str]
     decisions: Decisions = field(default_factory=Decisions)
-    autograd: int = 0  # nodes of the loss, as it was traced last
-    backward_matters: bool = False  # whether there are hooks or functions whose backward pass may be anything
+    autograd: int = 0  # autograd nodes of the loss, in the last trace
+    backward_matters: bool = False  # whether there are hooks or custom backward passes
 
     def __call__(self, *tensors: torch.Tensor, forward_only: bool = False) -> dict[str, torch.Tensor]:
-        """Named outputs; with `forward_only` those of the forward pass."""
+        """The named outputs; with `forward_only` those of the forward pass."""
         inputs = dict(zip(self.inputs, tensors, strict=True))
         params = {name: self._parameter(name, p, inputs) for name, p in self.slots.params.items()}
         buffers = {name: inputs[f"buffer:{name}"].clone() for name in self.slots.buffers}
@@ -244,7 +244,7 @@ class _Step:
         storages = {name: p.untyped_storage()._cdata for name, p in params.items()}
         batch = rebuilt(self.batch, {name.partition(":")[2]: inputs[name] for name in entries(self.batch)})
         recorder = Recorder(self.model)
-        with self.slots.holding(params, buffers):  # until gradients are taken: checkpointed code runs once more there
+        with self.slots.holding(params, buffers):  # until gradients are computed: checkpointed code runs again then
             with recorder.forward(), substituted(self.model) as hooked:
                 value, metrics = self._value(batch)
             _check_scalar(value, self.batch, self.loss)
@@ -262,7 +262,7 @@ class _Step:
                 return outputs
             if not value.requires_grad:
                 raise ValueError(
-                    "the loss does not depend on any parameter that requires a gradient; is it computed under "
+                    "the loss does not depend on any parameter that requires a gradient: is it computed under "
                     "torch.no_grad() or from a detached tensor?"
                 )
             with recorder.backward(behind):
@@ -270,7 +270,7 @@ class _Step:
         if self.guarded:
             sign(phase=BACKWARD, path=GUARD)
             grads = optimizers.poisoned(grads, value.detach())
-        outputs |= {f"{WRITTEN}:{name}": p for name, p in params.items()}  # most are as they were
+        outputs |= {f"{WRITTEN}:{name}": p for name, p in params.items()}  # most are unchanged
         outputs |= {f"grad:{name}": g for name, g in grads.items()}
         if self.optimizer is not None:
             with torch.no_grad():
@@ -278,7 +278,7 @@ class _Step:
         return outputs
 
     def _parameter(self, name: str, parameter: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """What stands for a parameter: a leaf of autograd that looks like one."""
+        """The stand-in for a parameter: an autograd leaf that looks like it."""
         leaf = inputs[f"param:{name}"].clone()
         if name in self.trained:
             leaf.requires_grad_()
@@ -288,7 +288,7 @@ class _Step:
         return leaf
 
     def _let_state_stand_in(self, inputs: dict[str, torch.Tensor]) -> None:
-        """For a loss that reads the optimizer's state."""
+        """Make stand-ins visible to a loss that reads the optimizer's state."""
         for name, kinds in self.state.items():
             held = self.optimizer.state.get(self.slots.params[name], {}) if self.optimizer else {}
             for kind in kinds:
@@ -296,7 +296,7 @@ class _Step:
                     stand_in(held[kind], inputs[f"{kind}:{name}"])
 
     def _value(self, batch: Batch) -> tuple[Any, dict[str, torch.Tensor]]:
-        """The loss, and the metrics that were asked for or that the loss returned beside it."""
+        """The loss, and the metrics requested or returned with it."""
         if self.loss is not None:
             made: Any = self.loss(self.model, batch)
             if isinstance(made, dict) and "loss" in made:
@@ -321,17 +321,17 @@ class _Step:
         return found
 
     def _check_places(self, params: dict[str, torch.Tensor], storages: dict[str, int]) -> None:
-        """ValueError where forward has put another tensor in the place of a parameter."""
+        """Raise ValueError if forward replaced a parameter's tensor."""
         for slot in [slot for slot in self.slots.slots if slot.kind == "param"]:
             now, name = slot.held, slot.name
             if now is not params[name] or now.untyped_storage()._cdata != storages[name]:
                 raise ValueError(
-                    f"forward puts another tensor in the place of parameter {name!r} (an assignment to the attribute "
-                    "or to .data), which the optimizer would not see; write into it under torch.no_grad(), with copy_()"
+                    f"forward replaces the tensor of parameter {name!r} (by assignment to the attribute or to .data), "
+                    "which the optimizer would not see; write into it with copy_() under torch.no_grad()"
                 )
 
     def _gradients(self, value: torch.Tensor, leaves: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Gradients by name, through the hooks on them; those that are None are left out."""
+        """Gradients by name, after the hooks on them. None gradients are left out."""
         hooks = {name: compat.hooks_on(self.slots.params[name]) for name in leaves}  # before and after accumulation
         for name, (before, _) in hooks.items():
             for hook in before:
@@ -343,15 +343,15 @@ class _Step:
         found = torch.autograd.grad(
             value / parts if parts > 1 else value, [*leaves.values(), *others], allow_unused=True
         )
-        if parts > 1:  # what is not linear sees gradients as a loop that accumulates the mean has them
+        if parts > 1:  # for hooks that are not linear
             found = [None if g is None else g * parts for g in found]
         grads = {name: g for name, g in zip(leaves, found, strict=False) if g is not None}
-        for p, g in zip(others, found[len(leaves) :], strict=True):  # read past the module, as from a list of weights
+        for p, g in zip(others, found[len(leaves) :], strict=True):  # read from a list of weights
             name = names[id(p)]
             if any(hooks[name]):
                 raise ValueError(
-                    f"parameter {name!r} has a hook on its gradient and is read in another way than from its module; "
-                    "read it as an attribute of the module"
+                    f"parameter {name!r} has a gradient hook, but is not read as an attribute of its module; read it "
+                    "as one"
                 )
             if g is not None:
                 grads[name] = grads[name] + g if name in grads else g
@@ -360,28 +360,28 @@ class _Step:
         return grads
 
     def _accumulated(self, name: str, leaf: torch.Tensor, grad: torch.Tensor, hooks: list[Callable]) -> torch.Tensor:
-        """A gradient after the hooks of `register_post_accumulate_grad_hook`."""
+        """The gradient after `register_post_accumulate_grad_hook` hooks."""
         version = leaf._version
         leaf.grad = grad
         try:
             if self.microbatches > 1:
-                raise ValueError("it reads sums over several microbatches, which no graph has; use register_hook")
+                raise ValueError("it reads a sum over several microbatches, which is not captured; use register_hook")
             for hook in hooks:
                 hook(leaf)
             if leaf.grad is None or leaf._version != version:
-                raise ValueError("it updates the parameter or drops the gradient, which is left to the optimizer")
+                raise ValueError("it updates the parameter or drops the gradient; leave that to the optimizer")
             return leaf.grad
         except Exception as error:
             hook = getattr(hooks[0], "__qualname__", hooks[0])
             raise ValueError(
-                f"the hook {hook} on parameter {name!r} (register_post_accumulate_grad_hook) cannot be a part of the "
+                f"the hook {hook} on parameter {name!r} (register_post_accumulate_grad_hook) cannot be captured in the "
                 f"step: {error}"
             ) from error
         finally:
             leaf.grad = None
 
     def _update(self, params, grads, inputs) -> dict[str, torch.Tensor]:
-        """The optimizer's update of every parameter that has a gradient, as named outputs."""
+        """The optimizer's update of every parameter with a gradient, as named outputs."""
         assert self.optimizer is not None
         sign(phase=UPDATE, path=GUARD if self.clip_norm is None else "")
         norm = None if self.clip_norm is None and not self.guarded else optimizers.global_norm(list(grads.values()))
@@ -408,13 +408,13 @@ class _Step:
 
 @contextmanager
 def capturing(model: nn.Module) -> Iterator[None]:
-    """Fake tensors, on which the Python code of a model runs as it is captured."""
+    """The fake tensor mode and patches under which a model's Python code is captured."""
     with compat.fake_mode(), _fused_experts(model), compat.eager_models(), assignments_of_tensors():
         yield
 
 
 def _fused_experts(model: nn.Module) -> AbstractContextManager:
-    """Experts of transformers' models, where they are left at its default, are those of tutti.models.experts."""
+    """Use tutti.models.experts for transformers models with the default implementation of experts."""
     if "transformers.integrations.moe" not in sys.modules:
         return nullcontext()
     from tutti.models.experts import taken_by_default
@@ -423,7 +423,7 @@ def _fused_experts(model: nn.Module) -> AbstractContextManager:
 
 
 def _asked_at(error: Exception) -> str:
-    """The last line of an error's traceback that is neither ours nor PyTorch's."""
+    """The last line of an error's traceback in user code, as a prefix of a message."""
     ours = (Path(torch.__file__).parent, Path(__file__).parents[1])
     frames = traceback.extract_tb(error.__traceback__)
     asked = [f for f in frames if not any(folder in Path(f.filename).parents for folder in ours)]
@@ -431,7 +431,7 @@ def _asked_at(error: Exception) -> str:
 
 
 def branching(error: Exception) -> ValueError:
-    """What to say where the model asked for the values of a tensor: its own line, and what to do."""
+    """The error for a model that reads the values of a tensor: its line, and what to do."""
     where = _asked_at(error)
     operator = getattr(error, "func", None)
     if operator not in ASKED:
@@ -452,8 +452,8 @@ def _check_scalar(value: object, batch: Batch, loss: Loss | None) -> None:
     keys = [key for key, _ in batch_items(batch)]
     if value is None and loss is None and "labels" not in keys:
         raise ValueError(
-            "the model returned no loss. Models of transformers compute it from 'labels', which the batch does not "
-            f"have (it has {', '.join(map(repr, keys))}): add batch['labels'], or pass loss=..."
+            "the model returned no loss. A transformers model computes it from 'labels', which the batch does not have "
+            f"(it has {', '.join(map(repr, keys))}): add batch['labels'], or pass loss=..."
         )
     if not isinstance(value, torch.Tensor):
         raise ValueError(
@@ -464,17 +464,17 @@ def _check_scalar(value: object, batch: Batch, loss: Loss | None) -> None:
 
 
 class Recorder:
-    """Signs nodes with phase and module path as they are traced.
+    """Marks nodes with phase and module path while they are traced.
 
-    A backward node belongs to the module whose forward made its autograd node: autograd numbers its nodes in order,
-    so the numbers at which modules were entered and left tell whose each node is.
+    A backward node belongs to the module whose forward created its autograd node. Autograd numbers its nodes in order,
+    so the numbers at which modules were entered and left tell the owner of each node.
     """
 
     def __init__(self, model: nn.Module):
         self.paths = {id(module): name for name, module in model.named_modules()}
         self.born: list[int] = []  # autograd sequence numbers, ascending
-        self.path_at: list[str] = []  # the path that was current from then on
-        self.regions = 0  # of torch.utils.checkpoint, so far
+        self.path_at: list[str] = []  # the current path from that number on
+        self.regions = 0  # torch.utils.checkpoint regions so far
 
     @contextmanager
     def forward(self) -> Iterator[None]:
@@ -518,7 +518,7 @@ class Recorder:
 
     @contextmanager
     def backward(self, nodes: Iterable[Any]) -> Iterator[None]:
-        """Make each of these autograd nodes, when it runs, the current one."""
+        """Make each of these autograd nodes the current one while it runs."""
         handles = []
         sign(phase=BACKWARD, path="")
         for grad_fn in nodes:

@@ -1,4 +1,4 @@
-"""How the step of a model is captured, whatever the shapes of its batch."""
+"""How to capture a model's step, for any shapes of its batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tutti.tracing.watch import Watch
 
 @dataclass
 class CaptureSpec:
-    """The arguments of `capture`. autocast: those of the `torch.autocast` under which it is done.
+    """The arguments of `capture`. autocast: those of the enclosing `torch.autocast`.
 
     attributes: paths of plain tensor attributes of the model that are state, as the first capture found them.
     watch: the model's Python state at that moment.
@@ -34,13 +34,13 @@ class CaptureSpec:
     autocast: dict[str, Any]
     metrics: tuple[str, ...] = ()
     attributes: frozenset[str] = frozenset()
-    behind: dict[str, int] | None = None  # by how many updates parameters are behind; None: as the optimizer says
+    behind: dict[str, int] | None = None  # by how many updates parameters lag; None: as in the optimizer's state
 
     def __post_init__(self):
         self.watch = Watch(self.model, users=[self.loss])
 
     def training(self, batch: Batch, microbatches: int = 1) -> StepGraph:
-        """A step of training, for such a batch, which is one of so many microbatches."""
+        """The training step for a batch like this, which is one of so many microbatches."""
         with _modes_kept(self.model), torch.autocast(**self.autocast):
             made = capture(
                 self.model,
@@ -71,7 +71,7 @@ class CaptureSpec:
 
 @contextmanager
 def _modes_kept(model: nn.Module) -> Iterator[None]:
-    """The modules of a model train or not in the end as they did before."""
+    """Restore the training mode of all modules at the end."""
     modes = {module: module.training for module in model.modules()}
     try:
         yield
@@ -81,7 +81,7 @@ def _modes_kept(model: nn.Module) -> Iterator[None]:
 
 
 def autocast_state(device: torch.device) -> dict[str, Any]:
-    """The arguments that make `torch.autocast` what it is at this moment."""
+    """The arguments of the current `torch.autocast`."""
     kind = device.type
     return {
         "device_type": kind,

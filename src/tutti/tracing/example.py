@@ -1,4 +1,4 @@
-"""A batch for a model of transformers, made by what its forward pass asks for; it takes no memory."""
+"""An example batch for a transformers model, from the arguments of its forward method. Takes no memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ ONE_LABEL = ("ForImageClassification", "ForSequenceClassification")  # for a who
 
 
 def example(model: Any, batch: int, seq: int) -> dict[str, torch.Tensor]:
-    """Inputs and labels of a model of transformers in its dtype, on the meta device. Text has `seq` tokens; what is
-    scored against images or transcribes speech, no more than the model has positions for.
+    """Inputs and labels of a transformers model in its dtype, on the meta device. Text has `seq` tokens; text scored
+    against images, or transcribed from speech, has at most as many as the model has positions.
 
-    A model that scores texts against images (as CLIP does) is made to return its loss. Raises ValueError where this
-    table does not say how what it needs is made.
+    A model that scores texts against images (such as CLIP) is set to return its loss. Raises ValueError for an argument
+    that this table does not know.
     """
     asked = inspect.signature(model.forward).parameters
     main, kind = model.main_input_name, type(model).__name__
@@ -34,7 +34,7 @@ def example(model: Any, batch: int, seq: int) -> dict[str, torch.Tensor]:
     for key in needed:
         make = MADE.get(key)
         if make is None or (key == "labels" and main == "pixel_values" and not kind.endswith(ONE_LABEL)):
-            raise ValueError(f"{kind} needs {key}, which is not made for it: {INSTEAD}")
+            raise ValueError(f"{kind} needs {key}, which cannot be generated: {INSTEAD}")
         made[key] = make(model, batch, seq)
     return made
 
@@ -44,7 +44,7 @@ def _integers(*shape: int) -> torch.Tensor:
 
 
 def _part(model: nn.Module, name: str) -> Any:
-    """The config of a part of the model, such as `vision_config`; of the whole where it has none for it."""
+    """The config of a part of the model, such as `vision_config`, else the model's config."""
     return getattr(model.config, name, None) or model.config
 
 
@@ -63,10 +63,10 @@ def _pixels(model: Any, batch: int, seq: int) -> torch.Tensor:
 
 
 def _spectrogram(model: Any, batch: int, seq: int) -> torch.Tensor:
-    """Whisper's: two frames for each position of its encoder."""
+    """Whisper's input: two frames for each position of its encoder."""
     config = model.config
     if not hasattr(config, "num_mel_bins") or not hasattr(config, "max_source_positions"):
-        raise ValueError(f"{type(model).__name__} needs input_features, which are not made for it: {INSTEAD}")
+        raise ValueError(f"{type(model).__name__} needs input_features, which cannot be generated: {INSTEAD}")
     return torch.empty(batch, config.num_mel_bins, 2 * config.max_source_positions, dtype=model.dtype, device="meta")
 
 

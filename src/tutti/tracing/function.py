@@ -1,8 +1,8 @@
-"""Capture of any Python function of tensors and of what a store holds, as one functional graph.
+"""Capture any Python function of tensors and of objects in a store, as one functional graph.
 
 The function is ordinary PyTorch code. It may call modules, compute losses, call `backward()` and `optimizer.step()` of
-several optimizers in any order, and write into caches. It is run on fake tensors that take the places of parameters,
-buffers, caches and arguments. Whatever these hold at the end succeeds what they held before.
+several optimizers in any order, and write into caches. It runs on fake tensors in place of parameters, buffers, caches
+and arguments. Their values at the end are the successors of the inputs.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from tutti.tracing.substitute import substituted
 from tutti.tracing.trace import sign, stand_in
 
 BACKWARDS = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
-Behind = Mapping[str, Mapping[str, int]]  # optimizer -> parameter -> by how many updates it is behind the optimizer's
+Behind = Mapping[str, Mapping[str, int]]  # optimizer -> parameter -> by how many updates it lags the optimizer's count
 
 
 @dataclass(frozen=True)
 class Captured:
-    """A function as a graph. tree: the structure of its result. fixed: leaves of the result that are no tensors, by
-    position. updates: how often parameters are updated, by name. attributes: paths of tensor attributes that are
+    """A captured function. tree: the structure of its result. fixed: leaves of the result that are not tensors, by
+    position. updates: number of updates of each parameter, by name. attributes: paths of tensor attributes that are
     state."""
 
     graph: StepGraph
@@ -63,16 +63,16 @@ def capture_function(
     patterns: Sequence[Pattern] = PATTERNS,
     attributes: frozenset[str] = frozenset(),
 ) -> Captured:
-    """Record `function(*args, **kwargs)` as one functional ATen graph.
+    """Capture `function(*args, **kwargs)` as one functional ATen graph.
 
-    Inputs are those of `holdings`, the tensors in the arguments (`batch:` where dim 0 has the rows of the batch, else
-    `common:`), `lr:optimizer.group`, `count:optimizer.class`, `step` and `seed`. Outputs are `output:i` for the i-th
-    leaf of the result, and the successors of inputs.
+    Inputs are the tensors of `holdings`, those in the arguments (`batch:` if dim 0 is the batch dim, else `common:`),
+    `lr:optimizer.group`, `count:optimizer.class`, `step` and `seed`. Outputs are `output:i` for the i-th leaf of the
+    result, and the successors of inputs.
 
-    behind: by how many updates parameters are behind their optimizer's count. attributes: as in `capture`.
+    behind: by how many updates parameters lag their optimizer's count. attributes: as in `capture`.
 
-    Raises ValueError for what `capture` refuses, for gradients that the function neither uses nor clears before it
-    computes others, and for a learning rate that it changes.
+    Raises ValueError as `capture` does, for gradients that the function neither uses nor clears before it computes
+    others, and for a learning rate that it changes.
     """
     data = arguments(args, kwargs, holdings)
     slots, device = holdings.slots(attributes), device_of(holdings.root)
@@ -116,17 +116,17 @@ def capture_function(
 
 
 def arguments(args: Sequence[Any], kwargs: Mapping[str, Any], holdings: Holdings) -> dict[str, Any]:
-    """The arguments of a call that are data, by position or name."""
+    """The arguments of a call that are data, not objects of the store, by position or name."""
     given = {**{str(i): x for i, x in enumerate(args)}, **kwargs}
     data = {name: x for name, x in given.items() if not holdings.is_held(x)}
     for name, x in data.items():
         if isinstance(x, (nn.Module, torch.optim.Optimizer)):
-            raise ValueError(f"argument {name!r} is a {type(x).__name__} that the store does not hold")
+            raise ValueError(f"argument {name!r} is a {type(x).__name__} that is not in the store; add it to the store")
     return data
 
 
 def update_classes(holdings: Holdings, behind: Behind) -> dict[str, list[str]]:
-    """Inputs that count updates -> parameters whose optimizer has updated them equally often."""
+    """Inputs that count updates -> parameters that their optimizer has updated equally often."""
     classes: dict[str, list[str]] = {}
     for key in holdings.optimizers:
         late = behind.get(key, {})
@@ -150,14 +150,14 @@ class _Function:
     inputs: list[str]
     classes: dict[str, list[str]]
     decisions: Decisions = field(default_factory=Decisions)
-    autograd: int = 0  # nodes of all losses, as they were traced last
+    autograd: int = 0  # autograd nodes of all losses, in the last trace
     backward_matters: bool = True
     tree: Any = None
     fixed: dict[int, Any] = field(default_factory=dict)
     updates: dict[str, int] = field(default_factory=dict)
 
     def __call__(self, *tensors: torch.Tensor, forward_only: bool = False) -> dict[str, torch.Tensor]:
-        """Named outputs."""
+        """The named outputs."""
         inputs = dict(zip(self.inputs, tensors, strict=True))
         self.autograd, self.updates = 0, {}
         params = {name: self._parameter(p, inputs[f"param:{name}"]) for name, p in self.slots.params.items()}
@@ -196,7 +196,7 @@ class _Function:
         return outputs
 
     def _parameter(self, parameter: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-        """What stands for a parameter: a leaf of autograd with the hooks of the parameter."""
+        """The stand-in for a parameter: an autograd leaf with the parameter's hooks."""
         leaf = given.clone()
         if parameter.requires_grad:
             leaf.requires_grad_()
@@ -223,15 +223,15 @@ class _Function:
             if not isinstance(now, torch.Tensor) or (now.shape, now.dtype) != (old.shape, old.dtype):
                 what = f"{tuple(now.shape)} {now.dtype}" if isinstance(now, torch.Tensor) else type(now).__name__
                 raise ValueError(
-                    f"the function changes {place.name!r} from {tuple(old.shape)} {old.dtype} to {what}; what a store "
-                    "holds keeps its shape and dtype: write into a tensor of the final size"
+                    f"the function changes {place.name!r} from {tuple(old.shape)} {old.dtype} to {what}; tensors in a "
+                    "store keep their shape and dtype: write into a tensor of the final size"
                 )
             found[name] = now.detach()
         return found
 
 
 class _Updates:
-    """Optimizers whose `step()` updates the leaves that stand for parameters. state: by parameter and kind; updated."""
+    """Makes `optimizer.step()` update the stand-ins of parameters. state: by parameter and kind."""
 
     def __init__(self, function: _Function, params: dict[str, torch.Tensor],
                  state: dict[str, dict[str, torch.Tensor]], inputs: Mapping[str, torch.Tensor]):  # fmt: skip
@@ -241,7 +241,7 @@ class _Updates:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """While entered, the optimizers hold the leaves and update these."""
+        """Put the stand-ins into the optimizers, within the block."""
         holdings = self.function.holdings
         by_id = {id(p): self.params[name] for name, p in self.function.slots.params.items()}
         before = {id(group): (group, list(group["params"]), group["lr"])
@@ -260,8 +260,8 @@ class _Updates:
                 for i, group in enumerate(optimizer.param_groups):
                     if group["lr"] is not before[id(group)][2] and group["lr"] != before[id(group)][2]:
                         raise ValueError(
-                            f"the function changes the learning rate of group {i} of {key!r}; it is read at every "
-                            "call: step the scheduler outside of the function"
+                            f"the function changes the learning rate of group {i} of {key!r}; it is an input of every "
+                            "call: step the scheduler outside the function"
                         )
         finally:
             for optimizer in holdings.optimizers.values():
@@ -277,7 +277,7 @@ class _Updates:
 
     def _step(self, key: str, closure: Any) -> None:
         if closure is not None:
-            raise ValueError("step(closure) evaluates the loss as often as it likes; call step() without one")
+            raise ValueError("step(closure) cannot be captured: it may run the closure several times; call step()")
         function = self.function
         names = {id(leaf): name for name, leaf in self.params.items()}
         counts = {name: count for count, members in function.classes.items() for name in members}
@@ -308,18 +308,18 @@ class _Updates:
             leaf.grad = None
 
     def check_left_over(self) -> None:
-        """ValueError where PyTorch would add a gradient to what the next call computes."""
+        """Raise ValueError if a gradient is left that PyTorch would add to the next call's."""
         for name, leaf in self.params.items():
             if leaf.grad is not None and id(leaf) not in self.cleared:
                 raise ValueError(
-                    f"the function leaves a gradient in parameter {name!r}, to which the next call would add: call "
+                    f"the function leaves a gradient in parameter {name!r}, which the next call would add to: call "
                     "zero_grad() of its optimizer or module in the function"
                 )
             leaf.grad = None
 
 
 class _Backwards(TorchFunctionMode):
-    """Signs what `backward()` and `torch.autograd.grad` compute as the backward pass."""
+    """Marks what `backward()` and `torch.autograd.grad` compute as the backward pass."""
 
     def __init__(self, function: _Function, recorder: Recorder):
         super().__init__()

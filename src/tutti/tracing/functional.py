@@ -10,7 +10,7 @@ from tutti.tracing.trace import Traced, sign, trace
 
 
 def functionalize(traced: Traced, fakes: list[torch.Tensor]) -> Traced:
-    """An equal graph without mutation. A second trace is paid only where there is something to remove.
+    """An equal graph without mutation. Traces again only if there are mutations to remove.
 
     fakes: fake inputs of the graph, in order; their mode must be active. Nodes keep `phase` and `path`.
     """
@@ -25,7 +25,7 @@ def _mutates(node: fx.Node) -> bool:
 
 
 class _Signing(fx.Interpreter):
-    """Runs a graph while another is traced, whose nodes it signs as the old ones are."""
+    """Runs a graph under tracing, and gives the new nodes the marks of the old ones."""
 
     def run_node(self, n: fx.Node):
         if n.op == "call_function":

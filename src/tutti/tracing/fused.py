@@ -1,4 +1,4 @@
-"""Which norms, activations, rotary embeddings, losses and the like of a graph are one operator, and which are not."""
+"""Report which norms, activations, rotary embeddings, losses etc. of a graph are fused operators, and which are not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FUSED: dict[str, tuple[Any, ...]] = {
     "experts": (ops.experts.default, ops.experts_training.default, aten._grouped_mm.default),
 }  # fmt: skip
 
-# Operators by which one that is written out can be told.
+# Operators that indicate a decomposed one.
 TELLING: dict[Any, str] = {
     aten.rsqrt.default: "norm",
     aten.erf.default: "activation",
@@ -42,11 +42,11 @@ TELLING: dict[Any, str] = {
     aten._softmax.default: "softmax",
     aten._safe_softmax.default: "softmax",
 }
-COMBINED = {aten.mul.Tensor, aten.add.Tensor}  # what makes an elementwise operator a part of an activation
+COMBINED = {aten.mul.Tensor, aten.add.Tensor}  # operators that combine with another to an activation
 
 
 def fused(graph: StepGraph) -> dict[str, Counter[str]]:
-    """How often each fused operator is there in the forward pass, by family."""
+    """The count of each fused operator in the forward pass, by family."""
     found: dict[str, Counter[str]] = {}
     for family, targets in FUSED.items():
         counts = Counter(_name(n) for n in graph.calls if n.target in targets and n.meta["phase"] == FORWARD)
@@ -56,7 +56,7 @@ def fused(graph: StepGraph) -> dict[str, Counter[str]]:
 
 
 def left_over(graph: StepGraph) -> Iterator[tuple[str, str, str]]:
-    """(family, module, operator) of what seems to be written out operator by operator."""
+    """(family, module, operator) of operators that seem to be parts of a decomposed one."""
     for node in graph.calls:
         family = "" if node.meta["phase"] != FORWARD else TELLING.get(node.target, "")
         if family == "activation" and not any(user.target in COMBINED for user in node.users):

@@ -1,9 +1,9 @@
-"""What functions share: modules, optimizers and plain tensors, each under a name, and the names of their tensors.
+"""The objects that functions share (modules, optimizers, plain tensors), and the names of their tensors.
 
 | object | inputs of a graph |
 |---|---|
 | module `g` | `param:g.path`, `buffer:g.path` |
-| optimizer | `exp_avg:g.path` and the like, under the names of the parameters that it updates |
+| optimizer | `exp_avg:g.path` and the like, by the names of its parameters |
 | any other `c` | `cache:c.path` for each tensor in it, through lists, dicts and attributes of objects |
 """
 
@@ -26,7 +26,7 @@ DEEPEST = 8  # containers within containers
 
 @dataclass(frozen=True)
 class Place:
-    """Where a plain tensor is held: `container[key]`, or the attribute `key` of an object's `__dict__`."""
+    """Where a plain tensor is stored: `container[key]`, or the attribute `key` of an object's `__dict__`."""
 
     container: Any
     key: Any
@@ -40,7 +40,7 @@ class Place:
 class Holdings:
     """The objects that functions share, by name.
 
-    Raises ValueError for a parameter that two optimizers update or no module has, and for a tensor in a tuple.
+    Raises ValueError for a parameter that two optimizers update or that is in no module, and for a tensor in a tuple.
     """
 
     def __init__(self, objects: Mapping[str, Any], fp32_master_weights: bool = False):
@@ -51,14 +51,14 @@ class Holdings:
         for name, module in self.modules.items():
             self.root.add_module(name, module)
         names = {p: name for name, p in self.root.named_parameters()}
-        self.optimizer_of: dict[str, str] = {}  # by the name of a parameter
+        self.optimizer_of: dict[str, str] = {}  # by parameter name
         for key, optimizer in self.optimizers.items():
             optimizers.check(optimizer)
             for p in (p for group in optimizer.param_groups for p in group["params"]):
                 if p not in names:
                     raise ValueError(
                         f"optimizer {key!r} updates a parameter of shape {tuple(p.shape)} that no module of the store "
-                        f"has; the store has the modules {list(self.modules)}"
+                        f"has; add the module to the store, which has {list(self.modules)}"
                     )
                 if names[p] in self.optimizer_of:
                     raise ValueError(f"{self.optimizer_of[names[p]]!r} and {key!r} both update parameter {names[p]!r}")
@@ -68,7 +68,7 @@ class Holdings:
             if name not in self.modules and name not in self.optimizers:
                 if isinstance(x, torch.Tensor):
                     raise ValueError(
-                        f"{name!r} is a tensor; hold it in a list or dict, through which functions can write"
+                        f"{name!r} is a tensor; put it in a list or dict, so that functions can replace it"
                     )
                 found = list(_places(name, x, set(), 0))
                 if not found:
@@ -96,7 +96,7 @@ class Holdings:
 
     @contextmanager
     def holding(self, caches: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        """While entered, plain objects hold these tensors, given by the names of inputs."""
+        """Put these tensors, by input name, into plain objects, within the block."""
         before = [place.tensor for place in self.places]
         try:
             for place in self.places:
@@ -113,7 +113,7 @@ def _places(path: str, x: Any, seen: set[int], depth: int) -> Iterator[Place]:
         return
     seen.add(id(x))
     if isinstance(x, tuple) and any(isinstance(item, torch.Tensor) for item in x):
-        raise ValueError(f"{path!r} is a tuple of tensors, which cannot be replaced; make it a list or dict")
+        raise ValueError(f"{path!r} is a tuple of tensors, which functions cannot replace; make it a list or dict")
     if isinstance(x, (list, tuple)):
         container, items = x, list(enumerate(x))
     elif isinstance(x, dict):

@@ -1,4 +1,4 @@
-"""Write the graph of a Python function of tensors into another graph."""
+"""Trace a Python function of tensors into an existing graph."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tutti.tracing.trace import trace
 
 
 def inline(graph: fx.Graph, function: Callable, args: tuple, kwargs: dict, device: torch.device | str = "cpu"):
-    """Record `function(*args, **kwargs)` at the graph's insertion point and return its result, nodes for tensors.
+    """Trace `function(*args, **kwargs)` at the graph's insertion point. Returns its result, with nodes for tensors.
 
-    The arguments may hold nodes of the graph (with a `Spec` in meta["val"]) wherever the function expects tensors.
+    The arguments may contain nodes of the graph (with a `Spec` in meta["val"]) for tensors.
     """
     return paste(graph, template(function, args, kwargs, device), args, kwargs)
 
@@ -24,7 +24,7 @@ def inline(graph: fx.Graph, function: Callable, args: tuple, kwargs: dict, devic
 def template(function: Callable, args: tuple, kwargs: dict, device: torch.device | str = "cpu") -> fx.Graph:
     """The graph of `function(*args, **kwargs)`, with a placeholder for each node in the arguments.
 
-    It is traced for dense operands and holds for operands that lie otherwise in memory: its views are reshapes.
+    It is traced for dense operands, but valid for any strides: its views are reshapes.
     """
     leaves, spec = pytree.tree_flatten((args, kwargs))
 
@@ -42,7 +42,7 @@ def template(function: Callable, args: tuple, kwargs: dict, device: torch.device
 
 
 def paste(graph: fx.Graph, traced: fx.Graph, args: tuple, kwargs: dict):
-    """Write a template at the graph's insertion point, on the nodes in these arguments; return its result."""
+    """Insert a template at the graph's insertion point, with these arguments. Returns its result."""
     given = (x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, fx.Node))
     mapping = {}
     for node in traced.nodes:

@@ -1,7 +1,7 @@
-"""Parts of a traced graph that depend on no input: position indices, masks, tables of frequencies.
+"""Parts of a traced graph that depend on no input: position indices, masks, frequency tables.
 
-A model may make such a tensor in its first call and keep it, in an attribute, a global variable or the cache of a
-function. A later call reads what the first one made, and means the same.
+A model may compute such a tensor in its first call and cache it in an attribute, a global variable or a function's
+cache. Later calls then read an equal tensor instead of computing it.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from torch import fx
 from tutti.compat import FakeTensor
 from tutti.ir.values import base_of, written_operands
 
-LARGEST_SHOWN = 64  # elements of a constant that are compared by value; others are compared by identity
+LARGEST_SHOWN = 64  # elements: larger constants are compared by identity, not by value
 
 
 class InputFree:
-    """Which nodes of a graph depend on no input, and what they are computed from."""
+    """The nodes of a graph that depend on no input, and what they are computed from."""
 
     def __init__(self, graph: fx.Graph, constants: Mapping[str, torch.Tensor]):
         self.constants = constants
         self.position = {node: i for i, node in enumerate(graph.nodes)}
-        self.writers: defaultdict[fx.Node, list[fx.Node]] = defaultdict(list)  # by what they write into
-        self.free: set[fx.Node] = set()  # by their operands; `calls` looks at what is written into these, too
+        self.writers: defaultdict[fx.Node, list[fx.Node]] = defaultdict(list)  # by the tensor they write
+        self.free: set[fx.Node] = set()  # judging by operands; `calls` also considers writes into these
         self.texts: dict[tuple[fx.Node, ...], str] = {}
         for node in graph.nodes:
             for written in written_operands(node):
@@ -39,7 +39,7 @@ class InputFree:
         return not is_random and all(x in self.free for x in node.all_input_nodes)
 
     def calls(self, node: fx.Node, before: fx.Node | None = None) -> tuple[fx.Node, ...] | None:
-        """The nodes that make the value of one at the point `before`, in order; None where it depends on an input."""
+        """The nodes that compute a node's value at the point `before`, in order. None if it depends on an input."""
         if node not in self.free:
             return None
         end = self.position[before] if before is not None else len(self.position)
@@ -55,7 +55,7 @@ class InputFree:
         return tuple(sorted(needed, key=self.position.__getitem__))
 
     def text(self, node: fx.Node, before: fx.Node) -> str | None:
-        """The value of a node at a point as text, the same for equal computations; None where it has inputs."""
+        """A node's value at a point as text, equal for equal computations. None if it depends on an input."""
         calls = self.calls(node, before)
         if calls is None:
             return None
@@ -67,7 +67,7 @@ class InputFree:
         return self.texts[key]
 
     def _order(self, node: fx.Node, calls: set[fx.Node]) -> dict[fx.Node, int]:
-        """Numbers of nodes: operands first, and after a node what writes into it, wherever they are in the graph."""
+        """Indices of nodes: operands first, and after a node the calls that write into it, wherever they are."""
         order: dict[fx.Node, int] = {}
         todo, seen = [(node, False)], set()
         while todo:
@@ -82,14 +82,14 @@ class InputFree:
         return order
 
     def _written_before(self, node: fx.Node, calls: Mapping[fx.Node, int]) -> str:
-        """How often the operands of a node have been written into before it."""
+        """How often the operands of a node were written before it."""
         counts = [sum(w in calls and self.position[w] < self.position[node] for w in self.writers[base_of(x)])
                   for x in node.all_input_nodes]  # fmt: skip
         return f" after {counts}" if any(counts) else ""
 
 
 def line(node: fx.Node, names: Mapping[fx.Node, Any], constants: Mapping[str, torch.Tensor]) -> str:
-    """A node as text; constants are named by what they hold."""
+    """A node as text. Constants are named by their contents."""
     if node.op == "get_attr":
         held = constants[str(node.target)]
         by_value = held.numel() <= LARGEST_SHOWN and not isinstance(held, FakeTensor)

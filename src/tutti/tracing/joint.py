@@ -1,4 +1,4 @@
-"""A function of tensors and its gradients as one graph, as a captured step has them: what patterns are made of."""
+"""A function of tensors and its gradients as one graph, in the form of a captured step. Patterns are made of these."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import fx
 
 from tutti import compat
 from tutti.ir.step_graph import BACKWARD, FORWARD, Spec
-from tutti.tracing.anew import make_without_operands
 from tutti.tracing.functional import functionalize
+from tutti.tracing.like_operators import make_without_operands
 from tutti.tracing.simplify import simplify
 from tutti.tracing.trace import sign, trace
 
 
 @dataclass(frozen=True)
 class Joint:
-    """inputs: the tensors, then the gradients that come in. outputs: results, then the gradients of the
-    operands that learn, None for what is no operator's result."""
+    """inputs: the tensors, then the incoming gradients. outputs: results, then the gradients of the differentiated
+    operands; None if not the result of an operator."""
 
     graph: fx.Graph
     inputs: tuple[fx.Node, ...]
@@ -32,7 +32,7 @@ class Joint:
 
     @property
     def components(self) -> list[list[fx.Node]]:
-        """The calls in order, in parts of which none reads what another makes."""
+        """The calls in order, divided into independent parts."""
         part: dict[fx.Node, list[fx.Node]] = {}
         for node in self.graph.nodes:
             if node.op != "call_function":
@@ -54,11 +54,11 @@ def joint(
     device: torch.device,
     through: bool = False,
 ) -> Joint:
-    """Trace `function(*tensors, *numbers)` of tensors of these specs, and the gradients of those at `learns`.
+    """Trace `function(*tensors, *numbers)` for tensors of these specs, and the gradients of those at `learns`.
 
-    reused: operands that something else reads later, so that its gradient is there first and the own ones are added.
-    through: the function returns them too, last, for that reader. An enclosing `torch.autocast` is left out of account:
-    its casts are operators of their own in a captured step.
+    reused: operands with another, later reader, whose gradient is computed first and then added to. through: the
+    function also returns them, last, for that reader. An enclosing `torch.autocast` is ignored: in a captured step its
+    casts are separate operators.
     """
 
     def flat(*given: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -1,4 +1,4 @@
-"""A model and a batch by name, on the meta device: from a config of transformers or from a function."""
+"""Load a model and a batch by name, on the meta device: from a transformers config or from a function."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from torch import nn
 from tutti.tracing.batch import Batch
 from tutti.tracing.example import INSTEAD, example
 
-EXPECTED = "give a folder with a config.json of transformers, such a file, or package.module:function"
+EXPECTED = "give a folder with a transformers config.json, such a file, or package.module:function"
 
 
 def load(source: str, batch: int, seq: int, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Module, Batch]:
-    """A model in training mode and an example batch, neither of which takes memory.
+    """A model in training mode and an example batch. Neither takes memory.
 
-    source: a folder with a `config.json` of transformers, such a file, or `package.module:function`, where the
-        function takes no arguments and returns `(model, batch)`. It is called under `torch.device("meta")`, and
-        its batch and dtype are taken as they are.
-        The module is imported and the function is run, which stderr says.
-    batch, seq: size of the batch that a model of transformers is given, with labels: of tokens, images or
-        spectrograms, see `tutti.tracing.example`.
+    source: a folder with a transformers `config.json`, such a file, or `package.module:function`. The function takes no
+        arguments and returns `(model, batch)`. It is called under `torch.device("meta")`; its batch and dtype are used
+        as they are. The module is imported and the function is called, with a note on stderr.
+    batch, seq: size of the example batch of a transformers model, with labels: tokens, images or spectrograms, see
+        `tutti.tracing.example`.
 
-    Raises ValueError for what is none of these.
+    Raises ValueError for other sources.
     """
     module, colon, function = source.rpartition(":")
     if colon and not Path(source).exists():
@@ -42,24 +41,24 @@ def load(source: str, batch: int, seq: int, dtype: torch.dtype = torch.bfloat16)
     if path.is_dir():
         path = path / "config.json"
     if not path.exists():
-        raise ValueError(f"there is no {path}: {EXPECTED}")
+        raise ValueError(f"no such file: {path}; {EXPECTED}")
     if batch < 1 or seq < 2:
-        raise ValueError(f"a batch of {batch} sequences of {seq} tokens; at least 1 of 2 is needed")
+        raise ValueError(f"batch {batch}, seq {seq}: at least batch 1 and seq 2 are needed")
     model = _from_config(path).to(dtype).train()
     return model, example(model, batch, seq)
 
 
 def _from_config(path: Path) -> nn.Module:
-    """The model of the config's architecture; a causal language model where it names none."""
+    """The model of the config's architecture, or a causal language model if it names none."""
     import transformers
 
-    transformers.logging.set_verbosity_error()  # a warning about a config is none about a plan
+    transformers.logging.set_verbosity_error()  # warnings about the config do not matter here
     try:
         config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (ValueError, OSError, KeyError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not a config of transformers: {error}") from error
+        raise ValueError(f"{path} is not a transformers config: {error}") from error
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
-        config.decoder_start_token_id = config.pad_token_id or 0  # labels are shifted behind it
+        config.decoder_start_token_id = config.pad_token_id or 0  # labels are shifted right by this token
     named = (config.architectures or [""])[0]
     make: Callable[[Any], nn.Module] = getattr(getattr(transformers, named, None), "_from_config", None) or (
         transformers.AutoModelForCausalLM.from_config
@@ -68,12 +67,12 @@ def _from_config(path: Path) -> nn.Module:
         with torch.device("meta"):
             return make(config)
     except ValueError as error:
-        raise ValueError(f"{path}: transformers makes no model of it ({error})") from error
+        raise ValueError(f"{path}: transformers cannot build this model ({error})") from error
 
 
 @contextmanager
 def suiting(model: nn.Module) -> Iterator[None]:
-    """While a model of transformers is captured: what it cannot do with the batch made for it is one ValueError."""
+    """Turn errors of a transformers model with its example batch into one ValueError."""
     try:
         yield
     except Exception as error:
@@ -82,7 +81,7 @@ def suiting(model: nn.Module) -> Iterator[None]:
         if ours or type(model).__module__.partition(".")[0] != "transformers":
             raise
         told = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        raise ValueError(f"{type(model).__name__} does not take the batch made for it ({told}): {INSTEAD}") from error
+        raise ValueError(f"{type(model).__name__} does not accept the generated batch ({told}): {INSTEAD}") from error
 
 
 def _from_function(module: str, function: str) -> tuple[nn.Module, Batch]:

@@ -19,6 +19,7 @@ from tutti.ir.loops import ITERATIONS, LOOPS, Body, Branch, Loop, Scan, While, l
 from tutti.ir.step_graph import FORWARD, Spec
 from tutti.ir.values import base_of, written_operands
 from tutti.tracing.build import build
+from tutti.tracing.decisions import site_of_caller
 from tutti.tracing.functional import functionalize
 from tutti.tracing.trace import is_tracing, trace
 
@@ -73,7 +74,7 @@ def scan(
         x = _unflatten(list(tensors[len(carries) :]), xs_tree)
         made = body(carry, x)
         if not isinstance(made, tuple) or len(made) != 2:
-            raise ValueError(f"tutti.scan: body returns {type(made).__name__}, not a pair (carry, y)")
+            raise _error(f"tutti.scan: body returns {type(made).__name__}, not a pair (carry, y)")
         after = _like("carry", carries, carry_tree, made[0], "tutti.scan")
         ys, y_tree = _flatten(made[1])
         _check_tensors("y", ys)
@@ -150,7 +151,9 @@ def cond(condition: Tensor, then: Callable[..., Any], otherwise: Callable[..., A
         bodies.append(body)
         lifted.append(more)
     if trees[0] != trees[-1] or bodies[0].outputs != bodies[1].outputs:
-        raise ValueError(f"tutti.cond: the branches return {bodies[0].outputs} and {bodies[1].outputs}")
+        then_, otherwise_ = (", ".join(map(str, body.outputs)) or "nothing" for body in bodies)
+        raise _error(f"tutti.cond: the branches return {then_} and {otherwise_}; return the same structure, shapes and "
+                     "dtypes from both")  # fmt: skip
     rest = _union(*lifted)
     loop = Branch(*(_widened(body, len(given), own, rest) for body, own in zip(bodies, lifted, strict=True)))
     return _unflatten(_apply(loop, [condition, *given, *rest]), trees[0])
@@ -184,11 +187,11 @@ def _recorded(function: Callable, like: Sequence[Spec], device: torch.device) ->
             made = function(*tensors[: len(like)])
         except RuntimeError as error:
             if "a leaf Variable that requires grad" in str(error):
-                raise ValueError(f"{INSIDE}: {WRITES}") from error
+                raise _error(f"{INSIDE}: {WRITES}") from error
             raise
         nodes = {node for x in made if x.grad_fn is not None for node in compat.in_backward_order(x.grad_fn)}
         if custom := [node for node in nodes if compat.is_custom(node) and type(node).__name__ != "_LoopBackward"]:
-            raise ValueError(
+            raise _error(
                 f"{type(custom[0]).__name__.removesuffix('Backward')} is called within a loop: a "
                 "torch.autograd.Function has a backward pass of its own, which sub-graphs do not record"
             )
@@ -209,9 +212,9 @@ def _recorded(function: Callable, like: Sequence[Spec], device: torch.device) ->
                      [f"out:{i}" for i in range(len(output.args[0]))], device)  # fmt: skip
     for name in ("seed", "step"):
         if step.inputs[name].users:
-            raise ValueError(
-                "random numbers are drawn within a loop, and would be the same in each iteration: draw them before, "
-                "for all iterations, and pass them in xs"
+            raise _error(
+                f"{INSIDE}: random numbers would be the same in each iteration; draw them before, for all iterations, "
+                "and pass them in xs"
             )
         step.graph.erase_node(step.inputs.pop(name))
     for node in raw.find_nodes(op="placeholder")[len(args) : len(args) + 2]:
@@ -226,7 +229,7 @@ class _Loop(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, loop: Loop, *operands: Tensor) -> tuple[Tensor, ...]:
-        ctx.loop = loop
+        ctx.loop, ctx.where = loop, _where()
         ctx.set_materialize_grads(False)
         with torch.enable_grad():  # as it was where the loop was called
             made = loop_operator(loop)(list(operands))
@@ -239,7 +242,7 @@ class _Loop(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         loop = ctx.loop
         if isinstance(loop, While):
-            raise ValueError("tutti.while_loop has no backward pass: use tutti.scan for a known number of steps")
+            raise ValueError(f"{ctx.where}tutti.while_loop has no backward pass: use tutti.scan, with a fixed length")
         backward: Callable = _scan_backward if isinstance(loop, Scan) else _branch_backward
         return None, *backward(loop, list(ctx.saved_tensors), list(gradients), ctx.needs_input_grad[1:])
 
@@ -397,12 +400,22 @@ def _check_not_written(graph: fx.Graph) -> None:
     outside = set(graph.find_nodes(op="placeholder"))
     for node in graph.nodes:
         if any(base_of(x) in outside for x in written_operands(node)):
-            raise ValueError(f"{INSIDE}: {node.target} {WRITES}")
+            raise _error(f"{INSIDE}: {node.target} {WRITES}")
         if any(map(_is_detached, written_operands(node))):
-            raise ValueError(f"{INSIDE}: {node.target} writes into a detached tensor: clone it after detach()")
+            raise _error(f"{INSIDE}: {node.target} writes into a detached tensor: clone it after detach()")
 
 
-INSIDE = "within a loop"
+def _where() -> str:
+    """The line of the user's code that calls the loop, as a prefix of error messages."""
+    site = site_of_caller()
+    return f"{site}: " if site else ""
+
+
+def _error(message: str) -> ValueError:
+    return ValueError(_where() + message)
+
+
+INSIDE = "in the body of a loop"
 WRITES = (
     "writes into the carry, into x or into a tensor from outside: clone it first, make it part of the carry, and "
     "return the new value"
@@ -433,7 +446,7 @@ def _is_detached(node: fx.Node) -> bool:
 def _check_tensors(what: str, leaves: Sequence[Any]) -> None:
     for x in leaves:
         if not isinstance(x, Tensor):
-            raise ValueError(f"{what} of a loop holds {type(x).__name__} {x!r}; its leaves must be tensors")
+            raise _error(f"{what} of a loop has a leaf {x!r} of type {type(x).__name__}; all leaves must be tensors")
 
 
 def _like(what: str, before: Sequence[Tensor], tree: Any, now: Any, where: str) -> list[Tensor]:
@@ -441,19 +454,16 @@ def _like(what: str, before: Sequence[Tensor], tree: Any, now: Any, where: str) 
     leaves, own = _flatten(now)
     _check_tensors(what, leaves)
     if own != tree:
-        raise ValueError(f"{where}: body changes the structure of the {what} from {tree[0]} to {own[0]}")
+        raise _error(f"{where}: body changes the structure of the {what} from {tree[0]} to {own[0]}")
     for old, new in zip(before, leaves, strict=True):
         if (old.shape, old.dtype) != (new.shape, new.dtype):
-            raise ValueError(
-                f"{where}: body changes a tensor of the {what} from {tuple(old.shape)} {old.dtype} to "
-                f"{tuple(new.shape)} {new.dtype}"
-            )
+            raise _error(f"{where}: body changes a tensor of the {what} from {Spec.of(old)} to {Spec.of(new)}")
     return leaves
 
 
 def _is_condition(x: Any, where: str) -> Tensor:
     if not isinstance(x, Tensor) or x.ndim or x.dtype is not torch.bool:
-        raise ValueError(f"{where}: the condition is a 0-d bool tensor, not {Spec.of(x) or type(x).__name__}")
+        raise _error(f"{where}: the condition must be a 0-d bool tensor, not {Spec.of(x) or type(x).__name__}")
     return x
 
 

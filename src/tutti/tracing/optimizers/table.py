@@ -1,5 +1,6 @@
 """The table of optimizers: a class of optimizers, and its update as a pure function."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,7 +68,12 @@ def register_optimizer(
         low_precision: pass bfloat16 and float16 tensors without widening them.
         fused: call `update(..., lr, skip, scale)` with a gradient of any dtype. The function then multiplies the
             gradient by `scale` and returns its inputs unchanged if `skip` is 1; either may be None.
+
+    Raises:
+        ValueError: if an option is neither a parameter of the class nor a key that its `__init__` sets.
     """
+    for cls in classes:
+        _check_options(cls, options)
 
     def enter(update: Update) -> Update:
         for cls in classes:
@@ -75,6 +81,18 @@ def register_optimizer(
         return update
 
     return enter
+
+
+def _check_options(cls: type[Optimizer], options: tuple[str, ...]) -> None:
+    known, written = {}, set()
+    for base in cls.__mro__[: cls.__mro__.index(Optimizer)]:
+        init = base.__init__
+        known |= dict.fromkeys(key for key in inspect.signature(init).parameters if key not in ("self", "params"))
+        code = getattr(inspect.unwrap(init), "__code__", None)
+        for constant in code.co_consts if code else ():
+            written |= set(constant) if isinstance(constant, tuple) else {constant}  # keys of a dict are one tuple
+    if unknown := [name for name in options if name not in known and name not in written]:
+        raise ValueError(f"{cls.__name__} has no option {unknown[0]!r}; it has {', '.join(known) or 'none'}")
 
 
 register = register_optimizer

@@ -5,7 +5,7 @@ import torch
 from torch import fx
 
 from tutti import compat
-from tutti.tracing.anew import make_without_operands
+from tutti.tracing.like_operators import make_without_operands
 from tutti.tracing.simplify import simplify
 from tutti.tracing.trace import trace
 

@@ -1,6 +1,6 @@
-"""Tensors made of a number: where an operand only lends its shape and dtype, they are made without it.
+"""Replace operators such as `zeros_like(x)`, which read only the shape and dtype of x, by ones without operand.
 
-Otherwise it would be kept until then, and on many devices be sent to where the new tensor is wanted.
+Otherwise x would be kept alive until then, and with several devices be sent to where the new tensor is used.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ UNDEFINED = {aten.empty_like.default, aten.new_empty.default, aten.new_empty_str
 
 
 def make_without_operands(graph: fx.Graph, device: torch.device) -> None:
-    """Replace them in place. Outside of the backward pass a tensor of one number stays: it costs nothing, and may be on
-    the host."""
+    """Replace these operators in place. Outside the backward pass, tensors of one element are kept: they are free, and
+    may be on the host."""
     for node in graph.nodes:
         if node.target not in NUMBER and node.target not in UNDEFINED:
             continue
