@@ -12,7 +12,7 @@ import tutti
 from tutti import cli
 from tutti.check.samples.sample import SAMPLES
 from tutti.cli import rules as command
-from tutti.ops import CONTIGUOUS, LOCAL, RULES, SENDS
+from tutti.ir.op_info import CONTIGUOUS, LOCAL, RULES, SENDS
 
 aten = torch.ops.aten
 PAGE = Path(__file__).parents[1] / "docs/extend/operator.md"

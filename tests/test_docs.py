@@ -13,7 +13,7 @@ import torch
 
 from tutti import cli
 from tutti.hardware import PRESETS
-from tutti.ops import CONTIGUOUS, LOCAL, RULES, SENDS
+from tutti.ir.op_info import CONTIGUOUS, LOCAL, RULES, SENDS
 from tutti.plan.schedule import REGISTERED
 from tutti.tracing.optimizers import TABLE
 from tutti.tracing.pattern_table import PATTERNS

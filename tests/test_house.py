@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "tutti"
 ARROWS = runpy.run_path(str(ROOT / "docs" / "generate.py"))["arrows"]()  # as docs/design.md draws them
 ORDER = (
-    "compat", "nn", "models", "ir", "tracing", "ops", "hardware", "plan", "launch", "lower", "analysis", "compile",
+    "compat", "nn", "models", "ir", "ops", "tracing", "hardware", "plan", "launch", "lower", "analysis", "compile",
     "sim", "exec", "observe", "checkpoint", "api", "data", "check", "train", "cli",
 )  # fmt: skip
 APART = {  # packages that know nothing of parallelism

@@ -13,7 +13,7 @@ from tutti.analysis.replay import Event, replay
 from tutti.hardware import Cluster, Device
 from tutti.hardware.curve import Curve
 from tutti.hardware.device import FAMILIES, Link
-from tutti.plan.compute import PASSES
+from tutti.ops.create import PASSES
 
 aten = torch.ops.aten
 RATES = {family: 1 + i for i, family in enumerate(FAMILIES)}  # seconds a byte

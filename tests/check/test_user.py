@@ -6,7 +6,7 @@ from torch import nn
 
 import tutti
 from tutti.check.samples import Draw
-from tutti.ops import CONTIGUOUS, LOCAL, RULES, SENDS
+from tutti.ir.op_info import CONTIGUOUS, LOCAL, RULES, SENDS
 from tutti.plan.choice import Choice
 
 

@@ -11,7 +11,7 @@ import torch
 import tutti
 import zoo
 from cases import crossed
-from tutti.ir.costs import FLOPS
+from tutti.ir.op_info import FLOPS
 from tutti.ir.step_graph import UPDATE
 from tutti.lower.collectives import COLLECTIVES, all_gather
 from tutti.lower.parts import in_parts

@@ -11,7 +11,7 @@ import tutti
 from cases import slow
 from models import case
 from tutti.analysis.passes import improve
-from tutti.ir.costs import FLOPS
+from tutti.ir.op_info import FLOPS
 from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.order import arrange
 from tutti.lower.shard import shard

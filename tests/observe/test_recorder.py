@@ -9,7 +9,7 @@ import torch
 
 import tutti
 from cases import slow
-from tutti.ir.costs import FLOPS
+from tutti.ir.op_info import FLOPS
 from tutti.observe.calls import MATMULS, WAIT, calls_of, count
 from tutti.observe.diagnosis import diagnose
 from tutti.observe.recorder import KEPT

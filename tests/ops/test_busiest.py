@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import tutti
+from tutti.ir.op_info import WORK
 from tutti.nn import MoE
-from tutti.ops import WORK
 
 ops = torch.ops.tutti
 

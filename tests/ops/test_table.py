@@ -11,7 +11,8 @@ from torch import nn
 import tutti
 import zoo
 from cases import some
-from tutti.ops import RULES, replicated, rule_of
+from tutti.ir.op_info import RULES
+from tutti.ops import replicated, rule_of
 from tutti.ops.registry import rules
 from tutti.plan.choice import candidates, legal
 from tutti.plan.plan import Plan

@@ -5,7 +5,7 @@ import torch
 
 import tutti
 import zoo
-from tutti.ir.costs import FLOPS
+from tutti.ir.op_info import FLOPS
 from tutti.plan.layout import Layout, Split
 from tutti.plan.options import OptionTable
 from tutti.plan.problem import problem_of

@@ -12,8 +12,8 @@ import models
 import tutti
 from cases import crossed, slow
 from liveness import Live
-from tutti.analysis.memory_inside import INSIDE
 from tutti.exec.memory_budget import OverBudget
+from tutti.ir.op_info import WORKSPACE
 
 SOME = ("llama", "mixtral", "t5", "unet2d")
 ALL = ("offload", "offload2", "offload3")
@@ -125,8 +125,8 @@ def test_less_is_held():
 def test_what_is_counted_is_what_is_alive(name, plan, monkeypatch):
     """Against every memory that an operator returns, counted by torch's dispatcher; without the batch, and what
     operators allocate for themselves."""
-    for operator in list(INSIDE):
-        monkeypatch.delitem(INSIDE, operator)
+    for operator in list(WORKSPACE):
+        monkeypatch.delitem(WORKSPACE, operator)
     step, batch = make(name, plan, memory="1GiB")
     step(batch)
     run, budget, found = step.runtime.run, step.budgets[0], []

@@ -21,7 +21,7 @@ from cases import slow
 from tutti.check.machine import Report, prove
 from tutti.check.samples.sample import DEVICES, SAMPLES
 from tutti.cli.rules import name, notation
-from tutti.ops import LOCAL, RULES
+from tutti.ir.op_info import LOCAL, RULES
 
 PAGE = Path(__file__).parents[2] / "docs" / "rules.md"
 FEW, MANY = 2, 10  # calls of each operator

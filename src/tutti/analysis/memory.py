@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
-from tutti.analysis.memory_inside import INSIDE
 from tutti.analysis.replay import Event, Replay, Storage
 from tutti.hardware.device import Device
+from tutti.ir.op_info import WORKSPACE
 from tutti.ir.step_graph import BACKWARD, FORWARD, UPDATE
 from tutti.lower.collectives import is_begun, wait
 from tutti.plan.tier import DEVICE
@@ -217,7 +217,7 @@ def workspaces(event: Event, on: Platform) -> list[int]:
     """Bytes needed only while a call runs: a contiguous copy of a collective's operand, and the backend's copies."""
     kind = event.collective
     if not kind:
-        return [INSIDE[node.target](event) for node in event.nodes if on.inside and node.target in INSIDE]
+        return [WORKSPACE[node.target](event) for node in event.nodes if on.inside and node.target in WORKSPACE]
     operand = event.reads[0]
     arranged = kind != "all_reduce" and not operand.contiguous  # an all-reduce works in its result
     return [operand.spec.bytes] * (arranged + (kind in on.copied))

@@ -17,7 +17,7 @@ from tutti.analysis.prices import Prices
 from tutti.analysis.replay import Replay, Storage, replay
 from tutti.analysis.segments import BREAKS
 from tutti.hardware import Cluster
-from tutti.ir.costs import FLOPS
+from tutti.ir.op_info import FLOPS
 from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.jobs import Job, makespan, overlapped
 from tutti.lower.order import arrange

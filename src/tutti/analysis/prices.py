@@ -14,7 +14,7 @@ from torch import fx
 from tutti.analysis.replay import Event
 from tutti.hardware import Cluster
 from tutti.hardware.operators import family_of, lies_transposed
-from tutti.ir.costs import FLOPS
+from tutti.ir.op_info import FLOPS
 from tutti.lower.program import Program
 from tutti.plan import compute
 from tutti.plan.compute import LocalCall

@@ -19,13 +19,13 @@ from torch.utils import _pytree as pytree
 import tutti.nn.lstm  # noqa: F401  (registers the operators)
 from tutti import compat
 from tutti.analysis.liveness import last_uses
-from tutti.analysis.memory_inside import lstm_workspace
 from tutti.ir.step_graph import Spec
 from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.overwrite import PLACE
 from tutti.lower.program import Program
 from tutti.lower.transfers import arrived, bring, fetch, lend, put, store
 from tutti.lower.writes import WRITES
+from tutti.ops.recurrent import lstm_workspace
 from tutti.plan.tier import DEVICE
 
 aten, ops = torch.ops.aten, torch.ops.tutti

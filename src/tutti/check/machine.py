@@ -24,10 +24,11 @@ from torch.utils import _pytree as pytree
 from tutti.check.samples.sample import Sample, strategy
 from tutti.exec.codegen import generate
 from tutti.exec.virtual import run_virtual
+from tutti.ir.op_info import SENDS
 from tutti.ir.step_graph import FORWARD, Spec, StepGraph
 from tutti.lower.program import Program
 from tutti.lower.shard import shard
-from tutti.ops import SENDS, Cut, Rule, operands, rule_of
+from tutti.ops import Cut, Rule, operands, rule_of
 from tutti.plan.choice import Choice, Choices, candidates, layouts, legal, nest
 from tutti.plan.layout import Layout, Mesh, coordinates_of, devices
 from tutti.plan.plan import Plan

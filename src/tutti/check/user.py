@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from tutti.ops import CONTIGUOUS, LOCAL, RULES, SENDS, Cut
+from tutti.ir.op_info import CONTIGUOUS, LOCAL, RULES, SENDS, Column
+from tutti.ops import Cut
 from tutti.ops.rule import read
 
 F = TypeVar("F", bound=Callable)
@@ -133,7 +134,7 @@ def _register(target: Any, notation: str, local, sends, samples, checked: bool) 
     if any(a.alias_info is not None and a.alias_info.is_write for a in _all(target)):
         raise ValueError(f"{target} writes into its arguments; rules are for operators that return what they make")
     dense = tuple(range(len(read(notation).inputs))) if local is not None else None  # it was traced with such
-    tables: tuple[dict, ...] = (RULES, LOCAL, SENDS, CONTIGUOUS)
+    tables = (RULES, LOCAL, SENDS, CONTIGUOUS)
     before = [table.get(target) for table in tables]
     for table, value in zip(tables, (notation, local, sends, dense), strict=True):
         _set(table, target, value if value is not None else table.get(target))
@@ -165,7 +166,7 @@ def _agree(target: Any, notation: str) -> None:
         )
 
 
-def _set(table: dict, target: Any, value: Any) -> None:
+def _set(table: Column, target: Any, value: Any) -> None:
     if value is None:
         table.pop(target, None)
     else:

@@ -17,8 +17,9 @@ from rich.table import Table
 from torch import fx
 
 from tutti import compat
+from tutti.ir.op_info import LOCAL, RULES
 from tutti.ir.step_graph import StepGraph
-from tutti.ops import LOCAL, RULES, rule_of
+from tutti.ops import rule_of
 from tutti.tracing.capture import capture
 from tutti.tracing.load import load, suiting
 

@@ -9,7 +9,7 @@ from torch import fx
 
 from tutti.analysis.segments import Part, part_of, segments
 from tutti.compile.compiled import Compiled
-from tutti.ir.costs import FLOPS
+from tutti.ir.op_info import FLOPS
 from tutti.ir.step_graph import replace_uses
 
 # Compiled functions by the structure of their segment, shared by layers, ranks and Programs of this process.

@@ -102,6 +102,10 @@ class Device:
             raise ValueError(f"device {self.name} has no peak for {name}; known are {', '.join(self.peak)}")
         return self.peak[name]
 
+    def known(self, dtype: Dtype) -> Dtype:
+        """The dtype, or float32 if the device has no figures for it."""
+        return dtype if dtype_name(dtype) in self.peak else "float32"
+
     def rate(self, dtype: Dtype, kind: str = "") -> float:
         """FLOP/s that large matrix products reach in this dtype; or, of that kind ("attention", "convolution"), what
         was measured."""

@@ -85,13 +85,13 @@ def seconds(
     where more is known of the operator than its name says.
     """
     if target in PRODUCTS:
-        return device.matmul_seconds(*PRODUCTS[target](*shapes), known(device, dtype), transposed)
+        return device.matmul_seconds(*PRODUCTS[target](*shapes), device.known(dtype), transposed)
     name = _name(target)
     if name in _KIND_OF:
         kind = _KIND_OF[name] + ("_backward" if "_backward" in str(target) else "")
-        return max(flops / device.rate(known(device, dtype), kind), moved / device.bandwidth)
+        return max(flops / device.rate(device.known(dtype), kind), moved / device.bandwidth)
     streamed = device.stream_seconds(moved, family or family_of(target), dtype)
-    return max(flops / device.rate(known(device, dtype)), streamed)
+    return max(flops / device.rate(device.known(dtype)), streamed)
 
 
 def lies_transposed(node: fx.Node) -> bool:
@@ -125,12 +125,3 @@ def _full_name(target: Any) -> str:
 def _name(target: Any) -> str:
     """Of an ATen operator: "silu" of aten.silu_backward.default."""
     return _full_name(target).removesuffix("_data").removesuffix("_backward").rstrip("_")
-
-
-def known(device: Device, dtype: Dtype) -> Dtype:
-    """The dtype, or float32 where nobody knows what a device computes in it."""
-    try:
-        device.peak_of(dtype)
-    except ValueError:
-        return "float32"
-    return dtype

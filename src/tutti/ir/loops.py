@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx
 
-from tutti.ir.costs import FLOPS
+from tutti.ir.op_info import FLOPS
 from tutti.ir.step_graph import Spec, StepGraph
 
 ITERATIONS = 16  # assumed iterations of a while loop, for prices

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.ir.costs import annotate_costs
 from tutti.ir.loops import LOOPS, Body, Branch, Loop, While, loop_operator
 from tutti.ir.step_graph import StepGraph
 from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.local_context import LocalContext
+from tutti.ops.costs import annotate_costs
 from tutti.ops.loops import Factor, loop_factors
 from tutti.plan.choice import Choice
 from tutti.plan.layout import Layout, Partial, Placement, Split

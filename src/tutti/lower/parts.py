@@ -23,7 +23,8 @@ from functools import cached_property
 import torch
 from torch import fx
 
-from tutti.ir.costs import FLOPS, FREE, flat
+from tutti.ir.costs import FREE, flat
+from tutti.ir.op_info import FLOPS
 from tutti.ir.step_graph import UPDATE
 from tutti.lower.collectives import COLLECTIVES, all_gather, all_to_all, reduce_scatter
 from tutti.lower.shard import dense

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from tutti.ir.costs import FREE
+from tutti.ir.op_info import ARGUMENTS, CONTIGUOUS, DENSE
 from tutti.ir.step_graph import Spec
 from tutti.lower.collectives import ppermute
 from tutti.lower.emit import Emitter
@@ -21,7 +22,7 @@ from tutti.lower.move import take
 from tutti.lower.parts import InParts, in_parts
 from tutti.lower.program import Program
 from tutti.lower.shard import dense
-from tutti.ops import ARGUMENTS, CONTIGUOUS, DENSE, operands, source, specs
+from tutti.ops import operands, source, specs
 from tutti.plan.layout import Layout, Placement, Split
 
 aten = torch.ops.aten

@@ -16,13 +16,14 @@ from torch.utils import _pytree as pytree
 
 from tutti.ir.costs import FREE
 from tutti.ir.loops import LOOPS
+from tutti.ir.op_info import ARGUMENTS, CONTIGUOUS, DENSE, LOCAL
 from tutti.ir.step_graph import FORWARD, Spec, StepGraph
 from tutti.lower.emit import ORIGIN
 from tutti.lower.local_context import LocalContext
 from tutti.lower.loops import local_loop
 from tutti.lower.move import move
 from tutti.lower.program import Program
-from tutti.ops import ARGUMENTS, CONTIGUOUS, DENSE, LOCAL, Rule, operands, replicated, rule_of, source, specs
+from tutti.ops import Rule, operands, replicated, rule_of, source, specs
 from tutti.plan.choice import Choices, check, layouts
 from tutti.plan.layout import Layout, coordinates_of
 from tutti.plan.plan import Plan

@@ -26,7 +26,6 @@ import torch
 from torch import fx
 
 from tutti.hardware import Cluster
-from tutti.ir.costs import annotate_costs
 from tutti.ir.labels import annotate_labels
 from tutti.ir.step_graph import BACKWARD, FORWARD, UPDATE, Call, StepGraph
 from tutti.lower.collectives import COLLECTIVES, parse_ppermute
@@ -34,6 +33,7 @@ from tutti.lower.emit import Emitter, Shape
 from tutti.lower.order import sort
 from tutti.lower.shard import REPLICATED, Sharder
 from tutti.ops import attention, source
+from tutti.ops.costs import annotate_costs
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
 from tutti.plan.stages import Reads

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import fx
 
-from tutti.ir.costs import FLOPS, FREE
+from tutti.ir.costs import FREE
+from tutti.ir.op_info import FLOPS
 from tutti.lower.collectives import COLLECTIVES, wait
 from tutti.lower.program import Program
 from tutti.lower.transfers import TRANSFERS

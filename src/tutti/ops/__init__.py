@@ -4,13 +4,6 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from tutti.ops.registry import (
-    ARGUMENTS,
-    CONTIGUOUS,
-    DENSE,
-    LOCAL,
-    RULES,
-    SENDS,
-    WORK,
     Cut,
     operands,
     replicated,
@@ -24,13 +17,6 @@ for _family in iter_modules(__path__):
     import_module(f"{__name__}.{_family.name}")
 
 __all__ = [
-    "ARGUMENTS",
-    "CONTIGUOUS",
-    "DENSE",
-    "LOCAL",
-    "RULES",
-    "SENDS",
-    "WORK",
     "Cut",
     "Rule",
     "operands",

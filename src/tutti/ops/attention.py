@@ -11,15 +11,18 @@ to a token (Striped Attention, Brandon et al. 2023), without extra traffic if th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf, prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+import tutti.nn.attention  # noqa: F401  (registers the operators)
+from tutti.ir.op_info import CONTIGUOUS, DENSE, FLOPS, LOCAL, SENDS, WORK
 from tutti.ir.step_graph import Call
 from tutti.ops.halo import pad
-from tutti.ops.registry import CONTIGUOUS, DENSE, LOCAL, SENDS, WORK, Cut, operands, rules
+from tutti.ops.registry import Cut, operands, rules, shape_of
 
 aten = torch.ops.aten
 FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -235,3 +238,23 @@ def _busiest(position: int):
 
 
 WORK |= {FORWARD: _busiest(4), BACKWARD: _busiest(7)}
+
+
+def attention_flops(products: int, backward: bool, causal_at: int) -> Callable[[Call], int]:
+    """`products` matrix products of (queries x keys) per head, half of each under a causal mask.
+
+    causal_at: position of the `is_causal` argument.
+    """
+
+    def flops(node: Call) -> int:
+        q, k, v = node.args[1:4] if backward else node.args[:3]
+        batch, heads, queries, dim = shape_of(q)
+        keys, value_dim = shape_of(k)[2], shape_of(v)[3]
+        causal = node.args[causal_at] if len(node.args) > causal_at else False
+        return products * batch * heads * queries * keys * (dim + value_dim) // (2 if causal is True else 1)
+
+    return flops
+
+
+FLOPS |= dict.fromkeys((FORWARD, torch.ops.tutti.attention.default), attention_flops(2, False, 4))
+FLOPS |= dict.fromkeys((BACKWARD, torch.ops.tutti.attention_backward.default), attention_flops(5, True, 7))

@@ -11,8 +11,10 @@ from string import ascii_lowercase
 import torch
 from torch import fx
 
+from tutti.ir.op_info import DENSE, FLOPS
 from tutti.ir.step_graph import Call, Spec
-from tutti.ops.registry import DENSE, rules, specs
+from tutti.ops.attention import attention_flops
+from tutti.ops.registry import rules, specs
 
 aten = torch.ops.aten
 QUERY, KEY, VALUE, OUT = "b (g r) s! d!", "b g t! d!", "b g t! e!", "b (g r) s! e!"
@@ -71,3 +73,8 @@ rules(
     dict.fromkeys(FORWARD, _attention(("out", "logsumexp")))
     | dict.fromkeys(BACKWARD, _attention(("query", "key", "value")))
 )
+
+
+# the position of `is_causal` differs between the kernels
+FLOPS |= {target: attention_flops(2, False, at) for target, at in zip(FORWARD, (4, 6, 6), strict=True)}
+FLOPS |= {target: attention_flops(5, True, at) for target, at in zip(BACKWARD, (11, 11, 14), strict=True)}

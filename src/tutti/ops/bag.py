@@ -14,8 +14,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from tutti.ir.op_info import CONTIGUOUS, LOCAL
 from tutti.ir.step_graph import Call, Spec
-from tutti.ops.registry import CONTIGUOUS, LOCAL, named, rules
+from tutti.ops.registry import named, rules
 from tutti.ops.rows import read_rows, write_rows
 
 aten = torch.ops.aten

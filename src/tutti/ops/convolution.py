@@ -8,14 +8,16 @@ positions before its own and d (k - 1) - p - (s - 1) behind. A transposed convol
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from tutti.ir.op_info import ARGUMENTS, FLOPS, LOCAL, SENDS, WORKSPACE
 from tutti.ir.step_graph import Call
 from tutti.ops.halo import halo, halo_rows, pad, unhalo
-from tutti.ops.registry import ARGUMENTS, LOCAL, SENDS, Cut, operands, rules
+from tutti.ops.registry import Cut, operands, rules, shape_of
 
 aten = torch.ops.aten
 AXES = "hwd"
@@ -192,3 +194,36 @@ SENDS |= {
     aten.convolution.default: lambda cut: _sends(cut, gradient=False),
     aten.convolution_backward.default: lambda cut: _sends(cut, gradient=True),
 }
+
+
+def _flops(node: Call) -> int:
+    """A multiply-add for each output element (input element if transposed) and element of its window."""
+    x, w = node.args[:2]
+    anchor = shape_of(x) if node.args[6] else node.meta["val"].shape
+    return 2 * prod(anchor) * prod(shape_of(w)[1:])
+
+
+def _backward_flops(node: Call) -> int:
+    """The FLOPs of the forward pass for each of the gradients of input and weight."""
+    grad, x, w = node.args[:3]
+    anchor = shape_of(x) if node.args[7] else shape_of(grad)
+    return 2 * prod(anchor) * prod(shape_of(w)[1:]) * sum(node.args[10][:2])
+
+
+BLOCK = 16  # channels of a block in oneDNN's layouts
+
+
+def _workspace(event: Any) -> int:
+    """Copies of image and gradient with blocked channels. None for channels_last images, images that need no gradient,
+    and 1 x 1 kernels."""
+    gradient, image, kernel = (operand.spec for operand in event.reads[:3])
+    wanted: Any = event.node.args[10]
+    if not event.reads[1].contiguous or not wanted[0] or set(kernel.shape[2:]) == {1}:
+        return 0
+    return sum(
+        x.shape[0] * -(-x.shape[1] // BLOCK) * BLOCK * prod(x.shape[2:]) * x.dtype.itemsize for x in (gradient, image)
+    )
+
+
+FLOPS |= {aten.convolution.default: _flops, aten.convolution_backward.default: _backward_flops}
+WORKSPACE[aten.convolution_backward.default] = _workspace

@@ -6,8 +6,9 @@ from string import ascii_lowercase
 
 import torch
 
+from tutti.ir.op_info import LOCAL
 from tutti.ir.step_graph import Call
-from tutti.ops.registry import LOCAL, rules
+from tutti.ops.registry import rules
 from tutti.ops.rows import only, read_rows, write_rows
 
 aten = torch.ops.aten

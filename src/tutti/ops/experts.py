@@ -7,13 +7,17 @@ is split inside both halves.
 
 from __future__ import annotations
 
-from math import log, prod
+from collections.abc import Callable
+from functools import partial
+from math import ceil, log, prod
+from typing import Any
 
 import torch
 
 import tutti.nn.experts  # noqa: F401  (registers the operators)
+from tutti.ir.op_info import FLOPS, LOCAL, SECONDS, WORK
 from tutti.ir.step_graph import Call
-from tutti.ops.registry import LOCAL, WORK, operands, rules
+from tutti.ops.registry import operands, rules, shape_of
 
 ops = torch.ops.tutti
 FORWARD, BACKWARD = ops.experts.default, ops.experts_backward.default
@@ -65,3 +69,34 @@ def _busiest(node: Call, factor: str, outer: int, k: int) -> float:
 
 
 WORK |= {FORWARD: _busiest, BACKWARD: _busiest}
+
+
+def _flops(products: int, backward: bool = False) -> Callable[[Call], int]:
+    """`products` times those of the forward pass: both matrices of an expert, for the average number of tokens routed
+    to the local experts. The product that a backward pass recomputes is not counted."""
+
+    def flops(node: Call) -> int:
+        _, index, _, up, down, _, _, total = node.args[backward : 8 + backward]
+        return products * 2 * prod(shape_of(index)) * (prod(shape_of(up)) + prod(shape_of(down))) // total
+
+    return flops
+
+
+def _seconds(device: Any, call: Any, backward: bool) -> float:
+    """A product for each expert, of its share of the choices; of more where `flops` says that this rank is busier.
+    Between them the choices' rows are gathered, activated and added."""
+    _, (tokens, k), _, (experts, made, hidden), (_, _, width) = call.shapes()[backward : 5 + backward]
+    rows = ceil(tokens * k / call.node.args[7 + backward])
+    products = [(rows, hidden, made), (rows, width, hidden)]
+    if backward:
+        products = [(rows, hidden, width), (hidden, rows, width), (made, rows, hidden), (rows, made, hidden)]
+    busier = call.flops / max(1, sum(2 * experts * prod(sizes) for sizes in products))
+    bytes_ = call.bytes + (1 + backward) * 2 * rows * experts * (hidden + made) * call.dtype.itemsize
+    taken = sum(device.matmul_seconds(experts, *sizes, device.known(call.dtype)) for sizes in products)
+    return max(1.0, busier) * taken + device.stream_seconds(bytes_, "add", call.dtype)
+
+
+FLOPS |= dict.fromkeys((FORWARD, ops.experts_training.default), _flops(1))
+FLOPS |= dict.fromkeys((BACKWARD, ops.experts_backward_kept.default), _flops(2, backward=True))
+SECONDS |= dict.fromkeys((FORWARD, ops.experts_training.default), partial(_seconds, backward=False))
+SECONDS |= dict.fromkeys((BACKWARD, ops.experts_backward_kept.default), partial(_seconds, backward=True))

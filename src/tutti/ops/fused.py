@@ -5,13 +5,11 @@ from __future__ import annotations
 from string import ascii_lowercase
 
 import torch
-from torch import Tensor
 
 import tutti.nn.fused  # noqa: F401  (registers the operators)
 from tutti.ir.step_graph import Call
 from tutti.ops.pointwise import broadcast
-from tutti.ops.registry import LOCAL, SENDS, Cut, rules
-from tutti.ops.rows import own_rows
+from tutti.ops.registry import rules
 
 ops = torch.ops.tutti
 
@@ -54,17 +52,6 @@ def _glu_backward(node: Call) -> str:
     return f"{line}, {line}, {line} -> {line}, {line} | ~0"
 
 
-def _linear_logsumexp(node: Call) -> str:
-    return f"t h!, v* h!{', v*' if node.args[2] is not None else ''}, t -> =t, =t"
-
-
-def _linear_logsumexp_backward(node: Call) -> str:
-    bias, wanted = node.args[4] is not None, node.args[7]
-    outputs = [text if want else "1" for text, want in zip(("t h!", "v* h!", "v*"), wanted, strict=True)]
-    outputs[2] = outputs[2] if bias else "1"
-    return f"t, t, t h!, v* h!{', v*' if bias else ''}, t, t -> {', '.join(outputs)} | ~01"
-
-
 rules(
     {
         ops.rms_norm.default: _rms_norm,
@@ -73,38 +60,5 @@ rules(
         ops.rotary_backward.default: _rotary,
         ops.glu.default: _glu,
         ops.glu_backward.default: _glu_backward,
-        ops.linear_logsumexp.default: _linear_logsumexp,
-        ops.linear_logsumexp_backward.default: _linear_logsumexp_backward,
     }
 )
-
-
-def _own_labels(here, labels: Tensor) -> Tensor:
-    """Labels counted from this rank's first class; negative if another rank has the class, or none."""
-    own, _ = own_rows(here, "v", labels, elsewhere=-1, beyond=here.size("v"))
-    return torch.where(labels < 0, -1, own)
-
-
-def _local_linear_logsumexp(here, hidden, weight, bias, labels):
-    lse, picked = ops.linear_logsumexp(hidden, weight, bias, _own_labels(here, labels))
-    top = here.all_reduce(lse, "v", "max")
-    total = here.all_reduce((lse - top).exp(), "v", "sum")
-    return top + total.log(), here.all_reduce(picked, "v", "sum")
-
-
-def _local_linear_logsumexp_backward(here, grad_lse, grad_picked, hidden, weight, bias, labels, lse, wanted):
-    own = _own_labels(here, labels)
-    return ops.linear_logsumexp_backward(grad_lse, grad_picked, hidden, weight, bias, own, lse, wanted)
-
-
-LOCAL |= {
-    ops.linear_logsumexp.default: _local_linear_logsumexp,
-    ops.linear_logsumexp_backward.default: _local_linear_logsumexp_backward,
-}
-
-
-def _three_numbers_a_row(cut: Cut) -> list[tuple[str, int]]:
-    return [("all_reduce", cut.outputs[0].bytes)] * 3
-
-
-SENDS[ops.linear_logsumexp.default] = _three_numbers_a_row

@@ -3,11 +3,14 @@ leaves out the rows of the others, and the results add up."""
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 
 import tutti.nn.grouped  # noqa: F401  (registers the operator)
+from tutti.ir.op_info import FLOPS, LOCAL
 from tutti.ir.step_graph import Call
-from tutti.ops.registry import LOCAL, operands, rules
+from tutti.ops.registry import operands, rules, shape_of
 
 GROUPED = torch.ops.tutti.grouped_mm.default
 LINES = {
@@ -32,3 +35,12 @@ def _own(here, a, b, ends, first, count):
 
 
 LOCAL[GROUPED] = _own
+
+
+def _flops(node: Call) -> int:
+    """Rows outside all groups are counted. If the product contracts over the groups, each row is in one."""
+    a, b = (shape_of(x) for x in node.args[:2])
+    return 2 * prod(a) * b[-1] if len(a) == 2 else 2 * prod(a[1:]) * b[-1]
+
+
+FLOPS[GROUPED] = _flops

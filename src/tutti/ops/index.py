@@ -6,8 +6,9 @@ from string import ascii_lowercase
 
 import torch
 
+from tutti.ir.op_info import LOCAL
 from tutti.ir.step_graph import Call
-from tutti.ops.registry import LOCAL, operands, rules
+from tutti.ops.registry import operands, rules
 from tutti.ops.rows import from_end, only, read_rows
 from tutti.ops.view import aligned, letters
 

@@ -6,8 +6,9 @@ from string import ascii_lowercase
 
 import torch
 
+from tutti.ir.op_info import CONTIGUOUS
 from tutti.ir.step_graph import Call
-from tutti.ops.registry import CONTIGUOUS, operands, rules, specs
+from tutti.ops.registry import operands, rules, specs
 
 aten = torch.ops.aten
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 import tutti.nn.ctc  # noqa: F401  (registers the operators)
+from tutti.ir.op_info import CONTIGUOUS, FLOPS, LOCAL, SENDS
 from tutti.ir.step_graph import Call
 from tutti.ops.pointwise import broadcast, pointwise
-from tutti.ops.registry import CONTIGUOUS, LOCAL, SENDS, Cut, named, operands, rules
+from tutti.ops.registry import Cut, named, operands, rules, shape_of
 from tutti.ops.rows import own_rows
 
 aten = torch.ops.aten
@@ -199,3 +200,16 @@ for _loss in (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default):
     LOCAL[_loss], SENDS[_loss] = _nll_loss(_loss), _count_sends
 for _gradient in (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default):
     LOCAL[_gradient] = _nll_loss_backward(_gradient)
+
+
+def _ctc_flops(passes: int) -> Callable[[Call], int]:
+    """A logsumexp of three terms for each state of each step, `passes` times."""
+
+    def flops(node: Call) -> int:
+        log_probs, targets = node.args[passes - 1 : passes + 1]  # behind the gradient
+        return passes * 8 * prod(shape_of(log_probs)[:2]) * (2 * shape_of(targets)[-1] + 1)
+
+    return flops
+
+
+FLOPS |= {torch.ops.tutti.ctc_loss.default: _ctc_flops(1), torch.ops.tutti.ctc_loss_backward.default: _ctc_flops(2)}

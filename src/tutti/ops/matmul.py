@@ -1,13 +1,16 @@
 """Matrix products, alone or added to an operand; distances; operators linear in each operand."""
 
+from math import prod
 from string import ascii_lowercase
 
 import torch
+from torch import fx
 
 import tutti.nn.ordered_mm  # noqa: F401  (registers the operator)
+from tutti.ir.op_info import CONTIGUOUS, FLOPS
 from tutti.ir.step_graph import Call
 from tutti.ops.pointwise import broadcast
-from tutti.ops.registry import CONTIGUOUS, named, operands, rules
+from tutti.ops.registry import named, operands, rules, shape_of
 from tutti.ops.view import aligned, names
 
 aten = torch.ops.aten
@@ -86,3 +89,14 @@ rules(
 )
 
 CONTIGUOUS[aten._pdist_backward.default] = (0, 1, 2)
+
+
+def _matmul(node: Call) -> int:
+    *_, a, b = (x for x in node.args if isinstance(x, fx.Node))
+    return 2 * prod(shape_of(a)) * shape_of(b)[-1]
+
+
+FLOPS |= dict.fromkeys(
+    (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, torch.ops.tutti.ordered_mm.default),
+    _matmul,
+)

@@ -8,9 +8,10 @@ from string import ascii_lowercase
 import torch
 from torch import Tensor
 
+from tutti.ir.op_info import ARGUMENTS, CONTIGUOUS, LOCAL, SENDS
 from tutti.ir.step_graph import Call
 from tutti.ops.reduction import wide, wide_bytes
-from tutti.ops.registry import ARGUMENTS, CONTIGUOUS, LOCAL, SENDS, Cut, operands, rules, specs
+from tutti.ops.registry import Cut, operands, rules, specs
 
 aten = torch.ops.aten
 

@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 import torch
 
+from tutti.ir.op_info import ARGUMENTS, CONTIGUOUS
 from tutti.ir.step_graph import Call
-from tutti.ops.registry import ARGUMENTS, CONTIGUOUS, operands, rules, specs
+from tutti.ops.registry import operands, rules, specs
 
 aten = torch.ops.aten
 

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tutti.ir.op_info import ARGUMENTS, LOCAL, SENDS
 from tutti.ir.step_graph import Call, Spec
 from tutti.ops.convolution import AXES, Shape, Window, paddings, split_dims
 from tutti.ops.halo import halo, halo_rows, pad, unhalo
-from tutti.ops.registry import ARGUMENTS, LOCAL, SENDS, Cut, rules
+from tutti.ops.registry import Cut, rules
 
 aten = torch.ops.aten
 

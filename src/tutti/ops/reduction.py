@@ -8,8 +8,9 @@ from string import ascii_lowercase
 import torch
 from torch import Tensor
 
+from tutti.ir.op_info import LOCAL, SENDS
 from tutti.ir.step_graph import Call, Spec
-from tutti.ops.registry import LOCAL, SENDS, Cut, named, rules
+from tutti.ops.registry import Cut, named, rules
 
 aten = torch.ops.aten
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,21 +11,14 @@ import torch
 from torch import fx
 
 from tutti.ir.loops import LOOPS
+from tutti.ir.op_info import RULES
 from tutti.ir.step_graph import Call, Spec
 from tutti.ops.rule import Rule, parse
 
 Notation = str | tuple[str, dict[str, int]]  # the notation, and sizes of factors that shapes do not determine
 Maker = Callable[[fx.Node], Notation | None]  # for operators whose rule depends on their arguments
 
-RULES: dict[Any, str | Maker] = {}
-LOOP_RULES: dict[type, Maker] = {}  # of operators with sub-graphs, which capture creates
-ARGUMENTS: dict[Any, Callable[[tuple, list[tuple[int, ...]]], tuple]] = {}  # (arguments, local output shapes) -> own
-LOCAL: dict[Any, Callable] = {}  # (LocalContext, *arguments with local tensors) -> local outputs, of any dtypes
-DENSE: dict[Any, tuple[int, ...]] = {}  # operands whose last dim the kernel assumes contiguous
-CONTIGUOUS: dict[Any, tuple[int, ...]] = {}  # operands whose strides the kernel ignores or rejects
-SENDS: dict[Any, Callable[[Cut], Iterable[tuple[str, int]]]] = {}  # collectives of the local computation
-# (node, factor, outer, k) -> how much more than an even share the busiest of k ranks computes
-WORK: dict[Any, Callable[[fx.Node, str, int, int], float]] = {}
+LOOP_RULES: dict[type, Maker] = {}  # of operators with sub-graphs, which are created at capture
 
 
 @dataclass(frozen=True)
@@ -67,6 +60,11 @@ def named(target: Any, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]
     return given | dict(zip((a.name for a in known), args, strict=False)) | dict(kwargs)
 
 
+def shape_of(argument: Call) -> tuple[int, ...]:
+    """The shape of a tensor argument."""
+    return argument.meta["val"].shape
+
+
 def specs(node: fx.Node) -> list[Spec]:
     """The Specs of a node's outputs. An optional output that is not computed is a tensor without elements."""
     value = node.meta["val"]
@@ -82,12 +80,12 @@ def source(node: fx.Node) -> tuple[fx.Node, int]:
 
 def rule_of(node: fx.Node) -> Rule | None:
     """The rule of a call for its shapes and arguments, or None if the table has none that applies."""
-    entry = RULES.get(node.target)
+    entry: Any = RULES.get(node.target)
     if node.target in LOOPS:
         entry = LOOP_RULES[type(LOOPS[node.target])]
     elif entry is None and torch.Tag.pointwise in getattr(node.target, "tags", ()):
         entry = RULES[torch.Tag.pointwise]
-    notation = entry(node) if callable(entry) else entry
+    notation: Any = entry(node) if callable(entry) else entry
     if notation is None:
         return None
     line, sizes = notation if isinstance(notation, tuple) else (notation, {})

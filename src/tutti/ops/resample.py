@@ -8,10 +8,11 @@ from string import ascii_lowercase
 import torch
 from torch import Tensor
 
+from tutti.ir.op_info import ARGUMENTS, LOCAL, SENDS
 from tutti.ir.step_graph import Call, Spec
 from tutti.ops.convolution import AXES, Shape
 from tutti.ops.halo import halo, pad, unhalo
-from tutti.ops.registry import ARGUMENTS, LOCAL, SENDS, Cut, rules
+from tutti.ops.registry import Cut, rules
 
 aten = torch.ops.aten
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tutti.ir.op_info import LOCAL, SENDS
 from tutti.ir.step_graph import Call
-from tutti.ops.registry import LOCAL, SENDS, Cut, rules
+from tutti.ops.registry import Cut, rules
 from tutti.ops.view import letters
 
 aten = torch.ops.aten

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from tutti.ir.op_info import LOCAL, SENDS
 from tutti.ir.step_graph import Call
-from tutti.ops.registry import LOCAL, SENDS, Cut, rules, specs
+from tutti.ops.registry import Cut, rules, specs
 from tutti.ops.view import letters
 
 aten = torch.ops.aten

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from tutti.ir.op_info import ARGUMENTS, LOCAL
 from tutti.ir.step_graph import Call
 from tutti.ops.index import along, indexed
-from tutti.ops.registry import ARGUMENTS, LOCAL, operands, rules
+from tutti.ops.registry import operands, rules
 from tutti.ops.rows import from_end, with_spare, without_spare, write_rows
 from tutti.ops.view import aligned, letters
 

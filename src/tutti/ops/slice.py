@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 import torch
 
+from tutti.ir.op_info import ARGUMENTS, LOCAL
 from tutti.ir.step_graph import Call
-from tutti.ops.registry import ARGUMENTS, LOCAL, named, operands, rules
+from tutti.ops.registry import named, operands, rules
 from tutti.ops.view import names, output_shape
 
 aten = torch.ops.aten

@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 
 import tutti.nn.slots  # noqa: F401  (registers the operators)
+from tutti.ir.op_info import LOCAL
 from tutti.ir.step_graph import Call
-from tutti.ops.registry import LOCAL, operands, rules
+from tutti.ops.registry import operands, rules
 
 ops = torch.ops.tutti
 DISPATCH, COMBINE, PRODUCTS = ops.dispatch.default, ops.combine.default, ops.slot_products.default

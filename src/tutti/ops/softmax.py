@@ -7,9 +7,10 @@ from math import inf
 import torch
 from torch import Tensor
 
+from tutti.ir.op_info import LOCAL, SENDS
 from tutti.ir.step_graph import Call
 from tutti.ops.reduction import wide
-from tutti.ops.registry import LOCAL, SENDS, Cut, operands, rules
+from tutti.ops.registry import Cut, operands, rules
 from tutti.ops.view import letters
 
 aten = torch.ops.aten

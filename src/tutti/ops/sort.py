@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tutti.ir.op_info import CONTIGUOUS, LOCAL, SENDS
 from tutti.ir.step_graph import Call
-from tutti.ops.registry import CONTIGUOUS, LOCAL, SENDS, Cut, named, operands, rules
+from tutti.ops.registry import Cut, named, operands, rules
 from tutti.ops.view import letters, names
 
 aten = torch.ops.aten

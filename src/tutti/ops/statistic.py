@@ -8,9 +8,10 @@ from string import ascii_lowercase
 import torch
 from torch import Tensor
 
+from tutti.ir.op_info import CONTIGUOUS, LOCAL, SENDS
 from tutti.ir.step_graph import Call, Spec
 from tutti.ops.reduction import over_ranks, reduced_dims, reduction, wide, wide_bytes
-from tutti.ops.registry import CONTIGUOUS, LOCAL, SENDS, Cut, named, operands, rules
+from tutti.ops.registry import Cut, named, operands, rules
 
 aten = torch.ops.aten
 VARIANCES = (aten.var.correction, aten.std.correction)

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from tutti.ir.op_info import ARGUMENTS, CONTIGUOUS, LOCAL
 from tutti.ir.step_graph import Call
-from tutti.ops.registry import ARGUMENTS, CONTIGUOUS, LOCAL, named, operands, rules, specs
+from tutti.ops.registry import named, operands, rules, specs
 
 aten = torch.ops.aten
 Shape = tuple[int, ...]

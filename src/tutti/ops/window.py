@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from tutti.ir.op_info import ARGUMENTS
 from tutti.ir.step_graph import Call
-from tutti.ops.registry import ARGUMENTS, rules
+from tutti.ops.registry import rules
 from tutti.ops.view import letters, names, output_shape
 
 aten = torch.ops.aten

@@ -8,39 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil, prod
+from math import prod
 
 import torch
 from torch import fx
 
-import tutti.nn.experts
-import tutti.nn.linear_cross_entropy
-import tutti.nn.random  # noqa: F401  (registers the operators)
 from tutti.hardware.device import Device
-from tutti.hardware.operators import PRODUCTS, Shape, family_of, known, lies_transposed
+from tutti.hardware.operators import PRODUCTS, Shape, family_of, lies_transposed
 from tutti.hardware.operators import seconds as operator_seconds
-from tutti.ir.costs import FLOPS, FREE
+from tutti.ir.costs import FREE
 from tutti.ir.loops import LOOPS, Body, Loop
+from tutti.ir.op_info import FLOPS, SECONDS
 from tutti.ops.registry import operands, specs
 
-# Passes over its numbers that a draw of random numbers makes (`tutti.nn.random`): by their count, and as measured on a
-# CPU, where 17 to 36 of them take as long as writing four bytes each does, since the pieces stay in the cache.
-DRAWS, PASSES, PASS = torch.ops.tutti.uniform.default, 22, 16  # bytes that a pass reads and writes in memory
 LOOKUPS = ("embedding", "index", "index_select", "gather", "nll_loss_forward")  # read as much of a table as they return
 COPIES = ("clone", "reshape", "contiguous", "_to_copy", "copy")  # whose speed is that of how their operand lies
 CONVOLUTIONS = ("convolution", "convolution_backward")
-_ops = torch.ops.tutti
-EXPERTS: dict[object, bool] = {  # whether it is a backward pass
-    _ops.experts.default: False,
-    _ops.experts_training.default: False,
-    _ops.experts_backward.default: True,
-    _ops.experts_backward_kept.default: True,
-}
-LINEAR_LOSSES: dict[object, bool] = {  # whether it makes gradients
-    _ops.linear_logsumexp.default: False,
-    _ops.linear_logsumexp_backward.default: True,
-    _ops.linear_logsumexp_with_gradients.default: True,
-}
 LANES = 16  # channels that a CPU's kernels of convolutions work on at once (oneDNN's blocked layouts)
 
 
@@ -65,23 +48,25 @@ class LocalCall:
     transposed: bool
     written: int = 0
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of all operands and outputs."""
+        return sum(self.read) + sum(self.made) + self.written
+
 
 def seconds(device: Device, call: LocalCall) -> float:
     """Seconds of a call, without its overhead."""
     target, family = call.node.target, _family(call)
     if target in LOOPS:
         return _loop(device, call, LOOPS[target])
-    if target in EXPERTS:
-        return _experts(device, call, EXPERTS[target])
-    if target in LINEAR_LOSSES:
-        return _linear_loss(device, call, LINEAR_LOSSES[target])
+    if target in SECONDS:
+        return SECONDS[target](device, call)
     if family == "table" and call.read:  # of zeros, to which the rows of the gradient are added
         rows = device.stream_seconds(3 * call.read[0], family, call.dtype)
         return device.stream_seconds(call.made[0], "add", call.dtype) + rows
     shapes = call.shapes() if target in PRODUCTS else ()
     work = call.flops * _filled(call) if device.name.startswith("cpu") else call.flops
-    bytes_ = _drawn(device, call) if target is DRAWS else moved(call)
-    return operator_seconds(device, target, shapes, call.dtype, work, bytes_, call.transposed, family)
+    return operator_seconds(device, target, shapes, call.dtype, work, moved(call), call.transposed, family)
 
 
 def moved(call: LocalCall) -> int:
@@ -92,7 +77,7 @@ def moved(call: LocalCall) -> int:
             return sum(call.read[1:]) + 2 * sum(call.made)
         if family_of(call.node.target) == "pool" and not name.endswith("_backward"):  # what its windows cover
             return call.made[0] * prod(call.node.args[1])  # pyright: ignore
-    return sum(call.read) + sum(call.made) + call.written
+    return call.bytes
 
 
 def _loop(device: Device, call: LocalCall, loop: Loop) -> float:
@@ -123,38 +108,6 @@ def _body(device: Device, body: Body, part: float) -> float:
         )
         taken += device.overhead + (part if node.target in PRODUCTS else 1.0) * seconds(device, call)
     return taken
-
-
-def _experts(device: Device, call: LocalCall, backward: bool) -> float:
-    """A product for each expert, of its share of the choices; of more where `flops` says that this rank is busier.
-    Between them the choices' rows are gathered, activated and added."""
-    _, (tokens, k), _, (experts, made, hidden), (_, _, width) = call.shapes()[backward : 5 + backward]
-    rows = ceil(tokens * k / call.node.args[7 + backward])  # pyright: ignore
-    products = [(rows, hidden, made), (rows, width, hidden)]
-    if backward:
-        products = [(rows, hidden, width), (hidden, rows, width), (made, rows, hidden), (rows, made, hidden)]
-    busier = call.flops / max(1, sum(2 * experts * prod(sizes) for sizes in products))
-    bytes_ = moved(call) + (1 + backward) * 2 * rows * experts * (hidden + made) * call.dtype.itemsize
-    taken = sum(device.matmul_seconds(experts, *sizes, known(device, call.dtype)) for sizes in products)
-    return max(1.0, busier) * taken + device.stream_seconds(bytes_, "add", call.dtype)
-
-
-def _linear_loss(device: Device, call: LocalCall, backward: bool) -> float:
-    """The product that makes the logits, one more for each gradient; and reading and writing the logits once."""
-    (rows, hidden), (classes, _) = call.shapes()[2 * backward : 2 * backward + 2]
-    dtype = known(device, call.node.args[2 * backward].meta["val"].dtype)  # pyright: ignore
-    products = [(rows, hidden, classes)]
-    if backward:
-        more = [(rows, classes, hidden), (classes, rows, hidden)]
-        products += [sizes for sizes, want in zip(more, call.node.args[-1], strict=False) if want]  # pyright: ignore
-    taken = sum(device.matmul_seconds(1, *sizes, dtype) for sizes in products)
-    return taken + device.stream_seconds(2 * 4 * rows * classes, "exp", torch.float32)
-
-
-def _drawn(device: Device, call: LocalCall) -> int:
-    """Bytes whose moving takes as long as a draw of random numbers does."""
-    each = call.dtype.itemsize if device.name.startswith("cpu") else PASS
-    return PASSES * each * (call.made[0] // call.dtype.itemsize)
 
 
 def _family(call: LocalCall) -> str:

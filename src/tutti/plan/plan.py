@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from tutti.ir.step_graph import GUARD, StepGraph
 from tutti.plan.choice import Choices, parse_choice
@@ -172,28 +173,11 @@ class Plan:
         return explain(self)
 
     def to_json(self) -> str:
-        return json.dumps(
-            {
-                "name": self.name,
-                "mesh": dict(self.mesh),
-                "accumulate": self.accumulate,
-                "stages": dict(self.stages),
-                "schedule": self.schedule,
-                "sequence_chunks": self.sequence_chunks,
-                "recompute": list(self.recompute),
-                "tiers": dict(self.tiers),
-                "batch_splits": self.batch_splits,
-                "overlap_chunks": self.overlap_chunks,
-                "durations": [list(stage) for stage in self.durations],
-                "graph": self.graph,
-                "cluster": self.cluster,
-                "prediction": asdict(self.prediction) if self.prediction else None,
-                "reasons": list(self.reasons),
-                "inputs": {label: _text(dict(layout.placements)) for label, layout in self.inputs.items()},
-                "operators": {label: _text(choices) for label, choices in self.operators.items()},
-            },
-            indent=1,
+        """All fields, the long ones last."""
+        names = sorted(
+            (f.name for f in fields(self)), key=lambda name: (name in ("inputs", "operators"), name != "name")
         )
+        return json.dumps({name: _encoded(getattr(self, name)) for name in names}, indent=1)
 
     @staticmethod
     def from_json(text: str) -> Plan:
@@ -209,20 +193,8 @@ class Plan:
         for key in ("inputs", "operators", "tiers", "stages"):
             if not isinstance(data.get(key, {}), dict):
                 raise ValueError(f"not a plan: its {key} are an object, by label; found {type(data[key]).__name__}")
-        prediction = data.pop("prediction", None)
-        inputs, operators = data.pop("inputs", {}), data.pop("operators", {})
         try:
-            return Plan(
-                **{
-                    **data,
-                    "reasons": tuple(data.get("reasons", ())),
-                    "recompute": tuple(data.get("recompute", ())),
-                    "durations": tuple(map(tuple, data.get("durations", ()))),
-                },
-                prediction=Prediction(**prediction) if prediction else None,
-                inputs={k: Layout.of({a: parse_placement(p) for a, p in v.items()}) for k, v in inputs.items()},
-                operators={k: {a: parse_choice(c) for a, c in v.items()} for k, v in operators.items()},
-            )
+            return Plan(**{name: DECODED.get(name, _tupled)(value) for name, value in data.items()})
         except (TypeError, AttributeError) as error:
             raise ValueError(f"not a plan: {error}") from None
 
@@ -285,8 +257,28 @@ def _stranger(unknown: list[str], labels: set[str]) -> str:
     )
 
 
-def _text(placements: Mapping) -> dict[str, str]:
-    return {axis: str(placement) for axis, placement in placements.items()}
+def _encoded(value: Any) -> Any:
+    """A field as JSON stores it: placements and choices as text."""
+    if isinstance(value, Prediction):
+        return asdict(value)
+    if isinstance(value, Layout):
+        return _encoded(dict(value.placements))
+    if isinstance(value, Mapping):
+        return {key: _encoded(x) for key, x in value.items()}
+    if isinstance(value, tuple):
+        return [_encoded(x) for x in value]
+    return value if value is None or isinstance(value, (str, int, float)) else str(value)
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(map(_tupled, value)) if isinstance(value, list) else value
+
+
+DECODED: dict[str, Callable[[Any], Any]] = {  # fields that JSON does not store as they are
+    "prediction": lambda x: Prediction(**x) if x else None,
+    "inputs": lambda x: {key: Layout.of({a: parse_placement(p) for a, p in v.items()}) for key, v in x.items()},
+    "operators": lambda x: {key: {a: parse_choice(c) for a, c in v.items()} for key, v in x.items()},
+}
 
 
 def _show(value) -> str | None:

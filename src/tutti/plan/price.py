@@ -8,8 +8,9 @@ from math import prod
 import torch
 
 from tutti.hardware import Cluster
+from tutti.ir.op_info import SENDS, WORK
 from tutti.ir.step_graph import Spec
-from tutti.ops import SENDS, WORK, Cut, operands
+from tutti.ops import Cut, operands
 from tutti.plan import compute
 from tutti.plan.choice import Choices, input_placement, layouts, output_placement
 from tutti.plan.compute import LocalCall

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tutti.ir.costs import FLOPS
+from tutti.ir.op_info import FLOPS
 from tutti.ir.step_graph import UPDATE
 from tutti.plan.choice import Choice, legal, output_placement
 from tutti.plan.experts import ROUTED, Experts

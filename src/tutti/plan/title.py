@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tutti.ir.costs import FLOPS
+from tutti.ir.op_info import FLOPS
 from tutti.plan.experts import Experts
 from tutti.plan.layout import Split
 from tutti.plan.plan import Plan

@@ -19,9 +19,9 @@ from typing import Literal
 import tutti
 from tutti.hardware import Cluster, machine
 from tutti.ir.costs import flat
+from tutti.ir.op_info import LOCAL, RULES
 from tutti.ir.step_graph import Call, StepGraph
 from tutti.launch.progress import progress
-from tutti.ops import LOCAL, RULES
 from tutti.plan.layout import Mesh
 from tutti.plan.pin import Pin
 from tutti.plan.plan import Plan, Prediction

@@ -18,7 +18,7 @@ from tutti.analysis.memory import Memory, memory, platform
 from tutti.analysis.prices import Prices
 from tutti.analysis.replay import Replay, replay
 from tutti.hardware import Cluster
-from tutti.ir.costs import FLOPS
+from tutti.ir.op_info import FLOPS
 from tutti.lower.program import Program
 from tutti.plan.layout import Mesh, devices
 from tutti.sim.clock import Clock, Span, Stall

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import fx
 
-from tutti.ir.costs import FREE, annotate_costs
+from tutti.ir.costs import FREE
 from tutti.ir.labels import annotate_labels
 from tutti.ir.step_graph import BACKWARD, FORWARD, GUARD, UPDATE, WRITTEN, Call, Spec, StepGraph
+from tutti.ops.costs import annotate_costs
 from tutti.tracing.like_operators import make_without_operands
 from tutti.tracing.pattern_table import PATTERNS
 from tutti.tracing.patterns import Pattern, fuse_patterns

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
-import tutti.nn.fused  # noqa: F401  (registers the operators)
-from tutti.ir.costs import FLOPS
+import tutti.ops  # noqa: F401  (fills the table of operators)
+from tutti.ir.op_info import FLOPS
 from tutti.ir.step_graph import FORWARD, StepGraph
 
 aten, ops = torch.ops.aten, torch.ops.tutti

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import fx
 
-from tutti.ir.costs import FLOPS, FREE
+from tutti.ir.costs import FREE
+from tutti.ir.op_info import FLOPS
 from tutti.ir.step_graph import BACKWARD, FORWARD, ancestors
 from tutti.tracing.joint import Joint
 from tutti.tracing.match import Search

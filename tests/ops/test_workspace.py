@@ -10,8 +10,8 @@ from torch import fx
 
 from cases import crossed
 from programs import program
-from tutti.analysis.memory_inside import INSIDE
 from tutti.analysis.replay import Event, Operand, Storage, replay
+from tutti.ir.op_info import WORKSPACE
 from tutti.ir.step_graph import Spec
 from tutti.nn.linear_cross_entropy import _blocks
 from tutti.train.memory import PeakMemory, live_bytes
@@ -46,7 +46,7 @@ def test_the_gradient_of_a_convolution(batch, channels, made, size, wanted):
     (event,) = replay(program(build, shapes, {})).events
     tensors = [torch.ones(shape) for shape in shapes.values()]
     real = allocated(lambda: [x for x in aten.convolution_backward(*tensors, *options) if x is not None])
-    predicted = INSIDE[aten.convolution_backward.default](event)
+    predicted = WORKSPACE[aten.convolution_backward.default](event)
     if wanted:
         assert predicted == pytest.approx(real, rel=0.06)
     else:
@@ -86,7 +86,7 @@ def test_a_loss_whose_logits_come_in_blocks(part, wanted, rows, width, classes, 
     specs = [Spec(tuple(x.shape), x.dtype) for x in operands if isinstance(x, torch.Tensor)]
     event = Event([node], [Operand(spec, Storage(spec.bytes, node), True) for spec in specs], [], {}, [], 0, [])
     real = allocated(lambda: [x for x in call(*operands) if x is not None])
-    predicted, by_rows = INSIDE[call](event), part == "_with_gradients"
+    predicted, by_rows = WORKSPACE[call](event), part == "_with_gradients"
     block = next(_blocks(rows, w) if by_rows else _blocks(classes, x)).stop
     extra = scratch(block, width, classes, dtype) if by_rows else scratch(rows, width, block, dtype)
     assert 0.95 * real - extra <= predicted <= 1.05 * real
