@@ -20,10 +20,7 @@ Inputs and outputs have names of the form `kind:name`:
 | `metric` | | what the model or the loss gives besides the loss, by name |
 | `check` | | above 0 where a check of values in the model's Python code fails, 0-d float32 |
 
-Every node carries in `meta`: `val` (a `Spec`, or a tuple of them), `path` (of the module that made it), `phase`
-(forward, backward or update), `flops` and `bytes` (of the whole, unsplit operator), and `label`, a name that
-is the same for corresponding nodes of repeated layers; every call also `name`, which is its own. Where the sequence is
-cut into chunks, every call has the number of its chunk, `slice`; where the batch is cut into copies, its `copy`.
+`ir.node_info.NodeInfo` describes what nodes carry in `meta`.
 """
 
 from __future__ import annotations
