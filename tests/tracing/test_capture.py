@@ -257,7 +257,7 @@ def test_clipping_needs_an_update():
 
 def test_arguments_in_another_order_are_told():
     model, x = nn.Linear(2, 2), torch.ones(1, 2)
-    with pytest.raises(ValueError, match=r"optimizer is a tuple, not of torch[.]optim: capture takes model, batch"):
+    with pytest.raises(ValueError, match=r"optimizer is a tuple, not a torch[.]optim[.]Optimizer; pass \(model, batch"):
         tutti.capture(model, (x,), (x,))  # pyright: ignore
     with pytest.raises(ValueError, match="the batch is a tensor; give a dict"):
         tutti.capture(model, x, loss=lambda model, x: model(x).sum())  # pyright: ignore
