@@ -103,5 +103,5 @@ def test_a_weight_of_another_size():
 
 
 def test_an_offset_takes_a_wide_product():
-    with pytest.raises(ValueError, match="an offset of 1 is added to the weight in float32: it takes wide=True"):
+    with pytest.raises(ValueError, match="offset=1 needs wide=True: it is added to the weight in float32"):
         rms_norm(torch.randn(3, 8), torch.ones(8), 1e-6, offset=1)
