@@ -84,7 +84,7 @@ class _Waiting:
         why = (
             f"there is no operator {self.operator!r}"
             if target is None
-            else f"it marks {_marks(self.notation)}, and no computation of its own stands below ({_example(target)})"
+            else f"it marks {_marks(self.notation)}, but no local computation follows it ({_example(target)})"
         )
         warnings.warn(f"rule {self.notation!r} of {self.operator} is not registered: {why}", stacklevel=2)
 
