@@ -54,7 +54,7 @@ def unsupported(module: nn.Module) -> str:
         "transposed weights": module.is_transposed,
         "gate and up interleaved": not module.is_concatenated,
         "a norm behind each expert": module.has_post_expert_norm,
-        "a gate of its own": module.has_gate and not default_gate,
+        "a custom gate": module.has_gate and not default_gate,
         f"the activation {type(getattr(module, 'act_fn', None)).__name__}": type(getattr(module, "act_fn", None))
         not in ACTIVATIONS,
         "its experts spread over devices already": module._is_expert_parallel,

@@ -32,7 +32,7 @@ GUARDS: list[tuple[str, str, str]] = [
      "{0} had {2} elements along dim {1}, now {3}",
      "nothing to do: along this dim the new graph takes any size"),
     (r"tensor '(.+?)' stride mismatch at index (\d+)",
-     "{0} lies otherwise in memory (stride of dim {1})",
+     "{0} has another stride in dim {1}",
      ".contiguous() before the call, if it changes often"),
     (r"tensor '(.+?)' dtype mismatch\. expected (\S+), actual ([^\s.]+)",
      "{0} was {1}, now {2}",

@@ -243,7 +243,7 @@ class Trainer:
         except SaveError as e:
             if last:
                 raise
-            self.display.say(f"{e}; training goes on")
+            self.display.say(f"{e}; training continues")
             return
         if saved is not None:
             self.saved = step_of(saved)
