@@ -44,5 +44,5 @@ def test_what_is_unlike():
         match=r"gate and up must have one shape and dtype, not torch.float32 \(3,\) and torch.float32 \(4,\)",
     ):
         glu(torch.ones(3), torch.ones(4))
-    with pytest.raises(ValueError, match="no activation 'swish'"):
+    with pytest.raises(ValueError, match="unknown activation 'swish'"):
         glu(torch.ones(3), torch.ones(3), "swish")
