@@ -114,7 +114,7 @@ def test_an_import_path(capsys):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"--cluster": "h10:8"}, "no device 'h10'; nearest is 'h100', known are cpu"),
+        ({"--cluster": "h10:8"}, "unknown device 'h10'; nearest is 'h100', known are cpu"),
         ({"--cluster": "h100:1x9"}, "a node has 8 h100"),
         ({"--model": "nowhere"}, "there is no model 'nowhere': give a folder with a transformers config.json"),
         ({"--model": "no_such_module:f"}, "there is no module 'no_such_module' for no_such_module:f"),

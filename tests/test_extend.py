@@ -155,7 +155,7 @@ def test_a_device_is_planned_for_and_runs_virtually(presets):
 
 def test_a_device_has_one_entry_and_a_name_that_can_be_read(presets):
     link = Link(1e9, 1e-6)
-    with pytest.raises(ValueError, match="there is a device 'cpu' already"):
+    with pytest.raises(ValueError, match="device 'cpu' is already registered"):
         tutti.register_device(Device("cpu", {}, 1, 1), inside=[(1, link)], between=link)
     with pytest.raises(ValueError, match="a name is letters"):
         tutti.register_device(Device("my chip", {}, 1, 1), inside=[(1, link)], between=link)

@@ -1,6 +1,6 @@
-"""Every use of torch's private API, in one place, so that a torch release is checked by reading one file.
+"""All uses of torch's private API, in one file, so that a torch release is checked by reading one file.
 
-Tested on torch 2.11 and 2.13.
+Tested with torch 2.11 and 2.13.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes, autograd_would_have_decomposed
 
-# Operators that write into an argument though their schema denies it, as ones that admit it.
+# Operators whose schema hides that they write an argument -> variants that declare it.
 HONEST = {torch.ops.aten.native_batch_norm.default: native_batch_norm_decomposition}
 
-# Raised where tracing would need the values of a tensor: for a Python number, or for a shape.
+# Raised if tracing needs the values of a tensor, for a Python number or a shape.
 ValuesNeeded = (DataDependentOutputException, DynamicOutputShapeException)
 
-# 2.13 renames these and warns of the old names, 2.11 has only them.
+# Renamed in 2.13, which warns about the old names.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -53,8 +53,8 @@ _grouped = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
 
 
 def grouped_mm(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Products of groups of rows of `a` with the matrices of `b`; where `b` is one matrix, of groups of columns of `a`
-    with groups of its rows. ends: where each group ends, int32."""
+    """Products of groups of rows of `a` with the matrices of `b`, or, if `b` is one matrix, of groups of columns of `a`
+    with groups of its rows. ends: the end of each group, int32."""
     return _grouped(a, b, offs=ends)
 
 
@@ -64,7 +64,7 @@ def fake_mode() -> FakeTensorMode:
 
 
 def decomposition(operator: Any, args: Sequence) -> Callable | None:
-    """What autograd would have called in its place, where it had been asked: in inference mode it is not."""
+    """The decomposition that autograd would use, or None. In inference mode autograd is not asked."""
     if operator not in _composed:
         _composed[operator] = operator._can_decompose()
     composed = _composed[operator] and autograd_would_have_decomposed(operator, pytree.tree_leaves(args))
@@ -76,14 +76,14 @@ _composed: dict[Any, bool] = {}
 
 @contextmanager
 def computing_really() -> Iterator[None]:
-    """Operators compute on real tensors, without gradients or casts, also while fake tensors are traced."""
+    """Compute on real tensors, without gradients or casts, even while fake tensors are traced."""
     with _disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast():  # pyright: ignore
         yield
 
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """The fake tensors of the enclosing mode, without a trace that is under way."""
+    """The enclosing fake tensor mode, without the trace in progress."""
     mode = detect_fake_mode()
     assert mode is not None, "called outside of fake tensors"
     with _disable_current_modes(), mode:
@@ -96,7 +96,7 @@ def of_packed_sequences(name: str) -> Callable:
 
 
 def without_function_modes() -> Any:
-    """Functions of torch are called as they are, whatever modes look at them."""
+    """Call functions of torch directly, ignoring function modes."""
     return torch._C.DisableTorchFunction()  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -112,7 +112,7 @@ def eager_models() -> Iterator[None]:
 
 @contextmanager
 def checkpoint_regions(enter: Callable[[], None], leave: Callable[[], None]) -> Iterator[None]:
-    """`torch.utils.checkpoint` runs its functions once, between `enter` and `leave`, and computes nothing again."""
+    """Make `torch.utils.checkpoint` run its functions once, between `enter` and `leave`, without recomputation."""
     import torch.utils.checkpoint as checkpoint
 
     def without_reentrance(*args: Any, **kwargs: Any) -> Iterator[None]:
@@ -174,7 +174,7 @@ def in_backward_order(root) -> list:
 
 
 def operators(namespace: str) -> list:
-    """The overloads of all operators of a namespace that torch knows of."""
+    """The overloads of all registered operators of a namespace."""
     found = []
     for qualified in torch._C._dispatch_get_all_op_names():
         space, _, rest = qualified.partition("::")
@@ -186,7 +186,7 @@ def operators(namespace: str) -> list:
 
 
 def mark_stepped(optimizer: torch.optim.Optimizer) -> None:
-    """Tell learning-rate schedulers that the optimizer has made its step, so that they do not warn."""
+    """Mark the optimizer as stepped, so that learning-rate schedulers do not warn."""
     optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -206,7 +206,7 @@ def step_hooks(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Callable
 
 
 def unhooked(method: Any) -> Any:
-    """A step method without the wrapper that runs hooks, which torch installs in the class of the first instance."""
+    """A step method without the wrapper that runs hooks, which torch installs in the class at its first instance."""
     return method.__wrapped__ if getattr(method, "__code__", None) is _RUNS_HOOKS else method
 
 
@@ -223,13 +223,13 @@ _getting_ready: dict[str, threading.Thread] = {}
 
 
 def get_compiler_ready(device: torch.device) -> None:
-    """Let Inductor do in the background what it does once and takes seconds for: find out which vector instructions
-    there are, by small programs that it compiles and runs, and for a CPU compile the header of its kernels."""
-    from torch._inductor import codecache, cpu_vec_isa  # not by two threads: slow to import
+    """Run Inductor's slow one-time setup in the background: detect vector instructions by compiling and running small
+    programs and, for a CPU, compile the header of its kernels."""
+    from torch._inductor import codecache, cpu_vec_isa  # imported here, not in two threads: slow to import
 
     def compile_header() -> None:
         _wait_for(INSTRUCTIONS)
-        with suppress(Exception):  # a machine without a compiler is told of it where one is needed
+        with suppress(Exception):  # a missing compiler is reported where one is needed
             codecache.CppPythonBindingsCodeCache.load_pybinding(["float*"], _NOTHING)
 
     todo = {INSTRUCTIONS: lambda: _find_vector_instructions(cpu_vec_isa), HEADER: compile_header}
@@ -245,8 +245,8 @@ def _wait_for(name: str) -> None:
 
 
 def _find_vector_instructions(cpu_vec_isa: Any) -> None:
-    """Inductor compiles a program for each set that a processor has, and takes the best. Here the best is tried first,
-    and the others, where it works, are not."""
+    """Inductor compiles a program for each instruction set of a processor, and takes the best. This tries the best
+    first, and skips the others if it works."""
     from torch._inductor import config
 
     here = cpu_vec_isa.x86_isa_checker()
@@ -254,7 +254,7 @@ def _find_vector_instructions(cpu_vec_isa: Any) -> None:
     best = next(sets, None)
     if best is not None and config.cpp.vec_isa_ok is None and best.check_build(best._avx_code):
         with config.patch({"cpp.vec_isa_ok": True}):
-            cpu_vec_isa.valid_vec_isa_list()  # which it remembers
+            cpu_vec_isa.valid_vec_isa_list()  # cached by torch
     cpu_vec_isa.pick_vec_isa()
 
 
@@ -262,19 +262,19 @@ _NOTHING = '#include <torch/csrc/inductor/cpp_prefix.h>\nextern "C" void kernel(
 
 
 def forget_compiled() -> None:
-    """Let TorchDynamo compile functions anew: those that it was compiling when an error came would raise it again."""
+    """Make TorchDynamo compile functions again: those in progress at an error would raise it again."""
     import torch._dynamo
     from torch._dynamo.utils import CleanupManager
 
-    for hooks in list(CleanupManager.instance.values.values()):  # each deletes a global variable, which may be gone
+    for hooks in list(CleanupManager.instance.values.values()):  # each deletes a global variable, which may not exist
         for hook in hooks:
             hook.scope.setdefault(hook.name, None)
     torch._dynamo.reset_code_caches()
 
 
 def tell_of_compilation(told: Callable[[bool], None]) -> None:
-    """Let `told(True)` be called when torch begins to compile something, `told(False)` when it is done; until
-    `torch.compiler.reset()`, after which this has to be called again. Without effect where it is so already."""
+    """Call `told(True)` when torch starts to compile, and `told(False)` when it is done, until
+    `torch.compiler.reset()`. Registers the function only once."""
     from torch._dynamo.callback import callback_handler  # slow to import
 
     begins, ends = _told_of_compilation.setdefault(told, (lambda args: told(True), lambda args: told(False)))
@@ -289,16 +289,16 @@ _told_of_compilation: dict[Callable[[bool], None], tuple[Callable, Callable]] = 
 def compile_graph(
     graph: fx.Graph, args: Sequence[torch.Tensor], modules: Mapping[str, torch.nn.Module] | None = None
 ) -> Callable:
-    """A function compiled by Inductor from a functional ATen graph without gradients, for arguments that have the
-    shapes, dtypes, strides and devices of these. What is compiled is kept in torch's cache on disk.
+    """Compile a functional ATen graph without gradients with Inductor, for arguments with the shapes, dtypes, strides
+    and devices of these. torch caches the result on disk.
 
-    modules: sub-graphs of higher-order operators, by name. Where there are any, what calls the kernels is C++, too.
+    modules: sub-graphs of higher-order operators, by name. If there are any, the wrapper that calls kernels is C++ too.
     """
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx  # slow to import
 
     _wait_for(INSTRUCTIONS)
-    fake = FakeTensorMode(shape_env=ShapeEnv(specialize_zero_one=True))  # without one nothing is kept on disk
+    fake = FakeTensorMode(shape_env=ShapeEnv(specialize_zero_one=True))  # without one, torch does not cache on disk
     wrapper = config.patch(cpp_wrapper=True) if modules else nullcontext()  # pyright: ignore[reportAttributeAccessIssue]
     with torch.no_grad(), tracing(TracingContext(fake)), wrapper:
         with fake:
@@ -307,17 +307,17 @@ def compile_graph(
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether the processor has instructions for it (AVX-512 BF16; those with AMX have these, too), and the
-    environment leaves them to oneDNN."""
+    """Whether the processor multiplies bfloat16 (AVX-512 BF16, also implied by AMX), and the environment does not
+    disable that for oneDNN."""
     return torch.cpu._is_avx512_bf16_supported() and not {"ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"} & os.environ.keys()
 
 
 def compile_cpp(source: str) -> ctypes.CDLL:
-    """A library of C++ that may use torch's vectors and products. What is compiled is kept in torch's cache on disk."""
+    """Compile a C++ library that may use torch's vectors and products. torch caches the result on disk."""
     from torch._inductor import codecache  # slow to import
 
     class WithHeader(codecache.CppCodeCache):
-        """Behind the header that Inductor compiles for its kernels: half of the time."""
+        """With Inductor's precompiled header: half the compile time."""
 
         _get_uncompiled_header = codecache.CppPythonBindingsCodeCache._get_uncompiled_header
 
@@ -326,13 +326,13 @@ def compile_cpp(source: str) -> ctypes.CDLL:
 
 
 _postponing = threading.Lock()
-KERNELS = 4  # in a file of C++, of which two cores compile two at once
+KERNELS = 4  # kernels per C++ file
 
 
 @contextmanager
 def compilers_beside_each_other() -> Iterator[None]:
-    """What `compile_graph` gives in here may be called when this is over: till then nobody waits for the compilers of
-    its kernels, of which as many run as there are cores. Kernels in C++ are compiled by the few."""
+    """Defer compilation: functions from `compile_graph` can be called after the block. Compilers run in parallel, one
+    per core, and C++ kernels are compiled several to a file."""
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.codecache import LambdaFuture
 
@@ -373,12 +373,12 @@ def compilers_beside_each_other() -> Iterator[None]:
     compile_those_of(1)
     for compilers, scope in waiting:
         compilers.wait(scope)
-        scope.update({name: x.result() for name, x in scope.items() if isinstance(x, LambdaFuture)})  # on one core
+        scope.update({name: x.result() for name, x in scope.items() if isinstance(x, LambdaFuture)})  # in sequence
 
 
 class _Kernels:
-    """A file of Inductor's C++ kernels with their Python bindings, kept on disk as a whole. Of the time for one kernel
-    three quarters go into the header and the libraries that a file needs."""
+    """A file of Inductor's C++ kernels with their Python bindings, cached on disk. Three quarters of the compile time
+    of a single kernel are spent on the header and on linking."""
 
     def __init__(self) -> None:
         self.kernels: list[tuple[list[str], str]] = []
@@ -386,7 +386,7 @@ class _Kernels:
         self.alone: list[Callable[[], Callable]] = []
 
     def write(self, types: list[str], code: str) -> Any:
-        """Add a kernel for arguments of these types; who calls `result()` when all is compiled gets a function."""
+        """Add a kernel for arguments of these types. `result()` of what it returns is the function."""
         from torch._inductor.codecache import LambdaFuture
 
         number = len(self.kernels)
@@ -394,7 +394,7 @@ class _Kernels:
         return LambdaFuture(lambda: self._function(number))
 
     def compile(self) -> None:
-        """Begin to."""
+        """Start the compilation."""
         from torch._inductor.async_compile import AsyncCompile, get_compile_threads
         from torch._inductor.codecache import CppPythonBindingsCodeCache
 
@@ -414,7 +414,7 @@ class _Kernels:
         self.library = Library.load_async("\n".join([*includes, *rest, ""]), submit_fn=self.submit)
 
     def _named(self, number: int) -> tuple[Any, str]:
-        """What loads a kernel from a file of several, and its code there."""
+        """A loader of one kernel from a file of several, and its code."""
         from torch._inductor.codecache import CppPythonBindingsCodeCache
 
         name = f"kernel{number}"
@@ -439,47 +439,47 @@ class _Kernels:
         assert self.library is not None
         try:
             return self.library().functions[number]
-        except CppCompileError:  # some do not stand beside others
+        except CppCompileError:  # some kernels conflict with others in one file
             load = CppPythonBindingsCodeCache.load_pybinding_async
             self.alone = self.alone or [load(*kernel, submit_fn=self.submit) for kernel in self.kernels]
             return self.alone[number]()
 
 
 def job_store(prefix: str) -> Any:
-    """A connection of one's own to the store of this job: threads of one process do not wait for each other there."""
+    """A separate connection to the store of this job, so that threads do not block each other."""
     return dist.PrefixStore(prefix, dist.distributed_c10d._get_default_store().clone())  # pyright: ignore
 
 
 def pin(memory: torch.Tensor) -> None:
-    """Lock memory of the host, so that a GPU copies from and to it by itself, for as long as this tensor lives.
+    """Page-lock host memory, for asynchronous GPU copies, as long as this tensor lives.
 
-    torch's own pinned memory comes in powers of two, of which up to a half is wasted. RuntimeError where the system
-    does not let it.
+    torch's own pinned memory is allocated in powers of two, which wastes up to half. Raises RuntimeError if the system
+    refuses.
     """
     cuda: Any = torch.cuda.cudart()
     place = memory.data_ptr()
     error = cuda.cudaHostRegister(place, memory.nbytes, 0)
     if int(error):
         raise RuntimeError(f"{memory.nbytes} bytes of host memory cannot be pinned (CUDA error {int(error)}): "
-                           "keep less on tier host, or raise the limit of locked memory (ulimit -l)")  # fmt: skip
+                           "store less on tier host, or raise the limit of locked memory (ulimit -l)")  # fmt: skip
     weakref.finalize(memory, cuda.cudaHostUnregister, place).atexit = False
 
 
-# Settings of TorchDynamo under which what it compiles does what plain Python would have done.
+# Settings of TorchDynamo that preserve the behaviour of plain Python.
 AS_PYTHON: dict[str, Any] = {
-    "suppress_errors": True,  # what it cannot trace is run, and raises then what it raises
-    "skip_nnmodule_hook_guards": False,  # hooks come and go
-    "trace_numpy": False,  # numpy's numbers, the random ones above all, are numpy's
+    "suppress_errors": True,  # code that cannot be traced runs as plain Python
+    "skip_nnmodule_hook_guards": False,  # hooks may change between calls
+    "trace_numpy": False,  # keep numpy's numerics and random numbers
     "rewrite_assert_with_torch_assert": False,  # AssertionError, not RuntimeError
-    "allow_unspec_int_on_nn_module": True,  # a module may count
+    "allow_unspec_int_on_nn_module": True,  # a module may have a counter
 }
 
-LIMIT = "recompile limit exceeded"  # in its reason to compile a function no more
+LIMIT = "recompile limit exceeded"  # in TorchDynamo's reason
 
 
 @dataclass(frozen=True)
 class GraphBreak:
-    """Where TorchDynamo left the graph, in the innermost frame that is not torch's. whole: it gave up the function."""
+    """Where TorchDynamo left the graph, in the innermost user frame. whole: it gave up the function."""
 
     reason: str
     file: str
@@ -490,8 +490,8 @@ class GraphBreak:
 
 @dataclass(frozen=True)
 class Recompiled:
-    """A function that TorchDynamo has compiled once more, and the guard that failed. given_up: it was not, as its
-    limit of graphs is reached."""
+    """A function that TorchDynamo compiled again, and the guard that failed. given_up: not compiled, as its limit of
+    graphs is reached."""
 
     guard: str
     file: str
@@ -501,7 +501,7 @@ class Recompiled:
 
 
 def split_by_dynamo(function: Callable, backend: Callable, dynamic: bool | None) -> Callable:
-    """`torch.compile`, with graphs that no other call of it shares or counts, where torch can."""
+    """`torch.compile`, with graphs that other calls of it neither share nor count, if torch supports that."""
     alone: Any = {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}
     return torch.compile(function, backend=backend, dynamic=dynamic, **alone)
 
@@ -514,14 +514,14 @@ def as_python() -> Any:
 
 
 def inductor(graph: fx.GraphModule, inputs: list) -> Callable:
-    """A graph of TorchDynamo's, compiled, its backward pass as well; random numbers are those of eager mode."""
+    """Compile a TorchDynamo graph and its backward pass; random numbers equal eager mode's."""
     from torch._inductor.compile_fx import compile_fx
 
     return compile_fx(graph, inputs, config_patches={"fallback_random": True})  # pyright: ignore[reportReturnType]
 
 
 def compilations() -> tuple[Any, int]:
-    """A place in TorchDynamo's record of what it compiles."""
+    """The current position in TorchDynamo's log of compilations."""
     from torch._dynamo import output_graph, utils
 
     frames = utils._compilation_metrics
@@ -529,7 +529,7 @@ def compilations() -> tuple[Any, int]:
 
 
 def compiled_since(place: tuple[Any, int]) -> tuple[list[GraphBreak], list[Recompiled]]:
-    """What has come to that record since, but for functions of torch and of Python's library; of the last 64."""
+    """The entries of that log since a position, without functions of torch and Python's library; at most 64."""
     from torch._dynamo import output_graph, utils
 
     last, count = place
@@ -553,8 +553,8 @@ def compiled_since(place: tuple[Any, int]) -> tuple[list[GraphBreak], list[Recom
 
 
 def _begin(frame: Any) -> tuple[str, int, str]:
-    """File, line and name of a function in the record. Those that are given up are nameless: there of an earlier entry
-    with the same id ("3/8": the eighth graph of function 3)."""
+    """File, line and name of a function in the log. Functions that are given up have no name: use an earlier entry with
+    the same id ("3/8": the eighth graph of function 3)."""
     from torch._dynamo import utils
 
     if frame.co_name is None:
@@ -565,7 +565,7 @@ def _begin(frame: Any) -> tuple[str, int, str]:
 
 
 def function_of(name: str) -> str:
-    """The function as it was written; of what goes on after a graph break, all of it."""
+    """The name of a function in the source, also for its continuation after a graph break."""
     return re.sub(r"^torch_dynamo_resume_in_(.*)_at_\d+$", r"\1", name)
 
 
@@ -575,14 +575,14 @@ def _innermost(stack: list) -> tuple[str, int, str] | None:
 
 
 def _is_librarys(file: str) -> bool:
-    """Whether a file is torch's or Python's: what breaks there follows from the line that calls it."""
+    """Whether a file is torch's or Python's: its breaks are reported at the line that calls it."""
     torchs, pythons = str(Path(torch.__file__).parent), sysconfig.get_path("stdlib")
     return file.startswith(torchs) or (file.startswith(pythons) and "site-packages" not in file)
 
 
 @contextmanager
 def no_warnings_of_compilation() -> Iterator[None]:
-    """Without warnings that torch's compiler gives of itself; those of the code that it follows are given."""
+    """Suppress warnings of torch's compiler about itself, not those of user code."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"torch\._(dynamo|inductor|subclasses|functorch)")
         warnings.filterwarnings("ignore", message=r"\s*((Torch)?Dynamo|`torch.jit)")
@@ -590,7 +590,7 @@ def no_warnings_of_compilation() -> Iterator[None]:
 
 
 def quiet_compiler(when: Callable[[], bool]) -> None:
-    """Keep from the terminal what torch's compiler says of its trouble while `when()`."""
+    """Suppress log messages of torch's compiler while `when()`."""
     parts = ("torch._dynamo", "torch._inductor", "torch._subclasses", "torch.fx")
     importlib.import_module("torch._dynamo")  # makes the loggers
 

@@ -99,7 +99,7 @@ def test_closing_makes_no_more_and_ends_the_thread():
 
 
 def test_a_batch_is_made_ahead_or_not_at_all():
-    with pytest.raises(ValueError, match="at least one batch is made ahead, not 0"):
+    with pytest.raises(ValueError, match="ahead is 0; it must be at least 1"):
         Prefetch(int, range(3), ahead=0)
 
 
@@ -143,5 +143,5 @@ def test_a_source_that_ends_too_early_is_told():
     source = iter([1, 2])
     batches = Prefetch(lambda step: next(source), range(3))
     assert [next(batches), next(batches)] == [1, 2]
-    with pytest.raises(RuntimeError, match="there is no batch for step 2"):
+    with pytest.raises(RuntimeError, match="no batch for step 2"):
         next(batches)

@@ -186,5 +186,5 @@ def test_more_processes_than_cores_share_them(pool, monkeypatch):
 def test_calibrations_that_cannot_be():
     with pytest.raises(ValueError, match="cannot calibrate 0 processes"):
         calibrate.calibrate(0, kind="cpu")
-    with pytest.raises(ValueError, match="no kind of device 'tpu'; known are cpu and cuda"):
+    with pytest.raises(ValueError, match="unknown kind of device 'tpu'; expected cpu or cuda"):
         calibrate.calibrate(1, kind="tpu")

@@ -62,5 +62,5 @@ def test_no_product_takes_longer_than_a_larger_one():
 
 
 def test_a_grid_of_the_wrong_size():
-    with pytest.raises(ValueError, match=r"has 2\^3 seconds, not 3"):
+    with pytest.raises(ValueError, match=r"needs 2\^3 seconds, not 3"):
         Grid((1, 2), (1.0, 1.0, 1.0))

@@ -70,9 +70,9 @@ def test_a_cache_that_cannot_be_written_is_said(measured, tmp_path):
 
 
 def test_bad_arguments():
-    with pytest.raises(ValueError, match="a cluster of 0 processes; at least 1 is needed"):
+    with pytest.raises(ValueError, match="a cluster needs at least 1 process, not 0"):
         local(0)
-    with pytest.raises(ValueError, match="no kind of device 'tpu'; known are cpu and cuda"):
+    with pytest.raises(ValueError, match="unknown kind of device 'tpu'; expected cpu or cuda"):
         local(1, "tpu")
 
 

@@ -14,7 +14,7 @@ def test_cores_are_divided(monkeypatch):
     monkeypatch.setattr(machine, "cores", lambda: 8)
     assert [machine.threads_of(n) for n in (1, 3, 8, 20)] == [8, 2, 1, 1]
     assert machine.threads_of(3, 5) == 5 and machine.devices("cpu") == 8
-    with pytest.raises(ValueError, match="a process of 0 threads; at least 1 is needed"):
+    with pytest.raises(ValueError, match="a process needs at least 1 thread, not 0"):
         machine.threads_of(2, 0)
 
 

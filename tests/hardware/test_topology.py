@@ -85,7 +85,7 @@ def test_many_collectives_take_as_many_times_one():
 def test_time_of_an_unknown_collective():
     with pytest.raises(
         ValueError,
-        match="no collective 'gossip'; known are all_gather, reduce_scatter, all_reduce, all_to_all, ppermute",
+        match="unknown collective 'gossip'; known are all_gather, reduce_scatter, all_reduce, all_to_all, ppermute",
     ):
         NODES.time("gossip", 1.0, 1, 2)
 

@@ -150,7 +150,7 @@ def dies_at_first(folder: str) -> str:
 def test_a_job_starts_anew_as_often_as_it_may(tmp_path, capfd):
     assert launch(dies_at_first, 2, str(tmp_path), restarts=2) == ["2", "2"]
     said = capfd.readouterr().err
-    assert "started anew, for the 1. time of 2, in 2 processes" in said and "for the 2. time of 2" in said
+    assert "restart 1 of 2, in 2 processes" in said and "restart 2 of 2" in said
     with pytest.raises(LaunchError, match=r"rank 1 of 2 failed: ValueError: the second time"):
         launch(dies_at_first, 2, str(tmp_path), restarts=1)
 

@@ -138,9 +138,9 @@ def test_errors_say_what_does_not_fit():
     x, index, weight, up, down = drawn()
     with pytest.raises(IndexError, match="expert 5 of 5"):
         experts(x, index * 0 + 5, weight, up, down)
-    with pytest.raises(ValueError, match=r"up of shape \(5, 31, 8\) and down of shape \(5, 8, 16\) do not belong"):
+    with pytest.raises(ValueError, match=r"up \(5, 31, 8\) and down \(5, 8, 16\) do not fit"):
         experts(x, index, weight, up[:, 1:], down)
-    with pytest.raises(ValueError, match=r"tokens \(T, 8\) with index and weight \(T, k\), not \(7, 8\), \(6, 2\)"):
+    with pytest.raises(ValueError, match=r"tokens \(T, 8\) with index and weight \(T, k\), found \(7, 8\), \(6, 2\)"):
         experts(x, index[1:], weight, up, down)
     with pytest.raises(ValueError, match="unknown activation 'swish'; expected one of silu, gelu"):
         activation_of("swish")

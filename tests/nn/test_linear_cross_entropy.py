@@ -188,9 +188,9 @@ def test_errors():
     hidden, weight, bias, labels = drawn()
     with pytest.raises(IndexError, match="a label is out of range: classes are 0 to 39"):
         linear_cross_entropy(hidden, weight, labels.clamp(min=0) + CLASSES - labels.max(), bias)
-    with pytest.raises(ValueError, match=r"labels are classes, as whole numbers, not torch\.float32"):
+    with pytest.raises(ValueError, match=r"labels must be integers, not torch\.float32"):
         linear_cross_entropy(hidden, weight, labels.float())
-    with pytest.raises(ValueError, match="no reduction 'max'"):
+    with pytest.raises(ValueError, match="unknown reduction 'max'"):
         linear_cross_entropy(hidden, weight, labels, reduction="max")
     with pytest.raises(ValueError, match=r"labels \(...\), not \(12, 6\), \(40, 6\) and \(6,\)"):
         linear_cross_entropy(hidden, weight, labels[::2])

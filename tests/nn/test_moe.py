@@ -96,7 +96,7 @@ def test_the_example_runs():
 
 
 def test_a_capacity_of_nothing_is_an_error():
-    with pytest.raises(ValueError, match=r"capacity_factor=0: it is greater than 0, or None for dropless"):
+    with pytest.raises(ValueError, match=r"capacity_factor=0: it must be greater than 0, or None for dropless"):
         MoE(8, 12, 4, 2, capacity_factor=0)
 
 

@@ -96,12 +96,12 @@ def test_registration():
 
 
 def test_a_weight_of_another_size():
-    with pytest.raises(ValueError, match=r"weight \(7,\) for x \(\); it is \(\)"):
+    with pytest.raises(ValueError, match=r"weight \(7,\) for x \(\); it must be \(\)"):
         rms_norm(torch.randn(()), torch.randn(7), 1e-6)
-    with pytest.raises(ValueError, match=r"weight \(7,\) for x \(3, 5, 8\); it is \(8,\)"):
+    with pytest.raises(ValueError, match=r"weight \(7,\) for x \(3, 5, 8\); it must be \(8,\)"):
         rms_norm(torch.ones(3, 5, 8), torch.ones(7), 1e-6)
 
 
 def test_an_offset_takes_a_wide_product():
-    with pytest.raises(ValueError, match="an offset of 1 is added to the weight in float32: it takes wide=True"):
+    with pytest.raises(ValueError, match="offset=1 needs wide=True: it is added to the weight in float32"):
         rms_norm(torch.randn(3, 8), torch.ones(8), 1e-6, offset=1)

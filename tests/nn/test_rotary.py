@@ -56,7 +56,7 @@ def test_angles_that_do_not_fit(shape):
 
 def test_angles_that_want_a_gradient():
     x, cos, sin = drawn()
-    with pytest.raises(ValueError, match="cos and sin are given no gradients"):
+    with pytest.raises(ValueError, match="cos and sin get no gradients"):
         rotary(x, cos.requires_grad_(), sin)
     with torch.no_grad():
         assert rotary(x, cos, sin).isfinite().all()

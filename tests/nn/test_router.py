@@ -88,5 +88,5 @@ def test_it_computes_in_float32():
 def test_errors():
     with pytest.raises(ValueError, match="unknown scores 'tanh'; expected one of softmax, sigmoid"):
         Router(8, 4, 2, scores="tanh")
-    with pytest.raises(ValueError, match="top_k=5 of 4 experts: it is 1 to 4"):
+    with pytest.raises(ValueError, match="top_k=5 of 4 experts: it must be 1 to 4"):
         Router(8, 4, 5)

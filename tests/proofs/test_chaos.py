@@ -74,7 +74,7 @@ def kill_one(text: Path, out: Path, seed: int) -> dict[str, float]:
     seconds = time.monotonic() - killed
     said, _ = job.communicate(timeout=PATIENCE)
     assert job.returncode == 0, said
-    assert "started anew, for the 1. time of 3, in 2 processes" in said
+    assert "restart 1 of 3, in 2 processes" in said
     return {"seed": seed, "rank": victim, "step": before, "seconds": round(seconds, 2)}
 
 

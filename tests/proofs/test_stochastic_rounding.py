@@ -94,7 +94,7 @@ def test_a_step_left_out_rounds_nothing():
 
 
 def test_masters_have_nothing_to_round():
-    with pytest.raises(ValueError, match="masters or stochastic_rounding"):
+    with pytest.raises(ValueError, match="fp32_master_weights and stochastic_rounding exclude each other"):
         make("single", 1, fp32_master_weights=True)
 
 

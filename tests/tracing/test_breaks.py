@@ -30,15 +30,15 @@ def differentiates(x):
 
 # Of functions that break: a line that does, and what its reason and its remedy speak of.
 EXPECTED = {
-    "branches": ("if y.sum() > 0:", "by the value of a tensor", "torch.where"),
+    "branches": ("if y.sum() > 0:", "on the value of a tensor", "torch.where"),
     "sums_items": ("total += x[i].item()", "Python number", "0-d tensor"),
     "masks": ("kept = x[x > 2]", "shape of a result", "weighted by the mask"),
-    "catches": ("if x.sum() > 0:", "by the value of a tensor", "torch.cond"),
+    "catches": ("if x.sum() > 0:", "on the value of a tensor", "torch.cond"),
     "fails_in_torch": ("return x + torch.ones(4)", "an exception", "before the call"),
     "asserts": ('assert x.sum() > 0, "not positive"', "assert", "left out"),
     "collects": ('while found["halves"][-1].norm() > 1', "while", "torch.where"),
-    "draws": ("own = torch.Generator().manual_seed(3)", "generator of its own", "torch.manual_seed"),
-    "walks": ("if part.sum() > 3:", "by the value of a tensor", "torch.where"),
+    "draws": ("own = torch.Generator().manual_seed(3)", "separate generator", "torch.manual_seed"),
+    "walks": ("if part.sum() > 3:", "on the value of a tensor", "torch.where"),
     "prints": ('print("sum", x.sum())', "prints or logs", "outside"),
     "writes_in_a_with": ('with open("/dev/null", "w") as file:', "`with`", "outside of the function"),
     "differentiates": ("(x * x).sum().backward()", "gradients", "nothing"),
@@ -73,7 +73,7 @@ def test_a_function_that_is_given_up_is_said_to_be_and_its_loop_s_body_is_compil
     fast = tutti.jit(loops, level="O0")
     assert fast(UP) == loops(UP)
     (found,) = fast.report().breaks
-    assert found.whole and "a function of its own" in str(found)
+    assert found.whole and "a separate function" in str(found)
     assert {graph.function for graph in fast.report().graphs} == {"body"}
 
 

@@ -251,13 +251,13 @@ def test_a_batch_without_labels_is_named():
 
 
 def test_clipping_needs_an_update():
-    with pytest.raises(ValueError, match=r"clip_norm=.* needs an optimizer"):
+    with pytest.raises(ValueError, match="needs an optimizer: it clips gradients"):
         tutti.capture(nn.Linear(2, 2), torch.ones(1, 2), loss=lambda model, x: model(x).sum(), clip_norm=1.0)
 
 
 def test_arguments_in_another_order_are_told():
     model, x = nn.Linear(2, 2), torch.ones(1, 2)
-    with pytest.raises(ValueError, match=r"the optimizer is a tuple, not a torch.optim.Optimizer; pass \(model, batch"):
+    with pytest.raises(ValueError, match=r"optimizer is a tuple, not a torch[.]optim[.]Optimizer; pass \(model, batch"):
         tutti.capture(model, (x,), (x,))  # pyright: ignore
     with pytest.raises(ValueError, match="the batch is a tensor; give a dict"):
         tutti.capture(model, x, loss=lambda model, x: model(x).sum())  # pyright: ignore

@@ -46,5 +46,5 @@ def test_operands_have_the_order_of_their_memory():
 
 
 def test_memory_outside_of_the_tensor_is_refused():
-    with pytest.raises(ValueError, match="reads memory that is no part of the tensor: call it on what this is"):
+    with pytest.raises(ValueError, match="reads memory outside the tensor: call it on the base tensor"):
         tutti.capture(Windows(begin=72), (torch.randn(6, 8, 6),), gradients=False)

@@ -123,7 +123,7 @@ def test_higher_order_operators_are_refused():
     def function(x):
         return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x + 1, (x,))
 
-    with compat.fake_mode(), pytest.raises(ValueError, match="calls cond, an operator of functions"):
+    with compat.fake_mode(), pytest.raises(ValueError, match="calls cond, a higher-order operator"):
         trace(function, torch.empty(3))
 
 

@@ -37,5 +37,5 @@ def test_what_is_no_checkpoint_or_is_there_already_is_left_alone(tmp_path, capsy
     assert cli.main(["export", str(tmp_path / "nothing"), str(tmp_path / "out")]) == 2
     assert "no complete checkpoint" in capsys.readouterr().err
     assert cli.main(["export", str(tmp_path), str(tmp_path)]) == 2
-    assert "is there already, and holds no model" in capsys.readouterr().err
+    assert "already exists and is not a model" in capsys.readouterr().err
     assert Path(tmp_path, "mine").read_text() == "text"

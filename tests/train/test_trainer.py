@@ -209,7 +209,7 @@ def test_training_goes_on_when_the_disk_is_full_for_a_while(tiny, full_disk, cap
     command.run(tiny)
     out = capsys.readouterr().out
     assert "could not save the checkpoint of step 4" in out and "No space left on device" in out
-    assert f"{tiny.out}/checkpoints/step-00000002 is intact; training goes on" in out
+    assert f"{tiny.out}/checkpoints/step-00000002 is intact; training continues" in out
     assert losses(tiny)[0] == list(range(1, 9))
 
 

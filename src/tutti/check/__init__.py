@@ -1,4 +1,4 @@
-"""Proving operator rules: samples of every operator, and the machine that splits them in every way a rule allows.
+"""Check operator rules: draw sample calls, split each in all ways its rule allows, and compare with the unsplit result.
 
-Needs hypothesis (`pip install 'tutti[check]'`); rules of users can be registered without it (`tutti.check.user`).
+Needs hypothesis (`pip install 'tutti[check]'`). Rules can be registered without it (`tutti.check.user`).
 """

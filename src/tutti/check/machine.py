@@ -1,9 +1,9 @@
-"""The machine that proves rules: split a call in every way its rule allows, and compare with the whole.
+"""Check rules: split a call in all ways its rule allows, and compare with the unsplit result.
 
 For each sample of an operator and each legal choice (of one axis, strided too, and of pairs of axes) every rank
-computes its part from its parts of the operands, partial sums included; put together they must be what the unsplit
-operator gives. What the rule forbids is tried as well: it must fail or give other numbers, else the rule is needlessly
-strict.
+computes its part from its shards of the operands, partial sums included. Combined, the parts must equal the result of
+the unsplit operator. Splits that the rule forbids are tried too: they must fail or give other values, else the rule is
+needlessly strict.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ LABEL = "operator"
 CPU = torch.device("cpu")
 MESHES = ({"a": 2}, {"a": 3}, {"a": 4})
 PAIRS = ({"a": 2, "b": 2}, {"a": 2, "b": 3}, {"a": 3, "b": 2})
-ROUNDING = {  # of the least precise tensor that takes part
+ROUNDING = {  # by dtype of the least precise tensor involved
     torch.float64: 1e-10, torch.complex128: 1e-10, torch.float32: 2e-5, torch.complex64: 2e-5,
     torch.float16: 1e-2, torch.bfloat16: 5e-2,
 }  # fmt: skip
-UNCHECKED = {  # kernels that write past the end of what has the wrong size (or index), instead of refusing it
+UNCHECKED = {  # kernels that write out of bounds for a wrong size or index, instead of raising
     torch.ops.tutti.lstm_layer.default,
     torch.ops.tutti.lstm_layer_backward.default,
     aten._embedding_bag.default,
@@ -63,19 +63,19 @@ UNCHECKED = {  # kernels that write past the end of what has the wrong size (or 
 
 @dataclass
 class Report:
-    """What was proven of one operator."""
+    """The result of checking one operator."""
 
     samples: int = 0
-    cases: int = 0  # choices under which the parts gave the whole
+    cases: int = 0  # choices with the right result
     without: int = 0  # samples to which the rule does not apply
-    lines: Counter[str] = field(default_factory=Counter)  # the rule as it was for the samples' arguments
-    unpriced: int = 0  # bytes that the local computation sends and SENDS does not mention
-    strict: Counter[str] = field(default_factory=Counter)  # what is forbidden -> how often it was wrong or refused
-    needless: Counter[str] = field(default_factory=Counter)  # how often it would have been right
+    lines: Counter[str] = field(default_factory=Counter)  # the rule for the samples' arguments
+    unpriced: int = 0  # bytes that the local computation sends, not listed in SENDS
+    strict: Counter[str] = field(default_factory=Counter)  # forbidden split -> how often it was wrong or raised
+    needless: Counter[str] = field(default_factory=Counter)  # forbidden split -> how often it was right
 
     @property
     def needlessly_forbidden(self) -> list[str]:
-        """What was right each time it was tried against the rule, at least three times."""
+        """Forbidden splits that were right each time, at least three times."""
         return sorted(what for what, times in self.needless.items() if times >= 3 and not self.strict[what])
 
 
@@ -99,7 +99,7 @@ def prove(target: Any, samples, examples: int = 20) -> Report:
 
 
 def check(sample: Sample, report: Report) -> None:
-    """Check one call under its rule; AssertionError where a choice gives other numbers than the whole."""
+    """Check one call under its rule. Raises AssertionError if a choice gives other values."""
     report.samples += 1
     call = _Call(sample)
     rule = rule_of(call.node)
@@ -150,7 +150,7 @@ def _divisors(n: int) -> set[int]:
 
 
 def _forbidden(rule: Rule, node: fx.Node) -> Iterator[tuple[str, Rule, Choice]]:
-    """(what is tried, a rule that would allow it, the choice): whole factors split, other operands partial sums."""
+    """(description, a rule that allows it, the choice): forbidden factors split, other operands as partial sums."""
     allowed = replace(rule, whole=frozenset())
     for factor in sorted(rule.whole):
         if rule.sizes[factor] % 2 == 0:
@@ -163,7 +163,7 @@ def _forbidden(rule: Rule, node: fx.Node) -> Iterator[tuple[str, Rule, Choice]]:
 
 
 class _Call:
-    """A graph of one call, and the whole's numbers."""
+    """A graph of one call, and its unsplit result."""
 
     def __init__(self, sample: Sample):
         self.sample = sample
@@ -205,7 +205,7 @@ class _Call:
         return [shard(self.step, plan, rank, wanted, lambda node: rule) for rank in range(devices(mesh))]
 
     def compare(self, rule: Rule, mesh: Mesh, choices: Choices, turned: bool = False) -> None:
-        """Run on all ranks. turned: the parts lie in memory with the last two dims swapped."""
+        """Run on all ranks. turned: the last two dims of the parts are swapped in memory."""
         programs = self.programs(rule, mesh, choices, whole=True)
         runs = [generate(p.graph) for p in programs]
         given = [_parts(x, layout, mesh) for x, layout in zip(self.tensors, layouts(rule, choices)[0], strict=True)]
@@ -218,7 +218,7 @@ class _Call:
                 assert_same(ours, expected, f"output {i} on rank {rank}", self.rounding, undefined)
 
     def compare_price(self, rule: Rule, mesh: Mesh, choices: Choices, report: Report) -> None:
-        """What SENDS says that the local computation of one axis sends is what it sends."""
+        """Compare SENDS with what the local computation of one axis sends."""
         if len(mesh) > 1 or choices["a"].factor not in rule.local:
             return
         programs = self.programs(rule, mesh, choices, whole=False)
@@ -237,7 +237,7 @@ class _Call:
         for kind, local in SENDS[self.sample.target](cut):
             said[kind] += sent_bytes(kind, local, mesh["a"])
         for kind in {*said, *sent}:
-            # At the ends of a line of parts there is only one neighbour.
+            # The first and last part have only one neighbour.
             same = sent.get(kind, 0) <= said[kind] if kind == "ppermute" else sent.get(kind, 0) == said[kind]
             assert same, f"SENDS says {said[kind]} bytes of {kind}, the local computation sends {sent.get(kind, 0)}"
 
@@ -255,7 +255,7 @@ def _local(layout: Layout, spec: Spec, mesh: Mesh) -> Spec:
 
 
 def _summands(x: torch.Tensor, k: int, seed: int) -> list[torch.Tensor]:
-    """k tensors that sum up to x: random ones, or, where those would lose the last of few digits, multiples of x."""
+    """k tensors that sum to x: random ones, or multiples of x if those would lose digits in a low-precision dtype."""
     if x.dtype in (torch.float16, torch.bfloat16):
         multiples = [2, -2] * k
         return [x * m for m in [*multiples[: k - 1], 1 - sum(multiples[: k - 1])]]
@@ -265,7 +265,7 @@ def _summands(x: torch.Tensor, k: int, seed: int) -> list[torch.Tensor]:
 
 
 def _parts(whole: torch.Tensor, layout: Layout, mesh: Mesh) -> list[torch.Tensor]:
-    """What each rank holds; along partial axes random numbers that sum up to the whole."""
+    """The shard of each rank. Along partial axes, random summands of the full tensor."""
     summands: dict[tuple[int, ...], torch.Tensor] = {(): whole}
     for axis in layout.partials:
         parted = {}
@@ -284,7 +284,7 @@ def _parts(whole: torch.Tensor, layout: Layout, mesh: Mesh) -> list[torch.Tensor
 def assert_same(
     ours: torch.Tensor, expected: torch.Tensor, what: str, rounding: float, shape_only: bool = False
 ) -> None:
-    """Equal but for rounding, relative to the largest number, or to 1 where all are less."""
+    """Compare up to rounding, relative to the largest magnitude, or to 1 if that is less."""
     assert ours.shape == expected.shape, f"{what} has shape {tuple(ours.shape)}, not {tuple(expected.shape)}"
     assert ours.dtype == expected.dtype, f"{what} is {ours.dtype}, not {expected.dtype}"
     if shape_only or not ours.numel():

@@ -1,4 +1,4 @@
-"""Rules for operators that users bring along."""
+"""Rules for users' operators."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def rule(
         tutti.rule("mylib::fused_op", "b s d, d e -> b s e")
 
     A notation with factors marked `@` or `*` needs a local computation, written below the rule. It is called with a
-    `Here` (see `tutti.lower.local_context`) and the operator's arguments with contiguous local tensors:
+    `LocalContext` (`tutti.lower.local_context`) and the operator's arguments with contiguous local tensors:
 
         @tutti.rule("mylib::embed", "v* h, b -> b h")
-        def embed_own_rows(here, table, ids): ...
+        def embed_own_rows(here: LocalContext, table, ids): ...
 
     `@tutti.rule(...)` may also stand above the definition of the operator. `torch.library.custom_op` makes an operator
     of any Python function.
 
     operator: "namespace::name" or "namespace::name.overload", or the overload itself.
     notation: the rule.
-    sends: what the local computation sends, as (collective, bytes of the operand on a rank). Without it, the planner
-        assumes that it is free.
+    sends: function of a `tutti.ops.registry.Cut` that lists what the local computation sends, as (collective, bytes of
+        the operand on a rank). Without it, the planner assumes that it is free.
     samples: a function of a `tutti.check.samples.Draw` that returns (args, kwargs) of a call. By default, calls with
         floats of the shapes in the notation, if the other arguments have defaults.
-    check: prove the rule on samples now; by default if the environment sets TUTTI_DEBUG=1.
+    check: check the rule on samples now; by default if the environment sets TUTTI_DEBUG=1.
 
     Raises ValueError if the notation is malformed or contradicts the operator, if the local computation has the wrong
     arguments, or if the operator is unknown or has another rule. Raises AssertionError, with the smallest sample found,
@@ -55,7 +55,7 @@ def rule(
     known = read(notation)
     checked = os.environ.get("TUTTI_DEBUG", "0") not in ("", "0") if check is None else check
     if sends is not None and not known.local:
-        raise ValueError(f"rule {notation!r} has no computation of its own (`@` or `*`), which sends=... would price")
+        raise ValueError(f"sends=... prices a local computation, but rule {notation!r} marks no factor with @ or *")
     if not known.local and _find(operator) is not None:
         _register(_find(operator), notation, None, None, samples, checked)
         return lambda function: function
@@ -63,7 +63,7 @@ def rule(
 
 
 class _Waiting:
-    """A rule that waits for what stands below: a computation of its own, or the definition of the operator."""
+    """A rule that waits for the function below it: a local computation, or the definition of the operator."""
 
     def __init__(self, operator: str | Any, notation: str, sends, samples, checked: bool):
         self.operator, self.notation, self.given = operator, notation, (sends, samples, checked)
@@ -73,7 +73,7 @@ class _Waiting:
         self.waits = False
         target = _find(self.operator)
         if target is None:
-            raise ValueError(f"there is no operator {self.operator!r}; define it by torch.library.custom_op first")
+            raise ValueError(f"there is no operator {self.operator!r}; define it with torch.library.custom_op first")
         local = _computation(function, target, self.notation) if read(self.notation).local else None
         _register(target, self.notation, local, *self.given)
         return function
@@ -85,7 +85,7 @@ class _Waiting:
         why = (
             f"there is no operator {self.operator!r}"
             if target is None
-            else f"it marks {_marks(self.notation)}, and no computation of its own stands below ({_example(target)})"
+            else f"it marks {_marks(self.notation)}, but no local computation follows it ({_example(target)})"
         )
         warnings.warn(f"rule {self.notation!r} of {self.operator} is not registered: {why}", stacklevel=2)
 
@@ -99,11 +99,11 @@ def _example(target: Any) -> str:
 
 
 def _computation(function: Callable, target: Any, notation: str) -> Callable:
-    """The function itself, if it can be called as a computation of its own is."""
+    """The function, after a check of its parameters."""
     if type(function).__module__.startswith("torch."):
         raise ValueError(
-            f"rule {notation!r} marks {_marks(notation)}: below it stands {target} itself, not its computation where "
-            f"that is split: {_example(target)}"
+            f"rule {notation!r} marks {_marks(notation)}, so it needs the local computation below it, not {target} "
+            f"itself: {_example(target)}"
         )
     given = [a for a in _all(target) if not a.kwarg_only]
     named = {a.name: None for a in _all(target) if a.kwarg_only}
@@ -113,12 +113,12 @@ def _computation(function: Callable, target: Any, notation: str) -> Callable:
         except TypeError as error:
             text = ", ".join(["here", *(a.name for a in called), *(f"{key}=..." for key in named)])
             what = getattr(function, "__name__", repr(function))
-            raise ValueError(f"{what} computes {target} where it is split, by a call of ({text}): {error}") from None
+            raise ValueError(f"{what} cannot compute a part of {target}, called as ({text}): {error}") from None
     return function
 
 
 def _find(operator: str | Any) -> Any | None:
-    """The overload of this name; None where there is none (yet)."""
+    """The overload of this name, or None if it does not exist (yet)."""
     if not isinstance(operator, str):
         return operator
     namespace, _, name = operator.partition("::")
@@ -130,10 +130,10 @@ def _find(operator: str | Any) -> Any | None:
 def _register(target: Any, notation: str, local, sends, samples, checked: bool) -> None:
     _agree(target, notation)
     if RULES.get(target, notation) != notation:
-        raise ValueError(f"{target} has the rule {RULES[target]!r} already")
+        raise ValueError(f"{target} already has the rule {RULES[target]!r}")
     if any(a.alias_info is not None and a.alias_info.is_write for a in _all(target)):
-        raise ValueError(f"{target} writes into its arguments; rules are for operators that return what they make")
-    dense = tuple(range(len(read(notation).inputs))) if local is not None else None  # it was traced with such
+        raise ValueError(f"{target} writes into its arguments; rules are for operators that return new tensors")
+    dense = tuple(range(len(read(notation).inputs))) if local is not None else None  # it was traced with dense operands
     tables = (RULES, LOCAL, SENDS, CONTIGUOUS)
     before = [table.get(target) for table in tables]
     for table, value in zip(tables, (notation, local, sends, dense), strict=True):
@@ -148,7 +148,7 @@ def _register(target: Any, notation: str, local, sends, samples, checked: bool) 
 
 
 def _agree(target: Any, notation: str) -> None:
-    """ValueError where a notation cannot be a rule of this operator."""
+    """Raise ValueError if a notation cannot be a rule of this operator."""
     known = read(notation)
     ins, outs = _all(target), target._schema.returns
     for what, found, given in (("inputs", ins, known.inputs), ("outputs", outs, known.outputs)):
@@ -161,8 +161,8 @@ def _agree(target: Any, notation: str) -> None:
     if unknown := sorted(made - read_ - known.whole - known.local):
         name = unknown[0]
         raise ValueError(
-            f"rule {notation!r}: {name!r} stands in no operand, so nothing tells {target} which part of it to make; "
-            f"keep it whole, {name}!, or write a computation of its own, {name}@"
+            f"rule {notation!r}: factor {name!r} is in no operand, so {target} cannot know its part of it; forbid its "
+            f"split with {name}!, or write a local computation and mark it {name}@"
         )
 
 
@@ -182,11 +182,11 @@ def _prove(target: Any, notation: str, samples: Callable | None) -> None:
 
     report = prove(target, samples or _by_notation(target, notation))
     if needless := report.needlessly_forbidden:
-        raise AssertionError(f"rule {notation!r} of {target} forbids what is right: {', '.join(needless)}")
+        raise AssertionError(f"rule {notation!r} of {target} forbids a valid split: {', '.join(needless)}")
 
 
 def _by_notation(target: Any, notation: str) -> Callable:
-    """Calls with tensors of the shapes that the notation says."""
+    """Calls with tensors of the shapes in the notation."""
     required = [a.name for a in _all(target) if not isinstance(a.type, torch.TensorType) and not a.has_default_value()]
     if required:
         raise ValueError(
@@ -204,7 +204,7 @@ def _by_notation(target: Any, notation: str) -> Callable:
         except Exception as error:
             shapes = ", ".join(f"float64{list(x.shape)}" for x in args)
             raise ValueError(
-                f"{target} refuses operands as rule {notation!r} says, {shapes} ({error}); where it wants others, "
+                f"{target} rejects operands of the shapes in rule {notation!r}, {shapes} ({error}); if it needs "
                 "integers or other sizes, pass samples=..., a function that draws (args, kwargs) of a call"
             ) from error
         return args, {}

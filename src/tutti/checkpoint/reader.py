@@ -160,7 +160,7 @@ class CheckpointReader:
 def _block(chunk: Any, place: Any) -> Block:
     numbers = (*chunk.offsets, *chunk.sizes, place.offset, place.length)
     if not all(type(x) is int and x >= 0 for x in numbers) or getattr(place, "transform_descriptors", None):
-        raise TypeError("a block lies at no place, or its numbers are compressed")
+        raise TypeError("a block has no storage location, or its data is compressed")
     return Block(tuple(chunk.offsets), tuple(chunk.sizes), place.relative_path, place.offset, place.length)
 
 

@@ -1,1 +1,1 @@
-"""Corpus, tokenizer, packing, loader, prefetch."""
+"""Text data: corpus, tokenizer, packing, loader, prefetch."""

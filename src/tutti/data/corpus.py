@@ -1,4 +1,4 @@
-"""Text files on disk, read whole, told apart into training and held-out text by their content."""
+"""Read text files from disk, and split them by content into training and held-out text."""
 
 import os
 import sysconfig
@@ -31,8 +31,7 @@ class Document:
 class Corpus:
     """The documents of a folder in path order, split in two, and the files that could not be used.
 
-    `undecodable` files are not UTF-8; `unreadable` ones the system would not give (path, reason). Empty
-    files are no documents.
+    `undecodable` files are not UTF-8; `unreadable` ones raised an OSError (path, reason). Empty files are skipped.
     """
 
     root: Path
@@ -48,7 +47,7 @@ class Corpus:
 
     @property
     def key(self) -> str:
-        """Changes when the content, the order or the split of the documents does."""
+        """A hash of the content, order and split of the documents."""
         text = "\n".join([*(d.digest for d in self.train), "held out", *(d.digest for d in self.held_out)])
         return blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -72,16 +71,16 @@ def read_corpus(
 ) -> Corpus:
     """Read the files under a folder whose names match a pattern.
 
-    `source` is a folder or "stdlib". A document is held out when its content's hash, as a fraction of all
-    hashes, is below `held_out`: the same text lands on the same side on every machine, whatever else is
-    there. At least one document is held out unless `held_out` is 0. `progress(done, total)` counts files.
-    ValueError when there is nothing to read.
+    `source` is a folder or "stdlib". A document is held out if the hash of its content, as a fraction of all hashes, is
+    below `held_out`, so the same text is on the same side on every machine, whatever other files there are. At least
+    one document is held out unless `held_out` is 0. `progress(done, total)` counts files. Raises ValueError if there
+    is nothing to read.
     """
     root = Path(sysconfig.get_path("stdlib")) if source == STDLIB else Path(source).expanduser()
     if not root.is_dir():
         raise ValueError(f"the corpus {source} is not a folder; give one, or {STDLIB!r} for Python's own source code")
     if not 0 <= held_out < 1:
-        raise ValueError(f"the held-out fraction must be in [0, 1), not {held_out}")
+        raise ValueError(f"held_out must be in [0, 1), not {held_out}")
     unreadable: list[tuple[Path, str]] = []
     undecodable: list[Path] = []
     documents: list[Document] = []
@@ -138,7 +137,7 @@ def _nothing(
     undecodable: list[Path],
     unreadable: list[tuple[Path, str]],
 ) -> str:
-    """Why there is no document, and what would work."""
+    """Why there are no documents, and what to do."""
     if not every and not unreadable:
         return f"the corpus folder {root} is empty"
     why = f"no readable text matches {', '.join(patterns)} under {root}"

@@ -1,4 +1,4 @@
-"""Batches as a pure function of (seed, step): a loader's place is the step, there is no state to save."""
+"""Batches as a pure function of (seed, step): the step is the loader's only state."""
 
 from dataclasses import dataclass
 
@@ -12,8 +12,8 @@ _ROUNDS = 6
 class Loader:
     """Shuffled windows of `seq` tokens, `batch` of them a step; every window once an epoch.
 
-    `tokens` is one long row. Each epoch has its own order, and its windows begin at another offset, so that
-    what stood at the edge of a window once stands inside one later.
+    `tokens` is a 1-d array. Each epoch has its own order and its own offset of windows, so tokens at the edge of a
+    window are inside one in another epoch.
     """
 
     tokens: np.ndarray
@@ -28,7 +28,7 @@ class Loader:
 
     @property
     def windows(self) -> int:
-        """Windows in an epoch; one fewer than fit, to leave room for the offset."""
+        """Windows in an epoch: one fewer than fit, to leave room for the offset."""
         return len(self.tokens) // self.seq - 1
 
     def __call__(self, step: int) -> dict[str, torch.Tensor]:
@@ -44,7 +44,7 @@ class Loader:
 
 
 def held_out_batches(tokens: np.ndarray, batch: int, seq: int, count: int | None) -> list[np.ndarray]:
-    """Where the windows of `count` batches start, (batch,) int64 each, spread evenly; None: all that fit."""
+    """Start positions of the windows of `count` batches, (batch,) int64 each, evenly spaced; None: all that fit."""
     windows = len(tokens) // seq
     if windows < batch:
         raise ValueError(
@@ -58,16 +58,16 @@ def held_out_batches(tokens: np.ndarray, batch: int, seq: int, count: int | None
 
 
 def batch_at(tokens: np.ndarray, starts: np.ndarray, seq: int) -> dict[str, torch.Tensor]:
-    """The windows that begin at `starts`, as a causal language model of transformers takes them."""
+    """The windows that start at `starts`, as inputs of a transformers causal language model."""
     ids = torch.from_numpy(tokens[starts[:, None] + np.arange(seq)].astype(np.int64))
     return {"input_ids": ids, "labels": ids.clone()}
 
 
 def permute(places: np.ndarray, n: int, key: np.uint64) -> np.ndarray:
-    """Where a shuffle of range(n) puts each of `places`, without making the shuffle.
+    """The positions of `places` in a shuffle of range(n), without computing the shuffle.
 
-    A Feistel network is a permutation of 2^(2h) numbers whatever its round function is; numbers that land
-    beyond n are sent through it again until they do not (cycle walking: Black and Rogaway 2002).
+    A Feistel network is a permutation of 2^(2h) numbers for any round function. Results of n or more are permuted again
+    until they are less (cycle walking: Black and Rogaway 2002).
     """
     half = np.uint64(max(1, (int(n - 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half) - np.uint64(1)

@@ -1,8 +1,8 @@
-"""Documents as one long row of tokens in a file that is mapped, not read.
+"""Pack documents into one memory-mapped array of tokens.
 
-`NAME.bin` holds the tokens (little-endian uint16, or uint32 for a vocabulary above 65,536), `NAME.json`
-says what they are. Packing appends to `NAME.bin.partial` and notes in `NAME.json.partial` how far it came,
-so that an interrupted run goes on from there; the finished files appear by renaming, the json last.
+`NAME.bin` has the tokens (little-endian uint16, or uint32 for a vocabulary above 65,536), `NAME.json` their metadata.
+Packing appends to `NAME.bin.partial` and records its progress in `NAME.json.partial`, so an interrupted run resumes
+there. The finished files are renamed, the json last.
 """
 
 import json
@@ -17,12 +17,12 @@ from transformers import PreTrainedTokenizerFast
 from tutti.data.corpus import Document
 from tutti.data.tokenizer import encode
 
-_CHUNK = 64  # documents between two notes of how far packing came
+_CHUNK = 64  # documents between two records of progress
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A row of tokens on disk: `tokens` of them from `documents` documents of `text_bytes` bytes together."""
+    """Packed tokens on disk: `tokens` tokens of `documents` documents with `text_bytes` bytes of text."""
 
     path: Path
     dtype: str
@@ -36,7 +36,7 @@ class Packed:
 
 
 def open_packed(folder: Path, name: str) -> Packed | None:
-    """What `pack` finished earlier, or None. ValueError when the token file is not what its json says."""
+    """The finished result of `pack`, or None. Raises ValueError if the token file does not match its json."""
     meta = folder / f"{name}.json"
     if not meta.exists():
         return None
@@ -55,10 +55,9 @@ def pack(
     documents: tuple[Document, ...],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Packed:
-    """Encode the documents in order, each ended by the end-of-text token; `progress(done, total)` counts
-    bytes.
+    """Encode the documents in order, each followed by the end-of-text token. `progress(done, total)` counts bytes.
 
-    The result depends on the documents and the tokenizer alone: the caller names the folder after both.
+    The result depends only on the documents and the tokenizer: name the folder after both.
     """
     done = open_packed(folder, name)
     if done is not None:
@@ -91,13 +90,13 @@ def pack(
 
 
 def _resume(binary: Path, note: Path, dtype: str) -> Packed:
-    """How far an interrupted packing came; tokens that were written but not noted are cut off."""
+    """The progress of an interrupted packing. Tokens after the last record are cut off."""
     if not (note.exists() and binary.exists()):
         binary.unlink(missing_ok=True)
         return Packed(binary, dtype, 0, 0, 0)
     packed = Packed(binary, **json.loads(note.read_text()))
     size = packed.tokens * np.dtype(dtype).itemsize
-    if binary.stat().st_size < size:  # the note reached the disk, the tokens did not
+    if binary.stat().st_size < size:  # the record was flushed to disk, the tokens were not
         binary.unlink()
         return Packed(binary, dtype, 0, 0, 0)
     os.truncate(binary, size)

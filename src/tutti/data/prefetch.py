@@ -1,5 +1,4 @@
-"""Batches made ahead of the steps that take them, by a thread: a step waits only for what is made more slowly than it
-runs."""
+"""Prefetch batches in a thread, so that a step only waits if batches take longer than steps."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-AHEAD = 2  # one being taken, one being made
+AHEAD = 2  # one in use, one in progress
 
 
 class Prefetch(Iterator[Any]):
@@ -33,7 +32,7 @@ class Prefetch(Iterator[Any]):
 
     def __init__(self, make: Callable[[int], Any], steps: Iterable[int], ahead: int = AHEAD):
         if ahead < 1:
-            raise ValueError(f"at least one batch is made ahead, not {ahead}")
+            raise ValueError(f"ahead is {ahead}; it must be at least 1")
         self.make, self.steps = make, iter(steps)
         self.waited, self.late = 0.0, 0
         self._thread = ThreadPoolExecutor(1, "prefetch")
@@ -55,7 +54,7 @@ class Prefetch(Iterator[Any]):
         return batch
 
     def close(self) -> None:
-        """Make no more; wait for the one that is being made."""
+        """Stop, and wait for the batch in progress."""
         self._thread.shutdown(cancel_futures=True)
         self._ahead.clear()
 
@@ -66,7 +65,7 @@ class Prefetch(Iterator[Any]):
         try:
             batch = self.make(step)
         except StopIteration as error:
-            raise RuntimeError(f"there is no batch for step {step}: what makes it is at its end") from error
+            raise RuntimeError(f"no batch for step {step}: the source of batches is exhausted") from error
         return pinned(batch) if torch.cuda.is_available() else batch
 
     def __enter__(self) -> Prefetch:
@@ -77,7 +76,7 @@ class Prefetch(Iterator[Any]):
 
 
 def pinned(batch: Any) -> Any:
-    """The same tree, its tensors of the host in pinned memory."""
-    if isinstance(batch, Mapping) and not isinstance(batch, dict):  # no tree to torch
+    """The same tree, with CPU tensors in pinned memory."""
+    if isinstance(batch, Mapping) and not isinstance(batch, dict):  # not a pytree for torch
         batch = dict(batch)
     return pytree.tree_map_only(torch.Tensor, lambda x: x.pin_memory() if x.device.type == "cpu" else x, batch)

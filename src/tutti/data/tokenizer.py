@@ -1,4 +1,4 @@
-"""Byte-level BPE: learned from text, saved as `transformers.AutoTokenizer` loads it."""
+"""Byte-level BPE: learned from text, saved for `transformers.AutoTokenizer`."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,8 +15,8 @@ _SMALLEST = 256 + 1  # every byte, and the end of text
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """Learn `vocab_size` tokens by byte-pair encoding (Sennrich et al. 2016) over bytes, as GPT-2 does.
 
-    Any text is encoded without loss. The vocabulary is smaller than asked when the text has no more pairs
-    to merge.
+    Any text is encoded without loss. The vocabulary is smaller than `vocab_size` if the text has no more pairs to
+    merge.
     """
     if vocab_size < _SMALLEST:
         raise ValueError(f"a byte-level vocabulary needs at least {_SMALLEST} tokens, not {vocab_size}")

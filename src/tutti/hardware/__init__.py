@@ -1,4 +1,4 @@
-"""Devices, the links between them, known hardware, and this machine."""
+"""Devices, links and clusters: presets, and calibration of this machine."""
 
 from tutti.hardware.device import Device as Device
 from tutti.hardware.device import Link as Link

@@ -1,6 +1,6 @@
-"""Calibration: this machine as a cluster, every figure measured while all processes are busy.
+"""Calibration: measure this machine as a cluster, with all processes busy.
 
-The processes share cores, caches and memory when a plan runs, so they do while its prices are found.
+The processes share cores, caches and memory during the measurement, as they do when a plan runs.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from tutti.hardware.device import Device, Link, Way
 from tutti.hardware.timing import Clock, times
 from tutti.hardware.topology import Cluster
 
-FLOPS = 128  # for each byte of operands in turn: a product of many does not wait for memory
+FLOPS = 128  # FLOPs per byte: products above this are not memory-bound, so operands need not rotate
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured. Windows in seconds for a figure, sizes in bytes, `most` in FLOPs of a product."""
+    """How much to measure. window: seconds per figure. Sizes in bytes; `most` in FLOPs of a product."""
 
     window: float = 0.01
     products: tuple[int, ...] = (1, 8, 64, 256, 1024, 4096)
@@ -63,10 +63,11 @@ def calibrate(
     effort: Effort | None = None,
     prepare: Callable[[], object] | None = None,
 ) -> Cluster:
-    """Start the processes, let them measure, and end them.
+    """Start the processes, measure, and end them.
 
-    threads: of each process, by default the cores divided. kind: "cpu" or "cuda", by default "cuda" where there is
-    one. prepare: an importable function that each process calls first.
+    threads: per process, by default the cores divided by the processes. kind: "cpu" or "cuda", by default "cuda" if
+    there is a GPU. prepare: an importable function that each process calls first. Raises ValueError if the machine has
+    too few devices.
     """
     kind = machine.kind_of(kind)
     if processes < 1 or (kind == "cuda" and processes > torch.cuda.device_count()):
@@ -98,7 +99,7 @@ def _process(rank: int, processes: int, folder: str, threads: int, kind: str, ef
 
 
 def calibrate_here(threads: int, kind: str, effort: Effort | None = None) -> Cluster:
-    """The cluster that the ranks of the job are which this process belongs to. All of them call this at once."""
+    """The cluster formed by the ranks of this job. All of them call this at once."""
     device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device("cpu")
     effort = effort or (GPU if kind == "cuda" else Effort())
     levels = _levels()
@@ -114,27 +115,27 @@ def calibrate_here(threads: int, kind: str, effort: Effort | None = None) -> Clu
 
 
 class _Bench:
-    """Figures of computation: the mean over the ranks, which all measure at once."""
+    """Measurements of computation: means over the ranks, which all measure at once."""
 
     def __init__(self, device: torch.device, threads: int, window: float, bar: _Bar):
         self.device, self.window, self.bar = device, window, bar
         self.clock, self.sharing = _clock(device, threads)
-        self.again = 0.0  # overhead of an operator that is called over and over
+        self.again = 0.0  # seconds of overhead of an operator in a loop
         operators, run = compute.small(device)
         self.overhead = self.seconds("an operator", run, compute.sweep(device)) / operators
         self.again = self.seconds("an operator", compute.again(device)) / compute.REPEATS
 
     def seconds(self, name: str, run: compute.Figure, before: compute.Figure | None = None) -> float:
-        """Of a run, without the overhead of an operator, which is at most nine tenths of it."""
+        """Seconds of a run, minus the overhead of an operator (at most nine tenths of it)."""
         self.bar.advance(name)
         own = median(times(run, self.device, self.window, 2, self.clock, before))
         everyone = torch.tensor(own, dtype=torch.float64, device=self.device)
-        dist.all_reduce(everyone)  # which is where ranks wait for each other as well
+        dist.all_reduce(everyone)  # also synchronizes the ranks
         found = self.sharing * everyone.item() / dist.get_world_size()
         return max(found - self.again, found / 10)
 
     def products(self, dtype: str, sizes: tuple[int, ...], most: float) -> tuple[Grid, float]:
-        """Seconds of matrix products, and the most FLOP/s of them."""
+        """Seconds of matrix products, and their highest FLOP/s."""
         name = f"{dtype} products"
         one = self.seconds(name, compute.matmul(compute.SMALL, dtype, self.device))
         many = self.seconds(name, compute.batched(dtype, self.device))
@@ -147,7 +148,7 @@ class _Bench:
         return Grid.of(sizes, found, call), max(2 * m * k * n / t for (m, k, n), t in found.items())
 
     def transposed(self, dtype: str) -> float:
-        """How many times longer products take whose first operand lies transposed."""
+        """The slowdown of products whose first operand is transposed in memory."""
         name = f"{dtype} products"
         ways = ([self.seconds(name, compute.matmul(s, dtype, self.device, way)) for s in compute.LAYERS]
                 for way in (False, True))  # fmt: skip
@@ -182,10 +183,10 @@ def _device(device: torch.device, threads: int, effort: Effort, bar: _Bar) -> De
 
 
 def _clock(device: torch.device, threads: int) -> tuple[Clock, float]:
-    """The clock of figures of computation, and how many processes a core has.
+    """The clock for computation, and the number of processes per core.
 
-    A process of one thread counts its own time on a core, which leaves out what other programs take from it, and
-    shares the cores with the other processes. Others look at the clock on the wall.
+    A process with one thread measures its CPU time, which excludes other programs, and shares the cores with the other
+    processes. Others measure wall-clock time.
     """
     if device.type == "cpu" and threads == 1:
         return time.thread_time, max(1.0, _levels()[0] / machine.cores())
@@ -193,7 +194,7 @@ def _clock(device: torch.device, threads: int) -> tuple[Clock, float]:
 
 
 def _link(groups: list[dist.ProcessGroup], device: torch.device, threads: int, effort: Effort, bar: _Bar) -> Link:
-    """What joins the members of a level: the largest group over all of them, the others over two."""
+    """The link between the members of a level: the largest group spans all of them, the others two."""
     measured, (clock, sharing) = [], _clock(device, threads)
     source = f"measured: {dist.get_backend()}"
     for group in groups:
@@ -226,7 +227,7 @@ def line(points: Iterable[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _levels() -> list[int]:
-    """Members of each level: processes of a machine, and machines, where they are equally many."""
+    """Members of each level: processes per machine, and machines, if they are equally many."""
     hosts: list = [None] * dist.get_world_size()
     dist.all_gather_object(hosts, socket.gethostname())
     counts = Counter(hosts)
@@ -236,7 +237,7 @@ def _levels() -> list[int]:
 
 
 def _groups(levels: list[int]) -> list[list[dist.ProcessGroup]]:
-    """For each level this rank's groups along it: one over all members, and one over two where there are more.
+    """This rank's groups along each level: one over all members, and one over two if there are more.
 
     The ranks of all groups call the same collectives, so that all groups of a level are busy at once.
     """
@@ -255,7 +256,7 @@ def _groups(levels: list[int]) -> list[list[dist.ProcessGroup]]:
 
 
 def _figures(effort: Effort, levels: list[int]) -> int:
-    """How many figures will be measured."""
+    """The number of figures to measure."""
     families = len(effort.add) + (len(compute.FAMILIES) - 1) * len(effort.families)
     shapes = len(compute.shapes(effort.products, effort.most))
     rounds = sum(effort.rounds * (members > 1) + (members > 2 and members % 2 == 0) for members in levels)
@@ -264,7 +265,7 @@ def _figures(effort: Effort, levels: list[int]) -> int:
 
 
 class _Bar:
-    """Progress of rank 0 on a terminal; drawn between measurements, never during one."""
+    """The progress of rank 0 on a terminal; drawn between measurements, never during one."""
 
     def __init__(self, figures: int):
         columns = TextColumn("{task.description:20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()

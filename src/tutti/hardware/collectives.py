@@ -1,4 +1,4 @@
-"""What a collective costs on a hierarchy of links: for each algorithm a line, seconds = fixed + per_byte x bytes sent.
+"""The cost of a collective on a hierarchy of links: for each algorithm, seconds = fixed + per_byte x bytes sent.
 
 A group has members on several levels, innermost first. On a level it has g members, each of which holds c ranks of
 the group; a rank can send b bytes/s there while all groups of the cluster do the same (see `Stage`). With k ranks in
@@ -33,7 +33,7 @@ from math import ceil, log2, prod
 from tutti.hardware.device import Link, Way
 
 PASSES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
-MESSAGES: dict[str, Callable[[int], int]] = {  # that each of k ranks sends, one after the other, in a ring or pairwise
+MESSAGES: dict[str, Callable[[int], int]] = {  # sequential messages of each of k ranks, in a ring or pairwise
     "all_gather": lambda k: k - 1,
     "reduce_scatter": lambda k: k - 1,
     "all_reduce": lambda k: 2 * (k - 1),
@@ -46,8 +46,8 @@ MESSAGES: dict[str, Callable[[int], int]] = {  # that each of k ranks sends, one
 class Stage:
     """The part of a group on one level of a cluster.
 
-    members: units of the level below that the group touches inside one unit of this level (g).
-    within: ranks of the group in each of them (c). of: members that the level has. spacing: of the group's members.
+    members: units of the level below in which the group has ranks, inside one unit of this level (g).
+    within: ranks of the group in each of them (c). of: members of the level. spacing: of the group's members.
     below: devices in a unit of the level below. innermost: whether the level is the cluster's first.
     """
 
@@ -71,7 +71,7 @@ class Stage:
 
     @property
     def around(self) -> float:
-        """`each`, for algorithms that go around: the links that lead to other members of the group.
+        """`each` for ring algorithms: the links to other members of the group.
 
         In a ring, groups of every `spacing`-th member share its links, and a group that does not close the ring
         goes one way and comes back the other.
@@ -84,15 +84,16 @@ class Stage:
 
     @property
     def beside(self) -> float:
-        """`each`, to one other member: one of a device's links."""
+        """`each` to a single other member: one of a device's links."""
         if self.link.kind == "mesh":
             return self.each / max(1, self.of - 1)
         return self.each / (2 * self.spacing) if self.link.kind == "ring" else self.each
 
     def exchanged(self, k: int) -> float:
-        """Seconds a byte of a rank's all-to-all buffer takes over this level, k ranks in the group.
+        """Seconds per byte of a rank's all-to-all buffer over this level, for k ranks in the group.
 
-        What leaves the unit below; in a ring the hops: of g members, the others are g^2 // 4 links away in all.
+        All that leaves the unit below. In a ring, counted in hops: the other members of g are g^2 // 4 links away in
+        total.
         """
         if self.link.kind == "ring":
             return self.members**2 // 4 / self.members / self.around
@@ -101,8 +102,8 @@ class Stage:
 
 @dataclass(frozen=True)
 class Line:
-    """Seconds of a collective by one algorithm: ``fixed + per_byte * sent``, sent: bytes that each rank sends in a
-    ring (``tutti.plan.reshard`` has the formulas)."""
+    """Seconds of a collective by one algorithm: ``fixed + per_byte * sent``. sent: bytes that each rank sends in a ring
+    (formulas in ``tutti.plan.reshard``)."""
 
     name: str
     fixed: float
@@ -130,7 +131,7 @@ def tree(kind: str, stages: Sequence[Stage], latency: Latency) -> tuple[float, f
 
 
 def hierarchical(kind: str, stages: Sequence[Stage], latency: Latency) -> tuple[float, float]:
-    """Level by level: scattered inwards out, gathered back; each level has the part that the ones below leave."""
+    """Level by level: reduce-scatter outwards, all-gather inwards; each level moves the shard of the levels below."""
     k = prod(s.members for s in stages)
     hops = sum((s.members - 1) * latency(s.link) for s in stages)
     parts = ((members - 1) / members / (s.within * b) for s, b, members in _merged(stages))
@@ -138,19 +139,19 @@ def hierarchical(kind: str, stages: Sequence[Stage], latency: Latency) -> tuple[
 
 
 def pairwise(kind: str, stages: Sequence[Stage], latency: Latency) -> tuple[float, float]:
-    """Each rank sends to each other one its part."""
+    """Each rank sends its part to each other rank."""
     k = prod(s.members for s in stages)
     hops = sum(s.within * (s.members - 1) * latency(s.link) for s in stages)
     return hops, k / (k - 1) * max(s.exchanged(k) for s in stages)
 
 
 def direct(kind: str, stages: Sequence[Stage], latency: Latency) -> tuple[float, float]:
-    """Each rank sends to the next one, around; of the ranks in a unit one sends out of it."""
+    """Each rank sends to the next one, cyclically; one rank of each unit sends out of it."""
     slowest = max(1 / min(s.beside * s.within, s.port if s.link.kind == "switch" else s.beside) for s in stages)
     return max(latency(s.link) for s in stages), slowest
 
 
-# For each collective (algorithm, the ways of the links that it uses): the cheapest is taken.
+# For each collective (algorithm, protocols of the links that it uses). The cheapest counts.
 ALGORITHMS = {
     "all_gather": ((ring, "ring"), (hierarchical, "hierarchical")),
     "reduce_scatter": ((ring, "ring"), (hierarchical, "hierarchical")),
@@ -161,7 +162,7 @@ ALGORITHMS = {
 
 
 def lines(kind: str, stages: Sequence[Stage]) -> list[Line]:
-    """The lines of all algorithms and protocols that every link of the group has."""
+    """The lines of all algorithms and protocols that every link of the group supports."""
     found = []
     for algorithm, name in ALGORITHMS[kind]:
         ways = [{w.protocol: w for w in ways_of(s.link) if w.algorithm == name} for s in stages]
@@ -175,12 +176,12 @@ def lines(kind: str, stages: Sequence[Stage]) -> list[Line]:
 
 
 def ways_of(link: Link) -> tuple[Way, ...]:
-    """How a backend sends over the link; by ring, tree or hierarchy where nothing is said."""
+    """The algorithms and protocols of a link; ring, tree and hierarchical by default."""
     return link.ways or tuple(Way(a, "", 0.0, link.latency, 1.0) for a in ("ring", "tree", "hierarchical"))
 
 
 def _merged(stages: Sequence[Stage]) -> list[tuple[Stage, float, int]]:
-    """(stage, bytes/s of a rank, members): rings next to each other are one torus, whose dims are used at once."""
+    """(stage, bytes/s of a rank, members). Adjacent rings form one torus, whose dims are used at once."""
     found = []
     for is_ring, run in groupby(stages, lambda s: s.link.kind == "ring"):
         run = list(run)

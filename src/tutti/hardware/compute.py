@@ -1,7 +1,7 @@
-"""What this process computes, measured: matrix products over shapes, memory and elementwise work over bytes.
+"""Measure this process's computation: matrix products over shapes, memory and elementwise work over bytes.
 
-Each figure is a median over a window of time. In several processes that call the same functions at once, all are busy
-meanwhile, as they are when a plan runs: they share cores, caches and memory.
+Each figure is a median over a window of time. Several processes call the same functions at once, so that they share
+cores, caches and memory as when a plan runs.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ aten = torch.ops.aten
 DTYPES = ("float32", "bfloat16")
 Figure = Callable[[], object]
 REPEATS = 20
-TURNS, COLD, MOST = 4, 16, 1 << 25  # figures in turn, of those that wait for memory, and bytes in all
+TURNS, COLD, MOST = 4, 16, 1 << 25  # rotated operands: usual, memory-bound; and their bytes in total
 
 
 def in_turn(make: Callable[[], Figure], count: float, turns: int = TURNS) -> Figure:
-    """Several of one figure in turn, on operands of their own, their results kept for a round.
+    """Run several copies of one figure in rotation, on separate operands, keeping their results for a round.
 
-    An operator of a step seldom finds its operands where the one before it left them: one figure over and over would
-    find them in the nearest cache. count: bytes that one touches.
+    In a step, an operator's operands are seldom in the cache where the operator before left them; one figure in a loop
+    would find them in the nearest cache. count: bytes that one copy touches.
     """
     figures = [make() for _ in range(max(1, min(turns, int(MOST / count))))]
     kept = [figure() for figure in figures]
@@ -45,7 +45,7 @@ def again(device: torch.device) -> Figure:
 
 
 def small(device: torch.device) -> tuple[int, Figure]:
-    """How many small operators, and a run of them, as Programs call them."""
+    """The number of small operators, and a run of them, as Programs call them."""
     a, b = (torch.ones(8, device=device) for _ in range(2))
 
     calls = (
@@ -62,7 +62,7 @@ def small(device: torch.device) -> tuple[int, Figure]:
 
 
 def sweep(device: torch.device) -> Figure:
-    """What leaves the caches full of other things, as the work of a step does before an operator."""
+    """Fill the caches with other data, like the work before an operator in a step."""
     x = torch.ones(SWEPT // 8, device=device)
     return lambda: x + 1.0
 
@@ -71,21 +71,22 @@ SWEPT = 1 << 23  # bytes, read and written
 
 
 def matmul(shape: tuple[int, int, int], dtype: str, device: torch.device, transposed: bool = False) -> Figure:
-    """(m x k) @ (k x n), the second lying as the weight of a linear layer does; or the first, as in its gradient."""
+    """(m x k) @ (k x n), the second operand transposed in memory like a linear layer's weight; or the first, as in its
+    gradient."""
     m, k, n = shape
     sizes = ((k, m), (k, n)) if transposed else ((m, k), (n, k))
     a, b = (torch.ones(s, dtype=getattr(torch, dtype), device=device) for s in sizes)
     return (lambda: a.t() @ b) if transposed else (lambda: a @ b.t())
 
 
-LAYERS = ((512, 1024, 512), (512, 1024, 2048), (1024, 2048, 512))  # whose gradients tell what transposing costs
+LAYERS = ((512, 1024, 512), (512, 1024, 2048), (1024, 2048, 512))  # shapes that measure the cost of transposed operands
 
 
-BATCH, SMALL = 64, (64, 64, 64)  # products of one operator, from which the cost of calling it is told
+BATCH, SMALL = 64, (64, 64, 64)  # products per operator, to measure the cost of a call
 
 
 def batched(dtype: str, device: torch.device) -> Figure:
-    """As many small products in one operator."""
+    """The same number of small products in one operator."""
     m, k, n = SMALL
     a, w = (torch.ones(BATCH, *s, dtype=getattr(torch, dtype), device=device) for s in ((m, k), (n, k)))
     return lambda: a @ w.mT
@@ -96,11 +97,11 @@ def shapes(sizes: tuple[int, ...], most: float) -> list[tuple[int, int, int]]:
     return [(m, k, n) for m, k, n in product(sizes, repeat=3) if 2 * m * k * n <= most]
 
 
-ROW, NARROW = 512, 64  # numbers in a row, of those families that work on rows; of an embedding
+ROW, NARROW = 512, 64  # elements of a row: of families that work on rows, and of an embedding
 
 
 def _rows(count: int, dtype: torch.dtype, device: torch.device, tensors: int) -> tuple[torch.Tensor, ...]:
-    """As many tensors as take `count` bytes in all, the result included."""
+    """This many tensors, which take `count` bytes together with the result."""
     rows = max(1, count // (dtype.itemsize * ROW * (tensors + 1)))
     return tuple(torch.full((rows, ROW), 0.5, dtype=dtype, device=device) for _ in range(tensors))
 
@@ -114,7 +115,7 @@ def _unary(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Fi
 
 
 def _update(count: int, dtype: torch.dtype, device: torch.device) -> Figure:
-    """Of Adam: reads a parameter, its gradient and two moments, and writes all but the gradient."""
+    """An Adam update: reads a parameter, its gradient and two moments, writes all but the gradient."""
     numbers = max(1, count // (7 * dtype.itemsize))
     x, grad, first, second = (torch.full((numbers,), 0.5, dtype=dtype, device=device) for _ in range(4))
     step, rate = torch.ones((), device=device), torch.tensor(1e-3, device=device)
@@ -128,7 +129,7 @@ def _update(count: int, dtype: torch.dtype, device: torch.device) -> Figure:
 
 
 def _sum(count: int, dtype: torch.dtype, device: torch.device) -> Figure:
-    (x,) = _rows(2 * count, dtype, device, 1)  # next to nothing is written
+    (x,) = _rows(2 * count, dtype, device, 1)  # almost nothing is written
     return lambda: x.sum(0)
 
 
@@ -146,13 +147,13 @@ def _where(count: int, dtype: torch.dtype, device: torch.device) -> Figure:
 
 
 def _pool(count: int, dtype: torch.dtype, device: torch.device) -> Figure:
-    images = max(1, count // (9 * dtype.itemsize * ROW // 2))  # bytes looked at: of 16 x 16 windows of 3 x 3
+    images = max(1, count // (9 * dtype.itemsize * ROW // 2))  # bytes read by 16 x 16 windows of 3 x 3
     x = torch.rand(images, 1, 32, 32, device=device).to(dtype)
     return lambda: aten.max_pool2d_with_indices.default(x, [3, 3], [2, 2], [1, 1])[0]
 
 
 def _table(count: int, dtype: torch.dtype, device: torch.device) -> Figure:
-    rows = max(1, count // (dtype.itemsize * NARROW * 3))  # reads the gradient and what it adds to, writes that
+    rows = max(1, count // (dtype.itemsize * NARROW * 3))  # reads the gradient and the sum, writes the sum
     grad = torch.full((rows, NARROW), 0.5, dtype=dtype, device=device)
     order = torch.randperm(rows, device=device)
     return lambda: aten.embedding_dense_backward.default(grad, order, rows, -1, False)
@@ -170,12 +171,12 @@ def _index(count: int, dtype: torch.dtype, device: torch.device) -> Figure:
 
 
 def _scatter(count: int, dtype: torch.dtype, device: torch.device) -> Figure:
-    x, into = _rows(count, dtype, device, 2)  # reads x and what it adds to, writes that
+    x, into = _rows(count, dtype, device, 2)  # reads x and the sum, writes the sum
     order = torch.randperm(len(x), device=device)
     return lambda: into.index_add_(0, order, x)
 
 
-# How work of each family on `count` bytes, read and written, is made.
+# The work of each family on `count` bytes, read and written.
 FAMILIES: Mapping[str, Callable[[int, torch.dtype, torch.device], Figure]] = {
     "add": _add,
     "update": _update,
@@ -216,7 +217,7 @@ OTHERS = tuple(name + suffix for name in _OTHERS for suffix in ("", "_backward")
 
 
 def other(name: str, dtype: str, device: torch.device) -> tuple[Figure, float]:
-    """A run of this other work, and its FLOPs (half of the matrix products where the mask is causal)."""
+    """A run of this work, and its FLOPs (half of the matrix products under a causal mask)."""
     call, shapes, forward, backward = _OTHERS[name.removesuffix("_backward")]
     tensors = [torch.rand(s, device=device).to(getattr(torch, dtype)) for s in shapes]
     if not name.endswith("_backward"):

@@ -1,4 +1,4 @@
-"""Measured seconds, between the points that were measured: over bytes (`Curve`) and over matrix shapes (`Grid`)."""
+"""Measured seconds with interpolation: over bytes (`Curve`) and over matrix shapes (`Grid`)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from math import exp, log
 
 @dataclass(frozen=True)
 class Curve:
-    """Seconds over bytes: straight between points (bytes, seconds), at the last point's rate beyond it.
+    """Seconds over bytes: linear between points (bytes, seconds), with the last point's rate beyond it.
 
-    The points rise in both; the first is at 0 bytes, where the seconds are what it takes to begin.
+    Both coordinates rise. The first point is at 0 bytes: the latency.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -28,7 +28,7 @@ class Curve:
 
     @staticmethod
     def through(points: Iterable[tuple[float, float]], start: float | None = None) -> Curve:
-        """The curve through measurements, made to rise; `start`: seconds at 0 bytes, by default the fewest."""
+        """The curve through measurements, made monotonic. start: seconds at 0 bytes, by default the minimum."""
         xs, ys = zip(*sorted(points), strict=True)
         first: float = ys[0] if start is None else start
         return Curve(((0.0, first), *zip(xs, accumulate((max(y, first) for y in ys), max), strict=True)))
@@ -55,8 +55,8 @@ class Grid:
     """Seconds of a matrix product (m x k) @ (k x n): power laws between measured sizes.
 
     sizes: of each of m, k and n, rising. seconds: one for each (m, k, n), n the fastest. Beyond the largest size the
-    time grows with the size; below the smallest it stays. call: of the seconds those that a batch of products in one
-    operator takes once.
+    time grows linearly with the size; below the smallest it is constant. call: the part of the seconds that a batch of
+    products in one operator takes once.
     """
 
     sizes: tuple[int, ...]
@@ -65,11 +65,13 @@ class Grid:
 
     def __post_init__(self) -> None:
         if len(self.seconds) != len(self.sizes) ** 3 or list(self.sizes) != sorted(set(self.sizes)):
-            raise ValueError(f"a grid over sizes {self.sizes} has {len(self.sizes)}^3 seconds, not {len(self.seconds)}")
+            raise ValueError(
+                f"a grid over {len(self.sizes)} sizes needs {len(self.sizes)}^3 seconds, not {len(self.seconds)}"
+            )
 
     @staticmethod
     def of(sizes: Sequence[int], measured: Mapping[tuple[int, int, int], float], call: float = 0.0) -> Grid:
-        """Shapes that were not measured run at the rate of the nearest that was; none takes longer than a larger."""
+        """Unmeasured shapes run at the rate of the nearest measured one, but never slower than a larger shape."""
         above = dict(pairwise((*sizes, 0)))
         table: dict[tuple[int, int, int], float] = {}
         for m, k, n in product(reversed(sizes), repeat=3):

@@ -1,4 +1,4 @@
-"""A device and a link: what computes, and what carries bytes between two that compute."""
+"""A device, and a link between devices."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tutti.hardware.curve import Curve, Grid
 
 Dtype = torch.dtype | str
 
-# Elementwise work and the like, by what a byte costs where that was measured. `add` stands for all that is as fast
-# as memory, `update` for what writes where it has read. Of `pool` bytes count as often as a window covers them.
+# Families of memory-bound work with different seconds per byte. `add` stands for all that runs at memory speed,
+# `update` for work that writes where it has read. Bytes of `pool` count once per window that covers them.
 FAMILIES = ("add", "update", "sum", "compare", "where", "exp", "tanh", "erf", "gelu", "silu", "softmax", "norm",
             "index", "scatter", "table", "transpose", "pool")  # fmt: skip
 
@@ -85,18 +85,18 @@ class Device:
 
     @property
     def outer(self) -> str:
-        """The tier outside of its memory: the disk of a CPU, whose memory is the host's already, the host of others."""
+        """The tier outside its memory: the disk for a CPU, whose memory is the host's, else the host."""
         return "disk" if self.name.startswith("cpu") else "host"
 
     overlaps: bool | None = None
 
     @property
     def computes_on(self) -> bool:
-        """Whether it computes while collectives are under way."""
+        """Whether it computes while collectives are in flight."""
         return not self.name.startswith("cpu") if self.overlaps is None else self.overlaps
 
     def peak_of(self, dtype: Dtype) -> float:
-        """Peak FLOP/s in this dtype. ``ValueError`` where it is not known."""
+        """Peak FLOP/s in this dtype. Raises ``ValueError`` if it is unknown."""
         name = dtype_name(dtype)
         if name not in self.peak:
             raise ValueError(f"device {self.name} has no peak for {name}; known are {', '.join(self.peak)}")
@@ -107,8 +107,8 @@ class Device:
         return dtype if dtype_name(dtype) in self.peak else "float32"
 
     def rate(self, dtype: Dtype, kind: str = "") -> float:
-        """FLOP/s that large matrix products reach in this dtype; or, of that kind ("attention", "convolution"), what
-        was measured."""
+        """FLOP/s of large matrix products in this dtype, or the measured FLOP/s of another kind ("attention",
+        "convolution")."""
         name = dtype_name(dtype)
         share = self.efficiency.get(name, 1.0)
         return self.peak_of(dtype) * self.efficiency.get(f"{kind} {name}", share)
@@ -116,17 +116,17 @@ class Device:
     def matmul_seconds(self, batch: int, m: int, k: int, n: int, dtype: Dtype, transposed: bool = False) -> float:
         """Seconds of `batch` products (m x k) @ (k x n) in one operator, without the overhead of launching it.
 
-        From measured products where there are some of this dtype. Else a roofline: the slower of memory traffic
+        Interpolates measured products of this dtype, if there are any. Else a roofline: the slower of memory traffic
         (each operand and the result once) and of arithmetic, which with `units` comes in whole tiles and waves.
-        transposed: whether the first operand lies so in memory.
+        transposed: whether the first operand is transposed in memory.
         """
         longer = self.transposed.get(dtype_name(dtype), 1.0) if transposed else 1.0
         return longer * _matmul_seconds(self, batch, m, k, n, dtype)
 
     def stream_seconds(self, count: float, family: str = "add", dtype: Dtype = "float32") -> float:
-        """Seconds of an operator that reads and writes `count` bytes in all, without its overhead.
+        """Seconds of an operator that reads and writes `count` bytes in total, without its overhead.
 
-        family: one of `FAMILIES`. From measured times (those of float32 where the dtype has none), else bytes over
+        family: one of `FAMILIES`. From measured times (those of float32 if the dtype has none), else bytes over
         bandwidth.
         """
         if family not in FAMILIES:
@@ -150,10 +150,10 @@ def _matmul_seconds(device: Device, batch: int, m: int, k: int, n: int, dtype: D
 
 
 def quantized_flops(units: int, batch: int, m: int, k: int, n: int) -> float:
-    """FLOPs of a batch of products when `units` work in whole tiles and waves, the best tile (and split of k) taken.
+    """FLOPs of a batch of products when `units` work in whole tiles and waves, for the best tile (and split of k).
 
-    Each unit computes one tile at a time: ceil(tiles / units) waves of units x (rows x columns) x 2k FLOPs. Where
-    tiles are fewer than units, k is divided between units too.
+    Each unit computes one tile at a time: ceil(tiles / units) waves of units x (rows x columns) x 2k FLOPs. If there
+    are fewer tiles than units, k is divided between units too.
     """
     if not units:
         return 2.0 * batch * m * k * n
@@ -168,10 +168,10 @@ def quantized_flops(units: int, batch: int, m: int, k: int, n: int) -> float:
 
 @dataclass(frozen=True)
 class Way:
-    """One way in which a backend sends: an algorithm ("ring", "tree" or "hierarchical") in one of its protocols.
+    """How a backend sends: an algorithm ("ring", "tree" or "hierarchical") with one of its protocols.
 
-    start: seconds before a collective begins. latency: seconds a message. share: of the link's bandwidth.
-    All-to-alls and ppermutes go by the protocols of the ring.
+    start: seconds before a collective starts. latency: seconds per message. share: fraction of the link's bandwidth.
+    All-to-alls and ppermutes use the protocols of the ring.
     """
 
     algorithm: str

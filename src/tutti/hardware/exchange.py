@@ -1,4 +1,4 @@
-"""What collectives of a process group take, measured over bytes."""
+"""Measure the collectives of a process group over bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tutti.hardware.timing import Clock, once
 
 
 def sent(kind: str, count: int, k: int) -> float:
-    """Bytes that each of k ranks sends when the whole buffer has `count` (of an all-gather: the result)."""
+    """Bytes that each of k ranks sends for a buffer of `count` bytes in total (of an all-gather: the result)."""
     return {"all_reduce": 2 * (k - 1) / k, "ppermute": 1.0}.get(kind, (k - 1) / k) * count
 
 
@@ -48,16 +48,16 @@ def seconds(
     clock: Clock = perf_counter,
     sharing: float = 1.0,
 ) -> list[float]:
-    """What each of some runs adds to the time of ranks that compute something in between, about a window's in all.
+    """The seconds that each run adds to ranks that compute in between; as many runs as take about a window.
 
-    As in a plan, what is sent lies in no cache, who waits for the others sleeps, and none comes at the same moment.
-    clock: of computation, which takes `sharing` times as long as that says. The mean over ranks.
+    As in a plan, the data sent is in no cache, waiting ranks sleep, and ranks do not arrive at the same moment. clock:
+    for the computation, which takes `sharing` times as long as the clock says. Means over ranks.
     """
     before = sweep(device)
     run()  # connects, allocates
 
     def added() -> tuple[float, float]:
-        """Seconds, and those of the run with what is computed before it."""
+        """Seconds of the computation, and with the run."""
         start = perf_counter()
         computed = once(before, device, clock)
         once(run, device)
@@ -73,7 +73,7 @@ def seconds(
     return (found / group.size()).clamp(min=LEAST).tolist()
 
 
-LEAST = 1e-6  # seconds: nothing is for nothing
+LEAST = 1e-6  # seconds: lower bound of a measurement
 MOST = 100  # runs
 
 
@@ -87,9 +87,9 @@ def points(
     clock: Clock = perf_counter,
     sharing: float = 1.0,
 ) -> dict[str, list[tuple[float, float]]]:
-    """(bytes sent, seconds) of every collective: the lower quartile over rounds that are some time apart.
+    """(bytes sent, seconds) of every collective: the lower quartile over rounds at different times.
 
-    Other programs of the machine only ever add.
+    Other programs on the machine only add time.
     """
     found: dict[tuple[str, int], list[float]] = {}
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""Clusters as JSON: the fields of the dataclasses, those left out that have their default."""
+"""Clusters as JSON: the fields of the dataclasses, without those at their default."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def dump(cluster: Cluster) -> str:
 
 
 def load(text: str) -> Cluster:
-    """``ValueError`` that says what is wrong with it, for what is not a cluster."""
+    """Read a cluster. Raises ``ValueError`` that says what is wrong with the text."""
     try:
         data = json.loads(text)
         if not isinstance(data, dict):

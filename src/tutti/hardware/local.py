@@ -1,7 +1,7 @@
-"""The cluster that this machine is: as it was calibrated, else from a measurement of a second or so.
+"""This machine as a cluster: from its calibration, else from a measurement of about a second.
 
-The quick measurement is kept in a small JSON file, by processor, torch version and number of threads. Ranks of one
-job should not each measure: let one do it and hand the others its cluster.
+The quick measurement is cached in a small JSON file, by processor, torch version and number of threads. In a job, let
+one rank measure and send its cluster to the others.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ PCIE = Link(32e9, 5.7e-6, 0.75, "assumed: PCI Express 4.0 x16")
 
 _SHAPE = (2048, 512, 2048)  # m, k, n: a layer of a small Transformer
 _COPY = 1 << 27  # bytes, more than a cache holds
-_SECONDS = 0.2  # for each figure
+_SECONDS = 0.2  # per figure
 
 
 def local(n: int = 1, kind: str | None = None, cache: Path | None = CACHE) -> Cluster:
     """This machine as ``n`` devices: its GPUs, or else its cores, ``cores // n`` threads each.
 
-    kind: "cuda" or "cpu"; by default "cuda" where there is one. cache: the file to keep figures in, or None; next to
-    it `tutti calibrate` leaves what it measured, which is taken where it was measured on this processor with this
-    torch, for as many processes and threads. Without, a GPU with a preset gets the published figures, another one is
-    measured and its links are assumed.
+    kind: "cuda" or "cpu"; by default "cuda" if there is a GPU. cache: the file for quick measurements, or None. A
+    calibration in the same folder is used if `tutti calibrate` wrote it on this processor with this torch, for the same
+    number of processes and threads. Without one, a GPU with a preset gets the published figures; other GPUs are
+    measured, and their links are assumed. Raises ValueError for n < 1.
     """
     if n < 1:
-        raise ValueError(f"a cluster of {n} processes; at least 1 is needed")
+        raise ValueError(f"a cluster needs at least 1 process, not {n}")
     kind, threads = machine.kind_of(kind), machine.threads_of(n)
     if cache is not None and (known := calibrated(n, threads, kind, cache.parent)):
         return known
@@ -67,19 +67,19 @@ def local(n: int = 1, kind: str | None = None, cache: Path | None = CACHE) -> Cl
 
 
 def calibrated(n: int, threads: int, kind: str, folder: Path = machine.FOLDER) -> Cluster | None:
-    """What `tutti calibrate` measured on this machine for as many processes and threads, if it did."""
+    """The calibration of this machine for this many processes and threads, or None."""
     try:
         cluster = Cluster.from_json(machine.calibration(kind, n, threads, folder).read_text())
     except (OSError, ValueError):
-        return None  # none, or of an older release
+        return None  # there is none, or one of an older release
     return cluster if cluster.device.source == machine.CALIBRATED + machine.key(kind, n, threads) else None
 
 
 def measure(device: torch.device, threads: int, all_threads: int | None = None) -> dict:
     """Figures of a device: peak by dtype (FLOP/s), bandwidth (bytes/s), overhead (s).
 
-    Matrix products run on ``threads``, the copy on ``all_threads`` (by default the same), because cores share
-    their memory. float64 is taken as half of float32, and float16 as float32: CPUs may have no kernel for it.
+    Matrix products run on ``threads``, the copy on ``all_threads`` (by default the same), because cores share their
+    memory. float64 counts as half of float32, and float16 as float32: CPUs may have no kernel for it.
     """
     shape = _SHAPE if device.type == "cpu" else (4 * _SHAPE[0], 4 * _SHAPE[1], 4 * _SHAPE[2])
     flops = 2 * shape[0] * shape[1] * shape[2]
@@ -99,7 +99,7 @@ def measure(device: torch.device, threads: int, all_threads: int | None = None) 
 
 
 def measure_gloo() -> dict[str, float]:
-    """What joins two processes of one machine: link_bandwidth (bytes/s sent), link_latency (s a message).
+    """The link between two processes of one machine: link_bandwidth (bytes/s sent), link_latency (s per message).
 
     Two ends of Gloo in this process reduce a tiny and a large tensor over the loopback.
     """
@@ -139,7 +139,7 @@ def _gpus(n: int, cache: Path | None) -> Cluster:
 
 
 def _best(run: Callable[[], object], device: torch.device) -> float:
-    """The shortest of as many runs as fit into the time for one figure."""
+    """The shortest of all runs that fit into the window of one figure."""
     return min(times(run, device, _SECONDS))
 
 
@@ -149,7 +149,7 @@ def _cached(key: str, cache: Path | None, make: Callable[[], dict]) -> dict:
     try:
         known = json.loads(cache.read_text())
     except (OSError, ValueError):
-        known = {}  # none yet, or one that broke: measured again
+        known = {}  # missing or damaged: measure again
     if not isinstance(known, dict) or key not in known:
         known = {**(known if isinstance(known, dict) else {}), key: make()}
         try:

@@ -1,4 +1,4 @@
-"""This machine: its processor, cores and memory, and where what was measured of it is kept."""
+"""This machine: its processor, cores and memory, and the files of its measurements."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from pathlib import Path
 import torch
 
 FOLDER = Path.home() / ".cache" / "tutti"
-CALIBRATED = "calibrated: "  # begins the source of a calibrated device; the key of its machine follows
+CALIBRATED = "calibrated: "  # prefix of a calibrated device's source, before the key of its machine
 
 
 def kind_of(kind: str | None) -> str:
-    """ "cuda" or "cpu": as asked, else "cuda" where there is one."""
+    """The kind of device: as given, else "cuda" if there is a GPU, else "cpu"."""
     if kind not in (None, "cpu", "cuda"):
-        raise ValueError(f"no kind of device {kind!r}; known are cpu and cuda")
+        raise ValueError(f"unknown kind of device {kind!r}; expected cpu or cuda")
     return kind or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def threads_of(processes: int, threads: int | None = None) -> int:
-    """Threads of each process: as asked, else the cores divided."""
+    """Threads per process: as given, else the cores divided by the processes."""
     if threads is not None and threads < 1:
-        raise ValueError(f"a process of {threads} threads; at least 1 is needed")
+        raise ValueError(f"a process needs at least 1 thread, not {threads}")
     return threads or max(1, cores() // processes)
 
 
 def identity() -> str:
-    """The same for all processes whose clocks are one, and for no others."""
+    """An identity shared by exactly the processes of one boot of one machine, which share a clock."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return boot.read_text().strip() if boot.exists() else platform.node()
 
 
 def devices(kind: str) -> int:
-    """GPUs, or cores."""
+    """The number of GPUs, or of cores."""
     return torch.cuda.device_count() if kind == "cuda" else cores()
 
 
 def key(kind: str, processes: int, threads: int) -> str:
-    """What a calibration holds for."""
+    """What a calibration is valid for."""
     name = torch.cuda.get_device_name() if kind == "cuda" else f"{processor()} | {cores()} cores"
     return f"{name} | torch {torch.__version__} | {processes} processes | {threads} threads"
 
@@ -62,7 +62,7 @@ def processor() -> str:
 
 @cache
 def _allowed() -> tuple[int, ...]:
-    """The cores that this process was given when it began."""
+    """The cores that this process was allowed at its start."""
     return tuple(sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
 
 
@@ -71,11 +71,11 @@ def cores() -> int:
 
 
 def keep_to_own_cores(place: int, processes: int, threads: int) -> bool:
-    """Keep this process, one of several that share the machine, to its part of the cores; False where that cannot be.
+    """Pin this process, one of several on the machine, to its part of the cores. Returns False if that is not possible.
 
-    Else the scheduler gathers threads that wake each other, as those of collectives do, on one core, where one process
-    waits until the other has computed: on two cores steps with many collectives took 1.4 to 2 times as long. To be
-    called before they start. Nothing is done where one process has all cores, or has more threads than its part.
+    Otherwise the scheduler moves threads that wake each other, such as those of collectives, to one core, where one
+    process waits while the other computes: on two cores, steps with many collectives took 1.4 to 2 times as long. Call
+    it before threads start. Does nothing if one process has all cores, or more threads than its part.
     """
     own = cores_of(place, processes, _allowed())
     if processes == 1 or threads > len(own) or not hasattr(os, "sched_setaffinity"):
@@ -85,7 +85,7 @@ def keep_to_own_cores(place: int, processes: int, threads: int) -> bool:
 
 
 def cores_of(place: int, processes: int, all_cores: Sequence[int]) -> set[int]:
-    """Neighbouring cores, as many for each; with more processes than cores, neighbours share one.
+    """Adjacent cores, equally many for each process. With more processes than cores, neighbours share one.
 
     >>> [sorted(cores_of(i, 2, range(5))) for i in range(2)], [sorted(cores_of(i, 4, (0, 3))) for i in range(4)]
     ([[0, 1], [2, 3]], [[0], [0], [3], [3]])
@@ -96,7 +96,7 @@ def cores_of(place: int, processes: int, all_cores: Sequence[int]) -> set[int]:
 
 
 def memory(device: torch.device) -> int:
-    """Bytes of a GPU, or of the main memory that this process may use, the limit of its container included."""
+    """Bytes of a GPU, or of main memory available to this process, within the limit of its container."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -108,7 +108,7 @@ def memory(device: torch.device) -> int:
 
 
 def write(path: Path, text: str) -> None:
-    """Whole or not at all: other processes may read meanwhile."""
+    """Write a file atomically: other processes may read it at any time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     with os.fdopen(handle, "w") as file:

@@ -11,14 +11,14 @@ from tutti.hardware.device import Link
 from tutti.hardware.presets import PRESETS, Preset
 from tutti.hardware.topology import Cluster
 
-SPINE = 2  # times the latency of the link between nodes: messages between pods pass more switches (assumed)
+SPINE = 2  # times the latency between nodes: messages between pods pass more switches (assumed)
 _LEVEL = r"(\d+)(?:/(\d+(?:\.\d+)?))?"
 
 
 def cluster(text: str) -> Cluster:
-    """What ``Cluster.parse`` does: "name", or "name:" and devices, nodes x devices, or pods x nodes x devices.
+    """Implements ``Cluster.parse``: "name", or "name:" and devices, nodes x devices, or pods x nodes x devices.
 
-    "/3" behind pods or nodes: what joins them carries a third of what the devices can send.
+    "/3" after pods or nodes: their link carries a third of what the devices below can send.
     """
     match = re.fullmatch(rf"([\w.-]+)(?::({_LEVEL}(?:x{_LEVEL}){{0,2}}))?", text.strip())
     if match is None:
@@ -31,7 +31,7 @@ def cluster(text: str) -> Cluster:
     if any(n < 1 for n, _ in counts):
         raise ValueError(f"cluster {text!r} has no devices; at least {name}:1 is needed")
     if any(over < 1 for _, over in counts) or counts[-1][1] != 1:
-        raise ValueError(f"cluster {text!r}: only what joins nodes or pods is oversubscribed, 1 or more times")
+        raise ValueError(f"cluster {text!r}: only the links between nodes or pods can be oversubscribed, by 1 or more")
     if len(counts) == 1 and counts[0][0] > preset.node:
         counts = [(n, 1.0) for n in _nodes(name, counts[0][0], preset.node)]
     *outside, (inside, _) = counts
@@ -63,7 +63,7 @@ def _inside(name: str, preset: Preset, devices: int) -> tuple[tuple[int, Link], 
     found = []
     for members, link in preset.inside:
         if devices > members and devices % members:
-            raise ValueError(f"{devices} {name} of a node do not fill its groups of {members}; nearest is {members}")
+            raise ValueError(f"{devices} {name} in a node do not fill its groups of {members}; nearest is {members}")
         found.append((min(devices, members), link))
         devices //= found[-1][0]
         if devices == 1:
@@ -73,9 +73,9 @@ def _inside(name: str, preset: Preset, devices: int) -> tuple[tuple[int, Link], 
 
 
 def preset_of(name: str) -> Preset:
-    """The preset of this name. ``ValueError`` with the nearest name where there is none."""
+    """The preset of this name. Raises ``ValueError`` with the nearest name if there is none."""
     if name not in PRESETS:
         longer = [known for known in PRESETS if known.startswith(name.lower())]
         near = longer or difflib.get_close_matches(name.lower(), PRESETS, n=1, cutoff=0.0)
-        raise ValueError(f"no device {name!r}; nearest is {near[0]!r}, known are {', '.join(PRESETS)}")
+        raise ValueError(f"unknown device {name!r}; nearest is {near[0]!r}, known are {', '.join(PRESETS)}")
     return PRESETS[name]

@@ -1,4 +1,4 @@
-"""Which of a device's figures an ATen operator goes by."""
+"""Which of a device's figures price an ATen operator."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PRODUCTS: dict[Any, Callable[..., tuple[int, int, int, int]]] = {
     torch.ops.tutti.grouped_mm.default: _grouped,
 }
 
-# Other work on matrices, by what a device's `efficiency` calls it.
+# Other matrix work, by its key in a device's `efficiency`.
 KINDS = {
     "attention": ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
                   "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu",
@@ -39,12 +39,12 @@ KINDS = {
     "convolution": ("convolution",),
 }  # fmt: skip
 
-# All the rest moves bytes: names of operators by family, their backward passes included. What is not here is "add".
+# All others are memory-bound: names of operators by family, backward passes included. "add" by default.
 FAMILY = {
     "update": ("tutti::adam", "tutti::adam_amsgrad"),
     "sum": ("sum", "mean", "amax", "amin", "any", "all", "prod", "argmax", "argmin"),
     "compare": ("lt", "le", "gt", "ge", "eq", "ne", "logical_and", "logical_or", "logical_not", "isnan", "isinf"),
-    "where": ("where", "masked_fill", "_safe_softmax"),  # the last looks for rows that are masked whole
+    "where": ("where", "masked_fill", "_safe_softmax"),  # the last checks for fully masked rows
     "exp": ("exp", "exp2", "expm1", "log", "log2", "log1p", "pow", "sigmoid", "softplus", "logsumexp", "cumsum"),
     "tanh": ("tanh", "sin", "cos", "atan"),
     "erf": ("erf", "erfc", "erfinv"),
@@ -60,7 +60,7 @@ FAMILY = {
     "pool": ("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d"),
 }  # fmt: skip
 
-# Views that make an operand lie transposed.
+# Views that transpose an operand.
 TRANSPOSING = (aten.t.default, aten.transpose.int, aten.permute.default)
 
 _KIND_OF = {name: kind for kind, names in KINDS.items() for name in names}
@@ -79,10 +79,10 @@ def seconds(
 ) -> float:
     """Seconds of one operator, without its overhead.
 
-    target: the operator. shapes: of its tensor operands, read for matrix products alone. dtype: of its result; where
-    the device has no figures for it, float32's are taken. flops: of work on matrices. moved: bytes read and written.
-    transposed: whether the first matrix of a product lies so (`lies_transposed`). family: by which bytes are moved,
-    where more is known of the operator than its name says.
+    target: the operator. shapes: of its tensor operands, used for matrix products only. dtype: of its result; if the
+    device has no figures for it, those of float32 are used. flops: of matrix work. moved: bytes read and written.
+    transposed: whether the first matrix of a product is a transposed view (`lies_transposed`). family: overrides the
+    family found by the operator's name.
     """
     if target in PRODUCTS:
         return device.matmul_seconds(*PRODUCTS[target](*shapes), device.known(dtype), transposed)
@@ -98,12 +98,12 @@ def lies_transposed(node: fx.Node) -> bool:
     """Whether the first matrix of a product is a transposed view, as in the gradient of a weight."""
     if node.target not in PRODUCTS:
         return False
-    first = node.args[-2]  # behind the bias of addmm and baddbmm
+    first = node.args[-2]  # after the bias of addmm and baddbmm
     return isinstance(first, fx.Node) and first.target in TRANSPOSING
 
 
 def keeps_rows(node: fx.Node) -> bool:
-    """Whether what a call returns has its last dim in a run of memory, as far as a transposing view tells."""
+    """Whether the last dim of a call's result is contiguous, as far as transposing views determine it."""
     if node.target not in TRANSPOSING:
         return True
     rank = len(node.meta["val"].shape)
@@ -113,7 +113,7 @@ def keeps_rows(node: fx.Node) -> bool:
 
 
 def family_of(target: Any) -> str:
-    """The family of operators by whose seconds this one moves bytes."""
+    """The family whose seconds per byte price an operator."""
     return _FAMILY_OF.get(_full_name(target)) or _FAMILY_OF.get(_name(target), "add")
 
 
@@ -123,5 +123,5 @@ def _full_name(target: Any) -> str:
 
 
 def _name(target: Any) -> str:
-    """Of an ATen operator: "silu" of aten.silu_backward.default."""
+    """The base name of an ATen operator: "silu" for aten.silu_backward.default."""
     return _full_name(target).removesuffix("_data").removesuffix("_backward").rstrip("_")

@@ -1,4 +1,4 @@
-"""Known devices and how they are wired, with published figures and where they were published.
+"""Known devices and nodes: published figures, with their sources.
 
 Peaks are of dense matrix products. Links are one-way: what a datasheet sums over both directions is halved.
 """
@@ -26,7 +26,7 @@ NCCL = "NCCL 2.19 src/graph/tuning.cc (latencies, shares of protocols) and topo.
 class Preset:
     """A device, the levels of a node (innermost first), and the link between nodes.
 
-    ``model`` is a pattern for the name by which a driver knows the device.
+    ``model`` is a pattern for the driver's name of the device.
     """
 
     device: Device
@@ -36,15 +36,15 @@ class Preset:
 
     @property
     def node(self) -> int:
-        """Devices that a node has."""
+        """Devices per node."""
         return prod(members for members, _ in self.inside)
 
 
 def _nccl(bandwidth: float, ll: float, ring: tuple[float, float, float], tree: tuple[float, float, float]):
-    """The ways of NCCL: protocols LL, LL128 and Simple.
+    """The algorithms and protocols of NCCL: LL, LL128 and Simple.
 
-    bandwidth: bytes/s at which a ring passes a node. ll: the most that LL reaches (``llMaxBws``). ring, tree:
-    seconds a message in each protocol (``hwLat``). Starts are ``baseLat``; shares those of ``ncclTopoTuneModel``.
+    bandwidth: bytes/s at which a ring passes a node. ll: the maximum of LL (``llMaxBws``). ring, tree: seconds per
+    message in each protocol (``hwLat``). Starts are ``baseLat``; shares those of ``ncclTopoTuneModel``.
     """
     return (
         Way("ring", "LL", 6.6e-6, ring[0], min(0.5, ll / bandwidth)),
@@ -62,7 +62,7 @@ def _nvlink(bandwidth: float, share: float, ll: float, source: str) -> Link:
 
 
 def _net(bandwidth: float, ports: int, ll: float, source: str, shared: bool = False) -> Link:
-    """The network ports of a node, one for each device or shared."""
+    """The network ports of a node, one per device or shared."""
     ways = _nccl(bandwidth * INFINIBAND * ports, ll, (2.7e-6, 4.0e-6, 14.0e-6), (5.0e-6, 8.5e-6, 28e-6))
     return Link(bandwidth, 14e-6, INFINIBAND, f"{source}; {REACHED}; {NCCL}", ports=ports if shared else 0, ways=ways)
 
@@ -168,7 +168,8 @@ REACHED_THERE = "three quarters of the link and two thirds of the memory's bandw
 
 
 def _host(node: str, memory: float, devices: int, link: float, sharing: int, bandwidth: float) -> Outer:
-    """A device's part of its node's host: memory in GiB, bytes/s of a link and how many share it, of the memory."""
+    """A device's share of its node's host. memory: GiB. link: bytes/s, shared by `sharing` devices. bandwidth: bytes/s
+    of the host's memory."""
     return Outer(
         memory * 2**30 / devices, 0.75 * link / sharing, bandwidth / devices * 2 / 3, f"{node}; {REACHED_THERE}"
     )
@@ -245,18 +246,19 @@ def register_device(device: Device, *, inside: Sequence[tuple[int, Link]], betwe
     """Register a device, so that `cluster="<device.name>:16x8"` names a cluster of it.
 
     Args:
-        device: its figures. A name that begins with "cpu" is one whose memory is the host's.
+        device: its figures. If the name starts with "cpu", its memory is the host's.
         inside: (members, link) of each level of a node, innermost first.
         between: the link between nodes.
-        model: a regular expression for the name that `torch.cuda.get_device_name()` returns. Where it matches,
+        model: a regular expression for the name that `torch.cuda.get_device_name()` returns. If it matches,
             `cluster="auto"` uses this device.
 
-    Raises ValueError for a name that is taken, or that `tutti.Cluster.parse` cannot read.
+    Raises ValueError for a name that is taken, or that `tutti.Cluster.parse` cannot read, and for a node without
+    levels.
     """
     if not re.fullmatch(r"[\w.-]+", device.name) or device.name.endswith(".json"):
         raise ValueError(f"device {device.name!r}: a name is letters, digits, '.', '_' and '-'")
     if device.name in PRESETS:
-        raise ValueError(f"there is a device {device.name!r} already")
+        raise ValueError(f"device {device.name!r} is already registered; choose another name")
     if not inside or any(members < 1 for members, _ in inside):
         raise ValueError(f"device {device.name!r}: a node needs levels of at least one member, not {inside!r}")
     PRESETS[device.name] = Preset(device, tuple(inside), between, model)

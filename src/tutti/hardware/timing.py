@@ -1,4 +1,4 @@
-"""How long something takes."""
+"""Measure seconds."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ def times(
     clock: Clock = time.perf_counter,
     before: Callable[[], object] | None = None,
 ) -> list[float]:
-    """Seconds by the clock of each run, as many as fit into the window (seconds) and at least as many as said.
+    """Seconds of each run by the clock: as many runs as fit into the window (seconds), at least `least`.
 
-    The first run, which loads libraries and starts threads, is not among them. before: is called ahead of each run,
-    and not counted.
+    The first run, which loads libraries and starts threads, is dropped. before: called before each run, not measured.
     """
     once(run, device, clock, before)
     end, found = time.perf_counter() + window, []

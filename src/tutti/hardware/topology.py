@@ -1,7 +1,7 @@
 """A cluster: equal devices, and the hierarchy of links between them.
 
 Ranks number the devices, the innermost level fastest: with levels ((8, nvlink), (16, infiniband)) the ranks 0
-to 7 share a node, and ranks 0, 8, 16, ... sit at the same place of different nodes.
+to 7 share a node, and ranks 0, 8, 16, ... have the same position in different nodes.
 
     >>> cluster = Cluster.parse("h100:16x8")
     >>> cluster.size
@@ -51,9 +51,9 @@ class Cluster:
         return prod(size for size, _ in self.levels)
 
     def of(self, count: int) -> Cluster:
-        """So many of the same devices: as one buys those that are known, else more or fewer on the outermost level.
+        """A cluster of `count` of the same devices: as sold for presets, else with the outermost level resized.
 
-        Raises ValueError where they do not fill nodes.
+        Raises ValueError if they do not fill nodes.
         """
         from tutti.hardware.names import cluster
         from tutti.hardware.presets import PRESETS
@@ -72,19 +72,19 @@ class Cluster:
         return self.size * self.device.peak_of(dtype)
 
     def link(self, stride: int, size: int) -> Link:
-        """The outermost link that a group crosses, of ``size`` ranks that are ``stride`` apart.
+        """The outermost link that a group of ``size`` ranks, ``stride`` apart, crosses.
 
-        The groups tile the cluster, as the ranks along one axis of a mesh do: ranks ``base + i * stride``,
-        where ``base // stride`` is a multiple of ``size``. The answer holds for the worst placed of them.
+        The groups tile the cluster like the ranks along a mesh axis: ranks ``base + i * stride``, where ``base //
+        stride`` is a multiple of ``size``. The answer holds for the worst placed group.
         """
         return self.levels[self._outermost(stride, size)][1]
 
     def stages(self, stride: int, size: int) -> list[Stage]:
-        """How a group lies on the levels, those left out on which it has one member. Arguments as in ``link``.
+        """The part of a group on each level, without levels on which it has one member. Arguments as in ``link``.
 
-        A group that lies askew, so that units of a level hold different numbers of its ranks, counts as ``size``
-        members on the outermost level that it crosses: of the ``2 x stride`` groups that may leave a unit below,
-        each has its part of the unit's ports.
+        A group with different numbers of ranks in the units of a level counts as ``size`` members on the outermost
+        level that it crosses: of the ``2 x stride`` groups that may leave a unit below, each has its share of the
+        unit's ports.
         """
         outermost, found, below = self._outermost(stride, size), [], 1
         for i, (members, link) in enumerate(self.levels):
@@ -115,17 +115,17 @@ class Cluster:
         return max((i for i, (members, _) in enumerate(self.levels) if members > 1), default=0)
 
     def lines(self, kind: str, stride: int, size: int) -> list[Line]:
-        """What the algorithms of a collective cost on a group; the cheapest is taken."""
+        """The costs of a collective's algorithms on a group. The cheapest counts."""
         _check(kind)
         return lines(kind, self.stages(stride, size)) if size > 1 else [Line("nothing", 0.0, 0.0)]
 
     def time(self, kind: str, sent_bytes: float, stride: int, size: int, messages: int = 1) -> float:
-        """Seconds of equal collectives, one after the other, in which each rank sends ``sent_bytes`` in all.
+        """Seconds of equal, sequential collectives in which each rank sends ``sent_bytes`` in total.
 
-        Bytes as a rank sends them in a ring, whatever algorithm is taken; of all ``messages`` collectives together.
-        ``kind`` is one of all_gather, all_reduce, reduce_scatter, all_to_all, ppermute; stride and size as in ``link``.
-        All groups of the cluster do the same at once. The cheapest algorithm is taken, or the measurement where the
-        group's link has one.
+        Bytes as sent in a ring, whatever the algorithm; of all ``messages`` collectives together. ``kind`` is one of
+        all_gather, all_reduce, reduce_scatter, all_to_all, ppermute; stride and size as in ``link``. All groups of the
+        cluster run at once. The cheapest algorithm counts, or the measurement if the group's link has one. Raises
+        ValueError for an unknown kind, or a group that does not fit.
         """
         key = kind, stride, size
         if key not in self._known:
@@ -149,7 +149,7 @@ class Cluster:
 
     @staticmethod
     def from_json(text: str) -> Cluster:
-        """The inverse of ``to_json``. ``ValueError`` for what is not a cluster."""
+        """The inverse of ``to_json``. Raises ``ValueError`` if the text is not a cluster."""
         from tutti.hardware.file import load
 
         return load(text)
@@ -174,10 +174,10 @@ class Cluster:
 
 
 def _scaled(curve: Curve, messages: float) -> Callable[[float], float]:
-    """A measurement for a group of another size: as many more beginnings as messages."""
+    """A measurement for a group of another size: latency is scaled by the number of messages."""
     return lambda sent: curve.seconds(sent) + (messages - 1) * curve.start
 
 
 def _check(kind: str) -> None:
     if kind not in MESSAGES:
-        raise ValueError(f"no collective {kind!r}; known are {', '.join(MESSAGES)}")
+        raise ValueError(f"unknown collective {kind!r}; known are {', '.join(MESSAGES)}")

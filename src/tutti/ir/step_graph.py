@@ -37,13 +37,13 @@ from torch import fx
 
 from tutti.ir.values import Guards
 
-Call = Any  # an fx.Node whose arguments are looked into: fx types them too loosely to be of use
+Call = Any  # an fx.Node; its arguments are typed too loosely by fx
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 WRITTEN, CHECK, METRIC, OUTPUT = "written", "check", "metric", "output"  # kinds of outputs
-GUARD = "finite"  # the path of what only looks whether values are finite
+GUARD = "finite"  # the path of nodes that check for non-finite values
 NUMBERS = ("lr", "step", "count", "seed")  # kinds of inputs that are single numbers
-GIVEN = ("batch", "common", "constant", *NUMBERS)  # kinds of inputs that each call is given anew
+GIVEN = ("batch", "common", "constant", *NUMBERS)  # kinds of inputs that change with each call
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,9 @@ class StepGraph:
     outputs: dict[str, fx.Node]
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    matches: Counter[str] = field(default_factory=Counter)  # of each pattern of `tracing.pattern_table`, at capture
-    guards: Guards = field(default_factory=Guards)  # values of the batch for which alone this is the graph, at capture
-    checks: dict[str, str] = field(default_factory=dict)  # what failed, by output, at capture
+    matches: Counter[str] = field(default_factory=Counter)  # matches of each pattern at capture
+    guards: Guards = field(default_factory=Guards)  # values of the batch that the graph depends on
+    checks: dict[str, str] = field(default_factory=dict)  # failure message by output
     counts: dict[str, list[str]] = field(default_factory=dict)  # parameters by the input that counts their updates
 
     def __repr__(self) -> str:
@@ -136,17 +136,17 @@ class StepGraph:
 
     @property
     def sequence_chunks(self) -> int:
-        """Into how many chunks the sequence is cut. See `lower.unroll`."""
+        """The number of chunks of the sequence. See `lower.unroll`."""
         return 1 + max((n.meta.get("slice", 0) for n in self.graph.nodes), default=0)
 
     @property
     def batch_splits(self) -> int:
-        """Into how many copies the batch is cut. See `lower.unroll`."""
+        """The number of copies of the batch. See `lower.unroll`."""
         return 1 + max((n.meta.get("copy", 0) for n in self.graph.nodes), default=0)
 
     @property
     def flops(self) -> int:
-        """Floating-point operations, without what is computed again."""
+        """Floating-point operations, without recomputation."""
         return sum(n.meta["flops"] for n in self.calls if "recompute" not in n.meta)
 
     def keep(self, names: list[str]) -> StepGraph:
@@ -163,8 +163,8 @@ class StepGraph:
         return "grad:" + self.inputs[f"param:{name}"].meta["label"].removeprefix("param:")
 
     def name_inputs_as(self, other: StepGraph) -> None:
-        """Give inputs the labels that they have in another graph of the model, where layers may be told apart
-        otherwise: what is said of an input there then holds here."""
+        """Give inputs the labels of another graph of the model, whose layers may be grouped differently, so that its
+        plan applies to them."""
         for name, node in self.inputs.items():
             if name in other.inputs:
                 node.meta["label"] = other.inputs[name].meta["label"]
@@ -185,7 +185,7 @@ class StepGraph:
         return [name for name, x in params if x.meta["phase"] == UPDATE]
 
     def without_gradients(self) -> StepGraph:
-        """A step whose gradients are no outputs, nor parameters between the forward pass and their update."""
+        """The step without gradients as outputs, and without parameters between the forward pass and their update."""
         return self.keep([name for name in self.outputs if not name.startswith(("grad:", f"{WRITTEN}:"))])
 
     def at_gradients(self) -> tuple[StepGraph, StepGraph]:
@@ -205,7 +205,7 @@ class StepGraph:
             inputs[name] = mapping[node] = after.placeholder(node.name)
             label = self.gradient_label(name.removeprefix("grad:"))
             mapping[node].meta = {**node.meta, "label": label, "phase": UPDATE, "flops": 0, "bytes": 0}
-        for name, node in self.changed_by_forward.items():  # by then it is what the input has become
+        for name, node in self.changed_by_forward.items():  # the update reads the input after the forward pass
             mapping.setdefault(node, mapping[self.inputs[name]])
         for node in self.calls:
             if node.meta["phase"] == UPDATE:
@@ -225,7 +225,7 @@ class StepGraph:
 
 
 def copy_graph(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
-    """A copy without its output node, and where each node went."""
+    """A copy without its output node, and the mapping from old to new nodes."""
     copy, mapping = fx.Graph(), {}
     for node in graph.nodes:
         if node.op != "output":
@@ -234,14 +234,14 @@ def copy_graph(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
 
 
 def replace_uses(others: Mapping[fx.Node, fx.Node]) -> None:
-    """Let whoever reads one of these nodes read another in its place. Each reader is rewritten once: those of thousands
-    of nodes, as an update has them, would take the square of that one by one."""
+    """Make readers of these nodes read others instead. Rewrites each reader once: readers of thousands of nodes, such
+    as updates, would take quadratic time one node at a time."""
     for reader in dict.fromkeys(reader for node in others for reader in node.users):
         reader.args, reader.kwargs = fx.map_arg((reader.args, reader.kwargs), lambda n: others.get(n, n))  # pyright: ignore
 
 
 def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """All calls that these are made of, and they."""
+    """Transitive inputs, including the nodes themselves; calls only."""
     found: set[fx.Node] = set()
     todo = list(nodes)
     while todo:

@@ -1,8 +1,8 @@
-"""Values that a model's Python code asks for while it is captured, and that follow from the batch alone.
+"""Values that a model's Python code reads during capture, and that depend only on the batch.
 
-`if attention_mask.all()`, `grid.tolist()`, `labels.max() >= n` and `x[mask]` need values, which fake tensors lack.
-Where they depend on nothing but the batch and constants, capture computes them from the example batch. The captured
-graph then holds for batches that give the same values. `Guards` recomputes them for another batch.
+`if attention_mask.all()`, `grid.tolist()`, `labels.max() >= n` and `x[mask]` need values, which fake tensors lack. If
+they depend only on the batch and constants, capture computes them from the example batch. The captured graph is then
+valid for batches with the same values. `Guards` recomputes them for another batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_SHOWN = 60  # characters of a value in a message
 
 
 class Call(NamedTuple):
-    """A call as it was traced: the graph of its node is rewritten later."""
+    """A call as it was traced, because its node is rewritten later."""
 
     node: fx.Node
     target: Any
@@ -31,7 +31,7 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class Asked:
-    """An operator whose result Python looked at: its target, operands (nodes for tensors), result, and source line."""
+    """A value that Python read: the operator, its operands (nodes for tensors), result, and source line."""
 
     target: Any
     args: tuple
@@ -41,17 +41,17 @@ class Asked:
 
 
 class Values:
-    """Real values of the nodes of a graph that is being traced, computed on demand from those of placeholders."""
+    """Real values of nodes during tracing, computed on demand from those of placeholders."""
 
     def __init__(self, graph: fx.Graph, given: Mapping[fx.Node, torch.Tensor], constants: Mapping[str, torch.Tensor]):
         self.graph, self.given, self.constants = graph, given, constants
         self.real: dict[fx.Node, Any] = {}
         self.computed: list[fx.Node] = []  # in order
-        self.last: fx.Node | None = None  # that was looked at
+        self.last: fx.Node | None = None  # last visited
         self.asked: list[Asked] = []
 
     def ask(self, target: Any, args: tuple, kwargs: dict, line: str) -> Any:
-        """The result of an operator on nodes, noted as asked for; None where it depends on more than the batch."""
+        """The result of an operator on nodes, recorded as read. None if it depends on more than the batch."""
         self._advance()
         if any(node not in self.real for node in _nodes(args, kwargs)):
             return None
@@ -61,7 +61,7 @@ class Values:
         return made
 
     def _advance(self) -> None:
-        """Compute what has been traced since the last call and follows from the batch."""
+        """Compute the nodes traced since the last call that depend only on the batch."""
         if self.last is None:
             with compat.computing_really():
                 self.real |= {node: x.detach().clone() for node, x in self.given.items()}
@@ -82,14 +82,14 @@ class Values:
                 self.real[node] = _call(node.target, node.args, node.kwargs, self.real)
             self.computed.append(node)
             return
-        for written in written_operands(node):  # by something that is not known: neither is what shares its memory
+        for written in written_operands(node):  # written by an unknown value: so is all that shares its memory
             if written in self.real:
                 storage = _storage(self.real[written])
                 for other in [n for n, x in self.real.items() if _storage(x) == storage]:
                     del self.real[other]
 
     def guards(self, names: Mapping[fx.Node, str]) -> Guards:
-        """What has to be recomputed to know whether another batch gives the same. names: of the placeholders."""
+        """The computation that checks whether another batch has the same values. names: of the placeholders."""
         needed = {node for asked in self.asked for node in _nodes(asked.args, asked.kwargs)}
         storages = {_storage(self.real[n]) for n in needed if n in self.real}
         for node in reversed(self.computed):
@@ -112,14 +112,13 @@ class Guards:
     constants: dict[fx.Node, torch.Tensor] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)
-    copies: bool = False  # whether a call writes into what it reads
+    copies: bool = False  # whether a call writes into its operands
 
     def __bool__(self) -> bool:
         return bool(self.asked)
 
     def broken(self, batch: Mapping[str, torch.Tensor]) -> str | None:
-        """Where a batch, given by the names of its tensors, leads to another value than was captured, in words; None
-        where it does not."""
+        """A message if a batch, given by tensor names, has another value than the captured one, else None."""
         with compat.computing_really():
             real: dict[fx.Node, Any] = {n: batch[k].detach() for n, k in self.inputs.items()}
             if self.copies:
@@ -146,7 +145,7 @@ def _call(target: Any, args: Any, kwargs: Any, real: Mapping[fx.Node, Any]) -> A
 
 
 def base_of(node: fx.Node) -> fx.Node:
-    """What a chain of views looks at."""
+    """The base of a chain of views."""
     while node.op == "call_function" and node.all_input_nodes and _is_view(node):
         node = node.all_input_nodes[0]
     return node

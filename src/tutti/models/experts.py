@@ -1,12 +1,13 @@
-"""The experts of `transformers`' models as one fused operator, under the name "tutti".
+"""The experts of transformers models as one fused operator, under the name "tutti".
 
-`tutti.capture`, and so `parallelize` and `tutti train`, takes them for models that are left at transformers' default
-("grouped_mm"), for as long as it looks. In plain PyTorch:
+`tutti.capture`, and so `parallelize` and `tutti train`, uses them during capture for models with transformers' default
+("grouped_mm"). In plain PyTorch:
 
     import tutti.models.experts
     model.set_experts_implementation("tutti")
 
-They are those of Mixtral, Qwen3-MoE, DeepSeek-V3 and most others: gate and up side by side, or up alone, no biases.
+They support the experts of Mixtral, Qwen3-MoE, DeepSeek-V3 and most others: gate and up projection side by side, or up
+alone, without biases.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ ACTIVATIONS: dict[type, str] = {
     nn.ReLU: "relu",
     theirs.ReLUSquaredActivation: "relu2",
 }
-MARK = "has_post_expert_norm"  # what transformers writes into every module of experts
+MARK = "has_post_expert_norm"  # an attribute that transformers sets on every module of experts
 
 
 def forward(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """What transformers calls in the place of its experts' `forward`. (tokens, hidden), (tokens, k) twice."""
+    """Replaces the `forward` of transformers' experts. Shapes: (tokens, hidden), (tokens, k) twice."""
     if missing := unsupported(self):
         raise NotImplementedError(
-            f"{type(self).__name__} has {missing}, which tutti's experts do not; take those of transformers: "
+            f"{type(self).__name__} has {missing}, which tutti's experts do not support; use those of transformers: "
             "model.set_experts_implementation('batched_mm')"
         )
     up = self.gate_up_proj if self.has_gate else self.up_proj
@@ -46,14 +47,14 @@ def forward(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_w
 
 
 def unsupported(module: nn.Module) -> str:
-    """What a module of experts has that the operator has not; empty where it has nothing such."""
+    """The feature of a module of experts that the operator lacks, or ""."""
     default_gate = getattr(type(module), "_apply_gate", None) is moe._default_apply_gate
     found = {
         "biases": module.has_bias,
         "transposed weights": module.is_transposed,
         "gate and up interleaved": not module.is_concatenated,
         "a norm behind each expert": module.has_post_expert_norm,
-        "a gate of its own": module.has_gate and not default_gate,
+        "a custom gate": module.has_gate and not default_gate,
         f"the activation {type(getattr(module, 'act_fn', None)).__name__}": type(getattr(module, "act_fn", None))
         not in ACTIVATIONS,
         "its experts spread over devices already": module._is_expert_parallel,
@@ -63,7 +64,7 @@ def unsupported(module: nn.Module) -> str:
 
 @contextmanager
 def taken_by_default(model: nn.Module) -> Iterator[None]:
-    """Have the experts of a model that are left at transformers' default be these, where they can; then as before."""
+    """Use these experts in a model with transformers' default, where supported, within the block."""
     layers: list[Any] = [m for m in model.modules() if hasattr(m, MARK)]
     refused = {id(m.config) for m in layers if unsupported(m)}
     configs = {id(m.config): m.config for m in layers if m.config._experts_implementation == DEFAULT}

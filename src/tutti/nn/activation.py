@@ -1,4 +1,4 @@
-"""Activation functions by name, each with its gradient: what fused operators apply between two products."""
+"""Activation functions by name, each with its gradient, for fused operators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ aten = torch.ops.aten
 
 
 class Activation(NamedTuple):
-    """forward: of the input. backward: of (gradient, input)."""
+    """forward(input) and backward(gradient, input)."""
 
     forward: Callable[[Tensor], Tensor]
     backward: Callable[[Tensor, Tensor], Tensor]
@@ -32,20 +32,21 @@ ACTIVATIONS = {
 
 
 def activation_of(name: str) -> Activation:
-    """ValueError for a name that is not in the table."""
+    """The activation of this name. Raises ValueError for an unknown one."""
     if name not in ACTIVATIONS:
         raise ValueError(f"unknown activation {name!r}; expected one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
 def gated(act: Activation, rows: Tensor, width: int) -> Tensor:
-    """act(gate) * up (n, width), of rows with gate and up side by side (n, 2 width), or act(up), of up alone."""
+    """act(gate) * up (n, width), for rows with gate and up side by side (n, 2 width); or act(up) for rows of up
+    alone."""
     gate = act.forward(rows[:, :width])
     return gate.mul_(rows[:, width:]) if rows.shape[1] > width else gate
 
 
 def gated_backward(act: Activation, rows: Tensor, gate: Tensor, grad: Tensor) -> Tensor:
-    """The gradient of the rows, from that of `gated`, which is overwritten. gate: their first half, activated."""
+    """The gradient of the rows, given that of `gated`, which is overwritten. gate: the activated first half."""
     width = gate.shape[1]
     if rows.shape[1] == width:
         return act.backward(grad, rows)

@@ -1,16 +1,16 @@
 """Adam and AdamW as operators, on top of PyTorch's own fused kernels.
 
-Two faces of the same update:
+Two forms of the same update:
 
-- ``tutti::adam`` is functional. It is what a captured graph holds: every tensor but ``step`` and ``lr`` is
-  read element by element, so a split of any dim passes through it.
-- ``tutti::adam_`` writes in place and takes the parameters of a group in one call. It is what runs.
+- ``tutti::adam`` is functional. Captured graphs contain it: every tensor but ``step`` and ``lr`` is read element by
+  element, so a split of any dim passes through it.
+- ``tutti::adam_`` writes in place and takes the parameters of a group in one call. This one runs.
 
-The ``_amsgrad`` variants carry the running maximum of the second moment as well. ``step`` is a 0-d integer
-tensor holding the number of this update (1 for the first), ``lr`` a 0-d floating tensor: used in full where
-it lies on the CPU, rounded to float32 on a GPU, as torch.optim does with a tensor learning rate. Where ``skip``,
-a 0-d float32 tensor, is given and is 1, nothing changes. ``scale``, a 0-d floating tensor, multiplies the gradient.
-A gradient may have another floating dtype than its parameter.
+The ``_amsgrad`` variants also store the running maximum of the second moment. ``step`` is a 0-d integer tensor, the
+number of this update (1 for the first). ``lr`` is a 0-d floating tensor; on a GPU it is rounded to float32, as
+torch.optim does with a tensor learning rate. ``skip`` is a 0-d float32 tensor or None; if it is 1, nothing changes.
+``scale``, a 0-d floating tensor, multiplies the gradient. A gradient may have another floating dtype than its
+parameter.
 
 With g the gradient (scaled, and negated when ``maximize``), t the step, lambda the weight decay:
 
@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Numbers that are cast or scaled at once, by device: so many that kernels take them as they take the whole.
+# Elements that are cast or scaled at once, by device: enough for kernels to run at full speed.
 PIECE = {"cpu": 1 << 20, "cuda": 1 << 24}
 
 _NUMBERS = "Tensor step, Tensor lr, Tensor? skip=None, Tensor? scale=None"
@@ -151,7 +151,7 @@ def _apply(params, grads, moments, step, lr, skip=None, scale=None, *, beta1, be
 
 
 def _scaled(rows: list[tuple[Tensor, ...]], scale: Tensor | None, scratch: dict[torch.dtype, Tensor]) -> list[Tensor]:
-    """Gradients in the dtypes of their parameters, rounded once: in scratch memory, but for those in another order."""
+    """Gradients in the dtypes of their parameters, rounded once. In scratch memory unless permuted."""
     made, begin = [], 0
     for param, grad, *_ in rows:
         place, begin = scratch[param.dtype][begin : begin + param.numel()], begin + param.numel()
@@ -167,8 +167,8 @@ def _scaled(rows: list[tuple[Tensor, ...]], scale: Tensor | None, scratch: dict[
 
 
 def _pieces(every: list[tuple[Tensor, ...]], size: int) -> Iterator[list[tuple[Tensor, ...]]]:
-    """Rows of so many numbers together, at most: gradients that are made anew take no more memory. Large ones are cut,
-    unless they lie in another order than their dims."""
+    """Rows of at most this many elements together, so that cast gradients need little memory. Large tensors are
+    divided, unless they are permuted."""
     piece, count = [], 0
     for row in every:
         cut = row[0].numel() > size and all(t.is_contiguous() for t in row)
@@ -187,7 +187,7 @@ def _count(step: Tensor, device: torch.device) -> Tensor:
 
 
 def _aligned(row: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """A parameter and its moments, copied where need be to lie in memory without holes and in the same order.
+    """A parameter and its moments, copied if necessary to be dense and permuted alike.
 
     The fused kernels walk memory and ignore strides. Ordinary tensors are returned as they are.
     """
@@ -199,7 +199,7 @@ def _aligned(row: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _like(tensor: Tensor, param: Tensor) -> Tensor:
-    """``tensor`` in the memory order and dtype of ``param``: itself where it has them, else a copy."""
+    """``tensor`` in the memory order and dtype of ``param``, copied if necessary."""
     if tensor.dtype == param.dtype:
         same = tensor.stride() == param.stride() or (tensor.is_contiguous() and param.is_contiguous())
         if same:
@@ -208,7 +208,7 @@ def _like(tensor: Tensor, param: Tensor) -> Tensor:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill a block of memory without holes or overlaps, in any order of the dims."""
+    """Whether the elements fill a block of memory without gaps or overlaps, in any order of the dims."""
     if tensor.is_contiguous():
         return True
     expected = 1
@@ -242,7 +242,7 @@ for _name, _run, _fake in (
     torch.library.register_fake(f"tutti::{_name}", _fake)
 
 _ops = torch.ops.tutti
-# functional operator -> in-place operator on lists, how many operands become lists, which of them are written
+# functional operator -> in-place operator on lists, number of operands that become lists, which of them are written
 IN_PLACE = {
     _ops.adam.default: (_ops.adam_.default, 4, (0, 2, 3)),
     _ops.adam_amsgrad.default: (_ops.adam_amsgrad_.default, 5, (0, 2, 3, 4)),

@@ -34,7 +34,7 @@ def _(cost: Tensor, maximize: bool) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def assignments_of_tensors() -> Iterator[None]:
-    """While entered, SciPy's function takes tensors that have no values, wherever a module has imported it."""
+    """Make SciPy's function accept tensors without values, wherever a module has imported it, within the block."""
     optimize = sys.modules.get("scipy.optimize")
     if optimize is None:
         yield

@@ -1,11 +1,11 @@
-"""Attention over bfloat16 on a CPU: PyTorch's, but faster where a processor multiplies bfloat16.
+"""Attention in bfloat16 on a CPU, faster than PyTorch's on processors with bfloat16 matrix instructions.
 
-`tutti::attention` and `tutti::attention_backward` take what `aten::_scaled_dot_product_flash_attention_for_cpu` and
-its backward pass take, and give what these give: results and gradients of (batch, heads, tokens, width), which lie in
-memory as (batch, tokens, heads, width), and of each query the logarithm of the sum, in float32. Sums are made in
-float32, in the same order for any number of threads. The kernels are in `attention.cpp`, compiled when they are first
-used. PyTorch's are called for other dtypes than bfloat16, for widths that 32 does not divide, with dropout, and on
-processors that have no instructions for it (AMX, or AVX-512 BF16).
+`tutti::attention` and `tutti::attention_backward` have the arguments and results of
+`aten::_scaled_dot_product_flash_attention_for_cpu` and its backward pass: tensors of (batch, heads, tokens, width),
+stored as (batch, tokens, heads, width), and the log-sum-exp of each query in float32. Sums are accumulated in float32,
+in the same order for any number of threads. The kernels are in `attention.cpp`, compiled at first use. PyTorch's
+kernels are called for dtypes other than bfloat16, for widths that are not a multiple of 32, with dropout, and on
+processors without AMX or AVX-512 BF16.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ aten, ops = torch.ops.aten, torch.ops.tutti
 FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
 FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 SOURCE = Path(__file__).with_suffix(".cpp")
-WIDTH = 32  # divides the widths that the kernels know
+WIDTH = 32  # the kernels support multiples of this width
 
 _library = torch.library.Library("tutti", "FRAGMENT")
 _options = "*, Tensor? attn_mask=None, float? scale=None"
@@ -42,7 +42,7 @@ _library.define(
 
 @cache
 def _kernels() -> ctypes.CDLL | None:
-    """The compiled kernels, or None where the processor has no instructions for them."""
+    """The compiled kernels, or None if the processor lacks the instructions."""
     if not compat.multiplies_bfloat16():
         return None
     library = compat.compile_cpp(SOURCE.read_text())
@@ -54,7 +54,7 @@ def _kernels() -> ctypes.CDLL | None:
 
 
 def use(graph: fx.Graph) -> None:
-    """Let these be the attention of a graph, in place, where they are faster; they are compiled meanwhile."""
+    """Use these kernels for the attention of a graph, in place, where they are faster. Starts their compilation."""
     found = [(node, ours)
              for theirs, ours, query in OURS
              for node in graph.find_nodes(op="call_function", target=theirs)
@@ -66,7 +66,7 @@ def use(graph: fx.Graph) -> None:
 
 
 def _compile() -> None:
-    with suppress(Exception):  # told of where they are called
+    with suppress(Exception):  # raised again where they are called
         _kernels()
 
 
@@ -77,7 +77,7 @@ def _knows(query) -> bool:
 def _kernels_for(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float
 ) -> ctypes.CDLL | None:
-    """The kernels, where they know such operands; PyTorch's says what is wrong with others."""
+    """The kernels, if they support these operands. PyTorch's kernels report invalid ones."""
     alike = key.dtype == value.dtype == query.dtype and key.shape == value.shape and query.ndim == key.ndim == 4
     fits = alike and query.shape[::3] == key.shape[::3] and query.shape[1] % key.shape[1] == 0
     masked = mask is None or (mask.ndim in (2, 4) and mask.dtype in (torch.float32, torch.bfloat16))
@@ -85,8 +85,8 @@ def _kernels_for(
 
 
 def _in_rows(x: Tensor) -> Tensor:
-    """As the kernels read it: rows of `width` numbers, apart by an even number of them (two are moved at a time). With
-    other strides PyTorch's fail where there is no AMX."""
+    """The tensor as the kernels read it: contiguous rows of `width` elements at an even stride (two are moved at a
+    time). PyTorch's kernels fail for other strides without AMX."""
     apart, beside = x.stride()[-2:]
     fits = beside == 1 and apart >= x.shape[-1] and apart % 2 == 0
     return x if fits else x.clone(memory_format=torch.contiguous_format)
@@ -115,7 +115,7 @@ def attention_backward(
 
 
 def _made(query: Tensor, *rest: object, **options: object) -> tuple[Tensor, Tensor]:
-    """What the forward pass returns, yet to be filled."""
+    """Empty results of the forward pass."""
     batch, heads, queries, _ = query.shape
     dtype = torch.promote_types(query.dtype, torch.float32)
     return _like(query), query.new_empty((batch, queries, heads), dtype=dtype).transpose(1, 2)
@@ -152,7 +152,7 @@ _library.impl("attention_backward", attention_backward, "CPU")
 torch.library.register_fake("tutti::attention", _made)
 torch.library.register_fake("tutti::attention_backward", lambda *args, **kwargs: FLASH_BACKWARD(*args, **kwargs))
 
-# What these take the place of, and where that has its queries among its operands.
+# (replaced operator, replacement, index of the query among its operands)
 OURS = (
     (FLASH, ops.attention.default, 0),
     (FLASH_BACKWARD, ops.attention_backward.default, 1),

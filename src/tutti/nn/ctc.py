@@ -1,7 +1,7 @@
-"""Connectionist temporal classification (Graves et al. 2006) of operands whose lengths are tensors.
+"""Connectionist temporal classification (Graves et al. 2006) with lengths in tensors.
 
-torch's own operator sizes its table of path probabilities by the longest target, which is known from values alone.
-Here it is sized by the room that `targets` has, so that the shapes of operands say all.
+torch's operator sizes its table of path probabilities by the longest target, which depends on values. This one sizes it
+by the shape of `targets`, so that all shapes are known from the operands' shapes.
 
 | operand | shape | |
 |---|---|---|
@@ -28,7 +28,7 @@ _library.define(
 
 
 def room(targets: Tensor) -> int:
-    """States of the longest path through a target: each label and the blanks around it."""
+    """States of the longest path through a target: its labels and the blanks around them."""
     return 2 * targets.shape[-1] + 1
 
 
@@ -38,7 +38,7 @@ def forward(log_probs, targets, input_lengths, target_lengths, blank, zero_infin
     loss, alpha = aten._ctc_loss.Tensor(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)
     time, states = (torch.arange(n, device=alpha.device) for n in alpha.shape[1:])
     known = (time < input_lengths.unsqueeze(1)).unsqueeze(2) & (states <= 2 * target_lengths.unsqueeze(1)).unsqueeze(1)
-    alpha = torch.where(known, alpha, -torch.inf)  # torch leaves the rest as it was in memory
+    alpha = torch.where(known, alpha, -torch.inf)  # torch leaves the rest uninitialized
     return loss, F.pad(alpha, (0, room(targets) - alpha.shape[-1]), value=-torch.inf)
 
 
@@ -53,7 +53,7 @@ def backward(grad, log_probs, targets, input_lengths, target_lengths, loss, alph
 
 
 def _check(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor) -> None:
-    """Raise IndexError for lengths and labels out of range: torch's CPU kernels would write beyond their memory."""
+    """Raise IndexError for lengths and labels out of range: torch's CPU kernels would write out of bounds."""
     if targets.device.type != "cpu" or not target_lengths.numel():
         return
     time, _, classes = log_probs.shape
@@ -64,7 +64,9 @@ def _check(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_len
     if int(input_lengths.max()) > time or most > targets.shape[-1]:
         raise IndexError(f"ctc_loss: lengths beyond {time} steps or {targets.shape[-1]} labels")
     if used.numel() and not 0 <= int(used.min()) <= int(used.max()) < classes:
-        raise IndexError(f"ctc_loss: labels from {int(used.min())} to {int(used.max())}, of {classes} classes")
+        raise IndexError(
+            f"ctc_loss: labels are from {int(used.min())} to {int(used.max())}, but must be from 0 to {classes - 1}"
+        )
 
 
 def _fake(log_probs, targets, *rest):

@@ -1,7 +1,6 @@
-"""Operators whose results lie in memory in the order of their dims, however their operands lie.
+"""Operators with contiguous results, whatever the strides of their operands.
 
-That is what a compiler takes an operator to do that it does not look into; what a formula's results are otherwise like
-in memory is left to each of its elementwise operators.
+A compiler assumes this of an opaque operator. The strides of a formula in plain ATen depend on each of its operators.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ import torch
 
 
 def register(library: torch.library.Library, name: str, formula: Callable) -> None:
-    """Make a formula in plain ATen the implementation of `tutti::name` on all devices, fake ones included.
+    """Register a formula in plain ATen as `tutti::name` on all devices, fake ones included.
 
-    The formula returns a new tensor, or a tuple of them and of None.
+    The formula returns a new tensor, or a tuple of tensors and None.
     """
 
     def dense(*args):

@@ -12,13 +12,13 @@
 | up | (E, 2F, H), or (E, F, H) without a gate | of experts `first` to `first + E - 1` |
 | down | (E, H, F) | |
 
-Tokens of experts that are not among these E add nothing; a number beyond `total` is an error, where a CPU sees it. Rows
-are sorted by expert, so that each expert has one product for all of its tokens; nothing of tokens x experts is made.
-Sums over experts are made in float32 at least, in an order that depends on the operands alone.
+Tokens of experts outside `first` to `first + E - 1` add nothing. A number of `total` or more is an error on a CPU. Rows
+are sorted by expert, so that each expert has one product for all of its tokens; nothing of size tokens x experts is
+allocated. Sums over experts are accumulated in float32 or wider, in an order that depends only on the operands.
 
-`experts_backward` runs the first product again. Where both run on the same tensors, `experts_training` and
-`experts_backward_kept` pass its result on, a row of 2F (F) numbers for each token and choice, sorted by expert (see
-`tutti.lower.workspace`); in plain PyTorch they always do.
+`experts_backward` recomputes the first product. If both passes run on the same tensors, `experts_training` and
+`experts_backward_kept` pass its result on: a row of 2F (F) elements for each token and choice, sorted by expert (see
+`tutti.lower.workspace`). In plain PyTorch they always do.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ ops = torch.ops.tutti
 
 
 def experts(x: Tensor, index: Tensor, weight: Tensor, up: Tensor, down: Tensor, activation: str = "silu") -> Tensor:
-    """The mixture, differentiable in all but the index. Shapes as above; all experts are there.
+    """The mixture of all experts, differentiable in all but the index. Shapes as above.
 
-    x is computed in the dtype of the experts, under autocast all in its; the result has the dtype of x. Raises
-    ValueError where shapes do not fit, or for an unknown activation.
+    x is computed in the dtype of the experts, or under autocast in autocast's; the result has the dtype of x. Raises
+    ValueError if shapes do not fit, or for an unknown activation.
     """
     activation_of(activation)
     wide = up.shape[1] // max(1, down.shape[-1])
     if wide not in (1, 2) or up.shape[1] != wide * down.shape[-1] or up.shape[::2] != down.shape[:2]:
         raise ValueError(
-            f"experts: up of shape {tuple(up.shape)} and down of shape {tuple(down.shape)} do not belong together: "
-            "write (E, 2F, H) with a gate or (E, F, H) without, and (E, H, F)"
+            f"experts: up {tuple(up.shape)} and down {tuple(down.shape)} do not fit together: expected (E, 2F, H) with "
+            "a gate or (E, F, H) without, and (E, H, F)"
         )
     if x.ndim != 2 or x.shape[1] != up.shape[2] or index.shape != weight.shape or index.shape[:1] != x.shape[:1]:
         raise ValueError(
-            f"experts: tokens (T, {up.shape[2]}) with index and weight (T, k), not {tuple(x.shape)}, "
+            f"experts: expected tokens (T, {up.shape[2]}) with index and weight (T, k), found {tuple(x.shape)}, "
             f"{tuple(index.shape)} and {tuple(weight.shape)}"
         )
     kind, dtype = x.device.type, up.dtype
@@ -74,8 +74,8 @@ def experts(x: Tensor, index: Tensor, weight: Tensor, up: Tensor, down: Tensor, 
 
 
 def kept_rows(x: Tensor, index: Tensor, up: Tensor, total: int) -> int:
-    """How many rows are kept: on a CPU those of the experts that are here, as many as fall to them on average; on a
-    GPU, which does not wait to know, as many as could."""
+    """The number of rows kept for the backward pass. On a CPU, the average number for the local experts; on a GPU,
+    which does not synchronize, the maximum."""
     pairs = index.numel()
     return pairs if x.device.type == "cuda" else -(-pairs * up.shape[0] // total)
 
@@ -125,7 +125,7 @@ def _save(ctx, inputs, output) -> None:
 
 
 def _gradients(ctx, grad, *others):
-    """Of all operands; the index and the options have none."""
+    """Gradients of all operands; None for the index and the options."""
     if grad is None:
         return (None,) * 8
     tensors, rows = ctx.saved_tensors[:5], ctx.saved_tensors[5:]

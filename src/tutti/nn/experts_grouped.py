@@ -1,8 +1,8 @@
-"""The kernels of `tutti.nn.experts` on a GPU: one grouped product for all experts, and no wait for their sizes.
+"""The kernels of `tutti.nn.experts` on a GPU: one grouped product for all experts, without a synchronization.
 
-Rows of experts that are not here are sorted behind all others; a grouped product neither reads nor writes them, so
-what it leaves there is undefined, and set to zero before it is added to anything. `grouped_mm` takes bfloat16 of
-aligned rows; all else has its own loop, which does wait.
+Rows of other ranks' experts are sorted last. A grouped product does not write them, so they are undefined, and zeroed
+before they are added to anything. `grouped_mm` takes bfloat16 of aligned rows; other operands use the loop, which
+synchronizes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tutti.nn.activation import activation_of, gated, gated_backward
 
 
 def forward(x, index, weight, up, down, activation, first, total, keep, only_rows=False):
-    """(y, rows): rows are the results of the first product where they are to be kept; y is left out on demand."""
+    """(y, rows): rows are the results of the first product if `keep`; y is None if `only_rows`."""
     if not _takes(x, up, down):
         return experts_loop.forward(x, index, weight, up, down, activation, first, total, keep, only_rows)
     act, (tokens, k) = activation_of(activation), index.shape
@@ -55,12 +55,12 @@ def backward(grad, x, index, weight, up, down, activation, first, total, rows):
 
 
 def _takes(x: Tensor, up: Tensor, down: Tensor) -> bool:
-    """Whether `grouped_mm` has a kernel: for bfloat16, in rows of a multiple of 16 bytes."""
+    """Whether `grouped_mm` has a kernel: for bfloat16, and rows of a multiple of 16 bytes."""
     return x.dtype == torch.bfloat16 and len(x) > 0 and up.shape[2] % 8 == 0 and down.shape[2] % 8 == 0
 
 
 def _sorted(index: Tensor, first: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(token, choice) pairs in the order of experts, where the rows of each expert here end, which rows are theirs."""
+    """(token, choice) pairs sorted by expert, the end of each local expert's rows, and a mask of local rows."""
     flat = index.flatten() - first
     flat = torch.where((flat >= 0) & (flat < count), flat, count)
     ordered, order = flat.sort(stable=True)
@@ -73,6 +73,6 @@ def _zero_others(rows: Tensor, own: Tensor) -> Tensor:
 
 
 def _per_token(rows: Tensor, order: Tensor, tokens: int, k: int) -> Tensor:
-    """Sums over the choices of each token, always in the same order."""
+    """Sums over the choices of each token, in a fixed order."""
     back = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
     return rows[back].view(tokens, k, -1).sum(1)

@@ -1,8 +1,8 @@
-"""The kernels of `tutti.nn.experts` on a CPU, and of what a GPU has no grouped product for: loops over the experts.
+"""The kernels of `tutti.nn.experts` on a CPU, and where a GPU has no grouped product: loops over the experts.
 
-Experts with few rows go together, in blocks of about `BLOCK` rows: a product for each, all else for the block. What is
-alive at once is one block's rows. The products take as long as `grouped_mm`, whose CPU kernel is such a loop itself;
-no copy of all tokens in the order of experts is needed, and no sum over a tensor of all results.
+Experts with few rows are combined in blocks of about `BLOCK` rows: a product for each expert, elementwise work for the
+block. Only one block's rows are alive at a time. The products are as fast as `grouped_mm`, whose CPU kernel is such a
+loop; no sorted copy of all tokens is needed, and no sum over a tensor of all results.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ BLOCK = 512
 
 @dataclass(frozen=True)
 class Block:
-    """Some experts. pairs: (token, choice) in their order, as token x k + choice. at: where their rows are among all.
+    """Some experts. pairs: (token, choice) sorted by expert, as token x k + choice. at: their range among all pairs.
 
-    parts: of each expert its place, and where its rows are among the block's.
+    parts: the index of each expert, and the range of its rows in the block.
     """
 
     pairs: Tensor
@@ -42,7 +42,7 @@ class Block:
 
 
 def forward(x, index, weight, up, down, activation, first, total, keep, only_rows=False):
-    """(y, rows): rows are the results of the first product where they are to be kept; y is left out on demand."""
+    """(y, rows): rows are the results of the first product if `keep`; y is None if `only_rows`."""
     act, (_, k), (_, hidden, width) = activation_of(activation), index.shape, down.shape
     blocks = list(_blocks(index, first, up.shape[0], total))
     rows = x.new_empty((blocks[-1].at.stop if keep and blocks else 0, up.shape[1]))
@@ -60,7 +60,7 @@ def forward(x, index, weight, up, down, activation, first, total, keep, only_row
 def backward(grad, x, index, weight, up, down, activation, first, total, rows):
     """Gradients of x, weight, up and down.
 
-    With g = down^T grad of a row, before it is weighted: that of its weight is g a, and no result is needed for it.
+    With g = down^T grad of a row, before weighting: the gradient of its weight is g a, without its result.
     """
     act, (_, k), (_, hidden, width) = activation_of(activation), index.shape, down.shape
     gx, scale = x.new_zeros(x.shape, dtype=_wide(x)), weight.flatten()
@@ -84,13 +84,13 @@ def backward(grad, x, index, weight, up, down, activation, first, total, rows):
 
 
 def _blocks(index: Tensor, first: int, count: int, total: int) -> Iterator[Block]:
-    """The experts here that have tokens, in order."""
+    """The local experts with tokens, in order."""
     flat = index.flatten()
     counts = torch.bincount(flat, minlength=total)
     if counts.numel() > total:
-        raise IndexError(f"experts: expert {counts.numel() - 1} of {total}")
+        raise IndexError(f"experts: index {counts.numel() - 1} is out of range; there are {total} experts")
     order, counts = flat.argsort(stable=True), counts.tolist()
-    least = BLOCK if index.device.type == "cpu" else 1  # a GPU adds a token's rows in any order
+    least = BLOCK if index.device.type == "cpu" else 1  # a GPU would add a token's rows in any order
     start = end = before = sum(counts[:first])
     parts: list[tuple[int, slice]] = []
     for e, n in enumerate(counts[first : first + count]):

@@ -1,6 +1,6 @@
-"""Fused operators and their formulas in plain ATen: what a compiler is given, to fuse it with what stands around.
+"""Fused operators with formulas in plain ATen, which a compiler can fuse with their neighbours.
 
-What does its work in blocks, as `tutti.nn.linear_cross_entropy`, is not here: a compiler calls it as it is.
+Operators that work in blocks, such as `tutti.nn.linear_cross_entropy`, are not included: a compiler calls them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Gated linear units (Shazeer, "GLU variants improve Transformer", 2020): act(gate) * up.
 
 `tutti::glu` is (gate, up) -> y, all of one shape and dtype; `tutti::glu_backward` is (grad, gate, up) -> (grad of gate,
-grad of up) and computes act(gate) anew. The activations are those of `tutti.nn.activation`.
+grad of up) and recomputes act(gate). The activations are those of `tutti.nn.activation`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ ops = torch.ops.tutti
 
 
 def glu(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
-    """The unit, differentiable in both. Raises ValueError for an unknown activation or tensors that are unlike."""
+    """act(gate) * up, differentiable in both. Raises ValueError for an unknown activation or unequal shapes or
+    dtypes."""
     activation_of(activation)
     if gate.shape != up.shape or gate.dtype != up.dtype:
         raise ValueError(
-            f"glu: gate and up are alike, not {gate.dtype} {tuple(gate.shape)} and {up.dtype} {tuple(up.shape)}"
+            f"glu: gate and up must have one shape and dtype, not {gate.dtype} {tuple(gate.shape)} and "
+            f"{up.dtype} {tuple(up.shape)}"
         )
     return ops.glu(gate, up, activation)
 

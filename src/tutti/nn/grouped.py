@@ -6,8 +6,8 @@
 | (M, S) | (S, N) | (G, M, N) | of the dim that is contracted |
 | (G, M, K) | (K, S) | (M, S) | of the columns of b |
 
-ends: (E,) int32 or int64, where each of all E groups ends. The groups of this call are `first` to `first + count - 1`;
-what belongs to other groups, or lies beyond the last end, is zero.
+ends: (E,) int32 or int64, the end of each of all E groups. This call computes groups `first` to `first + count - 1`;
+results of other groups, and beyond the last end, are zero.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def shape_of(a: Tensor, b: Tensor, count: int) -> list[int]:
 
 
 def kernel(a: Tensor, b: Tensor, ends: Tensor, first: int, count: int) -> Tensor:
-    """A product for each group; on a GPU the fused one where it takes these operands."""
+    """A product per group; on a GPU the fused one if it supports these operands."""
     if _takes(a, b, ends, first, count):
         out = compat.grouped_mm(a, b, ends.to(torch.int32))
         return torch.where((torch.arange(len(a), device=a.device) < ends[-1]).unsqueeze(1), out, 0)
@@ -48,7 +48,7 @@ def kernel(a: Tensor, b: Tensor, ends: Tensor, first: int, count: int) -> Tensor
 
 
 def _takes(a: Tensor, b: Tensor, ends: Tensor, first: int, count: int) -> bool:
-    """Whether torch's kernel has it: rows of `a`, bfloat16 in multiples of 16 bytes, all groups."""
+    """Whether torch's kernel supports it: grouped rows of `a`, bfloat16, rows of multiples of 16 bytes, all groups."""
     kinds = a.device.type == "cuda" and a.dtype == torch.bfloat16 and (a.ndim, b.ndim) == (2, 3)
     return kinds and first == 0 and count == len(ends) and len(a) > 0 and a.shape[1] % 8 == 0 and b.shape[2] % 8 == 0
 

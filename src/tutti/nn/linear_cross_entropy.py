@@ -1,11 +1,11 @@
-"""A linear layer and the cross-entropy of its results, which are made in blocks, twice, and never kept.
+"""A linear layer and the cross-entropy of its logits, which are computed in blocks, twice, and never stored.
 
     logits = hidden weight^T + bias,    loss of a row = log sum_v exp(logits[v]) - logits[label]
 
-`tutti::linear_logsumexp` is (hidden, weight, bias, labels) -> (lse, picked): of each row the logarithm of the sum, and
-the logit of its label, 0 where the label is negative. `tutti::linear_logsumexp_backward` makes the logits anew; what is
-not wanted of its three gradients is None. `tutti::linear_logsumexp_with_gradients` is both in one, and makes them once:
-for where the gradients of its results are known before these are, as those of a mean are.
+`tutti::linear_logsumexp` is (hidden, weight, bias, labels) -> (lse, picked): the log-sum-exp of each row, and the logit
+of its label, 0 for a negative label. `tutti::linear_logsumexp_backward` recomputes the logits; gradients that are not
+wanted are None. `tutti::linear_logsumexp_with_gradients` is both in one, and computes the logits once. It requires that
+the gradients of the results are known before the results, as for a mean.
 
 | operand | shape | |
 |---|---|---|
@@ -15,13 +15,13 @@ for where the gradients of its results are known before these are, as those of a
 | labels | (t) int64 | below v |
 | lse, picked | (t) | float32 at least |
 
-The two go over the vocabulary in blocks: a block's rows of the gradient of the weight are one product. Both in one go
-over rows, all of whose logits have to be there, and add products in float32. Logits are rounded to the dtype of hidden,
-as a linear layer's results are; all that follows is made in float32 at least. Blocks over rows, and gradients that are
-made with the loss: Hsu et al., "Liger kernel" (2024).
+The first two iterate over blocks of the vocabulary: a block's rows of the gradient of the weight are one product. The
+third iterates over rows, which need all of their logits, and accumulates products in float32. Logits are rounded to the
+dtype of hidden, like a linear layer's results; everything after is computed in float32 or wider. Blocks over rows, and
+gradients computed with the loss: Hsu et al., "Liger kernel" (2024).
 
-With `compiled`, what is made of float32 and bfloat16 logits on a CPU is made by the kernels of
-`linear_cross_entropy.cpp`, which is compiled when they are first used.
+With `compiled`, float32 and bfloat16 logits on a CPU are processed by the kernels of `linear_cross_entropy.cpp`, which
+is compiled at first use.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from torch import Tensor, fx
 from tutti import compat
 from tutti.nn.once import differentiable_once
 
-# Bytes of a block's logits. Blocks that fit the cache of a CPU take half as long again: their products are too narrow.
-# What is made of logits between products goes over tiles of them that do fit: a quarter of the time on a CPU.
+# Bytes of a block's logits. Blocks that fit the cache of a CPU are 1.5 times slower: their products are too narrow.
+# Elementwise work between products is tiled to fit the cache: a quarter of the time on a CPU.
 BLOCK = {"cpu": 64 << 20, "cuda": 1 << 28}
 TILE = {"cpu": 1 << 20, "cuda": 1 << 28}
-FEWEST = 256  # of the vocabulary, or rows, in a block
+FEWEST = 256  # minimum rows, or vocabulary entries, of a block
 SOURCE = Path(__file__).with_suffix(".cpp")
-KNOWN = torch.float32, torch.bfloat16  # to the kernels
+KNOWN = torch.float32, torch.bfloat16  # dtypes of the compiled kernels
 
 _library = torch.library.Library("tutti", "FRAGMENT")
 _operands = "Tensor hidden, Tensor weight, Tensor? bias, Tensor labels"
@@ -71,19 +71,20 @@ def linear_cross_entropy(
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> Tensor:
-    """What `F.cross_entropy(F.linear(hidden, weight, bias).float(), labels, ...)` is, for class labels.
+    """Equals `F.cross_entropy(F.linear(hidden, weight, bias).float(), labels, ...)` for class labels.
 
-    hidden (..., h), labels (...), reduction "mean", "sum" or "none". Raises ValueError where shapes do not fit.
+    hidden: (..., h). weight: (v, h). labels: (...), integers. bias: (v) or None. reduction: "mean", "sum" or "none".
+    Raises ValueError if shapes or the dtype of labels do not fit, IndexError for a label of v or more on a CPU.
     """
     if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"linear_cross_entropy: no reduction {reduction!r}; there are mean, sum, none")
+        raise ValueError(f"linear_cross_entropy: unknown reduction {reduction!r}; expected one of mean, sum, none")
     if hidden.shape[:-1] != labels.shape or hidden.shape[-1:] != weight.shape[1:]:
         raise ValueError(
-            f"linear_cross_entropy: hidden (..., h), weight (v, h) and labels (...), not {tuple(hidden.shape)}, "
-            f"{tuple(weight.shape)} and {tuple(labels.shape)}"
+            f"linear_cross_entropy: expected hidden (..., h), weight (v, h) and labels (...), not "
+            f"{tuple(hidden.shape)}, {tuple(weight.shape)} and {tuple(labels.shape)}"
         )
     if labels.is_floating_point() or labels.is_complex():
-        raise ValueError(f"linear_cross_entropy: labels are classes, as whole numbers, not {labels.dtype}")
+        raise ValueError(f"linear_cross_entropy: labels must be integers, not {labels.dtype}")
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
@@ -98,7 +99,7 @@ def linear_cross_entropy(
 
 
 def use_kernels(graph: fx.Graph) -> None:
-    """Let the losses of a graph that runs on a CPU use them, in place; they are compiled meanwhile."""
+    """Use the compiled kernels for the losses of a graph on a CPU, in place. Starts their compilation."""
     places = {ops.linear_logsumexp: 0, ops.linear_logsumexp_backward: 2, ops.linear_logsumexp_with_gradients: 2}
     found = [node
              for target, hidden in places.items()
@@ -111,7 +112,7 @@ def use_kernels(graph: fx.Graph) -> None:
 
 
 def _compile() -> None:
-    with suppress(Exception):  # told of where they are called
+    with suppress(Exception):  # raised again where they are called
         _kernels()
 
 
@@ -127,7 +128,7 @@ def _kernels() -> ctypes.CDLL:
 
 
 def _block(logits: Tensor, column: Tensor, here: Tensor) -> tuple[int, ...]:
-    """What the kernels are told of a tile."""
+    """The kernels' arguments that describe a tile."""
     half = logits.dtype == torch.bfloat16
     return logits.data_ptr(), half, *logits.shape, logits.stride(0), column.data_ptr(), here.data_ptr()
 
@@ -139,7 +140,7 @@ def _knows(logits: Tensor) -> bool:
 def forward(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, compiled: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The operator."""
+    """The operator `tutti::linear_logsumexp`."""
     _check_labels(labels, weight)
     lse, picked = _rows(hidden, -torch.inf), _rows(hidden, 0.0)
     for block in _blocks(len(weight), hidden):
@@ -162,7 +163,7 @@ def backward(
     wanted: list[bool],
     compiled: bool = False,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Its gradients; that of a logit is softmax times grad_lse, and grad_picked more where it is the label's."""
+    """Its gradients. That of a logit is softmax times grad_lse, plus grad_picked for the label's logit."""
     gh = hidden.new_zeros(hidden.shape, dtype=lse.dtype) if wanted[0] else None
     gw = weight.new_empty(weight.shape) if wanted[1] else None
     gb = bias.new_empty(bias.shape) if bias is not None and wanted[2] else None
@@ -220,7 +221,8 @@ def with_gradients(
 
 
 def _reduce(logits: Tensor, column: Tensor, here: Tensor, lse: Tensor, picked: Tensor, compiled: bool) -> None:
-    """Add a tile's logits to lse, and to picked those of labels. column: of the label; here: whether it is there."""
+    """Add a tile's logits to lse, and those of labels to picked. column: of the label; here: whether it is in the
+    tile."""
     if compiled and _knows(logits):
         _kernels().reduce(*_block(logits, column, here), lse.data_ptr(), picked.data_ptr())
         return
@@ -232,7 +234,7 @@ def _reduce(logits: Tensor, column: Tensor, here: Tensor, lse: Tensor, picked: T
 def _differentiate(
     logits: Tensor, column: Tensor, here: Tensor, lse: Tensor, grad_lse: Tensor, grad_picked: Tensor, compiled: bool
 ) -> None:
-    """Gradients of a tile's logits, in their place."""
+    """Replace a tile's logits by their gradients."""
     if compiled and _knows(logits):
         given, lse = [g.to(lse.dtype) for g in (grad_lse, grad_picked)], lse.contiguous()
         gradients = [n for g in given for n in (g.data_ptr(), g.stride(0))]
@@ -245,7 +247,7 @@ def _differentiate(
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor, afresh: bool = False) -> None:
-    """Add a b to a total, that may be of a wider dtype. afresh: what is there does not count."""
+    """Add a b to a total, which may have a wider dtype. afresh: overwrite the total."""
     if total.dtype == a.dtype:
         total.addmm_(a, b, beta=int(not afresh))
         return
@@ -255,13 +257,13 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, afresh: bool = False) -> N
 
 
 def _check_labels(labels: Tensor, weight: Tensor) -> None:
-    """IndexError for a label that is v or more, where a CPU sees it."""
+    """Raise IndexError for a label of v or more, on a CPU."""
     if labels.device.type == "cpu" and labels.numel() and int(labels.max()) >= len(weight):
-        raise IndexError(f"a label is out of range: classes are 0 to {len(weight) - 1}, or to be ignored")
+        raise IndexError(f"a label is out of range: classes are 0 to {len(weight) - 1}, or ignore_index")
 
 
 def _blocks(count: int, across: Tensor) -> Iterator[slice]:
-    """Of so many, whose products with all rows of `across` are a block."""
+    """Slices of range(count) whose products with all rows of `across` are a block."""
     width = max(FEWEST, BLOCK[across.device.type] // (across.element_size() * max(1, len(across))))
     return _slices(count, width)
 
@@ -280,7 +282,7 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, block: slice) -
 
 
 def _columns(labels: Tensor, block: slice) -> tuple[Tensor, Tensor]:
-    """Of each label its column in the block, and whether it is there. ValueError where labels are not int64."""
+    """The column of each label in the block, and whether it is there. Raises ValueError if labels are not int64."""
     if labels.dtype != torch.int64:
         raise ValueError(f"linear_cross_entropy: labels are {labels.dtype}; as an operand they are int64")
     return (labels - block.start).clamp(0, block.stop - block.start - 1), (labels >= block.start) & (

@@ -1,8 +1,8 @@
-"""Layers of an LSTM on a CPU, as functions of their inputs alone.
+"""LSTM layers on a CPU as functions of their inputs only.
 
-torch's fused layer (oneDNN) hands the backward pass a workspace of opaque bytes, and only makes it while gradients are
-enabled. These operators leave it out: `lstm_layer_backward` runs the forward pass again. Where both run on the same
-tensors, `lstm_layer_training` and `lstm_layer_backward_kept` pass the workspace on (see `tutti.lower.workspace`).
+torch's fused layer (oneDNN) passes an opaque workspace to the backward pass, and only while gradients are enabled.
+These operators omit it: `lstm_layer_backward` recomputes the forward pass. If both passes run on the same tensors,
+`lstm_layer_training` and `lstm_layer_backward_kept` pass the workspace on (see `tutti.lower.workspace`).
 
 Arguments are those of `aten.mkldnn_rnn_layer` without `train`: input (time, batch, features), four weights, state and
 cell (batch, hidden), then options.

@@ -1,12 +1,11 @@
-"""A feed-forward layer that is a mixture of experts, dropless or with a capacity; usable alone, in any model.
+"""A mixture-of-experts feed-forward layer, dropless or with a capacity, usable in any model.
 
     y = sum over a token's k experts e of weight_e * FFN_e(x)  +  the shared experts' FFN(x)
     FFN(x) = down (act(gate) * up),  (gate, up) = the halves of gate_up x
 
-Dropless, every choice is computed (`tutti.nn.experts`). With a capacity factor, each expert takes at most
-ceil(S k / E * factor) tokens of each sequence of S tokens, in the order of `tutti.nn.slots`, and those dropped get
-nothing from it; the experts' products are then of a fixed shape. Shared experts: every token passes them (Dai et al.,
-"DeepSeekMoE", 2024).
+Dropless: every choice is computed (`tutti.nn.experts`). With a capacity factor, each expert takes at most
+ceil(S k / E * factor) tokens of each sequence of S tokens, in the order of `tutti.nn.slots`; dropped tokens get nothing
+from it, and the experts' products have a fixed shape. Shared experts see every token (Dai et al., "DeepSeekMoE", 2024).
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from tutti.nn.slots import ops
 
 
 class Auxiliary(NamedTuple):
-    """What a call says besides y: losses to add with a factor of one's own (Switch: 0.01 balance; ST-MoE: 0.001 z), how
-    many choices fell on each expert (E,), and the share of them that was dropped. All float32."""
+    """Losses of a call, to be added with a factor (Switch: 0.01 balance; ST-MoE: 0.001 z), the load of each expert
+    (E,), and the fraction of dropped choices. All float32."""
 
     balance: Tensor
     z: Tensor
@@ -34,11 +33,12 @@ class Auxiliary(NamedTuple):
 
 
 class MoE(nn.Module):
-    """A mixture of `experts` gated feed-forward networks, of which each token passes `top_k`.
+    """A mixture of `experts` gated feed-forward networks; each token is routed to `top_k` of them.
 
-    intermediate: the width inside of an expert. capacity_factor: None for dropless. shared: as many more experts, as
-    one network of that many times the width. activation: of `tutti.nn.activation`. scores, normalize, bias_update: of
-    `tutti.nn.router`. The router computes in float32, the experts in the dtype of their parameters.
+    intermediate: inner width of an expert. capacity_factor: None for dropless. shared: number of shared experts,
+    computed as one network of that many times the width. activation: see `tutti.nn.activation`. scores, normalize,
+    bias_update: see `tutti.nn.router`. The router computes in float32, the experts in the dtype of their parameters.
+    Raises ValueError for a capacity_factor that is not positive, and for arguments that the router rejects.
 
         >>> layer = MoE(hidden=16, intermediate=32, experts=4, top_k=2)
         >>> y, aux = layer(torch.randn(2, 8, 16))
@@ -54,7 +54,7 @@ class MoE(nn.Module):
     ):  # fmt: skip
         super().__init__()
         if capacity_factor is not None and capacity_factor <= 0:
-            raise ValueError(f"capacity_factor={capacity_factor}: it is greater than 0, or None for dropless")
+            raise ValueError(f"capacity_factor={capacity_factor}: it must be greater than 0, or None for dropless")
         self.activation, self.capacity_factor, self.act = activation, capacity_factor, activation_of(activation)
         made = {"device": device, "dtype": dtype}
         self.router = Router(
@@ -67,13 +67,13 @@ class MoE(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Of the experts, as `nn.Linear` does it."""
+        """Initialize the experts, as `nn.Linear` does."""
         for weight in (self.gate_up, self.down):
             bound = weight.shape[-1] ** -0.5
             nn.init.uniform_(weight, -bound, bound)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Auxiliary]:
-        """x (batch, sequence, hidden) -> y of the same shape and dtype, and what is to be known of the routing.
+        """x (batch, sequence, hidden) -> y of the same shape and dtype, and an `Auxiliary`.
 
         Raises ValueError for x of another shape.
         """

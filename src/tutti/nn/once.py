@@ -1,4 +1,4 @@
-"""Operators that compute gradients, and have none themselves."""
+"""Operators without second derivatives."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import torch
 
 
 def differentiable_once(function: str, *operators: str) -> None:
-    """Let NotImplementedError be raised where a gradient of an operator `tutti::...` is asked for, by which a function
-    computes its own; without it torch would warn, and give a wrong one."""
+    """Make `tutti::...` operators, which compute the gradients of a function, raise NotImplementedError when they are
+    differentiated. torch would only warn, and return a wrong gradient."""
 
     def refuse(ctx, *grads):
-        raise NotImplementedError(f"{function} has no second derivatives")
+        raise NotImplementedError(f"{function} has first derivatives only")
 
     for name in operators:
         torch.library.register_autograd(f"tutti::{name}", refuse)

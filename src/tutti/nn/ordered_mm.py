@@ -2,9 +2,9 @@
 
 `tutti::ordered_mm` is (added?, a, b, beta, alpha) -> alpha a b + beta added, with a (m, k), b (k, n), added (m, n).
 
-It is `aten.mm` or `aten.addmm`, except that its rule keeps k whole: in bfloat16, partial sums would be rounded before
-they are added, an error of 2^-9 that an iteration such as Newton-Schulz amplifies. m and n may be split. It has no
-gradient.
+Like `aten.mm` or `aten.addmm`, except that its rule forbids splitting k: in bfloat16, partial sums would be rounded
+before they are added, an error of 2^-9 that an iteration such as Newton-Schulz amplifies. m and n can be split. It has
+no gradient.
 """
 
 from __future__ import annotations

@@ -4,13 +4,13 @@
     y = weight * (x rstd)                        the product in the dtype of x (Llama, Qwen, T5)
     y = (offset + weight) * (x rstd), cast       the product in float32, where `wide` (Gemma with offset 1, torch.nn)
 
-`tutti::rms_norm` is (x, weight) -> (y, rstd); x (..., h), weight (h) or none, rstd (..., 1) in float32 at least, which
-is all that the backward pass needs beside the operands. `tutti::rms_norm_backward` is (grad, x, weight, rstd) ->
-(grad of x, grad of weight), None where it is not wanted. `added` is a gradient of x from elsewhere, as where a residual
-stream is read again behind its norm: it is added as autograd does it.
+`tutti::rms_norm` is (x, weight) -> (y, rstd); x (..., h), weight (h) or none, rstd (..., 1) in float32 or wider, which
+is all that the backward pass needs besides the operands. `tutti::rms_norm_backward` is (grad, x, weight, rstd) -> (grad
+of x, grad of weight), None if not wanted. `added` is another gradient of x, for instance of a residual stream that is
+read again after its norm; it is added as autograd does.
 
-The formulas do what models write, operator by operator, so that replacing one by the other changes no bit; but for the
-gradient of x in T5's form in low precision, which is rounded there in two parts before these are added.
+The formulas equal what models write, operator by operator, bit for bit, except the gradient of x in T5's form in low
+precision, which autograd rounds in two parts before adding them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ ops = torch.ops.tutti
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float = 0.0, wide: bool = False) -> Tensor:
-    """The norm, differentiable in x and weight. Raises ValueError where the weight is not of the last dim's size, and
-    for an offset of what is not wide."""
+    """The norm of x (..., h) with weight (h) or None, differentiable in both. Raises ValueError if the weight has
+    another size, and for an offset without `wide`."""
     _check(x, weight, offset, wide)
     return ops.rms_norm(x, weight, eps, offset, wide)[0]
 
@@ -41,17 +41,19 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float = 0.0, 
 def rms_norm_and_input(
     x: Tensor, weight: Tensor | None, eps: float, offset: float = 0.0, wide: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The norm, and x for who reads it again: both gradients are added in the norm's backward pass. Raises ValueError
-    as `rms_norm` does."""
+    """The norm, and x for another reader: the norm's backward pass adds both gradients. Raises ValueError as `rms_norm`
+    does."""
     _check(x, weight, offset, wide)
     return _AndInput.apply(x, weight, eps, offset, wide)  # pyright: ignore[reportReturnType]
 
 
 def _check(x: Tensor, weight: Tensor | None, offset: float, wide: bool) -> None:
     if offset and not wide:
-        raise ValueError(f"rms_norm: an offset of {offset} is added to the weight in float32: it takes wide=True")
+        raise ValueError(f"rms_norm: offset={offset} needs wide=True: it is added to the weight in float32")
     if weight is not None and weight.shape != x.shape[-1:]:
-        raise ValueError(f"rms_norm: weight {tuple(weight.shape)} for x {tuple(x.shape)}; it is {tuple(x.shape[-1:])}")
+        raise ValueError(
+            f"rms_norm: weight {tuple(weight.shape)} for x {tuple(x.shape)}; it must be {tuple(x.shape[-1:])}"
+        )
 
 
 def forward(x: Tensor, weight: Tensor | None, eps: float, offset: float, wide: bool) -> tuple[Tensor, Tensor]:
@@ -74,7 +76,7 @@ def backward(
     wanted: list[bool],
     added: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Its gradients in plain ATen: g rstd - x rstd^3 mean(g x) for x, with g that of the normal numbers."""
+    """Its gradients in plain ATen: g rstd - x rstd^3 mean(g x) for x, with g the gradient of the normalized x."""
     full = _full(x)
     grad = grad.to(full.dtype) if wide else grad
     gx = gw = None

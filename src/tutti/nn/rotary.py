@@ -1,10 +1,10 @@
 """Rotary position embedding (Su et al., "RoFormer", 2021), in the form that rotates halves.
 
     y = x cos + (-x2, x1) sin,    (x1, x2) = the halves of x
-      = (x1 c1 - x2 s1, x2 c2 + x1 s2),    which compilers write to where it lies, half by half
+      = (x1 c1 - x2 s1, x2 c2 + x1 s2),    which compilers write in place, half by half
 
-`tutti::rotary` is (x, cos, sin) -> y; x (..., d) with d even, cos and sin of a shape that broadcasts to it, both whole
-in the last dim. Its backward pass turns back and needs neither x nor y: gx = (g1 c1 + g2 s2, g2 c2 - g1 s1).
+`tutti::rotary` is (x, cos, sin) -> y; x (..., d) with d even, cos and sin broadcastable to x and equal to it in the
+last dim. Its backward pass rotates back and needs neither x nor y: gx = (g1 c1 + g2 s2, g2 c2 - g1 s1).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ ops = torch.ops.tutti
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x, turned; differentiable in x alone. Raises ValueError where x has no halves, the angles do not fit, or they
-    want a gradient."""
+    """x (..., d), rotated; differentiable in x only. Raises ValueError if d is odd, if the shapes do not fit, or if cos
+    or sin require a gradient."""
     fits = cos.shape == sin.shape and cos.ndim <= x.ndim and cos.shape[-1:] == x.shape[-1:]
     pairs = zip(reversed(cos.shape), reversed(x.shape), strict=False)
     if not fits or x.shape[-1] % 2 or any(a not in (1, b) for a, b in pairs):
         raise ValueError(
-            f"rotary: cos {tuple(cos.shape)} and sin {tuple(sin.shape)} for x {tuple(x.shape)}: x is (..., d) with d "
-            "even, cos and sin alike, of a shape that broadcasts to it and ends in d"
+            f"rotary: cos {tuple(cos.shape)} and sin {tuple(sin.shape)} for x {tuple(x.shape)}: expected x (..., d) "
+            "with d even, and cos and sin of one shape that broadcasts to x and ends in d"
         )
     if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
-        raise ValueError("rotary: cos and sin are given no gradients: detach them, or write the embedding out")
+        raise ValueError("rotary: cos and sin get no gradients: detach them, or use plain operators")
     return ops.rotary(x, cos, sin)
 
 

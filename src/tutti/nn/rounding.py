@@ -6,8 +6,8 @@ bfloat16 operators in float32 and rounds its result only. A partial sum is reduc
 Stochastic rounding (Gupta et al., "Deep learning with limited numerical precision", 2015, section 3).
 
 `tutti::round_stochastically` is (x, u) -> y: x and u float32 of one shape, y bfloat16. Of the two bfloat16 numbers
-around x it is the one further from zero where u, uniform in [0, 1), is at least the share of the way to it that is
-left: on average y is x. What bfloat16 can hold stays as it is, infinite and NaN too.
+around x it is the one further from zero if u, uniform in [0, 1), is at least the remaining fraction of the way to it,
+so y equals x on average. Representable values are unchanged, infinity and NaN too.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ _library.define("round_stochastically(Tensor x, Tensor u) -> Tensor")
 
 
 def forward(x: Tensor, u: Tensor) -> Tensor:
-    """The operator in plain ATen: bfloat16 is the upper half of float32, to which what the lower half and u add up to
-    carries over."""
+    """The operator in plain ATen: bfloat16 is the upper half of float32; adding u to the lower half carries into it."""
     carried = (x.view(torch.int32) + (u * 65536).to(torch.int32)) & -65536
     return torch.where(x.isfinite(), carried.view(torch.float32), x).to(torch.bfloat16)
 

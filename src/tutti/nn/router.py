@@ -1,17 +1,17 @@
-"""The router of a mixture of experts: which experts a token is given to, with what weight, and how evenly.
+"""The router of a mixture of experts: the experts of each token, their weights, and the balance of the load.
 
     s = softmax(W x) or sigmoid(W x)          index = the k largest of s + bias
-    weight = s[index], divided by their sum where they are normalized
+    weight = s[index], divided by their sum if normalized
 
-in float32 whatever the dtype of x. With E experts, T tokens, f_i the share of the T k choices that fall on expert i and
-P_i the mean of its score (divided by the sum over experts where scores are sigmoids):
+in float32 for any dtype of x. With E experts, T tokens, f_i the fraction of the T k choices that are expert i and P_i
+the mean of its score (divided by the sum over experts for sigmoids):
 
-    balance = E sum_i f_i P_i                 1 where all is even; only P is differentiated
+    balance = E sum_i f_i P_i                 1 if balanced; only P is differentiated
     z = mean over tokens of (logsumexp of W x)^2
 
 Balance: Fedus et al., "Switch Transformers" (2021), eq. 4 to 6, over all k choices. z: Zoph et al., "ST-MoE" (2022),
 eq. 5. Without a loss: Wang et al., "Auxiliary-loss-free load balancing" (2024), algorithm 1, as in DeepSeek-V3: a bias
-that counts for the selection alone moves by `rate * sign(mean load - load)` with each forward pass in training.
+used only for the selection moves by `rate * sign(mean load - load)` in each forward pass in training.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SCORES = ("softmax", "sigmoid")
 
 
 class Routing(NamedTuple):
-    """index (..., k) int64 and weight (..., k) float32; balance and z 0-d float32; load (E,) float32: how many choices
-    fall on each expert."""
+    """index (..., k) int64 and weight (..., k) float32; balance and z 0-d float32; load (E,) float32: number of choices
+    per expert."""
 
     index: Tensor
     weight: Tensor
@@ -37,9 +37,9 @@ class Routing(NamedTuple):
 
 
 class Router(nn.Module):
-    """Calls map x (..., hidden) to a `Routing`. bias_update: the rate of the bias; 0 for none.
+    """Maps x (..., hidden) to a `Routing`. bias_update: the rate of the bias; 0 for none.
 
-    Raises ValueError for scores that are unknown, or more choices than experts.
+    Raises ValueError for unknown scores, or a top_k outside 1 to `experts`.
     """
 
     bias: Tensor | None
@@ -52,7 +52,7 @@ class Router(nn.Module):
         if scores not in SCORES:
             raise ValueError(f"unknown scores {scores!r}; expected one of {', '.join(SCORES)}")
         if not 1 <= top_k <= experts:
-            raise ValueError(f"top_k={top_k} of {experts} experts: it is 1 to {experts}")
+            raise ValueError(f"top_k={top_k} of {experts} experts: it must be 1 to {experts}")
         self.experts, self.top_k = experts, top_k
         self.scores, self.normalize, self.bias_update = scores, normalize, bias_update
         self.weight = nn.Parameter(torch.empty(experts, hidden, device=device, dtype=dtype))

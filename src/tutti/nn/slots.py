@@ -1,20 +1,20 @@
-"""Experts of a fixed capacity: who gets a slot, and how tokens come into the slots and back.
+"""Experts of a fixed capacity: assign tokens to slots, and move them into the slots and back.
 
-Each group of S tokens (a sequence) has C slots of each of E experts. Slots are given to the first choices of all tokens
-in order, then to the second choices, and so on (GShard, Lepikhin et al. 2021, algorithm 1); whoever comes too late is
-dropped. As a group is never split, the same tokens are dropped under every plan.
+Each group of S tokens (a sequence) has C slots for each of E experts. Slots are assigned to the first choices of all
+tokens in order, then to the second choices, and so on (GShard, Lepikhin et al. 2021, algorithm 1); choices without a
+free slot are dropped. Groups are never split, so the same tokens are dropped under every plan.
 
 | operator | | |
 |---|---|---|
 | slots | index (G, S, k) int64 -> slot (G, S, k) int64 | e C + place; -1 where dropped |
-| dispatch | x (G, S, H), slot, weight -> buffer (G, E, C, H) | zero where nobody is |
-| combine | buffer, slot, weight -> y (G, S, H) | nothing for those dropped |
+| dispatch | x (G, S, H), slot, weight -> buffer (G, E, C, H) | zero in empty slots |
+| combine | buffer, slot, weight -> y (G, S, H) | dropped choices add nothing |
 | slot_products | x, buffer, slot -> (G, S, k) | x[g, s] . buffer[g, slot[g, s, j]], 0 where dropped |
 
     buffer[g, slot[g, s, j]] = weight[g, s, j] x[g, s]        y[g, s] = sum_j weight[g, s, j] buffer[g, slot[g, s, j]]
 
-A weight that is left out is 1. The two are adjoint: each is the other's gradient; `slot_products` is that of weights.
-`first`: the buffer is that of the experts from this one on; slots of others are passed over.
+An omitted weight is 1. dispatch and combine are adjoint: each is the other's gradient; `slot_products` is the gradient
+of weights. `first`: the buffer starts at this expert; slots of other experts are ignored.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _slot_products(x, buffer, slot, first=0):
 
 
 def _rows(slot: Tensor, held: int, before: int) -> tuple[Tensor, Tensor]:
-    """Of all choices: the row of a buffer with `held` rows for each group, and whether they have one."""
+    """For all choices: the row in a buffer with `held` rows per group, and whether it is in the buffer."""
     slot = slot - before
     taken = (slot >= 0) & (slot < held)
     rows = torch.where(taken, slot, 0) + held * torch.arange(len(slot), device=slot.device).view(-1, 1, 1)

@@ -27,7 +27,7 @@ def windows(
 
 
 def _lines(x: Shape, y: Shape, found: list[Window], whole: bool = False, local: bool = False):
-    """Notation before and after pooling the last dims, with the sizes it cannot tell."""
+    """Notation before and after pooling the last dims, with the sizes that shapes do not determine."""
     left, sizes = list("bc"[: len(x) - len(found)]), {}
     right = left.copy()
     for axis, size, made, window in zip(AXES, x[-len(found) :], y[-len(found) :], found, strict=False):

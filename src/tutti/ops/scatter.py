@@ -1,4 +1,4 @@
-"""Writing by positions: a dim that is written to may be split; then each rank writes its own rows."""
+"""Writing by index: a dim that is written to can be split. Each rank writes its own rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 def _along_dim(adds: bool):
-    """scatter(x, dim, index, source). Where entries are added, the index may be split too, for a partial sum."""
+    """scatter(x, dim, index, source). If entries are added, the index can be split too, for a partial sum."""
 
     def notation(node: Call) -> str | None:
         shapes = [n.meta["val"].shape for n in operands(node)[:3]]
@@ -67,13 +67,13 @@ def _index_fill(node: Call) -> str | None:
         return None
     index = "n!" if node.args[2].meta["val"].shape else ""
     x[node.args[1] % len(x)] = "v*"
-    value = operands(node)[2:]  # a number, or a tensor of no dims
+    value = operands(node)[2:]  # a number, or a 0-d tensor
     linear = " | ~02" if value else " | ~0" if node.args[3] == 0 else ""
     return f"{' '.join(x)}, {index}{', ' if value else ''} -> {' '.join(x)}{linear}"
 
 
 def _put(node: Call) -> str:
-    """Positions in the flattened tensor, which stays whole."""
+    """Positions in the flattened tensor, which cannot be split."""
     x = " ".join(f"v{i}!" for i in range(len(node.args[0].meta["val"].shape)))
     adds = len(node.args) > 3 and node.args[3]
     entries = " ".join(letters(node, 1)) if adds else " ".join(f"k{i}!" for i in range(len(letters(node, 1))))
@@ -106,8 +106,8 @@ def _mask_put(node: Call) -> str | None:
 
 
 def _masked_scatter(node: Call) -> str:
-    """(x, mask, source). Which entry of the source goes where depends on all of the mask. The last dim may be split
-    where the mask takes whole rows, as those of tokens that stand for images."""
+    """(x, mask, source). The position of a source entry depends on all of the mask. The last dim can be split if the
+    mask selects full rows, such as the tokens of images."""
     x, mask, source = (n.meta["val"].shape for n in operands(node))
     left, right = _rows_taken(x, mask, source)
     return f"{left}, {_whole(mask, 'm')}, {right} -> {left}"
@@ -121,7 +121,7 @@ def _masked_scatter_backward(node: Call) -> str:
 
 
 def _rows_taken(x: tuple[int, ...], mask: tuple[int, ...], source: tuple[int, ...]) -> tuple[str, str]:
-    """The dims of a tensor and of the source of what the mask takes."""
+    """The dims of a tensor and of the source in a masked scatter."""
     rows = len(x) > 0 and len(mask) > 0 and len(source) > 1 and mask[-1] == 1 and x[-1] == source[-1] > 1
     if not rows:
         return _whole(x, "x"), _whole(source, "s")
@@ -155,7 +155,7 @@ rules(
 
 ARGUMENTS[aten.masked_scatter_backward.default] = lambda args, shapes: (*args[:2], list(shapes[0]))
 
-FROM_END = (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)  # take negative indices
+FROM_END = (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)  # they accept negative indices
 
 
 def _own_rows(target):

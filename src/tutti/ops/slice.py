@@ -3,10 +3,10 @@
 | the slice is | its dim is | splitting it |
 |---|---|---|
 | one of several equal blocks, `x[n:2 * n]` | (y z) | over z, strided, it is free; over y the block is one rank's |
-| every so-manieth row, `x[1::2]` | (z y) | over z it is free |
+| every n-th row, `x[1::2]` | (z y) | over z it is free |
 | anything else | x | each rank has some of the rows, or none |
 
-Ranks without a row of the result leave zeros there: it is a partial sum.
+Ranks without a row of the result have zeros there: it is a partial sum.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Rows(NamedTuple):
 
     @property
     def factors(self) -> tuple[str, str, dict[str, int]]:
-        """Names of the dim and of the slice; sizes that these do not tell."""
+        """Names of the dim and of the slice, and sizes that shapes do not determine."""
         if self.is_block:
             return "(y* z@)", "z@", {"z": self.length}
         if self.is_stride:
@@ -50,8 +50,8 @@ class Rows(NamedTuple):
         return "x*", "r!", {}
 
     def of(self, here) -> tuple[int, int, int, int]:
-        """A rank's part: it has the rows first to last of the slice, from its own row `at` on, and the slice on this
-        rank has so many."""
+        """This rank's part: (first, last) rows of the slice that it has, starting at its row `at`, and the local length
+        of the slice."""
         if not here.axes("x"):  # a block
             n, at = here.size("z"), self.start // self.length - here.offset("y")
             return (0, n, at * n, n) if 0 <= at < here.size("y") else (0, 0, 0, n)
@@ -85,7 +85,7 @@ def _slice_rule(whole_at: int, part_at: int):
 
 
 def _nothing(whole, part, whole_at: int, part_at: int) -> str:
-    """No row at all: not worth splitting."""
+    """An empty slice: not split."""
     lines = {
         at: " ".join(f"{c}{i}!" for i in range(len(s))) for at, s, c in ((whole_at, whole, "x"), (part_at, part, "r"))
     }
@@ -119,9 +119,9 @@ rules(
 
 
 def _strided(dim_at: int, resized=None):
-    """Where a rank has its own rows of every so-manieth, these end where its part ends.
+    """Arguments for a slice of every n-th row, which ends where a rank's part ends.
 
-    dim_at: where dim, start, end and step stand in the arguments.
+    dim_at: position of dim, start, end and step among the arguments.
     """
 
     def arguments(args: tuple, shapes) -> tuple:
@@ -173,8 +173,8 @@ def _slice_scatter(here, x, source, dim=0, start=None, end=None, step=1):
 
 
 def _into(here, x, source, dim: int, rows: Rows):
-    """x with this rank's rows of a slice written into it; none may be, but what is not read at all would not be sent
-    to this rank either, and the others would wait."""
+    """x with this rank's rows of a slice written into it. Even without any, `source` is read, because a source that no
+    operator reads is not sent to this rank, and the other ranks would wait."""
     first, last, at, _ = rows.of(here)
     if last == first:
         return aten.slice_scatter(x, source.narrow(dim, 0, 0), dim, 0, 0)
@@ -183,7 +183,7 @@ def _into(here, x, source, dim: int, rows: Rows):
 
 
 def _own_index(here, index: int) -> int | None:
-    """The index counted from this rank's first row; None where another rank has it."""
+    """The index counted from this rank's first row, or None if another rank has it."""
     index = index if index >= 0 else index + here.size("x") * here.parts("x")
     index -= here.offset("x")
     return index if 0 <= index < here.size("x") else None

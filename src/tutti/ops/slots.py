@@ -1,8 +1,8 @@
-"""Experts of a fixed capacity: groups, tokens and experts may be split.
+"""Experts of a fixed capacity: groups, tokens and experts can be split.
 
-Slots are given within a group, which is whole. Where experts are split, each rank fills the slots of its own from all
-tokens, and combines what its own have made: a partial sum. Where groups are split, all experts' slots are there for the
-groups that are; from there to a buffer that is split by experts it is an all-to-all (GShard, Lepikhin et al. 2021).
+Slots are assigned within a group, which is never split. If experts are split, each rank fills the slots of its own
+experts from all tokens, and combines their results: a partial sum. If groups are split, a rank has all experts' slots
+of its groups; the reshard to a buffer split by experts is an all-to-all (GShard, Lepikhin et al. 2021).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DISPATCH, COMBINE, PRODUCTS = ops.dispatch.default, ops.combine.default, ops.slo
 
 
 def _weighted(line: str):
-    """Operands, with the weights where there are some."""
+    """The operands, with the weights if there are any."""
 
     def notation(node: Call) -> str:
         weight, linear = (", g s k", " ~2") if len(operands(node)) > 2 else ("", "")

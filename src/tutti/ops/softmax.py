@@ -1,4 +1,4 @@
-"""Softmax and log-softmax, also over a split dim: only one number a row travels."""
+"""Softmax and log-softmax, also over a split dim, with communication of one number per row."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ rules(
 
 
 def _normalizer(here, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Row maximum and row sum of exponentials of x less the maximum, over the whole of the split dim."""
+    """Row maximum, and row sum of exp(x - maximum), over the full split dim."""
     top = here.all_reduce(x.amax(dim, keepdim=True), "v", "max")
     return top, here.all_reduce((x - top).exp().sum(dim, keepdim=True), "v", "sum")
 
@@ -58,7 +58,7 @@ def _log_softmax(here, x, dim, half_to_float):
 
 
 def _safe_softmax(here, x, dim, dtype=None):
-    """Zeros for a row that is masked all over."""
+    """Zeros for a fully masked row."""
     x = wide(x if dtype is None else x.to(dtype))
     top = here.all_reduce(x.amax(dim, keepdim=True), "v", "max")
     powers = (x - torch.where(top == -inf, 0, top)).exp()
@@ -86,7 +86,7 @@ LOCAL |= {
 
 
 def _row_sums(count: int):
-    """All-reduces of one number for each row."""
+    """All-reduces of one number per row."""
 
     def sends(cut: Cut) -> list[tuple[str, int]]:
         x = cut.inputs[0]

@@ -1,7 +1,7 @@
-"""Operators that compare entries along a dim: the largest, the order, the place among others.
+"""Operators that compare entries along a dim: maximum, order, rank among others.
 
-The greatest of a split dim is the greatest of each part's greatest. Which of equal entries `topk` finds is not defined
-by torch, and may differ from the whole's; `max` and `argmax` find the first, here too.
+The maximum of a split dim is the maximum of the parts' maxima. torch does not define which of equal entries `topk`
+finds, and the split may find another; `max` and `argmax` find the first in any case.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def _one(mark: str, outputs: int):
 
 
 def _middle(node: Call) -> str:
-    """The one in the middle of all."""
+    """The median of all entries."""
     return f"{' '.join(f'v{i}!' for i in range(len(node.args[0].meta['val'].shape)))} -> "
 
 
 def _order(node: Call) -> str | None:
-    """All entries in order: the dim stays whole."""
+    """Sorting: the dim cannot be split."""
     dims = letters(node)
     if not dims:
         return None
@@ -68,7 +68,7 @@ def _topk(node: Call) -> str | None:
 
 
 def _among(node: Call) -> str:
-    """How many sorted numbers are less: the sum over parts of them. Each row may have its own numbers."""
+    """The number of smaller sorted values: the sum over parts of them. Each row may have its own sorted values."""
     given = named(node.target, node.args, node.kwargs)
     entries: Call = given["self"]
     number = "s" if given.get("sorter") is None else "s!"
@@ -81,7 +81,7 @@ def _among(node: Call) -> str:
 
 
 def _isin(node: Call) -> str:
-    """Among any part of the others is among them."""
+    """An element of any part of the others is an element of the others."""
     dims = " ".join(letters(node))
     return f"{dims}, {' '.join(f's{i}@' for i in range(len(node.args[1].meta['val'].shape)))} -> = {dims}"
 
@@ -124,7 +124,7 @@ def _extreme(target, find):
 
 
 def _extreme_of_all(here, x: Tensor, target, keepdim: bool) -> Tensor:
-    """The place in the flattened tensor of its greatest entry, the first of equal ones."""
+    """The index of the maximum in the flattened tensor, the first of equal ones."""
     own = target(x.flatten(), 0)
     value = x.flatten().gather(0, own.view(1)).view(())
     place, stride, inside = torch.zeros_like(own), 1, own
@@ -156,7 +156,7 @@ def _topk_of_parts(here, x, k, dim=-1, largest=True, sorted=True):
 
 CONTIGUOUS[aten.isin.Tensor_Tensor] = (0, 1)
 CONTIGUOUS |= dict.fromkeys((aten.argmax.default, aten.argmin.default), (0,))  # they are flattened
-CONTIGUOUS |= dict.fromkeys((aten.searchsorted.Tensor, aten.bucketize.Tensor), (0, 1))  # they warn of copies they make
+CONTIGUOUS |= dict.fromkeys((aten.searchsorted.Tensor, aten.bucketize.Tensor), (0, 1))  # they warn when they copy
 
 
 def _isin_parts(here, x, others, *, assume_unique=False, invert=False):

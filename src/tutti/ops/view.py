@@ -54,7 +54,7 @@ def factorize(source: Shape, target: Shape) -> tuple[list[str], list[str], dict[
 
 
 def _whole(dims, factors, names, sizes):
-    """Give the rest of the first dim a factor of its own that must not be split; return the other dims."""
+    """Give the rest of the first dim a separate factor that cannot be split; return the other dims."""
     name = next(names)
     factors[dims[0][0]].append(name + "!")
     sizes[name] = dims[0][1]

@@ -39,7 +39,7 @@ REASONS: list[tuple[str, str, str]] = [
      "it is a generator function: its body is left and entered again between calls",
      "return a list or a stacked tensor; or jit the function that the generator calls, or the one that loops over it"),
     (r"[Dd]ata-dependent (branching|assert)|generic_jump|Assert(ion)? (failed|with)|assert with",
-     "Python goes one way or the other by the value of a tensor (if, while, and, or, not, assert)",
+     "Python branches on the value of a tensor (if, while, and, or, not, assert)",
      "torch.where(condition, a, b) computes both and takes one, torch.cond(condition, f, g, (x,)) computes one; an "
      "assert can be left out"),
     (r"Tensor\.(item|tolist|__bool__|__int__|__float__|__index__)|_local_scalar_dense|Data dependent operator",
@@ -49,10 +49,10 @@ REASONS: list[tuple[str, str, str]] = [
      "the shape of a result depends on the values of a tensor (x[mask], nonzero, unique, x[:n] of a tensor n)",
      "keep the shape: torch.where(mask, x, 0) and sums that are weighted by the mask, or topk of a fixed size"),
     (r"RandomState|Random\.|numpy\.random|_C\.Generator|\(Generator\)",
-     "random numbers come from a generator of its own",
+     "random numbers come from a separate generator",
      "draw with torch's default generator (torch.manual_seed), or draw before the call and pass the numbers"),
     (r"numpy|ndarray",
-     "numpy computes outside of the graph",
+     "numpy computes outside the graph",
      "use the function of torch of the same name; or convert once, before the call"),
     (r"builtin operator `print`|logging\.Logger|Logger|warnings\.warn|reorderable_logging|`print`",
      "it prints or logs, which has to happen at that moment",
@@ -67,11 +67,11 @@ REASONS: list[tuple[str, str, str]] = [
      "it calls what is marked with torch.compiler.disable",
      "take the mark away, or call it before or after"),
     (r"Optimizer|optimizer",
-     "an optimizer is called there, which is not followed",
+     "an optimizer is called there, which is not traced",
      "leave it outside: jit the function that makes the loss"),
     (r"Observed exception|raised? exception|Failed to raise|making fake tensor call|Fake tensor propagation",
      "an exception is raised",
-     "test what is given before the call; and let what fails be caught outside of it"),
+     "check arguments before the call, and catch exceptions outside it"),
     (r"context manager|ContextWrapping",
      "a graph cannot end inside of this `with`, or not follow it",
      "enter it outside of the function, or keep out of it what breaks"),
@@ -86,7 +86,7 @@ REASONS: list[tuple[str, str, str]] = [
      'level="O0" runs it without'),
 ]  # fmt: skip
 
-WHOLE = "where the break is in a loop, a try or a with, give its body to a function of its own, which is then compiled"
+WHOLE = "where the break is in a loop, a try or a with, move its body into a separate function, which is then compiled"
 
 
 def put_into_words(found: compat.GraphBreak) -> Break:

@@ -38,7 +38,7 @@ from tutti.tracing.trace import sign, stand_in, stood_in
 
 Loss = Callable[[nn.Module, Batch], torch.Tensor]
 INSTEAD = (
-    "decide it before the batch is made. On one device tutti.jit(model) runs it as it is, and its report() tells of "
+    "decide it before the batch is made. On one device tutti.jit(model) runs it unchanged, and its report() lists "
     "all such places"
 )
 # Operators that read values directly for `if`, `.item()`, `.tolist()` and x[mask].

@@ -1,7 +1,7 @@
-"""Loops and branches in models: plain Python when a model runs by itself, one operator each when it is captured.
+"""Loops and branches in models: plain Python when a model runs eagerly, one operator each when it is captured.
 
-The sub-graph of a loop is recorded once, whatever the number of iterations. The backward pass of a scan is a scan in
-the other direction: it keeps the carry of every step and computes the rest of the step again.
+The sub-graph of a loop is captured once, whatever the number of iterations. The backward pass of a scan is a scan in
+the other direction. It stores the carry of every step and recomputes the rest of the step.
 """
 
 from __future__ import annotations
@@ -34,24 +34,26 @@ def scan(
 ) -> tuple[Any, Any]:
     """Run `carry, y = body(carry, x)` for each `x` along dim 0 of `xs`; return the last carry and all y, stacked.
 
-    In plain PyTorch this is a loop. A captured step holds it as one operator with a sub-graph, so that the time to
-    capture, plan and compile does not grow with the number of steps. The backward pass keeps the carries alone and
-    computes each step again; a scan within a scan keeps fewer.
+    In plain PyTorch this is a loop. In a captured step it is one operator with a sub-graph, so the time to capture,
+    plan and compile does not grow with the number of steps. The backward pass stores only the carries and recomputes
+    each step; nested scans store fewer.
 
     Args:
         body: maps a carry and one slice of `xs` to the next carry, of the same structure, shapes and dtypes, and an
-            output. It may read modules and other tensors, but writes into none of them and draws no random numbers:
-            draw these before, and pass them in `xs`.
+            output. It may read modules and other tensors, but must not write to them or draw random numbers: draw
+            these before, and pass them in `xs`.
         init: the first carry, a pytree of tensors.
-        xs: a pytree of tensors with the same size of dim 0; None where `length` is given.
-        length: number of steps, where `xs` is None.
-        reverse: start from the last slice; outputs keep the positions of their slices.
+        xs: a pytree of tensors with equal sizes of dim 0, or None if `length` is given.
+        length: number of steps, if `xs` is None.
+        reverse: start from the last slice. Outputs keep the positions of their slices.
 
     Returns:
-        (carry, ys): the last carry, and the outputs of `body` with a new dim 0. ys is None where `body` returns None.
+        (carry, ys): the last carry, and the outputs of `body` stacked along a new dim 0. ys is None if `body` returns
+        None for y.
 
     Raises:
-        ValueError: where sizes of dim 0 differ, or `body` changes the structure, a shape or a dtype of the carry.
+        ValueError: if sizes of dim 0 differ, or `body` changes the structure, a shape or a dtype of the carry. The
+            message has the line that calls `scan`.
     """
     carries, carry_tree = _flatten(init)
     slices, xs_tree = _flatten(xs)
@@ -65,7 +67,7 @@ def scan(
         raise ValueError(f"tutti.scan needs one number of steps, the size of dim 0 of every tensor in xs: {said}")
     steps = int(sizes.pop())  # pyright: ignore[reportArgumentType]
     if not steps:
-        raise ValueError("tutti.scan over 0 steps")
+        raise ValueError("tutti.scan needs at least one step: dim 0 of xs, or length, is 0")
     y_tree: Any = None
 
     def flat(*tensors: Tensor) -> list[Tensor]:
@@ -95,14 +97,18 @@ def while_loop(
 ) -> Any:
     """Run `carry = body(carry)` while `condition(carry)` is true; return the last carry.
 
-    In plain PyTorch this is a loop. A captured step holds it as one operator, whose number of iterations depends on
-    values. It has no backward pass: use `tutti.scan` for a known number of steps.
+    In plain PyTorch this is a loop. In a captured step it is one operator with a data-dependent number of iterations.
+    It has no backward pass: use `tutti.scan` for a fixed number of steps.
 
     Args:
         condition: maps a carry to a 0-d bool tensor.
         body: maps a carry to the next one, of the same structure, shapes and dtypes. See `tutti.scan`.
         init: the first carry, a pytree of tensors.
-        expected: number of iterations, by which plans are priced.
+        expected: number of iterations assumed by the planner.
+
+    Raises:
+        ValueError: if `condition` does not return a 0-d bool tensor, or `body` changes the structure, a shape or a
+            dtype of the carry.
     """
     carries, tree = _flatten(init)
     _check_tensors("init", carries)
@@ -128,10 +134,14 @@ def while_loop(
 
 
 def cond(condition: Tensor, then: Callable[..., Any], otherwise: Callable[..., Any], *operands: Any) -> Any:
-    """Return `then(*operands)` where `condition`, a 0-d bool tensor, is true, else `otherwise(*operands)`.
+    """Return `then(*operands)` if `condition`, a 0-d bool tensor, is true, else `otherwise(*operands)`.
 
-    In plain PyTorch this is an if. A captured step holds it as one operator that computes one branch only. Both
-    branches return the same structure, shapes and dtypes; they may read other tensors, but write into none of them.
+    In plain PyTorch this is an if. In a captured step it is one operator that computes only one branch. Both branches
+    must return the same structure, shapes and dtypes. They may read other tensors, but must not write to them.
+
+    Raises:
+        ValueError: if `condition` is not a 0-d bool tensor, or the branches return different structures, shapes or
+            dtypes.
     """
     _is_condition(condition, "tutti.cond")
     if not is_tracing():
@@ -160,7 +170,7 @@ def cond(condition: Tensor, then: Callable[..., Any], otherwise: Callable[..., A
 
 
 def _loop(flat: Callable, carries: list[Tensor], xs: list[Tensor], steps: int, reverse: bool) -> list[Tensor]:
-    """The loop itself."""
+    """Run the loop eagerly."""
     rows: list[list[Tensor]] = []
     for t in reversed(range(steps)) if reverse else range(steps):
         made = flat(*carries, *[x[t] for x in xs])
@@ -171,7 +181,7 @@ def _loop(flat: Callable, carries: list[Tensor], xs: list[Tensor], steps: int, r
 
 
 def _scanned(flat: Callable, carries: list[Tensor], xs: list[Tensor], steps: int, reverse: bool) -> list[Tensor]:
-    """The loop as an operator."""
+    """Capture the loop as one operator."""
     slices = [Spec(tuple(x.shape[1:]), x.dtype) for x in xs]
     body, rest = _recorded(flat, [*map(Spec.of, carries), *slices], [*carries, *xs][0].device)
     loop = Scan(body, len(carries), len(xs), steps, reverse)
@@ -179,7 +189,7 @@ def _scanned(flat: Callable, carries: list[Tensor], xs: list[Tensor], steps: int
 
 
 def _recorded(function: Callable, like: Sequence[Spec], device: torch.device) -> tuple[Body, list[Tensor]]:
-    """A sub-graph, and the tensors that it reads besides its arguments."""
+    """Capture a sub-graph. Also returns the tensors that it reads besides its arguments."""
     learns = torch.is_grad_enabled()
 
     def run(*tensors: Tensor) -> list[Tensor]:
@@ -192,15 +202,15 @@ def _recorded(function: Callable, like: Sequence[Spec], device: torch.device) ->
         nodes = {node for x in made if x.grad_fn is not None for node in compat.in_backward_order(x.grad_fn)}
         if custom := [node for node in nodes if compat.is_custom(node) and type(node).__name__ != "_LoopBackward"]:
             raise _error(
-                f"{type(custom[0]).__name__.removesuffix('Backward')} is called within a loop: a "
-                "torch.autograd.Function has a backward pass of its own, which sub-graphs do not record"
+                f"{type(custom[0]).__name__.removesuffix('Backward')} is called within a loop: sub-graphs do not "
+                "capture the custom backward pass of a torch.autograd.Function"
             )
         return made
 
     with compat.apart():
         args = [torch.empty(x.shape, dtype=x.dtype, device=device,
                             requires_grad=learns and _differentiable(x)) for x in like]  # fmt: skip
-        numbers = [torch.empty((), dtype=torch.int64) for _ in range(2)]  # seed and step, of random numbers
+        numbers = [torch.empty((), dtype=torch.int64) for _ in range(2)]  # seed and step of random numbers
         traced = trace(run, *args, *numbers, lifts=True)
         lifted = traced.lifted
         _check_not_written(traced.graph)
@@ -220,7 +230,7 @@ def _recorded(function: Callable, like: Sequence[Spec], device: torch.device) ->
     for node in raw.find_nodes(op="placeholder")[len(args) : len(args) + 2]:
         raw.erase_node(node)
     for node in step.calls:
-        node.meta["label"] = node.name  # each is planned by itself
+        node.meta["label"] = node.name  # each node is planned separately
     return Body(step, raw, tuple(range(len(args) + len(lifted)))), lifted
 
 
@@ -231,7 +241,7 @@ class _Loop(torch.autograd.Function):
     def forward(ctx: Any, loop: Loop, *operands: Tensor) -> tuple[Tensor, ...]:
         ctx.loop, ctx.where = loop, _where()
         ctx.set_materialize_grads(False)
-        with torch.enable_grad():  # as it was where the loop was called
+        with torch.enable_grad():  # the mode in which the loop was called
             made = loop_operator(loop)(list(operands))
         kept = made[len(made) - loop.carries :] if isinstance(loop, Scan) else []
         ctx.save_for_backward(*kept, *operands[len(kept) :])
@@ -269,7 +279,7 @@ def _keeping(loop: Scan) -> Scan:
 
 
 def _scan_backward(loop: Scan, saved: list[Tensor], gradients: list[Tensor | None], needed: Sequence[bool]):
-    """Gradients of the operands: a scan in the other direction. needed: whether each operand's is."""
+    """Gradients of the operands: a scan in the other direction. needed: which operands need one."""
     count, scanned = loop.carries, loop.scanned
     carries, xs, rest = saved[:count], saved[count : count + scanned], saved[count + scanned :]
     wanted = [i for i in range(count) if _differentiable(carries[i])]
@@ -321,8 +331,8 @@ def _branch_backward(loop: Branch, saved: list[Tensor], gradients: list[Tensor |
 
 
 def _differentiated(body: Body, inputs: list[Tensor], wanted: list[int], gradients: dict[int, Tensor]) -> list[Tensor]:
-    """Gradients of the inputs at these places, for gradients of outputs by place."""
-    again = torch.is_grad_enabled()  # whether these gradients are differentiated in turn
+    """Gradients of the inputs `wanted`, given gradients of outputs by index."""
+    again = torch.is_grad_enabled()  # whether gradients are differentiated again
     with torch.enable_grad():
         for i in wanted:
             inputs[i] = inputs[i].view_as(inputs[i]) if inputs[i].requires_grad else inputs[i].detach().requires_grad_()
@@ -337,7 +347,7 @@ def _differentiated(body: Body, inputs: list[Tensor], wanted: list[int], gradien
 
 
 def _interpreted(body: Body, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The outputs of a sub-graph, recorded by autograd where the user's code was."""
+    """Run a sub-graph under autograd, with the grad mode of the user's code."""
     assert body.raw is not None
     placeholders = body.raw.find_nodes(op="placeholder")
     values: dict[fx.Node, Any] = dict(zip(placeholders, (inputs[i] for i in body.places), strict=True))
@@ -364,7 +374,7 @@ def _apply(loop: Loop, operands: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _widened(body: Body, given: int, own: list[Tensor], all_of_them: list[Tensor]) -> Body:
-    """A sub-graph that is given more tensors than it reads."""
+    """A sub-graph with additional, unread inputs."""
     if len(own) == len(all_of_them):
         return body
     step = body.step.keep(list(body.step.outputs))
@@ -435,7 +445,7 @@ def _unflatten(leaves: Sequence[Any], tree: Tree) -> Any:
 
 
 def _is_detached(node: fx.Node) -> bool:
-    """Whether a tensor is a view of what `detach()` gave."""
+    """Whether a tensor is a view of a detached one."""
     while node is not base_of(node):
         if node.target is torch.ops.aten.detach.default:
             return True
@@ -450,7 +460,7 @@ def _check_tensors(what: str, leaves: Sequence[Any]) -> None:
 
 
 def _like(what: str, before: Sequence[Tensor], tree: Any, now: Any, where: str) -> list[Tensor]:
-    """The leaves of a carry; ValueError where it is unlike the one before."""
+    """The leaves of a carry. Raises ValueError if they do not match the carry before."""
     leaves, own = _flatten(now)
     _check_tensors(what, leaves)
     if own != tree:

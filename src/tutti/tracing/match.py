@@ -1,9 +1,8 @@
-"""Exact subgraph isomorphism: where a small graph of operators, the pattern, lies inside of a large one.
+"""Exact subgraph isomorphism: find the occurrences of a small graph of operators, the pattern, in a large one.
 
-A pattern node stands for a node of the large graph if both are the same operator, in the same phase, of the same shape
-and dtype, on the same literals, and if their operands stand for each other; the operands of a sum or product of two
-tensors may be swapped. The pattern's placeholders stand for anything of their shape and dtype. Literals and shapes are
-left out of account in a search that is not `exact`.
+A pattern node matches a node if both are the same operator, in the same phase, with the same shape, dtype and literals,
+and if their operands match. The operands of a sum or product of two tensors may be swapped. The pattern's placeholders
+match anything of their shape and dtype. A search that is not `exact` ignores literals and shapes.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ COMMUTATIVE = {aten.add.Tensor, aten.mul.Tensor}
 
 
 def leaves(node: fx.Node) -> list[Any]:
-    """The arguments in a row, the lengths of lists among them."""
+    """All arguments, flattened, with the lengths of lists."""
     found: list[Any] = []
     for argument in (*node.args, *node.kwargs.values()):
         if isinstance(argument, (list, tuple)):
@@ -31,7 +30,7 @@ def leaves(node: fx.Node) -> list[Any]:
 
 
 class Search:
-    """`mapping` is what pattern nodes stand for, while one of the generators is suspended at a match."""
+    """`mapping` maps pattern nodes to nodes while a generator is suspended at a match."""
 
     def __init__(self, calls: Iterable[fx.Node], exact: bool = True):
         self.calls, self.exact = list(calls), exact
@@ -39,12 +38,12 @@ class Search:
         self.taken: set[fx.Node] = set()
 
     def matches(self, first: fx.Node, at: fx.Node) -> Iterator[None]:
-        """All ways in which the pattern lies so that its node `first` is `at`."""
+        """All matches of the pattern in which its node `first` is `at`."""
         for _ in self._stands(first, at):
             yield from self._grown()
 
     def _grown(self) -> Iterator[None]:
-        """Go on with what reads something found, where it is read least."""
+        """Extend the match by a reader of a matched node, the one with the fewest readers first."""
         best: tuple[int, fx.Node, fx.Node] | None = None
         for node in self.calls:
             if node in self.mapping:
@@ -63,7 +62,7 @@ class Search:
                 yield from self._grown()
 
     def _stands(self, node: fx.Node, at: Any) -> Iterator[None]:
-        """Let a pattern node stand for a node, and its operands for that one's."""
+        """Match a pattern node with a node, and their operands."""
         if node in self.mapping:
             if self.mapping[node] is at:
                 yield

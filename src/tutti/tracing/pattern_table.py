@@ -1,6 +1,6 @@
-"""Functions as models write them, and the operators that replace them.
+"""Functions as models write them, and the fused operators that replace them.
 
-The order matters: what one pattern makes may be part of a later one, as a GELU is of a gated unit.
+The order matters: the result of one pattern may be part of a later one, such as a GELU in a gated unit.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def _gated(name: str) -> Pattern:
 
 
 def _linear_loss(dims: int, biased: bool, upcast: str, reduction: str) -> Pattern:
-    """upcast: when the logits are made float32: "early", "late" (where they are seen as rows, as autocast does) or
-    never; the replacement then rounds the loss to their dtype alone, not what it is summed of."""
+    """upcast: when logits are cast to float32: "early", "late" (after reshaping to rows, as autocast does) or never.
+    The replacement then rounds only the loss to their dtype, not its summands."""
 
     def reference(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None) -> Tensor:
         logits = F.linear(hidden, weight, bias)
@@ -119,7 +119,7 @@ PATTERNS: list[Pattern] = [
 
 
 def register_pattern(pattern: Pattern) -> None:
-    """Search the steps that are captured from now on for a pattern, after those that are in the table already.
+    """Search a pattern in all steps captured from now on, after the patterns that are in the table already.
 
     Raises ValueError if the reference does not contain the anchor, or if results or gradients of the replacement differ
     from those of the reference on random float32 operands of the example shapes.

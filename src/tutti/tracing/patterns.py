@@ -1,13 +1,12 @@
-"""Find what models write out operator by operator, and put fused operators in its place.
+"""Find functions that models write operator by operator, and replace them by fused operators.
 
-A pattern is a function as models write it, its `reference`, and a `replacement` that gives the same through fused
-operators. Both are traced with their gradients, so that what is searched for is what capture makes of the function,
-backward pass included. First its forward part is looked for, whatever the shapes; that tells the operands. Then the
-function is traced anew on operands like these, for each choice of which of them learn, and must be found exactly. A
-part of a trace that shares no operator with the rest, as a backward pass for which nothing is kept, is found by itself.
+A pattern has a `reference`, a function as models write it, and a `replacement` that computes the same with fused
+operators. Both are traced with their gradients, so the search is for what capture makes of the function, backward pass
+included. First the forward part is searched, ignoring shapes; that gives the operands. Then the function is traced for
+these operands, for each choice of which of them need gradients, and must match exactly. A component of a trace that
+shares no operator with the rest, such as a backward pass without saved values, is searched separately.
 
-Because what is found is exactly the reference, an unusual model is not matched. What a replacement rounds otherwise, it
-says (`pattern_table`); what it does not take stays as it was.
+As matches are exact, unusual variants are not matched. Differences in rounding are noted in `pattern_table`.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from tutti.tracing.joint import Joint, joint
 from tutti.tracing.match import Search, leaves
 from tutti.tracing.rewrite import rewrite
 
-HOLES = (1234567 / 2**24, 2345679 / 2**24)  # stand for any numbers in a trace that is only to find the operands
-DTYPES = (torch.float32, torch.bfloat16)  # of which a function is traced in different ways
+HOLES = (1234567 / 2**24, 2345679 / 2**24)  # placeholders for numbers in the trace that finds the operands
+DTYPES = (torch.float32, torch.bfloat16)  # dtypes with different traces of a function
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Pattern:
     numbers: int = 0
 
     def variants(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """(tensors that learn, that of them that is read again)"""
+        """(tensors that need gradients, which of them are read again)"""
         for count in (len(self.learned), 0) if self.together else range(len(self.learned), -1, -1):
             for learns in combinations(self.learned, count):
                 if self.reused in learns:
@@ -71,7 +70,7 @@ class Pattern:
 
 
 def check_pattern(pattern: Pattern) -> None:
-    """ValueError if the reference lacks the anchor, or if the replacement gives other numbers on random operands."""
+    """Raise ValueError if the reference lacks the anchor, or the replacement differs on random operands."""
     specs = tuple(Spec(s, torch.int64 if i in pattern.labels else torch.float32) for i, s in enumerate(pattern.shapes))
     numbers = HOLES[: pattern.numbers]
     traced = joint(pattern.reference, specs, numbers, pattern.learned, (), torch.device("cpu"))
@@ -115,10 +114,11 @@ class _Finder:
         self.graph, self.pattern = graph, pattern
         self.reference = partial(joint, pattern.reference, device=device)
         self.device = device
-        self.found: dict[tuple, tuple] = {}  # the variant that was found last of like operands
+        self.found: dict[tuple, tuple] = {}  # the last variant that matched, by specs of operands
 
     def replace(self, phase: str) -> int:
-        """What begins in the forward pass, or what is in the backward pass alone."""
+        """Replace matches that begin in the forward pass, or those entirely in the backward pass. Returns their
+        number."""
         return sum(self._replace(phase, dtype) for dtype in DTYPES)
 
     def _replace(self, phase: str, dtype: torch.dtype) -> int:
@@ -129,7 +129,7 @@ class _Finder:
         count += self._replace_like(phase, trained, pattern.learned)
         if phase == FORWARD:
             evaluated = self.reference(specs, numbers, (), ())
-            if len(evaluated.forward) < len(trained.forward):  # something is made for the backward pass alone
+            if len(evaluated.forward) < len(trained.forward):  # some values are computed only for the backward pass
                 count += self._replace_like(phase, evaluated, ())
         return count
 
@@ -148,8 +148,8 @@ class _Finder:
         return count
 
     def _operands(self, loose: Joint, learned: tuple[int, ...], mapping: dict[fx.Node, fx.Node]) -> tuple | None:
-        """Nodes of the operands or None, their specs, and the numbers. Of an operand that is not read its gradient
-        tells the spec."""
+        """Nodes of the operands or None, their specs, and the numbers. The spec of an operand that is not read is that
+        of its gradient."""
         gradients = dict(zip(learned, loose.outputs[len(loose.outputs) - len(learned) :], strict=True))
         nodes = [mapping.get(x) for x in loose.inputs[: len(self.pattern.shapes)]]
         like = [n or mapping.get(gradients.get(i)) for i, n in enumerate(nodes)]  # pyright: ignore
@@ -178,7 +178,7 @@ class _Finder:
                     for _ in search.matches(first, at):
                         try:
                             new = self._replacement(specs, numbers, *variant)
-                        except ValueError:  # it does not take what the function as it was written takes
+                        except ValueError:  # the replacement does not support these operands
                             return False
                         if rewrite(self.graph, wanted, new, search):
                             self.found[key] = variant
@@ -192,5 +192,5 @@ class _Finder:
 
 
 def _parts(traced: Joint, phase: str) -> list[list[fx.Node]]:
-    """The components that begin in the forward pass, or those that are in the backward pass alone."""
+    """The components that begin in the forward pass, or those entirely in the backward pass."""
     return [c for c in traced.components if (c[0].meta["phase"] == FORWARD) == (phase == FORWARD)]

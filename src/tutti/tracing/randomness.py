@@ -1,7 +1,7 @@
-"""Random operators become functions of (seed, step, position of the element in the whole tensor).
+"""Rewrite random operators as functions of (seed, step, position of the element in the unsplit tensor).
 
-So every plan draws the same numbers, on any number of devices, and a resumed run draws what an unbroken one would.
-Each operator has a salt of its own: its ordinal in the graph.
+So every plan draws the same numbers on any number of devices, and a resumed run draws what an uninterrupted one would.
+Each operator has its own salt: its ordinal in the graph.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Draw = Callable[[Tensor], Tensor]  # uniform numbers in [0, 1), float32, of the 
 
 
 def make_reproducible(graph: fx.Graph, seed: fx.Node, step: fx.Node, device: torch.device) -> None:
-    """Replace, in place, every random operator of the table by its counter-based form.
+    """Replace every random operator of the table by its counter-based form, in place.
 
-    Raises ValueError for a random operator that has none: each device would draw numbers of its own.
+    Raises ValueError for other random operators: each device would draw different numbers.
     """
     for node in graph.nodes:
         if node.target not in REPLACEMENTS and _is_random(node):
@@ -37,8 +37,8 @@ def make_reproducible(graph: fx.Graph, seed: fx.Node, step: fx.Node, device: tor
     for node in [n for n in graph.nodes if n.target in REPLACEMENTS]:
         if node.meta["phase"] == BACKWARD:
             raise ValueError(
-                f"{node.target} draws random numbers in the backward pass of {node.meta['path'] or 'the model'}: other "
-                "numbers than the forward pass draws. Draw them in forward; torch.utils.checkpoint repeats them"
+                f"{node.target} draws random numbers in the backward pass of {node.meta['path'] or 'the model'}, not "
+                "those of the forward pass. Draw them in forward; torch.utils.checkpoint repeats them"
             )
 
         def replacement(seed, step, *args, formula=REPLACEMENTS[node.target], **kwargs):
@@ -96,7 +96,7 @@ def _uniform_like(draw: Draw, x: Tensor, *, dtype=None, **_) -> Tensor:
 
 
 def _below_one(u: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rounded down, so that 1 is never reached in a shorter dtype either."""
+    """Round down, so that 1 is not reached in low-precision dtypes either."""
     steps = min(1 / torch.finfo(dtype).eps, 1 << 24)
     return ((u * steps).floor() / steps).to(dtype)
 
@@ -114,9 +114,9 @@ def _normal(draw: Draw, x: Tensor, mean: float = 0.0, std: float = 1.0, **_) -> 
 
 
 def _integers(draw: Draw, low: int, high: int, shape, *, dtype=None, **_) -> Tensor:
-    """From low to below high."""
+    """Integers from low up to, not including, high."""
     if high - low > 1 << 24:
-        raise ValueError(f"randint draws from at most 2^24 numbers here, not from {low} to {high}")
+        raise ValueError(f"randint({low}, {high}) has a range of more than 2^24 numbers, which is not supported")
     return (low + (draw(torch.empty(shape)) * (high - low)).floor()).to(dtype or torch.int64)
 
 

@@ -1,6 +1,6 @@
-"""Recompilations: which guard of a graph failed, in words.
+"""Recompilations: which guard of a graph failed, in plain words.
 
-A guard is what TorchDynamo found to be so when it made a graph, and looks at before each call of it.
+A guard is a property that TorchDynamo assumed for a graph, and checks before each call of it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from tutti import compat
 
 @dataclass(frozen=True)
 class Recompilation:
-    """A function that was compiled once more, from a line on. guard: TorchDynamo's words. given_up: it was not, as
-    torch's limit (torch._dynamo.config.recompile_limit) is reached: what fits none of its graphs runs as plain Python.
+    """A function compiled again, from a line on. guard: TorchDynamo's words. given_up: not compiled, because torch's
+    limit (torch._dynamo.config.recompile_limit) is reached: calls that match none of its graphs run as plain Python.
     """
 
     file: str
@@ -26,13 +26,13 @@ class Recompilation:
     given_up: bool
 
 
-# Guards: a pattern, in plain words, and what to do. The first that fits.
+# Patterns of guards: a plain explanation, and what to do. The first match counts.
 GUARDS: list[tuple[str, str, str]] = [
     (r"tensor '(.+?)' size mismatch at index (\d+)\. expected (\d+), actual (\d+)",
      "{0} had {2} elements along dim {1}, now {3}",
      "nothing to do: along this dim the new graph takes any size"),
     (r"tensor '(.+?)' stride mismatch at index (\d+)",
-     "{0} lies otherwise in memory (stride of dim {1})",
+     "{0} has another stride in dim {1}",
      ".contiguous() before the call, if it changes often"),
     (r"tensor '(.+?)' dtype mismatch\. expected (\S+), actual ([^\s.]+)",
      "{0} was {1}, now {2}",
@@ -77,7 +77,7 @@ GUARDS: list[tuple[str, str, str]] = [
 
 
 def put_into_words(found: compat.Recompiled) -> Recompilation:
-    """What TorchDynamo says of a guard, for a reader who does not know its inner parts."""
+    """A failed guard in plain words."""
     said = re.sub(r"^\d+/\d+(_\d+)?: ", "", found.guard.partition("\n")[0]).partition("  #")[0].strip()
     fitting = ((fits, *words) for pattern, *words in GUARDS if (fits := re.search(pattern, said)))
     if found_words := next(fitting, None):
@@ -89,7 +89,7 @@ def put_into_words(found: compat.Recompiled) -> Recompilation:
 
 
 def _plain(source: str) -> str:
-    """The name of a variable as its author knows it."""
+    """The name of a variable in the user's code."""
     source = re.sub(r"[LG]\['(\w+)'\]", r"\1", source)
     source = re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", source)
     return "a value from before the break" if re.match(r"_+stack", source) else source

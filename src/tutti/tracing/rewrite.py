@@ -1,4 +1,4 @@
-"""Put one traced function in the place of another that was found in a graph."""
+"""Replace an occurrence of one traced function by another function."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tutti.ir.step_graph import BACKWARD, FORWARD, ancestors
 from tutti.tracing.joint import Joint
 from tutti.tracing.match import Search
 
-Pairs = list[tuple[fx.Node, fx.Node]]  # (what was found of an output, what replaces it)
+Pairs = list[tuple[fx.Node, fx.Node]]  # (output of the occurrence, its replacement)
 
 
 def rewrite(graph: fx.Graph, found: Joint, new: Joint, search: Search) -> bool:
-    """Replace what was found, in place. Returns False, and changes nothing, where others read what is made on the way,
-    or where something that it reads is not there yet when its results are wanted."""
+    """Replace an occurrence, in place. Returns False, and changes nothing, if others read its intermediate values, or
+    if an operand is computed only after a result is read."""
     mapping = search.mapping
     pairs: Pairs = [
         (mapping[a], b) for a, b in zip(found.outputs, new.outputs, strict=True) if a in mapping and b is not None
@@ -58,12 +58,12 @@ def rewrite(graph: fx.Graph, found: Joint, new: Joint, search: Search) -> bool:
 
 
 def _path(taken: list[fx.Node], output: fx.Node) -> str:
-    """Of the module that what is replaced belongs to: the one that multiplies matrices, if there is one."""
+    """The module of the replaced nodes: that of the matrix product, if there is one."""
     return next((n for n in taken if n.target in FLOPS), output).meta["path"]
 
 
 def _is_read(taken: set[fx.Node], outputs: set[fx.Node]) -> bool:
-    """Whether others read what is neither a result nor a view of what comes in, which may stay."""
+    """Whether others read an intermediate value. Views of operands do not count: they may stay."""
     return any(not taken.issuperset(node.users) for node in taken - outputs if not _looks(node, taken))
 
 
@@ -72,8 +72,7 @@ def _looks(node: fx.Node, taken: set[fx.Node]) -> bool:
 
 
 def _place(reads: list[fx.Node], outputs: list[fx.Node], taken: set[fx.Node]) -> tuple[fx.Node, bool] | None:
-    """A node and whether to write before it rather than behind: where all that is read is there, and no result is
-    wanted yet."""
+    """An insertion point, and whether it is before the node: all operands are computed, and no result is read yet."""
     if not outputs:
         return None
     first: Any = min(outputs)

@@ -1,7 +1,7 @@
-"""Operators that a capture writes as others: torch sizes them by values, has no kernel, or draws numbers in them.
+"""Operators that capture replaces: torch makes their shapes depend on values, lacks kernels, or draws numbers in them.
 
-A table from an operator's name to a function of its arguments, called while the step is traced. It returns None where
-torch's own operator is to be recorded.
+A table from an operator's name to a function of its arguments, called during tracing. It returns None to keep torch's
+operator.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ aten, ops = torch.ops.aten, torch.ops.tutti
 
 
 def _grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype=None) -> Tensor:
-    """torch has kernels for some dtypes of some devices."""
+    """torch has kernels only for some dtypes and devices."""
     made = aten.bmm(a, b) if offs is None else ops.grouped_mm(a, b, offs, 0, offs.shape[0])
     made = made if bias is None else made + bias
     return made if out_dtype in (None, made.dtype) else made.to(out_dtype)
@@ -47,14 +47,14 @@ def _lengths(given: Any, device: torch.device) -> Tensor:
 
 
 def _bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    """Of numbers below minlength; a larger one is an error when the step runs."""
+    """Counts of numbers below minlength. A larger number is an error when the step runs."""
     dtype = torch.int64 if weights is None else weights.dtype if weights.dtype == torch.float32 else torch.float64
     counted = torch.ones_like(x, dtype=dtype) if weights is None else weights.to(dtype)
     return torch.zeros(minlength, dtype=dtype, device=x.device).scatter_add(0, x.to(torch.int64), counted)
 
 
 def _embedding_renorm(weight: Tensor, indices: Tensor, max_norm: float, norm_type: float) -> Tensor:
-    """Rows that are looked up and longer than `max_norm` are scaled to it, in place."""
+    """Scale the looked-up rows longer than `max_norm` to it, in place."""
     seen = torch.zeros(len(weight), dtype=weight.dtype, device=weight.device).index_fill(0, indices.reshape(-1), 1)
     norms = torch.linalg.vector_norm(weight, norm_type, dim=1)
     scale = torch.where((seen > 0) & (norms > max_norm), max_norm / (norms + 1e-7), torch.ones_like(norms))
@@ -62,7 +62,7 @@ def _embedding_renorm(weight: Tensor, indices: Tensor, max_norm: float, norm_typ
 
 
 def _rrelu(x: Tensor, noise: Tensor, lower=1 / 8, upper=1 / 3, training=False, generator=None):
-    """Slopes of negative numbers, drawn by `torch.rand_like`, which a capture makes reproducible."""
+    """Random slopes of negative numbers, drawn with `torch.rand_like`, which capture makes reproducible."""
     if not training:
         return torch.nn.functional.leaky_relu(x, (lower + upper) / 2), noise
     slope = torch.where(x <= 0, torch.rand_like(x) * (upper - lower) + lower, 1.0)
@@ -78,8 +78,8 @@ def _native_attention(
     query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias, mask=None,
     need_weights=True, average_attn_weights=True, mask_type=None,
 ):  # fmt: skip
-    """The inference kernel of nn.MultiheadAttention. mask: True where nothing is attended to; by mask_type of shape
-    (queries, keys), (batch, keys) or (batch, heads, queries, keys)."""
+    """The inference kernel of nn.MultiheadAttention. mask: True for keys to ignore; by mask_type of shape (queries,
+    keys), (batch, keys) or (batch, heads, queries, keys)."""
     linear, parts = torch.nn.functional.linear, zip(qkv_weight.chunk(3), qkv_bias.chunk(3), strict=True)
     q, k, v = (
         linear(x, w, b).unflatten(-1, (num_head, -1)).transpose(1, 2)
@@ -127,9 +127,9 @@ def _encoder_layer(
 
 def _refuse_sparse(*args: Any, **kwargs: Any) -> NoReturn:
     raise ValueError(
-        "the step makes a sparse tensor, and tensors of a step are dense: write nn.Embedding(..., sparse=False) (the "
-        "same for nn.EmbeddingBag), and torch.zeros(...).index_put(...) or x.to_dense() before the batch is made, for "
-        "torch.sparse_coo_tensor"
+        "the step creates a sparse tensor, but tensors of a step are dense: use nn.Embedding(..., sparse=False) (also "
+        "for nn.EmbeddingBag); instead of torch.sparse_coo_tensor use torch.zeros(...).index_put(...), or x.to_dense() "
+        "before the batch is made"
     )
 
 
@@ -158,18 +158,18 @@ SIMPLER: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(SPARSE, _refuse_sparse),
 }
 
-# A lazy conjugate or negative is no tensor that can be viewed as real numbers, or sent.
+# A lazy conjugate or negation cannot be viewed as real numbers, or sent.
 LAZY = {aten._conj.default: aten.conj_physical.default, aten._neg_view.default: aten.neg.default}
 
 
 def simpler(operator: Any, args: Sequence) -> Callable[..., Any] | None:
-    """What is to be called in the place of an operator with these arguments, if anything."""
+    """The function to call instead of an operator with these arguments, or None."""
     if operator is aten.bincount.default:
         return _bincount if len(args) > 2 and args[2] else None
     if operator is aten._embedding_bag_backward.default and args[9]:
         return _refuse_sparse
     if operator is aten.as_strided.default:
         return in_order_of_memory(*args)
-    if operator in LAZY:  # of a number torch dispatches them, too
+    if operator in LAZY:  # torch dispatches them for numbers too
         return LAZY[operator] if isinstance(args[0], Tensor) else None
     return SIMPLER.get(str(operator))

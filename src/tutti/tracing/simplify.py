@@ -1,4 +1,4 @@
-"""Remove what a trace holds and nobody needs: identities, checks, empty concatenations, repeated subexpressions."""
+"""Remove redundant nodes of a trace: identities, checks, empty concatenations, common subexpressions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tutti.ir.step_graph import Call
 
 aten = torch.ops.aten
 
-# The result is the first argument, whatever the others are: the graph is functional.
+# The result is the first argument: the graph is functional.
 IDENTITIES = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default, aten.lift_fresh.default}
 
-# These only move the view of a tensor; a reshape does the same and never fails on a non-contiguous local part.
+# Views. A reshape is equivalent and also works on a non-contiguous shard.
 RESHAPES = {aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default}
 
-# What becomes of a number that the model wrote as one, where autograd treats it as a tensor.
+# Operators on a Python number that autograd treats as a tensor.
 NUMBERS = (int, float, complex)
 OF_NUMBERS = {
     aten._conj.default: lambda number: number.conjugate(),
@@ -53,12 +53,12 @@ def as_reshape(node: Call) -> None:
 
 
 def _is_check(node: Call) -> bool:
-    """An operator that returns nothing can only look at values and raise, as that behind `torch.linalg.solve` does."""
+    """An operator without results can only check values and raise, such as the one behind `torch.linalg.solve`."""
     return isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns
 
 
 def _simpler(node: Call) -> fx.Node | int | float | complex | None:
-    """A node with the same value as this one, or a number, if there is one."""
+    """An equivalent, earlier node or a number, or None."""
     if node.target in OF_NUMBERS and isinstance(node.args[0], NUMBERS):
         return OF_NUMBERS[node.target](node.args[0])
     if node.args and isinstance(node.args[0], NUMBERS):
@@ -82,7 +82,7 @@ def _simpler(node: Call) -> fx.Node | int | float | complex | None:
 
 
 def _joined(piece: Call) -> fx.Node | None:
-    """What a piece of a split is, where that is one of the parts of which the whole was concatenated."""
+    """If a split undoes a concatenation, the part that a piece of it equals."""
     split, index = piece.args
     whole, sizes, *dim = split.args
     if whole.target is not aten.cat.default:
@@ -90,11 +90,11 @@ def _joined(piece: Call) -> fx.Node | None:
     parts, *along = whole.args
     d, e = ((axis or [0])[0] % len(whole.meta["val"].shape) for axis in (dim, along))
     same = d == e and [part.meta["val"].shape[e] for part in parts] == list(sizes)
-    return parts[index] if same and parts[index].meta["val"] == piece.meta["val"] else None  # in its dtype
+    return parts[index] if same and parts[index].meta["val"] == piece.meta["val"] else None  # also of equal dtype
 
 
 def _merge_equal(graph: fx.Graph) -> None:
-    """Common subexpressions are computed once: operators of a functional graph have no effects."""
+    """Common subexpression elimination: operators of a functional graph have no side effects."""
     seen: dict[tuple, fx.Node] = {}
     for node in list(graph.nodes):
         if node.op != "call_function":
@@ -105,12 +105,12 @@ def _merge_equal(graph: fx.Graph) -> None:
             key = (node.target, repr(node.args), repr(node.kwargs))
         first = seen.setdefault(key, node)
         if first is not node and first.meta["phase"] == node.meta["phase"]:
-            first.meta["path"] = _common(first.meta["path"], node.meta["path"])  # it belongs to neither layer alone
+            first.meta["path"] = _common(first.meta["path"], node.meta["path"])  # it is shared by both layers
             node.replace_all_uses_with(first)
             graph.erase_node(node)
 
 
 def _common(a: str, b: str) -> str:
-    """The innermost module that holds both."""
+    """The innermost module that contains both."""
     pairs = zip(a.split("."), b.split("."), strict=False)
     return ".".join(x for x, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -1,7 +1,7 @@
-"""Where a model stores its tensors, and how stand-ins take their places while it is captured.
+"""Where a model stores its tensors, and how stand-ins replace them during capture.
 
-A *slot* is an entry of `_parameters` or `_buffers` of one module. A tensor that is stored in several slots (tied
-weights, a module under two names) has one name, the first of `named_parameters()` or `named_buffers()`.
+A *slot* is an entry of `_parameters` or `_buffers` of one module. A tensor in several slots (tied weights, a module
+under two names) has one name, the first of `named_parameters()` or `named_buffers()`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Slot:
-    """`table[key]` holds the tensor called `name`; `kind` is "param" or "buffer". registered: not a plain attribute."""
+    """`table[key]` is the tensor called `name`; `kind` is "param" or "buffer". registered: not a plain attribute."""
 
     table: Any
     key: Any
@@ -29,7 +29,7 @@ class Slot:
 
     @property
     def held(self) -> Any:
-        """What the slot holds now."""
+        """The current content of the slot."""
         return self.table.get(self.key) if isinstance(self.table, dict) else self.table[self.key]
 
 
@@ -37,7 +37,7 @@ class Slots:
     """The slots of a model. params, buffers: its tensors by name.
 
     attributes: paths of plain tensor attributes (`layer.running`) that forward replaces; they count as buffers.
-    Attributes of modules, and lists and dicts in them, that hold a parameter or buffer once more are slots, too.
+    Attributes of modules, and lists and dicts in them, that refer to a parameter or buffer are slots too.
     """
 
     def __init__(self, model: nn.Module, attributes: Collection[str] = ()):
@@ -60,13 +60,13 @@ class Slots:
                     self.slots += [Slot(held, k, *name, registered=False) for k, name in known]
 
     def named(self) -> dict[str, torch.Tensor]:
-        """All tensors under the names that inputs of a graph have."""
+        """All tensors by the names of graph inputs."""
         params = {f"param:{name}": t for name, t in self.params.items()}
         return params | {f"buffer:{name}": t for name, t in self.buffers.items()}
 
     @contextmanager
     def holding(self, params: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        """While entered, the model's slots hold these tensors, given by name."""
+        """Put these tensors, by name, into the model's slots, within the block."""
         before = [slot.table[slot.key] for slot in self.slots]
         try:
             for slot in self.slots:
@@ -77,10 +77,9 @@ class Slots:
                 slot.table[slot.key] = tensor
 
     def changed(self, kind: str, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What the slots hold in place of `given`, by name: an assignment in forward leaves another tensor.
+        """The tensors that replaced `given` in the slots, by name: forward may assign another tensor.
 
-        Raises ValueError for a name under which two slots hold different tensors, and for a successor of another
-        shape or dtype.
+        Raises ValueError if two slots of one name have different tensors, or if a successor has another shape or dtype.
         """
         found: dict[str, torch.Tensor] = {}
         for slot in self.slots:
@@ -95,7 +94,7 @@ class Slots:
             if not isinstance(now, torch.Tensor) or (now.shape, now.dtype) != (old.shape, old.dtype):
                 what = f"{tuple(now.shape)} {now.dtype}" if isinstance(now, torch.Tensor) else type(now).__name__
                 raise ValueError(
-                    f"forward changes {kind} {slot.name!r} from {tuple(old.shape)} {old.dtype} to {what}; state has to "
+                    f"forward changes {kind} {slot.name!r} from {tuple(old.shape)} {old.dtype} to {what}; state must "
                     "keep its shape and dtype from step to step"
                 )
         return found
@@ -107,7 +106,7 @@ def attribute(model: nn.Module, path: str) -> torch.Tensor:
 
 
 def check_memory_not_shared(tensors: Mapping[str, torch.Tensor], written: set[str]) -> None:
-    """ValueError where a tensor that a step writes shares memory with another one of the model.
+    """Raise ValueError if a tensor that a step writes shares memory with another one of the model.
 
     tensors: all of them, by name. written: names of those that a step replaces.
     """
@@ -129,8 +128,8 @@ def check_memory_not_shared(tensors: Mapping[str, torch.Tensor], written: set[st
 
 
 def same_view(whole: torch.Tensor, shape: Sequence[int], strides: Sequence[int], offset: int) -> torch.Tensor:
-    """`whole.as_strided(shape, strides, offset)` of a contiguous tensor, by a slice, a reshape and a permutation where
-    these are enough: they can be split over devices."""
+    """`whole.as_strided(shape, strides, offset)` of a contiguous tensor, as a slice, a reshape and a permutation if
+    these suffice: they can be split over devices."""
     order = sorted(range(len(shape)), key=lambda d: (-strides[d], d))
     dense, expected = True, 1
     for d in reversed(order):

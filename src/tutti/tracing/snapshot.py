@@ -1,9 +1,9 @@
-"""The Python state of a model: recorded before capture runs its forward pass, and put back afterwards.
+"""Save the Python state of a model before capture runs its forward pass, and restore it afterwards.
 
 Forward may assign attributes, append to lists, count calls and draw Python random numbers. Capture runs it on fake
-tensors, so whatever it leaves behind is undone: attributes of modules, the lists, dicts, sets and plain objects that
-they hold, attributes of their classes, the global variables of the files that define these, default arguments, results
-that `functools.lru_cache` keeps, and the random generators of Python and NumPy.
+tensors, so all side effects are undone: attributes of modules; the lists, dicts, sets and plain objects in them;
+attributes of their classes; global variables of the files that define these; default arguments; results cached by
+`functools.lru_cache`; and the random generators of Python and NumPy.
 """
 
 from __future__ import annotations
@@ -25,27 +25,28 @@ from tutti.compat import FakeTensor
 from tutti.ir.garbage import unfrozen
 
 CONTAINERS = (list, dict, set, deque)
-LARGEST = 10_000  # items of a container that are looked into: what is larger is data
-DEEPEST = 6  # attributes and items between a module and what it holds
+LARGEST = 10_000  # items: larger containers are data and are skipped
+DEEPEST = 6  # maximum depth of attributes and items below a module
 OPAQUE = (torch.Tensor, type, ModuleType, FunctionType, MethodType, str, bytes, int, float, complex, bool, type(None),
           torch.dtype, torch.device, torch.Size)  # fmt: skip
 MISSING = object()
-INTERNAL = ("torch._", "tutti.")  # whose objects are not followed, such as what TorchDynamo keeps of a function
-LIBRARIES = ("torch", "numpy", "tutti")  # whose classes and global variables are not the model's
+INTERNAL = ("torch._", "tutti.")  # objects of these are not followed
+LIBRARIES = ("torch", "numpy", "tutti")  # classes and global variables of these are not the model's
 Cache = functools._lru_cache_wrapper
 
 
 class Snapshot:
-    """The state of everything that can be reached from `roots` through attributes and containers.
+    """The state of everything reachable from `roots` through attributes and containers.
 
-    A container in a closure or a default argument of a hook or of another function that a module holds is reached, too.
+    This includes containers in a closure or a default argument of a hook or of another function that a module refers
+    to.
     """
 
     def __init__(self, roots: Iterable[Any]):
-        self.saved: dict[int, tuple[str, Any, Any]] = {}  # by id: path, container, its content then
-        self.generators: dict[str, tuple[Any, Any]] = {}  # of random numbers, with their states, by path
+        self.saved: dict[int, tuple[str, Any, Any]] = {}  # by id: path, container, saved content
+        self.generators: dict[str, tuple[Any, Any]] = {}  # random generators and their saved states, by path
         self.caches = {id(cache): (cache, cache.cache_info().misses) for cache in _caches()}
-        self.namespaces: dict[int, tuple[str, Any, dict[str, Any]]] = {}  # by id: path, class or dict, variables then
+        self.namespaces: dict[int, tuple[str, Any, dict[str, Any]]] = {}  # by id: path, class or dict, saved variables
         todo = [("", root, 0) for root in roots]
         seen: set[int] = set()
         while todo:
@@ -57,7 +58,7 @@ class Snapshot:
         self.random = _random_states()
 
     def _save(self, path: str, thing: Any) -> list[tuple[str, Any]]:
-        """Record the content of one object; what else to look into, with its path."""
+        """Save the content of one object. Returns the objects in it to visit, with their paths."""
         if isinstance(thing, Cache):
             self.caches.setdefault(id(thing), (thing, thing.cache_info().misses))
             return []
@@ -91,7 +92,7 @@ class Snapshot:
         return own + [(join(path, key), x) for key, x in thing._modules.items()] + beside
 
     def _save_class(self, cls: type) -> list[tuple[str, Any]]:
-        """Record the attributes of a class and of its bases, and the global variables of the files that define them."""
+        """Save the attributes of a class and its bases, and the global variables of the files that define them."""
         beside = []
         for base in cls.__mro__:
             if id(base) not in self.namespaces and not is_library(base.__module__):
@@ -107,13 +108,13 @@ class Snapshot:
         return self._save_namespace(name, held, held)
 
     def _save_namespace(self, path: str, owner: Any, held: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """Record the variables of a class or file; return the objects and containers among them."""
+        """Save the variables of a class or file. Returns the objects and containers among them."""
         self.namespaces[id(owner)] = path, owner, variables(held)
         found = []
         for key, x in variables(held).items():
             if not isinstance(x, (*OPAQUE, Cache, staticmethod, classmethod, property)):
                 found.append((join(path, key), x))
-            function = getattr(x, "__func__", x)  # of a static method
+            function = getattr(x, "__func__", x)  # for a static method
             inside = function.__closure__ or () if isinstance(function, FunctionType) else ()
             for cache in (function, *(cell.cell_contents for cell in inside if _filled(cell))):
                 if isinstance(cache, Cache):
@@ -121,7 +122,7 @@ class Snapshot:
         return found
 
     def changes(self) -> dict[str, tuple[Any, Any]]:
-        """Paths of attributes and items that hold something else now -> (before, now); `MISSING` for nothing."""
+        """Paths of changed attributes and items -> (before, now); `MISSING` for none."""
         found = {}
         dicts = [
             (path, before, _items(thing)) for path, thing, before in self.saved.values() if isinstance(thing, dict)
@@ -143,20 +144,20 @@ class Snapshot:
         return found
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Plain attributes of objects that held a tensor, with their paths."""
+        """Plain attributes that were tensors, with their paths."""
         for path, _, before in self.saved.values():
             if isinstance(before, dict):
                 yield from ((join(path, str(k)), x) for k, x in before.items() if isinstance(x, torch.Tensor))
 
     @property
     def random_was_drawn(self) -> list[str]:
-        """The generators that have been used since: "random", "numpy.random", and paths of attributes."""
+        """The generators used since: "random", "numpy.random", and paths of attributes."""
         now = _random_states()
         drawn = [name for name, state in self.random.items() if repr(now.get(name)) != repr(state)]
         return drawn + [path for path, (own, state) in self.generators.items() if repr(_state_of(own)) != repr(state)]
 
     def reseed(self, seed: int) -> None:
-        """Let all generators draw other numbers than they would."""
+        """Make all generators draw other numbers."""
         random.seed(seed)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(seed)
@@ -167,7 +168,7 @@ class Snapshot:
                 own.bit_generator.state = type(own.bit_generator)(seed).state
 
     def filled(self) -> dict[str, tuple[Any, Any]]:
-        """Caches of functions that keep fake tensors now, in the form of `changes`."""
+        """Function caches that now contain fake tensors, in the form of `changes`."""
         return {str(cache.__qualname__): (MISSING, cache) for cache in self._fake_caches()}
 
     def _fake_caches(self) -> list[Cache]:
@@ -175,7 +176,7 @@ class Snapshot:
         return [cache for cache in used if _holds_fake(gc.get_referents(cache))]
 
     def restore(self) -> None:
-        """Put everything back; containers keep their identity."""
+        """Restore everything. Containers keep their identity."""
         for _, thing, before in self.saved.values():
             if isinstance(thing, dict):
                 now = _items(thing)
@@ -205,11 +206,11 @@ class Snapshot:
             sys.modules["numpy"].random.set_state(self.random["numpy.random"])
 
 
-_process_caches: tuple[int, list[weakref.ref[Cache]]] = (0, [])  # how many modules had been imported, and their caches
+_process_caches: tuple[int, list[weakref.ref[Cache]]] = (0, [])  # number of modules then, and their caches
 
 
 def _caches() -> list[Cache]:
-    """The `functools.lru_cache` wrappers of the process; it is searched again when modules have been imported."""
+    """The `functools.lru_cache` wrappers of the process. Searched again after imports."""
     global _process_caches
     if _process_caches[0] != len(sys.modules):
         with unfrozen():
@@ -219,7 +220,7 @@ def _caches() -> list[Cache]:
 
 
 def _holds_fake(things: Iterable[Any], depth: int = 3) -> bool:
-    """Whether there is a fake tensor among the results that a cache keeps, or in what they hold."""
+    """Whether the results in a cache contain a fake tensor."""
     for x in things:
         if isinstance(x, FakeTensor):
             return True
@@ -232,7 +233,7 @@ def _holds_fake(things: Iterable[Any], depth: int = 3) -> bool:
 
 
 def is_library(module: str) -> bool:
-    """Whether the classes and global variables of a module are no part of the model."""
+    """Whether a module's classes and global variables are not part of the model."""
     package = module.partition(".")[0]
     return package in LIBRARIES or (package in sys.stdlib_module_names and package != "__main__")
 
@@ -242,7 +243,7 @@ def _held(owner: Any) -> Mapping[str, Any]:
 
 
 def variables(held: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a class or file whose names are not those of Python or of its compilers (TorchDynamo)."""
+    """The variables of a class or file, without those of Python or TorchDynamo."""
     return {key: x for key, x in held.items() if not key.startswith("__")}
 
 
@@ -262,17 +263,17 @@ def _content(thing: Any) -> Any:
 
 
 def _items(thing: dict) -> dict[Any, Any]:
-    """What a dict holds, whatever a class of it makes of access to its items."""
+    """The items of a dict, ignoring overridden access methods."""
     return dict(thing if type(thing) is OrderedDict else dict.items(thing))
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Whether two plain values are the same; False for what cannot be compared that way."""
+    """Whether two plain values are equal. False for other types."""
     return type(a) is type(b) and isinstance(a, (str, bytes, int, float, bool, complex)) and a == b
 
 
 def is_of_the_system(thing: Any) -> bool:
-    """Whether an object is Python's own: a logger, a thread, a file."""
+    """Whether an object belongs to Python's library: a logger, a thread, a file."""
     package = type(thing).__module__.partition(".")[0]
     return package in sys.stdlib_module_names and package not in ("collections", "types", "__main__")
 

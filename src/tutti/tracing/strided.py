@@ -1,7 +1,7 @@
-"""`as_strided` of tensors whose memory is in another order than their dims.
+"""`as_strided` of tensors whose dims are permuted in memory.
 
-Strides are those of the memory under a tensor. A graph knows no memory: what an operand is there is contiguous, or has
-whatever strides its operator gave it. So the operand is first turned into the order of its memory.
+Its strides refer to the storage, which a graph does not know: there an operand is contiguous, or has whatever strides
+its operator gave it. So the operand is first permuted to its memory order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 def in_order_of_memory(
     x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
 ) -> Callable | None:
-    """What is recorded for `as_strided` of these arguments: a call on a contiguous tensor; None if it is one."""
+    """The function to trace for `as_strided` with these arguments, or None if the operand is contiguous."""
     return None if x.is_contiguous() and (offset is None or x.storage_offset() == 0) else _turned
 
 
@@ -28,6 +28,6 @@ def _turned(x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int |
     if not whole.is_contiguous() or begin < 0 or end > x.numel():
         raise ValueError(
             f"as_strided({tuple(size)}, {tuple(stride)}) of a tensor of shape {tuple(x.shape)} and strides {x.stride()}"
-            " reads memory that is no part of the tensor: call it on what this is a view of, or on .contiguous()"
+            " reads memory outside the tensor: call it on the base tensor, or on .contiguous()"
         )
     return aten.as_strided.default(whole.view(-1)[begin:end] if begin else whole, list(size), list(stride))

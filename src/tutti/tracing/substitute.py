@@ -1,11 +1,11 @@
-"""Functions of torch that a capture calls otherwise, because their own code looks at values or at what the CPU can do.
+"""Functions of torch that capture replaces, because their code reads values or CPU features.
 
     with substituted(model):
         ...  # trace the model
 
-`tracing.simpler` replaces operators; this replaces functions, which decide before any operator is called:
+`tracing.simpler` replaces operators. This replaces functions that decide before any operator is called:
 
-| function | what torch does | what is done instead |
+| function | what torch does | here |
 |---|---|---|
 | F.scaled_dot_product_attention | decomposes on a CPU where keys and values differ in width | pads the narrower |
 | F.ctc_loss | reads lengths that are tuples into a tensor's memory | makes tensors of them |
@@ -37,9 +37,10 @@ _attention = F.scaled_dot_product_attention
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> Tensor:
-    """One fused operator also where keys and values differ in width, as in multi-head latent attention (DeepSeek-V2).
+    """One fused operator even if keys and values differ in width, as in multi-head latent attention (DeepSeek-V2).
 
-    Zeros behind the values make zeros in the result, which are cut off; zeros behind queries and keys change no score.
+    Zero padding of the values gives zeros in the result, which are cut off. Zero padding of queries and keys changes no
+    score.
     """
     keys, values = key.shape[-1], value.shape[-1]
     if query.device.type != "cpu" or keys == values:
@@ -84,7 +85,7 @@ _tensor = torch.tensor
 
 
 def tensor(data: Any, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> Tensor:
-    """torch reads the memory of tensors in a list, which fake tensors do not have."""
+    """torch would read the memory of tensors in a list, which fake tensors lack."""
     if not isinstance(data, (list, tuple)) or not any(isinstance(x, Tensor) for x in pytree.tree_leaves(data)):
         return _tensor(data, dtype=dtype, device=device, **options)
     made = _stacked(data)
@@ -100,7 +101,7 @@ def _stacked(data: Any) -> Tensor:
 
 
 def pack_padded(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-    """The steps of sorted sequences, time by time, and the number of sequences at each time, a constant of the step."""
+    """The steps of sorted sequences, by time, and the number of sequences at each time, a constant of the step."""
     known = lengths.tolist()
     if any(a < b for a, b in itertools.pairwise(known)):
         raise RuntimeError("pack_padded_sequence: lengths must be in decreasing order, or pass enforce_sorted=False")
@@ -139,7 +140,7 @@ INSTEAD: dict[Any, Callable[..., Any]] = {
 
 
 class _Substituted(TorchFunctionMode):
-    """An active mode of this kind also keeps nn.TransformerEncoder and nn.MultiheadAttention off their inference
+    """Its presence also keeps nn.TransformerEncoder and nn.MultiheadAttention from using their inference
     kernels."""
 
     hooked = False  # whether a hook was registered on a tensor
@@ -166,8 +167,8 @@ def _cumulative(norm: _BatchNorm, x: Tensor) -> Tensor:
 
 @contextmanager
 def substituted(model: nn.Module) -> Iterator[Callable[[], bool]]:
-    """While this is entered, this thread calls the functions above, and modules of the model likewise. What it gives
-    tells whether a hook was registered on a tensor."""
+    """Replace the functions above in this thread, also in modules of the model, within the block. Yields a function
+    that tells whether a hook was registered on a tensor."""
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.momentum is None and m.training
              and m.running_mean is not None and "forward" not in vars(m)]  # fmt: skip
     for norm in norms:

@@ -1,8 +1,7 @@
-"""Tracing: the ATen operators that a function of fake tensors calls, those of autograd among them, as a graph.
+"""Tracing: record the ATen operators called by a function of fake tensors, including those of autograd, as a graph.
 
-For what a capture needs it does what `make_fx` does, in less than half of the time: where nodes come from is told by
-who traces (`sign`), not looked for in stacks, and what is known of a tensor is its `Spec`. Higher-order operators,
-which hold functions, are refused.
+Does what capture needs of `make_fx` in less than half the time: the caller provides the metadata of nodes (`sign`)
+instead of stack traces, and the metadata of a tensor is its `Spec`. Higher-order operators are refused.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Traced:
-    """graph: every node has its `Spec`, or a tuple of them, in meta["val"], and what it was signed with. constants:
-    tensors that are no arguments, by the targets of the nodes (`get_attr`) that stand for them. values: what Python
-    asked for. nodes: by the ids of the tensors that they made and that are still held. lifted: tensors from outside
-    that the function reads, for which placeholders behind those of the arguments stand."""
+    """graph: every node has its `Spec`, or a tuple of them, in meta["val"], and the metadata given to `sign`.
+    constants: tensors that are not arguments, by the targets of their `get_attr` nodes. values: values read by Python.
+    nodes: by ids of the tensors that are still alive. lifted: outside tensors that the function reads, whose
+    placeholders follow those of the arguments."""
 
     graph: fx.Graph
     constants: dict[str, torch.Tensor]
@@ -45,7 +44,7 @@ class Traced:
 
 
 class Refused(ValueError):
-    """What is not traced."""
+    """The function cannot be traced."""
 
 
 def trace(
@@ -56,15 +55,16 @@ def trace(
     after: Traced | None = None,
     lifts: bool = False,
 ) -> Traced:
-    """The graph of `function(*args)`, which returns tensors in tuples or lists; to be called in a mode of fake tensors,
-    for fake arguments. What a trace within it calls is recorded by both.
+    """The graph of `function(*args)`, which returns tensors in tuples or lists. Call it in a fake tensor mode, with
+    fake arguments. A nested trace is recorded by both.
 
-    known: real values of some arguments, by position, for Python code that asks for values of what follows from these
-    alone (`ir.values`). decisions: which way to go where Python asks for a boolean that is not known.
-    after: an earlier trace. Tensors that it made from no input and that are read now are made once more.
-    lifts: whether other tensors that the function reads become inputs (`Traced.lifted`), as those of a sub-graph do.
+    known: real values of some arguments, by position, for Python code that reads values which depend on these only
+        (`ir.values`).
+    decisions: the side to take where Python evaluates an unknown boolean.
+    after: an earlier trace. Its input-free tensors that are read now are computed again.
+    lifts: whether other tensors that the function reads become inputs (`Traced.lifted`), as for a sub-graph.
 
-    Raises `compat.ValuesNeeded` where it takes other values of a tensor to go on, Refused for a higher-order operator.
+    Raises `compat.ValuesNeeded` if Python reads other values, and Refused for a higher-order operator.
     """
     tracer = _Tracer(args, known or {}, decisions, after, lifts)
     _active.append(tracer)
@@ -81,31 +81,31 @@ def trace(
 
 
 def sign(**meta: Any) -> None:
-    """Nodes that the enclosing `trace` makes from now on carry this in their meta."""
+    """Add this to the meta of all nodes that the enclosing `trace` creates from now on."""
     assert _active, "called outside of trace()"
     _active[-1].signature |= meta
 
 
 def stand_in(tensor: torch.Tensor, fake: torch.Tensor) -> None:
-    """Let what the enclosing `trace` reads of a real tensor, or of its memory, be read of a fake that it has traced."""
+    """Make reads of a real tensor, or of its memory, read a traced fake in the enclosing `trace`."""
     assert _active, "called outside of trace()"
     _active[-1].stand_in(tensor, fake)
 
 
 def stood_in() -> list[torch.Tensor]:
-    """The real tensors that have been read, of those given to `stand_in`."""
+    """The real tensors given to `stand_in` that have been read."""
     assert _active, "called outside of trace()"
     return _active[-1].stood_in
 
 
 def last_node() -> fx.Node:
-    """The node that the enclosing `trace` has made last."""
+    """The last node of the enclosing `trace`."""
     assert _active, "called outside of trace()"
     return next(iter(reversed(_active[-1].graph.nodes)))
 
 
 def written_since(node: fx.Node) -> bool:
-    """Whether what was made up to that node has been written into since."""
+    """Whether a value created up to that node has been written since."""
     later: set[fx.Node] = set()
     while (node := node.next).op != "root":
         if any(base_of(x) not in later for x in written_operands(node)):
@@ -115,7 +115,7 @@ def written_since(node: fx.Node) -> bool:
 
 
 def is_tracing() -> bool:
-    """Whether what this thread runs is being traced, here or by `make_fx`."""
+    """Whether this thread is tracing, here or by `make_fx`."""
     here = threading.get_ident()
     return any(tracer.thread == here for tracer in _active) or compat.get_proxy_mode() is not None
 
@@ -153,10 +153,10 @@ class _Tracer(compat.TorchDispatchMode):
         kwargs = kwargs or {}
         if isinstance(func, torch._ops.HigherOrderOperator):
             raise Refused(
-                f"the model calls {func}, an operator of functions (as torch.cond or flex_attention are), which is not "
-                "captured: use tutti.scan, tutti.while_loop or tutti.cond, or write it with tensors alone, as "
+                f"the model calls {func}, a higher-order operator (like torch.cond or flex_attention), which is not "
+                "captured: use tutti.scan, tutti.while_loop or tutti.cond, or write it with plain operators, such as "
                 "torch.where(condition, a, b) or F.scaled_dot_product_attention; on one device tutti.jit(model) runs "
-                "it as it is"
+                "it unchanged"
             )
         if not all(issubclass(kind, compat.FakeTensor) for kind in types):
             return NotImplemented  # it says itself what it is made of
@@ -183,7 +183,7 @@ class _Tracer(compat.TorchDispatchMode):
         return made
 
     def _answer(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """What an operator gives that needs values: computed from the batch, or decided; None where it cannot be."""
+        """The result of an operator that needs values: computed from the batch, or decided. None if unknown."""
         if func in (aten.index.Tensor, aten.masked_select.default):
             with self:
                 x, masks = args if func is aten.index.Tensor else _broadcast(*args)
@@ -198,7 +198,7 @@ class _Tracer(compat.TorchDispatchMode):
         return None
 
     def _indices(self, masks: Any) -> list | None:
-        """Boolean masks that follow from the batch as indices."""
+        """Boolean masks that depend only on the batch, as indices."""
         indices: list = []
         for mask in masks:
             if mask is None or mask.dtype not in (torch.bool, torch.uint8):
@@ -213,7 +213,7 @@ class _Tracer(compat.TorchDispatchMode):
         return indices
 
     def named(self, values: Any) -> Any:
-        """Nodes in place of tensors."""
+        """Replace tensors by their nodes."""
         if isinstance(values, torch.Tensor):
             known = self.nodes.get(id(values))
             if self.lifts and known and values.grad_fn is not None:
@@ -233,7 +233,7 @@ class _Tracer(compat.TorchDispatchMode):
             self.storages.setdefault(tensor.untyped_storage()._cdata, tensor)
 
     def _of_real(self, tensor: torch.Tensor) -> fx.Node:
-        """The node for a tensor that no operator of the trace has made."""
+        """The node of a tensor that no traced operator created."""
         if id(tensor) in self.stand_ins:
             if all(x is not tensor for x in self.stood_in):
                 self.stood_in.append(tensor)
@@ -245,8 +245,8 @@ class _Tracer(compat.TorchDispatchMode):
             return self._constant(tensor)
         if tensor.dtype != owner.dtype or not owner.is_contiguous():
             raise Refused(
-                f"the model reads a tensor of shape {tuple(tensor.shape)} made before as a view of a parameter "
-                "or buffer, as another dtype or of one that is not contiguous; make the view in forward"
+                f"the model reads a view of a parameter or buffer, of shape {tuple(tensor.shape)}, made before, "
+                "with another dtype or of a non-contiguous tensor; make the view in forward"
             )
         with self, torch.no_grad():
             offset = int(tensor.storage_offset() - owner.storage_offset())
@@ -265,8 +265,8 @@ class _Tracer(compat.TorchDispatchMode):
             if (node := self._of_earlier(tensor)) is not None:
                 return node
             raise Refused(
-                f"the model reads a tensor of shape {tuple(tensor.shape)} that an earlier capture left behind (in a "
-                "global variable, or in the cache of a function) and that has no values: make it in forward, or before"
+                f"the model reads a tensor of shape {tuple(tensor.shape)} that an earlier capture left (in a global "
+                "variable, or in a function's cache) and that has no values: create it in forward, or before"
             )
         name = f"_tensor_constant{len(self.constants)}"
         self.constants[name] = tensor
@@ -275,7 +275,7 @@ class _Tracer(compat.TorchDispatchMode):
         return node
 
     def _of_earlier(self, tensor: torch.Tensor) -> fx.Node | None:
-        """A copy of what made a tensor in the trace before this one; None where that depends on inputs."""
+        """A copy of the nodes that computed a tensor in the earlier trace. None if it depends on inputs."""
         if self.after is None or self.input_free is None or id(tensor) not in self.after.nodes:
             return None
         made, _ = self.after.nodes[id(tensor)]
@@ -289,7 +289,7 @@ class _Tracer(compat.TorchDispatchMode):
         return self.repeated.get(made)
 
     def _is(self, made: Any, node: fx.Node) -> None:
-        """Note that a node makes this, and what that is."""
+        """Record the result of a node."""
         node.meta = {**self.signature, "val": Spec.of(made)}
         if self.lifts:
             node.meta["grad"] = torch.is_grad_enabled()
@@ -322,7 +322,7 @@ def _holds_tensors(made: Any) -> bool:
 
 @contextmanager
 def _no_casts_kept() -> Iterator[None]:
-    """Autocast, where it is on, keeps no casts: they would be fakes to who computes after the trace."""
+    """Disable autocast's cache of casts: they would be fakes to code that runs after the trace."""
     keeps = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:

@@ -1,10 +1,10 @@
-"""Python state that a model's forward pass and its loss may read: noticed where it changes after a step was captured.
+"""Detect changes of Python state that a model's forward pass or its loss may read, after a step was captured.
 
-Watched are attributes of modules and their classes, of the plain objects that modules hold (a config), and of what the
-loss holds or uses (a module, a callable object, closures); and global variables that methods of the model and the loss
-name. Their values are watched where they are numbers, strings, booleans, None or short tuples and lists of these. So
-are the plain tensors that modules hold, and whether these are written; modes, hooks and submodules; and which
-parameters there are and learn.
+Watched are attributes of modules and their classes, of plain objects in modules (a config), and of what the loss refers
+to (a module, a callable object, closures); and global variables named by methods of the model and by the loss. Their
+values are watched if they are numbers, strings, booleans, None, or short tuples and lists of these. Also watched are
+plain tensors in modules, and writes to them; modes, hooks and submodules; and which parameters there are and require
+gradients.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tutti import compat
 from tutti.tracing.snapshot import LARGEST, MISSING, OPAQUE, is_library, is_of_the_system, join, variables
 
 PLAIN = (bool, int, float, str, bytes, complex, type(None), torch.dtype, torch.device)
-SHORT = 32  # items of a list that is watched
+SHORT = 32  # maximum items of a watched list
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 TABLES = ("_parameters", "_buffers", "_modules", *HOOKS)
-DEEPEST = 3  # objects within objects that are watched
+DEEPEST = 3  # maximum depth of watched objects
 
 
 class Watch:
-    """The state of a model, and of functions and objects that use it, at the moment when it was made.
+    """The state of a model, and of functions and objects that use it, when the Watch was created.
 
     attributes: paths of tensors that are state of the step.
     """
@@ -39,7 +39,7 @@ class Watch:
         self.values: list[tuple[dict[str, Any], str, Any, str]] = []  # where, key, value, path
         self.sequences: list[tuple[list, list, str]] = []
         self.tensors: list[tuple[dict[str, Any], str, torch.Tensor, int, str]] = []  # with their versions
-        self.sizes: list[tuple[dict, int, str]] = []  # how many attributes there are
+        self.sizes: list[tuple[dict, int, str]] = []  # numbers of attributes
         self.hooks: list[tuple[dict[int, Any], list[int], str]] = []  # tables and their keys
         self.children: list[tuple[dict[str, Any], list, str]] = []  # tables and their modules
         seen: set[int] = set()
@@ -55,7 +55,7 @@ class Watch:
         self.learning = _learning(model)
 
     def _tables(self, path: str, held: dict, seen: set[int], depth: int) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The attributes of a module, and of the plain objects and dicts that it holds."""
+        """The attributes of a module, and of the plain objects and dicts in it."""
         yield path, held
         for key, x in held.items() if depth else ():
             if key in TABLES or isinstance(x, (*OPAQUE, nn.Module, list, set, tuple)) or is_of_the_system(x):
@@ -66,7 +66,7 @@ class Watch:
                 yield from self._tables(join(path, str(key)), inner, seen, depth - 1)
 
     def _watch_users(self, users: list[Any], model: nn.Module, seen: set[int]) -> None:
-        """Watch what functions, callable objects and classes hold, and the global variables that their code names."""
+        """Watch the references of functions, callable objects and classes, and the global variables that they name."""
         inside = {id(module) for module in model.modules()}
         known: set[int] = set()
         while users:
@@ -103,7 +103,7 @@ class Watch:
                 users.append(type(x))
 
     def _watch_all(self, path: str, holders: dict[str, Any], seen: set[int], users: list[Any]) -> None:
-        """Watch some entries, each in what holds it; modules and functions among them go to `users`."""
+        """Watch some entries, each in its container. Modules and functions among them are added to `users`."""
         for key, holder in holders.items():
             value, at = holder.get(key, MISSING), join(path, key)
             if isinstance(value, (nn.Module, FunctionType, MethodType)):
@@ -136,7 +136,7 @@ class Watch:
             self.tensors.append((held, key, value, value._version, path))
 
     def state(self) -> tuple[tuple[str, Any], ...]:
-        """What differs from then: (path, value now). Hashable; () where nothing does."""
+        """The differences: (path, value now). Hashable; () if there are none."""
         found: list[tuple[str, Any]] = []
         for held, key, value, path in self.values:
             now = held.get(key, MISSING)
@@ -159,12 +159,12 @@ class Watch:
 
     @property
     def learns_otherwise(self) -> bool:
-        """Whether the model has other parameters than then, or others of them learn."""
+        """Whether the model's parameters, or which of them require gradients, have changed."""
         return _learning(self.model) != self.learning
 
 
 def is_plain_dict(x: Any) -> bool:
-    """Whether this is a dict whose class leaves access to items as it is."""
+    """Whether this is a dict without overridden access methods."""
     return isinstance(x, dict) and type(x).get is dict.get and type(x).__getitem__ is dict.__getitem__
 
 
@@ -177,13 +177,13 @@ class Cell:
     def get(self, key: str, default: Any) -> Any:
         try:
             return self.cell.cell_contents
-        except ValueError:  # not assigned yet
+        except ValueError:  # the variable is not assigned yet
             return default
 
 
-@lru_cache(1 << 14)  # each capture asks for the code of all classes of the model and their bases
+@lru_cache(1 << 14)  # each capture visits the code of all classes of the model and their bases
 def _names(code: CodeType) -> frozenset[str]:
-    """The global names that code and functions within it use."""
+    """The global names used by code and by functions within it."""
     inner = (x for x in code.co_consts if isinstance(x, CodeType))
     own = frozenset(x.argval for x in dis.get_instructions(code) if x.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
     return own.union(*map(_names, inner))
@@ -191,19 +191,19 @@ def _names(code: CodeType) -> frozenset[str]:
 
 @lru_cache(1 << 14)
 def _attributes(code: CodeType) -> frozenset[str]:
-    """The names of attributes that code uses, and of globals."""
+    """The names of attributes and globals used by code."""
     inner = (x for x in code.co_consts if isinstance(x, CodeType))
     return frozenset(code.co_names).union(*map(_attributes, inner))
 
 
 def _modules(names: Set[str], held: dict[str, Any]) -> list[dict[str, Any]]:
-    """The variables of imported files, such as one with settings, that code names."""
+    """The variables of imported files, such as one with settings, named by code."""
     found = [held[name] for name in names & held.keys() if isinstance(held[name], ModuleType)]
     return [vars(module) for module in found if not is_library(module.__name__)]
 
 
 class Same:
-    """An object that equals itself alone; held, so that no other one gets its identity."""
+    """An object compared by identity. It is kept alive, so that its id stays unique."""
 
     def __init__(self, held: Any):
         self.held = held
@@ -219,6 +219,6 @@ class Same:
 
 
 def _learning(model: nn.Module) -> list[tuple[str, int, bool, int]]:
-    """Parameters and buffers by name, which of them learn, and how many hooks their gradients have."""
+    """Parameters and buffers by name, whether each requires gradients, and the number of hooks on its gradient."""
     found = [(name, id(p), p.requires_grad, sum(map(len, compat.hooks_on(p)))) for name, p in model.named_parameters()]
     return [*found, *((name, id(b), False, 0) for name, b in model.named_buffers())]

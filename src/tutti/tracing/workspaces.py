@@ -1,4 +1,4 @@
-"""LSTM layers and experts become functions of their inputs alone, as everything in a StepGraph is."""
+"""Rewrite LSTM layers and experts as functions of their inputs only, like everything in a StepGraph."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ aten, ops = torch.ops.aten, torch.ops.tutti
 
 
 def without_workspaces(graph: fx.Graph) -> None:
-    """Replace, in place, layers that keep something for their backward pass by those that do not, and that pass.
+    """Replace, in place, layers that save a workspace for their backward pass, and that pass, by ones that do not.
 
-    Torch's fused LSTM layers: see `tutti.nn.lstm`. Experts: see `tutti.nn.experts`.
+    torch's fused LSTM layers: see `tutti.nn.lstm`. Experts: see `tutti.nn.experts`.
     """
     node: Call
     for node in list(graph.nodes):

@@ -1,4 +1,4 @@
-"""The verb `tutti train`: prepares the text, starts the processes, and reports when training is done."""
+"""The verb `tutti train`: prepare the text, start the processes, and report when training is done."""
 
 import json
 import os
@@ -14,9 +14,9 @@ RUN = "run.json"
 
 
 def train(argv: list[str]) -> None:
-    """Train as a config file says: `tutti train [FILE.toml] [--section.key value ...]`.
+    """Train from a config file: `tutti train [FILE.toml] [--section.key value ...]`.
 
-    The same command again continues an interrupted run, and says so when the run is finished.
+    The same command resumes an interrupted run. A finished run is left alone.
     """
     config = parse(argv)
     # Measuring memory makes the profiler talk. This has to be set before torch is imported.
@@ -28,7 +28,7 @@ def train(argv: list[str]) -> None:
 
 
 def run(config: Config) -> None:
-    """Prepare, train, report; every rank of a job may call it."""
+    """Prepare, train, report. Every rank of a job may call it."""
     from tutti.checkpoint.folder import CHECKPOINTS, find_fault, folders, step_of
     from tutti.train import trainer
     from tutti.train.finish import finish
@@ -55,7 +55,7 @@ def run(config: Config) -> None:
 
 
 def _calibrate(config: Config, display: Any) -> None:
-    """Measure this machine once, before the processes that plan for it start."""
+    """Calibrate this machine, if it is not yet, before the training processes start."""
     from tutti.hardware import local
 
     with display.stage("cluster") as stage:
@@ -66,9 +66,9 @@ def _calibrate(config: Config, display: Any) -> None:
 
 
 def _check_same_run(folder: Path, config: Config, text_key: str, display: Any) -> None:
-    """ValueError when the folder holds a run of another model or text; other changes are told.
+    """Raise ValueError if the folder has a run of another model or text. Other changes are reported.
 
-    A run that has saved nothing begins anew, whatever it was told: a mistake can be put right.
+    A run without checkpoints starts over with the new options.
     """
     from tutti.checkpoint.folder import CHECKPOINTS
 

@@ -1,8 +1,7 @@
 """The options of a training run: one frozen dataclass for each section of the config file.
 
-A run is a TOML file whose tables are these sections, `[optimizer] lr = 3e-4`; the command line overrides it
-with `--optimizer.lr 3e-4`. A key that does not exist is an error that names the nearest, so is a value of
-another type.
+A run is a TOML file whose tables are these sections, `[optimizer] lr = 3e-4`; the command line overrides it with
+`--optimizer.lr 3e-4`. An unknown key is an error that names the nearest key. So is a value of another type.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -11,7 +10,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Data:
-    """What to train on."""
+    """The training text."""
 
     source: str = "stdlib"
     """Folder of text files, read with its subfolders; "stdlib" is the source code of Python's own library."""
@@ -37,7 +36,7 @@ class Tokenizer:
 
 @dataclass(frozen=True)
 class Model:
-    """A causal language model of transformers, with random weights."""
+    """A transformers causal language model with random weights."""
 
     type: str = "llama"
     """Model type as transformers names it: llama, gpt2, qwen3, ..."""
@@ -65,7 +64,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """How gradients change the weights."""
+    """The optimizer and its options."""
 
     name: Literal["adamw", "adam", "sgd"] = "adamw"
     """The optimizer of torch.optim."""
@@ -88,7 +87,7 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long to train, and the learning rate on the way."""
+    """The number of steps, and the learning rate."""
 
     steps: int = 500
     """Optimizer steps in all."""
@@ -100,7 +99,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Parallel:
-    """The devices, and how the training step is spread over them."""
+    """The devices, and how the training step is distributed over them."""
 
     processes: int = 1
     """Processes to start on this machine; under torchrun or `tutti run`, theirs are used instead."""
@@ -128,7 +127,7 @@ class Parallel:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Saving, so that the run can be interrupted at any moment."""
+    """Checkpoints, from which an interrupted run resumes."""
 
     every: int = 100
     """Steps between checkpoints; there is one more at the end and when the run is interrupted."""
@@ -153,7 +152,7 @@ class Eval:
 
 @dataclass(frozen=True)
 class Monitor:
-    """What `tutti diagnose` looks into."""
+    """Recording for `tutti diagnose`."""
 
     every: int = 20
     """Every rank records when its calls end in each step of this number; 0 records none. At least two such steps must
@@ -174,7 +173,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Config:
-    """Train a language model, planned for the devices at hand. Run it again to continue where it stopped."""
+    """Train a language model, planned for the available devices. Run the same command to resume it."""
 
     out: str = "out/run"
     """Folder for everything the run writes: checkpoints, logs, the report."""
@@ -193,7 +192,7 @@ class Config:
     sample: Sample = field(default_factory=Sample)
 
 
-# A run that continues must have begun with the same of these.
+# Sections that must not change when a run resumes.
 _FIXED = (
     "seed",
     "data.",
@@ -234,7 +233,7 @@ _AT_LEAST = {
 
 
 def check(config: Config) -> None:
-    """ValueError for a number outside its range."""
+    """Raise ValueError for a number out of range."""
     flat = flatten(asdict(config))
     for key, lowest in _AT_LEAST.items():
         if flat[key] is not None and flat[key] < lowest:
@@ -251,7 +250,7 @@ def check(config: Config) -> None:
 
 
 def flatten(table: dict[str, Any]) -> dict[str, Any]:
-    """`{"optimizer": {"lr": 1e-3}}` as `{"optimizer.lr": 1e-3}`, from `asdict` of a config."""
+    """`{"optimizer": {"lr": 1e-3}}` -> `{"optimizer.lr": 1e-3}`, for `asdict` of a config."""
     flat: dict[str, Any] = {}
     for name, value in table.items():
         flat |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
@@ -259,11 +258,11 @@ def flatten(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_fixed(key: str) -> bool:
-    """Whether a run that continues must have begun with the same of this."""
+    """Whether an option must not change when a run resumes."""
     return key.startswith(_FIXED) and key not in _FREE
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:
-    """What differs between the configs of two runs, as JSON has them: by key, in words."""
+    """The differences between the configs of two runs, given as JSON data: key -> sentence."""
     was, is_ = flatten(before), flatten(now)
     return {key: f"{key} was {was.get(key)} and is {is_[key]}" for key in is_ if was.get(key) != is_[key]}

@@ -1,8 +1,8 @@
 """A run's config from a TOML file and the command line.
 
-The tables of the file are the sections of `Config`, `[optimizer] lr = 3e-4`; the command line overrides
-them, `--optimizer.lr 3e-4`. A key that does not exist is an error that names the nearest; a value of
-another type is one that names the type.
+The tables of the file are the sections of `Config`, `[optimizer] lr = 3e-4`; the command line overrides them,
+`--optimizer.lr 3e-4`. An unknown key is an error that names the nearest key; a value of another type is one that names
+the type.
 """
 
 import tomllib
@@ -33,7 +33,7 @@ def parse(args: list[str]) -> Config:
 
 
 def load(file: Path) -> Config:
-    """Read a TOML file; ValueError names the file, the key, and what would be right."""
+    """Read a TOML file. A ValueError names the file, the key, and what is expected."""
     try:
         table = tomllib.loads(file.read_text("utf-8"))
     except FileNotFoundError:
@@ -45,7 +45,7 @@ def load(file: Path) -> Config:
 
 
 def from_table(table: dict[str, Any], file: str) -> Config:
-    """A config from nested tables, as TOML or JSON gives them; errors name the `file`."""
+    """A config from nested tables of TOML or JSON. Errors name the `file`."""
     return _build(Config, table, file, "")
 
 
@@ -68,7 +68,7 @@ def _build(kind: type, table: dict[str, Any], file: str, section: str) -> Any:
 
 
 def _nearest(key: str, section: str, known: Iterable[str]) -> str:
-    """The key of this section that looks most like it, or that key of another section, or all keys."""
+    """The most similar key of this section, else of another section, else all keys."""
     prefix = f"{section}." if section else ""
     if near := get_close_matches(key, known, 1):
         return f"did you mean {prefix}{near[0]}?"

@@ -1,4 +1,4 @@
-"""The verb `tutti eval`: how well a model predicts text that it was not trained on."""
+"""The verb `tutti eval`: the loss of a model on held-out text."""
 
 import json
 import math
@@ -20,7 +20,7 @@ from tutti.train.progress import Display
 
 @dataclass(frozen=True)
 class Score:
-    """Mean loss in nats a predicted token, and what that means for a byte of text."""
+    """Mean loss in nats per predicted token, and the same per byte of text."""
 
     loss: float
     bits_per_byte: float
@@ -38,11 +38,11 @@ class Score:
 
 
 def evaluate(run: Annotated[str, tyro.conf.Positional], batches: int | None = None) -> None:
-    """Loss, perplexity and bits a byte of a run's newest checkpoint, on its held-out text.
+    """Print loss, perplexity and bits per byte of a run's newest checkpoint on its held-out text.
 
     Args:
         run: Folder of a run (the `out` of its config).
-        batches: Take this many batches, spread evenly over the text, instead of all.
+        batches: Evaluate this many batches, evenly spaced in the text. Default: all.
     """
     file = Path(run) / "run.json"
     if not file.exists():

@@ -1,4 +1,4 @@
-"""A checkpoint as a model of `transformers`: its config, its weights as safetensors under its names, its tokenizer."""
+"""Export a checkpoint as a transformers model: config, safetensors weights under its names, and tokenizer."""
 
 import shutil
 from pathlib import Path
@@ -21,31 +21,33 @@ from tutti.train.progress import Display
 def command(
     run: Annotated[Path, tyro.conf.Positional], out: Annotated[Path, tyro.conf.Positional], shard: str = "5GB"
 ) -> None:
-    """Write the model of a checkpoint as `transformers` reads it: config, tokenizer, and weights as safetensors.
+    """Export the model of a checkpoint for transformers: config, tokenizer, and weights as safetensors.
 
     Args:
-        run: A checkpoint, or the folder of a run, whose newest one is taken.
-        out: Folder that is made, or replaced where it holds a model.
-        shard: The largest size of a file of weights, as in 500MB.
+        run: A checkpoint, or the folder of a run: its newest checkpoint is exported.
+        out: New folder, or the folder of a model to replace.
+        shard: Maximum size of a file of weights, such as 500MB.
     """
     if out.exists() and any(out.iterdir()) and not (out / "config.json").exists():
-        raise ValueError(f"{out} is there already, and holds no model: choose another folder")
+        raise ValueError(f"{out} already exists and is not a model: choose another folder")
     display = Display()
     with display.stage("export") as stage:
-        if (run / folders.MANIFEST).exists():  # else the newest whole one is found
+        if (run / folders.MANIFEST).exists():  # else the newest complete checkpoint is found
             folders.check(run)
         export(model_folder(run), out, shard)
         stage.result(str(out))
 
 
 def export(checkpoint: Path, out: Path, shard: str = "5GB") -> None:
-    """Write the model of a checkpoint, in files of at most `shard`; it is there when all of it is.
+    """Export the model of a checkpoint, in files of at most `shard`. The folder appears when it is complete.
 
-    Weights pass through files that are mapped, so that they need not fit into memory.
+    Weights are written through memory-mapped files, so they need not fit into memory.
     """
     transformers_logging.disable_progress_bar()
     if not (checkpoint / "config.json").exists():
-        raise ValueError(f"{checkpoint} has no config.json of transformers, as checkpoints of `tutti train` have")
+        raise ValueError(
+            f"{checkpoint} has no transformers config.json; only checkpoints of `tutti train` can be exported"
+        )
     stored = CheckpointReader(checkpoint)
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint, trust_remote_code=False))

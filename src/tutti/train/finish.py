@@ -1,4 +1,4 @@
-"""What a finished run leaves for its reader: a sample, the report, and where everything is."""
+"""The end of a run: generate a sample, write the report, print where the results are."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tutti.train.report import write_report
 
 
 def finish(config: Config, display: Display) -> None:
-    """Generate the sample, write the report unless it is there, and say where things are."""
+    """Generate the sample, write the report unless it exists, and print where the results are."""
     folder, sample = Path(config.out), Path(config.out, "sample.txt")
     newest, model = model_folder(folder), folder / "model"
     if not model.exists() or model.stat().st_mtime < newest.stat().st_mtime:

@@ -1,4 +1,4 @@
-"""The verb `tutti generate`: continue a text with what a run has trained."""
+"""The verb `tutti generate`: continue a text with a trained model."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,17 +24,17 @@ def generate(
     """Continue a text with a trained model, and print both.
 
     Args:
-        run: Folder of a run, whose newest checkpoint is taken, or of a checkpoint or model of transformers.
+        run: Folder of a run, whose newest checkpoint is used, or of a checkpoint or transformers model.
         prompt: The text to continue.
-        tokens: Tokens to generate, unless the model ends the text before.
-        temperature: 0 takes the most likely token each time; larger is more varied.
-        seed: Of the random choices.
+        tokens: Number of tokens to generate, unless the model ends the text before.
+        temperature: Sampling temperature. 0 takes the most likely token.
+        seed: Random seed of sampling.
     """
     print(continue_text(model_folder(run), prompt, tokens, temperature, seed))
 
 
 def continue_text(folder: Path, prompt: str, tokens: int, temperature: float, seed: int) -> str:
-    """The prompt and what the model makes of it."""
+    """The prompt with its continuation."""
     if not prompt:
         raise ValueError("the prompt is empty; give at least one character to continue")
     tokenizer, model = AutoTokenizer.from_pretrained(folder, trust_remote_code=False), load_model(folder)
@@ -77,13 +77,13 @@ def stored_model(folder: Path) -> Any:
                 tensor.data = tensor.data.to(stored.tensors[key].dtype)
                 wanted[key] = ShardedTensor.whole(tensor.data)
     if missing := {f"param:{name}" for name, _ in model.named_parameters()} - wanted.keys():
-        raise ValueError(f"{folder} has no tensor {min(missing)!r}, which its config.json asks for")
+        raise ValueError(f"{folder} has no tensor {min(missing)!r}, which its config.json requires")
     stored.load(wanted)
     return model
 
 
 def model_folder(run: str | Path) -> Path:
-    """The newest complete checkpoint of a run, or the folder itself when it holds a model."""
+    """The newest complete checkpoint of a run, or the folder itself if it is a model."""
     folder = Path(run)
     if (folder / "config.json").exists():
         return folder

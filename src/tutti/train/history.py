@@ -1,4 +1,4 @@
-"""What was measured, step by step: a JSON line each in `history.jsonl`, and the same as TensorBoard logs."""
+"""The measurements of each step: a line in `history.jsonl`, and TensorBoard logs."""
 
 import json
 import warnings
@@ -10,13 +10,11 @@ _NAME = "history.jsonl"
 
 
 class History:
-    """Appends to the history of a run that goes on after `step`; what was written beyond is dropped.
+    """Appends to the history of a run that resumes after `step`. Later lines are dropped.
 
-    A run that begins anew, at step 0, has no history.
-
-    A line is `{"step": 12, "loss": 3.25, ...}`, where `step` counts completed steps. Floats are written so
-    that they read back to the last bit. Every line is handed to the system at once: a killed run loses
-    none. Without `write`, as on all ranks but the first, nothing happens.
+    A line is `{"step": 12, "loss": 3.25, ...}`; `step` counts completed steps. Floats are written to read back exactly.
+    Every line is flushed at once, so a killed run loses none. Without `write`, as on all ranks but the first, nothing
+    is written.
     """
 
     def __init__(self, folder: Path, step: int, write: bool = True):
@@ -46,7 +44,7 @@ class History:
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """All lines of a run so far; one that a crash cut short ends them."""
+    """All lines of a run so far, except one truncated by a crash."""
     path, lines = folder / _NAME, []
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
@@ -57,7 +55,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 
 def series(lines: list[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
-    """The steps at which `name` was measured, and its values."""
+    """The steps at which `name` was measured, and the values."""
     found = [(line["step"], line[name]) for line in lines if name in line]
     return [step for step, _ in found], [value for _, value in found]
 

@@ -1,4 +1,4 @@
-"""Peak memory of a training step, in tensors of one rank, measured to hold a prediction against."""
+"""Measure the peak memory of a training step, in tensors of one rank, to compare with the prediction."""
 
 import gc
 import json
@@ -14,14 +14,14 @@ _MARK = "tutti.peak"
 
 
 class PeakMemory:
-    """Calls a function, measures the fourth call and hands the bytes to `report`; some tensors do not count.
+    """Calls a function, and reports the peak bytes of the fourth call to `report`. Tensors in `except_for` do not
+    count.
 
-    Without a `report` it only calls.
+    Without `report` it only calls.
 
-    On a GPU the allocator knows. On a CPU it is what all tensors held when the call began, plus the most
-    that the profiler saw allocated and not yet freed since then. The third call is watched too, because the
-    profiler knows only of frees of what it saw allocated. What is no tensor (Python, libraries, compiled
-    code) does not count.
+    On a GPU the allocator is queried. On a CPU the peak is the bytes of all tensors at the start of the call, plus the
+    maximum that the profiler saw allocated and not freed since. The third call is profiled too, because the profiler
+    reports frees only for allocations it saw. Memory outside tensors (Python, libraries, compiled code) does not count.
     """
 
     def __init__(self, report: Callable[[int], None] | None, except_for: Iterable[torch.Tensor] = ()):
@@ -56,14 +56,14 @@ def _on_gpu(except_for: list[torch.Tensor], function: Callable[..., Any], *args:
 
 
 def peak_bytes() -> int:
-    """The most that this process has held so far: of tensors on its GPU, or without one of physical memory."""
+    """Peak bytes of this process so far: of tensors on its GPU, or without a GPU of physical memory."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def live_bytes(except_for: Iterable[torch.Tensor] = ()) -> int:
-    """Bytes of all CPU tensors of this process but some, storage shared by several counted once."""
+    """Bytes of all CPU tensors of this process except some. Shared storage counts once."""
     left_out = {tensor.untyped_storage().data_ptr() for tensor in except_for}
     storages = {}
     for thing in gc.get_objects():
@@ -74,7 +74,7 @@ def live_bytes(except_for: Iterable[torch.Tensor] = ()) -> int:
 
 
 def _most_allocated(profiled: profile) -> int:
-    """Highest sum of allocations less frees inside the marked call, from when it began."""
+    """Maximum of allocations minus frees within the marked call."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         profiled.export_chrome_trace(file.name)
         with open(file.name) as trace:

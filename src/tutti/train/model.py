@@ -1,4 +1,4 @@
-"""The model and the optimizer that a config describes, as for one device."""
+"""Build the model and the optimizer of a config, as for one device."""
 
 from dataclasses import fields
 from difflib import get_close_matches
@@ -14,10 +14,9 @@ from tutti.train import config as settings
 
 
 def model_config(model: settings.Model, vocab_size: int, seq: int) -> PreTrainedConfig:
-    """The transformers config of a model with this vocabulary; position embeddings reach `seq` tokens at
-    least.
+    """The transformers config of a model with this vocabulary, and position embeddings for at least `seq` tokens.
 
-    ValueError for a model type that transformers does not have, and for an option that the type does not.
+    Raises ValueError for a model type that transformers lacks, and for an option that the type lacks.
     """
     chosen = {
         "hidden_size": model.hidden_size,
@@ -44,7 +43,7 @@ def model_config(model: settings.Model, vocab_size: int, seq: int) -> PreTrained
 
 
 def check_model(model: settings.Model, vocab_size: int, seq: int) -> None:
-    """ValueError when transformers cannot build this model; it is tried without memory."""
+    """Raise ValueError if transformers cannot build this model. Tried on the meta device."""
     config = model_config(model, vocab_size, seq)
     try:
         with torch.device("meta"):
@@ -55,7 +54,7 @@ def check_model(model: settings.Model, vocab_size: int, seq: int) -> None:
 
 
 def precision(wanted: str, processes: int) -> torch.dtype:
-    """The dtype of "float32" or "bfloat16"; "auto" is the one that this machine multiplies faster."""
+    """The dtype of "float32" or "bfloat16"; "auto" is the one with faster matrix products on this machine."""
     if wanted != "auto":
         return getattr(torch, wanted)
     device = local(processes).device
@@ -65,8 +64,8 @@ def precision(wanted: str, processes: int) -> torch.dtype:
 def build_model(
     config: PreTrainedConfig, seed: int, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> PreTrainedModel:
-    """A causal language model with random weights, which depend on the seed alone: neither on dtype nor device."""
-    transformers_logging.disable_progress_bar()  # of saving this model
+    """A causal language model with random weights, which depend only on the seed, not on dtype or device."""
+    transformers_logging.disable_progress_bar()  # progress bars of saving this model
     torch.manual_seed(seed)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     return model.to(device, dtype).train()

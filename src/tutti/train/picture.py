@@ -1,4 +1,4 @@
-"""Pictures of a run as SVG: the loss, and what each rank holds under a plan."""
+"""Pictures of a run as SVG: the loss, and the layout of parameters under a plan."""
 
 import io
 import re
@@ -49,10 +49,9 @@ def running_mean(values: list[float]) -> np.ndarray:
 
 
 def plan_picture(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """A row for each kind of parameter, and for each rank a box of the weight and one of its optimizer state.
+    """A row for each kind of parameter; for each rank, a box of the weight and one of its optimizer state.
 
-    Blue is what the rank holds. `shapes` names the parameters as the model does; layers that the plan
-    treats alike share a row.
+    Blue is the rank's shard. `shapes`: parameters by name. Layers with equal layouts share a row.
     """
     rows = _rows(plan, shapes)
     ranks = min(_RANKS, int(np.prod(list(plan.mesh.values()) or [1])))
@@ -72,12 +71,12 @@ def plan_picture(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def coordinates(mesh: Mesh, rank: int) -> tuple[int, ...]:
-    """Where a rank stands on each axis; ranks are numbered row-major."""
+    """The position of a rank on each axis; ranks are numbered row-major."""
     return tuple(int(c) for c in np.unravel_index(rank, tuple(mesh.values()) or (1,)))[: len(mesh)]
 
 
 def held(size: int, dim: int, layout: Layout, mesh: Mesh, rank: int) -> np.ndarray:
-    """Which of the `size` indices of a dim a rank holds, (size,) bool.
+    """Which of the `size` indices of a dim are in a rank's shard, (size,) bool.
 
     A split of `outer x n x inner` over n gives the rank at place c the indices i with (i // inner) % n == c.
     """
@@ -108,7 +107,7 @@ def _rows(
 
 
 def _draw(axes: Axes, shape: tuple[int, ...], layout: Layout, mesh: Mesh, rank: int) -> None:
-    """A tensor as a box, dim 0 downwards, dim 1 to the right; a vector is a flat box."""
+    """Draw a tensor as a box, dim 0 downwards, dim 1 to the right. A vector is a flat box."""
     matrix = len(shape) > 1
     rows, columns = (shape[0], int(np.prod(shape[1:]))) if matrix else (1, shape[0] if shape else 1)
     top, height = (0.0, 1.0) if matrix else (0.35, 0.3)
@@ -123,7 +122,7 @@ def _draw(axes: Axes, shape: tuple[int, ...], layout: Layout, mesh: Mesh, rank: 
 
 
 def _columns(shape: tuple[int, ...], n: int, dim: int, layout: Layout, mesh: Mesh, rank: int) -> np.ndarray:
-    """What is held of the columns: dim 1 of a matrix, dim 0 of a vector; further dims are drawn whole."""
+    """Which columns are in the shard: dim 1 of a matrix, dim 0 of a vector. Further dims are drawn unsplit."""
     size = shape[dim] if shape else 1
     return np.repeat(held(size, dim, layout, mesh, rank), n // size)
 

@@ -1,4 +1,4 @@
-"""From a folder of files to a tokenizer and packed tokens, each made once and kept in a cache."""
+"""Make the tokenizer and packed tokens of a folder of files, each cached."""
 
 import fcntl
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from tutti.train.progress import Display, Stage
 
 @dataclass(frozen=True)
 class Prepared:
-    """What training reads: the tokenizer's folder and size, and both sides of the split, packed."""
+    """The input of training: the tokenizer's folder and size, and the packed training and held-out tokens."""
 
     tokenizer: Path
     vocab_size: int
@@ -25,14 +25,14 @@ class Prepared:
 
     @property
     def key(self) -> str:
-        """Changes when a token does."""
+        """A key of all tokens."""
         return self.train.path.parent.name
 
 
 def prepare(config: Config, display: Display) -> Prepared:
-    """Read, tokenize and pack, or find in the cache what an earlier run has made of the same text.
+    """Read, tokenize and pack, or use the cache of an earlier run on the same text.
 
-    Processes that ask for the same at once wait for one that does it.
+    Of several processes with the same text, one does it and the others wait.
     """
     cache = Path(config.data.cache)
     with display.stage("read") as stage:
@@ -68,7 +68,7 @@ def _pack(folder: Path, corpus: Corpus, cache: Path, stage: Stage) -> Prepared:
 
 
 def _first(documents: tuple[Document, ...], size: float) -> list[Document]:
-    """Documents in the order of their hashes, as good as random, up to `size` bytes; at least one."""
+    """Documents in the order of their hashes, effectively random, up to `size` bytes; at least one."""
     chosen, total = [], 0
     for d in sorted(documents, key=lambda d: d.digest):
         if chosen and total + d.size > size:

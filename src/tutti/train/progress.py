@@ -1,4 +1,4 @@
-"""What a run shows while it works: live on a terminal, a line now and then everywhere else."""
+"""The progress of a run: live on a terminal, else a line at intervals."""
 
 import time
 import warnings
@@ -10,16 +10,16 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from tutti.launch.progress import told_by
 
-_NAME = 11  # width of the column with the names of stages
+_NAME = 11  # width of the column of stage names
 _COMPILING = "compiling the step: about a minute, seconds when it is cached; --parallel.level O0 does without"
-WORTH_TELLING = 0.01  # of the time of steps, that passes in waiting for batches
-_PLAIN_SECONDS = 10.0  # between two lines about the same stage where the display is not live
+WORTH_TELLING = 0.01  # minimum fraction of step time spent waiting for batches to report
+_PLAIN_SECONDS = 10.0  # seconds between two lines about a stage without a terminal
 
 
 class Display:
-    """The stages of a run, one line each when done, and a moving line for the one at work.
+    """The stages of a run: a line for each finished one, and a progress line for the current one.
 
-    `silent` shows nothing: the ranks that are not the first have one like that.
+    `silent` prints nothing, for all ranks but the first.
     """
 
     def __init__(self, console: Console | None = None, silent: bool = False):
@@ -28,12 +28,12 @@ class Display:
         self.live = self.console.is_terminal and not silent
 
     def say(self, text: str) -> None:
-        """A line of its own, above whatever moves."""
+        """Print a line above the progress line."""
         self.console.print(text, markup=False)
 
     @contextmanager
     def warnings(self) -> Iterator[None]:
-        """Shows warnings as lines of their own, each once; those meant for developers are left out."""
+        """Print each warning once, as a line. Warnings for developers are dropped."""
         said: set[str] = set()
 
         def show(message: Warning | str, category: type[Warning], *where: object) -> None:
@@ -65,7 +65,7 @@ class Display:
 
     @contextmanager
     def training(self, steps: int, first: int, compiles: bool, dtype: str) -> Iterator["Training"]:
-        """The loop itself, from step `first` of `steps`, in a dtype; whether what comes before it is compilation."""
+        """The training loop from step `first` of `steps`, in a dtype. compiles: whether the first step compiles."""
         columns = (BarColumn(24), TextColumn("{task.description}", markup=False))
         bar = Progress(*columns, console=self.console, disable=not self.live, refresh_per_second=4)
         with bar:
@@ -75,7 +75,7 @@ class Display:
 
 
 class Stage:
-    """How far a stage is, and in the end what came of it."""
+    """The progress and the result of a stage."""
 
     def __init__(self, display: Display, name: str, bar: Progress):
         self._display, self._bar, self._name = display, bar, name
@@ -90,7 +90,7 @@ class Stage:
             self._display.say(f"{self._name:{_NAME}} {done / max(1, total):.0%}")
 
     def tell(self, what: str) -> None:
-        """What is being done within it."""
+        """Show what is being done in the stage."""
         self._bar.update(self._task, description=f"{self._name:{_NAME}} {what}")
 
     def result(self, text: str) -> None:
@@ -98,7 +98,7 @@ class Stage:
 
 
 class Training:
-    """The line that follows the training loop. The first step is told apart: it also makes the programs."""
+    """The progress line of the training loop. The first step is reported separately, as it includes compilation."""
 
     def __init__(self, display: Display, bar: Progress, steps: int, first: int, compiles: bool, dtype: str):
         self._display, self._bar, self._steps, self._compiles = display, bar, steps, compiles
@@ -111,14 +111,14 @@ class Training:
             display.say(self._text)
 
     def tell(self, what: str) -> None:
-        """What is being done between two steps."""
+        """Show what is being done between two steps."""
         self._bar.update(self._task, description=what or self._text)
 
     def step(
         self, done: int, loss: float, seconds: float, tokens: int, peak_seconds: float, waiting: float = 0.0
     ) -> None:
-        """`done` steps are complete. A step has `tokens`, takes `seconds`, at full peak `peak_seconds`, and waits that
-        share of its time for its batch."""
+        """Show that `done` steps are complete. A step has `tokens`, takes `seconds` (`peak_seconds` at peak FLOP/s),
+        and waits the fraction `waiting` of its time for its batch."""
         if self._start is not None:
             text = f"{'compile':{_NAME}} and first step" if self._compiles else f"{'first step':{_NAME}}"
             self._display.say(f"{text} ({time.perf_counter() - self._start:.1f} s)")
@@ -143,8 +143,8 @@ def line(
     dtype: str,
     waiting: float = 0.0,
 ) -> str:
-    """`step 120 of 600  loss 3.2100  5,400 tokens/s  31 % of bfloat16 peak  3:12 left`; where the steps wait for their
-    batches, `7 % waiting for data` as well."""
+    """`step 120 of 600  loss 3.2100  5,400 tokens/s  31 % of bfloat16 peak  3:12 left`, with `7 % waiting for data` if
+    steps wait for their batches."""
     speed = f"{tokens / seconds:,.0f} tokens/s  {100 * peak_seconds / seconds:.0f} % of {dtype} peak"
     speed += f"  {100 * waiting:.0f} % waiting for data" if waiting >= WORTH_TELLING else ""
     return f"step {done} of {steps}  loss {loss:.4f}  {speed}  {clock((steps - done) * seconds)} left"

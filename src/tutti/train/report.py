@@ -1,4 +1,4 @@
-"""The report of a run: one HTML page with everything in it, made from what the run left in its folder."""
+"""The report of a run: one self-contained HTML page, made from the files in the run's folder."""
 
 import json
 from html import escape
@@ -67,7 +67,7 @@ def write_report(folder: Path, sample: str) -> Path:
 
 
 def summary(lines: list[dict[str, Any]], facts: dict[str, Any], config: dict[str, Any]) -> list[tuple[str, ...]]:
-    """The run in a few rows."""
+    """The rows of the summary table."""
     losses, seconds = history.series(lines, "loss")[1], history.series(lines, "seconds")[1]
     held_out = history.series(lines, "held_out_loss")[1]
     tokens, typical = config["batch"]["size"] * config["batch"]["seq"], median(seconds)
@@ -86,7 +86,7 @@ def summary(lines: list[dict[str, Any]], facts: dict[str, Any], config: dict[str
 
 
 def costs(lines: Lines, plan: Plan) -> Rows:
-    """Step time and memory of a rank: expected by the plan, measured, and the ratio."""
+    """Step time and memory per rank: predicted, measured, and their ratio."""
     expected = plan.prediction
     seconds, peaks = history.series(lines, "seconds")[1], history.series(lines, "peak_bytes")[1]
     time = (expected.step_seconds if expected else None), median(seconds)

@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step, so that nothing of it has to be saved."""
+"""The learning rate as a pure function of the step, so a checkpoint need not store it."""
 
 import math
 
@@ -6,10 +6,10 @@ from tutti.train.config import Schedule
 
 
 def learning_rate(step: int, peak: float, schedule: Schedule) -> float:
-    """The rate of step 0, 1, ..., steps - 1.
+    """The learning rate of step 0, 1, ..., steps - 1.
 
-    A line from peak / warmup up to peak, then peak * (floor + (1 - floor) * (1 + cos(pi * t)) / 2) with t
-    from 0 at the end of warm-up to 1 at the last step (Loshchilov and Hutter 2017, without restarts).
+    Linear from peak / warmup to peak, then peak * (floor + (1 - floor) * (1 + cos(pi * t)) / 2), with t from 0 at the
+    end of warm-up to 1 at the last step (Loshchilov and Hutter 2017, without restarts).
     """
     if step < schedule.warmup:
         return peak * (step + 1) / schedule.warmup

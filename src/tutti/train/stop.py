@@ -1,4 +1,4 @@
-"""Stopping a run between two steps, on all ranks at the same one."""
+"""Stop a run between two steps, at the same step on all ranks."""
 
 import signal
 from types import FrameType, TracebackType
@@ -11,9 +11,9 @@ from tutti.launch.heartbeat import HEARTBEAT
 
 
 class StopSignal:
-    """SIGINT and SIGTERM are noted instead of obeyed, from the first time that `agreed()` is asked.
+    """Records SIGINT and SIGTERM instead of exiting, from the first call of `agreed()` on.
 
-    Before that, which is while the first step compiles, they end the process as ever.
+    Until then, while the first step compiles, they end the process as usual.
     """
 
     def __init__(self) -> None:
@@ -28,9 +28,9 @@ class StopSignal:
             signal.signal(number, handler)
 
     def agreed(self) -> int:
-        """The signal that some rank has received, the same number on every rank; 0 when none has.
+        """The signal that some rank received, the same number on every rank; 0 for none.
 
-        Every rank must ask, at the same step.
+        Collective: every rank must call it, at the same step.
         """
         if not self._before:
             self._before = {n: signal.signal(n, self._note) for n in (signal.SIGINT, signal.SIGTERM)}

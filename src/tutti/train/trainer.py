@@ -38,10 +38,10 @@ from tutti.train.stop import StopSignal
 
 
 def train(config: Config, prepared: Prepared) -> None:
-    """Train until the last step, or until a signal asks to stop; every rank of the job calls this.
+    """Train until the last step, or until a signal. Every rank of the job calls this.
 
-    A checkpoint holds all there is to continue from: the same config ends in the same losses, bit for bit,
-    however often it was interrupted. Raises Interrupted after a signal, when a checkpoint has been saved.
+    A checkpoint has all state, so a resumed run has the same losses bit for bit, however often it was interrupted.
+    Raises Interrupted after a signal, once a checkpoint is saved.
     """
     with _locked(Path(config.out)) if rank() == 0 else nullcontext():
         display = Display(silent=rank() > 0)
@@ -95,10 +95,10 @@ class Trainer:
             memory=parallel.memory,
         )
         self.dtype = str(dtype).removeprefix("torch.")
-        self.peak_seconds = self.step.flops / self.step.cluster.peak(dtype)  # of a step, at the full peak
+        self.peak_seconds = self.step.flops / self.step.cluster.peak(dtype)  # seconds of a step at peak FLOP/s
 
     def _facts(self) -> dict[str, Any]:
-        """What the report tells of the step besides its plan."""
+        """What the report says about the step besides its plan."""
         shapes = {name: tuple(p.shape) for name, p in self.model.named_parameters()}
         return {
             "cluster": str(self.step.cluster),
@@ -112,7 +112,7 @@ class Trainer:
         }
 
     def resume(self) -> None:
-        """Go on from the newest complete checkpoint, if there is one."""
+        """Resume from the newest complete checkpoint, if there is one."""
         found = self.checkpoints.latest(self.display.say)
         if found is not None:
             self._check_same(found.about if isinstance(found, PeerCheckpoint) else manifest(found))
@@ -121,19 +121,19 @@ class Trainer:
             self.display.say(f"continuing after step {self.done}, from {found}")
 
     def _check_same(self, about: dict[str, Any]) -> None:
-        """ValueError where a checkpoint is of another run: one in memory may be all that it has left."""
+        """Raise ValueError if a checkpoint is of another run. A checkpoint in memory may be its only trace."""
         differs = changes(about["config"], json.loads(json.dumps(asdict(self.config))))
         if other := [text for key, text in differs.items() if is_fixed(key)]:
             raise ValueError(f"{self.folder} holds another run: {'; '.join(other)}; choose another --out")
 
     def run(self) -> None:
-        """The loop: a step, its measurements, and at their times evaluation and checkpoint."""
+        """The loop: step, measure, and at intervals evaluate and save."""
         if self.first_rank:
             self.step.plan.save(self.folder / "plan.json")
             (self.folder / "step.json").write_text(json.dumps(self._facts()))
         config, steps = self.config, self.config.schedule.steps
         tokens = config.batch.size * config.batch.seq
-        recent: deque[float] = deque(maxlen=20)  # seconds of steps, and how many of them waited for their batches
+        recent: deque[float] = deque(maxlen=20)  # (seconds of a step, seconds of it waiting for its batch)
         waits: deque[float] = deque(maxlen=20)
         logs = tensorboard(self.folder / "tensorboard" / f"rank-{rank()}", self.done)
         self._record(steps - self.done)
@@ -181,7 +181,7 @@ class Trainer:
                     raise Interrupted(signal)
 
     def _advance(self, rate: float) -> tuple[float, bool]:
-        """One optimizer step: its loss, and whether it was left out."""
+        """Run one optimizer step. Returns its loss, and whether its update was skipped."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         before = self.step.skipped
@@ -208,8 +208,8 @@ class Trainer:
         return loss
 
     def _save(self, last: bool) -> None:
-        """Begin a checkpoint of this step, and wait for the `last`."""
-        self._tell(last=False, wait=True)  # of the one before
+        """Start a checkpoint of this step. Wait for it if it is the `last`."""
+        self._tell(last=False, wait=True)  # about the one before
 
         def fill(folder: Path) -> None:
             self.model.config.save_pretrained(folder)
@@ -222,28 +222,28 @@ class Trainer:
                 self.checkpoints.forget()
 
     def _keep(self) -> None:
-        """Begin a copy of this step in memory, unless the one before shows that there is not enough."""
+        """Start a copy of this step in memory, unless memory did not suffice for the one before."""
         with self.phases("copy in memory"):
             self._tell(last=False, wait=True)
             if self.checkpoints.copying:
                 self.step.save(self.checkpoints, {"config": asdict(self.config)}, in_memory=True)
 
     def _record(self, steps: int) -> None:
-        """Let each of some steps to come be recorded, for `tutti diagnose`."""
+        """Record the next steps, for `tutti diagnose`."""
         every = self.config.monitor.every
         virtual = len(self.step.runtime.ranks) > 1  # devices that take turns
         if every and not virtual and (self.done + steps) // every - self.done // every >= 2:
             self.step.record(self.folder / MONITOR, every)
 
     def _tell(self, last: bool, wait: bool) -> None:
-        """Say what became of the checkpoint that was begun. When the disk is full training goes on, unless this is the
+        """Report the outcome of the checkpoint in progress. If the disk is full, training continues, unless this is the
         `last`."""
         try:
             saved = self.checkpoints.wait() if wait else self.checkpoints.done()
         except SaveError as e:
             if last:
                 raise
-            self.display.say(f"{e}; training goes on")
+            self.display.say(f"{e}; training continues")
             return
         if saved is not None:
             self.saved = step_of(saved)
@@ -259,7 +259,7 @@ class Trainer:
 
 
 def describe(step: "tutti.Step") -> str:
-    """A plan in a line: `dp 2 on cpu:2; expected 0.31 s a step, 0.42 GB a rank`."""
+    """A plan in one line: `dp 2 on cpu:2; expected 0.31 s a step, 0.42 GB a rank`."""
     mesh = mesh_name(step.plan.mesh)
     expected = step.plan.predicted
     costs = f"expected {expected.step_seconds:.3f} s a step, {expected.peak_bytes / 1e9:.2f} GB a rank"
@@ -268,7 +268,7 @@ def describe(step: "tutti.Step") -> str:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keeps a second job out of the folder; the lock goes with the process, however it ends."""
+    """Lock the folder against a second job. The lock ends with the process."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as file:
         try:

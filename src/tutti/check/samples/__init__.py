@@ -5,8 +5,8 @@
         m, k, n = d.sizes(3)
         return (d.floats(m, k), d.floats(k, n)), {}
 
-A function of a `Draw` returns (args, kwargs) for one call; hypothesis draws what `d` is asked for. Draw whatever the
-rule looks at: sizes, dims, flags, absent operands. A function with two arguments is given the operator as well.
+A function of a `Draw` returns (args, kwargs) of one call; hypothesis draws what `d` returns. Draw whatever the rule
+depends on: sizes, dims, flags, absent operands. A function with two parameters also gets the operator.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""What a sample is, and how its parts are drawn."""
+"""Samples of operators, and how their parts are drawn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZES = (1, 2, 3, 4, 6, 8, 12)
 
 @dataclass(frozen=True)
 class Sample:
-    """One call of an operator, with tensors that hold numbers."""
+    """One call of an operator, with real tensors."""
 
     target: Any
     args: tuple
@@ -50,7 +50,7 @@ class Draw:
         return tuple(self.sizes(self.between(low, high), options))
 
     def dtype(self) -> torch.dtype:
-        """Of operands that share it, where sums may be made in a wider one."""
+        """A dtype for operands that share it, if sums may be accumulated in a wider one."""
         return self.pick([torch.float64, torch.float64, torch.bfloat16])
 
     def floats(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -73,13 +73,13 @@ class Draw:
 
 
 SAMPLES: dict[Any, st.SearchStrategy[Sample]] = {}
-DEVICES: dict[Any, str] = {}  # of operators that do not run on a CPU: where they do
+DEVICES: dict[Any, str] = {}  # the device of operators that do not run on a CPU
 
 
 def samples(*targets: Any, device: str = "cpu") -> Callable[[Callable], Callable]:
     """Register a function (see the package) as the source of samples of these operators.
 
-    device: the only kind of device that has them, if that is not the CPU.
+    device: the only kind of device with these operators, if not the CPU.
     """
 
     def register(function: Callable) -> Callable:
