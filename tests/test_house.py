@@ -22,7 +22,7 @@ APART = {  # packages that know nothing of parallelism
 
 
 def test_all_packages_are_in_the_order():
-    packages = {p.name for p in SOURCE.iterdir() if (p / "__init__.py").exists()} | {"compat"}
+    packages = {p.name for p in SOURCE.iterdir() if (p / "__init__.py").exists()}
     assert packages == set(ORDER)
     assert not packages & tutti.NAMES.keys(), "a package would hide a public name"
 
