@@ -136,7 +136,7 @@ def test_schemas_and_fakes_agree_with_the_kernels():
 
 def test_errors_say_what_does_not_fit():
     x, index, weight, up, down = drawn()
-    with pytest.raises(IndexError, match="expert 5 of 5"):
+    with pytest.raises(IndexError, match="index 5 is out of range; there are 5 experts"):
         experts(x, index * 0 + 5, weight, up, down)
     with pytest.raises(ValueError, match=r"up \(5, 31, 8\) and down \(5, 8, 16\) do not fit"):
         experts(x, index, weight, up[:, 1:], down)
