@@ -34,7 +34,7 @@ def test_more_than_the_budget_is_refused_by_name(offload_store):
     budget, x = MemoryBudget(offload_store, 1000), torch.zeros(200)
     budget.hold(x)
     budget.need(200, "mm")
-    with pytest.raises(OverBudget, match="layer/mm needs 201 B more of a device that holds 800 B"):
+    with pytest.raises(OverBudget, match="layer/mm needs 201 B more on a device that holds 800 B"):
         budget.need(201, "layer/mm")
     with pytest.raises(OverBudget, match="second needs 300 B"):
         budget.admit([("first", 200), ("second", 300), ("third", 400)])

@@ -159,7 +159,7 @@ def test_a_budget_is_kept():
     assert within.budgets[0].most == needed
     tight, batch = make("llama", "single", memory=needed - 1)
     before, held = tight.state_dict(), tight.budgets[0].now
-    with pytest.raises(OverBudget, match=r"(?s)needs .* more of a device that holds .*'offload'"):
+    with pytest.raises(OverBudget, match=r"(?s)needs .* more on a device that holds .*'offload'"):
         tight(batch)
     for name, value in tight.state_dict().items():
         assert torch.equal(value, before[name]), f"{name} was changed though the step was refused"

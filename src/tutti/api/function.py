@@ -1,4 +1,4 @@
-"""`fn = tutti.function(f, *examples, store=store)`: any function of tensors and of what a store holds, lifted."""
+"""`fn = tutti.function(f, *examples, store=store)`: lift any function of tensors and of a store to a cluster."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def functions(
     level: str = "O0",
     seed: int = 0,
 ) -> dict[str, Function]:
-    """Functions of one store, planned together: its layouts minimise the weighted sum of their modelled times.
+    """Functions of one store, planned together: its layouts minimize the weighted sum of their modeled times.
 
         made = tutti.functions({"train": (train, (x, y), 1), "decode": (decode, (token,), 50)}, store=store)
         loss = made["train"](x, y)
@@ -146,7 +146,7 @@ class Executable:
 
 
 class Function:
-    """A function over a store on a cluster; call it as the function it was made of."""
+    """A function over a store on a cluster. Call it like the original function."""
 
     def __init__(self, f, args, kwargs, store: Store, cluster, plan, level, pins, budget, seed):
         check_level(level)
@@ -162,7 +162,7 @@ class Function:
         self._first = self._executable(args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The result of the function for a global batch: the same pytree, with full tensors."""
+        """Run the function on global arguments. Returns the same pytree as the original, with full tensors."""
         HEARTBEAT.moves += 1
         executable = self._executable(args, kwargs)
         captured, executor, store = executable.captured, executable.executor, self.store
@@ -186,7 +186,7 @@ class Function:
         return {**numbers, **data, **graph.constants}
 
     def _executable(self, args: tuple, kwargs: Mapping[str, Any]) -> Executable:
-        """What runs a call with such arguments; it is captured and planned where it is new."""
+        """The executable for a call. Arguments of a new kind are captured and planned."""
         data = arguments(args, kwargs, self.store.holdings)
         behind = self.store.behind()
         held = tuple((i, id(x)) for i, x in (*enumerate(args), *kwargs.items()) if self.store.holdings.is_held(x))
@@ -200,7 +200,7 @@ class Function:
         return known[-1]
 
     def _options(self) -> str:
-        """Options of optimizers, all but learning rates, which are constants of a captured update."""
+        """The options of optimizers except learning rates; a captured update contains them as constants."""
         groups = [group for x in self.store.holdings.optimizers.values() for group in x.param_groups]
         return repr([{k: v for k, v in group.items() if k not in ("params", "lr")} for group in groups])
 
@@ -225,7 +225,7 @@ class Function:
         return Executable(captured, plan, executor)
 
     def _planned(self, graph: StepGraph, size: int) -> Plan:
-        """The plan that was asked for, with stored tensors as they are laid out."""
+        """The requested plan, with stored tensors as they are laid out."""
         stored = self.store.stored(graph)
         moved = bool(self.store.arrangement)
         if isinstance(self.asked, Plan) and self.asked.graph == graph.fingerprint and not moved:
@@ -243,7 +243,7 @@ class Function:
         return planner.held(self.store.mesh, stored)
 
     def _chosen(self, graph: StepGraph, size: int) -> Plan:
-        """The plan that was asked for, if the stored tensors could be laid out freely."""
+        """The requested plan, with stored tensors laid out freely."""
         return choose(self.asked, lambda count, variant: vary(graph, variant), size, self.cluster, self.level,
                       self.pins, None, 1, self.budget)  # fmt: skip
 
@@ -251,7 +251,7 @@ class Function:
 
     @property
     def plan(self) -> Plan:
-        """What runs for the example arguments."""
+        """The plan for the example arguments."""
         return self._first.plan
 
     def best_plan(self) -> Plan:

@@ -1,8 +1,8 @@
-"""`tutti.jit`: code that cannot be captured whole, static where possible and dynamic where not.
+"""`tutti.jit`: code that cannot be captured as one graph, static where possible and dynamic where not.
 
-TorchDynamo follows the Python code of a call. What it can follow becomes graphs, which are compiled; where it cannot
-go on, as at an `if` on the value of a tensor, Python runs and the next graph begins behind. What is computed, raised
-and changed is as in plain Python, also where torch's own defaults have it otherwise (`compat.AS_PYTHON`).
+TorchDynamo follows the Python code of a call and compiles what it can follow as graphs. Where it cannot continue, such
+as at an `if` on the value of a tensor, Python runs, and the next graph begins after it. Results, exceptions and side
+effects equal those of plain Python, also where torch's defaults differ (`compat.AS_PYTHON`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tutti.tracing.breaks import Break
 from tutti.tracing.recompilations import Recompilation
 from tutti.tracing.trace import is_tracing
 
-# How a graph becomes what runs: as `fn(graph, example inputs) -> callable`.
+# Backends: (graph, example inputs) -> callable.
 LEVELS: dict[str, Callable[[fx.GraphModule, list], Callable]] = {
     "O0": lambda graph, inputs: graph.forward,
     "O2": compat.inductor,
@@ -66,11 +66,11 @@ def jit(target: Callable | None = None, *, level: str = "O2", dynamic: bool | No
 
 
 class Jit:
-    """A callable that stands for another; what it has not is looked for there (`fast.parameters()`)."""
+    """A compiled callable. Other attributes are those of the target (`fast.parameters()`)."""
 
     def __init__(self, target: Callable, level: str = "O2", dynamic: bool | None = None):
         if level not in LEVELS:
-            raise ValueError(f"no level {level!r} of tutti.jit; there are {', '.join(LEVELS)}")
+            raise ValueError(f"tutti.jit has no level {level!r}; choose from {', '.join(LEVELS)}")
         if not callable(target):
             raise TypeError(f"tutti.jit takes a function, a method or a module, not a {type(target).__name__}")
         if not isinstance(target, nn.Module):
@@ -101,7 +101,7 @@ class Jit:
                 outer.place = call.place
 
     def report(self) -> Report:
-        """What the calls up to now have become."""
+        """Graphs, breaks and recompilations of the calls so far."""
         target = self.target
         name = type(target).__name__ if isinstance(target, nn.Module) else getattr(target, "__qualname__", repr(target))
         return Report(name, self.level, tuple(self._graphs), tuple(self._breaks.values()), tuple(self._recompilations))
@@ -117,14 +117,14 @@ class Jit:
         return runs
 
     def _add(self, found: compat.GraphBreak) -> None:
-        """A function is compiled more than once: its breaks are found as often."""
+        """Add a break once: a function that is compiled several times reports it each time."""
         new = breaks.put_into_words(found)
         key = new.file, new.line, new.reason
         if key not in self._breaks or (new.whole and not self._breaks[key].whole):
             self._breaks[key] = new
 
     def _note(self, place: tuple[Any, int]) -> None:
-        """Take to the report what was compiled since."""
+        """Add what was compiled since a place in the log to the report."""
         broken, again = compat.compiled_since(place)
         for found in broken:
             self._add(found)
@@ -139,7 +139,7 @@ class Jit:
         return getattr(self.target, name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Jit:
-        """One for the copy, whose parameters are its own."""
+        """A Jit of a copy of the target."""
         return Jit(copy.deepcopy(self.target, memo), self.level, self.dynamic)
 
     def __repr__(self) -> str:
@@ -147,14 +147,14 @@ class Jit:
 
 
 class _Call:
-    """A call of a Jit under way: what is compiled meanwhile belongs to it."""
+    """A running call of a Jit. Whatever is compiled meanwhile belongs to it."""
 
     def __init__(self, jit: Jit):
         self.jit, self.place, self.compiled = jit, compat.compilations(), False
         self.settings, self.silence = ExitStack(), ExitStack()
 
     def compiles(self) -> None:
-        """Something is about to be compiled."""
+        """Called before something is compiled."""
         if not self.compiled:
             self.settings.enter_context(compat.as_python())
         self.compiled = True
@@ -181,7 +181,7 @@ _at_work = _AtWork()
 
 @functools.cache
 def _quiet() -> None:
-    """Keep to the report what TorchDynamo would say; once."""
+    """Silence TorchDynamo's warnings about calls of a Jit: the report has them."""
     compat.quiet_compiler(lambda: _at_work.call is not None)
 
 
@@ -191,7 +191,7 @@ def _compilation(begins: bool) -> None:
 
 
 def _copied(data: Any, **kwargs: Any) -> torch.Tensor:
-    """`torch.tensor`, for what was a number of numpy's and is a tensor in a graph: without the warning of that."""
+    """`torch.tensor` without its warning: a NumPy number is a tensor in a graph."""
     return data.detach().clone().to(**kwargs) if isinstance(data, torch.Tensor) else torch.tensor(data, **kwargs)
 
 

@@ -1,4 +1,4 @@
-"""What `tutti.jit` made of a function: graphs, breaks, recompilations. As data, and as text by `str`."""
+"""The report of `tutti.jit` on a function: graphs, breaks and recompilations, as data and (`str`) as text."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MOST = 6  # kinds of operators that are named of a graph
 
 @dataclass(frozen=True)
 class Graph:
-    """file, line, function: of its first operator; "?" and 0 where that is not known. operators: how often each is
-    called. dynamic: whether some size in it is left open."""
+    """A compiled graph. file, line, function: of its first operator, or "?" and 0. operators: how often each is called.
+    dynamic: whether some size is symbolic."""
 
     file: str
     line: int
@@ -69,7 +69,7 @@ class Report:
         return "\n".join(lines)
 
     def _again(self) -> Iterator[str]:
-        """A text for each function that was compiled again; a hint that is the same for several guards once."""
+        """A text for each recompiled function. A hint that several guards share appears once."""
         functions = groupby(self.recompilations, lambda again: (again.file, again.line, again.function))
         for (file, line, function), found in functions:
             lines = [f"{file}:{line} in {function}"]

@@ -1,4 +1,4 @@
-"""The one line: `step = tutti.parallelize(model, optimizer, batch)`, and what it returns."""
+"""`step = tutti.parallelize(model, optimizer, batch)`: lift a training step to a cluster."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ from tutti.tracing.slots import Slots
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """The options of `parallelize`, which explains them."""
+    """The options of `parallelize`, where they are described."""
 
     loss: Loss | None
     cluster: Cluster | str
@@ -173,7 +173,7 @@ class Step:
         if not isinstance(optimizer, torch.optim.Optimizer):
             kind = type(optimizer).__name__
             raise ValueError(
-                f"the optimizer is a {kind}; it must be one of torch.optim: its update is a part of the step"
+                f"the optimizer is a {kind}; it must be one of torch.optim, because its update is captured"
             )
         if accumulate != "auto" and not (isinstance(accumulate, int) and accumulate >= 1):
             raise ValueError(f"accumulate is {accumulate!r}; it must be a whole number, at least 1, or 'auto'")
@@ -261,7 +261,7 @@ class Step:
     # -- what a training loop calls -----------------------------------------------------------------------------
 
     def __call__(self, batch: Batch) -> torch.Tensor:
-        """One optimizer step on a global batch; the mean loss, a 0-d tensor."""
+        """Train on a global batch. Returns the mean loss, a 0-d tensor."""
         with self._recorder.recording(self.steps + 1) if self._recorder else nullcontext():
             return self._train(batch)
 
@@ -304,7 +304,7 @@ class Step:
         observed.check(executor.graph.checks, what)
 
     def _count(self, graph: StepGraph) -> None:
-        """Note which parameters an update has left out: their updates are counted one by one, as torch does."""
+        """Count updates by parameter, as torch does: an update may leave out some parameters."""
         updated = set(graph.updated)
         self._updated |= updated
         for name in self._behind.keys() - updated:
@@ -313,7 +313,7 @@ class Step:
             self._made.count(self._behind, self._late())
 
     def _late(self) -> dict[str, int]:
-        """By how many updates parameters are behind the number of steps, of those that have ever been updated."""
+        """By how many updates each parameter is behind the number of steps, for parameters that have had an update."""
         return {name: n for name, n in self._behind.items() if n and name in self._updated}
 
     def _set_behind(self, late: Mapping[str, int]) -> None:
@@ -322,8 +322,8 @@ class Step:
         self._made.count(self._behind, self._late())
 
     def _adopt(self) -> None:
-        """Capture the model again after parameters were frozen, freed, replaced or added. Whatever is known of the
-        others stays: their values, optimizer state and counts of updates."""
+        """Capture the model again after parameters were frozen, unfrozen, replaced or added. The other parameters keep
+        their values, optimizer state and counts of updates."""
         held = {name: self.store.whole(name) for name in self.store.tensors} | self._parked
         fresh = Step(self.model, self.optimizer, self._example, self._config)
         names = {id(t): name for name, t in self._tensors.items()}
@@ -351,11 +351,11 @@ class Step:
         self.__dict__.update(fresh.__dict__)
 
     def _microbatches(self, batch: Batch) -> int:
-        """Into how many a batch is parted: one that does not divide, such as a last, smaller batch, is not."""
+        """The number of microbatches of a batch; 1 if it does not divide, such as a smaller last batch."""
         return self.accumulate if rows(batch) % self.accumulate == 0 else 1
 
     def _skip(self, batch: Batch) -> None:
-        """Count a step that was left out; NonFinite where there have been too many in a row."""
+        """Count a skipped step. Raises NonFinite after too many in a row."""
         if self._in_a_row == self.max_nonfinite_steps:
             self._inspector.begin()
             self._run("inspect", batch)
@@ -372,7 +372,9 @@ class Step:
         ValueError for virtual devices: they take turns in one process, so their times mean nothing.
         """
         if len(self.runtime.ranks) > 1:
-            raise ValueError(f"{len(self.runtime.ranks)} virtual devices take turns in one process: no time is taken")
+            raise ValueError(
+                f"{len(self.runtime.ranks)} virtual devices take turns in one process, so their times mean nothing"
+            )
         self._recorder = Recorder(Path(folder), self.runtime, self.device, every)
         if self.rank == 0:
             with HEARTBEAT.working("simulates the step"):
@@ -380,7 +382,7 @@ class Step:
             Path(folder, SIMULATED).write_text(json.dumps(made))
 
     def evaluate(self, batch: Batch) -> torch.Tensor:
-        """The loss in evaluation mode, without an update; a 0-d tensor."""
+        """Compute the mean loss of a batch in evaluation mode, without an update. Returns a 0-d tensor."""
         self._made.look()
         executor = self._run("evaluate", batch)
         loss = executor.loss()
@@ -388,7 +390,7 @@ class Step:
         return loss
 
     def gradients(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """The gradients that the next step would compute, before clipping: full tensors under the model's names."""
+        """Compute the gradients of a batch before clipping. Returns full CPU tensors by parameter name."""
         self._made.look()
         return self._run("gradients", batch).gradients()
 
@@ -414,7 +416,7 @@ class Step:
         fill: Callable[[Path], None] = lambda folder: None,
         in_memory: bool = False,
     ) -> None:
-        """Start a checkpoint of everything that resuming bit for bit needs. Writing continues in the background.
+        """Start a checkpoint of all state that resuming bit for bit needs. Writing continues in the background.
 
         facts: more entries for its manifest. fill: writes more files into its folder, on rank 0. in_memory: write to
         the memory of the machines instead of disk. Every rank of a job must call it. Raises SaveError if an earlier
@@ -452,7 +454,7 @@ class Step:
         return stored.bytes - before
 
     def training_state(self) -> dict[str, torch.Tensor]:
-        """Everything that resuming bit for bit needs, as full CPU tensors. Every rank of a job must call it."""
+        """All state that resuming bit for bit needs, as full CPU tensors. Every rank of a job must call it."""
         counts = {"step": self.steps, **({"skipped": self.skipped} if self.skipped else {})}
         counts |= {f"behind:{name}": n for name, n in self._late().items()}
         held = {name: self.store.whole(name) for name in self.store.tensors}
@@ -501,7 +503,7 @@ class Step:
 
     @property
     def recaptures(self) -> list[str]:
-        """Why the model was captured recompute: other shapes, values, modes or attributes."""
+        """Why the model was captured again: other shapes, values, modes or attributes."""
         return list(self._made.reasons)
 
     @property
@@ -539,7 +541,7 @@ class Step:
         return executor
 
     def _given(self, batch: Batch, draw: int, graph: StepGraph) -> dict[str, torch.Tensor]:
-        """Inputs that every rank is given anew, whole. Each `draw` has its own random numbers."""
+        """The inputs that are not stored: the batch, and numbers of this step. Each `draw` has other random numbers."""
         update = self.steps - self.skipped + 1
         numbers = {"step": torch.tensor(update), "seed": torch.tensor(self.seed + (draw << 32))}
         numbers |= {
@@ -550,11 +552,11 @@ class Step:
         return numbers | inputs(batch) | graph.constants
 
     def _recording(self, what: str) -> Recorder | None:
-        """Who is to be told of a run now."""
+        """The recorder, if it records this run."""
         return self._recorder if self._recorder and self._recorder.active and what != "inspect" else None
 
     def _check_constants(self) -> None:
-        """Only learning rates are read at every step: another change must not go unnoticed."""
+        """Raise ValueError if an option other than the learning rate has changed: the captured update contains it."""
         optimizers.check_hooks(self.optimizer)
         for i, (then, now) in enumerate(zip(self._constants, _constants(self.optimizer), strict=True)):
             if changed := [key for key in then if now.get(key) != then[key]]:
@@ -562,35 +564,35 @@ class Step:
                 raise ValueError(
                     f"{key} of parameter group {i} was {then[key]} when the step was made and is {now.get(key)} now; "
                     "only lr may change (OneCycleLR and CyclicLR change momentum, too, without cycle_momentum=False): "
-                    "make the step again"
+                    "call tutti.parallelize again"
                 )
 
     def _check_written(self) -> None:
-        """The step trains parameters of its own: values written into the model's since must not go unnoticed."""
+        """Raise ValueError if the model's parameters were written into: the step trains its own copies."""
         for name, p in self.model.named_parameters():
             if p._version != self._versions.get(name, p._version):
                 if f"param:{name}" in self.graph.inputs and not self.store.holds(f"param:{name}", p.detach()):
                     raise ValueError(
                         f"parameter {name!r} of the model was written into after the step was made. The step trains "
-                        "parameters of its own: give it values by step.load or step.load_training_state, or make it "
-                        "after the write. model.load_state_dict(step.state_dict()) gives the model those of the step"
+                        "its own copies: load values with step.load or step.load_training_state, or make the step "
+                        "after the write. model.load_state_dict(step.state_dict()) copies the step's values back"
                     )
                 self._versions[name] = p._version
 
 
 def _groups(optimizer: torch.optim.Optimizer) -> list[list[int]]:
-    """Which parameters each group has."""
+    """The parameters of each group, by id."""
     return [[id(p) for p in group["params"]] for group in optimizer.param_groups]
 
 
 def _constants(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """What the captured update takes as constant, by parameter group."""
+    """The options that the captured update contains as constants, by parameter group."""
     varying = ("params", "lr", "initial_lr")
     return [{k: v for k, v in group.items() if k not in varying} for group in optimizer.param_groups]
 
 
 def cluster_of(cluster: Cluster | str, device: torch.device) -> Cluster:
-    """The cluster that a user means: a description, its name, or what this job runs on."""
+    """The cluster for a description, a name, or "auto": the processes of this job, or one device."""
     if in_job():
         processes = join_job(device)
         if isinstance(cluster, str) and cluster == "auto":
@@ -605,7 +607,7 @@ def cluster_of(cluster: Cluster | str, device: torch.device) -> Cluster:
 
 
 def _check_tiers(plan: Plan, cluster: Cluster) -> None:
-    """ValueError for a tier that the devices do not have."""
+    """Raise ValueError for a tier that the devices do not have."""
     has = (DEVICE, cluster.device.outer)
     if unknown := [label for label, tier in plan.tiers.items() if tier not in has]:
         raise ValueError(

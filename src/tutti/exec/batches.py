@@ -1,4 +1,4 @@
-"""Batches: their microbatches, their signatures, and whether one is like that for which the step was made."""
+"""Batches: microbatches, signatures, and checks against the example batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Signature = tuple[tuple, ...]  # (name, Spec) of tensors, (name, value, type) of
 
 
 def signature_of(batch: Batch) -> Signature:
-    """What a captured graph depends on: names, in whatever order, shapes and dtypes, and static values."""
+    """What a captured graph depends on: names (in any order), shapes, dtypes and static values."""
     found = [(name, Spec.of(x)) for name, x in batch_items(batch)]
     others = [(name, x, type(x).__name__) for name, x in statics(batch)]  # 1, 1.0 and True are equal
     return tuple(sorted([*found, *others], key=lambda item: item[0]))
@@ -33,12 +33,12 @@ def microbatches(batch: Batch, count: int) -> list[Batch]:
 
 
 def batch_size(batch: Batch) -> int:
-    """What the number of rows is a multiple of: microbatches divide it."""
+    """The number of rows, which microbatches must divide; 1 if no entry has rows."""
     return rows(batch) or 1
 
 
 def check_like(batch: Batch, dtypes: Mapping[str, torch.dtype]) -> None:
-    """ValueError where a batch has not the tensors and dtypes that the step was made with."""
+    """Raise ValueError if a batch differs in names or dtypes from the example batch."""
     given = dict(batch_items(batch))
     if missing := [key for key in dtypes if key not in given]:
         name = missing[0]

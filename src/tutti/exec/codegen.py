@@ -1,4 +1,4 @@
-"""A Program as Python code: a generator that computes, and hands out its collectives.
+"""A Program as Python code: a generator that computes, and yields its collectives.
 
     def run(a, b, c):
         d = mm(a, b); b = None
@@ -7,9 +7,9 @@
         g = yield Wait(e); e = None
         return f, g
 
-Whoever drives it decides how a collective happens: on lists of tensors in one process, through torch.distributed,
-or on a clock. The answer to a request is the result, or where that is waited for later, something that `Wait` shows
-again. Values are dropped after their last use.
+The driver decides how a collective is executed: on lists of tensors in one process, or through torch.distributed. The
+answer to a request is the result; if the program waits later, it is a handle that `Wait` returns. Values are dropped
+after their last use.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 
 class Request(NamedTuple):
-    """A collective that a Program asks for. `op` combines (sum, max, ...) or is empty. waits: whether it stands still
-    until that is over. meeting: what a watchdog tells of it."""
+    """A collective that a Program requests. op: the reduction (sum, max, ...), or empty. waits: whether the program
+    blocks until it is complete. meeting: what a watchdog reports about it."""
 
     kind: str
     axis: str
@@ -49,14 +49,14 @@ class Request(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """The end of a collective that has been begun. begun: the answer to its request."""
+    """Wait for a collective that has started. begun: the answer to its request."""
 
     begun: Any
 
 
 Run = Callable[..., Generator[Request | Wait, Any, tuple]]
 Inspect = Callable[[fx.Node, Any], None]
-NUMBERS = count()  # of the sources that were generated
+NUMBERS = count()  # of generated sources
 
 
 def generate(
@@ -68,8 +68,8 @@ def generate(
 ) -> Run:
     """The generator function of a graph. Positional arguments are its placeholders, in order; returns its outputs.
 
-    engine: carries out the transfers. meter: is told what each call is going to need, and given what it returns.
-    inspect: is given each input and result. stopwatch: is told when the Program begins, and when calls are over.
+    engine: executes the transfers. meter: counts what each call needs and returns. inspect: called with each input and
+    result. stopwatch: called when the Program begins and when calls end.
     """
     writer = _Writer(graph, engine, meter, inspect, stopwatch)
     source = writer.source()
@@ -82,7 +82,7 @@ def generate(
 
 
 class Meter:
-    """Accounts for the memory of a Program as it runs. needs: bytes of calls that make something, and their labels."""
+    """Counts the memory of a running Program. needs: bytes that each call allocates."""
 
     def __init__(self, budget: MemoryBudget, needs: Mapping[fx.Node, int]):
         self.budget, self.needs = budget, needs
@@ -137,7 +137,7 @@ class _Writer:
         return "\n".join(lines)
 
     def _metered(self, node: fx.Node, call: str, drop: str) -> list[str]:
-        """A call with what the meter has to know of it."""
+        """A call, with the calls of the meter around it."""
         if self.meter is None or node not in self.meter.needs:
             return [call + drop]
         count, what = self.meter.needs[node], str(node.meta.get("label") or node.name)
@@ -157,7 +157,7 @@ class _Writer:
         if node.target is wait:
             return f"yield Wait({self._value(node.args[0])})"
         if node.target in TRANSFERS:
-            assert self.engine is not None, f"nobody carries out {node.target}"
+            assert self.engine is not None, f"{node.target} needs a transfer engine"
             function = getattr(self.engine, TRANSFERS[node.target])
             return f"{self._constant(function)}({', '.join(map(self._value, node.args))})"
         values = [self._value(a) for a in node.args] + [self._keyword(k, v) for k, v in node.kwargs.items()]
@@ -166,7 +166,7 @@ class _Writer:
         return f"{self._constant(node.target)}({', '.join(values)})"
 
     def _keyword(self, name: str, value: Any) -> str:
-        """As `name=value`, or in a form that takes the names that Python keeps for itself, as `from` of random_."""
+        """`name=value`, or a form for names that are Python keywords, such as `from` of random_."""
         return f"**{{{name!r}: {self._value(value)}}}" if iskeyword(name) else f"{name}={self._value(value)}"
 
     def _value(self, value: Any) -> str:

@@ -38,7 +38,7 @@ MOST = 16  # graphs for one signature and Python state
 
 
 class Key(NamedTuple):
-    """What a captured graph is for. number: of those for one signature, in order of their capture."""
+    """What a captured graph is for. number: index among the graphs of one signature, in order of capture."""
 
     signature: Signature
     evaluates: bool = False
@@ -51,8 +51,8 @@ class Executables:
 
     Each is made when it is first needed; all ranks of a job make it together.
 
-    homes: the stages of a pipeline that keep the inputs. plans: the graph and the plan of a step by key; other graphs
-    of the model are planned after the first of them.
+    homes: the stage of a pipeline that keeps each input. plans: graph and plan by key; later graphs follow the plan of
+    the first.
     """
 
     recipe: CaptureSpec
@@ -78,21 +78,21 @@ class Executables:
         self.captured[first] = [(self.first, self.graph.guards)]
 
     def look(self) -> None:
-        """Note what captured graphs depend on besides the batch: the model's Python state, and which parameters count
-        their own updates. To be called before a batch is run."""
+        """Read what captured graphs depend on besides the batch: the model's Python state, and which parameters have
+        missed updates. Call it before each batch."""
         counts = (("the number of updates", tuple(names)) for names in self.late.values())
         self.state_of_model: tuple[tuple[str, Any], ...] = (*self.recipe.watch.state(), *counts)
 
     def count(self, behind: Mapping[str, int], late: Mapping[str, int]) -> None:
-        """Say by how many updates parameters are behind the number of steps; `late` are those that have had any."""
+        """Set by how many updates each parameter is behind the number of steps. late: those that have had an update."""
         self.recipe.behind, self.late = dict(behind), classes_of(late)
 
     def key(self, what: str, batch: Batch, microbatches: int | None = None) -> Key:
-        """Which captured graph a batch needs, at the state of the model that `look` saw; it is captured if it is new.
+        """The key of the graph that a batch needs, given the model state that `look` read. Captures it if it is new.
 
-        microbatches: how many batches like this one are accumulated; by default as the plan says.
+        microbatches: number of batches like this one that are accumulated; by default that of the plan.
 
-        Raises ValueError where one signature has needed too many graphs.
+        Raises ValueError if one signature has needed too many graphs.
         """
         evaluates = what == "evaluate"
         signature, state = signature_of(batch), self.state_of_model
@@ -110,7 +110,7 @@ class Executables:
         return key
 
     def _capture(self, signature: Signature, evaluates: bool, batch: Batch, microbatches: int) -> Key:
-        """Capture and plan a graph; the key of an equal one where there is one."""
+        """Capture and plan a graph; return the key of an equal graph if there is one."""
         if evaluates:
             graph = self.recipe.evaluation(batch)
             guards = graph.guards
@@ -174,9 +174,9 @@ class Executables:
 
 
 def holding_for(known: Sequence[tuple[T, Guards]], batch: Batch, what: str) -> tuple[T | None, str | None]:
-    """Of what was captured for batches of one shape, the first that holds for a batch; else why the last does not.
+    """The first of the captures for one shape whose guards hold for a batch, or None and the guard that failed last.
 
-    Raises ValueError where there are too many already. what: was captured.
+    what: "step" or "function". Raises ValueError if there are too many captures.
     """
     tensors, reason = dict(batch_items(batch)), None
     for made, guards in known:
@@ -192,7 +192,7 @@ def holding_for(known: Sequence[tuple[T, Guards]], batch: Batch, what: str) -> t
 
 
 def equal(a: StepGraph, b: StepGraph) -> bool:
-    """Whether two graphs compute the same."""
+    """Whether two graphs are equal."""
     return (
         a.fingerprint == b.fingerprint
         and list(a.outputs) == list(b.outputs)

@@ -27,8 +27,8 @@ from tutti.nn import attention, linear_cross_entropy
 
 @dataclass(frozen=True)
 class Prepared:
-    """What runs a Program. timed: makes what also tells a stopwatch. peaks: of each call the label, and bytes that the
-    device then holds beyond the inputs."""
+    """An executable Program. timed: makes a version that calls a stopwatch. peaks: of each call, the label and the
+    bytes that the device holds beyond the inputs."""
 
     run: Run
     timed: Callable[[Stopwatch], Run]
@@ -45,12 +45,12 @@ def prepare(
     on: Platform = CPU,
     inspector: Inspector | None = None,
 ) -> list[Prepared]:
-    """What runs Programs of several ranks at a level. Their graphs are changed into that.
+    """Make the Programs of several ranks executable at a level. Their graphs are changed in place.
 
-    cluster: as in `improve`. agree: whether all ranks of the mesh are given the same as these ones, a text for each;
-    called by all of them. Communication is hidden where they agree on the order. engine: for Programs that use tiers.
-    budgets: account for the memory of their calls, by what an allocator `on` a platform gives. Without a C++ compiler
-    O1 and O2 become O0, with a warning. inspector: looks at all that is made.
+    cluster: as in `improve`. agree: whether all ranks of the mesh pass the same texts; communication is hidden if they
+    agree on the order. engine: for Programs that use outer tiers. budgets: count the memory of the calls, as the
+    allocator `on` a platform allocates it. Without a C++ compiler O1 and O2 become O0, with a warning. inspector: sees
+    all intermediate values.
     """
     level = available(level)
     for program in programs:
@@ -88,7 +88,7 @@ def _prepared(program: Program, level: str, engine: TransferEngine | None, budge
 
 
 def _ahead(graph: fx.Graph, run: Run) -> Run:
-    """What runs a graph, and compiles its functions together before it first does."""
+    """A generator function that compiles the graph's functions together before the first run."""
     todo = [graph]
 
     def ahead(*inputs):
@@ -100,7 +100,7 @@ def _ahead(graph: fx.Graph, run: Run) -> Run:
 
 
 def _needs(graph: fx.Graph, known: Mapping[fx.Node, tuple[int, int, int]]) -> dict[fx.Node, int]:
-    """Bytes that calls take, beyond what is alive before them; of compiled functions at their peak."""
+    """Bytes that each call allocates; for a compiled function its peak."""
     found = {}
     for node in graph.nodes:
         parts = sorted(known[n] for n in node.meta.get("inside", [node]) if n in known)

@@ -1,8 +1,8 @@
-"""The budget: what Tutti holds on a device, counted as it comes and goes, and never more than the budget.
+"""MemoryBudget: counts the memory that Tutti holds on a device, and refuses to exceed a limit.
 
-Memory counts from the call that returns it until the last reference is gone; memory that tensors share counts once.
-What a call needs, its workspace included (`tutti.analysis.memory`), must be free before the call begins. Tensors on
-other tiers and the user's own (the model, the batch) do not count.
+Memory counts from the call that returns it until the last reference is gone. Memory that tensors share counts once.
+The memory that a call needs, including its workspace (`tutti.analysis.memory`), must be free before the call begins.
+Tensors on other tiers and the user's own tensors (the model, the batch) do not count.
 """
 
 from __future__ import annotations
@@ -38,12 +38,15 @@ def bytes_of(text: float | str) -> int:
 
 
 class OverBudget(MemoryError):
-    """A step needs more memory of a device than it was given."""
+    """A step needs more device memory than it was given."""
 
 
 class MemoryBudget:
-    """Of one rank. budget: bytes; without one all is counted and nothing refused. now, most: bytes held. settle: waits
-    until all is gone that is only held to be copied elsewhere."""
+    """The memory of one rank.
+
+    budget: limit in bytes; None counts without a limit. now, most: bytes held, and their peak. settle: waits for
+    copies, after which their sources are free.
+    """
 
     def __init__(self, offload_store: OffloadStore, budget: float | None = None):
         self.offload_store, self.budget = offload_store, budget
@@ -70,21 +73,21 @@ class MemoryBudget:
         self.now -= self.known.pop(key, 0)
 
     def need(self, count: int, what: str) -> None:
-        """OverBudget where so many bytes more do not fit."""
+        """Raise OverBudget if this many more bytes do not fit."""
         if self.budget is not None and self.now + count > self.budget:
             self.settle()
         self.most = max(self.most, self.now + count)
         if self.budget is not None and self.now + count > self.budget:
             raise OverBudget(
-                f"{what} needs {size(count)} more of a device that holds {size(self.now)}, which is more than its "
-                f"{size(self.budget)} in all: keep less there (plan 'offload', 'offload2', 'offload3'), compute more "
-                "again ('recompute'), take more microbatches (accumulate) or devices, or give it more memory"
+                f"{what} needs {size(count)} more on a device that holds {size(self.now)} of its limit of "
+                f"{size(self.budget)}: offload more (plan 'offload', 'offload2', 'offload3'), recompute more "
+                "('recompute'), use more microbatches (accumulate) or devices, or raise the limit"
             )
 
     def admit(self, peaks: Iterable[tuple[str, int]]) -> None:
-        """OverBudget, before a Program begins, at the first of its calls for which there will be no room.
+        """Raise OverBudget before a Program begins if one of its calls will not fit.
 
-        peaks: label of each call, and what it is going to hold beyond what is held now.
+        peaks: the label of each call, and the bytes that it will hold beyond those held now.
         """
         for label, count in peaks:
             if self.budget is not None and self.now + count > self.budget:

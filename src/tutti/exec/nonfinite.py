@@ -1,7 +1,7 @@
-"""Which operator made the first value that is not finite: what a step that is run again, operator by operator, shows.
+"""Find the operator that made the first value that is not finite, by running the step once more, operator by operator.
 
-Infinities alone are no fault, as masks are made of them: sought is the first NaN, with the infinity that it came of; or
-where there is none, the infinity that loss or gradients came of.
+Infinities alone are no fault: masks contain them. The search is for the first NaN and the infinity that caused it; if
+there is no NaN, for the infinity that made the loss or the gradients infinite.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tutti.lower.program import Program
 
 
 class NonFinite(ValueError):
-    """The loss or a gradient of a step is not finite; parameters, buffers and optimizer state are what they were."""
+    """The loss or a gradient of a step is not finite. Parameters, buffers and optimizer state are unchanged."""
 
 
 @dataclass(frozen=True)
 class Made:
-    """What a rank has found. order: those that were given such a value last; then by microbatch and operator."""
+    """A finding of one rank. order: values received from elsewhere come last, the others by microbatch and operator."""
 
     order: tuple[bool, int, int]
     rank: int
@@ -32,13 +32,13 @@ class Made:
 
 
 class Inspector:
-    """Looks at all that Programs of this process make. offset: of the ranks that they count from 0."""
+    """Inspects all values of the Programs of this process. offset: added to the ranks of the Programs."""
 
     def __init__(self, offset: int = 0, logs: list[Log] | None = None):
         self.offset, self.logs = offset, [] if logs is None else logs
 
     def shifted(self, offset: int) -> Inspector:
-        """The same for Programs whose ranks begin there."""
+        """The same inspector for Programs whose ranks begin at an offset."""
         return Inspector(offset, self.logs)
 
     def of(self, program: Program) -> Log:
@@ -46,12 +46,12 @@ class Inspector:
         return self.logs[-1]
 
     def begin(self) -> None:
-        """Forget what was found."""
+        """Forget all findings."""
         for log in self.logs:
             log.begin()
 
     def first(self) -> str:
-        """What made the first such value on any rank. All ranks of a job have to ask."""
+        """The first finding on any rank, in words. Every rank of a job must call it."""
         found: Sequence[Made | None] = [log.close() for log in self.logs]
         if dist.is_initialized() and dist.get_world_size() > 1:
             told: list = [None] * dist.get_world_size()
@@ -60,7 +60,7 @@ class Inspector:
         known = [made for made in found if made]
         if not known:
             return (
-                "every value is finite where operators run one by one, at level O0: compiled code rounds otherwise, or "
+                "every value is finite if operators run one by one, at level O0: compiled code rounds differently, or "
                 "the norm of the gradients is more than float32 holds"
             )
         made = min(known, key=lambda made: (made.order, made.rank))
@@ -68,7 +68,7 @@ class Inspector:
 
 
 class Log:
-    """Of one Program: told of every input and of every result, in order, run after run, until one is NaN."""
+    """The log of one Program: called with every input and result, in order, in each run, until one is NaN."""
 
     def __init__(self, graph: fx.Graph, rank: int):
         self.rank = rank
@@ -96,13 +96,13 @@ class Log:
             self.infinite.add(node)
 
     def close(self) -> Made | None:
-        """What was found, all runs being over."""
+        """The finding, after all runs."""
         if not self.found and (bad := next((x for x in self.outputs if x in self.infinite), None)):
             self.found = self.made(self.source(bad), "an infinity")
         return self.found
 
     def source(self, node: fx.Node) -> fx.Node:
-        """The first infinite value that one came of, by infinite ones alone."""
+        """The first infinite value on a chain of infinite values that leads to this one."""
         while before := [x for x in node.all_input_nodes if x in self.infinite]:
             node = min(before, key=self.at.__getitem__)
         return node
@@ -121,7 +121,7 @@ class Log:
 
 
 def _is_given(node: fx.Node) -> bool:
-    """Whether a value came from other ranks, or from another part of the step."""
+    """Whether a value comes from other ranks, or from another part of the step."""
     given = node.meta.get("input", "").startswith(("value:", "grad:"))
     return given or node.target in COLLECTIVES or node.target is wait
 

@@ -1,4 +1,4 @@
-"""What a step gives besides its loss and state: metrics, and checks of values in the model's Python code."""
+"""What a step returns besides its loss and state: metrics, and checks of values in the model's Python code."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class CheckFailed(RuntimeError):
 class Observed:
     """The metrics and checks of one batch, microbatch by microbatch.
 
-    how: "mean" or "sum" over microbatches, or "gather" (concatenated along dim 0), by the name of a metric; others are
-    averaged where they are 0-d and gathered where they are not.
+    how: by metric, "mean" or "sum" over microbatches, or "gather" (concatenate along dim 0). By default 0-d metrics are
+    averaged and others gathered.
     """
 
     def __init__(self, how: Mapping[str, str]):
@@ -28,7 +28,7 @@ class Observed:
         self.failed: dict[str, torch.Tensor] = {}
 
     def take(self, outputs: dict[str, torch.Tensor]) -> None:
-        """Take what is observed out of the outputs of a microbatch."""
+        """Remove metrics and checks from the outputs of a microbatch, and keep them."""
         for name in [name for name in outputs if is_observed(name)]:
             self.keep(name, outputs.pop(name))
 
@@ -40,7 +40,7 @@ class Observed:
             self.failed[name] = self.failed[name] + value if name in self.failed else value
 
     def check(self, messages: Mapping[str, str], what: str) -> None:
-        """Raise CheckFailed where one of the checks fails. messages: by the names of outputs."""
+        """Raise CheckFailed if one of the checks failed. messages: by output name."""
         for name, count in self.failed.items():
             if float(count) != 0:
                 raise CheckFailed(f"{what}: {messages.get(name, name)}")
@@ -59,7 +59,7 @@ def combine(values: list[torch.Tensor], how: str | None) -> torch.Tensor:
 
 
 def how_to_combine(metrics: Mapping[str, str] | Iterable[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """What is said of some metrics, and the names of all. Raises ValueError for an unknown way."""
+    """How some metrics are combined, and the names of all. Raises ValueError for an unknown mode."""
     if isinstance(metrics, str):
         raise ValueError(f"metrics is {metrics!r}; give a list of names, or a mapping of names to {', '.join(HOW)}")
     how = dict(metrics) if isinstance(metrics, Mapping) else {}

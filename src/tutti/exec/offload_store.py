@@ -1,8 +1,7 @@
-"""The offload_store: memory outside of the device for what a plan keeps there.
+"""OffloadStore: memory outside of the device, for tensors that a plan keeps on outer tiers.
 
-On tier `disk` a tensor is a file that is mapped into memory: its pages are the system's to write out and to drop. A
-file has no name once it is mapped, so that nothing is left behind, however a process ends. On tier `host` it is
-ordinary memory.
+On tier `disk` a tensor is a memory-mapped file, whose pages the operating system writes and drops. The file is unlinked
+once it is mapped, so nothing is left behind, however the process ends. On tier `host` it is ordinary memory.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ FOLDER = machine.FOLDER / "tiers"
 
 
 class OffloadStore:
-    """Tensors of one process that do not lie on the device.
+    """Tensors of one process that are not stored on the device.
 
-    folder: where files are made. pinned: whether memory of the host is, for a GPU that copies from and to it.
-    bytes: on the shelf now, those that wait to be used again included.
+    folder: for the files. pinned: whether host memory is page-locked, for copies by a GPU. bytes: allocated now,
+    including memory that waits for reuse.
     """
 
     def __init__(self, folder: str | Path | None = None, pinned: bool = False):
@@ -38,19 +37,18 @@ class OffloadStore:
         self.known: set[int] = set()  # storages, by id
 
     def holds(self, x: torch.Tensor) -> bool:
-        """Whether a tensor lies here."""
+        """Whether a tensor is stored here."""
         return id(x.untyped_storage()) in self.known
 
     def place(self, value: torch.Tensor, tier: str) -> torch.Tensor:
-        """A copy of a tensor that stays here as long as someone has it."""
+        """A copy of a tensor in this store. It lives as long as it is referenced."""
         kept = self.take(Spec.of(value), tier)
         return kept.copy_(value)
 
     def take(self, spec: Spec, tier: str, stride: tuple[int, ...] | None = None) -> torch.Tensor:
-        """Memory for a tensor, contiguous or with these strides, which is used again when nobody has that tensor any
-        more.
+        """Memory for a tensor, contiguous or with these strides. It is reused once the tensor is not referenced.
 
-        Raises OSError where a disk has no room for it.
+        Raises OSError if the disk is full.
         """
         known = self.free[tier, spec.bytes]
         raw = known.pop() if known else self.make(spec.bytes, tier)
@@ -72,16 +70,16 @@ class OffloadStore:
         return raw
 
     def file(self, count: int) -> torch.UntypedStorage:
-        """A file of so many bytes, mapped."""
+        """A mapped file of this many bytes."""
         self.folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=self.folder, prefix="tier-")
         try:
             try:
-                os.posix_fallocate(handle, 0, count)  # else a full disk would end the process when it writes
+                os.posix_fallocate(handle, 0, count)  # otherwise a write to a full disk kills the process
             except OSError as error:
                 raise OSError(
                     error.errno, f"{self.folder} has no room for {size(count)} more ({os.strerror(error.errno or 0)}; "
-                    f"{size(self.bytes)} of this process lie there): name another folder, or keep less on tier disk"
+                    f"this process stores {size(self.bytes)} there): choose another folder, or keep less on tier disk"
                 ) from None  # fmt: skip
             return torch.UntypedStorage.from_file(name, True, count)  # pyright: ignore[reportReturnType]
         finally:

@@ -1,7 +1,7 @@
-"""Silent corruption: replicas of a tensor that should hold the same bits and do not.
+"""Silent data corruption: replicas of a tensor that should hold the same bits and do not.
 
-Each rank sums up the bytes of what it holds, as integers: one flipped bit changes the sum. Ranks whose coordinates
-agree on all axes that split a tensor hold the same part of it; the few whose sums differ from the others' are named.
+Each rank sums the bytes of its parts as integers; one flipped bit changes the sum. Ranks whose coordinates agree on all
+axes that split a tensor hold the same part of it. The error names the minority whose sums differ.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tutti.plan.layout import coordinates_of
 
 
 class Corrupted(RuntimeError):
-    """Replicas of a tensor differ; the message names it, and the ranks."""
+    """Replicas of a tensor differ. The message names the tensor and the ranks."""
 
 
 def checksum(x: torch.Tensor) -> int:
@@ -28,7 +28,7 @@ def checksum(x: torch.Tensor) -> int:
 
 
 def compare(store: TensorStore) -> None:
-    """Raise Corrupted on all ranks where any two hold other bits of the same. Every rank of a job has to call it."""
+    """Raise Corrupted on all ranks if replicas differ on any two. Every rank of a job must call it."""
     ranks = {rank: {name: checksum(x) for name, x in held.items() if _replicated(store, name)}
              for rank, held in zip(store.runtime.ranks, store.parts, strict=True)}  # fmt: skip
     if dist.is_initialized() and len(ranks) < dist.get_world_size() > 1:
@@ -41,7 +41,7 @@ def compare(store: TensorStore) -> None:
 
 
 def differing(store: TensorStore, sums: Mapping[int, Mapping[str, int]]) -> list[str]:
-    """What is to be said of tensors whose replicas differ. sums: of each rank, by name."""
+    """A message for each tensor whose replicas differ. sums: checksums by rank and name."""
     replicas: dict[tuple, dict[int, int]] = defaultdict(dict)
     for rank, its in sums.items():
         where = coordinates_of(rank, store.mesh)

@@ -1,4 +1,4 @@
-"""Runtimes: who carries out the collectives of Programs. Both run the same Programs on the ranks they hold."""
+"""Runtimes execute Programs and their collectives on the ranks of this process: all ranks (virtual), or one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNREDUCED = {"all_reduce": "all_gather", "reduce_scatter": "all_to_all"}  # the 
 
 
 def same_everywhere(tensor: torch.Tensor) -> torch.Tensor:
-    """Rank 0's tensor on every rank of a job: ranks whose seeds differ would else train different models."""
+    """Rank 0's tensor on every rank of a job. Ranks with different seeds would otherwise train different models."""
     if dist.is_initialized() and dist.get_world_size() > 1:
         tensor = tensor.clone(memory_format=torch.contiguous_format)
         with HEARTBEAT.within("broadcast", "the model"):
@@ -40,7 +40,7 @@ def same_everywhere(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def from_rank_0(make: Callable[[], Any]) -> Any:
-    """What rank 0 of a job plans, on every rank; an error of its own (ValueError, OSError), too."""
+    """The result of rank 0 on every rank of a job. Its ValueError or OSError is raised on every rank."""
     if not dist.is_initialized():
         return make()
     box: list = [None]
@@ -58,7 +58,7 @@ def from_rank_0(make: Callable[[], Any]) -> Any:
 
 
 def check_same_everywhere(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raise ValueError on every rank where the ranks of a job do not hold the same tensors."""
+    """Raise ValueError on every rank if the ranks of a job hold different tensors."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
     digests = {key: _digest(tensor) for key, tensor in tensors.items()}
@@ -68,8 +68,8 @@ def check_same_everywhere(tensors: Mapping[str, torch.Tensor]) -> None:
     for rank, theirs in enumerate(everywhere):
         if differing := [key for key in digests if theirs.get(key) != everywhere[0].get(key)]:
             raise ValueError(
-                f"rank {rank} has another batch entry {differing[0]!r} than rank 0: every rank is given the global "
-                "batch and takes its own part. Seed what draws it alike, or load the same data (no DistributedSampler)"
+                f"batch entry {differing[0]!r} differs between ranks 0 and {rank}: every rank passes the global batch, "
+                "and Tutti takes the rank's part. Use equal seeds and data on all ranks (no DistributedSampler)"
             )
 
 
@@ -78,14 +78,14 @@ def _digest(tensor: torch.Tensor) -> str:
 
 
 def _reduces(group: dist.ProcessGroup, x: torch.Tensor, op: str) -> bool:
-    """Whether the backend reduces such tensors. Gloo: no bools, no short integers; and its extremes overlook NaN."""
+    """Whether the backend can reduce such tensors. Gloo has no bool and int16, and its max and min ignore NaN."""
     if dist.get_backend(group) != "gloo":
         return True
     return x.dtype not in (torch.bool, torch.int16) and (op not in ("max", "min") or not x.is_floating_point())
 
 
 def raw(x: torch.Tensor) -> torch.Tensor:
-    """The bytes of a contiguous tensor: backends know them of any dtype."""
+    """The bytes of a contiguous tensor: backends send bytes of any dtype."""
     return x.view(-1).view(torch.uint8)
 
 
@@ -96,19 +96,19 @@ class Virtual:
         self.mesh, self.rank, self.ranks = mesh, 0, list(range(devices(mesh)))
 
     def run(self, runs: Sequence[Run], inputs: Sequence[Sequence[torch.Tensor]]) -> list[tuple]:
-        """The outputs of each held rank."""
+        """The outputs of each local rank."""
         return run_virtual(runs, inputs, self.mesh)
 
     def agree(self, said: Sequence[str]) -> bool:
-        """Whether all ranks of the mesh say the same."""
+        """Whether all ranks of the mesh pass the same texts."""
         return len(set(said)) == 1
 
     def whole(self, parts: Sequence[torch.Tensor], layout: Layout, spec: Spec) -> torch.Tensor:
-        """The whole tensor from what the held ranks have of it, on the CPU."""
+        """The full tensor from the parts of the local ranks, on the CPU."""
         return layout.assemble([p.cpu() for p in parts], spec.shape, self.mesh)
 
     def of_rank(self, rank: int, part: torch.Tensor | None, spec: Spec) -> torch.Tensor:
-        """A rank's part of a tensor, on the CPU; `part` where it is held here, `spec` of it."""
+        """A rank's part of a tensor, on the CPU. part: given on the rank that has it. spec: of the part."""
         assert part is not None
         return part.cpu()
 
@@ -125,17 +125,17 @@ class Distributed:
 
     @cached_property
     def device(self) -> torch.device:
-        """On which tensors are that the backend sends."""
+        """The device of tensors that the backend sends."""
         nccl = dist.get_backend() == "nccl"
         return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
     @cached_property
     def directions(self) -> dict[bool, Any]:
-        """Groups of all ranks for what goes up and what goes down a pipeline. All ranks make them at once."""
+        """Groups of all ranks, for messages up and down a pipeline. All ranks create them together."""
         return {up: dist.new_group(timeout=TIMEOUT) for up in (True, False)}
 
     def _group(self, axis: str) -> dist.ProcessGroup:
-        """This rank's group along an axis. Every rank makes all groups, in one order, as torch asks."""
+        """This rank's group along an axis. Every rank creates all groups in the same order, as torch requires."""
         if self.mesh[axis] == dist.get_world_size():
             return dist.group.WORLD  # pyright: ignore[reportReturnType]
         members = {tuple(group_of(rank, axis, self.mesh)): None for rank in range(devices(self.mesh))}
@@ -152,8 +152,8 @@ class Distributed:
 
     def agree(self, said: Sequence[str]) -> bool:
         agreed = True
-        for axis, group in self.groups.items():  # one after the other, so that in the end all know of all
-            if axis == PIPELINE:  # whose devices have Programs of their own
+        for axis, group in self.groups.items():  # one axis after the other, so that the result covers the mesh
+            if axis == PIPELINE:  # its devices run different Programs
                 continue
             told: list = [None] * group.size()
             with HEARTBEAT.within("all_gather", f"the order of operators over {axis}"):
@@ -162,7 +162,7 @@ class Distributed:
         return agreed
 
     def carry_out(self, request: Request | Wait) -> torch.Tensor | UnderWay:
-        """This rank's result of a collective; of one that is waited for later, what that wait shows again."""
+        """This rank's result of a collective, or a handle if the program waits later."""
         meeting = (request.begun if isinstance(request, Wait) else request).meeting
         HEARTBEAT.enter(meeting)
         if isinstance(request, Wait):
@@ -175,7 +175,7 @@ class Distributed:
         return answer
 
     def begin(self, request: Request) -> UnderWay:
-        """Begin a collective. What the backend reads and writes is kept until it is over."""
+        """Start a collective. The handle keeps the tensors alive that the backend reads and writes."""
         if request.kind == "ppermute":
             return self._ppermute(request.tensor, request.axis, request.op)
         group, k = self.groups.get(request.axis), self.mesh[request.axis]
@@ -244,7 +244,7 @@ def in_job() -> bool:
 
 
 def join_job(device: torch.device) -> int:
-    """Initialise torch.distributed from the environment, once; the number of processes."""
+    """Initialize torch.distributed from the environment, once. Returns the number of processes."""
     if not dist.is_initialized():
         place, beside = (int(os.environ.get(name, "0")) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
         if device.type == "cuda":
@@ -257,19 +257,19 @@ def join_job(device: torch.device) -> int:
 
 
 def runtime_for(mesh: Mesh) -> Runtime:
-    """Distributed where this process is one rank of as many as the mesh has; else virtual."""
+    """A distributed runtime if this process is one rank of a job of the mesh's size, else a virtual one."""
     return Distributed(mesh) if dist.is_initialized() and dist.get_world_size() == devices(mesh) > 1 else Virtual(mesh)
 
 
 def own_part(
     name: str, whole: torch.Tensor, layout: Layout, mesh: Mesh, rank: int, device: torch.device
 ) -> torch.Tensor:
-    """What a rank takes of an input that every rank is given whole; single numbers stay where they are."""
+    """A rank's part of an input that every rank is given in full. Single numbers stay on their device."""
     if name.partition(":")[0] in NUMBERS:
         return whole
     return layout.local_slice(whole, mesh, coordinates_of(rank, mesh)).to(device, non_blocking=True)
 
 
 def own_slice(whole: torch.Tensor, layout: Layout, mesh: Mesh, rank: int) -> torch.Tensor:
-    """What a rank holds of a tensor, in memory of its own."""
+    """A rank's part of a tensor, in separate memory."""
     return layout.local_slice(whole, mesh, coordinates_of(rank, mesh)).clone(memory_format=torch.contiguous_format)

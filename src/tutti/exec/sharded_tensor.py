@@ -1,4 +1,4 @@
-"""What this process holds of a whole tensor: blocks, each in the parts of one or several ranks."""
+"""ShardedTensor: the blocks of a full tensor that this process holds."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tutti.plan.layout import Layout, Mesh
 
 
 class ShardedTensor:
-    """A tensor of a training state, as the ranks of this process have it.
+    """The local parts of a tensor as blocks of the full tensor.
 
-    spec: of the whole. parts: the part of each rank. number: of the tensor among all, so that ranks take turns in
-    writing what several hold.
-    blocks: memory of each block, by where it begins in the whole tensor, once for each rank. owned: where those begin
-    that this process writes.
+    spec: of the full tensor. parts: by local rank. number: index of the tensor, so that ranks take turns in writing
+    replicas.
+    blocks: memory of each block by its begin in the full tensor, once for each rank. owned: begins of the blocks that
+    this process writes.
     """
 
     def __init__(self, spec: Spec, layout: Layout, mesh: Mesh, parts: Mapping[int, torch.Tensor], number: int = 0):
@@ -33,20 +33,20 @@ class ShardedTensor:
 
     @staticmethod
     def whole(tensor: torch.Tensor) -> ShardedTensor:
-        """All of a tensor, in its own memory."""
+        """A full tensor as one block."""
         return ShardedTensor(Spec.of(tensor), Layout(), {}, {0: tensor})
 
     def first(self) -> list[tuple[Shape, torch.Tensor]]:
-        """Each block once: where it begins in the whole tensor, and its memory."""
+        """Each block once: its begin in the full tensor, and its memory."""
         return [(begin, blocks[0]) for begin, blocks in self.blocks.items()]
 
     def spread(self) -> None:
-        """Give what the first rank of each block has to all others."""
+        """Copy each block from its first rank to the others."""
         for first, *others in self.blocks.values():
             for block in others:
                 block.copy_(first)
 
 
 def _cut(part: torch.Tensor, box: Box) -> torch.Tensor:
-    """A block of a rank's part, in its memory."""
+    """A block of a rank's part, as a view."""
     return part[tuple(slice(i, i + n) for i, n in zip(box.local, box.sizes, strict=True))]

@@ -1,4 +1,4 @@
-"""The stream of a GPU on which copies between its memory and the host's are made, while it computes on another."""
+"""A GPU stream for copies between device and host memory, which run while the GPU computes."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import torch
 
 
 class Stream:
-    """Copies in the order in which they are asked for. What computes is the current stream of whoever asks."""
+    """Copies in the order of the calls. Computation runs on the caller's current stream."""
 
     def __init__(self, device: torch.device):
         self.device = device
         self.copies = torch.cuda.Stream(device)
 
     def empty_like(self, x: torch.Tensor) -> torch.Tensor:
-        """Memory of the device for a tensor."""
+        """Device memory for a tensor."""
         return torch.empty_like(x, device=self.device)
 
     def copy(self, to: torch.Tensor, x: torch.Tensor, after: torch.Event | None = None) -> torch.Event:
-        """Begin to copy after an event, or else after all that the device has been given to compute; when it is over.
+        """Copy after an event, by default after all work that the device was given. Returns the event of its end.
 
-        Memory of the device that is read is not used again before that. Memory of the host has to be pinned, or the
-        process waits, and stays as it is until then.
+        Device memory that is read is not reused before that. Host memory must not change before that, and must be
+        pinned, or the process blocks.
         """
         self.copies.wait_event(after or self.now())
         with torch.cuda.stream(self.copies), torch.no_grad():
@@ -30,13 +30,13 @@ class Stream:
         return self.copied()
 
     def now(self) -> torch.Event:
-        """When all is over that the device has been given to compute."""
+        """The end of all work that the device was given."""
         return torch.cuda.current_stream(self.device).record_event()
 
     def copied(self) -> torch.Event:
-        """When all copies are over that have been begun."""
+        """The end of all copies that have started."""
         return self.copies.record_event()
 
     def wait(self, event: torch.Event) -> None:
-        """Let the device compute no further before an event; the process goes on."""
+        """Make the device wait for an event. The process continues."""
         torch.cuda.current_stream(self.device).wait_event(event)

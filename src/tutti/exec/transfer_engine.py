@@ -1,7 +1,6 @@
-"""Carriers: who carries out the transfers between tiers of a Program (`tutti.lower.transfers`), and what the host
-computes of it.
+"""Transfer engines: execute a Program's transfers between tiers (`tutti.lower.transfers`) and its host computations.
 
-All that a process carries goes in the order in which it was asked for.
+The transfers of a process run in the order in which they were requested.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ from tutti.plan.tier import HOST
 
 @cache
 def _copying() -> ThreadPoolExecutor:
-    """The thread that copies for this process: memory is no faster to two."""
+    """The thread that copies for this process. A second one would not be faster."""
     return ThreadPoolExecutor(1, "tutti-carrier")
 
 
 @cache
 def _computing() -> ThreadPoolExecutor:
-    """The thread that computes what the host does for another device."""
+    """The thread that runs the host's computations for another device."""
     return ThreadPoolExecutor(1, "tutti-host")
 
 
 def engine_for(device: torch.device, offload_store: OffloadStore) -> TransferEngine:
-    """The one of this kind of device."""
+    """The engine for a kind of device."""
     return Queued(offload_store, Stream(device)) if device.type == "cuda" else Threaded(offload_store)
 
 
 class _Thread:
-    """One that does what it is asked for, in order. What goes wrong there is raised when it is settled."""
+    """Runs functions in a thread, in order. Their errors are raised by `settle`."""
 
     def __init__(self, pool: ThreadPoolExecutor):
         self.pool = pool
@@ -58,7 +57,7 @@ class _Thread:
 
 
 class Threaded:
-    """Of a CPU. What is fetched or put aside is copied in a thread, while the device computes; all else at once."""
+    """The engine of a CPU. A thread copies fetched and offloaded tensors during computation; the rest is immediate."""
 
     def __init__(self, offload_store: OffloadStore):
         self.offload_store, self.thread = offload_store, _Thread(_copying())
@@ -92,14 +91,14 @@ class Threaded:
         return function(*args, **kwargs)
 
     def settle(self) -> None:
-        """Wait until all that is under way is there."""
+        """Wait for all transfers and host computations."""
         self.thread.settle()
 
 
 class Queued:
-    """Of a device that works off a queue. Copies between it and the shelf go in a queue of their own, each when all is
-    done that the device was given before it. The host computes in a thread, when all copies are done that were asked
-    for before; what it makes is a `Future` until somebody has to have it.
+    """The engine of a device with queues. Copies run on a queue of their own, each after the work that the device was
+    given before it. The host computes in a thread, after the copies that were requested before; its result is a
+    `Future` until it is needed.
     """
 
     def __init__(self, offload_store: OffloadStore, stream: Stream):
@@ -127,19 +126,19 @@ class Queued:
         return kept
 
     def bring(self, x: Any) -> torch.Tensor:
-        self.thread.settle()  # what writes into it may have been asked for after what made it
+        self.thread.settle()  # a write into it may have been requested after its creation
         return self.arrived(self.fetch(_there(x)))
 
     def store(self, home: torch.Tensor, x: Any) -> torch.Tensor:
         if self.offload_store.holds(home) and (isinstance(x, Future) or self.offload_store.holds(x)):
             self.compute(home.copy_, x)
-        else:  # when the host has made it, and is done with what was there; the device has read that then
+        else:  # after the host has computed it; the device has read the old value by then
             given = self.stream.now()
             self.compute(lambda value: self.stream.copy(home, value, after=given), x)
         return home
 
     def compute(self, function: Callable, *args: Any, **kwargs: Any) -> Future[Any]:
-        """The result of a function of tensors on the host, some of which may still be under way."""
+        """Run a function of host tensors, some of which may not be complete yet."""
         copied = self.stream.copied()
 
         def run() -> Any:
@@ -150,7 +149,7 @@ class Queued:
         return self.thread.ask(run)
 
     def settle(self) -> None:
-        """Wait until all that is under way is there."""
+        """Wait for all transfers and host computations."""
         self.thread.settle()
         self.stream.copied().synchronize()
 
@@ -163,11 +162,11 @@ def _there(x: Any) -> Any:
 
 
 def _raw(x: torch.Tensor) -> np.ndarray:
-    """The bytes of a tensor without holes."""
+    """The bytes of a dense tensor."""
     return x.as_strided((x.numel(),), (1,)).view(torch.uint8).numpy()
 
 
 def _without_holes(x: torch.Tensor) -> torch.Tensor:
-    """The tensor as it lies, or a copy where there are holes in it."""
+    """The tensor itself if its memory is dense, else a dense copy."""
     dense = torch.empty_like(x, device="meta").stride()
     return x if x.stride() == dense else torch.empty_like(x).copy_(x)

@@ -1,7 +1,7 @@
-"""Collectives under way: what `torch.distributed` has begun for this rank, and what is still to be done at the end.
+"""Collectives in flight: what `torch.distributed` has started for this rank, and what remains to be done at the end.
 
-`Work.wait` lets a Gloo rank stand still until the collective is over; NCCL lets the device's queue do that, and the
-process goes on.
+`Work.wait` blocks a Gloo rank until the collective is complete. With NCCL, the device's stream waits and the process
+continues.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from tutti.launch.heartbeat import Meeting
 
 @dataclass
 class UnderWay:
-    """works: what the backend does. result: where it writes. held: what it reads. finish: what becomes of the result
-    when all is there. meeting: what is under way."""
+    """A collective in flight.
+
+    works: handles of the backend. result: the tensor that it writes. held: the tensor that it reads. finish: applied to
+    the result at the end. meeting: what a watchdog reports about it.
+    """
 
     works: Sequence[Any]
     result: torch.Tensor
@@ -27,7 +30,7 @@ class UnderWay:
     meeting: Meeting | None = None
 
     def over(self) -> torch.Tensor:
-        """The result of the collective, when it is there."""
+        """Wait for the collective and return its result."""
         for work in self.works:
             work.wait()
         return self.result if self.finish is None else self.finish(self.result)

@@ -40,14 +40,14 @@ def run_virtual(runs: Sequence[Run], inputs: Sequence[Sequence[torch.Tensor]], m
 
 
 def answer(requests: Sequence[Request | Wait], mesh: Mesh) -> list[torch.Tensor]:
-    """What each rank is told. A collective is done where it is begun; its end brings what is there."""
+    """The answer to each rank. A collective completes when it starts; `Wait` returns its result."""
     asking = [r for r in requests if isinstance(r, Request)]
-    assert len(asking) in (0, len(requests)), "some ranks begin a collective where others wait for one"
+    assert len(asking) in (0, len(requests)), "some ranks start a collective while others wait for one"
     return exchange(asking, mesh) if asking else [r.begun for r in requests if isinstance(r, Wait)]
 
 
 def exchange(requests: Sequence[Request], mesh: Mesh) -> list[torch.Tensor]:
-    """What each rank receives when all ranks ask for the same collective."""
+    """The result of a collective on each rank."""
     assert len({r[:3] for r in requests}) == 1, f"ranks disagree: {[r[:3] for r in requests]}"
     kind, axis, op = requests[0][:3]
     if kind == "ppermute":
@@ -72,7 +72,7 @@ def _ppermute(tensors: list[torch.Tensor], axes: str, how: str, mesh: Mesh) -> l
 
 
 def _collective(request: Request, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Every member's result: tensors of their own, since a Program may write into what it owns."""
+    """The result of each member, in separate memory, because a Program may write into it."""
     stacked = torch.stack(tensors)  # (member, ...)
     match request.kind:
         case "all_reduce":

@@ -1,4 +1,4 @@
-"""Weights in safetensors files, as `transformers` writes them: each rank reads the slices that it holds."""
+"""Weights in safetensors files, as `transformers` writes them. Each rank reads the slices that it holds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class Wanted:
-    """name: the model's. optional: it stays as it is where the files do not have it."""
+    """A tensor to read. name: in the model. optional: it is left unchanged if the files lack it."""
 
     name: str
     held: ShardedTensor
@@ -28,10 +28,10 @@ def has_weights(folder: Path) -> bool:
 
 
 def load_weights(folder: Path, wanted: Sequence[Wanted], aliases: Mapping[str, str]) -> int:
-    """Read what is held of tensors; the bytes that were read.
+    """Read the local blocks of tensors. Returns the bytes read.
 
-    aliases: other names of tied tensors -> the first. Numbers are cast to what is wanted. Raises ValueError for a
-    tensor that is not there, or has another shape; nothing has been read then.
+    aliases: other names of tied tensors -> the first. Values are cast to the wanted dtype. Raises ValueError for a
+    missing tensor or another shape; nothing has been read then.
     """
     try:
         from safetensors import safe_open
@@ -47,8 +47,8 @@ def load_weights(folder: Path, wanted: Sequence[Wanted], aliases: Mapping[str, s
                 raise ValueError(f"{x.name} has {tuple(shape)} in {folder}, {x.held.spec.shape} is wanted")
             if x.name not in slices and not x.optional:
                 raise ValueError(
-                    f"{folder} has no {x.name!r}; where its names are others than the model's, let transformers read "
-                    "it: from_pretrained, and then tutti.parallelize"
+                    f"{folder} has no {x.name!r}. If it uses other names than the model, load it with "
+                    "transformers (from_pretrained) before tutti.parallelize"
                 )
         found = [x for x in wanted if x.name in slices]
         count = 0
