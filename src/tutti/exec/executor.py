@@ -30,7 +30,7 @@ from tutti.launch.heartbeat import HEARTBEAT, Meeting
 from tutti.lower.actions import ONCE, Action, Message, actions_of, had, orders
 from tutti.lower.cut import Place
 from tutti.lower.program import Collective, Program
-from tutti.lower.schedule_parts import label_of, passed_layouts, schedule_of, sizes_of, with_values
+from tutti.lower.schedule_parts import label_of, passed, passed_layouts, schedule_of, sizes_of, with_values
 from tutti.lower.shard import shard
 from tutti.plan.layout import devices
 from tutti.plan.plan import PIPELINE, Plan
@@ -123,8 +123,11 @@ class Executor:
     def loss(self) -> torch.Tensor:
         """The mean loss of the last run, on all ranks."""
         step, home = self.cut.step, self.device(self.cut.makers["loss"])
-        total = self.held[home].loss if home in self.held else torch.zeros((), device=step.device)
-        return self.mail.shared((total / self.count).to(step.outputs["loss"].meta["val"].dtype), home * self.width)
+        dtype = step.outputs["loss"].meta["val"].dtype
+        total = self.held[home].loss if home in self.held else None
+        if total is None:
+            total = torch.zeros((), dtype=dtype, device=step.device)
+        return self.mail.shared((total / self.count).to(dtype), home * self.width)
 
     def observed(self, observed: Observed) -> Observed:
         """Add the metrics and checks of the last run to an Observed, on all ranks."""
@@ -174,13 +177,15 @@ class _Part:
         asked = passed_layouts(executor.cut, graph, plan)
         self.programs: list[Program] = [shard(graph, plan, rank, asked) for rank in executor.ranks]
         self.local = {n.meta["input"]: n.meta["val"] for n in self.programs[0].graph.nodes if n.op == "placeholder"}
-        self.outputs = list(graph.outputs)
-        self.budgets = [None if executor.inspector else executor.budget(executor.device(place), rank)
+        self.outputs = [(name, _kind(name)) for name in graph.outputs]
+        number, homes = executor.device(place), executor.cut.homes
+        self.stored = {name for name in self.programs[0].inputs if not passed(name)
+                       and (name not in homes or executor.schedule.place[homes[name]] == number)}  # fmt: skip
+        self.budgets = [None if executor.inspector else executor.budget(number, rank)
                         for rank in executor.ranks]  # fmt: skip
         self.ready = prepare(self.programs, level, executor.hidden, executor.driver.agree, executor.engine,
                              [budget for budget in self.budgets if budget], executor.on,
-                             executor.inspector and executor.inspector.shifted(
-                                 executor.device(place) * executor.width))  # fmt: skip
+                             executor.inspector and executor.inspector.shifted(number * executor.width))  # fmt: skip
 
 
 class _Device:
@@ -192,13 +197,13 @@ class _Device:
         self.values: dict[Message, Row] = {}
         self.sums: dict[str, Row] = {}
         self.observed: dict[str, list[torch.Tensor]] = {}  # metrics and checks, of each microbatch
-        self.loss = self.skipped = torch.zeros(())
+        self.loss: torch.Tensor | None = None
+        self.skipped = torch.zeros(())
         self.divided = False
 
     def begin(self) -> None:
         self.todo.extend(self.executor.actions[self.number])
-        self.loss = torch.zeros((), device=self.executor.cut.step.device)
-        self.values, self.sums, self.divided, self.observed = {}, {}, False, {}
+        self.loss, self.values, self.sums, self.divided, self.observed = None, {}, {}, False, {}
 
     def act(self, given: Given) -> bool:
         """Run the next action if its inputs have arrived; whether it did."""
@@ -208,8 +213,7 @@ class _Device:
         self.todo.popleft()
         if action.microbatch == ONCE and self.sums and not self.divided:
             self.divided = True
-            for total in (x for row in self.sums.values() for x in row):
-                total.div_(self.executor.count)
+            torch._foreach_div_([x for row in self.sums.values() for x in row], self.executor.count)  # pyright: ignore[reportPrivateImportUsage]
         for message, source in action.receives:
             recorder = self.executor.recorder
             with recorder.waiting(message.name, source) if recorder else nullcontext():
@@ -224,9 +228,9 @@ class _Device:
 
     def counted(self, row: Row) -> Row:
         """Count tensors in the memory budgets of the ranks that hold them."""
-        for rank, x in zip(self.executor.ranks, row, strict=True):
-            if budget := self.executor.budget(self.number, rank):
-                budget.hold(x)
+        if self.executor.store.budgets:
+            for rank, x in zip(self.executor.ranks, row, strict=True):
+                self.executor.budget(self.number, rank).hold(x)  # pyright: ignore[reportOptionalMemberAccess]
         return row
 
     def row(self, message: Message) -> Row:
@@ -243,10 +247,12 @@ class _Device:
         executor, rows = self.executor, []
         part = executor.part(action.place, action.microbatch)  # pyright: ignore[reportArgumentType]
         for i, (program, rank) in enumerate(zip(part.programs, executor.ranks, strict=True)):
-            row = []
+            kept, row = self.kept[i], []
             for name, (layout, _) in program.inputs.items():
                 if name in given:
                     row.append(own_part(name, given[name], layout, executor.mesh, rank, executor.cut.step.device))
+                elif name in part.stored:
+                    row.append(kept[name])
                 else:
                     row.append(self.row(_message(name, action, self.values))[i])
             rows.append(row)
@@ -258,28 +264,26 @@ class _Device:
         device_type = executor.cut.step.device.type
         with torch.no_grad(), torch.autocast(device_type, enabled=False):  # the graph holds its own casts
             results = executor.driver.run(runs, rows)
-        for name, row in zip(part.outputs, zip(*results, strict=True), strict=True):
-            self.keep(name, list(row), action.microbatch)
+        for (name, kind), row in zip(part.outputs, zip(*results, strict=True), strict=True):
+            self.keep(name, kind, list(row), action.microbatch)
 
-    def keep(self, name: str, row: Row, microbatch: int) -> None:
-        if name.startswith("value:"):
-            self.values[Message(name, microbatch)] = row
-        elif name == "loss":
-            self.loss = self.loss + row[0]
-        elif name == "skipped":
-            self.skipped = row[0]
-        elif is_observed(name) or name.startswith(f"{OUTPUT}:"):
-            self.observed.setdefault(name, []).append(row[0])
-        elif name.startswith("grad:"):
-            known = self.sums.get(name)
-            if known is None:  # a copy: two gradients may be one tensor, or a broadcast one
-                self.sums[name] = self.counted([x.clone(memory_format=torch.contiguous_format) for x in row])
-            else:
-                self.sums[name] = [total.add_(x) for total, x in zip(known, row, strict=True)]
-        else:
+    def keep(self, name: str, kind: str, row: Row, microbatch: int) -> None:
+        if kind == "stored":
             for kept, x in zip(self.kept, row, strict=True):
                 if name in kept:
                     kept[name] = x
+        elif kind == "value":
+            self.values[Message(name, microbatch)] = row
+        elif kind == "loss":
+            self.loss = row[0] if self.loss is None else self.loss + row[0]
+        elif kind == "skipped":
+            self.skipped = row[0]
+        elif kind == "observed":
+            self.observed.setdefault(name, []).append(row[0])
+        elif name in self.sums:
+            self.sums[name] = [total.add_(x) for total, x in zip(self.sums[name], row, strict=True)]
+        else:  # a copy: two gradients may be one tensor, or a broadcast one
+            self.sums[name] = self.counted([x.clone(memory_format=torch.contiguous_format) for x in row])
 
 
 class _Mail:
@@ -361,6 +365,14 @@ class _Posted:
         with HEARTBEAT.within("broadcast", "what one rank knows of the step"):
             dist.broadcast(value, source)
         return value
+
+
+def _kind(name: str) -> str:
+    """What happens to an output of a part."""
+    if is_observed(name) or name.startswith(f"{OUTPUT}:"):
+        return "observed"
+    kind = name.partition(":")[0]
+    return kind if kind in ("value", "loss", "skipped", "grad") else "stored"
 
 
 def _message(name: str, action: Action, values: Mapping[Message, Row]) -> Message:
