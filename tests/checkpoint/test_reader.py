@@ -117,7 +117,7 @@ def test_copies_lie_in_the_memory_of_earlier_ones(saved):
 
 @pytest.mark.parametrize(("name", "shape", "dtype", "message"), [
     ("tensor 9", (3,), torch.float32, "has no tensor 'tensor 9'"),
-    ("tensor 0", (77,), torch.float32, "is wanted"),
+    ("tensor 0", (77,), torch.float32, "is expected"),
 ])  # fmt: skip
 def test_what_is_not_there_is_said_before_anything_is_read(saved, name, shape, dtype, message):
     tensors, folder = saved

@@ -305,7 +305,7 @@ def test_inference_kernels_are_captured_as_attention(first):
 def test_a_sparse_tensor_is_refused_with_what_to_write(make):
     model = make()
     batch = {"x": random(4, 6, 8), "i": integers(4, below=4)}
-    with pytest.raises(ValueError, match=r"makes a sparse tensor.*sparse=False"):
+    with pytest.raises(ValueError, match=r"creates a sparse tensor.*sparse=False"):
         tutti.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1), batch, level="O0", cluster="cpu:1")
 
 
