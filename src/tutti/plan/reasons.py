@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
     from tutti.plan.search import Search
 
 DOUBLINGS = 13  # of the devices, when it is asked how many would do
-TRYING = 30.0  # seconds for that
+TRYING = 30.0  # seconds of work for that
 REJECTED = 2  # plans that are told of though they do not fit
 
 
@@ -65,10 +64,10 @@ def too_large(search: Search, smallest: Plan) -> str:
 def enough(search: Search) -> Plan | None:
     """The smallest plan on few devices of this kind that hold it: twice as many again and again, or 3/4 of that."""
     planner, size = search.planner(max(count for count, _ in search.planners)), search.cluster.size
-    deadline = time.monotonic() + TRYING
+    deadline = search.work.seconds + TRYING
     counts = {size << i for i in range(1, DOUBLINGS)} | {1 << i for i in range(DOUBLINGS) if 1 << i > size}
     for n in sorted(counts):
-        found = on(search, planner, n) if time.monotonic() < deadline else None
+        found = on(search, planner, n) if search.work.seconds < deadline else None
         if found:
             fewer = 3 * n // 4
             return (on(search, planner, fewer) if fewer > size else None) or found
@@ -82,10 +81,11 @@ def on(search: Search, planner: Planner, count: int) -> Plan | None:
         search.progress(f"whether {cluster} would do")
         inner = cluster.levels[0][0]
         mesh = {"dp": cluster.size // inner, "tp": inner} if inner < cluster.size else {"dp": cluster.size}
-        candidate = Planner(planner.step, cluster, (), planner.accumulate).on(mesh)
+        candidate = Planner(planner.step, cluster, (), planner.accumulate, work=search.work).on(mesh)
     except ValueError:
         return None
     plan = candidate.plan(candidate.smallest())
+    search.work.simulate(len(planner.step.graph.nodes))
     made = search.judge(planner.step, plan, cluster)
     return plan.replace(prediction=made) if made.peak_bytes <= search.memory else None
 

@@ -14,7 +14,6 @@ communications, where a device waits for others (`plan.copies`); and pipelines o
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -33,8 +32,9 @@ from tutti.plan.planner import Candidate, Planner
 from tutti.plan.smaller import Smaller
 from tutti.plan.textbook import Textbook
 from tutti.plan.variant import PLAIN, Variant
+from tutti.plan.work import Work
 
-BUDGET = 60.0  # seconds that a search may take
+BUDGET = 60.0  # seconds of work (`plan.work`) that a search may do
 FLAT, PIPED = 0.6, 0.8  # shares of it after which pipelines are looked at, where there may be, and smaller plans
 NEAR = 1.02  # costs and judgements agree within this
 TRIES = 4  # to make a plan fit
@@ -82,15 +82,14 @@ class Search:
             raise ValueError(f"the mesh {mesh_name(mesh)} has {devices(mesh)} devices, {cluster} has {cluster.size}")
         self.graph_of, self.batch, self.cluster, self.judge = graph_of, batch, cluster, judge
         self.pins, self.accumulate, self.mesh, self.progress = tuple(pins), accumulate, mesh, progress
-        self.begin, self.budget = time.monotonic(), budget
-        self.deadline = self.begin + budget
+        self.work, self.budget, self.deadline = Work(), budget, budget
         self.pipes = Pipelines(self)
         self.memory = cluster.device.memory
         self.planners: dict[tuple[int, Variant], Planner] = {}
         self.candidates: list[Candidate | PipelineCandidate] = []
         self.plans: list[Plan] = []  # judged
         self.judged: set[int] = set()  # ids of candidates
-        self.took: list[float] = []  # seconds by candidate
+        self.took: list[float] = []  # seconds of work by candidate
         self.fused = 1.0  # what judged plans take of what their operators and collectives cost one by one
         self.beside = 0.0  # bytes at the peak of the last judged plan beside what its choices keep
         self.impossible: ValueError | None = None  # why the last mesh offers nothing that did not
@@ -109,9 +108,9 @@ class Search:
         by memory."""
         if not self.pipes.given:
             self.flat()
-        self.deadline = self.begin + PIPED * self.budget
+        self.deadline = PIPED * self.budget
         self.pipes.whole()
-        self.deadline = self.begin + self.budget
+        self.deadline = self.budget
         Smaller(self).search()
         Offload(self).search()
         Copies(self).search()
@@ -124,7 +123,7 @@ class Search:
     def flat(self) -> None:
         """Search without pipelines."""
         if self.pipes.possible:
-            self.deadline = self.begin + FLAT * self.budget
+            self.deadline = FLAT * self.budget
         count = self.accumulate or 1
         while count:
             found = list(self.look(self.planner(count)))
@@ -139,9 +138,9 @@ class Search:
     def planner(self, count: int, variant: Variant = PLAIN) -> Planner:
         """For so many microbatches, and a variant of the step."""
         if (count, variant) not in self.planners:
-            self.planners[count, variant] = Planner(
-                self.graph_of(count, variant), self.cluster, self.pins, count, variant
-            )
+            step = self.graph_of(count, variant)
+            self.work.capture(len(step.graph.nodes))
+            self.planners[count, variant] = Planner(step, self.cluster, self.pins, count, variant, self.work)
         return self.planners[count, variant]
 
     def look(self, planner: Planner) -> Iterator[Candidate]:
@@ -171,7 +170,7 @@ class Search:
         if n % outer or planner.pins or self.mesh:
             return
         for k in range(2, n // outer):
-            if (n // outer) % k or time.monotonic() + DEEPER * max(self.took) > self.deadline:
+            if (n // outer) % k or self.work.seconds + DEEPER * max(self.took) > self.deadline:
                 continue
             mesh = {"dp": outer, "cp": n // outer // k, "tp": k}
             self.progress(f"mesh {mesh_name(mesh)}")
@@ -181,9 +180,9 @@ class Search:
 
     def candidate(self, planner: Planner, mesh: Mesh, among: int = 1) -> Candidate:
         """What a mesh offers. among: meshes still to be looked at: each may take twice its share of the time."""
-        begin = time.monotonic()
+        begin = self.work.seconds
         found = planner.on(mesh, max(1.0, (self.deadline - begin) * min(1.0, 2 / among)))
-        self.took.append(time.monotonic() - begin)
+        self.took.append(self.work.seconds - begin)
         return found
 
     def meshes(self, planner: Planner) -> list[Mesh]:
@@ -248,7 +247,9 @@ class Search:
             if all(getattr(known, what) == getattr(plan, what) for what in SAID):
                 return known
         self.progress(f"simulating {plan.name}")
-        made = self.judge(self.planner(plan.accumulate, plan.variant).step, plan, self.cluster)
+        step = self.planner(plan.accumulate, plan.variant).step
+        self.work.simulate(len(step.graph.nodes))
+        made = self.judge(step, plan, self.cluster)
         self.plans.append(plan.replace(prediction=made))
         return self.plans[-1]
 
@@ -279,7 +280,7 @@ class Search:
 
     @property
     def late(self) -> bool:
-        return time.monotonic() > self.deadline
+        return self.work.seconds > self.deadline
 
     @property
     def fastest(self) -> float | None:
