@@ -23,6 +23,7 @@ from tutti.plan import reasons
 from tutti.plan.copies import Copies
 from tutti.plan.explain import mesh_name
 from tutti.plan.layout import Mesh, devices
+from tutti.plan.leading import Leading
 from tutti.plan.offload import Offload
 from tutti.plan.pin import Pin
 from tutti.plan.pipeline_candidate import PipelineCandidate
@@ -35,7 +36,8 @@ from tutti.plan.variant import PLAIN, Variant
 from tutti.plan.work import Work
 
 BUDGET = 60.0  # seconds of work (`plan.work`) that a search may do
-FLAT, PIPED = 0.6, 0.8  # shares of it after which pipelines are looked at, where there may be, and smaller plans
+LED = 0.85  # the share of it in which named plans are looked at, where they have to be small
+FLAT, PIPED = 0.6, 0.8  # and after which pipelines are looked at, where there may be, and smaller plans
 NEAR = 1.02  # costs and judgements agree within this
 TRIES = 4  # to make a plan fit
 DEEPER = 30  # times as long as with two axes it may take to look at a mesh of three
@@ -106,6 +108,11 @@ class Search:
     def ranked(self, top: int = 1) -> list[Plan]:
         """The plans that were judged, at least `top` of them where there are: those that fit by time, then the others
         by memory."""
+        leading = Leading(self)
+        if leading.needed:
+            self.deadline = LED * self.budget
+            leading.search()
+            self.deadline = self.budget
         if not self.pipes.given:
             self.flat()
         self.deadline = PIPED * self.budget
@@ -115,7 +122,7 @@ class Search:
         Offload(self).search()
         Copies(self).search()
         self.pipes.chunked()
-        if not self.candidates and self.impossible:
+        if not self.plans and self.impossible:
             raise self.impossible
         self.fill(top)
         return sorted(self.plans, key=self.rank)
@@ -124,8 +131,8 @@ class Search:
         """Search without pipelines."""
         if self.pipes.possible:
             self.deadline = FLAT * self.budget
-        count = self.accumulate or 1
-        while count:
+        count = self.accumulate or (1 if self.fastest is None else self.best_of_all.accumulate)
+        while count and not (self.late and self.fastest is not None):
             found = list(self.look(self.planner(count)))
             self.candidates += found
             if not self.candidates and self.impossible:
@@ -170,7 +177,7 @@ class Search:
         if n % outer or planner.pins or self.mesh:
             return
         for k in range(2, n // outer):
-            if (n // outer) % k or self.work.seconds + DEEPER * max(self.took) > self.deadline:
+            if (n // outer) % k or self.work.seconds + DEEPER * max(self.took, default=0.0) > self.deadline:
                 continue
             mesh = {"dp": outer, "cp": n // outer // k, "tp": k}
             self.progress(f"mesh {mesh_name(mesh)}")
@@ -221,6 +228,8 @@ class Search:
         for _ in range(TRIES):
             if not slow and self.slower(chosen.seconds):
                 break
+            if not self.affords(candidate.planner.accumulate, candidate.planner.variant):
+                break
             self.judged.add(id(candidate))
             plan = self.judgement(candidate.plan(chosen))
             self.fused = min(self.fused, plan.predicted.step_seconds / chosen.seconds)
@@ -236,6 +245,17 @@ class Search:
         if plan and not self.fits(plan) and self.fastest is None:
             plan = self.judgement(candidate.plan(candidate.smallest(), gathered=candidate.planner.accumulate > 1))
         return plan
+
+    def affords(self, count: int, variant: Variant = PLAIN) -> bool:
+        """Whether a plan can be judged in time; if none that fits is known, it is in any case."""
+        if self.fastest is None:
+            return not self.late or not self.plans
+        known = next(iter(self.planners.values()))  # steps of other numbers of microbatches have about as many nodes
+        cost = Work()
+        cost.simulate(len(known.step.graph.nodes))
+        if (count, variant) not in self.planners:
+            cost.capture(len(known.step.graph.nodes))
+        return self.work.seconds + cost.seconds <= self.deadline
 
     def slower(self, cost: float) -> bool:
         """Whether what costs so many seconds, operator by operator, is slower than the best that fits."""

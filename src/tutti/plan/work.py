@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-CAPTURED = 4e-4  # seconds to capture a node of a step
-SIMULATED = 6e-4  # to lower and simulate one
+CAPTURED = 3.5e-4  # seconds to capture a node of a step
+SIMULATED = 4.5e-4  # to lower and simulate one
 STATE = 1.2e-4  # to price a state of a cost network
-SWEPT, PAIR = 2e-8, 4e-5  # to sweep over an entry of its tables, and to begin with a pair
+SWEPT, PAIR = 1e-8, 1.5e-5  # to sweep over an entry of its tables, and to begin with a pair
 SOLVED = 1e-4  # for an entry of an integer program
 
 
