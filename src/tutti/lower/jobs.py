@@ -61,11 +61,13 @@ def peak(jobs: Sequence[Job], order: Sequence[int], sizes: Sequence[int], kept: 
     return max((alive.take(i) for i in order), default=0)
 
 
-def overlapped(jobs: Sequence[Job], sizes: Sequence[int], kept: set[int], room: float = 0.0) -> list[int]:
+def overlapped(jobs: Sequence[Job], sizes: Sequence[int], kept: set[int], room: float = 0.0,
+               most: float = inf) -> list[int]:  # fmt: skip
     """The numbers of jobs, in an order that ends early; no later than the given one, in which they could run.
 
     sizes: bytes of values. kept: values that are alive until the end. room: bytes that may be alive, even where the
-    given order needs less.
+    given order needs less. most: bytes that may be alive, even where the given order needs more; none of the orders
+    may be found to need so little, which then is empty.
     """
     way, soon = ways(jobs), hurries(jobs)
     keys = {"way": [(-w,) for w in way], "hurry": [(s, -w) for s, w in zip(soon, way, strict=True)]}
@@ -73,12 +75,12 @@ def overlapped(jobs: Sequence[Job], sizes: Sequence[int], kept: set[int], room: 
     needed = peak(jobs, orders[0], sizes, kept)
     for rule in RULES:
         for share in SHARES:
-            bound = max(room, needed + share * slack(needed))
+            bound = min(most, max(room, needed + share * slack(needed)))
             order = _Lister(jobs, sizes, kept, keys[rule], keys["way"], bound).run()
-            if peak(jobs, order, sizes, kept) <= max(room, needed + slack(needed)):
+            if peak(jobs, order, sizes, kept) <= min(most, max(room, needed + slack(needed))):
                 orders.append(order)
                 break
-    return min(orders, key=lambda order: makespan(jobs, order))
+    return min(orders[needed > most :], key=lambda order: makespan(jobs, order), default=[])
 
 
 def slack(needed: int) -> float:

@@ -2,7 +2,8 @@
 
 A collective is a unit of its own, and so is a matrix product or whatever else is said to stand alone. Other calls are
 together where they are as deep (as many such calls lie on the longest way to them, of the same copy of the batch),
-are needed for the same collective first, and are connected or read the same. Depth never falls along a way, and what is
+are needed for the same collective first, belong to the same phase, and are connected or read the same: what is computed
+again is not computed together with what it repeats. Depth never falls along a way, and what is
 needed for a collective never comes after it: units do not wait for one another in circles. Equal layers have equal
 units.
 
@@ -22,10 +23,12 @@ import torch
 from torch import fx
 
 from tutti.ir.costs import FREE
+from tutti.ir.step_graph import BACKWARD, FORWARD, UPDATE
 from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.inplace import written
 from tutti.lower.writes import TURNING, WRITES, looks, overwritten
 
+PHASES = ("", FORWARD, "again", BACKWARD, UPDATE)
 COPIED = "copied view"  # in the meta of a copy for one reader: the view
 Unit = list[fx.Node]
 aten = torch.ops.aten
@@ -117,8 +120,8 @@ class _Units:
         self.root = {n: n for n in self.calls}  # union-find
 
     def found(self) -> list[Unit]:
-        depth, first = self.depths(), self.firsts()
-        key = {n: (n.meta.get("copy", 0), depth[n], first[n]) for n in self.calls}
+        depth, first, phase = self.depths(), self.firsts(), self.phases()
+        key = {n: (n.meta.get("copy", 0), depth[n], first[n], phase[n]) for n in self.calls}
         beside: dict[tuple, fx.Node] = {}
         for n in self.calls:
             if n in self.given:
@@ -161,6 +164,14 @@ class _Units:
             before = [x for x in n.all_input_nodes if x in depth]
             depth[n] = max((depth[x] + (x in self.alone or x.meta.get("copy", 0) != copy) for x in before), default=0)
         return depth
+
+    def phases(self) -> dict[fx.Node, int]:
+        """The latest phase on the ways to each call: like depth it never falls along a way."""
+        found: dict[fx.Node, int] = {}
+        for n in self.calls:
+            own = PHASES.index("again" if "recompute" in n.meta else n.meta.get("phase", ""))
+            found[n] = max([own, *(found[x] for x in n.all_input_nodes if x in found)])
+        return found
 
     def firsts(self) -> dict[fx.Node, float]:
         """The place of the first collective for which each call is needed."""

@@ -1,4 +1,4 @@
-"""What a named plan takes, in closed form: seconds of a step and bytes of a device, in microseconds of computing.
+"""What a named plan takes, in closed form: seconds of a step and bytes of a device, found in microseconds.
 
 With m microbatches, a data-parallel axis of d and a pipeline of p devices with v stages each, for a step whose outline
 (`plan.outline`) on the mesh inside of these has seconds F, B, U, bytes of parameters P and state S, activations A in
@@ -87,6 +87,12 @@ class Estimator:
         self.outline.cache_clear()
         return True
 
+    def on(self, cluster: Cluster) -> Estimator:
+        """The same for another number of devices."""
+        other = copy(self)
+        other.cluster = cluster
+        return other
+
     def outlined(self, book: Textbook) -> Outline:
         planner = copy(self.planner)
         planner.cluster, planner.whole = self.cluster.of(prod(book.mesh.values())), False
@@ -106,7 +112,8 @@ class Estimator:
         share = max(ceil(o.depth / (p * v)) * v, self.block) / o.depth if p > 1 else 1.0  # of the fullest device
         beside = 1.0 if p == 1 else 0.5
         params, experts, state = (
-            share * getattr(o.layers, kind) + beside * getattr(o.beside, kind) for kind in ("params", "experts", "state")
+            share * getattr(o.layers, kind) + beside * getattr(o.beside, kind)
+            for kind in ("params", "experts", "state")
         )
         kinds = self.memory(o, book, count, rows, share, params, state)
         in_layers, outside = (self.computes * seconds for seconds in o.seconds(rows, book.recompute))

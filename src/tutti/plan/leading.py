@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tutti.hardware import Cluster
 from tutti.plan.estimate import Estimator
 from tutti.plan.experts import Experts
 from tutti.plan.families import Limits, divisors, families
@@ -35,6 +36,16 @@ def sort_of(book: Textbook) -> Sort:
     return pipe, book.recompute, book.zero == 3
 
 
+@dataclass(frozen=True)
+class Lean:
+    """A named plan with its number of microbatches, for a cluster, and what it is estimated to keep on a device."""
+
+    book: Textbook
+    count: int
+    cluster: Cluster
+    bytes: float
+
+
 @dataclass
 class Correction:
     """By how much a judged plan differs from its estimate, as factors of seconds and bytes."""
@@ -46,14 +57,14 @@ class Correction:
 class Leading:
     """Those of a search."""
 
-    def __init__(self, search: Search):
-        self.of = search
-        self.possible = search.cluster.size > 1 and not search.mesh and not search.pins
+    def __init__(self, search: Search, cluster: Cluster | None = None, estimator: Estimator | None = None):
+        self.of, self.cluster = search, cluster or search.cluster
         self.corrections: dict[Sort, Correction] = {}
-        if not self.possible:
-            return
         self.first = search.accumulate or 1
-        self.estimator = Estimator(search.planner(self.first), search.cluster, search.batch // self.first)
+        rows = search.batch // self.first
+        self.estimator = (
+            estimator.on(self.cluster) if estimator else Estimator(search.planner(self.first), self.cluster, rows)
+        )
         counts = (search.accumulate,) if search.accumulate else tuple(divisors(search.batch))
         self.entries = list(families(self.limits(counts)))
         self.open = np.ones(len(self.entries), dtype=bool)
@@ -67,15 +78,13 @@ class Leading:
         shapes = Experts(planner.problem).shapes
         depth = self.estimator.known[1, 1, 1].depth
         stages = len(planner.layers) - len(planner.layers.inside)
-        return Limits(search.cluster.size, search.cluster.levels[0][0], search.batch, counts, depth, stages,
+        return Limits(self.cluster.size, self.cluster.levels[0][0], search.batch, counts, depth, stages,
                       self.estimator.block, min((shape[0] for shape in shapes), default=0))  # fmt: skip
 
     @property
     def needed(self) -> bool:
         """Whether the first number of microbatches is too few for all plans that keep what the forward pass makes and
         have no pipeline: those that are searched without being named."""
-        if not self.possible:
-            return False
         flat = [i for i, (book, count) in enumerate(self.entries)
                 if count == self.first and book.pipe.devices == 1 and not book.recompute]  # fmt: skip
         return bool(self.bytes[flat].min(initial=np.inf) > self.of.memory)
@@ -93,6 +102,21 @@ class Leading:
                 continue
             if not search.affords(count, book.variant):
                 return
+            self.open[i] = False
+            self.judge(i)
+
+    def leanest(self) -> Lean | None:
+        """The plan that is estimated to need the least memory."""
+        size = np.where(np.isfinite(self.bytes), self.corrected()[1], np.inf)
+        if not len(size) or not np.isfinite(size.min()):
+            return None
+        i = int(np.argmin(size))
+        return Lean(*self.entries[i], self.cluster, float(size[i]))
+
+    def judge_leanest(self) -> None:
+        """Judge what needs the least memory, unless that is known."""
+        lean = self.leanest()
+        if lean is not None and self.open[i := self.entries.index((lean.book, lean.count))]:
             self.open[i] = False
             self.judge(i)
 

@@ -95,6 +95,8 @@ class Search:
         self.fused = 1.0  # what judged plans take of what their operators and collectives cost one by one
         self.beside = 0.0  # bytes at the peak of the last judged plan beside what its choices keep
         self.impossible: ValueError | None = None  # why the last mesh offers nothing that did not
+        self.leading: Leading | None = None
+        self.proven = 0  # named plans that are all estimated not to fit
         self.left: int = 0  # meshes that were not looked at for want of time
 
     def best(self, top: int = 1) -> Plan:
@@ -108,11 +110,8 @@ class Search:
     def ranked(self, top: int = 1) -> list[Plan]:
         """The plans that were judged, at least `top` of them where there are: those that fit by time, then the others
         by memory."""
-        leading = Leading(self)
-        if leading.needed:
-            self.deadline = LED * self.budget
-            leading.search()
-            self.deadline = self.budget
+        if self.cluster.size > 1 and not self.mesh and not self.pins:
+            self.lead()
         if not self.pipes.given:
             self.flat()
         self.deadline = PIPED * self.budget
@@ -126,6 +125,17 @@ class Search:
             raise self.impossible
         self.fill(top)
         return sorted(self.plans, key=self.rank)
+
+    def lead(self) -> None:
+        """Search the named plans, where few of all plans can fit; where none does, judge the leanest, for the proof."""
+        self.leading = Leading(self)
+        if self.leading.needed:
+            self.deadline = LED * self.budget
+            self.leading.search()
+            self.deadline = self.budget
+            if self.fastest is None:
+                self.leading.judge_leanest()
+                self.proven = len(self.leading.entries)
 
     def flat(self) -> None:
         """Search without pipelines."""

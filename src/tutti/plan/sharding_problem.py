@@ -132,7 +132,8 @@ class ShardingProblem:
         work: Work | None = None,
     ) -> Solution:
         """The cheapest choices. memory_price: seconds a byte, the multiplier of the constraint that memory sets.
-        only: options that are taken for granted, by label. close: a gap, relative, that need not be closed. seconds: of work (`plan.work`).
+        only: options that are taken for granted, by label. close: a gap, relative, that need not be closed.
+        seconds: of work (`plan.work`).
 
         Raises ValueError where no combination is possible.
         """
