@@ -44,7 +44,7 @@ def test_named_plans_are_not_needed_where_memory_is_plenty():
 
 
 def test_what_leads_fits_and_is_no_slower_than_a_named_plan():
-    found = led(0.6)
+    found = led(0.85)
     assert found.fastest is not None
     named = [predicted(step(4), CLUSTER, name, 4) for name in ("zero3", "zero1", "tp4")]
     fitting = [p.predicted.step_seconds for p in named if found.fits(p)]
@@ -52,13 +52,13 @@ def test_what_leads_fits_and_is_no_slower_than_a_named_plan():
 
 
 def test_the_same_request_finds_the_same_plans():
-    one, other = led(0.6), led(0.6)
+    one, other = led(0.85), led(0.85)
     assert [p.to_json() for p in one.plans] == [p.to_json() for p in other.plans]
     assert one.work.seconds == other.work.seconds > 0
 
 
 def test_estimates_are_near_what_is_simulated():
-    leading = Leading(tight(0.6))
+    leading = Leading(tight(0.85))
     for book, count in leading.entries:
         if str(book) in ("dp4xzero3", "dp2xtp2xzero1") and count in (1, 4):
             plan = predicted(step(count), CLUSTER, str(book), count).predicted

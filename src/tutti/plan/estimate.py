@@ -132,12 +132,13 @@ class Estimator:
                state: float) -> dict[str, float]:  # fmt: skip
         """Bytes of the fullest device, by kind."""
         p, dp = book.pipe.devices, book.dp
-        in_layers = rows * share * (o.layers.kept if book.recompute else o.layers.held)
+        # What layers pass on is read once more where they are computed again: it lies whole, as that is the cheapest.
+        in_layers = rows * share * (book.tp * o.layers.kept if book.recompute else o.layers.held)
         outside = rows * (o.beside.kept if book.recompute else o.beside.held)
         first, last = self.flight(book.pipe, min(count, STEADY * p)) if p > 1 else (1.0, 1.0)
         held = max(first * in_layers, last * in_layers + outside)
         again = rows * (o.layers.held - o.layers.kept) / o.depth if book.recompute else 0.0
-        piece = 2 * o.layers.params / o.depth if book.zero == 3 else 0.0  # that of a layer, and the next
+        piece = o.layers.params / o.depth if book.zero == 3 else 0.0  # gathered, of a layer
         waits = count > 1 or p > 1 or self.planner.problem.coupled
         return {
             "parameters": params / (dp if book.zero == 3 else 1),

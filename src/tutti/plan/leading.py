@@ -24,6 +24,7 @@ from tutti.plan.textbook import Textbook
 if TYPE_CHECKING:
     from tutti.plan.search import Search
 
+CAUTION = 0.7  # of that, while nothing is known that fits, for each plan that did not
 TIGHT, SURE = 0.93, 0.995  # of the memory that an estimate may fill: before plans of its sort were judged, and after
 BETTER = 0.98  # of the time of the fastest: what is estimated to take longer is not judged
 
@@ -60,6 +61,7 @@ class Leading:
     def __init__(self, search: Search, cluster: Cluster | None = None, estimator: Estimator | None = None):
         self.of, self.cluster = search, cluster or search.cluster
         self.corrections: dict[Sort, Correction] = {}
+        self.missed = 0  # plans that were judged and do not fit
         self.first = search.accumulate or 1
         rows = search.batch // self.first
         self.estimator = (
@@ -87,7 +89,7 @@ class Leading:
         have no pipeline: those that are searched without being named."""
         flat = [i for i, (book, count) in enumerate(self.entries)
                 if count == self.first and book.pipe.devices == 1 and not book.recompute]  # fmt: skip
-        return bool(self.bytes[flat].min(initial=np.inf) > self.of.memory)
+        return bool(self.bytes[flat].min(initial=np.inf) > TIGHT * self.of.memory)
 
     def search(self) -> None:
         """Judge those that lead."""
@@ -123,9 +125,13 @@ class Leading:
     def next(self) -> int | None:
         """The entry that is estimated to be the fastest of those that fit, and faster than what was found."""
         seconds, size = self.corrected()
-        fits = self.open & (size <= self.of.memory)
+        room = self.of.memory
         if self.of.fastest is not None:
-            fits &= seconds < BETTER * self.of.fastest
+            fits = self.open & (size <= room) & (seconds < BETTER * self.of.fastest)
+        else:  # each that does not fit leaves less to chance
+            fits = self.open & (size <= room * CAUTION**self.missed)
+            if not fits.any():
+                fits = self.open & (size <= room)
         return int(np.argmin(np.where(fits, seconds, np.inf))) if fits.any() else None
 
     def corrected(self) -> tuple[np.ndarray, np.ndarray]:
@@ -161,6 +167,7 @@ class Leading:
             search.impossible = search.impossible or error
             return
         made = plan.predicted
+        self.missed += not search.fits(plan)
         if not self.corrections:  # what is fused takes less than one operator after the other
             self.estimator.computes = min(1.0, made.compute_seconds / self.estimator.of(book, count).computing)
             self.estimate(np.flatnonzero(self.open))
