@@ -64,15 +64,16 @@ class Denoiser(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        from diffusers import UNet2DConditionModel
+        from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 
-        self.unet = UNet2DConditionModel(
+        shapes: dict[str, Any] = dict(
             sample_size=128, in_channels=4, out_channels=4, block_out_channels=(320, 640, 1280), layers_per_block=2,
             down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
             up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
             transformer_layers_per_block=(1, 2, 10), attention_head_dim=(5, 10, 20), cross_attention_dim=2048,
             use_linear_projection=True,
         )  # fmt: skip
+        self.unet = UNet2DConditionModel(**shapes)
 
     def forward(self, sample: Tensor, timestep: Tensor, text: Tensor, noise: Tensor) -> Tensor:
         predicted = self.unet(sample, timestep, encoder_hidden_states=text).sample

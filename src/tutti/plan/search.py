@@ -36,11 +36,12 @@ from tutti.plan.variant import PLAIN, Variant
 from tutti.plan.work import Work
 
 BUDGET = 60.0  # seconds of work (`plan.work`) that a search may do
-LED = 0.85  # the share of it in which named plans are looked at, where they have to be small
+LED = 0.95  # the share of it in which named plans are looked at, where they have to be small
 FLAT, PIPED = 0.6, 0.8  # and after which pipelines are looked at, where there may be, and smaller plans
 NEAR = 1.02  # costs and judgements agree within this
 TRIES = 4  # to make a plan fit
 DEEPER = 30  # times as long as with two axes it may take to look at a mesh of three
+VARIED = 5  # times as long as to make a variant of a step it takes to capture it
 SAID = (*DECISIONS, "durations")
 SHRINKING = ("activations", "temporaries", "communication")  # kinds of memory that microbatches make less
 
@@ -96,6 +97,7 @@ class Search:
         self.beside = 0.0  # bytes at the peak of the last judged plan beside what its choices keep
         self.impossible: ValueError | None = None  # why the last mesh offers nothing that did not
         self.leading: Leading | None = None
+        self.led = False  # whether a named plan is known that fits, where few do
         self.proven = 0  # named plans that are all estimated not to fit
         self.left: int = 0  # meshes that were not looked at for want of time
 
@@ -133,7 +135,8 @@ class Search:
             self.deadline = LED * self.budget
             self.leading.search()
             self.deadline = self.budget
-            if self.fastest is None:
+            self.led = self.fastest is not None
+            if not self.led:
                 self.leading.judge_leanest()
                 self.proven = len(self.leading.entries)
 
@@ -156,7 +159,8 @@ class Search:
         """For so many microbatches, and a variant of the step."""
         if (count, variant) not in self.planners:
             step = self.graph_of(count, variant)
-            self.work.capture(len(step.graph.nodes))
+            again = any(known == count for known, _ in self.planners)  # a variant of what was captured already
+            self.work.capture(len(step.graph.nodes) // (VARIED if again else 1))
             self.planners[count, variant] = Planner(step, self.cluster, self.pins, count, variant, self.work)
         return self.planners[count, variant]
 
@@ -231,7 +235,7 @@ class Search:
         """Judge the fastest plan of a candidate, and smaller ones until one fits: the last. Nothing where it would be
         slower than the best that fits, unless `slow` ones are wanted."""
         chosen, plan = candidate.chosen, None
-        if self.beside and chosen.kept + self.beside > self.memory:
+        if (self.beside or self.led) and chosen.kept + self.beside > self.memory:
             chosen = candidate.within(self.memory - self.beside, self.deadline)
             if chosen.kept + self.beside > self.memory and not slow and self.fastest is not None:
                 return None  # as small as it gets
@@ -263,7 +267,7 @@ class Search:
         known = next(iter(self.planners.values()))  # steps of other numbers of microbatches have about as many nodes
         cost = Work()
         cost.simulate(len(known.step.graph.nodes))
-        if (count, variant) not in self.planners:
+        if all(count != other for other, _ in self.planners):
             cost.capture(len(known.step.graph.nodes))
         return self.work.seconds + cost.seconds <= self.deadline
 
