@@ -90,3 +90,12 @@ def test_an_order_keeps_what_it_must(case):
     needed = peak(jobs, whole, sizes, kept)
     assert peak(jobs, order, sizes, kept) <= needed + headroom(needed)
     assert order == overlapped(jobs, sizes, kept), "every rank finds the same"
+
+
+def test_no_order_is_taken_that_needs_more_than_may_be_alive():
+    jobs = [Job("", 1.0, (), (0,)), Job("dp", 5.0, (0,), (1,), (0,)), Job("", 5.0, (0,), (2,), (0,)),
+            Job("", 1.0, (1, 2), (), (1, 2))]  # fmt: skip
+    sizes = [1 << 30] * 3
+    needed = peak(jobs, range(4), sizes, set())
+    assert overlapped(jobs, sizes, set(), most=needed)
+    assert overlapped(jobs, sizes, set(), room=10 * needed, most=needed - 1) == []

@@ -96,5 +96,5 @@ def test_ranks_that_disagree_are_told(kind):
     def other(x):
         yield Wait(x)
 
-    with pytest.raises(AssertionError, match="some ranks begin a collective where others wait"):
+    with pytest.raises(AssertionError, match="some ranks start a collective while others wait"):
         run_virtual([one, other], [(torch.ones(1),)] * 2, MESH)

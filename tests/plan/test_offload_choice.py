@@ -28,7 +28,8 @@ def search(step, memory: float) -> Search:
 
 def test_a_search_offloads_where_nothing_fits_and_no_more_than_it_has_to():
     step = wide(8)
-    large = predicted(step, CLUSTER, "zero3").predicted
+    full = tutti.Cluster(replace(CLUSTER.device, memory=1), CLUSTER.levels)  # no room for an order that takes more
+    large = predicted(step, full, "zero3").predicted
     made = search(step, large.peak_bytes - large.bytes_by_kind["optimizer state"] // 2)
     made.plans.append(made.judgement(predicted(step, CLUSTER, "zero3")))
     Offload(made).search()

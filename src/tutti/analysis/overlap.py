@@ -13,13 +13,14 @@ from collections import defaultdict
 from torch import fx
 
 from tutti.analysis.kernels import fuse
+from tutti.analysis.memory import memory, platform
 from tutti.analysis.prices import Prices
 from tutti.analysis.replay import Replay, Storage, replay
 from tutti.analysis.segments import BREAKS
 from tutti.hardware import Cluster
 from tutti.ir.op_info import FLOPS
 from tutti.lower.collectives import COLLECTIVES
-from tutti.lower.jobs import Job, makespan, overlapped
+from tutti.lower.jobs import Job, headroom, makespan, overlapped
 from tutti.lower.order import arrange
 from tutti.lower.program import Program
 from tutti.lower.transfers import TRANSFERS
@@ -28,6 +29,7 @@ from tutti.lower.waits import insert_waits
 
 GAIN = 0.99  # of the seconds with synchronous collectives: a new order must be at least this fast
 ROOM = 0.75  # fraction of a device's memory that an order may use
+FULL = 0.97  # fraction that it may use if the given order needs nearly as much
 UNIT = "unit"  # key in the meta of a node
 
 
@@ -45,21 +47,29 @@ def order(program: Program, cluster: Cluster, level: str) -> Order:
     if not any(n.target in COLLECTIVES for n in graph.nodes) or any(n.target in TRANSFERS for n in graph.nodes):
         return []
     prices = Prices(cluster, program)
-    waiting = _seconds(_played(program, level), prices)
+    before = _played(program, level)
+    waiting = _seconds(before, prices)
     found = units(graph, lambda node: node.target in BREAKS or node.target in FLOPS)
     arrange([*_inputs(graph), *(node for unit in found for node in unit), graph.output_node()])
     _number(found)
     played = _played(program, level)
     jobs, sizes, kept = jobs_of(found, played, prices)
-    room = ROOM * cluster.device.memory - sum(storage.bytes for storage in played.inputs.values())
-    best = overlapped(jobs, sizes, kept, room)
+    inputs = sum(storage.bytes for storage in played.inputs.values())
+    needed, free = memory(before, platform(cluster.device)).peak - inputs, cluster.device.memory - inputs
+    room = 0.0 if _is_part(program) else free - (1 - ROOM) * cluster.device.memory - sum(sizes[v] for v in kept)
+    best = overlapped(jobs, sizes, kept, room, max(room, needed, min(needed + headroom(needed), FULL * free)))
     if not any(node.users.keys() - {graph.output_node()} - set(found[-1]) for node in found[-1]):
         best.sort(key=lambda i: i == len(found) - 1)  # copies of outputs stay at the end
-    gains = makespan(jobs, best) < GAIN * waiting
+    gains = bool(best) and makespan(jobs, best) < GAIN * waiting
     if not gains:
         take_back_views(graph)
     _restore(graph, given)
     return [(i, found[i]) for i in best] if gains else []
+
+
+def _is_part(program: Program) -> bool:
+    """Whether it is a part of a pipeline, beside which a device holds the values of other microbatches."""
+    return any(name.startswith("value:") for name in (*program.inputs, *program.outputs))
 
 
 def _played(program: Program, level: str) -> Replay:

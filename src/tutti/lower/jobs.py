@@ -68,11 +68,13 @@ def peak(jobs: Sequence[Job], order: Sequence[int], sizes: Sequence[int], kept: 
     return max((alive.take(i) for i in order), default=0)
 
 
-def overlapped(jobs: Sequence[Job], sizes: Sequence[int], kept: set[int], room: float = 0.0) -> list[int]:
+def overlapped(jobs: Sequence[Job], sizes: Sequence[int], kept: set[int], room: float = 0.0,
+               most: float = inf) -> list[int]:  # fmt: skip
     """An order of the job indices with a small makespan, never larger than that of the given, valid order.
 
     sizes: bytes of each value. kept: values that stay alive to the end. room: bytes that may be live, even if the
-    given order needs less.
+    given order needs less. most: bytes that may be live, even if the given order needs more. Returns an empty order if
+    none needs so little.
     """
     paths = critical_paths(jobs)
     keys = {
@@ -83,12 +85,12 @@ def overlapped(jobs: Sequence[Job], sizes: Sequence[int], kept: set[int], room: 
     needed = peak(jobs, orders[0], sizes, kept)
     for rule in RULES:
         for share in SHARES:
-            bound = max(room, needed + share * headroom(needed))
+            bound = min(most, max(room, needed + share * headroom(needed)))
             order = _Lister(jobs, sizes, kept, keys[rule], keys["critical_path"], bound).run()
-            if peak(jobs, order, sizes, kept) <= max(room, needed + headroom(needed)):
+            if peak(jobs, order, sizes, kept) <= min(most, max(room, needed + headroom(needed))):
                 orders.append(order)
                 break
-    return min(orders, key=lambda order: makespan(jobs, order))
+    return min(orders[needed > most :], key=lambda order: makespan(jobs, order), default=[])
 
 
 def headroom(needed: int) -> float:

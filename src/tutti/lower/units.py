@@ -2,8 +2,9 @@
 
 A collective is a unit, and so is a matrix product or any other call that is to stand alone. Other calls form a unit if
 they have equal depth (number of such calls on the longest path to them, within one copy of the batch), are needed for
-the same collective first, and are connected or share an operand. Depth never decreases along a path, and what a
-collective needs never follows it, so units have no cyclic dependencies. Equal layers have equal units.
+the same collective first, belong to the same phase, and are connected or share an operand. Recomputed calls are not
+grouped with those that they repeat. Depth never decreases along a path, and what a collective needs never follows it,
+so units have no cyclic dependencies. Equal layers have equal units.
 
 A view of an input or of a received value belongs to its reader, so that it does not wait for a collective early. A view
 of a computed value belongs to its maker.
@@ -21,10 +22,12 @@ import torch
 from torch import fx
 
 from tutti.ir.costs import FREE
+from tutti.ir.step_graph import BACKWARD, FORWARD, UPDATE
 from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.inplace import written
 from tutti.lower.writes import TURNING, WRITES, looks, overwritten
 
+PHASES = ("", FORWARD, "recompute", BACKWARD, UPDATE)
 COPIED = "copied view"  # key in the meta of a view's copy for one reader: the view
 Unit = list[fx.Node]
 aten = torch.ops.aten
@@ -116,8 +119,8 @@ class _Units:
         self.root = {n: n for n in self.calls}  # union-find
 
     def found(self) -> list[Unit]:
-        depth, first = self.depths(), self.firsts()
-        key = {n: (n.meta.get("copy", 0), depth[n], first[n]) for n in self.calls}
+        depth, first, phase = self.depths(), self.firsts(), self.phases()
+        key = {n: (n.meta.get("copy", 0), depth[n], first[n], phase[n]) for n in self.calls}
         beside: dict[tuple, fx.Node] = {}
         for n in self.calls:
             if n in self.given:
@@ -160,6 +163,14 @@ class _Units:
             before = [x for x in n.all_input_nodes if x in depth]
             depth[n] = max((depth[x] + (x in self.alone or x.meta.get("copy", 0) != copy) for x in before), default=0)
         return depth
+
+    def phases(self) -> dict[fx.Node, int]:
+        """The latest phase on the paths to each call. Like depth, it never decreases along a path."""
+        found: dict[fx.Node, int] = {}
+        for n in self.calls:
+            own = PHASES.index("recompute" if "recompute" in n.meta else n.meta.get("phase", ""))
+            found[n] = max([own, *(found[x] for x in n.all_input_nodes if x in found)])
+        return found
 
     def firsts(self) -> dict[fx.Node, float]:
         """The index of the first collective that needs each call."""

@@ -39,9 +39,9 @@ class Copies:
             or made.communication_seconds < WAITING * made.step_seconds
         ):
             return
-        if not best.stages and not best.tiers and not search.late:
+        if not best.stages and not best.tiers and search.affords(best.accumulate, best.variant):
             self.overlap_chunks(best)
-        if not best.recompute and not search.late:
+        if not best.recompute and search.affords(best.accumulate, Variant(batch_splits=COPIES)):
             self.batch_splits(best)
 
     def overlap_chunks(self, best: Plan) -> None:

@@ -17,10 +17,11 @@ from scipy.sparse import csr_array
 from tutti.plan.network import NEVER, Network
 
 UNIT = 1e6  # the solver works in microseconds
+NODES = 100  # of the tree of a branch-and-bound search: what is to end does not depend on the time it takes
 
 
-def solve(network: Network, seconds: float, close: float = 1e-9) -> tuple[dict[str, int] | None, float]:
-    """The cheapest assignment found in that time, if any, and a lower bound of what any costs.
+def solve(network: Network, close: float = 1e-9) -> tuple[dict[str, int] | None, float]:
+    """The cheapest assignment found, if any, and a lower bound of what any costs.
 
     close: a gap, relative, that need not be closed.
     """
@@ -37,7 +38,7 @@ def solve(network: Network, seconds: float, close: float = 1e-9) -> tuple[dict[s
         integrality=np.array(program.integral),
         bounds=Bounds(0, np.inf),
         constraints=LinearConstraint(csr_array((values, (rows, columns)), shape=shape), right, right),  # pyright: ignore
-        options={"time_limit": max(seconds, 0.1), "mip_rel_gap": close},
+        options={"node_limit": NODES, "mip_rel_gap": close},
     )
     bound = -np.inf if result.mip_dual_bound is None else result.mip_dual_bound / UNIT
     if result.x is None:

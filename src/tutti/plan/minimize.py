@@ -7,7 +7,6 @@ eliminated, and so on until the two meet or little enough is left for an integer
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from tutti.plan.bound import Dual
 from tutti.plan.eliminate import eliminate, improve
 from tutti.plan.exact import solve
 from tutti.plan.network import NEVER, Network, Table
+from tutti.plan.work import Work
 
 SWEEPS = 20  # between two looks at what can be dropped
 SMALL, LARGE = 20_000, 100_000  # entries of all tables: what the integer program gets at once, or after all else
@@ -41,16 +41,19 @@ class Solution:
         return max(0.0, (self.cost - self.bound) / self.cost) if self.cost else 0.0
 
 
-def minimize(network: Network, seconds: float = 60.0, close: float = CLOSE) -> Solution:
-    """close: a gap, relative, that need not be closed. Raises ValueError where every assignment is impossible."""
-    deadline = time.monotonic() + seconds
-    found = _minimize(network, deadline, close)
+def minimize(network: Network, seconds: float = 60.0, close: float = CLOSE, work: Work | None = None) -> Solution:
+    """seconds: of work, which is added to `work`. close: a gap, relative, that need not be closed.
+
+    Raises ValueError where every assignment is impossible.
+    """
+    work = work or Work()
+    found = _minimize(network, work, work.seconds + seconds, close)
     if found.cost >= NEVER / 2:
         raise ValueError("no combination of choices is possible")
     return found
 
 
-def _minimize(network: Network, deadline: float, close: float) -> Solution:
+def _minimize(network: Network, work: Work, deadline: float, close: float) -> Solution:
     smaller = eliminate(network)
     core = smaller.core
     if not core.unary:
@@ -63,15 +66,16 @@ def _minimize(network: Network, deadline: float, close: float) -> Solution:
     while cost - bound > close * abs(cost):
         for i in range(SWEEPS):
             dual.sweep(backwards=i % 2 == 1)
+        work.sweep(len(dual.pairs), _entries(core, {}), SWEEPS)
         before, bound = cost - bound, max(bound, dual.bound)
         best, cost = _cheaper(core, best, dual.decode(core), draw)
-        least, late = dual.least(), time.monotonic() > deadline
+        least, late = dual.least(), work.seconds > deadline
         stalled = before - (cost - bound) < (cost - bound) / PATIENT
         if stalled and not late:  # perhaps the assignment is what is far off: try what is near the bound
             for share in NEAR:
                 near = _kept(least, bound + share * (cost - bound), best)
                 if _entries(core, near) <= SMALL:
-                    best, cost = _cheaper(core, best, _among(core, near, deadline, close).states, draw)
+                    best, cost = _cheaper(core, best, _among(core, near, work, deadline, close).states, draw)
                     break
         kept = _kept(least, cost, best)
         entries, whole = _entries(core, kept), _entries(core, {})
@@ -79,7 +83,7 @@ def _minimize(network: Network, deadline: float, close: float) -> Solution:
         if late or (stalls >= STALLS and entries > LARGE and 4 * entries > whole):
             break
         if entries <= SMALL or (stalled and entries <= LARGE) or 4 * entries < whole:
-            rest = _among(core, kept, deadline, close)
+            rest = _among(core, kept, work, deadline, close)
             best, cost = _cheaper(core, best, rest.states, draw)
             bound = min(cost, max(bound, rest.bound))
             break
@@ -87,13 +91,14 @@ def _minimize(network: Network, deadline: float, close: float) -> Solution:
     return Solution(states, network.cost(states), min(bound, cost) + smaller.constant)
 
 
-def _among(core: Network, kept: Mapping[str, Table], deadline: float, close: float) -> Solution:
+def _among(core: Network, kept: Mapping[str, Table], work: Work, deadline: float, close: float) -> Solution:
     """The best of the assignments with these states."""
     network = core.restricted(kept)
     if _entries(network, {}) > SMALL and 4 * _entries(network, {}) < _entries(core, {}):
-        rest = _minimize(network, deadline, close)
+        rest = _minimize(network, work, deadline, close)
     else:
-        states, bound = solve(network, deadline - time.monotonic(), close)
+        work.solve(_entries(network, {}))
+        states, bound = solve(network, close)
         states = states or dict.fromkeys(network.unary, 0)
         rest = Solution(states, network.cost(states), bound)
     return Solution({name: int(kept[name][s]) for name, s in rest.states.items()}, rest.cost, rest.bound)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from tutti.plan.layout import Layout
 from tutti.plan.pin import covering
 from tutti.plan.pipeline_candidate import PipelineCandidate
@@ -19,7 +17,7 @@ def otherwise(search: Search, plan: Plan, pattern: str) -> list[tuple[str, Layou
     search: that the plan came from, which is given its budget once more. Raises ValueError for a pattern that matches
     nothing.
     """
-    search.deadline = time.monotonic() + search.budget
+    search.deadline = search.work.seconds + search.budget
     found, planner = [], search.planner(plan.accumulate, plan.variant)
     for label in covering(pattern, planner.step):
         free = planner.inside(plan.pipe).on(plan.inner, without=label)

@@ -7,7 +7,6 @@ Which meshes are worth it, and what a plan really takes, is for `plan.search`.
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -36,6 +35,7 @@ from tutti.plan.textbook import Textbook, parse_name, textbook_of
 from tutti.plan.tier import offloaded
 from tutti.plan.title import title
 from tutti.plan.variant import PLAIN, Variant
+from tutti.plan.work import Work
 
 RAISES = 5  # of the price of memory, fourfold each
 HALVINGS = 4  # between the last that did not fit and the first that did
@@ -43,10 +43,12 @@ CLOSE, ROUGH = 1e-4, 1e-3  # gaps that are not closed, without and with a price 
 
 
 class Planner:
-    """pins: parts that are given. accumulate: microbatches per update; `step` is the graph of one, in this variant."""
+    """pins: parts that are given. accumulate: microbatches per update; `step` is the graph of one, in this variant.
+    work: the clock to which what is done is added."""
 
     def __init__(self, step: StepGraph, cluster: Cluster, pins: Iterable[Pin] = (), accumulate: int = 1,
-                 variant: Variant = PLAIN):  # fmt: skip
+                 variant: Variant = PLAIN, work: Work | None = None):  # fmt: skip
+        self.work = work or Work()
         self.step, self.cluster, self.accumulate, self.variant = step, cluster, accumulate, variant
         self._layers = cache(partial(Layers, step))
         self.whole = True  # not a stage of a pipeline
@@ -159,9 +161,10 @@ class Candidate:
 
     def __init__(self, planner: Planner, mesh: Mesh, allowed: Free, seconds: float = 60.0, name: str = ""):
         self.planner, self.mesh, self.name = planner, mesh, name
-        deadline = time.monotonic() + seconds
+        deadline = planner.work.seconds + seconds
         pricer = Pricer(planner.cluster, mesh, planner.whole)
         self.joint = ShardingProblem(planner.problem, pricer, planner.runs, allowed, allowed.given, planner.in_flight)
+        planner.work.price(sum(map(len, self.joint.network.unary.values())))
         self.only: dict[str, int] = {}  # options that are taken for granted
         self.chosen = self.choose(0.0, deadline)
 
@@ -180,11 +183,11 @@ class Candidate:
             if chosen.kept <= most:
                 found = chosen
                 break
-            if time.monotonic() > deadline:
+            if self.planner.work.seconds > deadline:
                 break
             low, price = price, 4 * price
         for _ in range(HALVINGS):
-            if found is None or time.monotonic() > deadline:
+            if found is None or self.planner.work.seconds > deadline:
                 break
             between = (price * (low or price / 64)) ** 0.5
             chosen = self.choose(between, deadline)
@@ -201,11 +204,12 @@ class Candidate:
 
     def smallest(self) -> Solution:
         """The choices that keep the fewest bytes."""
-        return self.choose(4**RAISES * self.par, time.monotonic() + 60.0)
+        return self.choose(4**RAISES * self.par, self.planner.work.seconds + 60.0)
 
     def choose(self, price: float, deadline: float) -> Solution:
         """The cheapest choices at a price on memory, in seconds a byte."""
-        return self.joint.choose(price, deadline - time.monotonic(), self.only, CLOSE if price == 0 else ROUGH)
+        work, close = self.planner.work, CLOSE if price == 0 else ROUGH
+        return self.joint.choose(price, deadline - work.seconds, self.only, close, work)
 
     def layouts(self, label: str) -> list[Layout]:
         """How an input may lie."""

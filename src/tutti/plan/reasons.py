@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
+import re
 from math import prod
 from typing import TYPE_CHECKING
 
 from tutti.plan.explain import mesh_name, seconds, size
+from tutti.plan.leading import Leading
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
 
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
     from tutti.plan.search import Search
 
 DOUBLINGS = 13  # of the devices, when it is asked how many would do
-TRYING = 30.0  # seconds for that
+TRYING = 30.0  # seconds of work for that
+KINDS = 4  # of memory that are told of
+OVERLAPPING = {"overlap", "splits"}  # words of a name that make no other kind of plan
 REJECTED = 2  # plans that are told of though they do not fit
 
 
@@ -28,7 +31,8 @@ def why(search: Search, plans: list[Plan]) -> tuple[str, ...]:
         told.append("every device computes everything: to split it would cost more communication than it saves")
     slower = [p for p in others if search.fits(p)]
     if slower:
-        told.append(f"runner-up {_line(slower[0])}: {difference(best, slower[0])}")
+        second = next((p for p in slower if kind(p) != kind(best)), slower[0])
+        told.append(f"runner-up {_line(second)}: {difference(best, second)}")
     for p in sorted((p for p in others if not search.fits(p)), key=lambda p: p.predicted.step_seconds)[:REJECTED]:
         told.append(f"rejected {_line(p)}: more than the {size(search.memory)} of a device")
     skipped = [c for c in search.candidates if id(c) not in search.judged]
@@ -43,20 +47,31 @@ def why(search: Search, plans: list[Plan]) -> tuple[str, ...]:
     return (*told, *divided, *best.reasons)
 
 
+def kind(plan: Plan) -> tuple:
+    """What sets kinds of plans apart: the forms of parallelism, recomputation, and what lies outside of the device; not
+    their sizes, microbatches, or in how many parts they overlap."""
+    axes = frozenset(axis for axis, n in plan.mesh.items() if n > 1)
+    forms = frozenset(re.findall(r"(?:^|x)([a-z]+?)\d*(?=x|$|-)", plan.name.removeprefix("auto-"))) - OVERLAPPING
+    return axes, forms, bool(plan.recompute), bool(plan.tiers), plan.schedule
+
+
 def too_large(search: Search, smallest: Plan) -> str:
     """That nothing fits, and what would."""
     made = smallest.predicted
-    kinds = sorted(made.bytes_by_kind.items(), key=lambda item: -item[1])[:3]
-    which = "no plan that was found in time" if search.late else "no plan"
+    kinds = sorted(made.bytes_by_kind.items(), key=lambda item: -item[1])[:KINDS]
+    which = "no plan that was found in time" if search.late and not search.proven else "no plan"
     said = (
         f"{which} fits into {size(search.memory)} per device on {search.cluster}: the smallest, {smallest.name}, needs "
         f"{size(made.peak_bytes)} ({', '.join(f'{kind} {size(n)}' for kind, n in kinds)})"
     )
+    if search.proven:
+        said += f"; none of the {search.proven:,} named plans for {search.cluster} is estimated to need less"
     larger = enough(search)
     if larger:
         said += f"; it needs about {larger.cluster}: there {larger.name} needs {size(larger.predicted.peak_bytes)}"
     else:
         said += "; more devices of this kind, as far as they were tried, do not help alone"
+    said += f"; or devices with {size(made.peak_bytes)} of memory"
     if search.accumulate is not None and search.accumulate < search.batch:
         said += f"; or more microbatches than {search.accumulate} per update, or a smaller batch"
     return "; ".join((said, *search.planner(smallest.accumulate).undivided()))
@@ -65,14 +80,37 @@ def too_large(search: Search, smallest: Plan) -> str:
 def enough(search: Search) -> Plan | None:
     """The smallest plan on few devices of this kind that hold it: twice as many again and again, or 3/4 of that."""
     planner, size = search.planner(max(count for count, _ in search.planners)), search.cluster.size
-    deadline = time.monotonic() + TRYING
+    deadline = search.work.seconds + TRYING
     counts = {size << i for i in range(1, DOUBLINGS)} | {1 << i for i in range(DOUBLINGS) if 1 << i > size}
     for n in sorted(counts):
-        found = on(search, planner, n) if time.monotonic() < deadline else None
+        found = (named_on(search, n) or on(search, planner, n)) if search.work.seconds < deadline else None
         if found:
             fewer = 3 * n // 4
-            return (on(search, planner, fewer) if fewer > size else None) or found
+            return (named_on(search, fewer) or on(search, planner, fewer) if fewer > size else None) or found
     return None
+
+
+def named_on(search: Search, count: int) -> Plan | None:
+    """The named plan that is estimated to be the leanest on so many devices, where it fits."""
+    leading = search.leading
+    if leading is None:
+        return None
+    try:
+        lean = Leading(search, search.cluster.of(count), leading.estimator).leanest()
+    except ValueError:  # they do not fill nodes
+        return None
+    if lean is None or lean.bytes > search.memory:
+        return None
+    planner = search.planner(lean.count, lean.book.variant)
+    try:
+        there = Planner(planner.step, lean.cluster, (), lean.count, planner.variant, search.work)
+        plan = there.named(str(lean.book))
+    except ValueError:
+        return None
+    search.progress(f"whether {lean.cluster} would do")
+    search.work.simulate(len(planner.step.graph.nodes))
+    made = search.judge(planner.step, plan, lean.cluster)
+    return plan.replace(prediction=made) if made.peak_bytes <= search.memory else None
 
 
 def on(search: Search, planner: Planner, count: int) -> Plan | None:
@@ -82,10 +120,11 @@ def on(search: Search, planner: Planner, count: int) -> Plan | None:
         search.progress(f"whether {cluster} would do")
         inner = cluster.levels[0][0]
         mesh = {"dp": cluster.size // inner, "tp": inner} if inner < cluster.size else {"dp": cluster.size}
-        candidate = Planner(planner.step, cluster, (), planner.accumulate).on(mesh)
+        candidate = Planner(planner.step, cluster, (), planner.accumulate, work=search.work).on(mesh)
     except ValueError:
         return None
     plan = candidate.plan(candidate.smallest())
+    search.work.simulate(len(planner.step.graph.nodes))
     made = search.judge(planner.step, plan, cluster)
     return plan.replace(prediction=made) if made.peak_bytes <= search.memory else None
 

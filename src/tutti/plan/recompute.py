@@ -27,7 +27,7 @@ from tutti.ir.step_graph import BACKWARD, FORWARD, Call, StepGraph
 from tutti.ops import source
 
 SMALL = 1e-6  # what the other of time and memory counts
-GAP, SECONDS = 1e-3, 10.0  # of the integer program
+GAP, BRANCHES = 1e-3, 1000  # of the integer program
 
 
 class Activations:
@@ -107,7 +107,7 @@ class Activations:
         within = LinearConstraint(size[None], -np.inf, memory / max(self.whole, 1))
         for cost, constraints in ((time + SMALL * size, [needs, within]), (size + SMALL * time, [needs])):
             made = milp(cost + SMALL**2, constraints=constraints, integrality=np.ones(2 * n), bounds=bounds,
-                        options={"mip_rel_gap": GAP, "time_limit": SECONDS})  # fmt: skip
+                        options={"mip_rel_gap": GAP, "node_limit": BRANCHES})  # fmt: skip
             if made.x is not None:
                 return tuple(x for x, a in zip(labels, made.x[n:], strict=True) if a > 0.5)
         return ()

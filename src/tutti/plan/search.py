@@ -14,7 +14,6 @@ communications, where a device waits for others (`plan.copies`); and pipelines o
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -24,6 +23,7 @@ from tutti.plan import reasons
 from tutti.plan.copies import Copies
 from tutti.plan.explain import mesh_name
 from tutti.plan.layout import Mesh, devices
+from tutti.plan.leading import Leading
 from tutti.plan.offload import Offload
 from tutti.plan.pin import Pin
 from tutti.plan.pipeline_candidate import PipelineCandidate
@@ -33,12 +33,15 @@ from tutti.plan.planner import Candidate, Planner
 from tutti.plan.smaller import Smaller
 from tutti.plan.textbook import Textbook
 from tutti.plan.variant import PLAIN, Variant
+from tutti.plan.work import Work
 
-BUDGET = 60.0  # seconds that a search may take
-FLAT, PIPED = 0.6, 0.8  # shares of it after which pipelines are looked at, where there may be, and smaller plans
+BUDGET = 60.0  # seconds of work (`plan.work`) that a search may do
+LED = 0.95  # the share of it in which named plans are looked at, where they have to be small
+FLAT, PIPED = 0.6, 0.8  # and after which pipelines are looked at, where there may be, and smaller plans
 NEAR = 1.02  # costs and judgements agree within this
 TRIES = 4  # to make a plan fit
 DEEPER = 30  # times as long as with two axes it may take to look at a mesh of three
+VARIED = 5  # times as long as to make a variant of a step it takes to capture it
 SAID = (*DECISIONS, "durations")
 SHRINKING = ("activations", "temporaries", "communication")  # kinds of memory that microbatches make less
 
@@ -82,18 +85,20 @@ class Search:
             raise ValueError(f"the mesh {mesh_name(mesh)} has {devices(mesh)} devices, {cluster} has {cluster.size}")
         self.graph_of, self.batch, self.cluster, self.judge = graph_of, batch, cluster, judge
         self.pins, self.accumulate, self.mesh, self.progress = tuple(pins), accumulate, mesh, progress
-        self.begin, self.budget = time.monotonic(), budget
-        self.deadline = self.begin + budget
+        self.work, self.budget, self.deadline = Work(), budget, budget
         self.pipes = Pipelines(self)
         self.memory = cluster.device.memory
         self.planners: dict[tuple[int, Variant], Planner] = {}
         self.candidates: list[Candidate | PipelineCandidate] = []
         self.plans: list[Plan] = []  # judged
         self.judged: set[int] = set()  # ids of candidates
-        self.took: list[float] = []  # seconds by candidate
+        self.took: list[float] = []  # seconds of work by candidate
         self.fused = 1.0  # what judged plans take of what their operators and collectives cost one by one
         self.beside = 0.0  # bytes at the peak of the last judged plan beside what its choices keep
         self.impossible: ValueError | None = None  # why the last mesh offers nothing that did not
+        self.leading: Leading | None = None
+        self.led = False  # whether a named plan is known that fits, where few do
+        self.proven = 0  # named plans that are all estimated not to fit
         self.left: int = 0  # meshes that were not looked at for want of time
 
     def best(self, top: int = 1) -> Plan:
@@ -107,26 +112,40 @@ class Search:
     def ranked(self, top: int = 1) -> list[Plan]:
         """The plans that were judged, at least `top` of them where there are: those that fit by time, then the others
         by memory."""
+        if self.cluster.size > 1 and not self.mesh and not self.pins:
+            self.lead()
         if not self.pipes.given:
             self.flat()
-        self.deadline = self.begin + PIPED * self.budget
+        self.deadline = PIPED * self.budget
         self.pipes.whole()
-        self.deadline = self.begin + self.budget
+        self.deadline = self.budget
         Smaller(self).search()
         Offload(self).search()
         Copies(self).search()
         self.pipes.chunked()
-        if not self.candidates and self.impossible:
+        if not self.plans and self.impossible:
             raise self.impossible
         self.fill(top)
         return sorted(self.plans, key=self.rank)
 
+    def lead(self) -> None:
+        """Search the named plans, where few of all plans can fit; where none does, judge the leanest, for the proof."""
+        self.leading = Leading(self)
+        if self.leading.needed:
+            self.deadline = LED * self.budget
+            self.leading.search()
+            self.deadline = self.budget
+            self.led = self.fastest is not None
+            if not self.led:
+                self.leading.judge_leanest()
+                self.proven = len(self.leading.entries)
+
     def flat(self) -> None:
         """Search without pipelines."""
         if self.pipes.possible:
-            self.deadline = self.begin + FLAT * self.budget
-        count = self.accumulate or 1
-        while count:
+            self.deadline = FLAT * self.budget
+        count = self.accumulate or (1 if self.fastest is None else self.best_of_all.accumulate)
+        while count and not (self.late and self.fastest is not None):
             found = list(self.look(self.planner(count)))
             self.candidates += found
             if not self.candidates and self.impossible:
@@ -139,9 +158,10 @@ class Search:
     def planner(self, count: int, variant: Variant = PLAIN) -> Planner:
         """For so many microbatches, and a variant of the step."""
         if (count, variant) not in self.planners:
-            self.planners[count, variant] = Planner(
-                self.graph_of(count, variant), self.cluster, self.pins, count, variant
-            )
+            step = self.graph_of(count, variant)
+            again = any(known == count for known, _ in self.planners)  # a variant of what was captured already
+            self.work.capture(len(step.graph.nodes) // (VARIED if again else 1))
+            self.planners[count, variant] = Planner(step, self.cluster, self.pins, count, variant, self.work)
         return self.planners[count, variant]
 
     def look(self, planner: Planner) -> Iterator[Candidate]:
@@ -171,7 +191,7 @@ class Search:
         if n % outer or planner.pins or self.mesh:
             return
         for k in range(2, n // outer):
-            if (n // outer) % k or time.monotonic() + DEEPER * max(self.took) > self.deadline:
+            if (n // outer) % k or self.work.seconds + DEEPER * max(self.took, default=0.0) > self.deadline:
                 continue
             mesh = {"dp": outer, "cp": n // outer // k, "tp": k}
             self.progress(f"mesh {mesh_name(mesh)}")
@@ -181,9 +201,9 @@ class Search:
 
     def candidate(self, planner: Planner, mesh: Mesh, among: int = 1) -> Candidate:
         """What a mesh offers. among: meshes still to be looked at: each may take twice its share of the time."""
-        begin = time.monotonic()
+        begin = self.work.seconds
         found = planner.on(mesh, max(1.0, (self.deadline - begin) * min(1.0, 2 / among)))
-        self.took.append(time.monotonic() - begin)
+        self.took.append(self.work.seconds - begin)
         return found
 
     def meshes(self, planner: Planner) -> list[Mesh]:
@@ -215,12 +235,14 @@ class Search:
         """Judge the fastest plan of a candidate, and smaller ones until one fits: the last. Nothing where it would be
         slower than the best that fits, unless `slow` ones are wanted."""
         chosen, plan = candidate.chosen, None
-        if self.beside and chosen.kept + self.beside > self.memory:
+        if (self.beside or self.led) and chosen.kept + self.beside > self.memory:
             chosen = candidate.within(self.memory - self.beside, self.deadline)
             if chosen.kept + self.beside > self.memory and not slow and self.fastest is not None:
                 return None  # as small as it gets
         for _ in range(TRIES):
             if not slow and self.slower(chosen.seconds):
+                break
+            if not self.affords(candidate.planner.accumulate, candidate.planner.variant):
                 break
             self.judged.add(id(candidate))
             plan = self.judgement(candidate.plan(chosen))
@@ -238,6 +260,17 @@ class Search:
             plan = self.judgement(candidate.plan(candidate.smallest(), gathered=candidate.planner.accumulate > 1))
         return plan
 
+    def affords(self, count: int, variant: Variant = PLAIN) -> bool:
+        """Whether a plan can be judged in time; if none that fits is known, it is in any case."""
+        if self.fastest is None:
+            return not self.late or not self.plans
+        known = next(iter(self.planners.values()))  # steps of other numbers of microbatches have about as many nodes
+        cost = Work()
+        cost.simulate(len(known.step.graph.nodes))
+        if all(count != other for other, _ in self.planners):
+            cost.capture(len(known.step.graph.nodes))
+        return self.work.seconds + cost.seconds <= self.deadline
+
     def slower(self, cost: float) -> bool:
         """Whether what costs so many seconds, operator by operator, is slower than the best that fits."""
         return self.fastest is not None and self.fused * cost > NEAR * self.fastest
@@ -248,7 +281,9 @@ class Search:
             if all(getattr(known, what) == getattr(plan, what) for what in SAID):
                 return known
         self.progress(f"simulating {plan.name}")
-        made = self.judge(self.planner(plan.accumulate, plan.variant).step, plan, self.cluster)
+        step = self.planner(plan.accumulate, plan.variant).step
+        self.work.simulate(len(step.graph.nodes))
+        made = self.judge(step, plan, self.cluster)
         self.plans.append(plan.replace(prediction=made))
         return self.plans[-1]
 
@@ -279,7 +314,7 @@ class Search:
 
     @property
     def late(self) -> bool:
-        return time.monotonic() > self.deadline
+        return self.work.seconds > self.deadline
 
     @property
     def fastest(self) -> float | None:

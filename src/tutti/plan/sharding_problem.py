@@ -35,6 +35,7 @@ from tutti.plan.network import NEVER, Network
 from tutti.plan.options import Allowed, Given, OptionTable
 from tutti.plan.price import PIECE, Pricer
 from tutti.plan.problem import Edge, Operator, Problem, Tensor
+from tutti.plan.work import Work
 
 FEW = 4  # pieces, of which it does not matter whether they are there together
 
@@ -128,9 +129,11 @@ class ShardingProblem:
         seconds: float = 60.0,
         only: Mapping[str, int] | None = None,
         close: float = CLOSE,
+        work: Work | None = None,
     ) -> Solution:
         """The cheapest choices. memory_price: seconds a byte, the multiplier of the constraint that memory sets.
         only: options that are taken for granted, by label. close: a gap, relative, that need not be closed.
+        seconds: of work (`plan.work`).
 
         Raises ValueError where no combination is possible.
         """
@@ -142,7 +145,7 @@ class ShardingProblem:
             network.join(move.source, move.reader, memory_price * move.bytes(slice(None), slice(None)))
         for label, option in (only or {}).items():
             network.add(label, np.where(np.arange(len(self.options[label])) == option, 0.0, NEVER))
-        solution = minimize(network, seconds, close)
+        solution = minimize(network, seconds, close, work)
         choices = {label: dict(options.choices[solution.states[label]]) for label, options in self.options.items()}
         states = solution.states
         inputs, activations, gradients = (

@@ -86,8 +86,8 @@ def stages_of(reads: Reads, named: Mapping[str, int], kept: Mapping[str, int] | 
             found[node] = (kept or {}).get(name, homes.get(parameter, homes.get(node, 0)))
             present.setdefault(node, set()).add(found[node])
     _backward(reads, found, present)
-    for name, node in step.inputs.items():
-        _check_buffer(reads, found, present, name, node)
+    for name, made in step.changed_by_forward.items():
+        _check_buffer(reads, found, present, name, made)
     of_state: set[fx.Node] = set()  # update nodes made of stored tensors
     for node in reads.calls:
         if node.meta["phase"] == UPDATE:
@@ -122,11 +122,13 @@ def _again(node: fx.Node, stage: int, read: Iterable[fx.Node], present: Mapping[
 
 
 def _check_buffer(reads: Reads, found: Mapping[fx.Node, int], present: Mapping[fx.Node, set[int]], name: str,
-                  node: fx.Node) -> None:  # fmt: skip
-    """ValueError for state that changes with every microbatch and that several stages read or write."""
-    if name not in reads.step.changed_by_forward:
-        return
-    makers = {found[x] for x in reads.behind[reads.step.changed_by_forward[name]] if x in found}
+                  made: fx.Node) -> None:  # fmt: skip
+    """ValueError for state that changes with every microbatch and that several stages read or write.
+
+    made: what it becomes.
+    """
+    node = reads.step.inputs[name]
+    makers = {found[x] for x in reads.behind[made] if x in found}
     several = sorted(present.get(node, set()) | makers | {found[node]})
     if len(several) > 1:
         raise ValueError(

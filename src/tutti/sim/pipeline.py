@@ -173,28 +173,33 @@ def _course(device: int, actions: list[Action], cut: Cut, schedule: Schedule, pa
     for name in cut.step.inputs:  # and what never changes is everywhere
         if name not in cut.homes and name.startswith(("buffer:", "constant:")):
             kept[input_kind(name)] += sizes.get(name, 0)
+    now = kept.copy()  # the messages that are held are added to it one by one: there are many
     alive: dict[Message, int] = {}
     summed: dict[str, int] = {}
+    held = {place: sum(sizes[name] for name in part.inputs if not name.startswith(("batch:", "common:")))
+            for place, part in cut.parts.items() if schedule.place[place.stage] == device}  # fmt: skip
+
+    def hold(message: Message) -> None:
+        if message not in alive:
+            alive[message] = sizes[message.name]
+            now[input_kind(message.name)] += alive[message]
+
     for action in actions:
-        alive |= {message: sizes[message.name] for message, _ in action.receives}
-        sums = sum(summed.values())
-        now = kept + Counter({"accumulated gradients": sums})
-        for message, size in alive.items():
-            now[input_kind(message.name)] += size
-        total = sum(now.values())
+        for message, _ in action.receives:
+            hold(message)
+        here = now + Counter({"accumulated gradients": sum(summed.values())})
+        total = sum(here.values())
         if action.place is None:
-            yield Held(total, now, "")
+            yield Held(total, here, "")
         else:
             part = parts[action.place]
             memory = part.simulation.memory[RANK]
-            held = sum(
-                sizes[name] for name in cut.parts[action.place].inputs if not name.startswith(("batch:", "common:"))
-            )
-            now.update({k: n for k, n in memory.kinds.items() if k not in KEPT})
-            yield Held(total + max(memory.peak - held, 0), now, f"{part.name}: {memory.at}")
-            outputs = cut.parts[action.place].outputs
-            alive |= {m: sizes[name] for name in outputs
-                      if (m := Message(name, action.microbatch)).name.startswith("value:")}  # fmt: skip
-            summed |= {name: sizes[name] for name in outputs if name.startswith("grad:")}
+            here.update({k: n for k, n in memory.kinds.items() if k not in KEPT})
+            yield Held(total + max(memory.peak - held[action.place], 0), here, f"{part.name}: {memory.at}")
+            for name in cut.parts[action.place].outputs:
+                if name.startswith("value:"):
+                    hold(Message(name, action.microbatch))
+                elif name.startswith("grad:"):
+                    summed[name] = sizes[name]
         for message in action.drops:
-            del alive[message]
+            now[input_kind(message.name)] -= alive.pop(message)

@@ -1,0 +1,200 @@
+"""What a named plan takes, in closed form: seconds of a step and bytes of a device, found in microseconds.
+
+With m microbatches, a data-parallel axis of d and a pipeline of p devices with v stages each, for a step whose outline
+(`plan.outline`) on the mesh inside of these has seconds F, B, U, bytes of parameters P and state S, activations A in
+its layers and A' beside them:
+
+    seconds = (F + B) / (d p) (1 + bubble)  +  U / (d p)  +  collectives over d
+    bytes   = P / p  +  S / (d p)  +  gradients  +  in flight / v  A / (m d p)  +  A' / (m d)
+
+where ZeRO says what of P, S and the gradients d divides, and recomputation adds a forward pass to the seconds and takes
+from A what layers do not pass on. Of a mesh that has no outline of its own the least is assumed that it could be: one
+whose devices share everything evenly, with one collective for each layer and direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cache
+from math import ceil, inf, prod
+
+from tutti.hardware import Cluster
+from tutti.plan.cuts import Layers
+from tutti.plan.outline import Outline, outline_of
+from tutti.plan.planner import Planner
+from tutti.plan.recompute import Activations
+from tutti.plan.reshard import sent_bytes
+from tutti.plan.schedule import Pipe
+from tutti.plan.slots import in_flight
+from tutti.plan.textbook import Textbook
+
+BUBBLES = {"zb-h1": 0.4, "zb-v": 0.2}  # shares of the bubble of 1F1B that a schedule leaves
+HIDDEN = 0.9  # of collectives that may run while a device computes, those that do
+STEADY = 2  # microbatches for each device of a pipeline, with which as many are in flight as ever
+
+Inner = tuple[int, int, int]  # context, expert and tensor parallelism
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of a plan. kinds: bytes of a device by kind. seconds: of a step; computing: those in which a device computes."""
+
+    seconds: float
+    computing: float
+    kinds: Mapping[str, float]
+
+    @property
+    def bytes(self) -> float:
+        return sum(self.kinds.values())
+
+
+class Estimator:
+    """Of the named plans for one step.
+
+    planner: of the step, whose batch of so many rows is that of an update divided by `planner.accumulate`.
+    """
+
+    def __init__(self, planner: Planner, cluster: Cluster, rows: int):
+        self.planner, self.cluster, self.rows = planner, cluster, rows
+        self.activations = Activations(planner.step)
+        self.computes = 1.0  # seconds that a device computes, compared with those of its operators one by one
+        self.block = longest_block(planner.layers)
+        self.known: dict[Inner, Outline] = {}
+        self.impossible: set[Inner] = set()
+        self.flight = cache(self._flight)
+        self.outline = cache(self._outline)
+        self.refine((1, 1, 1))
+
+    def refine(self, inner: Inner) -> bool:
+        """Look for the cheapest choices on a mesh; False if the model cannot be split like that."""
+        if inner in self.known or inner in self.impossible:
+            return inner in self.known
+        cp, ep, tp = inner
+        try:
+            found = self.outlined(Textbook(cp=cp, ep=ep, tp=tp))
+        except ValueError:
+            self.impossible.add(inner)
+            return False
+        if inner == (1, 1, 1):
+            with suppress(ValueError):  # so many devices do not fill nodes
+                found = found.by_rows(self.outlined(Textbook(self.rows)), self.rows) if self.rows > 1 else found
+        else:  # what a microbatch takes however small it is, is taken to be shared evenly
+            found = replace(found, once=self.known[1, 1, 1].split(tp, cp * ep * tp).once)
+        self.known[inner] = found
+        self.outline.cache_clear()
+        return True
+
+    def on(self, cluster: Cluster) -> Estimator:
+        """The same for another number of devices."""
+        other = copy(self)
+        other.cluster = cluster
+        return other
+
+    def outlined(self, book: Textbook) -> Outline:
+        planner = copy(self.planner)
+        planner.cluster, planner.whole = self.cluster.of(prod(book.mesh.values())), False
+        return outline_of(planner, planner.textbook(book), self.activations)
+
+    def _outline(self, inner: Inner) -> Outline:
+        if inner in self.known:
+            return self.known[inner]
+        cp, ep, tp = inner
+        whole = self.known[1, 1, 1]
+        return whole.split(tp, cp * ep * tp)
+
+    def of(self, book: Textbook, count: int) -> Estimate:
+        """Of a named plan with so many microbatches."""
+        o, inner = self.outline((book.cp, book.ep, book.tp)), (book.cp, book.ep, book.tp)
+        p, v, rows = book.pipe.devices, book.pipe.chunks, self.planner.accumulate / (count * book.dp)
+        share = max(ceil(o.depth / (p * v)) * v, self.block) / o.depth if p > 1 else 1.0  # of the fullest device
+        beside = 1.0 if p == 1 else 0.5
+        params, experts, state = (
+            share * getattr(o.layers, kind) + beside * getattr(o.beside, kind)
+            for kind in ("params", "experts", "state")
+        )
+        kinds = self.memory(o, book, count, rows, share, params, state)
+        in_layers, outside = (self.computes * seconds for seconds in o.seconds(rows, book.recompute))
+        micro = in_layers + outside
+        slowest = max(micro / p, share * in_layers)
+        computing = count * slowest
+        if inner not in self.known:
+            slowest += self.least_sent(o, inner, rows, share)
+        bubble = BUBBLES.get(book.pipe.schedule, 1.0) * (p - 1) / v * micro / p
+        update = (share * o.layers.update + beside * o.beside.update) / (book.dp if book.zero else 1)
+        seconds = count * slowest + bubble + update
+        seconds += self.reduced(book, count, params, experts, count * slowest)
+        return Estimate(seconds, computing + update, kinds)
+
+    def memory(self, o: Outline, book: Textbook, count: int, rows: float, share: float, params: float,
+               state: float) -> dict[str, float]:  # fmt: skip
+        """Bytes of the fullest device, by kind."""
+        p, dp = book.pipe.devices, book.dp
+        # What layers pass on is read once more where they are computed again: it lies whole, as that is the cheapest.
+        in_layers = rows * share * (book.tp * o.layers.kept if book.recompute else o.layers.held)
+        outside = rows * (o.beside.kept if book.recompute else o.beside.held)
+        first, last = self.flight(book.pipe, min(count, STEADY * p)) if p > 1 else (1.0, 1.0)
+        held = max(first * in_layers, last * in_layers + outside)
+        again = rows * (o.layers.held - o.layers.kept) / o.depth if book.recompute else 0.0
+        piece = o.layers.params / o.depth if book.zero == 3 else 0.0  # gathered, of a layer
+        waits = count > 1 or p > 1 or self.planner.problem.coupled
+        return {
+            "parameters": params / (dp if book.zero == 3 else 1),
+            "optimizer state": state / (dp if book.zero else 1),
+            "accumulated gradients" if count > 1 else "gradients": waits * params / (dp if book.zero > 1 else 1),
+            "activations": held,
+            "temporaries": again + 2 * rows * o.largest + piece,
+        }
+
+    def _flight(self, pipe: Pipe, count: int) -> tuple[float, float]:
+        """Microbatches of which a device keeps its share of the layers: the fullest, and the last."""
+        try:
+            held = [sum(each) / pipe.chunks for each in in_flight(pipe.of(count))]
+        except ValueError:
+            return inf, inf
+        return max(held), held[-1]
+
+    def least_sent(self, o: Outline, inner: Inner, rows: float, share: float) -> float:
+        """Seconds for a microbatch of one collective for each layer and direction, over each axis."""
+        stride, seconds = 1, 0.0
+        for kind, k in zip(("all_reduce", "all_to_all", "ppermute"), reversed(inner), strict=True):
+            if k > 1:
+                size = int(rows * o.border * (inner[2] if kind == "all_reduce" else 1))
+                each = self.cluster.time(kind, sent_bytes(kind, size, k), stride, k)
+                seconds += 2 * share * o.depth * each
+            stride *= k
+        return seconds
+
+    def reduced(self, book: Textbook, count: int, params: float, experts: float, computing: float) -> float:
+        """Seconds in which a device waits for the gradients and parameters of its replicas."""
+        stride, seconds, hidden = book.cp * book.ep * book.tp, 0.0, 0.0
+        if book.cp * book.ep > 1:
+            seconds += self.collective("all_reduce", params - experts, book.tp, book.cp * book.ep)
+        if book.dp > 1:
+            scatter = self.collective("reduce_scatter", params, stride, book.dp)
+            gather = self.collective("all_gather", params / book.dp, stride, book.dp)
+            if book.zero == 3:
+                hidden += count * (scatter + (2 + book.recompute) * gather)
+            elif book.zero == 2:
+                hidden, seconds = count * scatter, seconds + gather
+            elif count == 1 and book.pipe.devices == 1:
+                hidden += scatter + gather
+            else:
+                seconds += scatter + gather
+        if not self.cluster.device.computes_on:
+            return seconds + hidden
+        return seconds + max(hidden - HIDDEN * computing, (1 - HIDDEN) * hidden)
+
+    def collective(self, kind: str, local: float, stride: int, k: int) -> float:
+        return self.cluster.time(kind, sent_bytes(kind, int(local), k), stride, k)
+
+
+def longest_block(layers: Layers) -> int:
+    """The most layers that have to stay together in one stage of a pipeline."""
+    longest, now = 1, 1
+    for i in range(1, len(layers)):
+        now = now + 1 if i in layers.inside else 1
+        longest = max(longest, now)
+    return longest

@@ -1,0 +1,112 @@
+"""An outline of a step: seconds and bytes in sum, of its numbered layers and of all else.
+
+It is read off the cheapest choices of a small mesh, the one inside of data parallelism and of a pipeline (context,
+expert and tensor parallelism). What data parallelism, a pipeline, microbatches and recomputation make of that follows
+in closed form (`plan.estimate`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from tutti.ir.labels import is_layer, layer_of
+from tutti.ir.step_graph import FORWARD, UPDATE
+from tutti.plan.experts import Experts
+from tutti.plan.planner import Candidate, Planner
+from tutti.plan.recompute import Activations
+from tutti.plan.roles import STATELESS
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Of some operators and inputs, on one rank. forward, backward, update: seconds. params, experts, state: bytes of
+    parameters, those of experts among them, and of optimizer state. held: bytes that the forward pass keeps for the
+    backward pass; kept: of them those that it keeps where layers are computed again."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    update: float = 0.0
+    params: float = 0.0
+    experts: float = 0.0
+    state: float = 0.0
+    held: float = 0.0
+    kept: float = 0.0
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Sums)))
+
+    def split(self, parts: int, experts: int) -> Sums:
+        """As if work, activations and parameters were divided over so many ranks; parameters of experts over more."""
+        dense = (self.params - self.experts) / parts
+        sparse = self.experts / experts
+        share = (dense + sparse) / self.params if self.params else 0.0
+        return Sums(self.forward / experts, self.backward / experts, self.update * share, dense + sparse, sparse,
+                    self.state * share, self.held / experts, self.kept / experts)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outline:
+    """depth: number of numbered layers, whose sums are `layers`; `beside` is all else. once: seconds that a microbatch
+    takes however few rows it has, of layers and of all else; those of the sums come on top, by rows. border: bytes that
+    pass from one layer to the next. largest: bytes of the largest activation."""
+
+    layers: Sums
+    beside: Sums
+    depth: int
+    border: float
+    largest: float
+    once: tuple[Sums, Sums] = (Sums(), Sums())
+
+    def seconds(self, rows: float, again: bool) -> tuple[float, float]:
+        """What a microbatch takes that has this share of the rows, in layers and beside. again: computed twice."""
+        each = [Sums(s.forward * rows + o.forward, s.backward * rows + o.backward)
+                for s, o in zip((self.layers, self.beside), self.once, strict=True)]  # fmt: skip
+        return each[0].forward * (1 + again) + each[0].backward, each[1].forward + each[1].backward
+
+    def by_rows(self, least: Outline, parts: int) -> Outline:
+        """With what does not depend on the rows told apart. least: of one of so many parts of the batch."""
+        once, rest = [], []
+        for whole, part in ((self.layers, least.layers), (self.beside, least.beside)):
+            given = {kind: max(0.0, (getattr(part, kind) - getattr(whole, kind) / parts) / (1 - 1 / parts))
+                     for kind in ("forward", "backward")}  # fmt: skip
+            once.append(Sums(**given))
+            rest.append(replace(whole, **{kind: max(0.0, getattr(whole, kind) - t) for kind, t in given.items()}))
+        return replace(self, layers=rest[0], beside=rest[1], once=(once[0], once[1]))
+
+    def split(self, parts: int, experts: int) -> Outline:
+        """The least that a mesh of `experts` devices makes of it, `parts` of which divide what is not an expert."""
+        return replace(self, layers=self.layers.split(parts, experts), beside=self.beside.split(parts, experts),
+                       border=self.border / experts, largest=self.largest / experts,
+                       once=(self.once[0].split(parts, experts), self.once[1].split(parts, experts)))  # fmt: skip
+
+
+def outline_of(planner: Planner, candidate: Candidate, activations: Activations) -> Outline:
+    """Of a step's cheapest choices. activations: of the planner's step."""
+    problem, inside = planner.problem, activations.inside_layers
+    costs = candidate.joint.costs(candidate.chosen)
+    shapes = Experts(problem).shapes
+    layers, beside, largest = Sums(), Sums(), 0.0
+    for label, o in problem.operators.items():
+        cost, count = costs[label], o.count
+        seconds, held = count * float(cost.seconds), count * float(cost.held)
+        if o.is_input:
+            size = count * float(cost.kept)
+            param = size if o.kind == "param" else 0.0
+            own = Sums(update=seconds, params=param, experts=param if o.outputs[0].shape in shapes else 0.0,
+                       state=0.0 if o.kind in STATELESS else size)  # fmt: skip
+            path = label.partition(":")[2]
+        else:
+            kept = 0.0 if label in inside else held
+            kind = {FORWARD: "forward", UPDATE: "update"}.get(o.phase, "backward")
+            own = replace(Sums(held=held, kept=kept), **{kind: seconds})
+            largest = max(largest, float(cost.held))
+            path = o.node.meta["path"]
+        if "*" in path or is_layer(layer_of(path)):
+            layers += own
+        else:
+            beside += own
+    depth = sum(map(is_layer, planner.layers.members))
+    borders = [sum(n * problem.operators[label].outputs[i].bytes for (label, i), n in border.items())
+               for border in planner.layers.borders]  # fmt: skip
+    middle = sorted(borders)[len(borders) // 2] if borders else 0
+    return Outline(layers, beside, max(depth, 1), float(middle), largest)

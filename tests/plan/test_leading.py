@@ -1,0 +1,82 @@
+"""The named plans of a search: what leads fits, is found again, and is no slower than what a person would name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+import tutti
+from searches import alone, predicted, wide
+from tutti.lower.vary import vary
+from tutti.plan.leading import Leading
+from tutti.plan.plan import Plan
+from tutti.plan.reasons import kind
+from tutti.plan.search import NEAR, Search
+from tutti.sim.planning import Simulator
+
+CLUSTER, BATCH = alone("h100:4"), 16
+step = cache(lambda count: wide(BATCH // count, length=256))
+
+
+def tight(share: float, **options) -> Search:
+    """A search with so much of the memory that ZeRO-3 takes with a single microbatch."""
+    memory = share * whole().predicted.peak_bytes
+    small = tutti.Cluster(replace(CLUSTER.device, memory=memory), CLUSTER.levels)
+    return Search(lambda count, variant: vary(step(count), variant), BATCH, small, Simulator("O0"),
+                  accumulate=None, **options)  # fmt: skip
+
+
+@cache
+def whole() -> Plan:
+    return predicted(step(1), CLUSTER, "zero3")
+
+
+def led(share: float) -> Search:
+    found = tight(share)
+    found.lead()
+    return found
+
+
+def test_named_plans_are_not_needed_where_memory_is_plenty():
+    assert not Leading(tight(10)).needed and Leading(tight(0.3)).needed
+
+
+def test_what_leads_fits_and_is_no_slower_than_a_named_plan():
+    found = led(0.85)
+    assert found.fastest is not None
+    named = [predicted(step(4), CLUSTER, name, 4) for name in ("zero3", "zero1", "tp4")]
+    fitting = [p.predicted.step_seconds for p in named if found.fits(p)]
+    assert fitting and found.fastest <= NEAR * min(fitting)
+
+
+def test_the_same_request_finds_the_same_plans():
+    one, other = led(0.85), led(0.85)
+    assert [p.to_json() for p in one.plans] == [p.to_json() for p in other.plans]
+    assert one.work.seconds == other.work.seconds > 0
+
+
+def test_estimates_are_near_what_is_simulated():
+    leading = Leading(tight(0.85))
+    for book, count in leading.entries:
+        if str(book) in ("dp4xzero3", "dp2xtp2xzero1") and count in (1, 4):
+            plan = predicted(step(count), CLUSTER, str(book), count).predicted
+            estimate = leading.estimator.of(book, count)
+            assert estimate.bytes == pytest.approx(plan.peak_bytes, rel=0.5), (book, count)
+
+
+def test_where_nothing_fits_the_message_says_what_the_leanest_needs_and_what_would_do():
+    with pytest.raises(ValueError) as failed:
+        tight(0.01, budget=5.0).best()
+    said = str(failed.value)
+    assert "the smallest, " in said and "parameters" in said
+    assert "named plans for h100:4 is estimated to need less" in said
+    assert "or devices with " in said
+
+
+def test_kinds_differ_by_forms_of_parallelism_not_by_sizes():
+    plan = predicted(step(1), CLUSTER, "zero3")
+    more = plan.replace(name="zero3xoverlap2", accumulate=4)
+    assert kind(plan) == kind(more)
+    assert kind(plan) != kind(plan.replace(name="dp4xzero1"))
