@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tutti
-from cases import crossed
+import zoo
+from cases import crossed, some
 
 PLANS = {"single": 1, "dp": 2, "tp": 2, "zero3": 2, "dp2xtp2": 4}
 WIDTH, ROWS, STEPS = 16, 8, 3
@@ -142,6 +143,27 @@ def test_calls_are_those_of_plain_pytorch(name, plan):
     for module, x in objects.items():
         if isinstance(x, nn.Module):
             torch.testing.assert_close(store.state_dict(module), dict(x.state_dict()), rtol=1e-5, atol=1e-6)
+
+
+PLANS_OF_STEPS = ["zero3xrecompute", "tp2xsplits2", "dpxoffload", "dp2xoverlap2", "cp"]
+
+
+@pytest.mark.parametrize("plan", some(PLANS_OF_STEPS, PLANS_OF_STEPS[:2]))
+def test_an_update_takes_the_plans_of_a_training_step(plan):
+    model, batch = zoo.llama(2), zoo.tokens(4)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def update(batch: dict[str, Tensor]) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    store = tutti.Store(model=model, optimizer=optimizer)
+    fn = tutti.function(update, batch, store=store, cluster="cpu:2", plan=plan)
+    found = [fn(batch) for _ in range(STEPS)]
+    torch.testing.assert_close(found, [update(batch) for _ in range(STEPS)], rtol=1e-5, atol=1e-6)
 
 
 # -- several functions over one store ------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from tutti.exec.runtime import from_rank_0
 from tutti.hardware import Cluster
 from tutti.ir.step_graph import GIVEN, OUTPUT, StepGraph
 from tutti.launch.heartbeat import HEARTBEAT
+from tutti.launch.progress import progress
 from tutti.lower.program import Program
 from tutti.lower.vary import vary
 from tutti.plan.layout import devices
@@ -205,6 +206,11 @@ class Function:
         return repr([{k: v for k, v in group.items() if k not in ("params", "lr")} for group in groups])
 
     def _new(self, args: tuple, kwargs: Mapping[str, Any], behind: Mapping[str, Mapping[str, int]]) -> Executable:
+        """Capture, plan and lower a call."""
+        with HEARTBEAT.working("captures and plans a function"), progress("capturing the function"):
+            return self._captured(args, kwargs, behind)
+
+    def _captured(self, args: tuple, kwargs: Mapping[str, Any], behind: Mapping[str, Mapping[str, int]]) -> Executable:
         store = self.store
         with torch.autocast(**self._autocast):
             captured = capture_function(self.f, args, kwargs, store.holdings, behind=behind,
@@ -218,6 +224,7 @@ class Function:
             raise ValueError(f"the plan is for {devices(plan.mesh)} devices, {self.cluster} has {self.cluster.size}")
         if plan.stages:
             raise ValueError("a plan with a pipeline runs training steps (tutti.parallelize), not functions")
+        graph = vary(graph, plan.variant)
         store.lay_out(graph, plan)
         hidden = self.cluster if self.cluster.device.computes_on else None
         executor = Executor(graph, plan, 1, self.level, store, {}, store.engine, hidden,
