@@ -102,13 +102,19 @@ class Executor:
             acted = [device.act(given) for device in waiting]
             assert any(acted), "devices of the pipeline wait for one another"
         self.mail.over()
+        if any(place.kind.startswith("U") for place in self.cut.parts):
+            self._free_sums()
+
+    def _free_sums(self) -> None:
+        for device in self.held.values():
+            device.sums = {}
 
     def part(self, place: Place, microbatch: int) -> _Part:
         """The Programs that run a part for a microbatch."""
         return (self.each[microbatch] if self.each and microbatch >= 0 else self).parts[place]
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """The gradients of the last run by parameter name, as full CPU tensors."""
+        """The gradients of the last run by parameter name, as full CPU tensors. They are freed."""
         found, step = {}, self.cut.step
         for name in step.gradient_names:
             home = self.device(self.cut.makers[name])
@@ -118,6 +124,7 @@ class Executor:
             spec = step.outputs[name].meta["val"]
             total = self.store.assemble(parts, home if len(self.actions) > 1 else None, layout, spec)
             found[name.removeprefix("grad:")] = total / self.count
+        self._free_sums()
         return found
 
     def loss(self) -> torch.Tensor:
