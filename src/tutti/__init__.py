@@ -6,6 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tutti.api.builders import decode as decode
+    from tutti.api.builders import forward as forward
+    from tutti.api.builders import prefill as prefill
+    from tutti.api.builders import train_step as train_step
     from tutti.api.function import Function as Function
     from tutti.api.function import function as function
     from tutti.api.function import functions as functions
@@ -48,11 +52,14 @@ NAMES = {
     "Watchdog": "tutti.launch.watchdog",
     "capture": "tutti.tracing.capture",
     "cond": "tutti.tracing.loop_capture",
+    "decode": "tutti.api.builders",
+    "forward": "tutti.api.builders",
     "function": "tutti.api.function",
     "functions": "tutti.api.function",
     "jit": "tutti.api.jit",
     "parallelize": "tutti.api.step",
     "pin": "tutti.plan.pin",
+    "prefill": "tutti.api.builders",
     "random_plan": "tutti.plan.random",
     "register_device": "tutti.hardware",
     "register_optimizer": "tutti.tracing.optimizers",
@@ -60,6 +67,7 @@ NAMES = {
     "register_schedule": "tutti.plan.schedule",
     "rule": "tutti.check.user",
     "scan": "tutti.tracing.loop_capture",
+    "train_step": "tutti.api.builders",
     "while_loop": "tutti.tracing.loop_capture",
 }
 
