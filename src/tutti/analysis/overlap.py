@@ -29,6 +29,7 @@ from tutti.lower.waits import insert_waits
 
 GAIN = 0.99  # of the seconds with synchronous collectives: a new order must be at least this fast
 ROOM = 0.75  # fraction of a device's memory that an order may use
+BESIDE = 0.02  # fraction that the order of a part of a pipeline may use beyond what the given order needs
 FULL = 0.97  # fraction that it may use if the given order needs nearly as much
 UNIT = "unit"  # key in the meta of a node
 
@@ -56,7 +57,9 @@ def order(program: Program, cluster: Cluster, level: str) -> Order:
     jobs, sizes, kept = jobs_of(found, played, prices)
     inputs = sum(storage.bytes for storage in played.inputs.values())
     needed, free = memory(before, platform(cluster.device)).peak - inputs, cluster.device.memory - inputs
-    room = 0.0 if _is_part(program) else free - (1 - ROOM) * cluster.device.memory - sum(sizes[v] for v in kept)
+    room = free - (1 - ROOM) * cluster.device.memory - sum(sizes[v] for v in kept)
+    if _is_part(program):
+        room = min(room, needed + BESIDE * cluster.device.memory)
     best = overlapped(jobs, sizes, kept, room, max(room, needed, min(needed + headroom(needed), FULL * free)))
     if not any(node.users.keys() - {graph.output_node()} - set(found[-1]) for node in found[-1]):
         best.sort(key=lambda i: i == len(found) - 1)  # copies of outputs stay at the end
