@@ -120,7 +120,7 @@ def test_what_cannot_be_is_an_error():
         with pytest.raises(ValueError, match=f"regions do not go with {other}"):
             parse_name(f"{name}xoverlap2", 2)
     plan = Planner(graph(2), tutti.Cluster.parse("h100:2")).named("tp2xoverlap2")
-    with pytest.raises(ValueError, match="does not go with tiers"):
+    with pytest.raises(ValueError, match="which excludes tiers"):
         plan.replace(tiers={"param:lm_head.weight": "host"}).check(graph(2))
 
 

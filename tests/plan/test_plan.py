@@ -102,7 +102,7 @@ def captured(optimizer=torch.optim.AdamW, dtype=torch.float32, **options):
 )
 def test_a_plan_for_another_update_says_what_was_other(then, now, message):
     planned = Planner(captured(**then), tutti.Cluster.parse("cpu:2")).named("zero1")
-    with pytest.raises(ValueError, match=message + ".*make the step as it was then, or plan it anew"):
+    with pytest.raises(ValueError, match=message + ".*build the step as before, or search a new plan"):
         planned.check(captured(**now))
 
 

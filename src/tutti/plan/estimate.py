@@ -41,7 +41,7 @@ Inner = tuple[int, int, int]  # context, expert and tensor parallelism
 @dataclass(frozen=True)
 class Estimate:
     """An estimate of a plan.
-    
+
     seconds: duration of a step.
     computing: seconds of a step in which a device computes.
     kinds: peak bytes of a device by kind.
@@ -58,7 +58,7 @@ class Estimate:
 
 class Estimator:
     """Estimates the named plans for one step.
-    
+
     planner: the planner of the step.
     rows: rows of one microbatch, the global batch divided by `planner.accumulate`.
     """
@@ -75,7 +75,7 @@ class Estimator:
         self.refine((1, 1, 1))
 
     def refine(self, inner: Inner) -> bool:
-        """Compute the outline of the cheapest choices on a mesh. Returns False if the model cannot be split that way."""
+        """Compute the outline of the cheapest choices on a mesh. Returns False if the model cannot be split so."""
         if inner in self.known or inner in self.impossible:
             return inner in self.known
         cp, ep, tp = inner

@@ -21,7 +21,7 @@ UNEVEN = 1.25  # maximum ratio of the fullest device's layers to an equal share
 @dataclass(frozen=True)
 class Limits:
     """Limits of the model and of the request.
-    
+
     devices: devices of the cluster; node: devices of a node.
     batch: rows of an update.
     counts: numbers of microbatches to try.

@@ -20,7 +20,7 @@ from tutti.plan.roles import STATELESS
 @dataclass(frozen=True)
 class Sums:
     """Totals over operators and inputs on one rank.
-    
+
     forward, backward, update: seconds.
     params: bytes of parameters; experts: the part of them that belongs to experts.
     state: bytes of optimizer state.
@@ -51,14 +51,14 @@ class Sums:
 @dataclass(frozen=True)
 class Outline:
     """Totals of a step.
-    
+
     layers: totals over the numbered layers.
     beside: totals over everything else.
     depth: number of numbered layers.
     border: bytes passed from one layer to the next.
     largest: bytes of the largest activation.
-    once: seconds per microbatch that do not depend on its rows, for layers and for the rest. The seconds in `layers` and
-        `beside` are proportional to the rows and are added to these.
+    once: seconds per microbatch that do not depend on its rows, for layers and for the rest. The seconds in `layers`
+        and `beside` are proportional to the rows and are added to these.
     """
 
     layers: Sums

@@ -44,7 +44,7 @@ CLOSE, ROUGH = 1e-4, 1e-3  # relative gaps that are accepted, without and with a
 
 class Planner:
     """Makes plans for a step.
-    
+
     pins: decisions that every plan must respect.
     accumulate: microbatches per update. `step` is the graph of one microbatch.
     variant: the variant of the step.
@@ -66,7 +66,7 @@ class Planner:
 
     def named(self, name: str) -> Plan:
         """The textbook plan with this name, which the plan keeps (`zero3`, not `dp8xzero3`). See `plan.textbook`.
-        
+
         Raises ValueError if the name is unknown, or if the plan needs another variant of the step.
         """
         book = parse_name(name, self.cluster.size)
@@ -90,7 +90,7 @@ class Planner:
 
     def textbook(self, book: Textbook, stored: Mapping[str, Layout] | None = None) -> Candidate:
         """The cheapest choices that the textbook plan allows.
-        
+
         stored: fixed layouts of inputs, by label, for example those of the parameters during evaluation.
         """
         self._check_pins(book.mesh)
@@ -233,7 +233,7 @@ class Candidate:
 
     def plan(self, chosen: Solution | None = None, gathered: bool = False) -> Plan:
         """The plan of some choices, by default the fastest.
-        
+
         gathered: accumulate gradients in the layout that the update reads, not in the one that the backward pass makes.
         """
         chosen, planner, inputs, operators = chosen or self.chosen, self.planner, {}, {}
@@ -260,9 +260,7 @@ class Candidate:
     def _proof(self, chosen: Solution) -> str:
         """What is proven about other choices."""
         if chosen.price:
-            return (
-                f"made smaller: the cheapest on this mesh if a GiB of memory costs {seconds(2**30 * chosen.price)}"
-            )
+            return f"made smaller: the cheapest on this mesh if a GiB of memory costs {seconds(2**30 * chosen.price)}"
         what = "choices of the textbook" if self.name else "choices on this mesh"
         if chosen.gap < 1e-6:
             return f"proven: no other {what} cost less"
@@ -288,7 +286,7 @@ class Candidate:
 
 def replan(step: StepGraph, plan: Plan, cluster: Cluster) -> Plan:
     """The plan for another graph of the model (another batch shape, or evaluation). Stored tensors keep their layouts.
-    
+
     If a textbook plan cannot split the batch, as with a smaller last batch, the operators are planned for the stored
     layouts instead.
     """

@@ -65,14 +65,14 @@ class Judge(Protocol):
 
 class Search:
     """Searches for the best plan of a model on a cluster.
-    
+
     graph_of: returns the step's graph of one microbatch, given the number of microbatches per update and a variant.
     batch: rows of the global batch. The number of microbatches must divide it.
     accumulate: microbatches per update; None searches for it.
     mesh: the mesh; None searches for it.
     pins: decisions that the plan must respect.
     budget: nominal seconds of work (`plan.work`).
-    
+
     Raises ValueError if the mesh does not have the cluster's number of devices.
     """
 
@@ -192,7 +192,7 @@ class Search:
             yield from planner.references()
 
     def deeper(self) -> None:
-        """Search meshes of three axes, with nodes (or two halves of the cluster) as the outermost, within the budget."""
+        """Search meshes of three axes within the budget. The outermost axis is the nodes, or two halves of a node."""
         n, node = self.cluster.size, self.cluster.levels[0][0]
         planner = self.planner(self.best_of_all.accumulate)
         outer = n // node if node < n else 2
@@ -240,8 +240,8 @@ class Search:
             self.fit(candidate)
 
     def fit(self, candidate: Candidate | PipelineCandidate, slow: bool = False) -> Plan | None:
-        """Judge the fastest plan of a candidate, then smaller ones until one fits; returns the last. Returns None if the
-        plan would be slower than the best that fits, unless `slow` is set."""
+        """Judge the fastest plan of a candidate, then smaller ones until one fits; returns the last. Returns None if
+        the plan would be slower than the best that fits, unless `slow` is set."""
         chosen, plan = candidate.chosen, None
         if (self.beside or self.led) and chosen.kept + self.beside > self.memory:
             chosen = candidate.within(self.memory - self.beside, self.deadline)
@@ -269,8 +269,7 @@ class Search:
         return plan
 
     def affords(self, count: int, variant: Variant = PLAIN) -> bool:
-        """Whether the budget allows to judge a plan. Always true for the first plan; if none fits yet, until the budget is
-        spent."""
+        """Whether the budget allows judging another plan. If no plan fits yet, true until the budget is spent."""
         if self.fastest is None:
             return not self.late or not self.plans
         known = next(iter(self.planners.values()))  # other numbers of microbatches give about as many nodes
