@@ -187,6 +187,6 @@ def test_memory_at_the_peak_is_told_and_drawn(model, tmp_path, capsys):
     options = ("--cluster", "h100:2", "--batch", "8", "--seq", "32", "--plan", "zero3xrecompute", "--memory", picture)
     code, out, err = run(capsys, "plan", "--model", model, *options)
     assert code == 0, err
-    assert "what layers make, and no other reads, is computed again" in out
+    assert "recomputes activations that layers do not pass on" in out
     assert "memory at the peak" in out and "optimizer state" in out and "<svg" in picture.read_text()
     assert out.rstrip().endswith(f"saved {picture}")

@@ -123,7 +123,7 @@ def test_explain(plan):
 
 def test_explain_says_what_it_does_not_know():
     assert Plan({"dp": 1}).explain().splitlines() == [
-        "plan (without a name): mesh dp 1", "", "everything is whole on every device",
+        "plan (without a name): mesh dp 1", "", "everything is replicated on every device",
     ]  # fmt: skip
     sent = {"all_reduce over dp": [4, 1 << 30]}
     made = Prediction(2.5, 2.0, 0.5, 1 << 30, 0.4, 3 << 30, {"parameters": 3 << 30}, sent)
