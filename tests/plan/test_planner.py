@@ -53,7 +53,8 @@ def test_a_batch_that_does_not_divide(graph):
 def test_what_a_batch_leaves_out(graph):
     undivided = Planner(graph, tutti.Cluster.parse("cpu:8")).undivided()
     assert undivided == (
-        "a batch of 12 does not divide over 8 devices: axes of that size split another dim (a batch of 16 would divide)",
+        "a batch of 12 does not divide over 8 devices: axes of that size split another dim "
+        "(a batch of 16 would divide)",
     )
     assert not Planner(graph, tutti.Cluster.parse("cpu:6")).undivided()
     assert "a microbatch of 12" in Planner(graph, tutti.Cluster.parse("cpu:8"), (), 2).undivided()[0]
