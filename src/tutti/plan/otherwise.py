@@ -25,7 +25,7 @@ def otherwise(search: Search, plan: Plan, pattern: str) -> list[tuple[str, Layou
         others = []
         for layout in free.layouts(label):
             if layout != plan.input_layout(label):
-                search.progress(f"were {label} {layout}")
+                search.progress(f"{label} laid out as {layout}")
                 other = free.where(label, layout, search.deadline)
                 others.append((layout, PipelineCandidate(other, plan.pipe, search.cluster) if plan.stages else other))
         others.sort(key=lambda item: item[1].bound)

@@ -39,8 +39,8 @@ def why(search: Search, plans: list[Plan]) -> tuple[str, ...]:
     if skipped:
         nearest = min(skipped, key=lambda c: c.bound)
         least = seconds(search.fused * nearest.bound)
-        told.append(f"not simulated: {len(skipped)} other candidates, whose steps take about {least} or more by what "
-                       f"their operators and collectives cost (mesh {mesh_name(nearest.mesh)})")  # fmt: skip
+        told.append(f"not simulated: {len(skipped)} other candidates, whose modelled steps take at least about "
+                       f"{least} (mesh {mesh_name(nearest.mesh)})")  # fmt: skip
     if search.left:
         told.append(f"{search.left} meshes were skipped because the budget was spent: a larger budget includes them")
     divided = () if best.stages else search.planner(best.accumulate).undivided()
@@ -59,7 +59,7 @@ def too_large(search: Search, smallest: Plan) -> str:
     """The message if no plan fits, with what would help."""
     made = smallest.predicted
     kinds = sorted(made.bytes_by_kind.items(), key=lambda item: -item[1])[:KINDS]
-    which = "no plan that was found in time" if search.late and not search.proven else "no plan"
+    which = "no plan that was found within the budget" if search.late and not search.proven else "no plan"
     said = (
         f"{which} fits into {size(search.memory)} per device on {search.cluster}: the smallest, {smallest.name}, needs "
         f"{size(made.peak_bytes)} ({', '.join(f'{kind} {size(n)}' for kind, n in kinds)})"
@@ -70,7 +70,7 @@ def too_large(search: Search, smallest: Plan) -> str:
     if larger:
         said += f"; it needs about {larger.cluster}: there {larger.name} needs {size(larger.predicted.peak_bytes)}"
     else:
-        said += "; more devices of this kind, as far as they were tried, do not help alone"
+        said += "; none of the larger numbers of devices that were tried suffices by itself"
     said += f"; or devices with {size(made.peak_bytes)} of memory"
     if search.accumulate is not None and search.accumulate < search.batch:
         said += f"; or more microbatches than {search.accumulate} per update, or a smaller batch"
@@ -107,7 +107,7 @@ def named_on(search: Search, count: int) -> Plan | None:
         plan = there.named(str(lean.book))
     except ValueError:
         return None
-    search.progress(f"whether {lean.cluster} would do")
+    search.progress(f"checking {lean.cluster}")
     search.work.simulate(len(planner.step.graph.nodes))
     made = search.judge(planner.step, plan, lean.cluster)
     return plan.replace(prediction=made) if made.peak_bytes <= search.memory else None
@@ -117,7 +117,7 @@ def on(search: Search, planner: Planner, count: int) -> Plan | None:
     """A plan that fits on this number of devices; None if there is none."""
     try:
         cluster = search.cluster.of(count)
-        search.progress(f"whether {cluster} would do")
+        search.progress(f"checking {cluster}")
         inner = cluster.levels[0][0]
         mesh = {"dp": cluster.size // inner, "tp": inner} if inner < cluster.size else {"dp": cluster.size}
         candidate = Planner(planner.step, cluster, (), planner.accumulate, work=search.work).on(mesh)

@@ -70,8 +70,8 @@ def register_schedule(
     ...     return [[Slot(kind, d, m) for kind in "FB" for m in range(microbatches)] for d in range(devices)]
 
     A slot, `tutti.Slot(kind, stage, microbatch)`, is the forward pass ("F") or backward pass ("B") of one stage for one
-    microbatch. Each one occurs exactly once. A schedule is checked when it is made for a number of devices and
-    microbatches: ValueError if a slot is missing, repeated or on the wrong device, or if devices wait for each other.
+    microbatch. Each one occurs exactly once. Building a schedule for a number of devices and microbatches raises
+    ValueError if a slot is missing, repeated or on the wrong device, or if devices wait for each other in a cycle.
 
     Args:
         name: lower-case letters (except "x", which joins the parts of a plan's name), digits and hyphens.

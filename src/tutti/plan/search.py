@@ -188,7 +188,7 @@ class Search:
             except ValueError as error:  # a pin is not possible on this mesh
                 self.impossible = error
         if not self.mesh and not self.late:
-            self.progress("what the textbook says")
+            self.progress("textbook plans")
             yield from planner.references()
 
     def deeper(self) -> None:

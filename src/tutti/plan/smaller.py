@@ -57,7 +57,7 @@ class Smaller:
             if again in known or search.late:
                 return
             known.add(again)
-            search.progress(f"{plan.name} with {len(again)} operators computed again")
+            search.progress(f"{plan.name} with {len(again)} operators recomputed")
             planner = search.planner(plan.accumulate, Variant(plan.sequence_chunks, again))
             try:
                 candidate = search.candidate(planner.inside(plan.pipe), plan.inner)

@@ -44,7 +44,7 @@ GUARDS: list[tuple[str, str, str]] = [
      "{0} had {1} dims, now {2}",
      "one graph per number of dims; reshape before the call, if they need not differ"),
     (r"tensor '(.+?)' requires_grad mismatch",
-     "{0} requires a gradient where it did not, or the other way round",
+     "{0} now requires a gradient and did not before, or vice versa",
      "one graph for each"),
     (r"GLOBAL_STATE changed: (.+)",
      "a setting of torch has changed: {0}",
