@@ -51,7 +51,10 @@ def test_plans_are_ranked_and_the_best_is_explained_and_saved(model, tmp_path, c
 def test_data_parallel_plans_that_the_batch_leaves_out_are_told(model, capsys):
     code, out, err = run(capsys, "plan", "--model", model, "--cluster", "h100:4", "--batch", "2", "--seq", "16")
     assert code == 0, err
-    assert "a batch of 2 does not divide over 4 devices: axes of so many split something else (one of 4 would)" in out
+    assert (
+        "a batch of 2 does not divide over 4 devices: axes of that size split another dim (a batch of 4 would divide)"
+        in out
+    )
 
 
 def test_known_clusters_are_in_the_help_and_in_the_documents(capsys):
@@ -184,6 +187,6 @@ def test_memory_at_the_peak_is_told_and_drawn(model, tmp_path, capsys):
     options = ("--cluster", "h100:2", "--batch", "8", "--seq", "32", "--plan", "zero3xrecompute", "--memory", picture)
     code, out, err = run(capsys, "plan", "--model", model, *options)
     assert code == 0, err
-    assert "what layers make, and no other reads, is computed again" in out
+    assert "recomputes activations that layers do not pass on" in out
     assert "memory at the peak" in out and "optimizer state" in out and "<svg" in picture.read_text()
     assert out.rstrip().endswith(f"saved {picture}")

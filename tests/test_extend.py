@@ -97,7 +97,7 @@ def test_a_schedule_with_a_place_of_its_own(schedules):
             r"device 0 has an extra Slot\(kind='F', stage=0, .*\) at position 4, again",
         ),
         (lambda p, m: backwards_first(p, m)[::-1], "device 0 lacks Slot"),
-        (lambda p, m: [[("F", 0, 0)], []], r"wrong: device 0, position 0: \('F', 0, 0\) is no tutti.Slot"),
+        (lambda p, m: [[("F", 0, 0)], []], r"wrong: device 0, position 0: \('F', 0, 0\) is not a tutti.Slot"),
         (lambda p, m: backwards_first(p, m)[:1], "the slots of 1 devices, not of 2"),
         (
             lambda p, m: [s[::-1] for s in backwards_first(p, m)],

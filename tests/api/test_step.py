@@ -326,7 +326,7 @@ def test_operators_without_a_rule_run_whole_and_say_so():
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         return tutti.parallelize(model, optimizer, data, loss=loss, plan=plan, cluster=cluster, level="O0")(data).item()
 
-    with pytest.warns(UserWarning, match=r"no rule says how to split .*ruleless.*: computed whole"):
+    with pytest.warns(UserWarning, match=r"no rule says how to split .*ruleless.*: every device computes"):
         assert first("dp", "cpu:4") == pytest.approx(first("single", "cpu:1"), rel=1e-6)
 
 

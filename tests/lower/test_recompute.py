@@ -83,11 +83,11 @@ def test_what_a_plan_computes_again_has_to_be_there(step):
     made = vary(step, variant)
     plan = Planner(made, CLUSTER, variant=variant).named("single")
     assert made.flops == step.flops, "useful work"
-    with pytest.raises(ValueError, match=r"computes again, the step has nothing of that \(tutti.lower.vary makes it"):
+    with pytest.raises(ValueError, match=r"recomputes operators, but the step does not \(tutti.lower.vary makes"):
         dry_run(step, plan, CLUSTER)
-    with pytest.raises(ValueError, match="computes 'lm_head/forward/bmm' again, which this model does not have"):
+    with pytest.raises(ValueError, match="recomputes 'lm_head/forward/bmm', which this model does not have"):
         plan.replace(recompute=("lm_head/forward/bmm",)).check(made)
-    with pytest.raises(ValueError, match="has no numbered layers, whose insides could be computed again"):
+    with pytest.raises(ValueError, match="recomputes numbered layers, and the model has none"):
         linear = torch.nn.Linear(8, 8)
         tutti.parallelize(linear, adam(linear), {"input": torch.ones(4, 8)}, loss=lambda m, b: m(**b).square().sum(),
                           cluster="cpu:1", plan="recompute", level="O0")  # fmt: skip

@@ -117,10 +117,10 @@ def test_what_cannot_be_is_an_error():
     with pytest.raises(ValueError, match="at least 2 parts"):
         parse_name("tp2xoverlap1", 2)
     for name, other in (("pp2", "a pipeline"), ("tp2xsplits2", "copies"), ("tp2xoffload", "offload")):
-        with pytest.raises(ValueError, match=f"regions do not go with {other}"):
+        with pytest.raises(ValueError, match=f"overlap cannot be combined with {other}"):
             parse_name(f"{name}xoverlap2", 2)
     plan = Planner(graph(2), tutti.Cluster.parse("h100:2")).named("tp2xoverlap2")
-    with pytest.raises(ValueError, match="does not go with tiers"):
+    with pytest.raises(ValueError, match="which excludes tiers"):
         plan.replace(tiers={"param:lm_head.weight": "host"}).check(graph(2))
 
 

@@ -106,7 +106,7 @@ def test_clipped_updates_wait_for_the_norm():
 
 @pytest.mark.parametrize("tiers, message", [
     ({"param:model.norm.weight": "attic"}, "a tier is one of device, host, disk"),
-    ({"batch:input_ids": "disk"}, "a batch lies on the device"),
+    ({"batch:input_ids": "disk"}, "a batch is stored on the device"),
     ({"param:nothing": "disk"}, "does not have"),
 ])  # fmt: skip
 def test_what_cannot_lie_there_is_refused(tiers, message):

@@ -102,7 +102,7 @@ def captured(optimizer=torch.optim.AdamW, dtype=torch.float32, **options):
 )
 def test_a_plan_for_another_update_says_what_was_other(then, now, message):
     planned = Planner(captured(**then), tutti.Cluster.parse("cpu:2")).named("zero1")
-    with pytest.raises(ValueError, match=message + ".*make the step as it was then, or plan it anew"):
+    with pytest.raises(ValueError, match=message + ".*build the step as before, or search a new plan"):
         planned.check(captured(**now))
 
 
@@ -123,7 +123,7 @@ def test_explain(plan):
 
 def test_explain_says_what_it_does_not_know():
     assert Plan({"dp": 1}).explain().splitlines() == [
-        "plan (without a name): mesh dp 1", "", "everything is whole on every device",
+        "plan (without a name): mesh dp 1", "", "everything is replicated on every device",
     ]  # fmt: skip
     sent = {"all_reduce over dp": [4, 1 << 30]}
     made = Prediction(2.5, 2.0, 0.5, 1 << 30, 0.4, 3 << 30, {"parameters": 3 << 30}, sent)

@@ -53,7 +53,8 @@ def test_a_batch_that_does_not_divide(graph):
 def test_what_a_batch_leaves_out(graph):
     undivided = Planner(graph, tutti.Cluster.parse("cpu:8")).undivided()
     assert undivided == (
-        "a batch of 12 does not divide over 8 devices: axes of so many split something else (one of 16 would)",
+        "a batch of 12 does not divide over 8 devices: axes of that size split another dim "
+        "(a batch of 16 would divide)",
     )
     assert not Planner(graph, tutti.Cluster.parse("cpu:6")).undivided()
     assert "a microbatch of 12" in Planner(graph, tutti.Cluster.parse("cpu:8"), (), 2).undivided()[0]
@@ -68,7 +69,7 @@ def test_a_price_on_memory_makes_a_candidate_smaller_and_slower(graph):
     assert smallest.kept <= between.kept <= (fastest.kept + smallest.kept) / 2
     assert fastest.seconds < between.seconds <= 1.001 * smallest.seconds
     assert candidate.within(0, time.monotonic() + 60).kept == pytest.approx(smallest.kept, rel=0.01)
-    assert "where a GiB of memory costs" in candidate.plan(between).reasons[-1]
+    assert "if a GiB of memory costs" in candidate.plan(between).reasons[-1]
     assert candidate.plan().reasons[-1] == "proven: no other choices on this mesh cost less"
 
 

@@ -59,7 +59,7 @@ def test_operators_without_a_rule_are_known():
     problem = folded(Ruleless(), (torch.eye(4),))
     assert "tutti_tests.ruleless.default" in problem.without_rule
     with pytest.warns(
-        UserWarning, match=r"no rule says how to split .*tutti_tests\.ruleless\.default.*: computed whole"
+        UserWarning, match=r"no rule says how to split .*tutti_tests\.ruleless\.default.*: every device computes"
     ):
         model = Ruleless()
         graph = tutti.capture(model, (torch.eye(4),), torch.optim.SGD(model.parameters(), lr=0.1))

@@ -90,5 +90,5 @@ def test_a_break_in_a_function_that_is_called_is_told_once_and_where_it_is():
 def test_what_is_not_known_is_told_in_torch_s_words():
     said = "Something new\n  Explanation: It is new.\n  Hint: Set `torch._dynamo.config.new`.\n  Hint: Do without.\n"
     found = put_into_words(compat.GraphBreak(said, "nowhere.py", 3, "f"))
-    assert found.reason == "TorchDynamo does not follow it: Something new" and found.instead == "Do without."
+    assert found.reason == "TorchDynamo does not trace it: Something new" and found.instead == "Do without."
     assert found.told == said and found.source == "" and found.reason not in {reason for _, reason, _ in REASONS}

@@ -45,11 +45,11 @@ def test_gradients_that_are_switched_off_are_told():
     [
         ("3/0: L['self'].training", "self.training has changed"),
         ("3/0: not L['xs']                  # if xs:  # model.py:3 in f", "xs was empty"),
-        ("3/0: Cache line invalidated because L['self'] got deallocated", "is gone"),
+        ("3/0: Cache line invalidated because L['self'] got deallocated", "was deleted"),
         ("3/0: ___check_obj_id(L['f'], 140)", "f is another object"),
         ("3/0: 2 <= L['x'].size()[0]", "outside of the range"),
         ("3/1: L['self']._modules['block'].depth == 4", "self.block.depth was 4"),
-        ("3/1: something new", "its graph was made for something else: something new"),
+        ("3/1: something new", "a guard of its graph failed: something new"),
     ],
 )
 def test_the_words_for_guards(guard, words):

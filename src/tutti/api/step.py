@@ -124,7 +124,7 @@ def parallelize(
         It needs less memory than masters.
     pins: layouts of parameters that are fixed by hand (`tutti.pin`).
     mesh: the mesh, if it is fixed, outermost axis first: `{"dp": 2, "tp": 4}`.
-    budget: seconds after which the search returns the best plan so far.
+    budget: nominal seconds of work, not wall time, after which the search returns the best plan so far.
     seed: seed of all random numbers.
     memory: memory of each device, in bytes or as in "2GiB". A step that would exceed it raises MemoryError.
     folder: folder for files of tensors that the plan keeps on disk. The files are deleted with the step.

@@ -66,7 +66,7 @@ def make(
         mesh: Fix the mesh axes, outermost first: dp=4,tp=2.
         accumulate: Microbatches per update. auto: as few as fit into memory.
         level: O0 runs operator by operator, O2 fuses the operators between two collectives.
-        budget: Seconds after which the search returns the best plan so far.
+        budget: Nominal seconds of work, not wall time, after which the search returns the best plan so far.
         why: Also print the cost of other layouts of this parameter: model.layers.*.mlp.up_proj.weight.
         memory: Print the tensors alive at a device's peak, and draw its memory over the step to this .svg, .png or
             .pdf.

@@ -1,4 +1,4 @@
-"""Scans along a dim: each rank scans its part and adds what the parts before it come to."""
+"""Scans along a dim: each rank scans its part and combines it with the totals of the parts before it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tutti.ops.view import letters
 
 aten = torch.ops.aten
 
-# scan -> (the scan's own, what the parts before came to: (parts, ..., 1, ...)) -> the whole's
+# scan -> (scan of the own part, totals of the parts before it: (parts, ..., 1, ...)) -> scan of the whole dim
 TOTALS = {
     aten.cumsum.default: lambda own, before: own + before.sum(0, dtype=own.dtype),
     aten.cumprod.default: lambda own, before: own * before.prod(0, dtype=own.dtype),
@@ -46,7 +46,7 @@ def _over_parts(scan, total):
     def local(here, x, dim, **kwargs):
         own = scan(x, dim, **kwargs)
         parts = here.all_gather(own.narrow(dim, own.shape[dim] - 1, 1), "z")
-        return total(own, parts[: here.part("z")])  # of none before the first part
+        return total(own, parts[: here.part("z")])  # the first part has none before it
 
     return local
 

@@ -1,4 +1,4 @@
-"""Variances, norms, log-sum-exps and histograms, also over split dims: only the result's size travels."""
+"""Variances, norms, log-sum-exps and histograms, also over split dims: only results are communicated."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ NORMS = (aten.linalg_vector_norm.default, aten.norm.ScalarOpt_dim, aten.norm.Sca
 
 
 def _histogram(node: Call) -> str | None:
-    """Bins of a given range: each part is counted by itself."""
+    """Each part is counted separately, if the range of the bins is given."""
     given = named(node.target, node.args, node.kwargs)
-    if given["min"] >= given["max"]:  # the range is that of the data
+    if given["min"] >= given["max"]:  # the range is computed from the data
         return None
     return f"{' '.join(ascii_lowercase[: len(node.args[0].meta['val'].shape)])} -> Z!"
 
 
 def _weight_norm(node: Call) -> str:
-    """A direction and a length for each row, along the first dim or the last: what a row is made of stays whole."""
+    """A direction and a length for each row, along the first or the last dim. Only rows can be split."""
     dim = named(node.target, node.args, node.kwargs)["dim"]
     tensors = [n.meta["val"].shape for n in operands(node)]
     rank = len(tensors[0])
@@ -49,7 +49,7 @@ rules(
 
 
 def _moments(here, x: Tensor, given: dict) -> tuple[Tensor, Tensor]:
-    """Variance and mean, dims kept. The mean first, then squares of what differs from it."""
+    """Variance and mean with kept dims. The mean is computed first, then the squared deviations from it."""
     dims = reduced_dims(given["dim"], x.ndim)
     count = prod(x.shape[d] * here.parts(ascii_lowercase[d]) for d in dims)
     mean = over_ranks(here, x.sum(dims, keepdim=True), dims, "sum") / count
@@ -108,7 +108,7 @@ CONTIGUOUS |= {WEIGHT_NORM[0]: (0, 1), WEIGHT_NORM[1]: (0, 1, 2, 3)}
 
 
 def _two_statistics(cut: Cut) -> list[tuple[str, int]]:
-    """A mean and a variance, or a sum and a maximum: of complex numbers one of them is real."""
+    """A mean and a variance, or a sum and a maximum. For complex numbers one of the two is real."""
     rows, dtype = cut.outputs[0].shape, cut.inputs[0].dtype
     return [("all_reduce", wide_bytes(Spec(rows, of))) for of in (dtype, dtype.to_real())]
 

@@ -1,4 +1,4 @@
-"""Fourier transforms: the dims that are transformed stay whole."""
+"""Fourier transforms. The transformed dims cannot be split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizer updates: elementwise over the parameter; step and learning rate are numbers. And how they are rounded."""
+"""Optimizer updates, elementwise over the parameter, with step and learning rate as scalars; and rounding."""
 
 import torch
 

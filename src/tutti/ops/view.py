@@ -23,9 +23,9 @@ SPLITS = (
 
 
 def factorize(source: Shape, target: Shape) -> tuple[list[str], list[str], dict[str, int]]:
-    """Common factors of the dims of two shapes of as many elements: (6, 4) and (2, 12) share `a=2 b=3 c=4`.
+    """Common factors of the dims of two shapes with equally many elements: (6, 4) and (2, 12) share `a=2 b=3 c=4`.
 
-    Where the two do not refine one another (6, 4 and 4, 6) the rest of the group must stay whole.
+    If neither refines the other (6, 4 and 4, 6), the remaining factors of the group cannot be split.
     """
     names = iter(ascii_lowercase)
     left: list[list[str]] = [[] for _ in source]
@@ -36,7 +36,7 @@ def factorize(source: Shape, target: Shape) -> tuple[list[str], list[str], dict[
     while ins and outs:
         (i, a), (j, b) = ins[0], outs[0]
         common = gcd(a, b)
-        if common == 1:  # no common major factor: keep this group of dims whole, up to where both products meet
+        if common == 1:  # no common major factor: do not split these dims, up to where both products are equal
             while a != b:
                 if a < b:
                     ins, a = _whole(ins, left, names, sizes), a * ins[1][1]
@@ -54,7 +54,7 @@ def factorize(source: Shape, target: Shape) -> tuple[list[str], list[str], dict[
 
 
 def _whole(dims, factors, names, sizes):
-    """Give the rest of the first dim a separate factor that cannot be split; return the other dims."""
+    """Make the rest of the first dim a separate factor that cannot be split; return the other dims."""
     name = next(names)
     factors[dims[0][0]].append(name + "!")
     sizes[name] = dims[0][1]
@@ -81,7 +81,7 @@ def letters(node: Call, operand: int = 0) -> list[str]:
 
 
 def aligned(node: Call, whole: list[str]) -> str:
-    """The names of a tensor's dims where it is broadcast to dims of these names: 1 for a dim of size one."""
+    """The names of a tensor's dims when it is broadcast to dims with these names: 1 for a dim of size one."""
     shape = node.meta["val"].shape
     return " ".join("1" if n == 1 else name for n, name in zip(shape, whole[len(whole) - len(shape) :], strict=True))
 
@@ -120,7 +120,7 @@ def _squeeze(node: Call) -> str:
 
 
 def _expand(node: Call) -> str:
-    """A dim that is broadcast is a factor of the output alone."""
+    """A broadcast dim is a factor of the output only."""
     source, target = node.args[0].meta["val"].shape, node.meta["val"].shape
     right = list(ascii_lowercase[: len(target)])
     left = [
@@ -131,7 +131,7 @@ def _expand(node: Call) -> str:
 
 
 def _repeat(node: Call) -> str:
-    """How often a dim is repeated is a factor of the output alone."""
+    """The number of repetitions of a dim is a factor of the output only."""
     dims = letters(node)
     times: list[int] = node.args[1]
     right = [f"r{i}" for i in range(len(times) - len(dims))]
@@ -159,7 +159,7 @@ def _rot90(node: Call) -> str:
 
 
 def _split(node: Call):
-    """Equal parts are a major factor of the dim, so that the part can be split: that is what a fused qkv needs."""
+    """Equal parts are a major factor of the dim, so that the parts can be split, as a fused qkv needs."""
     dims, parts = letters(node), [s.shape for s in specs(node)]
     at = (node.args[2] if len(node.args) > 2 else 0) % len(dims)
     return _parts(dims, at, [p[at] for p in parts], joined_left=True)
@@ -172,7 +172,7 @@ def _cat(node: Call):
 
 
 def _parts(dims: list[str], at: int, sizes: list[int], joined_left: bool):
-    """The rule of a dim that is joined from parts (cat) or taken apart (split)."""
+    """The rule of a dim that is concatenated from parts (cat) or divided into parts (split)."""
     equal = len(set(sizes)) == 1
     joined = "(y! z)" if equal else "y!"
     each = ["z"] * len(sizes) if equal else [f"z{i}!" for i in range(len(sizes))]
@@ -200,13 +200,13 @@ def _unbind(node: Call) -> str:
 
 
 def _pads(args: Any, rank: int) -> dict[int, tuple[int, int]]:
-    """The dims that are padded (or cut, by negative numbers): rows before and behind."""
+    """Dim -> (rows before, rows after) of padded dims. Negative numbers crop."""
     pads: list[int] = args[1]
     return {rank - 1 - i: (pads[2 * i], pads[2 * i + 1]) for i in range(len(pads) // 2) if any(pads[2 * i : 2 * i + 2])}
 
 
 def _pad(node: Call) -> str:
-    """A padded dim may be split before, for a partial sum (of zeros beside the own rows), or only behind."""
+    """An output can be split along a padded dim. An input can if the padding is zero: the output is a partial sum."""
     before = letters(node)
     after, zero = before.copy(), len(node.args) < 3 or node.args[2] == 0
     for at in _pads(node.args, len(before)):
@@ -215,7 +215,7 @@ def _pad(node: Call) -> str:
 
 
 def _diagonal_of(node: Call, dims: list[str]) -> tuple[list[str], list[str]]:
-    """Names of a tensor's dims, given some, and of its diagonal's."""
+    """Names of a tensor's dims, derived from `dims`, and of its diagonal's dims."""
     given = named(node.target, node.args, node.kwargs)
     i, j = given["dim1"] % len(dims), given["dim2"] % len(dims)
     rest = [name for at, name in enumerate(dims) if at not in (i, j)]
@@ -312,12 +312,12 @@ ARGUMENTS |= {
     **dict.fromkeys(SPLITS, _split_arguments),
 }
 
-CONTIGUOUS[aten.view_as_complex.default] = (0,)  # pairs must lie side by side
-CONTIGUOUS[aten.as_strided.default] = (0,)  # as `tracing.strided` makes it
+CONTIGUOUS[aten.view_as_complex.default] = (0,)  # real and imaginary parts must be adjacent
+CONTIGUOUS[aten.as_strided.default] = (0,)  # the strides of `tracing.strided`
 
 
 def _pad_own(here, x, pads, value=0):
-    """Own rows of x among the rows of the result that this rank has."""
+    """The rank's rows of x, at their positions among the rank's rows of the result."""
     for at, (before, _) in _pads((x, pads), x.ndim).items():
         rows, out = (f"{c}{at}" for c in "yz")
         first, begin, size = here.offset(rows), here.offset(out) - before, here.size(out)

@@ -1,4 +1,4 @@
-"""Windows over dims: unfolding and its adjoint. Windows that neither overlap nor leave gaps are a factor of the dim."""
+"""Windows over dims: unfold and its adjoint. Windows without overlaps and gaps are a factor of the dim."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ aten = torch.ops.aten
 
 
 def _windows(dims: list[str], rows: int, at: int, size: int, step: int) -> tuple[str, str, dict[str, int]]:
-    """The dims of a tensor and of its windows."""
+    """The dims of a tensor and of its windows, and the size of a window."""
     tiles = size == step and rows % size == 0
     before, after = dims.copy(), dims.copy()
     before[at], after[at] = ("(n s!)", "n") if tiles else ("x!", "n!")

@@ -1,12 +1,12 @@
-"""A lower bound of a cost network, and a good assignment, by block-coordinate ascent of the dual of its relaxation.
+"""A lower bound of a cost network, and a good assignment, by block-coordinate ascent on its dual relaxation.
 
-Costs are moved between variables and pairs without changing any assignment's cost; then
+Costs are moved between variables and pairs, which changes no assignment's cost; then
 
     bound = sum_v min unary[v] + sum_(u,v) min pair[u,v]
 
-and every state s of v costs at least bound + unary[v][s] - min unary[v]. The moves are the handshakes of MPLP++
-(Tourani, Shekhovtsov, Rother and Savchynskyy 2018): a pair takes the costs of its two variables, and hands each back
-all that it can do without. The bound never falls.
+and every assignment with state s of v costs at least bound + unary[v][s] - min unary[v]. The moves are the handshakes
+of MPLP++ (Tourani, Shekhovtsov, Rother and Savchynskyy 2018): a pair takes the costs of its two variables and returns
+as much as possible to each. The bound never falls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tutti.plan.network import Network, Table
 
 @dataclass
 class Dual:
-    """The moved costs of a network."""
+    """The reparametrized costs of a network."""
 
     unary: dict[str, Table]
     pairs: dict[tuple[str, str], Table]
@@ -51,7 +51,7 @@ class Dual:
 
     @staticmethod
     def _axis(v: str, kept: str) -> int:
-        """The axis over which a pair (u, v) is minimized for one number for each state of `kept`."""
+        """The axis of a pair (u, v) to minimize over, leaving one value per state of `kept`."""
         return 0 if kept == v else 1
 
     @staticmethod
@@ -59,7 +59,7 @@ class Dual:
         return costs[None, :] if name == v else costs[:, None]
 
     def least(self) -> dict[str, Table]:
-        """For each state of each variable a lower bound of what all assignments with it cost."""
+        """For each state of each variable, a lower bound of the cost of all assignments with it."""
         least = {name: costs - costs.min() for name, costs in self.unary.items()}
         for (u, v), both in self.pairs.items():
             low = both.min()
@@ -69,7 +69,7 @@ class Dual:
         return {name: bound + more for name, more in least.items()}
 
     def decode(self, network: Network) -> dict[str, int]:
-        """An assignment: state by state the cheapest by the moved costs, given those before."""
+        """An assignment: each variable takes its cheapest state by the moved costs, given the previous ones."""
         x: dict[str, int] = {}
         for name in network.unary:
             costs = self.unary[name].copy()

@@ -1,8 +1,8 @@
-"""Boxes: which contiguous blocks of a whole tensor a rank holds, for files and for whoever reads them.
+"""Boxes: the contiguous blocks of a tensor that a rank has, for reading and writing files.
 
-A layout gives a rank one block of each dim, or several where a split is strided (`plan.layout`): what it holds is their
-product. Ranks that differ only along axes that do not split a tensor hold the same; one of them is its owner, in turns,
-so that all write about as much, and each byte is written once.
+A layout gives a rank one block of each dim, or several if a split is strided (`plan.layout`). The rank's boxes are the
+product over dims. Ranks that differ only along axes that do not split a tensor have the same boxes. One of them is the
+owner and writes them. The owner alternates between tensors, so that all ranks write about as many bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, order=True)
 class Box:
-    """A block: where it begins in the whole tensor and in what the rank holds, and its sizes."""
+    """A block: its position in the full tensor, its position in the rank's part, and its sizes."""
 
     whole: Shape
     local: Shape
@@ -31,12 +31,12 @@ class Box:
 
 
 def boxes(layout: Layout, shape: Shape, mesh: Mesh, rank: int) -> list[Box]:
-    """What a rank holds of a tensor of this shape; nothing of an empty one.
+    """The boxes of a rank for a tensor of this shape; an empty tensor has none.
 
-    Raises ValueError where the tensor cannot lie like that, or ranks hold parts of a sum.
+    Raises ValueError if the tensor cannot have this layout, or if the layout is partial.
     """
     if layout.partials:
-        raise ValueError(f"a tensor that lies as {layout} is a sum over ranks: nobody holds a block of it")
+        raise ValueError(f"a tensor with layout {layout} is a sum over ranks: no rank has a block of it")
     layout.local_shape(shape, mesh)
     where = coordinates_of(rank, mesh)
     each = [list(_runs(layout, dim, size, mesh, where)) for dim, size in enumerate(shape)]
@@ -45,13 +45,13 @@ def boxes(layout: Layout, shape: Shape, mesh: Mesh, rank: int) -> list[Box]:
 
 
 def is_owner(layout: Layout, mesh: Mesh, rank: int, number: int) -> bool:
-    """Whether a rank is the one, of all that hold the same, who writes the tensor of this number."""
+    """Whether this rank writes the tensor with this number, among all ranks that have the same part."""
     where = coordinates_of(rank, mesh)
     return all(where[axis] == digit for axis, digit in turn_of(layout, mesh, number).items())
 
 
 def turn_of(layout: Layout, mesh: Mesh, number: int) -> dict[str, int]:
-    """Where the owner of the tensor of this number lies along the axes that do not split it."""
+    """The coordinates of the owner of the tensor with this number, along the axes that do not split it."""
     beside = [axis for axis in mesh if axis not in layout.splits]
     turn = number % prod(mesh[axis] for axis in beside)
     digits = {}
@@ -61,14 +61,14 @@ def turn_of(layout: Layout, mesh: Mesh, number: int) -> dict[str, int]:
 
 
 def overlap(begin: Shape, sizes: Shape, other: Shape, others: Shape) -> tuple[Shape, Shape] | None:
-    """From where to where in the whole tensor two blocks share numbers, given where they begin and their sizes."""
+    """The intersection (begin, end) of two blocks in the full tensor, given their begins and sizes; None if empty."""
     low = tuple(max(a, b) for a, b in zip(begin, other, strict=True))
     high = tuple(min(a + n, b + m) for a, n, b, m in zip(begin, sizes, other, others, strict=True))
     return None if any(a >= b for a, b in zip(low, high, strict=True)) else (low, high)
 
 
 def _runs(layout: Layout, dim: int, size: int, mesh: Mesh, where: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:
-    """(begin in the whole dim, begin in the local one, length) of a rank's blocks of a dim."""
+    """(begin in the full dim, begin in the local dim, length) of each of a rank's blocks of a dim."""
     digits = layout.digits(dim, size, mesh)
     held = [i for i, (_, axis) in enumerate(digits) if axis is not None]
     last = held[-1] + 1 if held else 0

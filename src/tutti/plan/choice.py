@@ -1,7 +1,7 @@
 """A choice: what one mesh axis does with one operator.
 
-`m` splits factor m; `m/12` splits it inside 12 outer blocks; `~0,1` takes operands 0 and 1 as partial sums. An axis
-without a choice computes the operator whole on each of its ranks.
+`m` splits factor m; `m/12` splits it inside 12 outer blocks; `~0,1` takes operands 0 and 1 as partial sums. Along an
+axis without a choice every rank computes the full operator.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def parse_choice(text: str) -> Choice:
 
 
 def input_placement(rule: Rule, choice: Choice, operand: int) -> Placement:
-    """How an operand must lie along an axis for this choice."""
+    """The placement along an axis that this choice requires of an operand."""
     if choice.linear:
         return Partial() if operand in choice.linear else R
     held = _split(rule, rule.inputs[operand], choice)
@@ -50,7 +50,7 @@ def input_placement(rule: Rule, choice: Choice, operand: int) -> Placement:
 
 
 def output_placement(rule: Rule, choice: Choice, output: int) -> Placement:
-    """How an output lies along an axis after this choice."""
+    """The placement of an output along an axis under this choice."""
     if choice.linear:
         return Partial()
     held = _split(rule, rule.outputs[output], choice)
@@ -73,7 +73,7 @@ def layouts(rule: Rule, choices: Choices) -> tuple[list[Layout], list[Layout]]:
 
 
 def candidates(rule: Rule, cuts: Mapping[str, set[int]], k: int) -> Iterator[Choice]:
-    """Every legal choice of an axis of size k, where `cuts` gives the positions at which factors may be split."""
+    """All legal choices of an axis of size k. cuts: the positions at which each factor may be split."""
     for factor, size in rule.sizes.items():
         if factor not in rule.whole:
             for outer in sorted(cuts.get(factor, {1})):
@@ -84,7 +84,7 @@ def candidates(rule: Rule, cuts: Mapping[str, set[int]], k: int) -> Iterator[Cho
 
 
 def check(rule: Rule, choices: Choices, mesh: Mesh, where: str) -> None:
-    """Raise ValueError where a choice is not legal for this operator."""
+    """Raise ValueError if a choice is not legal for this operator."""
     for axis, choice in choices.items():
         if choice.linear:
             if choice.linear not in rule.linear:
@@ -110,7 +110,7 @@ def check(rule: Rule, choices: Choices, mesh: Mesh, where: str) -> None:
 
 
 def _overlapping(axis: str, choices: Choices, mesh: Mesh) -> str | None:
-    """Another axis whose parts of the same factor are not nested in this one's, nor this one's in them."""
+    """Another axis that splits the same factor such that neither split nests in the other; None if there is none."""
     own = choices[axis]
     for other, choice in choices.items():
         inside = choice.factor == own.factor and own.outer <= choice.outer and other != axis
@@ -120,13 +120,13 @@ def _overlapping(axis: str, choices: Choices, mesh: Mesh) -> str | None:
 
 
 def _outside(axis: str, choices: Choices, mesh: Mesh) -> int:
-    """How many parts of the same factor the other axes make outside of this one's."""
+    """The number of parts that other axes split the same factor into, outside this axis."""
     own = choices[axis]
     return prod(mesh[a] for a, c in choices.items() if c.factor == own.factor and c.outer < own.outer)
 
 
 def legal(rule: Rule, choices: Choices, mesh: Mesh) -> bool:
-    """Whether `check` has nothing against these choices."""
+    """Whether `check` accepts these choices."""
     try:
         check(rule, choices, mesh, "")
     except ValueError:
@@ -135,7 +135,7 @@ def legal(rule: Rule, choices: Choices, mesh: Mesh) -> bool:
 
 
 def nest(choice: Choice, taken: Choices, mesh: Mesh) -> Choice:
-    """The choice inside of those that already split the same factor at the same position."""
+    """The choice, nested in the given choices that split the same factor at the same position."""
     outer, again = choice.outer, True
     while again:
         again = False

@@ -1,7 +1,8 @@
-"""What one call computes in, on one device and its local parts: by the search's options, and by the simulator's calls.
+"""Seconds of one call on one device for its local parts, used by both the search and the simulator.
 
-Matrix products go by their shapes, all else by the bytes that it moves (`tutti.hardware.operators`). What its operator
-moves is told here: look-ups read as much of a table as they return, poolings what their windows cover, and so on.
+Matrix products are priced by their shapes, other operators by the bytes they move (`tutti.hardware.operators`). This
+module determines these bytes: look-ups read as many bytes of a table as they return, pooling reads its windows, and so
+on.
 """
 
 from __future__ import annotations
@@ -22,19 +23,22 @@ from tutti.ir.op_info import FLOPS, SECONDS
 from tutti.ops.registry import operands, specs
 
 LOOKUPS = ("embedding", "index", "index_select", "gather", "nll_loss_forward")  # read as much of a table as they return
-COPIES = ("clone", "reshape", "contiguous", "_to_copy", "copy")  # whose speed is that of how their operand lies
+COPIES = ("clone", "reshape", "contiguous", "_to_copy", "copy")  # their speed depends on the operand's strides
 CONVOLUTIONS = ("convolution", "convolution_backward")
-LANES = 16  # channels that a CPU's kernels of convolutions work on at once (oneDNN's blocked layouts)
+LANES = 16  # channels that a CPU's convolution kernels process at once (oneDNN's blocked layouts)
 
 
 @dataclass(slots=True)
 class LocalCall:
     """A call on one rank's parts.
 
-    node: the call, of the whole graph or of a Program: its operator and arguments. read, made: bytes by operand and
-    output; written: in place. dtype: of its first output; read_dtype: of its first operand. flops: of work on matrices.
-    shapes: of its operands, asked for where they matter. in_rows: whether neighbours in the last dim of its first
-    operand are neighbours in memory. transposed: whether the first matrix of a product is a transposed view.
+    node: the call, in the whole graph or in a Program.
+    read, made: bytes of each operand and each output; written: bytes written in place.
+    dtype: dtype of the first output; read_dtype: dtype of the first operand.
+    flops: FLOPs of matrix operations.
+    shapes: returns the shapes of the operands.
+    in_rows: whether neighbours in the last dim of the first operand are neighbours in memory.
+    transposed: whether the first matrix of a product is a transposed view.
     """
 
     node: fx.Node
@@ -61,7 +65,7 @@ def seconds(device: Device, call: LocalCall) -> float:
         return _loop(device, call, LOOPS[target])
     if target in SECONDS:
         return SECONDS[target](device, call)
-    if family == "table" and call.read:  # of zeros, to which the rows of the gradient are added
+    if family == "table" and call.read:  # fills a table with zeros and adds the rows of the gradient
         rows = device.stream_seconds(3 * call.read[0], family, call.dtype)
         return device.stream_seconds(call.made[0], "add", call.dtype) + rows
     shapes = call.shapes() if target in PRODUCTS else ()
@@ -75,20 +79,20 @@ def moved(call: LocalCall) -> int:
         name = _name(call.node)
         if name in LOOKUPS:
             return sum(call.read[1:]) + 2 * sum(call.made)
-        if family_of(call.node.target) == "pool" and not name.endswith("_backward"):  # what its windows cover
+        if family_of(call.node.target) == "pool" and not name.endswith("_backward"):  # reads its windows
             return call.made[0] * prod(call.node.args[1])  # pyright: ignore
     return call.bytes
 
 
 def _loop(device: Device, call: LocalCall, loop: Loop) -> float:
-    """The calls of the sub-graphs, each as often as it runs; of a part of the loop as much less as it has bytes."""
+    """Seconds of the sub-graphs' calls, times their runs. A part of the loop is scaled by its share of the bytes."""
     whole = sum(spec.bytes for spec in [*specs(call.node), *(x.meta["val"] for x in call.node.all_input_nodes)])
     part = (sum(call.read) + sum(call.made)) / max(1, whole)
     return sum(times * _body(device, body, min(1.0, part)) for body, times in loop.bodies)
 
 
 def _body(device: Device, body: Body, part: float) -> float:
-    """Seconds of one run of a sub-graph, of which a rank has a part."""
+    """Seconds of one run of a sub-graph. part: the rank's share of it."""
     taken = 0.0
     for node in body.step.calls:
         if node.target in FREE:
@@ -111,7 +115,7 @@ def _body(device: Device, body: Body, part: float) -> float:
 
 
 def _family(call: LocalCall) -> str:
-    """By which a call moves its bytes: copies by how their operand lies, conversions of bools as comparisons."""
+    """The family that determines the bandwidth: that of a comparison for bools, and of copies by operand strides."""
     if call.read and _name(call.node) in COPIES:
         if call.read_dtype == torch.bool != call.dtype:
             return "compare"
@@ -120,12 +124,12 @@ def _family(call: LocalCall) -> str:
 
 
 def _filled(call: LocalCall) -> float:
-    """How much more work a CPU does for channels that do not fill its lanes: of what a convolution makes."""
+    """The factor of extra work on a CPU for channels that do not fill its lanes, for convolutions."""
     name = _name(call.node)
     if name not in CONVOLUTIONS:
         return 1.0
     backward = name == "convolution_backward"
-    if call.node.args[9 if backward else 8] != 1:  # groups have kernels of their own
+    if call.node.args[9 if backward else 8] != 1:  # grouped convolutions have separate kernels
         return 1.0
     made, taken, *_ = call.shapes()[1 + backward]
     return _lanes(made) * (_lanes(taken) if backward else 1.0)

@@ -1,8 +1,8 @@
-"""Copies: where the best plan has devices that wait for communication, one part computes while another communicates.
+"""Copies: if devices of the best plan wait for communication, one part computes while another communicates.
 
-The batch, or the microbatch, is cut in two (`lower.unroll`); layouts, and the cut of a pipeline, are chosen anew for
-that step. Or the regions between communications are (`lower.regions`), of the best plan as it is. The judge says
-whether the order that is found for either (`analysis.overlap`) ends earlier.
+The parts are two copies of the batch or microbatch (`lower.unroll`), for which layouts and the cut of a pipeline are
+searched again, or parts of the regions between communications (`lower.regions`), in the best plan as it is.
+`analysis.overlap` orders the parts, and the judge decides whether the result is faster.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from tutti.plan.variant import Variant
 if TYPE_CHECKING:
     from tutti.plan.search import Search
 
-WAITING = 0.03  # of a step: what waits less has little to win
+WAITING = 0.03  # minimum share of a step spent waiting for communication
 COPIES = 2
 
 
 class Copies:
-    """Those of a search."""
+    """Searches plans that overlap computation and communication, for a `Search`."""
 
     def __init__(self, search: Search):
         self.of = search
 
     def search(self) -> None:
-        """Try the best plan that fits in copies, and with its regions in parts."""
+        """Try the best plan that fits with copies of the batch, and with its regions in parts."""
         search = self.of
         if not search.cluster.device.computes_on or search.fastest is None:
             return
@@ -47,7 +47,7 @@ class Copies:
     def overlap_chunks(self, best: Plan) -> None:
         try:
             self.of.judgement(best.replace(name=f"{best.name}xoverlap{COPIES}", overlap_chunks=COPIES, prediction=None))
-        except ValueError as error:  # there are none
+        except ValueError as error:  # the step has no such regions
             self.of.progress(f"{best.name}: {error}")
 
     def batch_splits(self, best: Plan) -> None:
@@ -58,7 +58,7 @@ class Copies:
             candidate = search.candidate(planner.inside(best.pipe), best.inner)
             candidate = PipelineCandidate(candidate, best.pipe, search.cluster) if best.stages else candidate
             search.fit(candidate, slow=True)
-        except ValueError as error:  # a batch that does not divide
-            search.progress(f"{best.name} cannot be had in copies: {error}")
+        except ValueError as error:  # the batch does not divide
+            search.progress(f"{best.name} cannot be split into copies: {error}")
             return
         search.candidates.append(candidate)

@@ -1,16 +1,17 @@
-"""Where a step is cut into stages: at the borders of layers, so that the slowest stage is as fast as can be.
+"""Cuts of a step into stages, at the borders of layers, that minimize the time of the slowest stage.
 
-Layers are modules whose path ends in a number; what stands beside them (an embedding, a head) is a layer of its own. In
-the order in which the forward pass runs, with t(i, j) the seconds of the layers i to j-1 for a microbatch and M_k(i, j)
-the bytes by which they exceed, as stage k with its microbatches in flight, what a device may hold,
+A layer is a module whose path ends in a number. Modules beside them (an embedding, a head) are layers of their own.
+Layers are numbered in the order of the forward pass. Let t(i, j) be the seconds of the layers i to j-1 for a
+microbatch, and M_k(i, j) the bytes by which they, as stage k with its microbatches in flight, exceed a device's memory:
 
     best[0][j] = T_0(0, j)        best[k][j] = min over i of max(best[k-1][i], T_k(i, j))
 
-where T_k is the pair (M_k, t): what does not fit is worse than all that does. That is exact for stages of one mesh.
+where T_k is the pair (M_k, t), so a stage that does not fit is worse than any that does. This is exact if all stages
+use the same mesh.
 
-Layers that call each other in turns (a recurrent cell and its norm, the field of a differential equation) form one
-stage: forward values only go to later stages, so no stage starts between a layer and an earlier one that reads it.
-So do layers that read or write the same state that forward changes.
+Layers that call each other alternately (a recurrent cell and its norm, the field of a differential equation) form one
+stage: forward values are sent only to later stages, so no stage starts between a layer and an earlier one that reads
+it. Layers that read or write the same state that the forward pass changes also form one stage.
 """
 
 from __future__ import annotations
@@ -32,8 +33,13 @@ from tutti.plan.stages import Reads, alone
 
 @dataclass(frozen=True)
 class Layer:
-    """Of a layer, or of several: seconds of a microbatch's forward pass, backward pass and gradients of single
-    parameters, and of the update; bytes as in `Cost`."""
+    """Totals of one or more layers.
+
+    forward, backward: seconds per microbatch.
+    rest: seconds per microbatch of backward nodes that only one parameter's gradient needs.
+    update: seconds per step.
+    kept, held: bytes, as in `Cost`.
+    """
 
     forward: float = 0.0
     backward: float = 0.0
@@ -47,18 +53,18 @@ class Layer:
 
     @property
     def seconds(self) -> float:
-        """For a microbatch."""
+        """Seconds per microbatch."""
         return self.forward + self.backward + self.rest
 
 
 class Layers:
-    """The layers of a step, in the order of the forward pass. What belongs to none is left out."""
+    """The layers of a step, in the order of the forward pass. Nodes outside of all layers are omitted."""
 
     def __init__(self, step: StepGraph):
         self.reads = reads = Reads(step)
         paths = [layer_of(n.meta["path"]) for n in reads.calls if n.meta["phase"] == FORWARD]
         around = {path[:i] for path in paths for i, letter in enumerate(path) if letter == "."}  # modules of layers
-        self.members: dict[str, Counter[tuple[str, str]]]  # path -> (what of `Layer` its nodes are, label) -> how many
+        self.members: dict[str, Counter[tuple[str, str]]]  # path -> (field of `Layer`, label) -> number of nodes
         self.members = {path: Counter() for path in paths if path and path not in around}
         of_one = alone(reads)
         for name, node in step.inputs.items():
@@ -68,8 +74,8 @@ class Layers:
                     self.members[layer]["kept", node.meta["label"]] += 1
                     break
         self.borders: list[Counter[tuple[str, int]]] = [Counter() for _ in self.members]
-        self.inside: set[int] = set()  # layers with which no stage starts: an earlier one reads them or a later one
-        # For each layer what is made until its end and read behind it: (label, output) -> how many.
+        self.inside: set[int] = set()  # layers at which no stage may start
+        # For each layer the values that are made before its end and read after it: (label, output) -> count.
         paths, here = list(self.members), self._forward(reads)
         self._keep_together(here)
         for node in step.calls:
@@ -80,10 +86,10 @@ class Layers:
                 self.members[path][kind, node.meta["label"]] += 1
 
     def _forward(self, reads: Reads) -> dict[fx.Node, int]:
-        """The number of the layer of each forward node; what stands outside of all follows what it reads."""
+        """The layer number of each forward node. Nodes outside of all layers follow their operands."""
         order = {path: i for i, path in enumerate(self.members)}
         found: dict[fx.Node, int] = {}
-        reached: dict[fx.Node, int] = {}  # the layer up to which a value has come
+        reached: dict[fx.Node, int] = {}  # the last layer that a value was sent to
         for node in reads.calls:
             if node.meta["phase"] != FORWARD:
                 continue
@@ -99,7 +105,7 @@ class Layers:
         return found
 
     def _keep_together(self, here: Mapping[fx.Node, int]) -> None:
-        """State that forward changes is read and written in one stage: statistics, a power iteration, a queue."""
+        """Keep layers in one stage that share state which the forward pass changes: statistics, a queue, ..."""
         changed = self.reads.step.changed_by_forward
         layers: dict[fx.Node, set[int]] = {self.reads.step.inputs[name]: set() for name in changed}
         if layers:
@@ -115,7 +121,7 @@ class Layers:
         return len(self.members)
 
     def of(self, costs: Mapping[str, Cost]) -> dict[str, Layer]:
-        """Path -> what the layer costs. costs: of one node, by label."""
+        """Path -> totals of the layer. costs: cost of one node, by label."""
         found = {}
         for path, members in self.members.items():
             sums: dict[str, float] = defaultdict(float)
@@ -131,10 +137,13 @@ class Layers:
 
 def split(layers: Sequence[Layer], stages: int, in_flight: Sequence[float] = (), memory: float = inf,
           inside: Collection[int] = ()) -> list[int]:  # fmt: skip
-    """The first layer of each of so many stages, none of them empty, so that the slowest is as fast as can be.
+    """The first layer of each of `stages` non-empty stages such that the slowest stage is as fast as possible.
 
-    in_flight: microbatches that each stage holds. memory: bytes that it may hold; where no cut fits, the one that
-    exceeds it least is taken. inside: layers with which no stage starts. Raises ValueError where these leave no cut.
+    in_flight: microbatches in flight of each stage.
+    memory: bytes that a stage may keep. If no cut fits, the cut that exceeds it least is used.
+    inside: layers at which no stage may start.
+
+    Raises ValueError if these leave no cut.
     """
     sums, n = [Layer(), *accumulate(layers)], len(layers)
     times, kept, held = ([getattr(s, field) for s in sums] for field in ("seconds", "kept", "held"))

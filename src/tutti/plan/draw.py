@@ -1,10 +1,10 @@
-"""A schedule in letters: a line for each device of a pipeline, a column for each moment.
+"""A schedule as text: one line per pipeline device, one column per time step.
 
     device 0  0123.aa4bb5cc
     device 1  .0a1b2c3d4e5f
 
-Digits are forward passes of microbatches (0 again after 9), letters their backward passes, `+` gradients of single
-parameters where those are split off, dots nothing.
+Digits are forward passes of microbatches (modulo 10), letters their backward passes, `+` gradients of weights if the
+backward pass is split, and dots idle time.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from tutti.plan.plan import Plan
 
 WIDE = 100  # columns
-ROUNDS = 3  # as many microbatches as these times devices are drawn, where there are more
-MOST = 16  # devices that are all drawn; of more the first and last few
+ROUNDS = 3  # maximum number of microbatches to draw, as a multiple of the devices
+MOST = 16  # maximum number of devices to draw; of more, the first and last few are drawn
 
 
 def drawn(plan: Plan) -> list[str]:
-    """The first microbatches of a plan's pipeline, to scale as far as durations are known."""
+    """The first microbatches of a plan's pipeline, to scale if durations are known."""
     count = plan.pipe.devices
     microbatches = min(plan.accumulate, ROUNDS * count)
     durations = plan.durations or (EQUAL,) * plan.pipe.stages
@@ -41,7 +41,7 @@ def drawn(plan: Plan) -> list[str]:
     if count > MOST:
         lines = [*lines[: MOST // 2], "...", *lines[-MOST // 2 :]]
     more = f"the first {microbatches} of {plan.accumulate} microbatches; " if microbatches < plan.accumulate else ""
-    return [*lines, f"{more}digits: forward passes, letters: backward, +: gradients of parameters, dots: nothing"]
+    return [*lines, f"{more}digits: forward passes, letters: backward, +: gradients of weights, dots: idle"]
 
 
 def _letter(slot: Slot) -> str:

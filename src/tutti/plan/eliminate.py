@@ -4,11 +4,11 @@
     one neighbour u:    unary[u][i]  += min_s (unary[v][s] + pair[v,u][s,i])
     two, u and w:       pair[u,w][i,j] += min_s (unary[v][s] + pair[v,u][s,i] + pair[v,w][s,j])
 
-The optimum does not change (rules R1 and R2 of Scholz and Eckstein 2002). Followers (views, casts, pointwise
-operators between two others) vanish in this way: what is left does not grow with them.
+The optimum does not change (rules R1 and R2 of Scholz and Eckstein 2002). Views, casts and pointwise operators between
+two others are eliminated in this way, so the size of the core does not depend on them.
 
-A variable with more neighbours can be fixed to a state instead, which leaves each neighbour one less. So an assignment
-is improved: the variables between those that are fixed take their best states all together (`improve`).
+A variable with more neighbours can be fixed to a state instead, which leaves each neighbour one neighbour less. This
+improves an assignment: the variables that are not fixed take their jointly optimal states (`improve`).
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import numpy as np
 
 from tutti.plan.network import NEVER, Network, Table
 
-MOST, FEW = 1 << 29, 1 << 24  # additions that the elimination of one variable may take, to solve and to improve
+MOST, FEW = 1 << 29, 1 << 24  # maximum additions to eliminate a variable, when solving and when improving
 
 
 class Eliminated:
-    """A network without the variables that were eliminated, and how to find their states again."""
+    """A network without the eliminated variables, and the tables that recover their states."""
 
     def __init__(self, network: Network):
         self.core = network.copy()
-        self.constant = 0.0  # what the variables cost at least that were left without neighbours
+        self.constant = 0.0  # minimum cost of eliminated variables without neighbours
         self.steps: list[tuple[str, Table, dict[str, Table]]] = []
         self.fixed: dict[str, int] = {}
         self.additions = {name: _additions(self.core, name) for name in self.core.unary}
 
     def cheapest(self, most: float) -> str | None:
-        """The variable whose elimination takes the fewest additions, where these are no more than that."""
+        """The variable whose elimination takes the fewest additions; None if these exceed `most`."""
         name = min(self.additions, key=self.additions.__getitem__)
         return name if self.additions[name] <= most else None
 
@@ -77,7 +77,7 @@ class Eliminated:
 
 
 def eliminate(network: Network) -> Eliminated:
-    """Eliminate the cheapest variable first, until each that is left has three neighbours or too large tables."""
+    """Eliminate the cheapest variable until all others have three neighbours or too large tables."""
     made = Eliminated(network)
     while made.additions and (name := made.cheapest(MOST)):
         made.eliminate(name)
@@ -85,7 +85,7 @@ def eliminate(network: Network) -> Eliminated:
 
 
 def improve(network: Network, x: Mapping[str, int], random: np.random.Generator) -> dict[str, int]:
-    """An assignment that costs no more: a few variables, drawn among those with many neighbours, stay as they are."""
+    """An assignment that costs no more: a few random variables with many neighbours keep their states."""
     made = Eliminated(network)
     luck = {name: random.random() for name in network.unary}
     while made.additions:
@@ -98,7 +98,7 @@ def improve(network: Network, x: Mapping[str, int], random: np.random.Generator)
 
 
 def min_plus(a: Table, b: Table) -> Table:
-    """(i, s) and (s, j) to (i, j): the least of a[i, s] + b[s, j] over s."""
+    """The min-plus product of a (i, s) and b (s, j): the minimum of a[i, s] + b[s, j] over s, of shape (i, j)."""
     out = np.empty((a.shape[0], b.shape[1]))
     transposed = np.ascontiguousarray(b.T)
     for i, row in enumerate(a):

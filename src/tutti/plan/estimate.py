@@ -1,4 +1,4 @@
-"""What a named plan takes, in closed form: seconds of a step and bytes of a device, found in microseconds.
+"""Closed-form estimates of named plans: seconds of a step and bytes of a device, computed in microseconds.
 
 With m microbatches, a data-parallel axis of d and a pipeline of p devices with v stages each, for a step whose outline
 (`plan.outline`) on the mesh inside of these has seconds F, B, U, bytes of parameters P and state S, activations A in
@@ -7,9 +7,9 @@ its layers and A' beside them:
     seconds = (F + B) / (d p) (1 + bubble)  +  U / (d p)  +  collectives over d
     bytes   = P / p  +  S / (d p)  +  gradients  +  in flight / v  A / (m d p)  +  A' / (m d)
 
-where ZeRO says what of P, S and the gradients d divides, and recomputation adds a forward pass to the seconds and takes
-from A what layers do not pass on. Of a mesh that has no outline of its own the least is assumed that it could be: one
-whose devices share everything evenly, with one collective for each layer and direction.
+ZeRO determines which of P, S and the gradients are divided by d. Recomputation adds a forward pass to the seconds and
+keeps only the layers' outputs of A. A mesh without an outline of its own gets a lower bound: its devices divide
+everything evenly and run one collective per layer and direction.
 """
 
 from __future__ import annotations
@@ -31,16 +31,21 @@ from tutti.plan.schedule import Pipe
 from tutti.plan.slots import in_flight
 from tutti.plan.textbook import Textbook
 
-BUBBLES = {"zb-h1": 0.4, "zb-v": 0.2}  # shares of the bubble of 1F1B that a schedule leaves
-HIDDEN = 0.9  # of collectives that may run while a device computes, those that do
-STEADY = 2  # microbatches for each device of a pipeline, with which as many are in flight as ever
+BUBBLES = {"zb-h1": 0.4, "zb-v": 0.2}  # the schedule's bubble as a share of that of 1F1B
+HIDDEN = 0.9  # the share of overlappable collectives that computation hides
+STEADY = 2  # microbatches per pipeline device beyond which the number in flight no longer grows
 
 Inner = tuple[int, int, int]  # context, expert and tensor parallelism
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of a plan. kinds: bytes of a device by kind. seconds: of a step; computing: those in which a device computes."""
+    """An estimate of a plan.
+
+    seconds: duration of a step.
+    computing: seconds of a step in which a device computes.
+    kinds: peak bytes of a device by kind.
+    """
 
     seconds: float
     computing: float
@@ -52,15 +57,16 @@ class Estimate:
 
 
 class Estimator:
-    """Of the named plans for one step.
+    """Estimates the named plans for one step.
 
-    planner: of the step, whose batch of so many rows is that of an update divided by `planner.accumulate`.
+    planner: the planner of the step.
+    rows: rows of one microbatch, the global batch divided by `planner.accumulate`.
     """
 
     def __init__(self, planner: Planner, cluster: Cluster, rows: int):
         self.planner, self.cluster, self.rows = planner, cluster, rows
         self.activations = Activations(planner.step)
-        self.computes = 1.0  # seconds that a device computes, compared with those of its operators one by one
+        self.computes = 1.0  # ratio of a device's compute seconds to the sum over its operators
         self.block = longest_block(planner.layers)
         self.known: dict[Inner, Outline] = {}
         self.impossible: set[Inner] = set()
@@ -69,7 +75,7 @@ class Estimator:
         self.refine((1, 1, 1))
 
     def refine(self, inner: Inner) -> bool:
-        """Look for the cheapest choices on a mesh; False if the model cannot be split like that."""
+        """Compute the outline of the cheapest choices on a mesh. Returns False if the model cannot be split so."""
         if inner in self.known or inner in self.impossible:
             return inner in self.known
         cp, ep, tp = inner
@@ -79,16 +85,16 @@ class Estimator:
             self.impossible.add(inner)
             return False
         if inner == (1, 1, 1):
-            with suppress(ValueError):  # so many devices do not fill nodes
+            with suppress(ValueError):  # this number of devices does not fill whole nodes
                 found = found.by_rows(self.outlined(Textbook(self.rows)), self.rows) if self.rows > 1 else found
-        else:  # what a microbatch takes however small it is, is taken to be shared evenly
+        else:  # assume that row-independent seconds are divided evenly
             found = replace(found, once=self.known[1, 1, 1].split(tp, cp * ep * tp).once)
         self.known[inner] = found
         self.outline.cache_clear()
         return True
 
     def on(self, cluster: Cluster) -> Estimator:
-        """The same for another number of devices."""
+        """An estimator for another number of devices that shares this one's outlines."""
         other = copy(self)
         other.cluster = cluster
         return other
@@ -106,7 +112,7 @@ class Estimator:
         return whole.split(tp, cp * ep * tp)
 
     def of(self, book: Textbook, count: int) -> Estimate:
-        """Of a named plan with so many microbatches."""
+        """The estimate of a named plan with `count` microbatches."""
         o, inner = self.outline((book.cp, book.ep, book.tp)), (book.cp, book.ep, book.tp)
         p, v, rows = book.pipe.devices, book.pipe.chunks, self.planner.accumulate / (count * book.dp)
         share = max(ceil(o.depth / (p * v)) * v, self.block) / o.depth if p > 1 else 1.0  # of the fullest device
@@ -132,7 +138,7 @@ class Estimator:
                state: float) -> dict[str, float]:  # fmt: skip
         """Bytes of the fullest device, by kind."""
         p, dp = book.pipe.devices, book.dp
-        # What layers pass on is read once more where they are computed again: it lies whole, as that is the cheapest.
+        # Recomputation reads the outputs of layers once more, so the cheapest choice does not split them over tp.
         in_layers = rows * share * (book.tp * o.layers.kept if book.recompute else o.layers.held)
         outside = rows * (o.beside.kept if book.recompute else o.beside.held)
         first, last = self.flight(book.pipe, min(count, STEADY * p)) if p > 1 else (1.0, 1.0)
@@ -149,7 +155,7 @@ class Estimator:
         }
 
     def _flight(self, pipe: Pipe, count: int) -> tuple[float, float]:
-        """Microbatches of which a device keeps its share of the layers: the fullest, and the last."""
+        """Microbatches in flight, in units of a device's layers: of the fullest device, and of the last."""
         try:
             held = [sum(each) / pipe.chunks for each in in_flight(pipe.of(count))]
         except ValueError:
@@ -157,7 +163,7 @@ class Estimator:
         return max(held), held[-1]
 
     def least_sent(self, o: Outline, inner: Inner, rows: float, share: float) -> float:
-        """Seconds for a microbatch of one collective for each layer and direction, over each axis."""
+        """Seconds per microbatch of one collective for each axis, layer and direction."""
         stride, seconds = 1, 0.0
         for kind, k in zip(("all_reduce", "all_to_all", "ppermute"), reversed(inner), strict=True):
             if k > 1:
@@ -168,7 +174,7 @@ class Estimator:
         return seconds
 
     def reduced(self, book: Textbook, count: int, params: float, experts: float, computing: float) -> float:
-        """Seconds in which a device waits for the gradients and parameters of its replicas."""
+        """Seconds in which a device waits for collectives on gradients and parameters."""
         stride, seconds, hidden = book.cp * book.ep * book.tp, 0.0, 0.0
         if book.cp * book.ep > 1:
             seconds += self.collective("all_reduce", params - experts, book.tp, book.cp * book.ep)
@@ -192,7 +198,7 @@ class Estimator:
 
 
 def longest_block(layers: Layers) -> int:
-    """The most layers that have to stay together in one stage of a pipeline."""
+    """The largest number of layers that must stay in one pipeline stage."""
     longest, now = 1, 1
     for i in range(1, len(layers)):
         now = now + 1 if i in layers.inside else 1

@@ -17,13 +17,13 @@ from scipy.sparse import csr_array
 from tutti.plan.network import NEVER, Network
 
 UNIT = 1e6  # the solver works in microseconds
-NODES = 100  # of the tree of a branch-and-bound search: what is to end does not depend on the time it takes
+NODES = 100  # limit of branch-and-bound nodes, so that the result does not depend on the time
 
 
 def solve(network: Network, close: float = 1e-9) -> tuple[dict[str, int] | None, float]:
-    """The cheapest assignment found, if any, and a lower bound of what any costs.
+    """The cheapest assignment found (None if none is), and a lower bound of the cost of any assignment.
 
-    close: a gap, relative, that need not be closed.
+    close: relative gap that is accepted.
     """
     program = _Program(network)
     for name in network.unary:
@@ -68,7 +68,7 @@ class _Program:
         self.row(np.arange(self.first[name], len(self.cost)), np.ones(len(costs)), 1.0)
 
     def pair(self, u: str, v: str) -> None:
-        """Combinations that are impossible have no column."""
+        """Add a pair. Impossible combinations have no column."""
         costs = self.network.pairs[u][v]
         number = np.full(costs.shape, -1)
         possible = costs < NEVER / 2

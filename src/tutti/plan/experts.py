@@ -1,7 +1,7 @@
-"""What of a model are its experts: parameters that hold a matrix for each, and who works on them.
+"""Finds the experts of a model: parameters with one matrix per expert, and the operators that use them.
 
-They are found by who reads them: the fused operator of `tutti.nn.experts`, or a batched product whose batch are experts
-(with a capacity, between `dispatch` and `combine` of `tutti.nn.slots`).
+Experts are recognized by their readers: the fused operator of `tutti.nn.experts`, or a batched product whose batch dim
+counts experts (with a capacity, between `dispatch` and `combine` of `tutti.nn.slots`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from tutti.ir.step_graph import UPDATE
 from tutti.plan.problem import Edge, Operator, Problem
 
 aten, ops = torch.ops.aten, torch.ops.tutti
-# Operands that are the experts' matrices.
+# The operands that are the experts' matrices.
 FUSED: dict[object, tuple[int, ...]] = {ops.experts.default: (3, 4), ops.experts_backward.default: (4, 5)}
 ROUTED = {ops.slots.default, ops.dispatch.default, ops.combine.default, ops.slot_products.default}
 
 
 class Experts:
-    """matrices: labels of the parameters, and of views and casts of them. shapes: of the parameters.
+    """The experts of a problem.
 
-    factors: for each operator that works on them, the factor that counts the experts.
+    matrices: labels of the parameters, and of views and casts of them.
+    shapes: shapes of the parameters.
+    factors: label of each operator that reads them -> the factor that counts the experts.
     """
 
     def __init__(self, problem: Problem):
@@ -48,12 +50,12 @@ class Experts:
                     self.factors |= found
 
     def updates(self, o: Operator) -> bool:
-        """Whether it belongs to the update of experts: by the shapes that it reads or makes."""
+        """Whether an operator belongs to the update of experts, judged by the shapes of its operands and outputs."""
         return o.phase == UPDATE and any(spec.shape in self.shapes for spec in (*o.operands, *o.outputs))
 
 
 def _views(label: str, problem: Problem, edges: dict[str, list[Edge]]) -> set[str]:
-    """A parameter, and views and casts of it."""
+    """The labels of a parameter and of its views and casts."""
     found, todo = {label}, [label]
     while todo:
         new = {edge.reader for edge in edges[todo.pop()]} & problem.weights - found

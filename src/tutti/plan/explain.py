@@ -1,4 +1,4 @@
-"""A plan in words: what it costs, how things lie, what is communicated, and why this plan and not another."""
+"""A plan in words: its cost, layouts and communication, and the reasons for it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tutti.plan.variant import LAYERS
 if TYPE_CHECKING:
     from tutti.plan.plan import Plan, Prediction
 
-MOST = 8  # parts of a stage that are named
-LARGEST = 5  # kinds of memory that are told of by name
+MOST = 8  # maximum number of names in a list
+LARGEST = 5  # number of kinds of memory that are named
 NOT_STATE = ("param", "buffer", "batch", "common", "grad", "lr", "step", "count", "seed", "constant")
 
 
 def explain(plan: Plan) -> str:
-    """A readable text of a page or less, whatever the depth of the model: layers that share a label share a line."""
+    """A text of at most about a page. Layers that share a label share a line, so it does not grow with depth."""
     on = f" on {plan.cluster}" if plan.cluster else ""
     lines = [f"plan {plan.name or '(without a name)'}: mesh {mesh_name(plan.mesh)}{on}"]
     if plan.stages:
@@ -28,16 +28,17 @@ def explain(plan: Plan) -> str:
         lines += _table([_stage(plan, i, names) for i, names in _by_stage(plan)], "  ")
         lines += ["", *drawn(plan), ""]
     if plan.recompute == (LAYERS,):
-        lines.append("what layers make, and no other reads, is computed again in the backward pass")
+        lines.append("the backward pass recomputes activations that layers do not pass on")
     elif plan.recompute:
         named = ", ".join(plan.recompute[:MOST]) + (", ..." if len(plan.recompute) > MOST else "")
-        lines.append(f"{len(plan.recompute)} operators are computed again in the backward pass: {named}")
+        lines.append(f"the backward pass recomputes {len(plan.recompute)} operators: {named}")
     lines += _tiers(plan.tiers)
     if plan.batch_splits > 1:
         lines.append(f"the batch is cut into {plan.batch_splits} copies: one computes while another communicates")
     if plan.overlap_chunks > 1:
         lines.append(
-            f"between communications is computed in {plan.overlap_chunks} parts: one while another communicates"
+            f"regions between communications are computed in {plan.overlap_chunks} parts: one computes while another "
+            "communicates"
         )
     if plan.accumulate > 1:
         lines.append(f"{plan.accumulate} microbatches per update")
@@ -69,7 +70,7 @@ def _predicted(made: Prediction) -> list[str]:
 
 
 def _tiers(tiers: Mapping[str, str]) -> list[str]:
-    """A line for each tier: the kinds of inputs there, and how many results of the forward pass wait there."""
+    """One line per tier: the kinds of inputs on it, and the number of forward operators whose results it stores."""
     lines = []
     for tier in dict.fromkeys(tiers.values()):
         there = [label for label, at in tiers.items() if at == tier]
@@ -88,7 +89,7 @@ def _by_stage(plan: Plan) -> list[tuple[int, list[str]]]:
 
 
 def _stage(plan: Plan, stage: int, names: list[str]) -> tuple[str, ...]:
-    """Number, seconds of the forward and backward pass of a microbatch where they are known, and layers."""
+    """Number, seconds of the forward and backward pass of a microbatch if known, and layers."""
     row = (f"stage {stage}", _ranges(names))
     if not plan.durations:
         return row
@@ -97,7 +98,7 @@ def _stage(plan: Plan, stage: int, names: list[str]) -> tuple[str, ...]:
 
 
 def _ranges(names: list[str]) -> str:
-    """The names, layers with numbers that follow one another as one: `h.0-3`; of many the first and the last."""
+    """The names; consecutive numbered layers as a range (`h.0-3`). Of a long list only the first and the last."""
     shown: list[tuple[str, str]] = []  # first, last
     for name in names:
         stem, _, number = name.rpartition(".")
@@ -117,7 +118,7 @@ def _largest(kinds) -> list[tuple[str, int]]:
 
 
 def _layouts(plan: Plan) -> list[str]:
-    """A line for each parameter that is split or whose optimizer state is, and for each other input that is."""
+    """A line for each parameter that is split or has split optimizer state, and for each other split input."""
     places: dict[str, dict[str, str]] = defaultdict(dict)
     for label, layout in plan.inputs.items():
         kind, _, path = label.partition(":")
@@ -130,12 +131,12 @@ def _layouts(plan: Plan) -> list[str]:
         rows.append((name, own, " or ".join(state)))
     if not rows:
         where = "every device of its stage" if plan.stages else "every device"
-        return [f"everything is whole on {where}"]
+        return [f"everything is replicated on {where}"]
     rows.sort(key=lambda row: row[0].startswith(("batch ", "grad ")))
-    head = ("how things lie", "", "optimizer state" if any(state for *_, state in rows) else "")
+    head = ("layouts", "", "optimizer state" if any(state for *_, state in rows) else "")
     return [
         *_table([head, *rows], ""),
-        "S<dim>: split at this dim, S<dim>/<n>: inside each of n blocks; all else is whole",
+        "S<dim>: split at this dim, S<dim>/<n>: inside each of n blocks; everything else is replicated",
     ]
 
 

@@ -1,8 +1,7 @@
-"""The named plans of a cluster: every way to factor its devices over the textbook's axes, with every ZeRO stage,
-schedule, recomputation, and number of microbatches that divides the batch.
+"""The named plans for a cluster: all combinations of mesh axes, ZeRO stages, schedules, recomputation and microbatches.
 
-Left out is what never wins: data parallelism without ZeRO, which sends as much as ZeRO-1 and keeps more; tensor
-parallelism over more than two nodes; context parallelism where there are sequences enough to share out.
+Plans that never win are omitted: data parallelism without ZeRO, which sends as much as ZeRO-1 and uses more memory;
+tensor parallelism over more than two nodes; and context parallelism when there is a sequence for every device.
 """
 
 from __future__ import annotations
@@ -13,19 +12,23 @@ from dataclasses import dataclass
 from tutti.plan.schedule import Pipe
 from tutti.plan.textbook import Textbook
 
-CHUNKS = 8  # stages on each device, at most
-LONGEST = 64  # devices of a pipeline
-NODES = 2  # that tensor parallelism may span
-UNEVEN = 1.25  # as many layers may the fullest device of a pipeline have, compared with equal shares
+CHUNKS = 8  # maximum number of stages per device
+LONGEST = 64  # maximum number of pipeline devices
+NODES = 2  # maximum number of nodes that tensor parallelism spans
+UNEVEN = 1.25  # maximum ratio of the fullest device's layers to an equal share
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a model and a request allow.
+    """Limits of the model and of the request.
 
-    batch: rows of an update. counts: numbers of microbatches. depth: numbered layers. stages: of a pipeline, at most.
-    block: layers that cannot be cut apart.
-    experts: what expert-parallel devices have to divide. node: devices of a node.
+    devices: devices of the cluster; node: devices of a node.
+    batch: rows of an update.
+    counts: numbers of microbatches to try.
+    depth: number of numbered layers.
+    stages: maximum number of pipeline stages.
+    block: longest run of layers that cannot be cut.
+    experts: number of experts, which the expert-parallel axis must divide; 0 if the model has none.
     """
 
     devices: int
@@ -39,7 +42,7 @@ class Limits:
 
 
 def families(limits: Limits) -> Iterator[tuple[Textbook, int]]:
-    """All named plans, with their numbers of microbatches."""
+    """Yields all named plans, each with a number of microbatches."""
     n = limits.devices
     for p in divisors(n):
         if p > min(limits.depth, limits.stages, LONGEST):
@@ -50,7 +53,7 @@ def families(limits: Limits) -> Iterator[tuple[Textbook, int]]:
             for ep in divisors(n // p // tp):
                 if ep > 1 and (not limits.experts or limits.experts % ep):
                     continue
-                crowded = n // p // tp > limits.batch  # more devices than sequences
+                crowded = n // p // tp > limits.batch  # there are more devices than sequences
                 for cp in divisors(n // p // tp // ep) if crowded else (1,):
                     dp = n // p // tp // ep // cp
                     counts = [m for m in limits.counts if limits.batch % (m * dp * ep) == 0]

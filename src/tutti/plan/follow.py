@@ -1,7 +1,8 @@
-"""Following a split through a step: the choices in which every operator takes what is split as it lies.
+"""Propagates a split through a step, so that every operator uses split tensors without moving them.
 
-From some tensors on, operator by operator: of the choices of one axis that which matches the most operands, of those
-that which leaves the most outputs split. An operator that matches none is left open, and ends the trail.
+Starting from given tensors, each operator takes the choice of the axis that matches the most operands. Among equals,
+it takes the one that leaves the most outputs split. An operator that matches no operand gets none and ends the
+propagation.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from tutti.plan.problem import Problem, Tensor
 
 
 def follow(problem: Problem, given: Mapping[Tensor, Split], size: int) -> dict[str, Choice]:
-    """By label, for an axis of this size and tensors that lie so."""
+    """The choices by label, for an axis of this size and given splits of some tensors."""
     known, found = dict(given), {}
     read: dict[str, list[tuple[int, Tensor]]] = defaultdict(list)
     for edge in problem.edges:
         if edge.operand >= 0:
             read[edge.reader].append((edge.operand, edge.tensor))
-    for _ in range(2):  # what the first of equal layers makes is read by them again
+    for _ in range(2):  # operators that read the output of a folded layer need a second pass
         for label, o in problem.operators.items():
             held = [(i, known[tensor]) for i, tensor in read[label] if tensor in known]
             if not held or label in found:

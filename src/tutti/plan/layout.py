@@ -1,15 +1,15 @@
-"""Layout: how a tensor lies on a mesh.
+"""Layout: how a tensor is distributed over a mesh.
 
-For every mesh axis a placement says what the axis does with the tensor:
+Each mesh axis has a placement:
 
-- `Split(dim, outer)`: the dim, seen as `outer x n x inner` with n the size of the axis, is split over n. With
-  `outer == 1` each rank holds one contiguous block; with `outer > 1` the split is *strided*: each rank holds a part
-  of each of `outer` blocks. `outer` counts all blocks that lie outside, those of other axes included, so that it
-  also orders axes that split the same dim: the axis with the smaller `outer` is the outer one.
-- `Replicate`: each rank along the axis holds the same.
-- `Partial(op)`: the tensor is the sum (or maximum, ...) of what the ranks along the axis hold.
+- `Split(dim, outer)`: the dim, viewed as `outer x n x inner` where n is the size of the axis, is split over n. With
+  `outer == 1` each rank has one contiguous block. With `outer > 1` the split is *strided*: each rank has a part of each
+  of `outer` blocks. `outer` includes the blocks of other axes, so it also orders axes that split the same dim: the axis
+  with the smaller `outer` is the outer one.
+- `Replicate`: all ranks along the axis have the same values.
+- `Partial(op)`: the tensor is the sum (or maximum, ...) of the values of the ranks along the axis.
 
-A dim is thus a mixed-radix number whose digits are either held by an axis or local: `digits` lists them.
+A dim is thus a mixed-radix number. Each digit is either split over an axis or local: see `digits`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def parse_placement(text: str) -> Placement:
 
 @dataclass(frozen=True)
 class Layout:
-    """Placements by axis. An axis that is not named replicates."""
+    """Placements by axis. Axes that are not listed replicate."""
 
     placements: tuple[tuple[str, Placement], ...] = ()
 
@@ -90,9 +90,9 @@ class Layout:
         return {axis: p for axis, p in self.placements if isinstance(p, Partial)}
 
     def digits(self, dim: int, size: int, mesh: Mesh) -> list[tuple[int, str | None]]:
-        """The dim as mixed-radix digits (size, axis that holds it or None), most significant first.
+        """The dim as mixed-radix digits (size, axis that splits it or None), most significant first.
 
-        Raises ValueError where the size does not divide.
+        Raises ValueError if the size does not divide.
         """
         held = sorted((s.outer, axis) for axis, s in self.splits.items() if s.dim == dim)
         result, inside = [], 1
@@ -113,7 +113,7 @@ class Layout:
         return result
 
     def fits(self, shape: tuple[int, ...], mesh: Mesh) -> bool:
-        """Whether a tensor of this shape can lie like that."""
+        """Whether a tensor of this shape can have this layout."""
         try:
             self.local_shape(shape, mesh)
         except ValueError:
@@ -121,7 +121,7 @@ class Layout:
         return all(s.dim < len(shape) for s in self.splits.values())
 
     def local_shape(self, shape: tuple[int, ...], mesh: Mesh) -> tuple[int, ...]:
-        """The shape that each rank holds. Raises ValueError where the tensor cannot lie like that."""
+        """The shape of each rank's part. Raises ValueError if the shape cannot have this layout."""
         if beyond := [str(s) for s in self.splits.values() if s.dim >= len(shape)]:
             raise ValueError(f"{beyond[0]} splits a dim that a tensor of shape {shape} does not have")
         return tuple(
@@ -129,9 +129,9 @@ class Layout:
         )
 
     def local_slice(self, whole: torch.Tensor, mesh: Mesh, coordinates: Mapping[str, int]) -> torch.Tensor:
-        """The part of a whole tensor that the rank with these coordinates holds: a view where that is possible.
+        """The part of a tensor that the rank with these coordinates has: a view if possible.
 
-        Along a partial axis the first rank holds everything and the others the neutral element of the sum.
+        Along a partial axis the first rank has all values and the others have zeros.
         """
         local = self.local_shape(tuple(whole.shape), mesh)
         sizes, index = [], []
@@ -146,7 +146,7 @@ class Layout:
         return part
 
     def assemble(self, parts: list[torch.Tensor], shape: tuple[int, ...], mesh: Mesh) -> torch.Tensor:
-        """The whole tensor from what each rank holds, in rank order. The inverse of `local_slice`."""
+        """The full tensor from the parts of all ranks, in rank order. The inverse of `local_slice`."""
         partial, split = self.partials, self.splits
         whole = parts[0].new_zeros(shape)
         digits = [d for dim, size in enumerate(shape) for d in self.digits(dim, size, mesh)]
@@ -163,9 +163,9 @@ class Layout:
         return whole
 
     def before(self, dim: int, size: int, mesh: Mesh, outer: int) -> int:
-        """How many blocks of the *local* dim lie outside the global position `outer`.
+        """The number of blocks of the *local* dim outside the global position `outer`.
 
-        Raises ValueError where the position falls inside a digit that an axis holds.
+        Raises ValueError if the position falls inside a digit that an axis splits.
         """
         position, local = 1, 1
         for n, axis in self.digits(dim, size, mesh):
@@ -181,9 +181,9 @@ class Layout:
         return local
 
     def indices(self, shape: tuple[int, ...], mesh: Mesh, coordinates: Mapping[str, int]):
-        """Where a rank's elements lie in the whole tensor, as (sizes, strides, offset).
+        """The positions of a rank's elements in the full tensor, as (sizes, strides, offset).
 
-        The local element with mixed-radix digits d over `sizes` is the whole's element `offset + sum d * strides`.
+        The local element with mixed-radix digits d over `sizes` is element `offset + sum d * strides` of the tensor.
         """
         sizes, strides, offset, stride = [], [], 0, prod(shape)
         for dim, size in enumerate(shape):
@@ -214,12 +214,12 @@ def rank_at(where: Mapping[str, int], mesh: Mesh) -> int:
 
 
 def group_of(rank: int, axis: str, mesh: Mesh) -> list[int]:
-    """The ranks that differ from this one only along `axis`, in order."""
+    """The ranks that differ from this one only along `axis`, in order, including this one."""
     stride = prod(list(mesh.values())[list(mesh).index(axis) + 1 :])
     first = rank - coordinates_of(rank, mesh)[axis] * stride
     return [first + i * stride for i in range(mesh[axis])]
 
 
 def devices(mesh: Mesh) -> int:
-    """How many devices a mesh has."""
+    """The number of devices of a mesh."""
     return prod(mesh.values())

@@ -1,9 +1,9 @@
-"""The named plans of a search, best first: of thousands a few are lowered and simulated.
+"""Searches the named plans best estimate first, so that only a few of thousands are lowered and simulated.
 
-Each has an estimate in closed form (`plan.estimate`). The one that is estimated to be the fastest of those that fit is
-looked at: first the mesh inside of its data parallelism and pipeline gets an outline of its own, then the plan is
-judged. What the judge says corrects the estimates of all plans of its sort. That ends where no estimate beats the
-fastest that fits, or with the work that may be done.
+Each plan has a closed-form estimate (`plan.estimate`). The search repeatedly takes the fastest estimate that fits in
+memory. If its inner mesh (context, expert and tensor parallelism) has no outline yet, the outline is computed and the
+affected estimates are refined. Otherwise the plan is judged, and the judgement corrects all estimates of the same sort.
+The search ends when no estimate beats the fastest judged plan that fits, or when the work budget is spent.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from tutti.plan.textbook import Textbook
 if TYPE_CHECKING:
     from tutti.plan.search import Search
 
-CAUTION = 0.7  # of that, while nothing is known that fits, for each plan that did not
-TIGHT, SURE = 0.93, 0.995  # of the memory that an estimate may fill: before plans of its sort were judged, and after
-BETTER = 0.98  # of the time of the fastest: what is estimated to take longer is not judged
+CAUTION = 0.7  # until a plan fits, each plan that did not fit scales the memory limit by this factor
+TIGHT, SURE = 0.93, 0.995  # share of memory that an estimate may fill, before and after a plan of its sort is judged
+BETTER = 0.98  # judge only plans whose estimate is below this share of the fastest time
 
 Sort = tuple[str, bool, bool]
 
 
 def sort_of(book: Textbook) -> Sort:
-    """Plans of one sort are estimated too high or too low alike."""
+    """The sort of a plan. Estimates of plans of one sort have similar errors."""
     pipe = "" if book.pipe.devices == 1 else "split" if book.pipe.schedule in SPLIT else "whole"
     return pipe, book.recompute, book.zero == 3
 
 
 @dataclass(frozen=True)
 class Lean:
-    """A named plan with its number of microbatches, for a cluster, and what it is estimated to keep on a device."""
+    """A named plan, its number of microbatches, its cluster, and its estimated peak bytes per device."""
 
     book: Textbook
     count: int
@@ -49,19 +49,19 @@ class Lean:
 
 @dataclass
 class Correction:
-    """By how much a judged plan differs from its estimate, as factors of seconds and bytes."""
+    """Ratios of a judged plan to its estimate, for seconds and bytes."""
 
     seconds: float = 1.0
     bytes: float = 1 / TIGHT
 
 
 class Leading:
-    """Those of a search."""
+    """Searches the named plans of a `Search`, best estimate first."""
 
     def __init__(self, search: Search, cluster: Cluster | None = None, estimator: Estimator | None = None):
         self.of, self.cluster = search, cluster or search.cluster
         self.corrections: dict[Sort, Correction] = {}
-        self.missed = 0  # plans that were judged and do not fit
+        self.missed = 0  # judged plans that do not fit
         self.first = search.accumulate or 1
         rows = search.batch // self.first
         self.estimator = (
@@ -85,14 +85,14 @@ class Leading:
 
     @property
     def needed(self) -> bool:
-        """Whether the first number of microbatches is too few for all plans that keep what the forward pass makes and
-        have no pipeline: those that are searched without being named."""
+        """Whether no plan without a pipeline and without recomputation is estimated to fit at the first number of
+        microbatches. Such plans are searched without names."""
         flat = [i for i, (book, count) in enumerate(self.entries)
                 if count == self.first and book.pipe.devices == 1 and not book.recompute]  # fmt: skip
         return bool(self.bytes[flat].min(initial=np.inf) > TIGHT * self.of.memory)
 
     def search(self) -> None:
-        """Judge those that lead."""
+        """Judge named plans, best estimate first."""
         search = self.of
         while (i := self.next()) is not None:
             book, count = self.entries[i]
@@ -108,7 +108,7 @@ class Leading:
             self.judge(i)
 
     def leanest(self) -> Lean | None:
-        """The plan that is estimated to need the least memory."""
+        """The plan with the smallest estimated memory; None if no estimate is finite."""
         size = np.where(np.isfinite(self.bytes), self.corrected()[1], np.inf)
         if not len(size) or not np.isfinite(size.min()):
             return None
@@ -116,26 +116,26 @@ class Leading:
         return Lean(*self.entries[i], self.cluster, float(size[i]))
 
     def judge_leanest(self) -> None:
-        """Judge what needs the least memory, unless that is known."""
+        """Judge the plan with the smallest estimated memory, unless it was judged already."""
         lean = self.leanest()
         if lean is not None and self.open[i := self.entries.index((lean.book, lean.count))]:
             self.open[i] = False
             self.judge(i)
 
     def next(self) -> int | None:
-        """The entry that is estimated to be the fastest of those that fit, and faster than what was found."""
+        """The index of the fastest estimate that fits and beats the fastest judged plan; None if there is none."""
         seconds, size = self.corrected()
         room = self.of.memory
         if self.of.fastest is not None:
             fits = self.open & (size <= room) & (seconds < BETTER * self.of.fastest)
-        else:  # each that does not fit leaves less to chance
+        else:  # each plan that did not fit makes the limit stricter
             fits = self.open & (size <= room * CAUTION**self.missed)
             if not fits.any():
                 fits = self.open & (size <= room)
         return int(np.argmin(np.where(fits, seconds, np.inf))) if fits.any() else None
 
     def corrected(self) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds and bytes of all entries, as far as judged plans tell."""
+        """Seconds and bytes of all entries, corrected by the judged plans."""
         seconds, size = self.seconds.copy(), self.bytes.copy()
         other = min([1.0, *(c.seconds for c in self.corrections.values())])
         for sort, where in self.sorts.items():
@@ -150,7 +150,7 @@ class Leading:
             self.seconds[i], self.bytes[i] = estimate.seconds, estimate.bytes
 
     def refine(self, inner: tuple[int, int, int]) -> None:
-        """Estimate the plans with this mesh inside anew."""
+        """Compute the outline of this inner mesh and update the estimates of its plans."""
         those = [i for i, (book, _) in enumerate(self.entries) if (book.cp, book.ep, book.tp) == inner]
         if self.estimator.refine(inner):
             self.estimate(those)
@@ -158,17 +158,17 @@ class Leading:
             self.open[those] = False
 
     def judge(self, i: int) -> None:
-        """Lower and simulate an entry, and learn from it."""
+        """Lower and simulate an entry, and correct the estimates of its sort."""
         search, (book, count) = self.of, self.entries[i]
         search.progress(f"{book} with {count} microbatches")
         try:
             plan = search.judgement(search.planner(count, book.variant).named(str(book)))
-        except ValueError as error:  # a batch that does not divide, layers that cannot be cut there
+        except ValueError as error:  # for example, the batch does not divide or the layers cannot be cut there
             search.impossible = search.impossible or error
             return
         made = plan.predicted
         self.missed += not search.fits(plan)
-        if not self.corrections:  # what is fused takes less than one operator after the other
+        if not self.corrections:  # fusion makes computation faster than the sum of its operators
             self.estimator.computes = min(1.0, made.compute_seconds / self.estimator.of(book, count).computing)
             self.estimate(np.flatnonzero(self.open))
             self.estimate([i])

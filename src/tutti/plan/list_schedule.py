@@ -1,7 +1,7 @@
-"""List scheduling of pipelines whose backward pass is split: each device takes what it can begin first.
+"""List scheduling of pipelines with a split backward pass: each device takes the slot that can begin first.
 
-Of what can begin at the same time a backward pass comes before a forward one, and what nobody waits for last. Where
-durations differ between stages other orders, or a little patience, may end earlier: `auto` takes the first to end.
+Among slots that can begin at the same time, backward passes come first, then forward passes, then gradients of weights.
+If durations differ between stages, other orders or a short wait may end earlier. `auto` takes the one that ends first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from math import inf
 from tutti.plan.slots import Durations, Schedule, Slot, makespan, ready, taking
 
 EQUAL = (1.0, 1.0, 1.0, 0.0)  # durations of a stage
-PATIENCE = (0.0, 0.5)  # as shares of the mean duration
+PATIENCE = (0.0, 0.5)  # waiting times to try, as shares of the mean duration
 
 
 def listed(
@@ -23,16 +23,17 @@ def listed(
 ) -> tuple[tuple[Slot, ...], ...]:  # fmt: skip
     """The slots of each device.
 
-    place: the device of each stage. most: microbatches that a stage may hold until their backward pass is wholly
-    over. durations: by default all take as long. order: of kinds that can begin at the same
-    time, or so many seconds (`patience`) after the first that can.
+    place: the device of each stage.
+    most: maximum number of microbatches of a stage between F and W.
+    durations: durations of the stages; by default all take equally long.
+    order: priority of kinds that can begin within `patience` seconds of the first that can.
     """
     return _Lister(place, microbatches, most, durations or [EQUAL] * len(place), order, patience).run()
 
 
 @lru_cache(maxsize=64)
 def found(place: Sequence[int], microbatches: int, most: int, durations: Durations) -> tuple[tuple[Slot, ...], ...]:
-    """The slots that are over first of those of several orders."""
+    """The slots of the order that ends first, among several."""
 
     def tried() -> Iterator[tuple[tuple[Slot, ...], ...]]:
         yield listed(place, microbatches, most)
@@ -68,7 +69,7 @@ class _Lister:
         return tuple(map(tuple, slots))
 
     def first(self, device: int) -> tuple[float, int, int, Slot] | None:
-        """What a device is to begin first, of what it may."""
+        """The slot that a device should begin next, as (begin, rank, -stage, slot); None if none can begin."""
         can = []
         for s in self.mine[device]:
             full = self.next_of["F", s] - self.next_of["W", s] >= self.most

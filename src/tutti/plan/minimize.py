@@ -1,8 +1,9 @@
-"""The cheapest assignment of a cost network, with a proof of how much cheaper another could be.
+"""The cheapest assignment of a cost network, with a bound on how much cheaper another could be.
 
-Followers are eliminated exactly (`plan.eliminate`). On the core that is left a dual bound rises and an assignment
-falls (`plan.bound`); states that cannot be part of a cheaper assignment are dropped, more variables can then be
-eliminated, and so on until the two meet or little enough is left for an integer program (`plan.exact`).
+Variables with few neighbours are eliminated exactly (`plan.eliminate`). On the remaining core a dual bound rises and
+the cost of the best assignment falls (`plan.bound`). States that cannot be part of a cheaper assignment are dropped,
+which allows more eliminations. This repeats until bound and cost meet, or until the core is small enough for an integer
+program (`plan.exact`).
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from tutti.plan.exact import solve
 from tutti.plan.network import NEVER, Network, Table
 from tutti.plan.work import Work
 
-SWEEPS = 20  # between two looks at what can be dropped
-SMALL, LARGE = 20_000, 100_000  # entries of all tables: what the integer program gets at once, or after all else
-CLOSE = 1e-9  # relative: no gap
-PATIENT = 32  # times that the gap may have to shrink as it did to be closed
-STALLS = 16  # times that it may not, of what is too large for an integer program
-IMPROVED = 2  # times that an assignment is improved between those
-NEAR = (1 / 2, 1 / 8, 1 / 64, 1 / 512)  # shares of the gap within which states are tried alone
+SWEEPS = 20  # dual sweeps per iteration
+SMALL, LARGE = 20_000, 100_000  # table entries for an integer program: at once, and if sweeps no longer help
+CLOSE = 1e-9  # relative gap that counts as zero
+PATIENT = 32  # an iteration stalls if it shrinks the gap by less than 1 / PATIENT of it
+STALLS = 16  # stalls after which a core that is too large for an integer program is given up
+IMPROVED = 2  # improvements of an assignment per iteration
+NEAR = (1 / 2, 1 / 8, 1 / 64, 1 / 512)  # shares of the gap: only states within them are tried after a stall
 
 
 @dataclass(frozen=True)
 class Solution:
-    """States by variable, their cost, and a lower bound of every assignment's cost."""
+    """States by variable, their cost, and a lower bound of the cost of any assignment."""
 
     states: dict[str, int]
     cost: float
@@ -37,14 +38,17 @@ class Solution:
 
     @property
     def gap(self) -> float:
-        """By how much another assignment could be cheaper, as a share of the cost."""
+        """The maximum relative improvement that another assignment could have."""
         return max(0.0, (self.cost - self.bound) / self.cost) if self.cost else 0.0
 
 
 def minimize(network: Network, seconds: float = 60.0, close: float = CLOSE, work: Work | None = None) -> Solution:
-    """seconds: of work, which is added to `work`. close: a gap, relative, that need not be closed.
+    """The cheapest assignment found.
 
-    Raises ValueError where every assignment is impossible.
+    seconds: budget of nominal seconds of work, which is added to `work`.
+    close: relative gap that is accepted.
+
+    Raises ValueError if every assignment is impossible.
     """
     work = work or Work()
     found = _minimize(network, work, work.seconds + seconds, close)
@@ -71,7 +75,7 @@ def _minimize(network: Network, work: Work, deadline: float, close: float) -> So
         best, cost = _cheaper(core, best, dual.decode(core), draw)
         least, late = dual.least(), work.seconds > deadline
         stalled = before - (cost - bound) < (cost - bound) / PATIENT
-        if stalled and not late:  # perhaps the assignment is what is far off: try what is near the bound
+        if stalled and not late:  # perhaps the assignment is far from optimal: try states near the bound
             for share in NEAR:
                 near = _kept(least, bound + share * (cost - bound), best)
                 if _entries(core, near) <= SMALL:
@@ -92,7 +96,7 @@ def _minimize(network: Network, work: Work, deadline: float, close: float) -> So
 
 
 def _among(core: Network, kept: Mapping[str, Table], work: Work, deadline: float, close: float) -> Solution:
-    """The best of the assignments with these states."""
+    """The cheapest assignment found among these states."""
     network = core.restricted(kept)
     if _entries(network, {}) > SMALL and 4 * _entries(network, {}) < _entries(core, {}):
         rest = _minimize(network, work, deadline, close)
@@ -105,13 +109,13 @@ def _among(core: Network, kept: Mapping[str, Table], work: Work, deadline: float
 
 
 def _kept(least: Mapping[str, Table], below: float, best: Mapping[str, int]) -> dict[str, Table]:
-    """The states that can be part of an assignment that costs less, and those of the best one."""
+    """The states that can be part of an assignment that costs less than `below`, and those of the best assignment."""
     below -= CLOSE * abs(below)
     return {name: np.union1d(np.flatnonzero(costs < below), [best[name]]) for name, costs in least.items()}
 
 
 def _entries(core: Network, kept: Mapping[str, Table]) -> int:
-    """The size of all tables of pairs with these states."""
+    """The total size of the tables of pairs, restricted to these states."""
     states = {name: len(kept.get(name, costs)) for name, costs in core.unary.items()}
     return sum(states[u] * states[v] for u, v in core.edges())
 
@@ -119,7 +123,7 @@ def _entries(core: Network, kept: Mapping[str, Table]) -> int:
 def _cheaper(
     core: Network, best: dict[str, int], other: dict[str, int], draw: np.random.Generator
 ) -> tuple[dict[str, int], float]:
-    """The cheaper of two assignments, improved."""
+    """The cheaper of two assignments after local improvement, with its cost."""
     x, cost = min(((x, core.cost(x)) for x in (best, improve(core, other, draw))), key=lambda pair: pair[1])
     for _ in range(IMPROVED):
         other = improve(core, x, draw)

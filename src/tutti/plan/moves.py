@@ -1,20 +1,20 @@
-"""What it costs to bring a tensor from each of many layouts into each of many others, all at once.
+"""Costs of moving a tensor from each of many layouts to each of many others, computed together.
 
-Per axis the collective follows from the two placements:
+The collective of each axis follows from the two placements:
 
 | from | to | collective |
 |---|---|---|
 | replicate | split | none: a slice |
 | replicate | partial sum | none: zeros on all ranks but one |
 | partial | split | reduce-scatter |
-| split | split of another dim, or elsewhere of the same | all-to-all |
+ split | split of another dim, or of the same dim at another position | all-to-all |
 | partial | replicate | all-reduce |
 | split | replicate, or a partial sum | all-gather |
 
-in this order, in which what shrinks the tensor comes first, and so that outer axes, whose links are slower, send least;
-how much an axis sends depends on what the other axes have done by then. Where an axis is to split a dim at a place that
-an axis has to leave first, it waits for that: a slice comes later, a reduce-scatter becomes an all-reduce and a slice,
-an all-to-all an all-gather and a slice. This is, with few exceptions, the path that `plan.reshard` finds one by one.
+in this order: collectives that shrink the tensor come first. Among equals, outer axes, whose links are slower, send
+least. The bytes that an axis sends depend on what the other axes did before. If an axis splits a dim at a position that
+another axis must leave first, it waits: a slice is applied later, a reduce-scatter becomes an all-reduce and a slice,
+and an all-to-all becomes an all-gather and a slice. With few exceptions this is the path that `plan.reshard` finds.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from tutti.plan.options import PLACEMENTS
 KINDS = ("", "mask", "slice", "reduce_scatter", "all_to_all", "later slice", "all_reduce", "all_gather", "last slice")
 STAY, MASK, SLICE, SCATTER, TO_ALL, LATER, REDUCE, GATHER, LAST, IMPOSSIBLE = range(len(KINDS) + 1)
 
-Price = Callable[[str, str, int], float]  # seconds of (kind, axis, bytes that a rank begins with)
+Price = Callable[[str, str, int], float]  # seconds of (kind, axis, local bytes before the collective)
 
 
 class Moves:
-    """Tables of prices of moves on one mesh."""
+    """Tables of the costs of moves on one mesh."""
 
     def __init__(self, mesh: Mesh, price: Price):
         self.mesh, self.price = mesh, price
@@ -43,9 +43,9 @@ class Moves:
         self.known: dict[tuple, float] = {}
 
     def table(self, source: np.ndarray, target: np.ndarray, size: int) -> np.ndarray:
-        """Seconds, or NEVER, for each of the layouts `source` (n, axes) to each of `target` (m, axes).
+        """Seconds of the move from each layout in `source` (n, axes) to each in `target` (m, axes), of shape (n, m).
 
-        size: bytes of the whole tensor.
+        Impossible moves cost `NEVER`. size: bytes of the unsplit tensor.
         """
         kinds, through = self._ways(source, target)
         before = [np.where(self.dim[source[:, a]] >= 0, k, 1)[:, None] for a, (_, k) in enumerate(self.axes)]
@@ -65,16 +65,16 @@ class Moves:
         return np.minimum(total, NEVER)
 
     def gathers(self, source: np.ndarray, target: np.ndarray) -> np.ndarray:
-        """Which of these moves gather along some axis."""
+        """Whether each of these moves gathers along some axis, of shape (n, m)."""
         return np.any([kind == GATHER for kind in self._ways(source, target)[0]], axis=0)
 
     def parts(self, layouts: np.ndarray) -> np.ndarray:
-        """Over how many ranks each of these layouts (n, axes) splits a tensor."""
+        """The number of ranks that each of these layouts (n, axes) splits a tensor over."""
         self._learn()
         return np.prod([np.where(self.dim[layouts[:, a]] >= 0, k, 1) for a, (_, k) in enumerate(self.axes)], axis=0)
 
     def _ways(self, source: np.ndarray, target: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Per axis an array (n, m) of kinds, and one of the parts that an axis makes from its turn until its slice."""
+        """Per axis, an array (n, m) of kinds and one of the number of parts between its collective and its slice."""
         self._learn()
         old = [source[:, a][:, None] for a in range(len(self.axes))]
         new = [target[:, a][None, :] for a in range(len(self.axes))]
@@ -99,13 +99,13 @@ class Moves:
         return kinds, through
 
     def _overlap(self, old: np.ndarray, k: int, new: np.ndarray, n: int) -> np.ndarray:
-        """Whether a split over k and a new one over n take the same digits of a dim."""
+        """Whether a split over k and a new one over n use the same digits of a dim."""
         dims = (self.dim[old] == self.dim[new]) & (self.dim[new] >= 0)
         return dims & (self.outer[old] < self.outer[new] * n) & (self.outer[new] < self.outer[old] * k)
 
     def _prices(self, kind: str, axis: str, size: int, parts: np.ndarray) -> np.ndarray:
-        """For a tensor of so many bytes in so many parts."""
-        found = np.bincount(parts)  # there are few numbers of parts, and many moves
+        """Seconds for a tensor of `size` bytes in each of these numbers of parts."""
+        found = np.bincount(parts)  # few distinct numbers of parts, many moves
         prices = np.zeros(len(found))
         for n in np.flatnonzero(found):
             key = kind, axis, size / n
@@ -115,7 +115,7 @@ class Moves:
         return prices[parts]
 
     def _learn(self) -> None:
-        """What the codes mean of all placements that have been met."""
+        """Tabulate the placements that the codes stand for."""
         if len(self.kinds) < len(PLACEMENTS):
             self.kinds = np.array([[_kind(p, q) for q in PLACEMENTS] for p in PLACEMENTS], dtype=np.int8)
             self.dim = np.array([p.dim if isinstance(p, Split) else -1 for p in PLACEMENTS])

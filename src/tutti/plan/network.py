@@ -2,7 +2,7 @@
 
     minimize  sum_v unary[v][x_v]  +  sum_(u,v) pair[u,v][x_u, x_v]
 
-A combination that is impossible costs `NEVER`: finite, so that costs can be subtracted, and more than all others
+An impossible combination costs `NEVER`: finite, so that costs can be subtracted, but more than all other costs
 together.
 """
 
@@ -20,20 +20,20 @@ Assignment = Mapping[str, int]
 
 @dataclass
 class Network:
-    """Variables are named. `pairs[u][v]` is the table (states of u, states of v), `pairs[v][u]` its transpose."""
+    """`pairs[u][v]` is the table of shape (states of u, states of v); `pairs[v][u]` is its transpose."""
 
     unary: dict[str, Table] = field(default_factory=dict)
     pairs: dict[str, dict[str, Table]] = field(default_factory=dict)
 
     def add(self, name: str, costs: Table) -> None:
-        """Add to the costs of a variable's states; makes the variable."""
+        """Add to the costs of a variable's states. Creates the variable if it does not exist."""
         if name in self.unary:
             self.unary[name] = self.unary[name] + costs
         else:
             self.unary[name], self.pairs[name] = costs, {}
 
     def join(self, u: str, v: str, costs: Table) -> None:
-        """Add to the costs of two variables together, which may be one and the same."""
+        """Add to the costs of pairs of states of two variables, which may be the same."""
         if u == v:
             self.add(u, np.diagonal(costs))
         else:
@@ -54,7 +54,7 @@ class Network:
         del self.unary[name]
 
     def copy(self) -> Network:
-        """A network with tables in common, which are never written to in place."""
+        """A copy that shares the tables. Tables are never modified in place."""
         return Network(dict(self.unary), {u: dict(others) for u, others in self.pairs.items()})
 
     def cost(self, x: Assignment) -> float:
@@ -62,7 +62,7 @@ class Network:
         return float(total + sum(self.pairs[u][v][x[u], x[v]] for u, v in self.edges()))
 
     def restricted(self, kept: Mapping[str, np.ndarray]) -> Network:
-        """With only the kept states (indices) of each variable named."""
+        """The network with only the given states (indices) of each named variable."""
         network = Network()
         for name, costs in self.unary.items():
             network.add(name, costs[kept[name]] if name in kept else costs)

@@ -1,8 +1,8 @@
-"""Plans made to fit by keeping less on the device: what costs least to keep outside of it (`plan.placement`).
+"""Makes plans fit by offloading the tensors that cost least to store outside of the device (`plan.placement`).
 
-Optimizer state goes together with the update of its parameter, which is computed where that lies; parameters are
-fetched for the forward and for the backward pass; what the backward pass reads of the forward pass goes out and comes
-back. What computing hides of a transfer is not known here: the judge of the search says what a plan takes in the end.
+Optimizer state is offloaded together with the update of its parameter. Parameters are fetched for the forward and the
+backward pass. Activations are sent out and back. The cost model does not know which transfers computation hides. The
+judge of the search predicts the actual time of each plan.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from tutti.plan.tier import FIXED
 if TYPE_CHECKING:
     from tutti.plan.search import Search
 
-MOST = 4  # plans that are tried
-TRIES = 4  # for each
-MARGIN = 1.02  # of what is too much on the device
+MOST = 4  # maximum number of plans to try
+TRIES = 4  # attempts for each plan
+MARGIN = 1.02  # offload this multiple of the excess bytes
 
 
 class Offload:
-    """Those of a search in which nothing fits."""
+    """Searches plans with offloading for a `Search` in which no plan fits."""
 
     def __init__(self, search: Search):
         self.of = search
         self.activations = cache(lambda planner: Activations(planner.step))
 
     def search(self) -> None:
-        """Try the fastest plans, and the smallest, while there is time."""
+        """Try the fastest plans and the smallest one, within the budget."""
         search = self.of
         if search.fastest is not None or not search.cluster.device.outside.memory:
             return
@@ -50,7 +50,7 @@ class Offload:
             self.shrink(plan)
 
     def shrink(self, plan: Plan) -> None:
-        """Keep more of a plan outside until it fits, or all is."""
+        """Offload more of a plan until it fits or everything is offloaded."""
         search = self.of
         planner = search.planner(plan.accumulate, plan.variant)
         device = search.cluster.device
@@ -71,8 +71,8 @@ class Offload:
 
 
 def things_of(step: StepGraph, plan: Plan, device: Device, found: Activations) -> tuple[list[Thing], Pairs]:
-    """What may lie outside: of each label of parameters its state, and itself; results of the forward pass. Labels that
-    go together are lines of a name."""
+    """The tensors that can be offloaded: parameters and their optimizer state by label, and results of the forward
+    pass. The name of a thing lists its labels, one per line."""
     sizes: dict[str, int] = defaultdict(int)
     kinds: dict[str, list[str]] = defaultdict(list)  # path -> labels of optimizer state
     for name, node in step.inputs.items():
@@ -90,17 +90,17 @@ def things_of(step: StepGraph, plan: Plan, device: Device, found: Activations) -
     pairs: dict[tuple[int, int], float] = {}
     for path, labels in kinds.items():
         state, own = sum(sizes[label] for label in labels), sizes[f"param:{path}"]
-        moved = 2 * state + 3 * own  # read and written; a parameter, and its gradient read
+        moved = 2 * state + 3 * own  # state and parameter are read and written, the gradient is read
         param = Thing(f"param:{path}", own, 2 * runs * own / outside.link)
-        if not labels:  # the update needs no more than the gradient, which goes out
+        if not labels:  # the update needs only the gradient, which is sent out
             things.append(replace(param, outside=param.outside + own / outside.link))
             continue
         at = len(things)
-        there = own / outside.link + moved / outside.bandwidth  # the gradient goes out
+        there = own / outside.link + moved / outside.bandwidth  # the gradient is sent out
         things.append(Thing("\n".join(labels), state, there, moved / device.bandwidth))
         things.append(param)
-        pairs[at, at + 1] = own / outside.link  # the parameter comes back
-        pairs[at + 1, at] = 2 * state / outside.link  # state goes to where the update is computed, and back
+        pairs[at, at + 1] = own / outside.link  # the new parameter is sent back
+        pairs[at + 1, at] = 2 * state / outside.link  # the state is sent to the update and back
     for label in sorted(found.needed):
         count = found.bytes[label] // devices(plan.inner)
         things.append(Thing(label, count, 2 * runs * count / outside.link))

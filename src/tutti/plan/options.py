@@ -1,8 +1,8 @@
-"""What an operator may do along all axes at once, and how its operands and outputs lie then, as numbers.
+"""Options: the combinations of choices of all axes for an operator, and the layouts of its operands and outputs.
 
-An option is a `Choice` for each axis that splits the operator. Where axes split the same factor they nest, in every
-order. Options under which everything lies alike are one: the first of them. Operators with the same rule and sizes
-share their options.
+An option has a `Choice` for each axis that splits the operator. Axes that split the same factor are nested in every
+order. Options with equal layouts are merged into the first of them. Operators with the same rule and sizes share their
+options. Placements are encoded as integers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tutti.plan.choice import Choice, Choices, candidates, input_placement, lega
 from tutti.plan.layout import Mesh, Placement, R
 from tutti.plan.problem import Operator
 
-CODES: dict[Placement, int] = {R: 0}  # every placement that was met, numbered
+CODES: dict[Placement, int] = {R: 0}  # placement -> code, for all placements so far
 PLACEMENTS: list[Placement] = [R]
 
 Given = Mapping[str, Mapping[str, Placement]]
@@ -35,7 +35,7 @@ def code(placement: Placement) -> int:
 
 @dataclass(frozen=True)
 class Options:
-    """choices: by option. inputs, outputs: for each operand an array (options, axes) of codes of placements."""
+    """choices: one per option. inputs, outputs: for each tensor an array (options, axes) of codes of placements."""
 
     choices: list[dict[str, Choice]]
     inputs: tuple[np.ndarray, ...]
@@ -48,8 +48,11 @@ class Options:
 class OptionTable:
     """Options of operators on one mesh.
 
-    allowed: of an operator, an axis and all legal choices of it (None: the whole is computed), those that may be taken.
-    given: how inputs must lie, by label and axis.
+    allowed: given an operator, an axis and all its legal choices (None: compute the full operator), returns the choices
+        to consider.
+    given: required layouts of inputs, by label and axis.
+
+    Raises ValueError if an input cannot have its required layout.
     """
 
     def __init__(
@@ -67,12 +70,12 @@ class OptionTable:
             per_axis.append(tuple(self.allowed(o, axis, choices) if self.allowed and k > 1 else choices))
         key = (o.rule.notation, o.rule.inputs, tuple(sorted(o.rule.sizes.items())), tuple(per_axis))
         if key not in self.known:
-            made = self._make(o.rule, per_axis)  # what is allowed along each axis may not be legal together
+            made = self._make(o.rule, per_axis)  # choices that are allowed for each axis may not be legal together
             self.known[key] = made if len(made) else self._make(o.rule, [(*legal, None) for legal in per_axis])
         return self._as_given(self.known[key], o)
 
     def _as_given(self, options: Options, o: Operator) -> Options:
-        """Those under which an input lies as it must: axes that nest could have moved it."""
+        """The options in which an input has its required layout. Nested axes may have changed it."""
         if o.label not in self.given:
             return options
         axes = list(self.mesh)
@@ -81,7 +84,7 @@ class OptionTable:
         if not kept:
             shown = ", ".join(f"{axis}: {placement}" for axis, placement in self.given[o.label].items())
             raise ValueError(
-                f"{o.label} of shape {o.outputs[0].shape} cannot lie as {shown} on a mesh {dict(self.mesh)}"
+                f"{o.label} of shape {o.outputs[0].shape} cannot be laid out as {shown} on a mesh {dict(self.mesh)}"
             )
         return Options([options.choices[i] for i in kept], (), (options.outputs[0][kept],))
 
@@ -97,7 +100,7 @@ class OptionTable:
         return Options(list(unique.values()), tuple(parts[:ins]), tuple(parts[ins:]))
 
     def _nested(self, taken: dict[str, Choice | None]) -> list[dict[str, Choice]]:
-        """These choices with the axes that split one factor at one place nested in every order."""
+        """These choices, with axes that split one factor at one position nested in every order."""
         given = {axis: choice for axis, choice in taken.items() if choice}
         places = Counter((c.factor, c.outer) for c in given.values() if c.factor)
         together = [axis for axis, c in given.items() if places[c.factor, c.outer] > 1]

@@ -1,4 +1,4 @@
-"""Counterfactuals: what a plan would take if one parameter lay otherwise and all else were searched anew."""
+"""Counterfactuals: the cost of a plan if one parameter had another layout and the rest were searched again."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from tutti.plan.pipeline_candidate import PipelineCandidate
 from tutti.plan.plan import Plan
 from tutti.plan.search import Search
 
-SHOWN = 8  # other layouts that are simulated, the cheapest by what their operators and collectives cost
+SHOWN = 8  # maximum number of layouts to simulate, the cheapest by their modelled cost
 
 
 def otherwise(search: Search, plan: Plan, pattern: str) -> list[tuple[str, Layout, Plan]]:
-    """(label, layout, plan) for the other layouts of the parameters that a pattern matches, the fastest first.
+    """(label, layout, plan) for the other layouts of the parameters that a pattern matches, fastest first per label.
 
-    search: that the plan came from, which is given its budget once more. Raises ValueError for a pattern that matches
-    nothing.
+    search: the search that found the plan. Its budget is granted again.
+
+    Raises ValueError if the pattern matches nothing.
     """
     search.deadline = search.work.seconds + search.budget
     found, planner = [], search.planner(plan.accumulate, plan.variant)
@@ -24,7 +25,7 @@ def otherwise(search: Search, plan: Plan, pattern: str) -> list[tuple[str, Layou
         others = []
         for layout in free.layouts(label):
             if layout != plan.input_layout(label):
-                search.progress(f"were {label} {layout}")
+                search.progress(f"{label} laid out as {layout}")
                 other = free.where(label, layout, search.deadline)
                 others.append((layout, PipelineCandidate(other, plan.pipe, search.cluster) if plan.stages else other))
         others.sort(key=lambda item: item[1].bound)

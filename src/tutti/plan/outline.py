@@ -1,8 +1,8 @@
-"""An outline of a step: seconds and bytes in sum, of its numbered layers and of all else.
+"""Outline: totals of seconds and bytes of a step, for its numbered layers and for everything else.
 
-It is read off the cheapest choices of a small mesh, the one inside of data parallelism and of a pipeline (context,
-expert and tensor parallelism). What data parallelism, a pipeline, microbatches and recomputation make of that follows
-in closed form (`plan.estimate`).
+It is computed from the cheapest choices on a small mesh: context, expert and tensor parallelism, without data
+parallelism or a pipeline. `plan.estimate` derives the effects of data parallelism, pipelines, microbatches and
+recomputation from it in closed form.
 """
 
 from __future__ import annotations
@@ -19,9 +19,13 @@ from tutti.plan.roles import STATELESS
 
 @dataclass(frozen=True)
 class Sums:
-    """Of some operators and inputs, on one rank. forward, backward, update: seconds. params, experts, state: bytes of
-    parameters, those of experts among them, and of optimizer state. held: bytes that the forward pass keeps for the
-    backward pass; kept: of them those that it keeps where layers are computed again."""
+    """Totals over operators and inputs on one rank.
+
+    forward, backward, update: seconds.
+    params: bytes of parameters; experts: the part of them that belongs to experts.
+    state: bytes of optimizer state.
+    held: bytes that the forward pass keeps for the backward pass; kept: the part kept even with recomputation.
+    """
 
     forward: float = 0.0
     backward: float = 0.0
@@ -36,7 +40,7 @@ class Sums:
         return Sums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Sums)))
 
     def split(self, parts: int, experts: int) -> Sums:
-        """As if work, activations and parameters were divided over so many ranks; parameters of experts over more."""
+        """The totals if `parts` ranks divide all work and tensors, and `experts` ranks the parameters of experts."""
         dense = (self.params - self.experts) / parts
         sparse = self.experts / experts
         share = (dense + sparse) / self.params if self.params else 0.0
@@ -46,9 +50,16 @@ class Sums:
 
 @dataclass(frozen=True)
 class Outline:
-    """depth: number of numbered layers, whose sums are `layers`; `beside` is all else. once: seconds that a microbatch
-    takes however few rows it has, of layers and of all else; those of the sums come on top, by rows. border: bytes that
-    pass from one layer to the next. largest: bytes of the largest activation."""
+    """Totals of a step.
+
+    layers: totals over the numbered layers.
+    beside: totals over everything else.
+    depth: number of numbered layers.
+    border: bytes passed from one layer to the next.
+    largest: bytes of the largest activation.
+    once: seconds per microbatch that do not depend on its rows, for layers and for the rest. The seconds in `layers`
+        and `beside` are proportional to the rows and are added to these.
+    """
 
     layers: Sums
     beside: Sums
@@ -58,13 +69,13 @@ class Outline:
     once: tuple[Sums, Sums] = (Sums(), Sums())
 
     def seconds(self, rows: float, again: bool) -> tuple[float, float]:
-        """What a microbatch takes that has this share of the rows, in layers and beside. again: computed twice."""
+        """Seconds of a microbatch with this share of the rows, in layers and beside. again: recompute the layers."""
         each = [Sums(s.forward * rows + o.forward, s.backward * rows + o.backward)
                 for s, o in zip((self.layers, self.beside), self.once, strict=True)]  # fmt: skip
         return each[0].forward * (1 + again) + each[0].backward, each[1].forward + each[1].backward
 
     def by_rows(self, least: Outline, parts: int) -> Outline:
-        """With what does not depend on the rows told apart. least: of one of so many parts of the batch."""
+        """Separates the seconds that do not depend on the rows. least: the outline of 1 / `parts` of the batch."""
         once, rest = [], []
         for whole, part in ((self.layers, least.layers), (self.beside, least.beside)):
             given = {kind: max(0.0, (getattr(part, kind) - getattr(whole, kind) / parts) / (1 - 1 / parts))
@@ -74,14 +85,14 @@ class Outline:
         return replace(self, layers=rest[0], beside=rest[1], once=(once[0], once[1]))
 
     def split(self, parts: int, experts: int) -> Outline:
-        """The least that a mesh of `experts` devices makes of it, `parts` of which divide what is not an expert."""
+        """A lower bound for a mesh of `experts` devices, `parts` of which divide everything but the experts."""
         return replace(self, layers=self.layers.split(parts, experts), beside=self.beside.split(parts, experts),
                        border=self.border / experts, largest=self.largest / experts,
                        once=(self.once[0].split(parts, experts), self.once[1].split(parts, experts)))  # fmt: skip
 
 
 def outline_of(planner: Planner, candidate: Candidate, activations: Activations) -> Outline:
-    """Of a step's cheapest choices. activations: of the planner's step."""
+    """The outline of a step's cheapest choices. activations: those of the planner's step."""
     problem, inside = planner.problem, activations.inside_layers
     costs = candidate.joint.costs(candidate.chosen)
     shapes = Experts(problem).shapes

@@ -1,4 +1,4 @@
-"""Pins: parts of a plan that a person fixes by hand; the rest is searched."""
+"""Pins: parts of a plan that the user fixes; the rest is searched."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tutti.plan.layout import R, Replicate, Split, parse_placement
 
 @dataclass(frozen=True)
 class Pin:
-    """Parameters whose names match `pattern` lie so along the mesh axis `axis`."""
+    """Fixes the placement along the mesh axis `axis` of parameters whose names match `pattern`."""
 
     pattern: str
     axis: str
@@ -27,7 +27,7 @@ class Pin:
 def pin(pattern: str, *, dim: int | None, axis: str, outer: int = 1) -> Pin:
     """Fix the layout of parameters: `pins=[tutti.pin("model.layers.*.mlp.up_proj.weight", dim=0, axis="tp")]`.
 
-    pattern: of parameter names, with `*` and `?`, or the name of a kind of layer as in plans (`h.1-11.weight`).
+    pattern: pattern of parameter names, with `*` and `?`, or the name of a kind of layer as in plans (`h.1-11.weight`).
     dim: the dim that the axis splits; None keeps the parameter whole along the axis.
     axis: the mesh axis.
     outer: number of blocks inside each of which the dim is split (3 for a fused qkv).
@@ -36,7 +36,10 @@ def pin(pattern: str, *, dim: int | None, axis: str, outer: int = 1) -> Pin:
 
 
 def parse_pin(text: str) -> Pin:
-    """The pin of "model.layers.*.mlp.up_proj.weight=tp:S0"; R in the place of S0 for whole."""
+    """The pin for a text such as "model.layers.*.mlp.up_proj.weight=tp:S0" (R instead of S0: not split).
+
+    Raises ValueError if the text is not a pin.
+    """
     pattern, _, place = text.partition("=")
     axis, _, placement = place.partition(":")
     try:
@@ -50,9 +53,9 @@ def parse_pin(text: str) -> Pin:
 
 
 def covering(pattern: str, step: StepGraph) -> dict[str, str]:
-    """The labels of the parameters that a pattern matches, and the name of one with each.
+    """The labels of the parameters that a pattern matches, each with the name of one of its parameters.
 
-    Raises ValueError for a pattern that matches nothing, or only some of the layers that share a label.
+    Raises ValueError if the pattern matches nothing, or only some of the layers that share a label.
     """
     sharing: dict[str, list[str]] = {}
     for name in step.names("param"):
@@ -76,7 +79,7 @@ def covering(pattern: str, step: StepGraph) -> dict[str, str]:
 def resolve(pins: Iterable[Pin], step: StepGraph) -> dict[str, dict[str, Split | Replicate]]:
     """Label of a parameter -> axis -> placement.
 
-    Raises ValueError for what `covering` raises it for, for a dim that is not there, and where two contradict.
+    Raises ValueError as `covering` does, and if a pin names a dim that does not exist or contradicts another pin.
     """
     resolved: dict[str, dict[str, Pin]] = {}
     for p in pins:

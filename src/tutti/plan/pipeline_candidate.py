@@ -1,9 +1,9 @@
-"""Pipelines of what a mesh offers: each of its plans, cut into stages for devices that each are such a mesh.
+"""Pipelines for the plans of a mesh: the model is cut into stages, and each pipeline device is such a mesh.
 
-The choices of operators are searched on the mesh of one device of the pipeline, for the whole model, with memory that
-counts the activations of all microbatches in flight. What they cost layer by layer then says where the model is cut
-(`plan.cuts`), how long each stage takes, and with that when the schedule is over. Layers of another kind (an encoder's,
-a decoder's, the head) may use the axes of that mesh in another way; those of one kind use them alike in every stage.
+The choices of operators are searched for the whole model on the mesh of one pipeline device. Their memory includes the
+activations of all microbatches in flight. Their costs per layer determine where the model is cut (`plan.cuts`), the
+duration of each stage, and the end of the schedule. Layers of different kinds (an encoder's, a decoder's, the head) may
+use the axes of the mesh differently. Layers of one kind use them alike in every stage.
 """
 
 from __future__ import annotations
@@ -29,24 +29,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Staged(Solution):
-    """Choices that are cut. starts: the first layer of each stage. seconds, cost and bound are the pipeline's, kept
-    that of the device that keeps most."""
+    """Choices with a cut.
+
+    starts: the first layer of each stage.
+    durations: modelled seconds of each stage, as in `plan.slots`.
+    seconds, cost, bound: of the pipeline. kept: bytes of the device that keeps most.
+    """
 
     starts: tuple[int, ...] = ()
     durations: Durations = ()
 
 
 class PipelineCandidate:
-    """A candidate of the search like `Candidate`, whose plans are pipelines.
+    """A candidate of the search, like `Candidate`, whose plans are pipelines.
 
-    candidate: for a device of the pipeline. Raises ValueError where there are fewer layers than stages, or the
-    schedule cannot have them.
+    candidate: the candidate for one pipeline device.
+
+    Raises ValueError if there are fewer layers than stages, or if the schedule does not allow this number of stages.
     """
 
     def __init__(self, candidate: Candidate, pipe: Pipe, cluster: Cluster):
         self.candidate, self.pipe, self.cluster, self.planner = candidate, pipe, cluster, candidate.planner
         self.microbatches = candidate.planner.accumulate
-        self.schedule = pipe.of(self.microbatches)  # as if all stages took as long
+        self.schedule = pipe.of(self.microbatches)  # for stages of equal duration
         self.held = in_flight(self.schedule)
         self.mesh = self.wide(candidate.mesh)
         self.chosen = self.staged(candidate.chosen)
@@ -61,11 +66,11 @@ class PipelineCandidate:
 
     @property
     def bound(self) -> float:
-        """Seconds by which the search orders pipelines: as modelled for the cheapest choices, less their gap."""
+        """Modelled seconds of the cheapest choices less their gap, by which the search orders pipelines."""
         return self.chosen.bound
 
     def staged(self, chosen: Solution, memory: float = inf) -> Staged:
-        """Cut where it is best, if devices may keep so many bytes. ValueError where it cannot be cut there."""
+        """Cut the model optimally for devices with this memory. Raises ValueError if it cannot be cut there."""
         layers = list(self.planner.layers.of(self.candidate.joint.costs(chosen)).values())
         count = self.pipe.stages
         if len(layers) < count:
@@ -74,7 +79,7 @@ class PipelineCandidate:
             )
         held = [self.held[d][s] for s, d in enumerate(self.schedule.place)]
         starts = split(layers, count, held, memory / self.pipe.chunks, self.planner.layers.inside)
-        stages_of(self.planner.layers.reads, self.named(starts))  # whether it can be cut there
+        stages_of(self.planner.layers.reads, self.named(starts))  # raises ValueError if it cannot be cut there
         stages = together(layers, starts)
         update, kept = [0.0] * self.pipe.devices, [0.0] * self.pipe.devices
         for s, d in enumerate(self.schedule.place):
@@ -89,7 +94,7 @@ class PipelineCandidate:
         return self.pipe.of(self.microbatches, durations) if self.pipe.schedule == "auto" else self.schedule
 
     def durations(self, chosen: Solution, stages: Sequence[Layer], starts: Sequence[int]) -> Durations:
-        """To three digits, for a plan that is to be read."""
+        """Modelled durations of the stages, rounded to three digits to keep saved plans readable."""
         pricer, width = self.candidate.joint.pricer, devices(self.candidate.mesh)
         found = []
         for stage, start in zip(stages, [*starts[1:], 0], strict=True):
@@ -103,8 +108,8 @@ class PipelineCandidate:
         return tuple(found)
 
     def within(self, most: float, deadline: float) -> Staged:
-        """The fastest found that keep at most so many bytes on each device; the smallest found where none do."""
-        with suppress(ValueError):  # it cannot be cut where it would fit
+        """The fastest choices found that keep at most `most` bytes per device; the smallest found if none do."""
+        with suppress(ValueError):  # there is no cut that fits
             chosen = self.staged(self.candidate.chosen, most)
             if chosen.kept > most:
                 share = most / chosen.kept
@@ -121,7 +126,7 @@ class PipelineCandidate:
             return self.staged(smallest)
 
     def plan(self, chosen: Solution | None = None, gathered: bool = False) -> Plan:
-        """As of `Candidate.plan`."""
+        """The plan of some choices, as in `Candidate.plan`."""
         chosen = chosen or self.chosen
         assert isinstance(chosen, Staged)
         plan = self.candidate.plan(chosen, gathered)

@@ -1,8 +1,8 @@
-"""The search of pipelines: how many devices, which mesh on each, which schedule, how many microbatches.
+"""The search of pipelines: number of devices, mesh of each device, schedule, and number of microbatches.
 
-Longer pipelines are tried while they get faster; not one that would be slower than what was found even if all work were
-shared out evenly, with a bubble as short as that of any schedule. Each has as many microbatches as keep that small.
-Where the bubble of the best is long all the same, or nothing fits, it is tried with the sequence in chunks.
+Longer pipelines are tried while they get faster. A pipeline is skipped if it would be slower than the best plan even
+with evenly divided work and the shortest bubble of any schedule. Each pipeline has enough microbatches for a small
+bubble. If the best pipeline still has a long bubble, or if nothing fits, it is also tried with the sequence in chunks.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from tutti.plan.variant import Variant
 if TYPE_CHECKING:
     from tutti.plan.search import Search
 
-MANY = 4  # microbatches for each device of a pipeline
-LEAST = 1 / 6  # a bubble, as a share of (devices - 1) / microbatches, that no schedule goes below
-SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("auto", 1), ("auto", 2))  # and stages on each device
-CHUNKS = (2, 4, 8)  # of the sequence
-LONG = 0.1  # a bubble, as a share of the step, that more chunks might shorten
-NEARLY = 1.1  # schedules of one mesh that are modelled within this of the fastest are judged too
+MANY = 4  # microbatches per pipeline device
+LEAST = 1 / 6  # lower bound of every schedule's bubble, as a share of (devices - 1) / microbatches
+SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("auto", 1), ("auto", 2))  # (schedule, stages per device)
+CHUNKS = (2, 4, 8)  # numbers of chunks of the sequence
+LONG = 0.1  # try more chunks if the bubble exceeds this share of the step
+NEARLY = 1.1  # also judge schedules that are modelled within this factor of the mesh's fastest
 
 
 class Pipelines:
-    """Those of a search."""
+    """Searches the pipelines of a `Search`."""
 
     def __init__(self, search: Search):
         self.of = search
@@ -40,12 +40,12 @@ class Pipelines:
 
     @property
     def possible(self) -> bool:
-        """Whether there may be one, as far as is known without the model."""
+        """Whether the cluster, the mesh and the batch allow a pipeline."""
         n, mesh = self.of.cluster.size, self.of.mesh
         return n > 1 and (PIPELINE in mesh if mesh else (self.of.accumulate or self.of.batch) > 1)
 
     def whole(self) -> None:
-        """Consider those that may be faster than the best that fits, while there is time."""
+        """Consider pipelines that may be faster than the best plan that fits, within the budget."""
         search, before = self.of, None
         for devices in self.lengths() if self.possible else ():
             count = self.microbatches(devices)
@@ -60,7 +60,7 @@ class Pipelines:
             before = best or before
 
     def chunked(self) -> None:
-        """The best pipeline that was found with the sequence in chunks, of which there are more while that helps."""
+        """Try the best pipeline with the sequence in chunks, and more of them while that helps."""
         search = self.of
         for sequence_chunks in CHUNKS:
             best = min((plan for plan in search.plans if plan.stages), key=search.rank, default=None)
@@ -75,27 +75,27 @@ class Pipelines:
             try:
                 planner = search.planner(best.accumulate, Variant(sequence_chunks))
                 found = PipelineCandidate(search.candidate(planner.inside(pipe), best.inner), pipe, search.cluster)
-            except ValueError:  # a token sees later ones, or a length that does not divide
+            except ValueError:  # a token attends to later ones, or the length does not divide
                 return
             search.candidates.append(found)
             search.consider([found])
 
     def lengths(self) -> list[int]:
-        """Devices along a pipeline."""
+        """Numbers of pipeline devices to try."""
         if self.given:
             return [self.given]
         n, layers = self.of.cluster.size, len(self.of.planner(self.of.accumulate or 1).layers)
         return [p for p in range(2, min(n, layers) + 1) if n % p == 0]
 
     def microbatches(self, devices: int) -> int:
-        """As many as keep the bubble small, where they are not given."""
+        """The given number of microbatches, or the smallest that keeps the bubble small."""
         if self.of.accumulate:
             return self.of.accumulate
         counts = [n for n in range(1, self.of.batch + 1) if self.of.batch % n == 0]
         return next((n for n in counts if n >= MANY * devices), counts[-1])
 
     def promising(self, devices: int, count: int) -> bool:
-        """Whether it may be faster than the fastest, if its stages are equal and wait for nothing but each other."""
+        """Whether a pipeline with equal stages and the shortest bubble would be faster than the fastest plan."""
         search = self.of
         if search.fastest is None or self.given:
             return True
@@ -103,14 +103,14 @@ class Pipelines:
 
     @cached_property
     def ideal(self) -> float:
-        """Seconds of a step whose operators, whole, are shared out among the devices."""
+        """Seconds of a step whose unsplit operators are divided evenly over all devices."""
         planner = self.of.planner(self.of.accumulate or 1)
         pricer, operators = Pricer(self.of.cluster.of(1), {}, whole=False), planner.problem.operators.values()
         whole = sum(o.count * planner.runs.get(o.phase, 1) * pricer.compute(o, {}) for o in operators)
         return whole / self.of.cluster.size
 
     def candidates(self, devices: int, count: int) -> Iterator[PipelineCandidate]:
-        """On every mesh of a device those schedules that are about as fast as any."""
+        """For every mesh of a device, the candidates of the schedules that are about as fast as the fastest."""
         search, planner = self.of, self.of.planner(count)
         for i, mesh in enumerate(meshes := self.meshes(devices)):
             if search.late and (i or search.plans):
@@ -120,19 +120,19 @@ class Pipelines:
             made: list[PipelineCandidate] = []
             try:
                 inner = search.candidate(planner.inside(Pipe(devices)), mesh, len(meshes) - i)
-            except ValueError as error:  # a pin that this mesh cannot hold
+            except ValueError as error:  # a pin is not possible on this mesh
                 search.impossible = error
                 continue
             for schedule, chunks in SCHEDULES:
                 try:
                     made.append(PipelineCandidate(inner, Pipe(devices, schedule, chunks), search.cluster))
-                except ValueError as error:  # too many stages, microbatches that do not divide, no cut
+                except ValueError as error:  # too many stages, indivisible microbatches, or no cut
                     search.impossible = search.impossible or error
             least = min((c.chosen.seconds for c in made), default=0.0)
             yield from (c for c in made if c.chosen.seconds <= NEARLY * least)
 
     def meshes(self, devices: int) -> list[Mesh]:
-        """Of one device of a pipeline: of one or two axes, the inner one within a node."""
+        """Meshes of one pipeline device, of one or two axes. The inner axis is within a node."""
         search = self.of
         if search.mesh:
             return [{axis: n for axis, n in search.mesh.items() if axis != PIPELINE} or {"dp": 1}]

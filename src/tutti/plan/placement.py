@@ -1,14 +1,14 @@
-"""Placement: which of some things to keep outside of the device so that enough of its memory is free, at least cost.
+"""Placement: which things to store outside of the device, so that enough of its memory is free, at least cost.
 
-Things cost seconds inside and outside, and pairs of them where one is outside and the other is not, which is a minimum
-cut between the two sides. With x(i) = 1 outside,
+A thing costs seconds outside and inside. A pair costs seconds if one thing is outside and the other inside. Without a
+constraint this is a minimum cut between the two sides. With x(i) = 1 if thing i is outside:
 
     least  sum out(i) x(i) + in(i) (1 - x(i)) + sum apart(i, j) x(i) (1 - x(j))
     with   sum bytes(i) x(i) >= wanted
 
-A price on memory inside, raised until enough is free, turns that into cuts without a constraint (Lagrange); what such a
-cut costs bounds all placements from below. Where the cut that is found costs more than the bound, as placements between
-two prices are no cuts, an integer program (HiGHS) decides.
+A price on memory inside, raised until enough is free, removes the constraint (Lagrange). The cost of such a cut bounds
+the cost of all placements from below. Some optimal placements are not cuts at any price. If the best cut costs more
+than the bound, an integer program (HiGHS) decides.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-MOST = 2**30  # sum of all capacities, which are whole 32-bit numbers
+MOST = 2**30  # sum of all capacities, which are 32-bit integers
 PRICES = 60  # bisections of the price
 CLOSE = 1e-6
 
@@ -30,7 +30,7 @@ Pairs = Mapping[tuple[int, int], float]  # (outside, inside) -> seconds
 
 @dataclass(frozen=True)
 class Thing:
-    """bytes: of the device's memory that are free when it is outside. outside, inside: seconds."""
+    """bytes: bytes of device memory that it frees when outside. outside, inside: seconds that it costs there."""
 
     name: str
     bytes: int
@@ -39,13 +39,13 @@ class Thing:
 
 
 def cost(things: Sequence[Thing], pairs: Pairs, away: set[int]) -> float:
-    """Seconds where these are outside."""
+    """Seconds if the things in `away` are outside."""
     alone = sum(t.outside if i in away else t.inside for i, t in enumerate(things))
     return alone + sum(took for (i, j), took in pairs.items() if i in away and j not in away)
 
 
 def cut(things: Sequence[Thing], pairs: Pairs, price: float = 0.0) -> set[int]:
-    """Who is outside in the cheapest placement where a byte inside costs `price` seconds."""
+    """The things outside in the cheapest placement if a byte inside costs `price` seconds."""
     n = len(things)
     source, sink = n, n + 1  # inside, outside
     arcs: dict[tuple[int, int], float] = {}
@@ -65,7 +65,7 @@ def cut(things: Sequence[Thing], pairs: Pairs, price: float = 0.0) -> set[int]:
 
 
 def place(things: Sequence[Thing], pairs: Pairs, wanted: float) -> set[int]:
-    """Who is outside in the cheapest placement that leaves `wanted` bytes free; all where none does."""
+    """The things outside in the cheapest placement that frees `wanted` bytes; all things if none does."""
     if not things or wanted > sum(t.bytes for t in things):
         return set(range(len(things)))
     best = cut(things, pairs)
@@ -73,7 +73,7 @@ def place(things: Sequence[Thing], pairs: Pairs, wanted: float) -> set[int]:
         return best
     low, best = 0.0, set(range(len(things)))
     total = cost(things, pairs, best) + cost(things, pairs, set())
-    high = total / max(1, min(t.bytes for t in things if t.bytes))  # dearer than anything else
+    high = total / max(1, min(t.bytes for t in things if t.bytes))  # above the price of any thing
     bound = 0.0
     for _ in range(PRICES):
         price = (low + high) / 2
@@ -95,7 +95,7 @@ def _freed(things: Sequence[Thing], away: set[int]) -> int:
 
 
 def _exactly(things: Sequence[Thing], pairs: Pairs, wanted: float) -> set[int]:
-    """By an integer program: x of each thing, then of each pair whether it is apart."""
+    """The same by an integer program, with a variable per thing and one per pair (1 if it is separated)."""
     n, m = len(things), len(pairs)
     seconds = np.array([t.outside - t.inside for t in things] + list(pairs.values()))
     size = np.array([t.bytes for t in things] + m * [0], dtype=float)

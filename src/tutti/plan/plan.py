@@ -1,4 +1,4 @@
-"""Plan: the one object that says how a step runs. What it says is exactly what runs."""
+"""Plan: defines how a step runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tutti.plan.schedule import NO_PIPE, Pipe
 from tutti.plan.tier import check_tiers
 from tutti.plan.variant import LAYERS, Variant
 
-DECISIONS = (  # fields that say how a step runs, but for durations
+DECISIONS = (  # fields that define how a step runs, except durations
     "mesh", "accumulate", "schedule", "sequence_chunks", "recompute", "tiers", "batch_splits", "overlap_chunks",
     "stages", "inputs", "operators",
 )  # fmt: skip
@@ -75,7 +75,7 @@ class Plan:
     batch_splits: number of parts of the batch that overlap computation and communication (`lower.unroll`).
     overlap_chunks: number of parts of each region between collectives, for the same purpose (`lower.regions`).
     durations: modeled seconds of each stage for a microbatch (`plan.slots`); the schedule `auto` uses them.
-    reasons: in words, why this plan was chosen.
+    reasons: why this plan was chosen, in words.
     """
 
     mesh: Mesh
@@ -91,7 +91,7 @@ class Plan:
     overlap_chunks: int = 1
     durations: tuple[tuple[float, ...], ...] = ()
     name: str = ""
-    graph: str = ""  # fingerprint of the graph that it was made for
+    graph: str = ""  # fingerprint of the graph that the plan was made for
     cluster: str = ""
     prediction: Prediction | None = None
     reasons: tuple[str, ...] = ()
@@ -104,12 +104,12 @@ class Plan:
 
     @property
     def inner(self) -> Mesh:
-        """The mesh of each device of the pipeline: all axes but that one."""
+        """The mesh of each pipeline device: all axes but the pipeline's."""
         return {axis: n for axis, n in self.mesh.items() if axis != PIPELINE} or {"dp": 1}
 
     @property
     def pipe(self) -> Pipe:
-        """Its pipeline; of a single device where it has none. ValueError for stages that do not divide over devices."""
+        """The pipeline; of one device if there are no stages. Raises ValueError if devices do not divide the stages."""
         if not self.stages:
             return NO_PIPE
         devices, stages = self.mesh[PIPELINE], 1 + max(self.stages.values())
@@ -119,12 +119,12 @@ class Plan:
 
     @property
     def variant(self) -> Variant:
-        """Of the step's graph that it is for."""
+        """The variant of the step's graph that the plan requires."""
         return Variant(self.sequence_chunks, self.recompute, self.batch_splits)
 
     @property
     def predicted(self) -> Prediction:
-        """The prediction of a plan that was searched."""
+        """The prediction, which every plan from a search has."""
         assert self.prediction is not None
         return self.prediction
 
@@ -132,7 +132,8 @@ class Plan:
         return replace(self, **changes)
 
     def check(self, step: StepGraph) -> None:
-        """Raise ValueError where the plan names what the graph or its own mesh does not have."""
+        """Raise ValueError if the plan names labels or axes that the graph or the plan's mesh does not have, or if it
+        needs another variant of the graph."""
         if self.sequence_chunks != step.sequence_chunks:
             raise ValueError(
                 f"the plan cuts the sequence into {self.sequence_chunks} chunks, the step into {step.sequence_chunks}"
@@ -143,14 +144,14 @@ class Plan:
             )
         if self.overlap_chunks > 1 and (self.stages or self.tiers or self.batch_splits > 1):
             other = "stages" if self.stages else "tiers" if self.tiers else "batch_splits"
-            raise ValueError(f"the plan computes regions in {self.overlap_chunks} parts; that does not go with {other}")
+            raise ValueError(f"the plan computes regions in {self.overlap_chunks} parts, which excludes {other}")
         labels = {node.meta["label"] for node in step.graph.nodes if "label" in node.meta}
         if unknown := [label for label in self.recompute if label not in labels and label != LAYERS]:
-            raise ValueError(f"the plan computes {unknown[0]!r} again, which this model does not have")
+            raise ValueError(f"the plan recomputes {unknown[0]!r}, which this model does not have")
         found = ["checkpoint" in node.meta for node in step.calls if "recompute" in node.meta]
         if (self.recompute and not found) or (not self.recompute and not all(found)):
-            does, has = ("computes", "nothing") if self.recompute else ("computes nothing", "some")
-            raise ValueError(f"the plan {does} again, the step has {has} of that (tutti.lower.vary makes it)")
+            does, has = ("recomputes", "does not") if self.recompute else ("does not recompute", "does")
+            raise ValueError(f"the plan {does} operators, but the step {has} (tutti.lower.vary makes such a step)")
         if unknown := [label for label in self.tiers if label not in labels]:
             raise ValueError(_stranger(unknown, labels))
         check_tiers(self.tiers, step)
@@ -169,11 +170,11 @@ class Plan:
                     raise ValueError(f"the plan splits {label!r} over axis {axis!r}; its mesh has {list(self.mesh)}")
 
     def explain(self) -> str:
-        """In words: what the plan costs, how things lie, what is communicated, and why it was chosen."""
+        """A text: the plan's cost, layouts, communication, and the reasons for it."""
         return explain(self)
 
     def to_json(self) -> str:
-        """All fields, the long ones last."""
+        """All fields as JSON, the long ones last."""
         names = sorted(
             (f.name for f in fields(self)), key=lambda name: (name in ("inputs", "operators"), name != "name")
         )
@@ -181,7 +182,7 @@ class Plan:
 
     @staticmethod
     def from_json(text: str) -> Plan:
-        """The inverse of `to_json`. Raises ValueError for what is not a plan."""
+        """The inverse of `to_json`. Raises ValueError if the text is not a plan."""
         try:
             data = json.loads(text)
         except json.JSONDecodeError as error:
@@ -206,7 +207,7 @@ class Plan:
         return Plan.from_json(Path(path).read_text())
 
     def diff(self, other: Plan) -> list[str]:
-        """What differs, a line each: `-` in this plan, `+` in the other."""
+        """The differences, one line each: `-` in this plan, `+` in the other."""
         lines = []
         for what in DECISIONS:
             ours, theirs = getattr(self, what), getattr(other, what)
@@ -222,7 +223,7 @@ class Plan:
 
 
 def renamed(plan: Plan, names: Mapping[str, str]) -> Plan:
-    """The plan with other names of its axes."""
+    """The plan with renamed axes."""
 
     def rename(by_axis: Mapping) -> dict:
         return {names.get(axis, axis): value for axis, value in by_axis.items()}
@@ -235,14 +236,14 @@ def renamed(plan: Plan, names: Mapping[str, str]) -> Plan:
 
 
 def _stranger(unknown: list[str], labels: set[str]) -> str:
-    """Why a plan with these labels is not for the step that has those: another model, optimizer or update."""
+    """Why a plan with these labels does not match the step: another model, optimizer or update."""
     state = [label for label in unknown if f"param:{label.partition(':')[2]}" in labels]
     update = [label for label in unknown if "/update/" in label]
     if rest := [label for label in unknown if label not in {*state, *update}]:
         near = get_close_matches(rest[0], labels, 1)
         hint = f"; the nearest is {near[0]!r}" if near else ""
         return f"the plan names {rest[0]!r}, which this model does not have{hint}"
-    remedy = "; make the step as it was then, or plan it anew"
+    remedy = "; build the step as before, or search a new plan"
     kinds = dict.fromkeys(label.partition(":")[0] for label in state)
     if "master" in kinds:
         return (
@@ -258,7 +259,7 @@ def _stranger(unknown: list[str], labels: set[str]) -> str:
 
 
 def _encoded(value: Any) -> Any:
-    """A field as JSON stores it: placements and choices as text."""
+    """A field as JSON stores it. Placements and choices become text."""
     if isinstance(value, Prediction):
         return asdict(value)
     if isinstance(value, Layout):
@@ -274,7 +275,7 @@ def _tupled(value: Any) -> Any:
     return tuple(map(_tupled, value)) if isinstance(value, list) else value
 
 
-DECODED: dict[str, Callable[[Any], Any]] = {  # fields that JSON does not store as they are
+DECODED: dict[str, Callable[[Any], Any]] = {  # fields that need conversion from JSON
     "prediction": lambda x: Prediction(**x) if x else None,
     "inputs": lambda x: {key: Layout.of({a: parse_placement(p) for a, p in v.items()}) for key, v in x.items()},
     "operators": lambda x: {key: {a: parse_choice(c) for a, c in v.items()} for key, v in x.items()},

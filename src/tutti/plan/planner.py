@@ -1,8 +1,8 @@
-"""Plans for one graph on one cluster: by name, for inputs that lie somewhere already, or the cheapest on a mesh.
+"""Plans for one graph on one cluster: by name, for given layouts of inputs, or the cheapest on a mesh.
 
-On a mesh all operators and all axes are decided together (`plan.sharding_problem`), with a bound on how much better
-another choice could be. Memory has a price, which rises until the plan fits (`Candidate.within`).
-Which meshes are worth it, and what a plan really takes, is for `plan.search`.
+On a mesh, one problem decides all operators and axes together (`plan.sharding_problem`) and bounds how much better
+another choice could be. A price on memory, raised until the plan fits, limits the memory (`Candidate.within`).
+`plan.search` selects the meshes and predicts the actual cost of plans.
 """
 
 from __future__ import annotations
@@ -37,43 +37,51 @@ from tutti.plan.title import title
 from tutti.plan.variant import PLAIN, Variant
 from tutti.plan.work import Work
 
-RAISES = 5  # of the price of memory, fourfold each
-HALVINGS = 4  # between the last that did not fit and the first that did
-CLOSE, ROUGH = 1e-4, 1e-3  # gaps that are not closed, without and with a price on memory
+RAISES = 5  # number of times to raise the price of memory, by a factor of four
+HALVINGS = 4  # bisection steps between the last price that did not fit and the first that did
+CLOSE, ROUGH = 1e-4, 1e-3  # relative gaps that are accepted, without and with a price on memory
 
 
 class Planner:
-    """pins: parts that are given. accumulate: microbatches per update; `step` is the graph of one, in this variant.
-    work: the clock to which what is done is added."""
+    """Makes plans for a step.
+
+    pins: decisions that every plan must respect.
+    accumulate: microbatches per update. `step` is the graph of one microbatch.
+    variant: the variant of the step.
+    work: the clock that counts the planner's work.
+    """
 
     def __init__(self, step: StepGraph, cluster: Cluster, pins: Iterable[Pin] = (), accumulate: int = 1,
                  variant: Variant = PLAIN, work: Work | None = None):  # fmt: skip
         self.work = work or Work()
         self.step, self.cluster, self.accumulate, self.variant = step, cluster, accumulate, variant
         self._layers = cache(partial(Layers, step))
-        self.whole = True  # not a stage of a pipeline
-        self.in_flight = 1.0  # microbatches whose activations a device keeps at once, of the whole model's
+        self.whole = True  # False for a stage of a pipeline
+        self.in_flight = 1.0  # microbatches whose activations a device keeps at once, in units of the model's
         self.problem = problem_of(step)
         if self.problem.without_rule and cluster.size > 1:
             names = ", ".join(self.problem.without_rule)
-            warnings.warn(f"no rule says how to split {names}: computed whole on every device", stacklevel=4)
+            warnings.warn(f"no rule says how to split {names}: every device computes them in full", stacklevel=4)
         self.pins = resolve(pins, step)
 
     def named(self, name: str) -> Plan:
-        """A textbook plan by its name, which it keeps (`zero3`, not `dp8xzero3`). See `plan.textbook`."""
+        """The textbook plan with this name, which the plan keeps (`zero3`, not `dp8xzero3`). See `plan.textbook`.
+
+        Raises ValueError if the name is unknown, or if the plan needs another variant of the step.
+        """
         book = parse_name(name, self.cluster.size)
         if book.pipe.sequence_chunks != self.step.sequence_chunks:
             raise ValueError(
-                f"plan {name!r} is one for {book.pipe.sequence_chunks} chunks of the sequence; the step has "
-                f"{self.step.sequence_chunks} (tutti.lower.unroll cuts it)"
+                f"plan {name!r} needs a step with {book.pipe.sequence_chunks} chunks of the sequence, not "
+                f"{self.step.sequence_chunks} (tutti.lower.unroll makes one)"
             )
         if book.batch_splits != self.step.batch_splits:
-            raise ValueError(f"plan {name!r} is one for {book.batch_splits} copies of the batch; the step has "
-                             f"{self.step.batch_splits} (tutti.lower.vary makes them)")  # fmt: skip
+            raise ValueError(f"plan {name!r} needs a step with {book.batch_splits} copies of the batch, not "
+                             f"{self.step.batch_splits} (tutti.lower.vary makes one)")  # fmt: skip
         if book.recompute and self.variant.recompute != book.variant.recompute:
-            raise ValueError(f"plan {name!r} is one for a step that computes layers again (tutti.lower.vary makes it)")
+            raise ValueError(f"plan {name!r} needs a step that recomputes layers (tutti.lower.vary makes one)")
         if book.recompute and not any("recompute" in node.meta for node in self.step.calls):
-            raise ValueError(f"plan {name!r}: the model has no numbered layers, whose insides could be computed again")
+            raise ValueError(f"plan {name!r} recomputes numbered layers, and the model has none")
         without_effect = "zero" in name and not book.zero  # on a single data-parallel device
         made = self.piped(book) if book.pipe.devices > 1 else self.textbook(book)
         plan = made.plan(gathered=book.zero >= 2)
@@ -81,20 +89,20 @@ class Planner:
         return plan.replace(name=str(book) if without_effect else name, tiers=tiers, overlap_chunks=book.overlap_chunks)
 
     def textbook(self, book: Textbook, stored: Mapping[str, Layout] | None = None) -> Candidate:
-        """The textbook plan with the cheapest choices.
+        """The cheapest choices that the textbook plan allows.
 
-        stored: layouts of inputs that are given already, by label (to evaluate with the parameters as they lie).
+        stored: fixed layouts of inputs, by label, for example those of the parameters during evaluation.
         """
         self._check_pins(book.mesh)
         allowed = Roles(self.problem, book, self.pins, stored or {})
         return Candidate(self, book.mesh, allowed, name=str(book))
 
     def piped(self, book: Textbook) -> PipelineCandidate:
-        """A pipeline of what the textbook says for each of its devices."""
+        """The textbook plan as a pipeline; each of its devices runs the rest of the plan."""
         return PipelineCandidate(self.inside(book.pipe).textbook(replace(book, pipe=NO_PIPE)), book.pipe, self.cluster)
 
     def inside(self, pipe: Pipe) -> Planner:
-        """The planner for one device of a pipeline."""
+        """The planner for one pipeline device."""
         inner = copy(self)
         inner.cluster = self.cluster.of(self.cluster.size // pipe.devices)
         inner.whole = False
@@ -103,35 +111,35 @@ class Planner:
 
     @property
     def layers(self) -> Layers:
-        """Of the step, found once for this planner and all that are `inside`."""
+        """The layers of the step, shared by this planner and all `inside` planners."""
         return self._layers()
 
     @property
     def runs(self) -> dict[str, int]:
-        """How often each phase runs in a step; the update once."""
+        """Number of runs of each phase in a step. The update, which is not listed, runs once."""
         return {FORWARD: self.accumulate, BACKWARD: self.accumulate}
 
     def held(self, mesh: Mesh, stored: Mapping[str, Layout]) -> Plan:
-        """The cheapest plan whose inputs lie as they are stored."""
+        """The cheapest plan for inputs with the layouts in `stored`."""
         plan = Candidate(self, mesh, Free(self.problem, mesh, {}, stored)).plan()
         return renamed(plan, dict(zip(plan.mesh, mesh, strict=True)))
 
     def on(self, mesh: Mesh, seconds: float = 60.0, without: str = "") -> Candidate:
-        """The cheapest choices on a mesh. without: a label whose pin does not hold."""
+        """The cheapest choices on a mesh. without: a label whose pin is ignored. seconds: budget of work."""
         self._check_pins(mesh)
         pins = {label: axes for label, axes in self.pins.items() if label != without}
         return Candidate(self, mesh, Free(self.problem, mesh, pins, {}), seconds)
 
     def references(self) -> Iterator[Candidate]:
-        """What the textbook says for a single axis, to compare with."""
+        """Textbook plans of a single axis, for comparison."""
         n = self.cluster.size
         books = {Textbook(n, 1, 0), Textbook(n, 1, 1), Textbook(n, 1, 3), Textbook(1, n, 0)} if n > 1 else ()
         for book in sorted(books, key=str):
-            with suppress(ValueError):  # where the batch does not divide, or a pin names another axis
+            with suppress(ValueError):  # the batch does not divide, or a pin names another axis
                 yield self.textbook(book)
 
     def undivided(self) -> tuple[str, ...]:
-        """Which numbers of data-parallel devices the batch does not divide over."""
+        """A note on the sizes of a data-parallel axis that do not divide the batch."""
         specs = [node.meta["val"] for name, node in self.step.inputs.items() if name.startswith("batch:")]
         n, batch = self.cluster.size, gcd(*(spec.shape[0] for spec in specs if spec.shape))
         sizes = [str(dp) for dp in range(2, n + 1) if n % dp == 0 and batch % dp]
@@ -139,15 +147,15 @@ class Planner:
             return ()
         what = "microbatch" if self.accumulate > 1 else "batch"
         return (
-            f"a {what} of {batch} does not divide over {', '.join(sizes)} devices: axes of so many split "
-            f"something else (one of {-(-batch // n) * n} would)",
+            f"a {what} of {batch} does not divide over {', '.join(sizes)} devices: axes of that size split another "
+            f"dim (a batch of {-(-batch // n) * n} would divide)",
         )
 
     def without_rule(self) -> tuple[str, ...]:
-        """Which operators run whole on every device because no rule says how to split them."""
+        """A note on the operators without a rule, which every device computes in full."""
         if not self.problem.without_rule or self.cluster.size == 1:
             return ()
-        return (f"computed whole on every device, for want of a rule: {', '.join(self.problem.without_rule)}",)
+        return (f"every device computes, because no rule splits them: {', '.join(self.problem.without_rule)}",)
 
     def _check_pins(self, mesh: Mesh) -> None:
         for label, axes in self.pins.items():
@@ -157,7 +165,7 @@ class Planner:
 
 
 class Candidate:
-    """The plans that one mesh offers, from the fastest to the smallest; `chosen` is the fastest."""
+    """The plans of one mesh, from the fastest to the smallest. `chosen` is the fastest."""
 
     def __init__(self, planner: Planner, mesh: Mesh, allowed: Free, seconds: float = 60.0, name: str = ""):
         self.planner, self.mesh, self.name = planner, mesh, name
@@ -165,16 +173,16 @@ class Candidate:
         pricer = Pricer(planner.cluster, mesh, planner.whole)
         self.joint = ShardingProblem(planner.problem, pricer, planner.runs, allowed, allowed.given, planner.in_flight)
         planner.work.price(sum(map(len, self.joint.network.unary.values())))
-        self.only: dict[str, int] = {}  # options that are taken for granted
+        self.only: dict[str, int] = {}  # fixed options, by label
         self.chosen = self.choose(0.0, deadline)
 
     @property
     def bound(self) -> float:
-        """Seconds, as they are modelled, that no plan on this mesh goes below."""
+        """A lower bound of the modelled seconds of any plan on this mesh."""
         return self.chosen.bound
 
     def within(self, most: float, deadline: float) -> Solution:
-        """The cheapest choices found that keep at most so many bytes; the smallest found where none do."""
+        """The cheapest choices found that keep at most `most` bytes; the smallest found if none do."""
         price, low = self.par, 0.0
         smallest, found = self.chosen, None
         for _ in range(RAISES):
@@ -199,7 +207,7 @@ class Candidate:
 
     @property
     def par(self) -> float:
-        """The price at which memory costs as much as time does."""
+        """The price of memory, in seconds per byte, at which memory costs as much as time."""
         return self.chosen.cost / self.chosen.kept
 
     def smallest(self) -> Solution:
@@ -207,17 +215,17 @@ class Candidate:
         return self.choose(4**RAISES * self.par, self.planner.work.seconds + 60.0)
 
     def choose(self, price: float, deadline: float) -> Solution:
-        """The cheapest choices at a price on memory, in seconds a byte."""
+        """The cheapest choices at a price on memory, in seconds per byte."""
         work, close = self.planner.work, CLOSE if price == 0 else ROUGH
         return self.joint.choose(price, deadline - work.seconds, self.only, close, work)
 
     def layouts(self, label: str) -> list[Layout]:
-        """How an input may lie."""
+        """The possible layouts of an input."""
         o = self.planner.problem.operators[label]
         return [layouts(o.rule, choices)[1][0] for choices in self.joint.options[label].choices]
 
     def where(self, label: str, layout: Layout, deadline: float) -> Candidate:
-        """The plans in which an input lies so."""
+        """The candidate in which an input has this layout."""
         other = copy(self)
         other.only = {**self.only, label: self.layouts(label).index(layout)}
         other.chosen = other.choose(0.0, deadline)
@@ -226,7 +234,7 @@ class Candidate:
     def plan(self, chosen: Solution | None = None, gathered: bool = False) -> Plan:
         """The plan of some choices, by default the fastest.
 
-        gathered: whether microbatches' gradients are accumulated as the update reads them, not as they are made.
+        gathered: accumulate gradients in the layout that the update reads, not in the one that the backward pass makes.
         """
         chosen, planner, inputs, operators = chosen or self.chosen, self.planner, {}, {}
         for label, choices in chosen.choices.items():
@@ -250,20 +258,18 @@ class Candidate:
         return plan
 
     def _proof(self, chosen: Solution) -> str:
-        """What is known about the choices that were not taken."""
+        """What is proven about other choices."""
         if chosen.price:
-            return (
-                f"made smaller: the cheapest on this mesh where a GiB of memory costs {seconds(2**30 * chosen.price)}"
-            )
+            return f"made smaller: the cheapest on this mesh if a GiB of memory costs {seconds(2**30 * chosen.price)}"
         what = "choices of the textbook" if self.name else "choices on this mesh"
         if chosen.gap < 1e-6:
             return f"proven: no other {what} cost less"
         if chosen.gap <= CLOSE:
             return f"proven: no other {what} cost {100 * CLOSE:g} % less"
-        return f"the search was ended early: other {what} could cost {100 * chosen.gap:.2g} % less"
+        return f"the search ended early: other {what} could cost {100 * chosen.gap:.2g} % less"
 
     def _accumulators(self, taken: Mapping[str, Mapping[str, Choice]], gathered: bool) -> dict[str, Layout]:
-        """How gradients lie between microbatches: as they are made, or as the update reads them."""
+        """The layouts of accumulated gradients: as the backward pass makes them, or as the update reads them."""
         found, step, problem = {}, self.planner.step, self.planner.problem
         for name in step.gradient_names:
             maker, index = source(step.outputs[name])
@@ -279,10 +285,10 @@ class Candidate:
 
 
 def replan(step: StepGraph, plan: Plan, cluster: Cluster) -> Plan:
-    """The plan for another graph of the model (another batch shape, evaluation): stored tensors keep their layouts.
+    """The plan for another graph of the model (another batch shape, or evaluation). Stored tensors keep their layouts.
 
-    A batch that a textbook plan cannot split, such as a last, smaller one, is not split: the operators are planned for
-    the stored layouts instead.
+    If a textbook plan cannot split the batch, as with a smaller last batch, the operators are planned for the stored
+    layouts instead.
     """
     planner = Planner(step, cluster, accumulate=plan.accumulate)
     book = textbook_of(plan.name, plan.mesh)

@@ -1,4 +1,4 @@
-"""What operators and collectives cost on a cluster, in seconds."""
+"""Prices of operators and collectives on a cluster, in seconds."""
 
 from __future__ import annotations
 
@@ -18,31 +18,32 @@ from tutti.plan.layout import Layout, Mesh, Placement, Split
 from tutti.plan.problem import Operator
 from tutti.plan.reshard import sent_bytes
 
-BUCKET = 64 << 20  # bytes that collectives of the update are merged into: enough to forget latency
+BUCKET = 64 << 20  # bytes of a bucket of collectives in the update, enough to make latency negligible
 
-# Bytes of gradients that are updated by one call, at least (`lower.inplace`). A fused kernel moves 14 (bfloat16, with
-# masters) or 7 times as much, which takes a GPU 50 microseconds or more: ten times what it takes to begin one. At O2 a
-# call ends a compiled function.
+# The minimum bytes of gradients that one call updates (`lower.inplace`). A fused kernel moves 14 times as much
+# (bfloat16, with master weights) or 7 times. That takes a GPU at least 50 microseconds, ten times the launch overhead.
+# At O2 a call ends a compiled function.
 PIECE = 32 << 20
 
 
 def strides(mesh: Mesh) -> dict[str, int]:
-    """The distance of neighbouring ranks along each axis."""
+    """The distance between neighbouring ranks along each axis."""
     sizes = list(mesh.values())
     return {axis: prod(sizes[i + 1 :]) for i, axis in enumerate(mesh)}
 
 
 class Pricer:
-    """Prices on one cluster and mesh. Computation goes by the shapes of matrix products and the bytes of the rest.
+    """Prices on one cluster and mesh. Matrix products are priced by their shapes, other operators by their bytes.
 
-    whole: whether a step is one Program, in which a loss is made with its gradients where its vocabulary is whole.
+    whole: whether a step is one Program, in which a loss is computed together with its gradients if its vocabulary is
+        not split.
     """
 
     def __init__(self, cluster: Cluster, mesh: Mesh, whole: bool = True):
         self.cluster, self.mesh, self.strides, self.whole = cluster, mesh, strides(mesh), whole
 
     def compute(self, o: Operator, choices: Choices) -> float:
-        """One run of the local part of an operator, with what its own computation communicates."""
+        """Seconds of one run of the local part of an operator, including the communication inside it."""
         if o.is_input or not o.bytes:
             return 0.0
         if self.whole and o.brings_gradients and self.shapes(o, choices)[1] == o.operands[1].shape:
@@ -72,7 +73,7 @@ class Pricer:
         return [at.local_shape(spec.shape, self.mesh) for at, spec in zip(ins, o.operands, strict=True)]
 
     def exchanged(self, o: Operator, choices: Choices) -> float:
-        """What the operator's own computation sends: sums of the rows of a split softmax, border rows, ..."""
+        """Seconds of the communication inside an operator: sums of rows of a split softmax, border rows, ..."""
         split = {axis: c.factor for axis, c in choices.items() if c.factor in o.rule.local}
         if not split or o.target not in SENDS:
             return 0.0
@@ -93,11 +94,11 @@ class Pricer:
         return o.outputs[output].bytes // self.parts(output_placement, o, output, choices)
 
     def parts(self, placement: Callable[..., Placement], o: Operator, i: int, choices: Choices) -> int:
-        """Over how many ranks an operand (`input_placement`) or output (`output_placement`) is split."""
+        """The number of ranks that an operand (`input_placement`) or output (`output_placement`) is split over."""
         return prod(self.mesh[a] for a, c in choices.items() if isinstance(placement(o.rule, c, i), Split))
 
     def collective(self, kind: str, axis: str, local: int, messages: int = 1) -> float:
-        """Collectives in which each rank begins with `local` bytes in all, with the copies around them."""
+        """Seconds of `messages` collectives, for which each rank provides `local` bytes in total, including copies."""
         k = self.mesh[axis]
         if kind in ("slice", "mask"):
             return local / self.cluster.device.bandwidth if kind == "mask" else 0.0
@@ -106,5 +107,5 @@ class Pricer:
         return self.cluster.time(kind, sent, self.strides[axis], k, messages) + arranged
 
     def bucketed(self, kind: str, axis: str, local: int) -> float:
-        """The part of a collective's price that falls to it where many are merged into buckets."""
+        """Seconds of a collective as its share of a bucket."""
         return self.collective(kind, axis, BUCKET) * local / BUCKET

@@ -1,7 +1,7 @@
-"""The planning problem: a StepGraph with repeated layers folded, so that its size does not grow with depth.
+"""The planning problem: a StepGraph with repeated layers folded, so that its size does not depend on depth.
 
-Nodes with one label become one `Operator`; inputs are operators without operands whose factors are their dims. Two
-tensors are connected where any of their nodes are.
+Nodes with the same label become one `Operator`. Inputs are operators without operands, and their dims are factors. An
+edge connects two labels if any of their nodes are connected.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ from tutti.ir.step_graph import BACKWARD, UPDATE, Call, Spec, StepGraph
 from tutti.ops import operands, replicated, rule_of, source, specs
 from tutti.ops.rule import Rule
 
-Tensor = tuple[str, int]  # label of the operator that makes it, and as which output
+Tensor = tuple[str, int]  # label of the operator that makes it, and index of the output
 
 
 @dataclass
 class Operator:
-    """All nodes of one label."""
+    """All nodes with one label."""
 
     label: str
     rule: Rule
     outputs: list[Spec]
     phase: str
-    flops: int  # of one node
+    flops: int  # FLOPs of one node
     bytes: int
-    node: Call = None  # one of them; None of an input
+    node: Call = None  # one of the nodes; None for an input
     count: int = 0
 
     @cached_property
     def operands(self) -> list[Spec]:
-        """What it reads, in order."""
+        """Specs of its operands, in order."""
         return [] if self.node is None else [x.meta["val"] for x in operands(self.node)]
 
     @cached_property
     def transposed(self) -> bool:
-        """Whether the first matrix of a product is a transposed view."""
+        """Whether the first matrix of a matrix product is a transposed view."""
         return self.node is not None and lies_transposed(self.node)
 
     @cached_property
     def in_rows(self) -> bool:
-        """Whether neighbours in the last dim of its first operand are neighbours in memory, as its maker tells."""
+        """Whether neighbours in the last dim of the first operand are neighbours in memory."""
         first = next(iter(operands(self.node)), None) if self.node is not None else None
         return first is None or keeps_rows(first)
 
     @cached_property
     def brings_gradients(self) -> bool:
-        """Whether this is a loss that is made with its gradients, where its vocabulary is whole."""
+        """Whether this is a loss that is computed together with its gradients if its vocabulary is not split."""
         return self.node is not None and made_with(self.node) is not None
 
     @property
@@ -67,13 +67,13 @@ class Operator:
 
     @property
     def kind(self) -> str:
-        """Of an input: param, buffer, batch, ...; of another operator its phase."""
+        """The kind of an input (param, buffer, batch, ...); the phase of an operator."""
         return self.label.split(":")[0] if self.is_input else self.phase
 
 
 @dataclass(frozen=True)
 class Edge:
-    """A tensor and the operand of an operator that reads it; `operand` -1 is the successor of an input."""
+    """A tensor and an operand that reads it. `operand` -1 marks the successor of an input."""
 
     tensor: Tensor
     reader: str
@@ -82,12 +82,12 @@ class Edge:
 
 @dataclass
 class Problem:
-    """Operators, edges with multiplicities, and the positions at which each factor may be split."""
+    """Operators, edges with multiplicities, and the positions at which each factor may be split (`cuts`)."""
 
     operators: dict[str, Operator]
     edges: Mapping[Edge, int]
-    outputs: Mapping[Tensor, int]  # what leaves the step replicated: the loss
-    without_rule: list[str] = field(default_factory=list)  # operators that nobody has said how to split
+    outputs: Mapping[Tensor, int]  # outputs that leave the step replicated: the loss
+    without_rule: list[str] = field(default_factory=list)  # operators that no rule splits
     cuts: dict[str, dict[str, set[int]]] = field(default_factory=dict)
     coupled: bool = False  # whether updates wait for gradients of other parameters
 
@@ -100,12 +100,12 @@ class Problem:
 
     @cached_property
     def weight_operand(self) -> dict[str, int]:
-        """The operand as which an operator reads a weight."""
+        """The index of the operand that is a weight, for each operator that reads one."""
         return {e.reader: e.operand for e in self.edges if e.tensor[0] in self.weights and e.operand >= 0}
 
     @cached_property
     def gradients(self) -> set[str]:
-        """What the backward pass hands to the update, and what this is a view of."""
+        """Labels of backward operators that the update reads, and of operands of those that are views."""
         found: set[str] = set()
         todo = [label for label, o in self.operators.items() if o.phase == UPDATE]
         makers = defaultdict(list)
@@ -121,25 +121,25 @@ class Problem:
 
     @cached_property
     def handed_on(self) -> set[tuple[str, int]]:
-        """The outputs (label, index) in `gradients` that are gradients of parameters, and what these are views of."""
+        """The outputs (label, index) in `gradients` that are gradients of parameters, and operands of their views."""
         views = {label for label in self.gradients if not self.operators[label].bytes}
         return {e.tensor for e in self.edges if e.tensor[0] in self.gradients
                 and (e.reader in views or self.operators[e.reader].phase == UPDATE)}  # fmt: skip
 
     @property
     def gradient_bytes(self) -> int:
-        """Of all gradients, whole."""
+        """Bytes of all gradients, unsplit."""
         makers = ((self.operators[label], i) for label, i in self.handed_on)
         return sum(o.count * o.outputs[i].bytes for o, i in makers if o.bytes)  # views have no memory of their own
 
     def weight_factors(self, o: Operator) -> set[str]:
-        """The factors of an operator that its weight has, where it reads one."""
+        """The factors of an operator that are dims of its weight; empty if it reads none."""
         if o.label not in self.weight_operand:
             return set()
         return {factor for dim in o.rule.inputs[self.weight_operand[o.label]] for factor in dim}
 
     def reached_from(self, kind: str) -> set[str]:
-        """The operators whose value depends on an input of this kind."""
+        """The operators whose values depend on an input of this kind."""
         readers: dict[str, list[str]] = defaultdict(list)
         for edge in self.edges:
             if edge.operand >= 0:
@@ -153,7 +153,7 @@ class Problem:
 
 
 def problem_of(step: StepGraph) -> Problem:
-    """Fold a StepGraph."""
+    """The planning problem of a step."""
     operators: dict[str, Operator] = {}
     edges: Counter[Edge] = Counter()
     outputs: Counter[Tensor] = Counter()
@@ -206,14 +206,15 @@ def _input_rule(spec: Spec) -> Rule:
 
 
 def _cuts(problem: Problem) -> dict[str, dict[str, set[int]]]:
-    """Positions inside each factor at which a split may begin: 1, and what neighbours' dims are made of.
+    """Positions inside each factor at which a split may begin: 1, and those that follow from neighbours' dims.
 
-    A dim of (heads, head size) can be split inside nothing or inside the heads; a matmul that makes this dim as one
-    factor n learns so from the reshape that follows. Positions travel along tensors, both ways, until none is new.
+    A dim of (heads, head size) can be split at position 1 or inside the heads. A matmul that makes this dim as a single
+    factor learns this from the reshape that follows. Positions propagate along tensors in both directions until none is
+    new.
     """
     cuts = {label: {f: {1} for f in o.rule.sizes} for label, o in problem.operators.items()}
     dims: dict[Tensor, dict[int, set[int]]] = defaultdict(lambda: defaultdict(lambda: {1}))
-    places: dict[str, list[tuple[Tensor, tuple]]] = defaultdict(list)  # operator -> tensors it touches, with their dims
+    places: dict[str, list[tuple[Tensor, tuple]]] = defaultdict(list)  # operator -> its tensors, with their dims
     for label, o in problem.operators.items():
         places[label] += [((label, i), out) for i, out in enumerate(o.rule.outputs)]
     for edge in problem.edges:

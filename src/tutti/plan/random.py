@@ -1,4 +1,4 @@
-"""Random legal plans: for proofs that the numbers do not depend on the plan."""
+"""Random legal plans, to test that numerical results do not depend on the plan."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def random_plan(graph: StepGraph | Step, cluster: Cluster | int, seed: int) -> Plan:
-    """A plan drawn from all legal ones: any mesh of the cluster's devices, any choice for any operator.
+    """A random legal plan: any mesh of the cluster's devices, any choice for any operator.
 
     graph: a StepGraph or a Step.
     cluster: a cluster or a number of devices.
-    seed: equal seeds draw equal plans.
+    seed: seed of the random numbers. Equal seeds give equal plans.
     """
     rng = Random(seed)
     graph = graph if isinstance(graph, StepGraph) else graph.graph
@@ -40,7 +40,7 @@ def random_plan(graph: StepGraph | Step, cluster: Cluster | int, seed: int) -> P
 
 
 def random_mesh(devices: int, rng: Random) -> Mesh:
-    """A random ordered factorisation."""
+    """A random ordered factorization of the number of devices."""
     sizes = []
     while devices > 1:
         divisors = [d for d in range(2, devices + 1) if devices % d == 0]
@@ -54,7 +54,7 @@ def _draw(o: Operator, cuts: dict[str, set[int]], mesh: Mesh, rng: Random) -> di
     for axis in rng.sample(list(mesh), len(mesh)):
         options = [c for c in candidates(o.rule, cuts, mesh[axis]) if not (c.linear and o.is_input)]
         rng.shuffle(options)
-        for option in options[: rng.randint(0, 3) and len(options)]:  # a quarter of the operators is not split
+        for option in options[: rng.randint(0, 3) and len(options)]:  # do not split a quarter of the operators
             nested = nest(option, choices, mesh)
             if legal(o.rule, {**choices, axis: nested}, mesh):
                 choices[axis] = nested

@@ -1,4 +1,4 @@
-"""In words: why a plan was chosen, what another would take, and what would do where nothing fits."""
+"""Reasons in words: why a plan was chosen, how others compare, and what would help if no plan fits."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from tutti.plan.planner import Planner
 if TYPE_CHECKING:
     from tutti.plan.search import Search
 
-DOUBLINGS = 13  # of the devices, when it is asked how many would do
-TRYING = 30.0  # seconds of work for that
-KINDS = 4  # of memory that are told of
-OVERLAPPING = {"overlap", "splits"}  # words of a name that make no other kind of plan
-REJECTED = 2  # plans that are told of though they do not fit
+DOUBLINGS = 13  # maximum number of doublings of the devices when looking for a cluster that suffices
+TRYING = 30.0  # nominal seconds of work for that
+KINDS = 4  # number of kinds of memory in the message
+OVERLAPPING = {"overlap", "splits"}  # words of a name that do not change the kind of a plan
+REJECTED = 2  # number of plans that do not fit in the reasons
 
 
 def why(search: Search, plans: list[Plan]) -> tuple[str, ...]:
-    """Why the first of the ranked plans, in words."""
+    """The reasons for the first of the ranked plans."""
     best, *others = plans
     fitting = sum(map(search.fits, plans))
     of = f": the fastest of {fitting} that fit, of {len(plans)} plans that were simulated" if others else ""
     told = [f"chosen {_line(best)}{of}"]
     if not best.operators and prod(best.inner.values()) > 1:
-        told.append("every device computes everything: to split it would cost more communication than it saves")
+        told.append("every device computes everything: splitting would cost more communication than it saves")
     slower = [p for p in others if search.fits(p)]
     if slower:
         second = next((p for p in slower if kind(p) != kind(best)), slower[0])
@@ -39,27 +39,27 @@ def why(search: Search, plans: list[Plan]) -> tuple[str, ...]:
     if skipped:
         nearest = min(skipped, key=lambda c: c.bound)
         least = seconds(search.fused * nearest.bound)
-        told.append(f"not simulated: {len(skipped)} other candidates, whose steps take about {least} or more by what "
-                       f"their operators and collectives cost (mesh {mesh_name(nearest.mesh)})")  # fmt: skip
+        told.append(f"not simulated: {len(skipped)} other candidates, whose modelled steps take at least about "
+                       f"{least} (mesh {mesh_name(nearest.mesh)})")  # fmt: skip
     if search.left:
-        told.append(f"{search.left} meshes were not looked at for want of time: a larger budget has more")
+        told.append(f"{search.left} meshes were skipped because the budget was spent: a larger budget includes them")
     divided = () if best.stages else search.planner(best.accumulate).undivided()
     return (*told, *divided, *best.reasons)
 
 
 def kind(plan: Plan) -> tuple:
-    """What sets kinds of plans apart: the forms of parallelism, recomputation, and what lies outside of the device; not
-    their sizes, microbatches, or in how many parts they overlap."""
+    """The kind of a plan: its forms of parallelism, recomputation and offloading. Sizes, microbatches and numbers of
+    overlapping parts do not matter."""
     axes = frozenset(axis for axis, n in plan.mesh.items() if n > 1)
     forms = frozenset(re.findall(r"(?:^|x)([a-z]+?)\d*(?=x|$|-)", plan.name.removeprefix("auto-"))) - OVERLAPPING
     return axes, forms, bool(plan.recompute), bool(plan.tiers), plan.schedule
 
 
 def too_large(search: Search, smallest: Plan) -> str:
-    """That nothing fits, and what would."""
+    """The message if no plan fits, with what would help."""
     made = smallest.predicted
     kinds = sorted(made.bytes_by_kind.items(), key=lambda item: -item[1])[:KINDS]
-    which = "no plan that was found in time" if search.late and not search.proven else "no plan"
+    which = "no plan that was found within the budget" if search.late and not search.proven else "no plan"
     said = (
         f"{which} fits into {size(search.memory)} per device on {search.cluster}: the smallest, {smallest.name}, needs "
         f"{size(made.peak_bytes)} ({', '.join(f'{kind} {size(n)}' for kind, n in kinds)})"
@@ -70,7 +70,7 @@ def too_large(search: Search, smallest: Plan) -> str:
     if larger:
         said += f"; it needs about {larger.cluster}: there {larger.name} needs {size(larger.predicted.peak_bytes)}"
     else:
-        said += "; more devices of this kind, as far as they were tried, do not help alone"
+        said += "; none of the larger numbers of devices that were tried suffices by itself"
     said += f"; or devices with {size(made.peak_bytes)} of memory"
     if search.accumulate is not None and search.accumulate < search.batch:
         said += f"; or more microbatches than {search.accumulate} per update, or a smaller batch"
@@ -78,7 +78,7 @@ def too_large(search: Search, smallest: Plan) -> str:
 
 
 def enough(search: Search) -> Plan | None:
-    """The smallest plan on few devices of this kind that hold it: twice as many again and again, or 3/4 of that."""
+    """The smallest plan that fits on more devices of this kind: doubled repeatedly, or 3/4 of that; else None."""
     planner, size = search.planner(max(count for count, _ in search.planners)), search.cluster.size
     deadline = search.work.seconds + TRYING
     counts = {size << i for i in range(1, DOUBLINGS)} | {1 << i for i in range(DOUBLINGS) if 1 << i > size}
@@ -91,13 +91,13 @@ def enough(search: Search) -> Plan | None:
 
 
 def named_on(search: Search, count: int) -> Plan | None:
-    """The named plan that is estimated to be the leanest on so many devices, where it fits."""
+    """The named plan with the smallest estimated memory on this number of devices; None if it does not fit."""
     leading = search.leading
     if leading is None:
         return None
     try:
         lean = Leading(search, search.cluster.of(count), leading.estimator).leanest()
-    except ValueError:  # they do not fill nodes
+    except ValueError:  # this number of devices does not fill whole nodes
         return None
     if lean is None or lean.bytes > search.memory:
         return None
@@ -107,17 +107,17 @@ def named_on(search: Search, count: int) -> Plan | None:
         plan = there.named(str(lean.book))
     except ValueError:
         return None
-    search.progress(f"whether {lean.cluster} would do")
+    search.progress(f"checking {lean.cluster}")
     search.work.simulate(len(planner.step.graph.nodes))
     made = search.judge(planner.step, plan, lean.cluster)
     return plan.replace(prediction=made) if made.peak_bytes <= search.memory else None
 
 
 def on(search: Search, planner: Planner, count: int) -> Plan | None:
-    """A plan that fits on so many devices, where there can be so many."""
+    """A plan that fits on this number of devices; None if there is none."""
     try:
         cluster = search.cluster.of(count)
-        search.progress(f"whether {cluster} would do")
+        search.progress(f"checking {cluster}")
         inner = cluster.levels[0][0]
         mesh = {"dp": cluster.size // inner, "tp": inner} if inner < cluster.size else {"dp": cluster.size}
         candidate = Planner(planner.step, cluster, (), planner.accumulate, work=search.work).on(mesh)
@@ -130,7 +130,7 @@ def on(search: Search, planner: Planner, count: int) -> Plan | None:
 
 
 def difference(ours: Plan, other: Plan) -> str:
-    """What the other takes more, or less: the difference of the two simulations."""
+    """The difference of two simulations: how much more or less the other plan takes."""
     a, b = ours.predicted, other.predicted
     parts = {
         "computing": b.compute_seconds - a.compute_seconds,

@@ -1,14 +1,14 @@
-"""Which operators of the forward pass to compute again: the cheapest that leave so many bytes of activations.
+"""Selects the operators of the forward pass to recompute: the cheapest that reduce activations to a number of bytes.
 
-With k(x) whether the result of an operator x is kept, a(x) whether it is computed again, bytes m(x) and seconds t(x),
-of all layers that share its label,
+Let k(x) be whether the result of an operator x is kept and a(x) whether it is recomputed, with bytes m(x) and seconds
+t(x) over all layers that share its label:
 
     least sum t(x) a(x)   with   sum m(x) k(x) <= memory
-    k(x) + a(x) >= 1      of what the backward pass reads
-    a(y) <= k(x) + a(x)   of what y reads; where that is of another layer, a(y) <= k(x)
+    k(x) + a(x) >= 1      for x that the backward pass reads
+    a(y) <= k(x) + a(x)   for x that y reads; a(y) <= k(x) if x is in another layer
 
-so that a layer is computed again from what is kept of it and of what came into it, an integer program (HiGHS). The
-results of one layer that are computed again are there at once; that comes on top.
+So a layer is recomputed from its kept activations and its inputs. This is an integer program (HiGHS). It does not count
+the recomputed activations of one layer, which are in memory at the same time.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ from tutti.ir.labels import is_layer, layer_of
 from tutti.ir.step_graph import BACKWARD, FORWARD, Call, StepGraph
 from tutti.ops import source
 
-SMALL = 1e-6  # what the other of time and memory counts
-GAP, BRANCHES = 1e-3, 1000  # of the integer program
+SMALL = 1e-6  # weight of the secondary objective, time or memory
+GAP, BRANCHES = 1e-3, 1000  # relative gap and node limit of the integer program
 
 
 class Activations:
-    """What the forward pass of a step makes and what reads it, by label.
+    """The activations of a step's forward pass and their readers, by label.
 
-    bytes: of all results of a label that are read. nodes: how many there are. needed: what the backward pass reads.
-    inside, across: (what is read, who reads it) in the forward pass, in one layer and from another.
+    bytes: bytes of all results of a label that are read.
+    nodes: number of nodes of a label.
+    needed: labels that the backward pass reads.
+    inside, across: pairs (label, reader) in the forward pass, within one layer and between layers.
     """
 
     def __init__(self, step: StepGraph):
@@ -42,8 +44,8 @@ class Activations:
         self.nodes: Counter[str] = Counter()
         self.example: dict[str, Call] = {}
         self.needed: set[str] = set()
-        self.fixed: set[str] = set()  # what the backward pass of other layers reads
-        self.never: set[str] = set()  # what reads a buffer, which may have changed until then
+        self.fixed: set[str] = set()  # labels that the backward pass of other layers reads
+        self.never: set[str] = set()  # readers of buffers that may change before the backward pass
         changed = {step.inputs[name] for name in step.state_names if name.startswith("buffer:")}
         self.inside: set[tuple[str, str]] = set()
         self.across: set[tuple[str, str]] = set()
@@ -73,19 +75,19 @@ class Activations:
 
     @property
     def inside_layers(self) -> set[str]:
-        """Labels of what numbered layers make and no other layer reads."""
+        """Labels of activations in numbered layers that no other layer reads."""
         read = self.fixed | {x for x, _ in self.across}
         return {x for x, node in self.example.items() if is_layer(layer_of(node.meta["path"]))} - read - self.never
 
     @property
     def whole(self) -> int:
-        """Bytes that are kept where nothing is computed again."""
+        """Bytes of activations without recomputation."""
         return sum(self.bytes[label] for label in self.needed)
 
     def recompute(self, memory: float, seconds: Callable[[Call], float]) -> tuple[str, ...]:
-        """Labels to be computed again so that at most so many bytes are kept; where that cannot be, as few as can.
+        """Labels to recompute so that at most `memory` bytes of activations are kept, or as few as possible.
 
-        seconds: that an operator takes.
+        seconds: returns the duration of a call.
         """
         if not self.needed:
             return ()
@@ -114,7 +116,7 @@ class Activations:
 
 
 def made_by(node: fx.Node) -> tuple[fx.Node, int]:
-    """The call or input whose memory a node looks at, and which of its outputs."""
+    """The call or input whose memory a node views, and the index of its output."""
     maker, index = source(node)
     while maker.op == "call_function" and maker.target in FREE:
         maker, index = source(maker.args[0])  # pyright: ignore[reportArgumentType]

@@ -1,4 +1,4 @@
-"""Reshard: the cheapest way from one layout to another.
+"""Reshard: the cheapest path from one layout to another.
 
 A step changes the placement along one axis:
 
@@ -11,7 +11,7 @@ A step changes the placement along one axis:
 | slice | replicate | split | 0 |
 | mask | replicate | partial sum | 0 |
 
-A path is a shortest path (Dijkstra) over layouts; the order of the axes thus is found, not fixed.
+A path is a shortest path (Dijkstra) over layouts, which also determines the order of the axes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Step:
 
 
 def sent_bytes(kind: str, local: int, k: int) -> int:
-    """Bytes that each of k ranks sends when each holds `local` bytes before the collective."""
+    """Bytes that each of k ranks sends, if each has `local` bytes before the collective."""
     return {
         "all_gather": (k - 1) * local,
         "all_reduce": 2 * (k - 1) * local // k,
@@ -58,7 +58,7 @@ def sent_bytes(kind: str, local: int, k: int) -> int:
     }[kind]
 
 
-Price = Callable[[Step, int], float]  # of a step that sends so many bytes
+Price = Callable[[Step, int], float]  # cost of a step that sends this number of bytes
 
 
 def reshard(
@@ -71,8 +71,8 @@ def reshard(
 ) -> list[Step]:
     """The cheapest steps from `source` to `target` for a tensor of this global shape.
 
-    By default the fewest bytes sent win, of those the fewest steps, of those what sends least over outer axes.
-    Raises ValueError where a layout does not fit.
+    By default the path with the fewest bytes sent wins, then the one with the fewest steps, then the one that sends
+    least over outer axes. Raises ValueError if a layout does not fit the shape.
     """
     if source == target:
         return []
@@ -85,8 +85,8 @@ def reshard(
 
 @lru_cache(maxsize=100_000)
 def _fewest_bytes(source, target, shape, mesh, itemsize) -> tuple[Step, ...]:
-    tie = 1e-3  # bytes are whole numbers: a step costs less than any byte
-    outer = {axis: 1 + 1e-9 * (len(mesh) - i) for i, (axis, _) in enumerate(mesh)}  # where links are slower
+    tie = 1e-3  # a step costs less than one byte
+    outer = {axis: 1 + 1e-9 * (len(mesh) - i) for i, (axis, _) in enumerate(mesh)}  # outer links are slower
     return tuple(_search(source, target, shape, dict(mesh), itemsize, lambda step, sent: sent * outer[step.axis] + tie))
 
 
@@ -105,7 +105,7 @@ def _search(source, target, shape, mesh, itemsize, price: Price) -> list[Step]:
             if step.target not in done:
                 total = cost + price(step, step.sent(shape, itemsize, mesh))
                 heapq.heappush(queue, (total, next(order), step.target, (*path, step)))
-    raise ValueError(f"no way from layout {source} to {target} for shape {shape} on a mesh {dict(mesh)}")
+    raise ValueError(f"no path from layout {source} to {target} for shape {shape} on a mesh {dict(mesh)}")
 
 
 def _steps(layout: Layout, source: Layout, target: Layout, shape: tuple[int, ...], mesh: Mesh) -> Iterator[Step]:
@@ -118,7 +118,7 @@ def _steps(layout: Layout, source: Layout, target: Layout, shape: tuple[int, ...
             moves = [("all_to_all", p) for p in splits]
         elif isinstance(here, Partial):
             yield Step("all_reduce", axis, layout, layout.replace(axis, R))
-            if len(layout.partials) > 1:  # reduce over one axis in parts, then less is left for the other
+            if len(layout.partials) > 1:  # a reduce-scatter first leaves less to reduce over the other axes
                 splits += _anywhere(layout, axis, shape, mesh)
             moves = [("reduce_scatter", p) for p in splits]
         else:
@@ -130,7 +130,7 @@ def _steps(layout: Layout, source: Layout, target: Layout, shape: tuple[int, ...
 
 
 def _anywhere(layout: Layout, axis: str, shape: tuple[int, ...], mesh: Mesh) -> list[Split]:
-    """A split of the first dim that divides, inside of what splits it already."""
+    """A split of the first dim that divides, nested in the existing splits of that dim."""
     for dim in range(len(shape)):
         inside = max((s.outer * mesh[a] for a, s in layout.splits.items() if s.dim == dim), default=1)
         if layout.replace(axis, Split(dim, inside)).fits(shape, mesh):

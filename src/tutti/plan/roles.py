@@ -1,7 +1,7 @@
-"""What a mesh axis may do to an operator: anything, or what the textbook says that `dp`, `cp`, `ep` and `tp` do.
+"""Roles of mesh axes: which choices an axis may make for an operator.
 
-Whoever searches asks for the choices of an operator along an axis that may be taken, given all legal ones. Inputs that
-a person has pinned, or that lie somewhere already, may only lie so.
+`Free` allows all legal choices; `Roles` allows those of the textbook's `dp`, `cp`, `ep` and `tp`. The search asks which
+of the legal choices of an operator along an axis are allowed. Pinned and stored inputs have only their given layout.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tutti.plan.textbook import Textbook
 
 
 class UndividedBatch(ValueError):
-    """A batch does not divide over the devices that are to split it."""
+    """A batch does not divide over the devices that should split it."""
 
 
 STATELESS = ("param", "buffer", "batch", "common", "lr", "step", "count", "seed", "constant", "grad")
 
 
 class Free:
-    """Anything, but for inputs that are given."""
+    """Allows all choices, except for inputs with given layouts."""
 
     def __init__(self, problem: Problem, mesh: Mesh, pins: Given, stored: Mapping[str, Layout]):
         self.problem, self.mesh = problem, mesh
@@ -51,9 +51,12 @@ class Free:
 
 
 class Roles(Free):
-    """`dp` splits the batch and what is computed from it; `cp` does so along the sequence; `tp` splits matrices, which
-    are used where they lie; `ep` experts, and elsewhere the batch. The ZeRO stage says what is kept split over `dp`.
-    See `plan.textbook`."""
+    """Allows the textbook's choices.
+
+    `dp` splits the batch and values computed from it, `cp` the sequence. `tp` splits matrices and computes with the
+    parts. `ep` splits experts, and everything else along the batch. The ZeRO stage determines the tensors that are
+    split over `dp`. See `plan.textbook`.
+    """
 
     def __init__(self, problem: Problem, book: Textbook, pins, stored):
         super().__init__(problem, book.mesh, pins, stored)
@@ -80,7 +83,7 @@ class Roles(Free):
                 size, k, kind = o.outputs[0].shape[0], self.mesh[axis], {"dp": "data", "ep": "expert"}[axis]
                 raise UndividedBatch(f"{o.label}: a batch of {size} does not divide over {k} {kind}-parallel devices")
             return first
-        if o.kind == "cache":  # lies as what is computed of the batch
+        if o.kind == "cache":  # has the layout of values computed from the batch
             return choices
         if o.kind == "param":
             return _split(choices) if zero == 3 else [None]
@@ -88,14 +91,14 @@ class Roles(Free):
             return _split(choices) if zero and o.kind not in STATELESS else [None]
         if o.phase == UPDATE:
             return choices if zero else [None]
-        if o.label in self.problem.weights:  # a view lies as the weight does, so that it is gathered for each use anew
+        if o.label in self.problem.weights:  # a view has the weight's layout, so it is gathered for each use
             return _split(choices) if zero == 3 else [None]
-        used = self.problem.weight_factors(o)  # which is whole
+        used = self.problem.weight_factors(o)  # the weight is not split along dp
         allowed = [c for c in choices if c is None or c.factor not in used]
         return _split(allowed) if o.label in self.from_batch and any(c and c.factor for c in allowed) else allowed
 
     def _context(self, o: Operator, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
-        """Sequences of the batch are split at dim 1, and what is computed of them follows."""
+        """Splits sequences of the batch at dim 1; operators on them follow."""
         if o.kind == "batch":
             if o.label not in self.sequences:
                 return [None]
@@ -108,7 +111,7 @@ class Roles(Free):
             return [None]
         if o.label in self.along and self.along[o.label] in choices:
             return [self.along[o.label]]
-        if o.label in self.problem.gradients:  # summed last of all, where those of microbatches are as well
+        if o.label in self.problem.gradients:  # reduced last, as are those of microbatches
             made = [index for maker, index in self.problem.handed_on if maker == o.label]
             return [c for c in choices if c and all(self._is_sum(o, c, i) for i in made)] or choices
         return choices
@@ -117,7 +120,7 @@ class Roles(Free):
         return isinstance(output_placement(o.rule, choice, output), Partial)
 
     def _expert(self, o: Operator, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
-        """As `dp`, but experts, their gradients and their state lie split, and are used where they lie."""
+        """Like `dp`, but experts, their gradients and their state are split, and used where they are stored."""
         if o.is_input and o.outputs[0].shape in self.experts.shapes:
             counted = Choice(o.rule.outputs[0][0][0])
             if counted not in choices:
@@ -128,7 +131,7 @@ class Roles(Free):
             return choices
         if o.label in self.experts.factors:
             return [c for c in choices if c and c.factor == self.experts.factors[o.label]]
-        if o.target in ROUTED:  # for all experts of one's own groups
+        if o.target in ROUTED:  # computes the slots of all experts for a rank's groups
             return [c for c in choices if c and c.factor == "g"] or choices
         return self._data(o, choices, "ep", zero=0)
 
@@ -139,23 +142,23 @@ class Roles(Free):
             return _split(choices) if o.kind == "param" and len(o.outputs[0].shape) > 1 else choices
         if o.label in self.problem.weight_operand and o.phase != UPDATE:
             dims = o.rule.inputs[self.problem.weight_operand[o.label]]
-            inside = self.problem.weight_factors(o) - {self.experts.factors.get(o.label)}  # of each expert
+            inside = self.problem.weight_factors(o) - {self.experts.factors.get(o.label)}  # dims of each expert
             used = [c for c in choices if c and c.factor in inside]
             if len(dims) > 1 and used:
                 return used
-        if o.label in self.problem.gradients and len(o.outputs[0].shape) > 1:  # is made where the matrix lies
+        if o.label in self.problem.gradients and len(o.outputs[0].shape) > 1:  # is split like the matrix
             made = [c for c in choices if c and c.factor and isinstance(output_placement(o.rule, c, 0), Split)]
             return made or choices
         return _split(choices) if o.target in FLOPS else choices
 
 
 def _sequences(problem: Problem) -> list[str]:
-    """Inputs of the batch whose dim 1 is as long as that of the first that has one."""
+    """Inputs of the batch whose dim 1 is as long as that of the first input with more than one dim."""
     shapes = {o.label: o.outputs[0].shape for o in problem.operators.values() if o.kind == "batch"}
     lengths = [shape[1] for shape in shapes.values() if len(shape) > 1 and shape[1] > 1]
     return [label for label, shape in shapes.items() if len(shape) > 1 and shape[1] in lengths[:1]]
 
 
 def _split(choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
-    """Not whole, where it can be split."""
+    """The choices that split; all choices if none does."""
     return [c for c in choices if c] or choices

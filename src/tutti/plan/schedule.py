@@ -1,20 +1,21 @@
-"""Schedules of pipelines: what each device computes, in order.
+"""Pipeline schedules: the slots that each device computes, in order.
 
-A slot is the forward pass (`F`), backward pass (`B`) or, where the backward pass is split, the part of it that nobody
-waits for (`W`), of one stage for one microbatch. With p devices, m microbatches, and v stages on each device:
+A slot is the work of one stage for one microbatch: the forward pass (`F`), the backward pass (`B`) or, if the backward
+pass is split, the gradients of weights (`W`), on which no other stage depends. With p devices, m microbatches, and v
+stages per device:
 
-| name | devices and stages | bubble, as a share of the work | in flight on the first device |
-|---|---|---|---|
-| `gpipe` | v = 1 | (p - 1) / m | m |
-| `1f1b` | v = 1 | (p - 1) / m | min(p, m) |
-| `interleaved` | stage s on device s mod p; m a multiple of p | (p - 1) / (v m) | as much, and (p - 1) / v more |
-| `zb-h1` | v = 1, backward split | about half of that, where F, B and W take as long | p |
-| `zb-v` | v = 2, stages s and 2p - 1 - s on device s, split | about none where they do | p |
-| `seq1f1b` | v = 1, n chunks of the sequence, the last backward first | (p - 1) / (n m) | about 1 + (p - 1) / n |
-| `auto` | as `zb-h1`, or with v = 2 as `zb-v`, for stages that take unequally long | the least of several orders | p |
+ name | devices and stages | bubble, as a share of the work | in flight on the first device |
+---|---|---|---|
+ `gpipe` | v = 1 | (p - 1) / m | m |
+ `1f1b` | v = 1 | (p - 1) / m | min(p, m) |
+ `interleaved` | stage s on device s mod p; m a multiple of p | (p - 1) / (v m) | (p - 1) / v more than `1f1b` |
+ `zb-h1` | v = 1, split backward pass | about half of `1f1b` if F, B and W take equally long | p |
+ `zb-v` | v = 2, stages s and 2p - 1 - s on device s, split | about 0 if they take equally long | p |
+ `seq1f1b` | v = 1, n chunks of the sequence, the last backward first | (p - 1) / (n m) | about 1 + (p - 1) / n |
+ `auto` | as `zb-h1` (v = 1) or `zb-v` (v = 2), for stages of unequal duration | the least of several orders | p |
 
 GPipe: Huang et al. 2019. 1F1B: Narayanan et al., PipeDream, 2019; interleaved: Megatron-LM, SC 2021. Zero bubble: Qi et
-al. 2023 and, for the V, 2024: here their orders come out of a list scheduler that never holds more microbatches
+al. 2023 and, for the V, 2024; here a list scheduler that never has more microbatches in flight computes their orders
 (`plan.list_schedule`). Chunks of the sequence: Li et al., TeraPipe, 2021; Sun et al., Seq1F1B, 2024.
 """
 
@@ -28,16 +29,16 @@ from dataclasses import dataclass
 from tutti.plan.list_schedule import EQUAL, found, listed
 from tutti.plan.slots import Durations, Schedule, Slot, clock
 
-SPLIT = ("zb-h1", "zb-v", "auto")  # names with `W`
-CHUNKED = "seq1f1b"  # the name of that which takes the sequence in chunks
-COUNTED = ("interleaved", "auto", CHUNKED)  # names that are followed by a number: of stages on each device, or chunks
+SPLIT = ("zb-h1", "zb-v", "auto")  # schedules with `W` slots
+CHUNKED = "seq1f1b"  # the schedule that cuts the sequence into chunks
+COUNTED = ("interleaved", "auto", CHUNKED)  # names followed by a number: stages per device, or chunks
 NAMES = ("gpipe", "1f1b", "interleaved", CHUNKED, *SPLIT)
 Maker = Callable[[int, int], Sequence[Sequence[Slot]]]  # (devices, microbatches) -> the slots of each device, in order
 
 
 @dataclass(frozen=True)
 class Registered:
-    """A schedule added by `register_schedule`. See there for the fields."""
+    """A schedule added by `register_schedule`, which documents the fields."""
 
     make: Maker
     chunks: int
@@ -69,8 +70,8 @@ def register_schedule(
     ...     return [[Slot(kind, d, m) for kind in "FB" for m in range(microbatches)] for d in range(devices)]
 
     A slot, `tutti.Slot(kind, stage, microbatch)`, is the forward pass ("F") or backward pass ("B") of one stage for one
-    microbatch. Each one occurs exactly once. A schedule is checked when it is made for a number of devices and
-    microbatches: ValueError if a slot is missing, repeated or on the wrong device, or if devices wait for each other.
+    microbatch. Each one occurs exactly once. Building a schedule for a number of devices and microbatches raises
+    ValueError if a slot is missing, repeated or on the wrong device, or if devices wait for each other in a cycle.
 
     Args:
         name: lower-case letters (except "x", which joins the parts of a plan's name), digits and hyphens.
@@ -94,8 +95,7 @@ def register_schedule(
 
 @dataclass(frozen=True)
 class Pipe:
-    """How many devices a pipeline has, the name of its schedule, how many stages each device has, and into how many
-    chunks the sequence is cut."""
+    """A pipeline: its number of devices, its schedule, stages per device (`chunks`), and chunks of the sequence."""
 
     devices: int
     schedule: str = "1f1b"
@@ -107,7 +107,7 @@ class Pipe:
         return self.devices * self.chunks
 
     def of(self, microbatches: int, durations: Durations = ()) -> Schedule:
-        """Raises ValueError for numbers that do not go together."""
+        """The schedule for this number of microbatches. Raises ValueError if the numbers do not fit the schedule."""
         return schedule_of(self.schedule, self.devices, self.stages, microbatches, durations, self.sequence_chunks)
 
     def __str__(self) -> str:
@@ -124,10 +124,10 @@ def schedule_of(
 ) -> Schedule:
     """A schedule by name.
 
-    durations: of the stages, for the schedule `auto`; by default all stages take as long. sequence_chunks: number of
-    chunks of the sequence.
+    durations: durations of the stages, for the schedule `auto`; by default all stages take equally long.
+    sequence_chunks: number of chunks of the sequence.
 
-    Raises ValueError for numbers that do not go together.
+    Raises ValueError if the name is unknown or the schedule does not allow these numbers.
     """
     p, v = devices, stages // devices
     if name not in names():
@@ -184,7 +184,7 @@ def _registered(name: str, devices: int, stages: int, microbatches: int) -> Sche
         )
         for i, slot in enumerate(mine):
             if not isinstance(slot, Slot):
-                raise ValueError(f"{name}: device {device}, position {i}: {slot!r} is no tutti.Slot")
+                raise ValueError(f"{name}: device {device}, position {i}: {slot!r} is not a tutti.Slot")
         for slot in todo - Counter(mine):
             raise ValueError(f"{name}: device {device} lacks {slot}; its {len(mine)} positions have others")
         for slot in Counter(mine) - todo:
@@ -197,7 +197,7 @@ def _registered(name: str, devices: int, stages: int, microbatches: int) -> Sche
 
 
 def forward(place: Sequence[int], microbatches: int, sequence_chunks: int = 1) -> Schedule:
-    """Forward passes alone, with stages on these devices."""
+    """A schedule of forward passes only. place: the device of each stage."""
     each = [(m, c) for m in range(microbatches) for c in range(sequence_chunks)]
     slots = [
         [Slot("F", s, *which) for which in each for s in range(len(place)) if place[s] == d]
@@ -207,7 +207,7 @@ def forward(place: Sequence[int], microbatches: int, sequence_chunks: int = 1) -
 
 
 def _one_each(device: int, p: int, v: int, m: int) -> list[Slot]:
-    """With stages on each device that take turns."""
+    """The slots of `1f1b` and `interleaved`: the stages of a device take turns."""
     ahead = min(m * v, p - device - 1 if v == 1 else 2 * (p - device - 1) + (v - 1) * p)
 
     def slot(kind: str, i: int) -> Slot:
@@ -219,13 +219,13 @@ def _one_each(device: int, p: int, v: int, m: int) -> list[Slot]:
 
 
 def _in_slices(device: int, p: int, m: int, n: int) -> list[Slot]:
-    """As many forwards ahead as bring the last chunk, whose backward is first, to the last device."""
+    """The slots of `seq1f1b`. The forwards ahead bring the last chunk, whose backward is first, to the last device."""
     forwards = [Slot("F", device, i, c) for i in range(m) for c in range(n)]
     backwards = [Slot("B", device, i, c) for i in range(m) for c in reversed(range(n))]
     return _in_turns(min(m * n, p - device - 1 + n - 1), forwards, backwards)
 
 
 def _in_turns(ahead: int, forwards: list[Slot], backwards: list[Slot]) -> list[Slot]:
-    """So many forwards ahead, then one forward and one backward in turns, then the backwards that are left."""
+    """The slots with `ahead` forwards, then forwards and backwards alternately, then the remaining backwards."""
     turns = [slot for pair in zip(forwards[ahead:], backwards, strict=False) for slot in pair]
     return [*forwards[:ahead], *turns, *backwards[len(forwards) - ahead :]]

@@ -1,15 +1,18 @@
-"""The search: over meshes and microbatches for the fastest plan that fits into memory.
+"""The search over meshes and microbatches for the fastest plan that fits in memory.
 
-What a mesh offers is known by what its choices cost (`plan.planner.Candidate`); what a plan really takes is for a
-*judge* to say, who runs its Programs on a clock (`tutti.sim`). Candidates are judged by their bound: the least that
-any plan on the mesh costs with memory for nothing. The first whose bound is no better than what was found ends the
-search, and so does the time. A plan that is too large is made smaller by a price on memory, to what the judge says.
+A candidate's choices give its modelled cost (`plan.planner.Candidate`). A *judge* predicts the actual cost by
+simulating the Programs of a plan (`tutti.sim`). Candidates are judged in the order of their lower bounds, which assume
+that memory is free. Judging stops at the first candidate whose bound does not beat the best plan found, or when the
+budget is spent. A plan that does not fit is made smaller by a price on memory.
 
-Microbatches never make a step faster, but smaller: more of them are tried while what fits is slower than what does not.
-Then come pipelines (`plan.pipelines`), where what was found leaves them something to win; what would be faster than
-all that fits, if it fitted, with less kept for the backward pass (`plan.smaller`); where nothing fits, what costs least
-to keep outside of the device lies there (`plan.offload`); copies of the batch, or parts of the regions between
-communications, where a device waits for others (`plan.copies`); and pipelines of parts of sequences.
+Microbatches make a step smaller, never faster. More of them are tried while the fastest plan that fits is slower than
+a plan that does not fit. These follow, each only if it can improve the result:
+
+- pipelines (`plan.pipelines`);
+- recomputation, if faster plans do not fit (`plan.smaller`);
+- offloading, if nothing fits (`plan.offload`);
+- copies of the batch, or regions in parts, to overlap communication (`plan.copies`);
+- pipelines over chunks of the sequence.
 """
 
 from __future__ import annotations
@@ -35,37 +38,42 @@ from tutti.plan.textbook import Textbook
 from tutti.plan.variant import PLAIN, Variant
 from tutti.plan.work import Work
 
-BUDGET = 60.0  # seconds of work (`plan.work`) that a search may do
-LED = 0.95  # the share of it in which named plans are looked at, where they have to be small
-FLAT, PIPED = 0.6, 0.8  # and after which pipelines are looked at, where there may be, and smaller plans
-NEAR = 1.02  # costs and judgements agree within this
-TRIES = 4  # to make a plan fit
-DEEPER = 30  # times as long as with two axes it may take to look at a mesh of three
-VARIED = 5  # times as long as to make a variant of a step it takes to capture it
+BUDGET = 60.0  # nominal seconds of work (`plan.work`) that a search may do
+LED = 0.95  # share of the budget for named plans, if memory is scarce
+FLAT, PIPED = 0.6, 0.8  # shares of the budget after which pipelines, if possible, and then smaller plans are tried
+NEAR = 1.02  # modelled and judged times agree within this factor
+TRIES = 4  # attempts to make a plan fit
+DEEPER = 30  # a mesh of three axes takes at most this many times the work of one of two
+VARIED = 5  # capturing a step takes this many times the work of making a variant of it
 SAID = (*DECISIONS, "durations")
-SHRINKING = ("activations", "temporaries", "communication")  # kinds of memory that microbatches make less
+SHRINKING = ("activations", "temporaries", "communication")  # kinds of memory that microbatches reduce
 
 Progress = Callable[[str], None]
 
 
 class Judge(Protocol):
-    """Who says what runs take."""
+    """Predicts the cost of plans."""
 
     def __call__(self, graph: StepGraph, plan: Plan, cluster: Cluster) -> Prediction:
-        """Of a plan's step."""
+        """Predict the cost of a step under a plan."""
         ...
 
     def forward_seconds(self, graph: StepGraph, cluster: Cluster) -> Callable[[Call], float]:
-        """Of any one call of the forward pass, whole, on one device."""
+        """A function that gives the seconds of any call of the forward pass, unsplit, on one device."""
         ...
 
 
 class Search:
-    """The search of a plan for a model on a cluster.
+    """Searches for the best plan of a model on a cluster.
 
-    graph_of: the step's graph of one of so many microbatches per update, in a variant.
-    batch: sequences, images, ... of a global batch, which microbatches have to divide.
-    accumulate, mesh, pins: what is given; None is searched.
+    graph_of: returns the step's graph of one microbatch, given the number of microbatches per update and a variant.
+    batch: rows of the global batch. The number of microbatches must divide it.
+    accumulate: microbatches per update; None searches for it.
+    mesh: the mesh; None searches for it.
+    pins: decisions that the plan must respect.
+    budget: nominal seconds of work (`plan.work`).
+
+    Raises ValueError if the mesh does not have the cluster's number of devices.
     """
 
     def __init__(
@@ -90,28 +98,28 @@ class Search:
         self.memory = cluster.device.memory
         self.planners: dict[tuple[int, Variant], Planner] = {}
         self.candidates: list[Candidate | PipelineCandidate] = []
-        self.plans: list[Plan] = []  # judged
-        self.judged: set[int] = set()  # ids of candidates
+        self.plans: list[Plan] = []  # judged plans
+        self.judged: set[int] = set()  # ids of judged candidates
         self.took: list[float] = []  # seconds of work by candidate
-        self.fused = 1.0  # what judged plans take of what their operators and collectives cost one by one
-        self.beside = 0.0  # bytes at the peak of the last judged plan beside what its choices keep
-        self.impossible: ValueError | None = None  # why the last mesh offers nothing that did not
+        self.fused = 1.0  # ratio of a judged plan's time to the sum of its operators and collectives
+        self.beside = 0.0  # peak bytes of the last judged plan that its choices do not account for
+        self.impossible: ValueError | None = None  # why the last impossible mesh has no plan
         self.leading: Leading | None = None
-        self.led = False  # whether a named plan is known that fits, where few do
-        self.proven = 0  # named plans that are all estimated not to fit
-        self.left: int = 0  # meshes that were not looked at for want of time
+        self.led = False  # whether memory is scarce and a named plan fits
+        self.proven = 0  # number of named plans, if none of them is estimated to fit
+        self.left: int = 0  # meshes that were skipped because the budget was spent
 
     def best(self, top: int = 1) -> Plan:
-        """The fastest plan that fits in memory, with the reasons. top: see `ranked`."""
+        """The fastest plan that fits in memory, with its reasons. top: see `ranked`. Raises ValueError if none fits."""
         plans = self.ranked(top)
         if not self.fits(plans[0]):
             raise ValueError(reasons.too_large(self, plans[0]))
         best = plans[0].replace(reasons=reasons.why(self, plans))
-        return best if best.name.startswith("auto-") else best.replace(name=f"auto-{best.name}")  # was not asked for
+        return best if best.name.startswith("auto-") else best.replace(name=f"auto-{best.name}")  # searched, not named
 
     def ranked(self, top: int = 1) -> list[Plan]:
-        """The plans that were judged, at least `top` of them where there are: those that fit by time, then the others
-        by memory."""
+        """All judged plans: those that fit by time, then the others by memory. At least `top` plans are judged if there
+        are that many. Raises ValueError if no mesh has a plan."""
         if self.cluster.size > 1 and not self.mesh and not self.pins:
             self.lead()
         if not self.pipes.given:
@@ -129,7 +137,7 @@ class Search:
         return sorted(self.plans, key=self.rank)
 
     def lead(self) -> None:
-        """Search the named plans, where few of all plans can fit; where none does, judge the leanest, for the proof."""
+        """Search the named plans if memory is scarce. If none fits, judge the smallest, as evidence."""
         self.leading = Leading(self)
         if self.leading.needed:
             self.deadline = LED * self.budget
@@ -141,7 +149,7 @@ class Search:
                 self.proven = len(self.leading.entries)
 
     def flat(self) -> None:
-        """Search without pipelines."""
+        """Search plans without pipelines."""
         if self.pipes.possible:
             self.deadline = FLAT * self.budget
         count = self.accumulate or (1 if self.fastest is None else self.best_of_all.accumulate)
@@ -156,19 +164,19 @@ class Search:
             self.deeper()
 
     def planner(self, count: int, variant: Variant = PLAIN) -> Planner:
-        """For so many microbatches, and a variant of the step."""
+        """The planner for a number of microbatches and a variant of the step."""
         if (count, variant) not in self.planners:
             step = self.graph_of(count, variant)
-            again = any(known == count for known, _ in self.planners)  # a variant of what was captured already
+            again = any(known == count for known, _ in self.planners)  # the step was captured for another variant
             self.work.capture(len(step.graph.nodes) // (VARIED if again else 1))
             self.planners[count, variant] = Planner(step, self.cluster, self.pins, count, variant, self.work)
         return self.planners[count, variant]
 
     def look(self, planner: Planner) -> Iterator[Candidate]:
-        """The candidates of all meshes of one or two axes, or of the one that is given, and what the textbook says."""
+        """The candidates of all meshes of one or two axes, or of the given mesh, and the textbook plans."""
         many = f" with {planner.accumulate} microbatches" if planner.accumulate > 1 else ""
         meshes = self.meshes(planner)
-        if self.plans:  # first what was best with fewer microbatches
+        if self.plans:  # start with the best mesh so far
             meshes.sort(key=lambda mesh: list(mesh.items()) != list(self.best_of_all.mesh.items()))
         for i, mesh in enumerate(meshes):
             if self.late and (i or self.fastest is not None):
@@ -177,14 +185,14 @@ class Search:
             self.progress(f"mesh {mesh_name(mesh)}{many} ({i + 1} of {len(meshes)})")
             try:
                 yield self.candidate(planner, mesh, len(meshes) - i)
-            except ValueError as error:  # a pin that this mesh cannot hold
+            except ValueError as error:  # a pin is not possible on this mesh
                 self.impossible = error
         if not self.mesh and not self.late:
-            self.progress("what the textbook says")
+            self.progress("textbook plans")
             yield from planner.references()
 
     def deeper(self) -> None:
-        """Look at meshes of three axes, the whole nodes or two halves as one, while there is time."""
+        """Search meshes of three axes within the budget. The outermost axis is the nodes, or two halves of a node."""
         n, node = self.cluster.size, self.cluster.levels[0][0]
         planner = self.planner(self.best_of_all.accumulate)
         outer = n // node if node < n else 2
@@ -200,31 +208,31 @@ class Search:
             self.consider([candidate])
 
     def candidate(self, planner: Planner, mesh: Mesh, among: int = 1) -> Candidate:
-        """What a mesh offers. among: meshes still to be looked at: each may take twice its share of the time."""
+        """The candidate of a mesh. among: number of meshes left. Each may use twice its share of the remaining work."""
         begin = self.work.seconds
         found = planner.on(mesh, max(1.0, (self.deadline - begin) * min(1.0, 2 / among)))
         self.took.append(self.work.seconds - begin)
         return found
 
     def meshes(self, planner: Planner) -> list[Mesh]:
-        """Every mesh of one or two axes, the outer one first, with the pinned axes; or the one that is given."""
+        """All meshes of one or two axes that have the pinned axes, or only the given mesh."""
         if self.mesh:
             return [self.mesh]
         n = self.cluster.size
         found: list[Mesh] = [Textbook(n // k, k).mesh for k in range(1, n + 1) if n % k == 0]
         if n > 1 and not planner.pins:
-            found.pop()  # a single axis by another name
+            found.pop()  # the same single axis under another name
         pinned = {axis for axes in planner.pins.values() for axis in axes}
         kept = [mesh for mesh in found if pinned <= set(mesh)]
         if not kept:
             raise ValueError(
-                f"no mesh of {n} devices has all the axes that pins name, {sorted(pinned)}; there are 'dp' and 'tp', "
-                "or those of the mesh that you give"
+                f"no mesh of {n} devices has all the axes that pins name, {sorted(pinned)}; without a given mesh the "
+                "axes are 'dp' and 'tp'"
             )
         return kept
 
     def consider(self, candidates: Sequence[Candidate | PipelineCandidate]) -> None:
-        """Judge those that may be better than the best that fits."""
+        """Judge the candidates that may beat the best plan that fits."""
         self.beside = 0.0
         for candidate in sorted(candidates, key=lambda c: c.bound):
             if (self.late and self.plans) or self.slower(candidate.bound):
@@ -232,13 +240,13 @@ class Search:
             self.fit(candidate)
 
     def fit(self, candidate: Candidate | PipelineCandidate, slow: bool = False) -> Plan | None:
-        """Judge the fastest plan of a candidate, and smaller ones until one fits: the last. Nothing where it would be
-        slower than the best that fits, unless `slow` ones are wanted."""
+        """Judge the fastest plan of a candidate, then smaller ones until one fits; returns the last. Returns None if
+        the plan would be slower than the best that fits, unless `slow` is set."""
         chosen, plan = candidate.chosen, None
         if (self.beside or self.led) and chosen.kept + self.beside > self.memory:
             chosen = candidate.within(self.memory - self.beside, self.deadline)
             if chosen.kept + self.beside > self.memory and not slow and self.fastest is not None:
-                return None  # as small as it gets
+                return None  # the candidate has no smaller plan
         for _ in range(TRIES):
             if not slow and self.slower(chosen.seconds):
                 break
@@ -261,10 +269,10 @@ class Search:
         return plan
 
     def affords(self, count: int, variant: Variant = PLAIN) -> bool:
-        """Whether a plan can be judged in time; if none that fits is known, it is in any case."""
+        """Whether the budget allows judging another plan. If no plan fits yet, true until the budget is spent."""
         if self.fastest is None:
             return not self.late or not self.plans
-        known = next(iter(self.planners.values()))  # steps of other numbers of microbatches have about as many nodes
+        known = next(iter(self.planners.values()))  # other numbers of microbatches give about as many nodes
         cost = Work()
         cost.simulate(len(known.step.graph.nodes))
         if all(count != other for other, _ in self.planners):
@@ -272,11 +280,11 @@ class Search:
         return self.work.seconds + cost.seconds <= self.deadline
 
     def slower(self, cost: float) -> bool:
-        """Whether what costs so many seconds, operator by operator, is slower than the best that fits."""
+        """Whether a plan whose operators and collectives sum to `cost` seconds is slower than the best that fits."""
         return self.fastest is not None and self.fused * cost > NEAR * self.fastest
 
     def judgement(self, plan: Plan) -> Plan:
-        """The plan with its prediction, kept. One that says the same as another is not judged again."""
+        """The plan with its prediction, which is also stored. A plan equal to a known one is not judged twice."""
         for known in self.plans:
             if all(getattr(known, what) == getattr(plan, what) for what in SAID):
                 return known
@@ -288,7 +296,7 @@ class Search:
         return self.plans[-1]
 
     def more(self, count: int, candidates: Sequence[Candidate]) -> int:
-        """The next number of microbatches to try; 0 to end."""
+        """The next number of microbatches to try; 0 if there is none."""
         least, fastest = min((c.bound for c in candidates), default=0.0), self.fastest
         if self.accumulate is not None or (self.late and fastest is not None):
             return 0
@@ -304,7 +312,7 @@ class Search:
         return next((n for n in more if n >= wanted), more[-1] if more else 0)
 
     def fill(self, top: int) -> None:
-        """Judge more candidates until there are so many plans."""
+        """Judge more candidates until `top` plans are judged."""
         others = [c for c in self.candidates if id(c) not in self.judged]
         for candidate in sorted(others, key=lambda c: c.bound):
             if len(self.plans) >= top or self.late:
@@ -318,7 +326,7 @@ class Search:
 
     @property
     def fastest(self) -> float | None:
-        """Seconds of the best that fits."""
+        """Seconds of the best plan that fits; None if none fits."""
         return min((p.predicted.step_seconds for p in self.plans if self.fits(p)), default=None)
 
     def fits(self, plan: Plan) -> bool:

@@ -1,22 +1,23 @@
 """The choices of all mesh axes for all operators at once, as a cost network.
 
-Variables are operators and inputs, one for each label; their states are `Options`, so no axis is decided before
-another. A pair joins the maker of a tensor to a reader and costs the move between how the one makes it and the other
-reads it. Costs are seconds of a step:
+A variable is an operator or input, one per label. Its states are `Options`, each of which decides all axes together. A
+pair connects the maker of a tensor with a reader. It costs the move from the layout that one makes to the layout that
+the other reads. Costs are seconds of a step:
 
     unary[o][s]     = runs(o) * price of the local part of o under s           `ShardingProblem.operator`
     pair[o,r][s,t]  = runs of the move * price of the move                     `ShardingProblem.edge`
 
-A tensor with several readers has *hubs* between, with a layout as state: one where it is settled for all phases, and
-one for each phase in which several read it. What readers share is so paid once, and what is gathered is gathered anew
-in each phase, as lowering does (`lower.shard`).
+A tensor with several readers has *hubs* between maker and readers, whose states are layouts: one hub for all phases,
+and one for each phase with several readers. Readers thus pay for a shared move once. A gather is repeated in each
+phase, as in lowering (`lower.shard`).
 
-    bytes[v][s]     = of inputs, of what the forward pass keeps for the backward, and
-                      of gradients, which the backward keeps for the update         `ShardingProblem.keep`
-                      where they accumulate, wait for one another, or make few pieces (`lower.inplace`)
-    bytes[u,v][s,t] = of what a move makes: of all that a view keeps, and of one that passes   `ShardingProblem.version`
+Memory is constrained by a price per byte that is added to the costs (`ShardingProblem.choose`):
 
-are constrained by what a rank has: a price on them is added to the costs (`ShardingProblem.choose`).
+    bytes[v][s]     = bytes of inputs, of activations kept for the backward pass, and of gradients kept for the update
+                                                                               `ShardingProblem.keep`
+    bytes[u,v][s,t] = bytes of the result of a move, kept or temporary         `ShardingProblem.version`
+
+Gradients count only if they accumulate, wait for one another, or form few pieces (`lower.inplace`).
 """
 
 from __future__ import annotations
@@ -37,16 +38,19 @@ from tutti.plan.price import PIECE, Pricer
 from tutti.plan.problem import Edge, Operator, Problem, Tensor
 from tutti.plan.work import Work
 
-FEW = 4  # pieces, of which it does not matter whether they are there together
+FEW = 4  # gradients of at most this many pieces are counted as if all were in memory at once
 
 
 @dataclass(frozen=True)
 class Solution:
-    """The choices of every operator by axis, their modelled cost in seconds, and a lower bound of any's.
+    """The choices of every operator by axis, with their modelled cost.
 
-    kept: bytes of a rank's inputs and of what its forward pass keeps for the backward, or the backward for the update
-    where that is more. seconds: the cost without memory's; price: of a byte of these, and of what passes, which cost
-    and bound include. states: of all variables.
+    cost: modelled cost in seconds, with the price of memory.
+    bound: lower bound of the cost of any choices; gap: relative difference of the two.
+    kept: bytes of a rank's inputs and activations, or of its inputs and gradients if these are larger.
+    seconds: the cost without the price of memory.
+    price: seconds per byte. Cost and bound include it for the kept bytes and for temporary results of moves.
+    states: state of each variable.
     """
 
     choices: dict[str, dict[str, Choice]]
@@ -61,8 +65,12 @@ class Solution:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one node, on one rank. seconds: of one run. kept: bytes of an input, or of a gradient for the update. held:
-    bytes that the forward pass of a microbatch keeps for its backward pass."""
+    """Cost of one node on one rank.
+
+    seconds: duration of one run.
+    kept: bytes of an input, or of a gradient that is kept for the update.
+    held: bytes that the forward pass of a microbatch keeps for its backward pass.
+    """
 
     seconds: float = 0.0
     kept: float = 0.0
@@ -71,7 +79,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class _Version:
-    """Bytes of what a move between two variables makes: held by a view until the backward pass, or there in passing."""
+    """Bytes of the result of a move between two variables: kept by a view until the backward pass, or temporary."""
 
     source: str
     reader: str
@@ -82,7 +90,7 @@ class _Version:
     parts: np.ndarray
 
     def bytes(self, source, reader, size: int | None = None) -> np.ndarray:
-        """For these states of the two. size: by default what is held and what passes."""
+        """Bytes for these states of the two variables. size: by default the sum of kept and temporary bytes."""
         moved = (self.made[source][:, None, :] != self.read[reader][None, :, :]).any(-1)
         return moved * ((self.held + self.passing if size is None else size) / self.parts[reader])
 
@@ -90,19 +98,20 @@ class _Version:
 class ShardingProblem:
     """The choices for a problem on the pricer's mesh.
 
-    runs: how often each phase runs in a step (microbatches); 1 where it is not named. in_flight: microbatches whose
-    activations are kept at once. allowed, given: see `OptionTable`.
+    runs: number of runs of each phase in a step (microbatches); 1 for phases that are not listed.
+    in_flight: microbatches whose activations are kept at once.
+    allowed, given: see `OptionTable`.
     """
 
     def __init__(self, problem: Problem, pricer: Pricer, runs: Mapping[str, int] | None = None,
                  allowed: Allowed | None = None, given: Given | None = None, in_flight: float = 1):  # fmt: skip
         self.problem, self.pricer, self.runs = problem, pricer, runs or {}
         self.network = Network()
-        self.bytes: dict[str, np.ndarray] = {}  # by variable what its states keep in memory: of inputs,
-        self.activations: dict[str, np.ndarray] = {}  # what the forward pass keeps for the backward,
-        self.gradients: dict[str, np.ndarray] = {}  # and the backward for the update
-        self.versions: list[_Version] = []  # what moves make
-        self.hubs: dict[str, tuple[Tensor, str]] = {}  # what lies there, and the first who reads it
+        self.bytes: dict[str, np.ndarray] = {}  # bytes of inputs, by variable and state
+        self.activations: dict[str, np.ndarray] = {}  # bytes that the forward pass keeps for the backward pass
+        self.gradients: dict[str, np.ndarray] = {}  # bytes that the backward pass keeps for the update
+        self.versions: list[_Version] = []  # results of moves
+        self.hubs: dict[str, tuple[Tensor, str]] = {}  # the tensor of each hub, and its first reader
         self.holding = _holding(problem)
         self.together = self.runs.get(BACKWARD, 1) > 1 or problem.coupled or problem.gradient_bytes <= FEW * PIECE
         self.moves = {
@@ -131,11 +140,14 @@ class ShardingProblem:
         close: float = CLOSE,
         work: Work | None = None,
     ) -> Solution:
-        """The cheapest choices. memory_price: seconds a byte, the multiplier of the constraint that memory sets.
-        only: options that are taken for granted, by label. close: a gap, relative, that need not be closed.
-        seconds: of work (`plan.work`).
+        """The cheapest choices.
 
-        Raises ValueError where no combination is possible.
+        memory_price: seconds per byte, the multiplier of the memory constraint.
+        seconds: budget of nominal seconds of work (`plan.work`).
+        only: fixed options, by label.
+        close: relative gap that is accepted.
+
+        Raises ValueError if no combination of choices is possible.
         """
         network = self.network.copy()
         for table, times in self.tables if memory_price else ():
@@ -161,7 +173,7 @@ class ShardingProblem:
         )
 
     def costs(self, chosen: Solution) -> dict[str, Cost]:
-        """What each operator and input of a label costs, with the moves of what it reads, on a rank."""
+        """The cost of each operator and input on a rank, by label, including the moves of its operands."""
         network, x = self.network, chosen.states
         taken = Counter({label: network.unary[label][x[label]] for label in self.options})
         for u, v in network.edges():
@@ -179,7 +191,7 @@ class ShardingProblem:
         }
 
     def payer(self, u: str, v: str) -> str:
-        """The operator on whose account the move between two variables is: who reads."""
+        """The operator that a move between two variables is charged to: the reader."""
         hubs = [name for name in (u, v) if name in self.hubs]
         if hubs:
             (tensor, reader), other = self.hubs[hubs[-1]], u if hubs[-1] == v else v
@@ -195,14 +207,14 @@ class ShardingProblem:
             self.keep(self.bytes, o.label, o.count * o.outputs[0].bytes, options.outputs[0])
 
     def tensor(self, tensor: Tensor, edges: list[Edge]) -> None:
-        """Join the maker of a tensor to all readers."""
+        """Connect the maker of a tensor with all its readers."""
         phases: dict[str, list[Edge]] = defaultdict(list)
         for edge in edges:
             phases[self.phase(edge)].append(edge)
         source, made = tensor[0], self.options[tensor[0]].outputs[tensor[1]]
         weight = min(self.problem.operators[source].count, sum(self.problem.edges[e] for e in edges))
         maker = self.problem.operators[source]
-        # What the backward pass reads stays until then, itself or as a view of it, which has no memory of its own.
+        # The backward pass keeps what it reads. It keeps the operand of a view, which has no memory of its own.
         kept = any(self.holds(e) or self.phase(e) == BACKWARD for e in edges)
         kept = kept and maker.phase == FORWARD and not maker.is_input and maker.bytes
         held = weight * maker.outputs[tensor[1]].bytes
@@ -234,7 +246,7 @@ class ShardingProblem:
         self, tensor: Tensor, name: str, source, layouts, weight: int, phase: str, held: int, reader: str,
         gathers: bool = True,
     ):  # fmt: skip
-        """A variable for how a tensor lies: its name and states. held: bytes that a view keeps of what is moved."""
+        """A variable for the layout of a tensor; returns its name and states. held: bytes of moves that views keep."""
         hub = f"{tensor[0]} [{tensor[1]}] {name}"
         costs = weight * self.runs.get(phase, 1) * self.move(tensor, source[1], layouts, phase)
         if not gathers:
@@ -246,11 +258,11 @@ class ShardingProblem:
         return hub, layouts
 
     def keep(self, table: dict[str, np.ndarray], name: str, size: int, layouts: np.ndarray) -> None:
-        """A variable's states are layouts of so many bytes that stay in memory."""
+        """Count `size` bytes in these layouts, one for each state of a variable, as kept in memory."""
         table[name] = table.get(name, 0) + size / self.moves[FORWARD].parts(layouts)
 
     def version(self, tensor: Tensor, source: str, reader: str, held: int, made: np.ndarray, read: np.ndarray) -> None:
-        """What is made by a move between the two: one at a time is there in passing, and `held` bytes stay."""
+        """Count the result of a move between two variables: one is temporary, and `held` bytes are kept."""
         one = self.problem.operators[tensor[0]].outputs[tensor[1]].bytes
         self.versions.append(_Version(source, reader, held, one, made, read, self.moves[FORWARD].parts(read)))
 
@@ -266,7 +278,7 @@ class ShardingProblem:
         self.version(edge.tensor, source, edge.reader, held, made, self.read(edge))
 
     def read(self, edge: Edge) -> np.ndarray:
-        """The layouts in which the reader asks for the tensor; the successor of an input lies as the input does."""
+        """The layouts in which the reader reads the tensor. The successor of an input has the layout of the input."""
         options = self.options[edge.reader]
         return options.outputs[0] if edge.operand < 0 else options.inputs[edge.operand]
 
@@ -274,7 +286,7 @@ class ShardingProblem:
         return UPDATE if edge.operand < 0 else self.problem.operators[edge.reader].phase
 
     def move(self, tensor: Tensor, source: np.ndarray, target: np.ndarray, phase: str) -> np.ndarray:
-        """Prices for each state of one and the other, found once for each layout."""
+        """Prices of the moves from each state of one to each of the other, computed once per distinct layout."""
         size = self.problem.operators[tensor[0]].outputs[tensor[1]].bytes
         sources, which = np.unique(source, axis=0, return_inverse=True)
         targets, whither = np.unique(target, axis=0, return_inverse=True)
@@ -283,7 +295,7 @@ class ShardingProblem:
 
 
 def _holding(problem: Problem) -> set[str]:
-    """Views of the forward pass that the backward pass reads: what they look at stays until then."""
+    """Views of the forward pass that the backward pass reads. Their operands are kept until then."""
     found: set[str] = set()
     views = {label for label, o in problem.operators.items() if o.phase == FORWARD and not (o.is_input or o.bytes)}
     todo = [e.tensor[0] for e in problem.edges if problem.operators[e.reader].phase != FORWARD]

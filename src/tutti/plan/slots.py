@@ -1,4 +1,4 @@
-"""Slots: the work of a pipeline, what each waits for, and when each is over on a clock."""
+"""Slots: units of work in a pipeline, their dependencies, and their times."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-# of each stage the seconds of F, B and W for one microbatch, and of the way of what it hands on, or gets back, from the
-# next one on another device
+# For each stage the seconds of F, B and W for one microbatch, and of the transfer between it and the next stage, if
+# that is on another device.
 Durations = Sequence[Sequence[float]]
 
 
@@ -16,7 +16,7 @@ class Slot(NamedTuple):
     """A unit of work in a pipeline.
 
     kind: "F" (forward), "B" (backward) or "W" (gradients of weights, if the backward pass is split).
-    stage, microbatch: of which stage, for which microbatch.
+    stage, microbatch: the stage and the microbatch of the work.
     slice: chunk of the sequence.
     """
 
@@ -28,8 +28,13 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """devices: the slots of each, in order. place: the device of each stage. split: whether there are `W` slots.
-    sequence_chunks: chunks of the sequence."""
+    """A pipeline schedule.
+
+    devices: the slots of each device, in order.
+    place: the device of each stage.
+    split: whether there are `W` slots.
+    sequence_chunks: number of chunks of the sequence.
+    """
 
     name: str
     devices: tuple[tuple[Slot, ...], ...]
@@ -39,7 +44,7 @@ class Schedule:
 
 
 def waits(slot: Slot, stages: int) -> list[Slot]:
-    """The slots that have to be over before one can begin, of those that its own device does not put before it."""
+    """The slots that must end before this one begins, except those implied by the order of its own device."""
     kind, stage, *rest = slot
     if kind == "F":
         return [Slot("F", stage - 1, *rest)] if stage else []
@@ -49,7 +54,7 @@ def waits(slot: Slot, stages: int) -> list[Slot]:
 
 
 def taking(slot: Slot, durations: Durations, split: bool, sequence_chunks: int = 1) -> float:
-    """Seconds of a slot; a backward pass that is not split takes those of both parts. Chunks take equally long."""
+    """Seconds of a slot. A backward pass that is not split includes W. Chunks take equally long."""
     forward, backward, rest, _ = durations[slot.stage]
     return {"F": forward, "B": backward if split else backward + rest, "W": rest}[slot.kind] / sequence_chunks
 
@@ -57,7 +62,7 @@ def taking(slot: Slot, durations: Durations, split: bool, sequence_chunks: int =
 def ready(
     slot: Slot, over: Mapping[Slot, float], durations: Durations, place: Sequence[int], sequence_chunks: int = 1
 ) -> float:
-    """When all is there that a slot waits for; infinite where that is not over."""
+    """The time at which all dependencies of a slot are available; infinite if one has not ended yet."""
     latest = 0.0
     for x in waits(slot, len(place)):
         way = durations[min(x.stage, slot.stage)][3] / sequence_chunks if place[x.stage] != place[slot.stage] else 0.0
@@ -66,9 +71,9 @@ def ready(
 
 
 def clock(schedule: Schedule, durations: Durations) -> dict[Slot, tuple[float, float]]:
-    """(begin, end) of each slot.
+    """(begin, end) of each slot, in seconds.
 
-    Raises ValueError if devices wait for one another in a circle.
+    Raises ValueError if devices wait for one another in a cycle.
     """
     over: dict[Slot, float] = {}
     made: dict[Slot, tuple[float, float]] = {}
@@ -92,12 +97,12 @@ def clock(schedule: Schedule, durations: Durations) -> dict[Slot, tuple[float, f
 
 
 def makespan(schedule: Schedule, durations: Durations) -> float:
-    """Seconds until all slots are over."""
+    """Seconds until all slots have ended."""
     return max(end for _, end in clock(schedule, durations).values())
 
 
 def in_flight(schedule: Schedule) -> list[list[float]]:
-    """For each device and stage, of all stages, how many microbatches it holds when it holds the most in all."""
+    """The microbatches in flight of each stage on each device, at the time when the device has most in total."""
     last, found = "W" if schedule.split else "B", []
     for slots in schedule.devices:
         held, most = [0] * len(schedule.place), [0] * len(schedule.place)

@@ -1,7 +1,7 @@
-"""Plans made smaller by computing again: those that would be faster than the best that fits, if they fitted.
+"""Makes plans that are fast but do not fit smaller by recomputation (`plan.recompute`).
 
-Of what a plan keeps for its backward pass (`plan.recompute`) so much is computed again as it is too large, and layouts,
-and the cut of a pipeline, are chosen anew for that step; more, while it does not fit.
+Activations are recomputed for as many bytes as the plan exceeds the memory. Layouts and the cut of a pipeline are
+searched again for the resulting step. More is recomputed while the plan does not fit.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from tutti.plan.variant import Variant
 if TYPE_CHECKING:
     from tutti.plan.search import Search
 
-MOST = 3  # plans that are made smaller
-TRIES = 4  # for each
-HELD = "activations"  # kind of memory
+MOST = 3  # maximum number of plans to make smaller
+TRIES = 4  # attempts for each plan
+HELD = "activations"  # the kind of memory that recomputation reduces
 
 
 class Smaller:
-    """Those of a search."""
+    """Searches plans with recomputation for a `Search`."""
 
     def __init__(self, search: Search):
         self.of = search
         self.activations = cache(self._activations)
 
     def search(self) -> None:
-        """Try the fastest that do not fit, and the smallest, while there is time."""
+        """Try the fastest plans that do not fit and the smallest one, within the budget."""
         search = self.of
         large = [plan for plan in search.plans if not search.fits(plan) and not plan.recompute]
-        alike: dict[tuple, Plan] = {}  # of each mesh, number of microbatches and pipeline the fastest
+        alike: dict[tuple, Plan] = {}  # the fastest plan for each mesh, number of microbatches and pipeline
         for plan in sorted(large, key=lambda p: p.predicted.step_seconds):
             alike.setdefault((*plan.mesh.items(), plan.accumulate, str(plan.pipe)), plan)
         fastest = list(alike.values())
@@ -46,7 +46,7 @@ class Smaller:
             self.shrink(plan)
 
     def shrink(self, plan: Plan) -> None:
-        """Compute more of it again until it fits, or nothing is left to be."""
+        """Recompute more of a plan until it fits or nothing is left to recompute."""
         search, made, share = self.of, plan, 1.0
         known: set[tuple[str, ...]] = {()}
         activations, seconds = self.activations(plan.accumulate, plan.sequence_chunks)
@@ -57,19 +57,19 @@ class Smaller:
             if again in known or search.late:
                 return
             known.add(again)
-            search.progress(f"{plan.name} with {len(again)} operators computed again")
+            search.progress(f"{plan.name} with {len(again)} operators recomputed")
             planner = search.planner(plan.accumulate, Variant(plan.sequence_chunks, again))
             try:
                 candidate = search.candidate(planner.inside(plan.pipe), plan.inner)
                 candidate = PipelineCandidate(candidate, plan.pipe, search.cluster) if plan.stages else candidate
-            except ValueError:  # it cannot be cut where its insides are not kept
+            except ValueError:  # a cut would need activations that are not kept
                 return
             search.candidates.append(candidate)
             made = search.fit(candidate, slow=True)
-            if made is None or search.fits(made):  # or there is no time left
+            if made is None or search.fits(made):  # None: the budget is spent
                 return
 
     def _activations(self, count: int, sequence_chunks: int) -> tuple[Activations, Callable[[Call], float]]:
-        """What the forward pass of a step makes, and what its calls take."""
+        """The activations of a step's forward pass, and a function that gives the seconds of its calls."""
         step = self.of.planner(count, Variant(sequence_chunks)).step
         return Activations(step), self.of.judge.forward_seconds(step, self.of.cluster)

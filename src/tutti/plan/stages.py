@@ -1,20 +1,21 @@
-"""Stages: which part of a pipeline each node of a step belongs to.
+"""Stages: the pipeline stage of each node of a step.
 
-A plan names the stage of modules, by the longest path that covers a node, or of single forward nodes. All else follows:
+A plan names the stages of modules or of single forward nodes. The longest path that covers a node applies. The stages
+of other nodes follow:
 
-- A forward node that is not named belongs to the last stage that it reads from; what reads no activation (positions,
-  masks) to the first that reads it.
-- A parameter, and all that its update reads and writes, is at home in the first stage that reads it.
-- A backward node works where its gradients come from, as long as what it reads of the forward pass is there, else in
-  the earlier stage that has it. What sums gradients of several stages belongs to the first of them.
-- An update node works where its parameter is at home, or else its gradient is made; what reads several in the first
-  of their stages.
-- What is computed again in the backward pass works where it was computed.
-- What only the gradient of one parameter needs works where that is at home, if it can.
-- Views, and what depends on nothing but the batch and constants, belong to no stage (`Reads`).
+- An unnamed forward node belongs to the last stage that it reads from. If it reads no activations (positions, masks),
+  it belongs to the first stage that reads it.
+- The home of a parameter, and of everything that its update reads and writes, is the first stage that reads it.
+- A backward node belongs to the stage of its gradients if its forward operands are there, else to the earlier stage
+  that has them. A sum of gradients of several stages belongs to the first of these.
+- An update node belongs to the home of its parameter, else to the stage of its gradient. If it reads several, it
+  belongs to the first of their stages.
+- A recomputed node belongs to the stage of its forward node.
+- A node that only the gradient of one parameter needs belongs to the home of that parameter, if possible.
+- Views, and nodes that depend only on the batch and constants, belong to no stage (`Reads`).
 
-So forward values only ever go to later stages, and gradients to earlier ones, over any number of stages in between:
-skip connections, an encoder's output and tied embeddings need nothing of their own.
+So forward values are sent only to later stages and gradients only to earlier ones, across any number of stages. Skip
+connections, an encoder's output and tied embeddings need no special treatment.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ from tutti.ir.step_graph import BACKWARD, FORWARD, GIVEN, UPDATE, StepGraph
 
 
 class Reads:
-    """What each node of a step reads, when one looks through what is copied: views, and what depends on nothing but
-    the batch, constants and the numbers of the step, which whoever reads it makes anew.
+    """The operands of each node of a step, looking through copied nodes.
 
-    kept: inputs that are at home somewhere, in whatever graph.
+    Views, and nodes that depend only on the batch, constants and the step's numbers, are copied: each stage that reads
+    them computes them itself.
+
+    kept: names of inputs that have a home stage, even if every stage could have them.
     """
 
     def __init__(self, step: StepGraph, kept: Iterable[str] = ()):
@@ -42,7 +45,7 @@ class Reads:
         self.given = {name for name in step.inputs if _is_given(step, name)} - set(kept)
         constant = {step.inputs[name] for name in self.given if name != "seed"}  # random numbers are drawn once
         self.copied: set[fx.Node] = set()
-        self.behind: dict[fx.Node, list[fx.Node]] = {}  # what is looked at in the place of each node
+        self.behind: dict[fx.Node, list[fx.Node]] = {}  # the nodes that are read in place of each node
         for name, node in step.inputs.items():
             self.behind[node] = [] if name in self.given else [node]
         for node in step.calls:
@@ -55,22 +58,25 @@ class Reads:
             self.behind[node] = self.of(node) if node in self.copied else [node]
 
     def of(self, node: fx.Node) -> list[fx.Node]:
-        """The calls and inputs that a node reads, without those that every stage is given."""
+        """The calls and inputs that a node reads, except inputs that every stage has."""
         return list(dict.fromkeys(x for read in node.all_input_nodes for x in self.behind[read]))
 
     @cached_property
     def calls(self) -> list[fx.Node]:
-        """All that is not copied, in order."""
+        """All calls that are not copied, in order."""
         return [node for node in self.step.calls if node not in self.copied]
 
 
 def stages_of(reads: Reads, named: Mapping[str, int], kept: Mapping[str, int] | None = None) -> dict[fx.Node, int]:
-    """The stage of every call that is not copied, and of every input that is at home somewhere.
+    """The stage of every call that is not copied, and of every input that has a home.
 
-    named: path of a module, or name of a forward node (`meta["name"]`), -> stage. kept: stages of inputs, by name, that
-    lie somewhere already, for another graph of the model: it may lack a dropout, so that the names of single nodes mean
-    others, which then work where the last of what they read is made. Raises ValueError otherwise where a forward node
-    would read what a later stage makes, or a name covers nothing.
+    named: path of a module, or name of a forward node (`meta["name"]`), -> stage.
+    kept: name of an input -> its stage, if another graph of the model has placed it already. Names of single nodes may
+        then mean other nodes (this graph may lack a dropout), so a forward node belongs at least to the last stage that
+        it reads from.
+
+    Raises ValueError, unless `kept` is given, if a name covers nothing. Raises ValueError if a forward node reads a
+    value of a later stage.
     """
     step, found = reads.step, _forward(reads, named, kept is None)
     homes: dict[fx.Node, int] = {}
@@ -81,14 +87,14 @@ def stages_of(reads: Reads, named: Mapping[str, int], kept: Mapping[str, int] | 
             if x.op == "placeholder":
                 homes[x] = min(stage, homes.get(x, stage))
     for name, node in step.inputs.items():
-        if name not in reads.given:  # what is kept for a parameter lies where the parameter does
+        if name not in reads.given:  # the state of a parameter is in the parameter's stage
             parameter = step.inputs.get(f"param:{name.partition(':')[2]}", node)
             found[node] = (kept or {}).get(name, homes.get(parameter, homes.get(node, 0)))
             present.setdefault(node, set()).add(found[node])
     _backward(reads, found, present)
     for name, made in step.changed_by_forward.items():
         _check_buffer(reads, found, present, name, made)
-    of_state: set[fx.Node] = set()  # update nodes made of stored tensors
+    of_state: set[fx.Node] = set()  # update nodes that depend on stored tensors
     for node in reads.calls:
         if node.meta["phase"] == UPDATE:
             read = reads.of(node)
@@ -100,7 +106,7 @@ def stages_of(reads: Reads, named: Mapping[str, int], kept: Mapping[str, int] | 
 
 
 def alone(reads: Reads, stages: Mapping[fx.Node, int] | None = None) -> dict[fx.Node, str]:
-    """Backward nodes that only one gradient needs (by its name), and no other stage, where stages are known."""
+    """Backward nodes that only one gradient needs (-> its name) and, if stages are given, no other stage."""
     reaches: dict[fx.Node, set[str]] = defaultdict(set)
     for name in reads.step.gradient_names:
         for x in reads.behind[reads.step.outputs[name]]:
@@ -114,18 +120,18 @@ def alone(reads: Reads, stages: Mapping[fx.Node, int] | None = None) -> dict[fx.
 
 
 def _again(node: fx.Node, stage: int, read: Iterable[fx.Node], present: Mapping[fx.Node, set[int]]) -> int:
-    """What is computed again is so where it was computed. ValueError where that does not have what it reads."""
+    """The stage of a recomputed node, that of its forward node. Raises ValueError if that stage lacks its operands."""
     if elsewhere := [x for x in read if stage not in present[x]]:
-        raise ValueError(f"{node.meta['name']} of stage {stage} reads {elsewhere[0].meta['name']}, which is computed "
-                         "again in another stage: what stages send each other is to be kept")  # fmt: skip
+        raise ValueError(f"{node.meta['name']} of stage {stage} reads {elsewhere[0].meta['name']}, which another "
+                         "stage recomputes: keep the activations that stages send each other")  # fmt: skip
     return stage
 
 
 def _check_buffer(reads: Reads, found: Mapping[fx.Node, int], present: Mapping[fx.Node, set[int]], name: str,
                   made: fx.Node) -> None:  # fmt: skip
-    """ValueError for state that changes with every microbatch and that several stages read or write.
+    """Raise ValueError if several stages read or write a buffer that changes with every microbatch.
 
-    made: what it becomes.
+    made: the node that computes its new value.
     """
     node = reads.step.inputs[name]
     makers = {found[x] for x in reads.behind[made] if x in found}
@@ -138,20 +144,20 @@ def _check_buffer(reads: Reads, found: Mapping[fx.Node, int], present: Mapping[f
 
 
 def _is_given(step: StepGraph, name: str) -> bool:
-    """Whether every stage has an input: what each call is given, and buffers that never change."""
+    """Whether every stage has this input: an argument of each call, or a buffer that never changes."""
     kind = name.partition(":")[0]
     return kind in GIVEN or (kind == "buffer" and name not in step.outputs)
 
 
 def _forward(reads: Reads, named: Mapping[str, int], strict: bool) -> dict[fx.Node, int]:
-    """The stages of the forward pass. strict: whether every name has to cover something."""
+    """The stages of the forward pass. strict: raise ValueError if a name covers nothing."""
     found: dict[fx.Node, int] = {}
     forward = [n for n in reads.calls if n.meta["phase"] == FORWARD]
     used = {node: key for node in forward if (key := _covering(node, named)) is not None}
     if strict and (unknown := [key for key in named if key not in used.values()]):
         raise ValueError(f"the plan names a stage of {unknown[0]!r}, which computes nothing in the forward pass")
     for node in forward:
-        if node.target is operator.getitem:  # a part of what its maker makes
+        if node.target is operator.getitem:  # belongs to the stage of its maker
             found[node] = found.get(node.args[0], -1)  # pyright: ignore
             continue
         said = [named[used[node]]] if node in used else []
@@ -168,12 +174,12 @@ def _forward(reads: Reads, named: Mapping[str, int], strict: bool) -> dict[fx.No
         for x in reads.of(node):
             if found.get(x, 0) > found[node]:
                 raise ValueError(f"{node.meta['name']} of stage {found[node]} reads {x.meta['name']} of stage "
-                                 f"{found[x]}: values of the forward pass go to later stages")  # fmt: skip
+                                 f"{found[x]}: values of the forward pass are sent only to later stages")  # fmt: skip
     return found
 
 
 def _covering(node: fx.Node, named: Mapping[str, int]) -> str | None:
-    """The longest name that covers a node."""
+    """The longest name that covers a node; None if no name does."""
     if node.meta["name"] in named:
         return node.meta["name"]
     path = node.meta["path"]
@@ -183,9 +189,9 @@ def _covering(node: fx.Node, named: Mapping[str, int]) -> str | None:
 
 
 def _backward(reads: Reads, found: dict[fx.Node, int], present: dict[fx.Node, set[int]]) -> None:
-    """Add the stages of the backward pass. present: the stages in which each value is."""
+    """Add the stages of the backward pass. present: the stages that have each value."""
     of_one = alone(reads)
-    waiting: set[fx.Node] = set()  # what reads the forward pass alone, and can be made wherever that is
+    waiting: set[fx.Node] = set()  # nodes that read only forward values, which any stage with these can compute
 
     def settle(node: fx.Node, stage: int) -> None:
         if node in waiting:

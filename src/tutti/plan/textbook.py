@@ -1,27 +1,29 @@
-"""The textbook plans by name: `dp`, `tp4`, `zero3`, `dp2xtp2`, `cp4`, `ep4`, `pp4`, `pp2-zb-vxdp2`, ...
+"""Textbook plans by name: `dp`, `tp4`, `zero3`, `dp2xtp2`, `cp4`, `ep4`, `pp4`, `pp2-zb-vxdp2`, ...
 
 | name | axis `dp` | axis `tp` |
 |---|---|---|
-| dp | the batch is split, parameters are used whole | |
-| tp | | every matrix is split and used where it lies, the batch is whole |
-| zero1 | as dp; optimizer state is split | |
-| zero2 | as zero1; gradients are accumulated split | |
-| zero3 | as zero2; parameters are split and gathered for use | |
+ dp | splits the batch, replicates parameters | |
+ tp | | splits every matrix and computes with the parts, replicates the batch |
+ zero1 | as dp; splits the optimizer state | |
+ zero2 | as zero1; splits accumulated gradients | |
+ zero3 | as zero2; splits parameters and gathers them for use | |
 
-`cp4` splits the sequence, dim 1 of the batch, over axis `cp`, and parameters are used whole: attention is a ring.
+`cp4` splits the sequence, dim 1 of the batch, over axis `cp` and replicates parameters. Attention is a ring.
 
-`ep4` splits the experts over axis `ep`, and elsewhere the batch, as `dp` does. With a capacity, an all-to-all brings
-the slots to their experts and another back; dropless, the tokens are gathered and the partial sums scattered.
+`ep4` splits the experts over axis `ep`, and everything else along the batch, as `dp` does. With a capacity, one
+all-to-all sends the slots to their experts and another returns them. Dropless, the tokens are gathered and the partial
+sums scattered.
 
-`recompute` (`zero3xrecompute`, `pp4xrecompute`) keeps of each layer what others read of it, and computes all else again
+`recompute` (`zero3xrecompute`, `pp4xrecompute`) keeps the activations that a layer passes on and recomputes the others
 in the backward pass (`lower.recompute`).
 
-`splits2` (`tp8xsplits2`) cuts the batch into two copies, one of which computes while the other communicates
-(`lower.unroll`, `analysis.overlap`). `overlap2` (`tp8xoverlap2`) cuts only the operators between two communications,
-along the batch or the sequence (`lower.regions`).
+`splits2` (`tp8xsplits2`) cuts the batch into two copies. One computes while the other communicates (`lower.unroll`,
+`analysis.overlap`). `overlap2` (`tp8xoverlap2`) cuts only the operators between two communications, along the batch or
+the sequence (`lower.regions`).
 
-`pp4` puts a pipeline of 4 around that; a schedule may follow, by default `1f1b`: `pp4-gpipe`, `pp4-interleaved2` (two
-stages on each device), `pp4-seq1f1b8` (8 chunks of the sequence, `lower.unroll`), see `plan.schedule`.
+`pp4` makes a pipeline of 4 devices, each of which runs the rest of the plan. A schedule may follow, by default `1f1b`:
+`pp4-gpipe`, `pp4-interleaved2` (two stages per device), `pp4-seq1f1b8` (8 chunks of the sequence, `lower.unroll`). See
+`plan.schedule`.
 """
 
 from __future__ import annotations
@@ -46,8 +48,15 @@ STEMS = {**{word: word for word in WORDS}, "fsdp": "zero3"}
 
 @dataclass(frozen=True)
 class Textbook:
-    """Sizes of the axes, the ZeRO stage (0 to 3) of the data-parallel one, the pipeline around them, how much is
-    offloaded (`plan.tier`), and what is done to the step beforehand."""
+    """A textbook plan.
+
+    dp, tp, ep, cp: sizes of the axes.
+    zero: ZeRO stage (0 to 3) of the data-parallel axis.
+    pipe: the pipeline.
+    recompute: whether the backward pass recomputes activations inside layers.
+    offload: what is offloaded (`plan.tier`).
+    batch_splits, overlap_chunks: as in `Plan`.
+    """
 
     dp: int = 1
     tp: int = 1
@@ -75,18 +84,18 @@ class Textbook:
 
     @property
     def variant(self) -> Variant:
-        """Of the step that it is for."""
+        """The variant of the step that the plan requires."""
         return Variant(self.pipe.sequence_chunks, (LAYERS,) if self.recompute else (), self.batch_splits)
 
     @property
     def mesh(self) -> dict[str, int]:
-        """Of a device of the pipeline: data parallelism outside, so that tensor parallelism has the fast links."""
+        """The mesh of a pipeline device. Tensor parallelism is the innermost axis, which has the fastest links."""
         axes = (("dp", self.dp), ("cp", self.cp), ("ep", self.ep), ("tp", self.tp))
         return {axis: n for axis, n in axes if n > 1} or {"dp": 1}
 
 
 def textbook_of(name: str, mesh: Mapping[str, int]) -> Textbook | None:
-    """The textbook plan of this name, where it has this mesh."""
+    """The textbook plan with this name, or None if there is none or its mesh differs."""
     try:
         book = parse_name(name, prod(mesh.values()))
     except ValueError:
@@ -95,9 +104,9 @@ def textbook_of(name: str, mesh: Mapping[str, int]) -> Textbook | None:
 
 
 def parse_name(name: str, devices: int) -> Textbook:
-    """The textbook plan of a name on so many devices: an axis without a size takes what the others leave.
+    """The textbook plan of a name on this number of devices. An axis without a size takes the remaining devices.
 
-    Raises ValueError for a name that is none, or sizes that do not multiply to the number of devices.
+    Raises ValueError if the name is unknown, or if the sizes do not multiply to the number of devices.
     """
     sizes: dict[str, int] = {}
     zero, schedule, chunks, sequence_chunks, recompute, offload, batch_splits, overlap_chunks = (
@@ -128,11 +137,11 @@ def parse_name(name: str, devices: int) -> Textbook:
         elif match[8]:
             batch_splits = int(match[8])
             if batch_splits < 2:
-                raise ValueError(f"plan {name!r}: there are at least 2 copies of the batch")
+                raise ValueError(f"plan {name!r}: splits needs at least 2 copies of the batch")
         elif match[9]:
             overlap_chunks = int(match[9])
             if overlap_chunks < 2:
-                raise ValueError(f"plan {name!r}: regions are cut into at least 2 parts")
+                raise ValueError(f"plan {name!r}: overlap needs at least 2 parts of a region")
         elif match[1]:
             if match[1] in sizes:
                 raise ValueError(f"plan {name!r} names {match[1]} twice")
@@ -162,7 +171,7 @@ def parse_name(name: str, devices: int) -> Textbook:
         raise ValueError(f"plan {name!r}: the sequence is cut into chunks or the batch into copies, not both")
     if overlap_chunks > 1 and (pp > 1 or batch_splits > 1 or offload):
         other = "a pipeline" if pp > 1 else "copies" if batch_splits > 1 else "offload"
-        raise ValueError(f"plan {name!r}: regions do not go with {other}; leave one of them out")
+        raise ValueError(f"plan {name!r}: overlap cannot be combined with {other}; leave one of them out")
     if sequence_chunks > 1 and pp < 2:
         raise ValueError(f"plan {name!r}: chunks of the sequence need a pipeline of at least 2 devices")
     pipe = Pipe(pp, schedule, chunks, sequence_chunks)
@@ -170,7 +179,7 @@ def parse_name(name: str, devices: int) -> Textbook:
 
 
 def _schedule(name: str, axis: str, said: str) -> tuple[str, int, int]:
-    """The schedule of a pipeline, stages on each device, and chunks of the sequence."""
+    """The schedule of a pipeline, its stages per device, and its chunks of the sequence."""
     found = re.fullmatch(rf"({'|'.join(schedules())})(\d*)", said)
     if axis != "pp":
         raise ValueError(f"plan {name!r}: {axis} has no schedule; pp has")
@@ -191,7 +200,7 @@ def _schedule(name: str, axis: str, said: str) -> tuple[str, int, int]:
 
 
 def _nearest(name: str) -> str | None:
-    """The name that was meant, as far as every word of this one resembles one that there is."""
+    """The known name whose words are most similar to this one's; None if any word resembles no known word."""
     words = []
     for word, size in re.findall(r"([a-wyz]+)(\d*)", name.lower()):
         near = get_close_matches(word, STEMS, 1)

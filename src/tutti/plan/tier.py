@@ -1,12 +1,12 @@
-"""Tiers: where a tensor lies. On the *device*; or outside of it, on the *host* that it belongs to, or on *disk*.
+"""Tiers: the memory that stores a tensor. It is the *device*, or an outer tier: the *host* or the *disk*.
 
-A GPU's outer tier is the host. A CPU's device memory is the host's already, as much of it as it is allowed to use: its
-outer tier is the disk, in files that are mapped into memory.
+The outer tier of a GPU is the host. The device memory of a CPU is the host's memory, up to its limit, and its outer
+tier is the disk, as memory-mapped files.
 
-What is said of an input holds between steps and all along: an operator of the forward or backward pass reads a copy
-that is fetched for it; the update of a parameter is computed where its optimizer state lies, so that of each parameter
-no more than its gradient goes out, and no more than its new value comes back. What is said of an operator of the
-forward pass holds for its results, from when they are made until the backward pass reads them.
+The tier of an input applies during and between steps. Operators of the forward and backward pass read a copy that is
+fetched for them. The update of a parameter is computed on the tier of its optimizer state, so only the gradient is sent
+there and only the new parameter is sent back. The tier of a forward operator applies to its results, from when they are
+computed until the backward pass reads them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tutti.ir.step_graph import BACKWARD, FORWARD, GIVEN, StepGraph
 
 DEVICE, HOST, DISK = "device", "host", "disk"
 TIERS = (DEVICE, HOST, DISK)
-STATE, PARAMETERS, ACTIVATIONS = 1, 2, 3  # what is offloaded, each with all before it
-FIXED = (*GIVEN, "buffer", "grad")  # kinds of inputs that lie on the device
+STATE, PARAMETERS, ACTIVATIONS = 1, 2, 3  # what is offloaded; each level includes the previous ones
+FIXED = (*GIVEN, "buffer", "grad")  # kinds of inputs that are always on the device
 
 
 def offloaded(step: StepGraph, most: int, tier: str) -> dict[str, str]:
-    """The tiers of a plan that offloads the optimizer state, the parameters as well, and what the backward pass reads
-    of the forward pass as well."""
+    """The tiers of a plan that offloads optimizer state, then also parameters, then also activations for the backward
+    pass. most: `STATE`, `PARAMETERS` or `ACTIVATIONS`."""
     from tutti.plan.recompute import Activations
 
     found: dict[str, str] = {}
@@ -38,7 +38,7 @@ def offloaded(step: StepGraph, most: int, tier: str) -> dict[str, str]:
 
 
 def check_tiers(tiers: Mapping[str, str], step: StepGraph) -> None:
-    """Raise ValueError where a tensor cannot lie where the plan says; labels are known to be the step's."""
+    """Raise ValueError if a tensor cannot be stored on the tier that the plan names. The step must have all labels."""
     inputs = {node.meta["label"]: name.partition(":")[0] for name, node in step.inputs.items()}
     phases = {node.meta["label"]: node.meta["phase"] for node in step.calls}
     for label, tier in tiers.items():
@@ -46,10 +46,10 @@ def check_tiers(tiers: Mapping[str, str], step: StepGraph) -> None:
             raise ValueError(f"the plan keeps {label!r} on {tier!r}; a tier is one of {', '.join(TIERS)}")
         if inputs.get(label) in FIXED:
             raise ValueError(
-                f"the plan keeps {label!r} on tier {tier}; a {inputs[label]} lies on the device: what may lie "
-                "elsewhere is parameters, optimizer state and results of the forward pass"
+                f"the plan keeps {label!r} on tier {tier}; a {inputs[label]} is stored on the device: only "
+                "parameters, optimizer state and results of the forward pass can be offloaded"
             )
         if label not in inputs and phases.get(label) != FORWARD:
             phase = {BACKWARD: "backward pass"}.get(phases.get(label, ""), "update")
-            raise ValueError(f"the plan keeps {label!r} on tier {tier}, which the {phase} makes: what waits for the "
-                             "backward pass is made by the forward pass")  # fmt: skip
+            raise ValueError(f"the plan keeps {label!r} on tier {tier}, which the {phase} makes: only results of "
+                             "the forward pass can be offloaded")  # fmt: skip

@@ -1,4 +1,4 @@
-"""A name for a plan that was searched: which axes are data, expert or tensor parallel, and the ZeRO stage."""
+"""Names of searched plans: which axes are data, expert or tensor parallel, and the ZeRO stage."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tutti.plan.roles import STATELESS
 
 
 def title(plan: Plan, problem: Problem) -> str:
-    """`dp4xtp2xzero1`: what each axis does to most of the arithmetic.
+    """A name such as `dp4xtp2xzero1`, by what each axis does to most of the FLOPs.
 
-    ep: it splits the experts; tp: something else that a weight has; dp: what it has not. zero3: along dp most bytes of
-    parameters lie split too; zero1: most of the optimizer state does.
+    ep: the axis splits the experts; tp: it splits another dim of the weight; dp: it splits a dim that the weight lacks.
+    zero3: most bytes of parameters are split along dp; zero1: most bytes of optimizer state are.
     """
     sizes: dict[str, int] = {}
     zero = 0
@@ -42,13 +42,13 @@ def _role(plan: Plan, problem: Problem, axis: str) -> str:
             role = "idle" if choice is None else "tp" if choice.factor in problem.weight_factors(o) else "dp"
             if choice and choice.factor and choice.factor == experts.factors.get(o.label):
                 role = "ep"
-            # Without a weight, one cannot tell: the gradient of a weight, attention.
+            # Without a weight the role is unknown: the gradient of a weight, attention.
             flops[role] += o.count * o.flops if o.label in problem.weight_operand or choice is None else 0
     return flops.most_common(1)[0][0] if flops else "idle"
 
 
 def _share(plan: Plan, operators: list[Operator], axis: str) -> float:
-    """Of their bytes, those that the axis splits."""
+    """The share of the operators' bytes that the axis splits."""
     total = sum(o.count * o.outputs[0].bytes for o in operators)
     split = [o for o in operators if isinstance(plan.input_layout(o.label)[axis], Split)]
     return sum(o.count * o.outputs[0].bytes for o in split) / total if total else 0.0

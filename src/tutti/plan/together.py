@@ -1,7 +1,7 @@
-"""Functions that share stored tensors, planned together: the layouts of what they share minimise the weighted sum.
+"""Plans functions that share stored tensors together: the shared layouts minimize the weighted sum of their costs.
 
-Each function is a cost network of its own (`plan.sharding_problem`). The networks stand side by side, their costs times
-weights, and a pair joins the variables of a shared input: states in which it lies differently are impossible.
+Each function is a cost network (`plan.sharding_problem`). They are combined into one network with weighted costs. A
+pair connects the variables of a shared input and makes different layouts impossible.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tutti.plan.planner import Candidate
 
 @dataclass(frozen=True)
 class Together:
-    """plans: of each function. cost: the weighted sum of their modelled seconds. bound: no other layouts cost less."""
+    """plans: one per function. cost: weighted sum of their modelled seconds. bound: lower bound of the cost."""
 
     plans: list[Plan]
     cost: float
@@ -34,12 +34,15 @@ def plan_together(
     seconds: float = 60.0,
     given: Mapping[str, Layout] | None = None,
 ) -> Together:
-    """The cheapest plans on one mesh in which shared inputs lie alike.
+    """The cheapest plans on one mesh in which shared inputs have the same layouts.
 
-    candidates: of each function, all on one mesh. weights: how often each runs. stored: of each function, the names of
-    its stored inputs with their labels in its graph. given: layouts, by name, that are taken for granted.
+    candidates: one per function, all on one mesh.
+    weights: number of runs of each function.
+    stored: for each function, name of a stored input -> its label in the function's graph.
+    seconds: budget of nominal seconds of work.
+    given: fixed layouts, by name.
 
-    Raises ValueError where no layout suits all functions.
+    Raises ValueError if no layout is possible for all functions.
     """
     network = Network()
     for i, (candidate, weight) in enumerate(zip(candidates, weights, strict=True)):
@@ -76,6 +79,6 @@ def _name(number: int, variable: str) -> str:
 
 
 def _alike(a: Candidate, of_a: str, b: Candidate, of_b: str) -> np.ndarray:
-    """0 where an input lies alike in both functions, else `NEVER`."""
+    """0 for equal layouts of an input in both functions, `NEVER` for others."""
     ours, theirs = a.layouts(of_a), b.layouts(of_b)
     return np.array([[0.0 if x == y else NEVER for y in theirs] for x in ours])

@@ -1,5 +1,4 @@
-"""What is done to a step's graph before it is planned: its sequence in chunks, its batch in copies, operators computed
-again."""
+"""Variants of a step's graph that are planned: chunks of the sequence, copies of the batch, and recomputation."""
 
 from __future__ import annotations
 
@@ -8,9 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Variant:
-    """sequence_chunks: number of chunks of the sequence (`lower.unroll`). recompute: labels of forward nodes that the
-    backward pass recomputes (`lower.recompute`), as they are with the sequence in those chunks. batch_splits: number of
-    parts of the batch, one of which computes while another communicates (`lower.unroll`)."""
+    """A variant of a step's graph.
+
+    sequence_chunks: number of chunks of the sequence (`lower.unroll`).
+    recompute: labels of forward nodes that the backward pass recomputes (`lower.recompute`), in the graph with these
+        chunks.
+    batch_splits: number of parts of the batch, one of which computes while another communicates (`lower.unroll`).
+    """
 
     sequence_chunks: int = 1
     recompute: tuple[str, ...] = ()
@@ -18,4 +21,4 @@ class Variant:
 
 
 PLAIN = Variant()
-LAYERS = "layers"  # in the place of labels: all of layers that others do not read
+LAYERS = "layers"  # in place of labels: all activations of layers that no other layer reads

@@ -1,7 +1,7 @@
-"""Work: the clock that a search goes by. It counts what is done, so that a busy machine finds the same plan.
+"""Work: a deterministic clock for the search.
 
-Seconds are nominal: what each kind of work takes on one core that does nothing else (of 2024, about), whatever it
-takes here and now.
+It counts the work of a search in nominal seconds, so that the result does not depend on the machine's load.
+A nominal second is roughly what the work takes on one idle core of 2024.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 CAPTURED = 3.5e-4  # seconds to capture a node of a step
-SIMULATED = 4.5e-4  # to lower and simulate one
-STATE = 1.2e-4  # to price a state of a cost network
-SWEPT, PAIR = 1e-8, 1.5e-5  # to sweep over an entry of its tables, and to begin with a pair
-SOLVED = 1e-4  # for an entry of an integer program
+SIMULATED = 4.5e-4  # seconds to lower and simulate a node
+STATE = 1.2e-4  # seconds to price a state of a cost network
+SWEPT, PAIR = 1e-8, 1.5e-5  # seconds of a sweep: per table entry, and per pair
+SOLVED = 1e-4  # seconds per entry of an integer program
 
 
 @dataclass
 class Work:
-    """What has been done so far, in nominal seconds."""
+    """Accumulates the nominal seconds of the work done so far."""
 
     seconds: float = 0.0
 
@@ -31,7 +31,7 @@ class Work:
         self.seconds += STATE * states
 
     def sweep(self, pairs: int, entries: int, times: int) -> None:
-        """Sweeps over a cost network with so many pairs, and entries in their tables."""
+        """Count `times` sweeps over a cost network with this number of pairs and table entries."""
         self.seconds += times * (PAIR * pairs + SWEPT * entries)
 
     def solve(self, entries: int) -> None:
