@@ -89,7 +89,7 @@ def test_what_cannot_be_cut_is_an_error():
     with pytest.raises(ValueError, match="at least 2 copies"):
         parse_name("tp2xsplits1", 2)
     cluster = tutti.Cluster.parse("h100:2")
-    with pytest.raises(ValueError, match="one for 2 copies of the batch; the step has 1"):
+    with pytest.raises(ValueError, match="needs a step with 2 copies of the batch, not 1"):
         Planner(graph("llama"), cluster).named("tp2xsplits2")
     plan = Planner(graph("llama"), cluster).named("tp2")
     with pytest.raises(ValueError, match="the plan cuts the batch into 2 copies, the step into 1"):

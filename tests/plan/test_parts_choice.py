@@ -45,7 +45,7 @@ def test_one_long_sequence_is_hidden_by_its_regions(graph):
     assert best.name == "auto-tp2xoverlap2" and best.overlap_chunks == 2
     assert best.predicted.communication_seconds < 0.5 * whole.predicted.communication_seconds
     assert best.predicted.step_seconds < whole.predicted.step_seconds
-    assert any("cannot be had in copies: the batch cannot be cut" in line for line in told)
+    assert any("cannot be split into copies: the batch cannot be cut" in line for line in told)
     again = dry_run(graph, best, made.cluster, "O2").prediction()
     assert again == best.predicted, "what is kept of the plan is what was judged"
 

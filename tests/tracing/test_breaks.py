@@ -35,7 +35,7 @@ EXPECTED = {
     "masks": ("kept = x[x > 2]", "shape of a result", "weighted by the mask"),
     "catches": ("if x.sum() > 0:", "on the value of a tensor", "torch.cond"),
     "fails_in_torch": ("return x + torch.ones(4)", "an exception", "before the call"),
-    "asserts": ('assert x.sum() > 0, "not positive"', "assert", "left out"),
+    "asserts": ('assert x.sum() > 0, "not positive"', "assert", "omitted"),
     "collects": ('while found["halves"][-1].norm() > 1', "while", "torch.where"),
     "draws": ("own = torch.Generator().manual_seed(3)", "separate generator", "torch.manual_seed"),
     "walks": ("if part.sum() > 3:", "on the value of a tensor", "torch.where"),

@@ -12,7 +12,7 @@ CHANGES = {
     "size": (lambda x: x * 2, [(X,), (torch.ones(5, 3),)], "x had 4 elements along dim 0, now 5"),
     "dtype": (lambda x: x * 2, [(X,), (X.double(),)], "x was Float, now Double"),
     "rank": (lambda x: x * 2, [(X,), (X[0],)], "x had 2 dims, now 1"),
-    "gradient": (lambda x: x * 2, [(X,), (X.clone().requires_grad_(),)], "x requires a gradient"),
+    "gradient": (lambda x: x * 2, [(X,), (X.clone().requires_grad_(),)], "x now requires a gradient"),
     "length": (lambda xs: xs[0] * len(xs), [([X],), ([X, X],)], "xs had 1 entries"),
     "value": (lambda x, how: x * (2 if how == "a" else 3), [(X, "a"), (X, "b")], "how was 'a', now something else"),
     "identity": (lambda x, y: x.sum() * y, [(X, X), (X, X.clone())], "x and y were the same object"),
