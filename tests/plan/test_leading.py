@@ -66,6 +66,7 @@ def test_estimates_are_near_what_is_simulated():
             assert estimate.bytes == pytest.approx(plan.peak_bytes, rel=0.5), (book, count)
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_the_message_says_what_the_leanest_needs_and_what_would_do():
     with pytest.raises(ValueError) as failed:
         tight(0.01, budget=5.0).best()
