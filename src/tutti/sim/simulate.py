@@ -119,7 +119,7 @@ def simulate(
         replays[program.rank] = played
         tasks[program.rank] = tasks_of(played, Prices(cluster, program))
         memories[program.rank] = memory(played, platform(cluster.device), held)
-    clock = Clock(tasks, mesh, slower)
+    clock = Clock(tasks, mesh, slower, cluster.device.yields)
     seconds = clock.run()
     work = sum(task.flops for todo in tasks.values() for task in todo) * devices(mesh) / len(programs)
     return Simulation(seconds, work, mesh, tasks, clock.spans, clock.stalls, memories, replays)
