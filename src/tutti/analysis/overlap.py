@@ -20,7 +20,7 @@ from tutti.analysis.segments import BREAKS
 from tutti.hardware import Cluster
 from tutti.ir.op_info import FLOPS
 from tutti.lower.collectives import COLLECTIVES
-from tutti.lower.jobs import Job, headroom, makespan, overlapped, peak
+from tutti.lower.jobs import Job, makespan, overlapped, peak
 from tutti.lower.order import arrange
 from tutti.lower.program import Program
 from tutti.lower.transfers import TRANSFERS
@@ -36,8 +36,8 @@ Order = list[tuple[int, Unit]]  # units with their indices, which are equal on a
 
 
 def order(program: Program, cluster: Cluster, level: str) -> Order:
-    """The units of a Program in a better order. Empty if it has no communication to hide, if the better order needs
-    memory that neither the device has nor the given order needs, or if it uses tiers, whose transfers keep their order.
+    """The units of a Program in a better order. Empty if it has no communication to hide, if only the given order fits
+    into memory, or if it uses tiers, whose transfers keep their order.
 
     Does not change the graph.
     """
@@ -58,12 +58,9 @@ def order(program: Program, cluster: Cluster, level: str) -> Order:
     if not any(node.users.keys() - {graph.output_node()} - set(found[-1]) for node in found[-1]):
         best.sort(key=lambda i: i == len(found) - 1)  # copies of outputs stay at the end
     gains = makespan(jobs, best) < GAIN * waiting
-    if (
-        gains and (needs := peak(jobs, best, sizes, kept)) > room
-    ):  # the order of the units may need more than that given
-        inputs = sum(storage.bytes for storage in before.inputs.values())
-        given_needs = memory(before, platform(cluster.device)).peak - inputs
-        gains = needs <= given_needs + headroom(given_needs)
+    free = cluster.device.memory - sum(storage.bytes for storage in before.inputs.values())
+    if gains and peak(jobs, best, sizes, kept) > free:  # the order of the units may need more than the given one
+        gains = memory(before, platform(cluster.device)).peak > cluster.device.memory
     if not gains:
         take_back_views(graph)
     _restore(graph, given)
