@@ -106,3 +106,9 @@ def test_kernels_reach_a_share_of_the_bandwidth():
     assert gpu.stream_seconds(1e12) == pytest.approx(2.0)
     square = (1, 4096, 4096, 4096, "bfloat16")
     assert gpu.matmul_seconds(*square, kind="grouped") == pytest.approx(2 * gpu.matmul_seconds(*square))
+
+
+def test_the_slowest_of_more_devices_is_slower():
+    gpu = replace(DEVICE, varies=0.01)
+    assert gpu.slowest(1) == DEVICE.slowest(512) == 1.0
+    assert 1.02 < gpu.slowest(8) < gpu.slowest(512) < 1.04

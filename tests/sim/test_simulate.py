@@ -21,7 +21,8 @@ from tutti.sim.simulate import dtype_of, simulate
 
 aten = torch.ops.aten
 H100 = Cluster.parse("h100:8")
-STEADY = replace(H100, device=replace(H100.device, yields=0.0))  # computes at full speed beside collectives
+# equal devices, which compute at full speed beside collectives
+STEADY = replace(H100, device=replace(H100.device, yields=0.0, varies=0.0))
 ONE = Cluster.parse("h100:1")
 BF16 = torch.bfloat16
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import ceil
+from math import ceil, log, sqrt
 
 import torch
 
@@ -75,6 +75,7 @@ class Device:
     attention: "forward" and "backward": the share of the peak that fused attention reaches, over the number of keys.
         If it is empty, attention runs at `rate`.
     yields: share of its speed that computation loses while collectives run on the device too.
+    varies: standard deviation of the time that devices of this kind take for the same work, as a share.
     beside: memory outside the device; None assumes something typical (`outside`).
     overlaps: whether it computes at full speed while collectives run. None: all devices do except CPUs, whose cores
         carry the bytes themselves.
@@ -93,6 +94,7 @@ class Device:
     streams: Mapping[str, Curve] = field(default_factory=dict, hash=False, repr=False)
     attention: Mapping[str, Ramp] = field(default_factory=dict, hash=False, repr=False)
     yields: float = 0.0
+    varies: float = 0.0
     beside: Outer | None = None
 
     @property
@@ -133,6 +135,11 @@ class Device:
     def reached(self) -> float:
         """Bytes/s of the memory that kernels reach."""
         return self.bandwidth * self.efficiency.get("memory", 1.0)
+
+    def slowest(self, count: int) -> float:
+        """The time that the slowest of so many devices takes for the same work, as a multiple of the usual one: the
+        largest of k standard normal numbers is about sqrt(2 ln k)."""
+        return 1 + self.varies * sqrt(2 * log(count))
 
     def attention_rate(self, dtype: Dtype, kind: str, keys: int, width: int) -> float:
         """FLOP/s of fused attention over so many keys with heads of this width. kind: "attention" or

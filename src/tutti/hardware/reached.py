@@ -57,4 +57,8 @@ FLASH_B200: Mapping[str, Ramp] = {"forward": Ramp(0.6, 1600), "backward": Ramp(0
 # Compute-Communication Overlap in GPU-Accelerated Distributed Deep Learning" (arXiv 2507.03114).
 YIELDS = 1 - 1 / 1.189
 
+# Equal GPUs differ by 8 % on average, between the ends of box plots, 5.4 standard deviations: P. Sinha et al., "Not All
+# GPUs Are Created Equal" (SC'22, arXiv 2208.11035). A step waits for the slowest.
+VARIES = 0.08 / 5.4
+
 SOURCE = "what kernels reach: tutti.hardware.reached"
