@@ -1,0 +1,174 @@
+"""Predicted against published: training runs of several sources through the presets of the command line.
+
+The rows are in benchmarks/published_runs/runs.json, with a transformers config for each model. Each is predicted as by
+`tutti plan --model CONFIG --cluster CLUSTER --plan PLAN --accumulate N` and `tutti dryrun`: our own Program of the plan
+named there, AdamW in bfloat16 with float32 master weights, at O2. No constant is fitted to these or other steps: what
+kernels reach is from published measurements of kernels (`tutti.hardware.reached`).
+
+The plan is the nearest that has a name. What a run does otherwise than our Program counts as error: attention that is
+not fused (2021 and 2022), precision of the optimizer, selective recomputation, a GPU with less power than the preset's.
+
+`error_bar` is what two thirds of the rows stay within, by kind. It is what the command line prints beside a prediction
+(`tutti.sim.error_bars`). Predictions are cached by row and by the source of this package, so that a run that was
+interrupted goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import harness
+import tutti
+from tutti.cli.workload import Captured, Workload
+from tutti.hardware import Cluster, machine
+from tutti.plan.planner import Planner
+from tutti.plan.textbook import parse_name
+from tutti.sim.dryrun import dry_run
+from tutti.sim.error_bars import DENSE, EXPERTS, MEMORY, kind_of, within
+
+DATA = Path(__file__).parent / "published_runs"
+QUICK = ("S4", "M1", "S6")
+LEVEL = "O2"
+NAMES = {  # plans that have no name in ours: the nearest
+    "zero3 with selective recomputation": "zero3xrecompute",
+    "tp8, sequence parallel, selective recomputation": "tp8",
+    "pp8-interleaved3xtp8, selective recomputation": "pp8-interleaved3xtp8",
+}
+Row = dict[str, Any]
+
+
+def published(quick: bool = False) -> list[Row]:
+    rows: list[Row] = json.loads((DATA / "runs.json").read_text())["rows"]
+    return [row for row in rows if row["row"] in QUICK] if quick else rows
+
+
+def predicted(row: Row) -> Row:
+    """The prediction of a row's step."""
+    start = time.perf_counter()
+    cluster, name, count = Cluster.parse(row["cluster"]), NAMES.get(row["plan"], row["plan"]), row["microbatches"]
+    workload = Workload(str(DATA / row["config"]), row["global_batch"], row["sequence"])
+    captured = Captured(workload, lambda _: None)
+    variant = parse_name(name, cluster.size).variant
+    graph = captured.graph(count, variant)
+    made = dry_run(graph, Planner(graph, cluster, (), count, variant).named(name), cluster, LEVEL)
+    foreseen = made.prediction()
+    return {
+        "plan": name, "kind": kind_of(made), "predicted_seconds": foreseen.step_seconds,
+        "communication_seconds": foreseen.communication_seconds, "bubble_seconds": made.bubble,
+        "predicted_gib": foreseen.peak_bytes / 2**30, "fits": foreseen.peak_bytes <= cluster.device.memory,
+        "took": round(time.perf_counter() - start, 1),
+    }  # fmt: skip
+
+
+def cached(row: Row, source: str) -> Row:
+    """`predicted`, or what an earlier run with the same source found."""
+    key = hashlib.sha256(json.dumps([row, source]).encode()).hexdigest()[:24]
+    file = machine.FOLDER / "published" / f"{key}.json"
+    if not file.is_file():
+        machine.write(file, json.dumps(predicted(row)))
+    return json.loads(file.read_text())
+
+
+def source() -> str:
+    """A hash of this package's source: other prices give other predictions."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(tutti.__file__).parent.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def judged(row: Row, found: Row) -> Row:
+    """A row of the result."""
+    seconds, gib = row["step_seconds"], row["peak_gib"]
+    return {
+        "row": row["row"], "model": Path(row["config"]).stem, "cluster": row["cluster"], "plan": found["plan"],
+        "kind": found["kind"], "published_seconds": seconds, "predicted_seconds": round(found["predicted_seconds"], 4),
+        "error": round(found["predicted_seconds"] / seconds - 1, 4),
+        "published_gib": gib, "predicted_gib": round(found["predicted_gib"], 2),
+        "memory_error": round(found["predicted_gib"] / gib - 1, 4) if gib else None,
+        "fits": found["fits"], "source": row["source"].split(" (")[0].split(", ")[0], "took": found["took"],
+    }  # fmt: skip
+
+
+def errors(rows: Iterable[Mapping[str, Any]], what: str = "error") -> list[float]:
+    return [abs(row[what]) for row in rows if row[what] is not None]
+
+
+def summary(found: Sequence[float]) -> dict[str, float]:
+    return {
+        "rows": len(found), "mean": round(statistics.mean(found), 4), "median": round(statistics.median(found), 4),
+        "largest": round(max(found), 4), "error_bar": round(within(found), 4),
+    }  # fmt: skip
+
+
+def by_kind(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    of = {kind: errors(row for row in rows if row["kind"] == kind) for kind in (DENSE, EXPERTS)}
+    return {kind: summary(found) for kind, found in {**of, MEMORY: errors(rows, "memory_error")}.items() if found}
+
+
+def by_source(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
+    of: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        of[row["source"]].append(row)
+    yield from of.items()
+
+
+def run(quick: bool) -> dict[str, Any]:
+    rows, same = [], source()
+    for row in published(quick):
+        rows.append(judged(row, cached(row, same)))
+        r = rows[-1]
+        memory = "" if r["memory_error"] is None else f", memory {100 * r['memory_error']:+.1f} %"
+        harness.say(f"{r['row']:5} {r['model']:16} {r['predicted_seconds']:9.3f} s predicted, "
+                    f"{r['published_seconds']:9.3f} published: {100 * r['error']:+6.1f} %{memory}")  # fmt: skip
+    kinds = by_kind(rows)
+    for kind, found in kinds.items():
+        harness.say(f"{kind}: mean error {100 * found['mean']:.1f} % of {found['rows']} rows")
+    if not quick:
+        draw(rows, harness.RESULTS / "published.svg")
+    return {
+        "by_kind": kinds,
+        "by_source": {name: summary(errors(group)) for name, group in by_source(rows)},
+        "too_fast": sum(row["error"] < 0 for row in rows),
+        "refused": [row["row"] for row in rows if not row["fits"]],
+        "rows": rows,
+    }
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Predicted over published seconds of each row, with the error bar of its kind."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    pyplot.rcParams["svg.hashsalt"] = "tutti"
+    figure, axes = pyplot.subplots(figsize=(8, 3))
+    bars, colors, place = by_kind(rows), {DENSE: "#3b6ea5", EXPERTS: "#c07830"}, 0
+    names: list[str] = []
+    axes.axhline(1.0, color="#9aa7b4", linewidth=1)
+    for kind, color in colors.items():
+        those = [row for _, group in by_source(rows) for row in group if row["kind"] == kind]
+        at = range(place, place + len(those))
+        ratios = [1 + row["error"] for row in those]
+        bar = [ratio * bars[kind]["error_bar"] for ratio in ratios] if those else []
+        axes.errorbar(list(at), ratios, yerr=bar, fmt="o", color=color, capsize=3, label=kind)
+        names += [row["row"] for row in those]
+        place += len(those)
+    axes.set_xticks(range(len(names)), names)
+    axes.set(ylabel="predicted / published time", xlabel="row of published_runs/runs.json")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    path.write_text("".join(f"{line.rstrip()}\n" for line in path.read_text().splitlines()))
+
+
+if __name__ == "__main__":
+    harness.main(run, __file__, packages=("transformers",))
