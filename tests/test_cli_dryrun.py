@@ -13,6 +13,7 @@ from tutti.hardware import Cluster
 from tutti.plan.explain import seconds, size
 from tutti.plan.planner import Planner
 from tutti.sim.dryrun import dry_run
+from tutti.sim.error_bars import DENSE, spread
 from tutti.sim.restart import Storage, restart
 from tutti.tracing.load import load
 
@@ -46,7 +47,8 @@ def test_prints_what_the_simulation_found_and_writes_both_files(model, graph, pl
     made = dry_run(graph, tutti.Plan.load(plan), Cluster.parse("h100:4"), "O2")
     exposed = sum(row[3] for row in made.communication().values())
     assert out.startswith("plan dp2xtp2 at O2 on h100:4: dp 2 x tp 2\n")
-    assert f"{seconds(made.seconds)}: {seconds(made.compute)} computing, {seconds(exposed)} waiting" in out
+    off = spread(DENSE, made.cluster)
+    assert f"{seconds(made.seconds)}{off}: {seconds(made.compute)} computing, {seconds(exposed)} waiting" in out
     assert f"{100 * made.fraction_of_peak:.1f} %" in out
     assert f"{size(made.memory.peak)} per device at the peak\n" in out
     for (kind, axis), (count, sent, *_) in made.communication().items():
@@ -63,7 +65,7 @@ def test_level_overlap_and_another_cluster(model, plan, capsys):
         code, out, err = run(capsys, "dryrun", plan, "--model", model, *OPTIONS, *more)
         assert code == 0, err
         line = next(line for line in out.splitlines() if line.startswith("step"))
-        number, unit = line.split(":")[0].split()[1:]
+        number, unit = line.split(":")[0].split()[1:3]
         return float(number) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[unit]
 
     plain = step()

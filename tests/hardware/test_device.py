@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tutti.hardware import Device, Link
-from tutti.hardware.curve import Curve, Grid
-from tutti.hardware.device import FAMILIES, quantized_flops
+from tutti.hardware.curve import Curve, Grid, Ramp
+from tutti.hardware.device import FAMILIES, FILL, quantized_flops
 
 DEVICE = Device("toy", {"float32": 10e12, "bfloat16": 40e12}, 16e9, 1e12, efficiency={"bfloat16": 0.5})
 
@@ -53,14 +53,16 @@ def test_a_product_is_as_slow_as_arithmetic_or_memory():
 def test_tiles_and_waves_are_whole():
     """128 units, tiles of 256 x 128: 4096 x 1024 are 128 tiles, one wave; one row more is 136 tiles and two waves."""
     even, more = quantized_flops(128, 1, 4096, 4096, 1024), quantized_flops(128, 1, 4097, 4096, 1024)
-    assert even == 2 * 4096 * 4096 * 1024
+    assert even == 2 * 4096 * (4096 + FILL) * 1024
     assert 1.2 * even < more <= 2 * even
     assert quantized_flops(0, 1, 4097, 4096, 1024) == 2 * 4097 * 4096 * 1024
 
 
 def test_few_tiles_are_divided_along_the_inner_dim():
     whole = quantized_flops(128, 1, 128, 8192, 128)
-    assert whole == pytest.approx(2 * 128 * 64 * 64 * (8192 / 16) / 0.6)  # 4 tiles of 64 x 64 in 16 slices: one wave
+    assert whole == pytest.approx(
+        2 * 128 * 64 * 64 * (8192 / 16 + FILL) / 0.6
+    )  # 4 tiles of 64 x 64 in 16 slices: one wave
     assert quantized_flops(128, 16, 128, 8192, 128) < 16 * whole
 
 
@@ -88,3 +90,25 @@ def test_streams_of_a_preset_are_bytes_over_bandwidth():
     assert {DEVICE.stream_seconds(1e12, family) for family in FAMILIES} == {1.0}
     with pytest.raises(ValueError, match="no family of operators 'sinh'; known are add, update, "):
         DEVICE.stream_seconds(1.0, "sinh")
+
+
+def test_attention_reaches_more_with_more_keys_and_heads_of_128():
+    gpu = replace(DEVICE, attention={"forward": Ramp(0.5, 1000), "backward": Ramp(0.25, 1000)})
+    assert gpu.attention_rate("bfloat16", "attention", 1000, 128) == pytest.approx(40e12 / 4)
+    assert gpu.attention_rate("bfloat16", "attention_backward", 1000, 128) == pytest.approx(40e12 / 8)
+    assert gpu.attention_rate("bfloat16", "attention", 1000, 64) == pytest.approx(0.9 * 40e12 / 4)
+    assert gpu.attention_rate("bfloat16", "attention", 3000, 256) == pytest.approx(0.8 * 40e12 * 3 / 8)
+    assert gpu.attention_rate("float32", "attention", 1000, 128) == DEVICE.rate("float32")
+
+
+def test_kernels_reach_a_share_of_the_bandwidth():
+    gpu = replace(DEVICE, efficiency={"memory": 0.5, "bfloat16": 0.5, "grouped bfloat16": 0.25})
+    assert gpu.stream_seconds(1e12) == pytest.approx(2.0)
+    square = (1, 4096, 4096, 4096, "bfloat16")
+    assert gpu.matmul_seconds(*square, kind="grouped") == pytest.approx(2 * gpu.matmul_seconds(*square))
+
+
+def test_the_slowest_of_more_devices_is_slower():
+    gpu = replace(DEVICE, varies=0.01)
+    assert gpu.slowest(1) == DEVICE.slowest(512) == 1.0
+    assert 1.02 < gpu.slowest(8) < gpu.slowest(512) < 1.04

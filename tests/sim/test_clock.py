@@ -126,3 +126,10 @@ def test_busy_and_idle_make_up_the_time_of_every_stream(drawn, overlaps, slower)
             ends = [s.end for s in clock.spans if s.rank == rank]
             assert busy + stalled == pytest.approx(max(ends))
         assert busy <= total + 1e-9
+
+
+def test_computation_yields_to_collectives_in_flight():
+    """Half a second of collective beside one of computation, which runs at four fifths of its speed meanwhile."""
+    assert Clock({0: [reduce(0.5), compute(1.0)]}, {"dp": 1}, yields=0.2).run() == pytest.approx(1.1)
+    assert Clock({0: [reduce(5.0), compute(1.0), compute(1.0)]}, {"dp": 1}, yields=0.2).run() == 5.0
+    assert Clock({0: [compute(1.0), reduce(0.5)]}, {"dp": 1}, yields=0.2).run() == 1.5

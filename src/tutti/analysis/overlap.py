@@ -38,8 +38,8 @@ Order = list[tuple[int, Unit]]  # units with their indices, which are equal on a
 
 
 def order(program: Program, cluster: Cluster, level: str) -> Order:
-    """The units of a Program in a better order. Empty if it has no communication to hide, or if it uses tiers, whose
-    transfers keep their order.
+    """The units of a Program in a better order. Empty if it has no communication to hide, if only the given order fits
+    into memory, or if it uses tiers, whose transfers keep their order.
 
     Does not change the graph.
     """

@@ -16,6 +16,7 @@ from tutti.cli.workload import Captured, Workload
 from tutti.hardware import Cluster
 from tutti.plan.explain import mesh_name, seconds, size
 from tutti.sim.dryrun import dry_run
+from tutti.sim.error_bars import MEMORY, kind_of, spread
 from tutti.sim.gantt import save_gantt
 from tutti.sim.memory_picture import save_memory
 from tutti.sim.picture import check_suffix
@@ -102,7 +103,8 @@ def _show(made: DryRun, console: Console) -> None:
     predicted = made.prediction()
     exposed, carried = predicted.communication_seconds, predicted.transfer_seconds
     device = made.cluster.device
-    console.print(f"step       {seconds(made.seconds)}: {seconds(made.compute)} computing, "
+    off = spread(kind_of(made), made.cluster)
+    console.print(f"step       {seconds(made.seconds)}{off}: {seconds(made.compute)} computing, "
                   f"{seconds(exposed)} waiting for communication"
                   + (f", {seconds(carried)} for transfers between tiers" if carried else "")
                   + (f", {seconds(made.bubble)} for the pipeline" if made.bubble else ""))  # fmt: skip
@@ -110,7 +112,7 @@ def _show(made: DryRun, console: Console) -> None:
     console.print(f"of peak    {100 * made.fraction_of_peak:.1f} %: {made.flops:.3g} FLOP a step, "
                   f"{made.cluster.size} devices of {each:.3g} FLOP/s")  # fmt: skip
     over = "" if memory.peak <= device.memory else f": more than the {size(device.memory)} of the device"
-    console.print(f"memory     {size(memory.peak)} per device at the peak{over}")
+    console.print(f"memory     {size(memory.peak)}{spread(MEMORY, made.cluster)} per device at the peak{over}")
     for tier, count in memory.tiers.items():
         has, more = device.outside.memory, ""
         if count > has:

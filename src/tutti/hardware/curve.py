@@ -1,4 +1,5 @@
-"""Measured seconds with interpolation: over bytes (`Curve`) and over matrix shapes (`Grid`)."""
+"""Measured seconds with interpolation: over bytes (`Curve`) and over matrix shapes (`Grid`). Shares of a peak over
+lengths (`Ramp`)."""
 
 from __future__ import annotations
 
@@ -48,6 +49,17 @@ class Curve:
         i = bisect_right(self._bytes, count)
         (x0, y0), (x1, y1) = self.points[i - 1], self.points[i]
         return y0 + (y1 - y0) * (count - x0) / (x1 - x0)
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """The share of a peak that work of some length reaches: `most` of infinite length, half of it at `half`."""
+
+    most: float
+    half: float
+
+    def at(self, length: float) -> float:
+        return self.most * length / (length + self.half)
 
 
 @dataclass(frozen=True)

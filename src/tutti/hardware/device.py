@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import ceil
+from math import ceil, log, sqrt
 
 import torch
 
-from tutti.hardware.curve import Curve, Grid
+from tutti.hardware.curve import Curve, Grid, Ramp
 
 Dtype = torch.dtype | str
 
@@ -24,6 +24,15 @@ FAMILIES = ("add", "update", "sum", "compare", "where", "exp", "tanh", "erf", "g
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.8), (64, 128, 0.8), (64, 64, 0.6))
 SMALLEST_K = 64  # assumed: a slice of the inner dim is not divided further between units
 MOST_SLICES = 16  # assumed: of the inner dim, between units (split-k)
+
+# Steps of the inner dim that a tile's first loads and its result cost. In the tables of ai-dynamo/aiconfigurator
+# (systems/data, gemm_perf, bfloat16, 8192 rows and more), products of inner dim 512 reach 0.87 (A100) and 0.88 (H100)
+# of the rate of those of 16384, products of 1024 reach 0.94: as if 64 steps were added.
+FILL = 64
+
+# Heads of 64 numbers reach 0.9 of the rate of heads of 128, wider ones 0.8: FlashAttention-3 (arXiv 2407.08608),
+# figures 5 to 7, FlashAttention-2 on an H100; SimuMax, configs/system, heads of 192 and 128 on an A100 and a B200.
+NARROW, WIDE = 0.9, 0.8
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,9 @@ class Device:
     memory: bytes.
     bandwidth: bytes/s of the memory, reads and writes together.
     efficiency: share of the peak that large matrix products reach, by dtype name; 1 if it is missing. Other work has
-        keys such as "attention float32", which default to those of matrix products.
+        keys such as "attention float32", which default to those of matrix products: of "attention",
+        "attention_backward", "convolution", "convolution_backward", and "grouped" for products in groups. "memory" is
+        the share of the bandwidth that kernels reach.
     overhead: seconds to launch one operator.
     source: where the figures come from.
     units: multiprocessors that work on tiles of a matrix product (`TILES`); 0 if products are not tiled.
@@ -61,6 +72,10 @@ class Device:
     transposed: by dtype name, the slowdown of a product whose first operand is transposed in memory, as in the
         gradient of a weight.
     streams: measured seconds over bytes (read and written), without the overhead, by "family dtype".
+    attention: "forward" and "backward": the share of the peak that fused attention reaches, over the number of keys.
+        If it is empty, attention runs at `rate`.
+    yields: share of its speed that computation loses while collectives run on the device too.
+    varies: standard deviation of the time that devices of this kind take for the same work, as a share.
     beside: memory outside the device; None assumes something typical (`outside`).
     overlaps: whether it computes at full speed while collectives run. None: all devices do except CPUs, whose cores
         carry the bytes themselves.
@@ -77,6 +92,9 @@ class Device:
     products: Mapping[str, Grid] = field(default_factory=dict, hash=False, repr=False)
     transposed: Mapping[str, float] = field(default_factory=dict, hash=False, repr=False)
     streams: Mapping[str, Curve] = field(default_factory=dict, hash=False, repr=False)
+    attention: Mapping[str, Ramp] = field(default_factory=dict, hash=False, repr=False)
+    yields: float = 0.0
+    varies: float = 0.0
     beside: Outer | None = None
 
     @property
@@ -113,15 +131,36 @@ class Device:
         share = self.efficiency.get(name, 1.0)
         return self.peak_of(dtype) * self.efficiency.get(f"{kind} {name}", share)
 
-    def matmul_seconds(self, batch: int, m: int, k: int, n: int, dtype: Dtype, transposed: bool = False) -> float:
+    @property
+    def reached(self) -> float:
+        """Bytes/s of the memory that kernels reach."""
+        return self.bandwidth * self.efficiency.get("memory", 1.0)
+
+    def slowest(self, count: int) -> float:
+        """The time that the slowest of so many devices takes for the same work, as a multiple of the usual one: the
+        largest of k standard normal numbers is about sqrt(2 ln k)."""
+        return 1 + self.varies * sqrt(2 * log(count))
+
+    def attention_rate(self, dtype: Dtype, kind: str, keys: int, width: int) -> float:
+        """FLOP/s of fused attention over so many keys with heads of this width. kind: "attention" or
+        "attention_backward"."""
+        ramp = self.attention.get("backward" if kind.endswith("_backward") else "forward")
+        if not ramp or dtype_name(dtype) not in ("bfloat16", "float16"):
+            return self.rate(dtype, kind)
+        by_width = NARROW if width <= 64 else WIDE if width > 128 else 1.0
+        return self.peak_of(dtype) * ramp.at(keys) * by_width
+
+    def matmul_seconds(
+        self, batch: int, m: int, k: int, n: int, dtype: Dtype, transposed: bool = False, kind: str = ""
+    ) -> float:
         """Seconds of `batch` products (m x k) @ (k x n) in one operator, without the overhead of launching it.
 
         Interpolates measured products of this dtype, if there are any. Else a roofline: the slower of memory traffic
         (each operand and the result once) and of arithmetic, which with `units` comes in whole tiles and waves.
-        transposed: whether the first operand is transposed in memory.
+        transposed: whether the first operand is transposed in memory. kind: "grouped" for products in groups.
         """
         longer = self.transposed.get(dtype_name(dtype), 1.0) if transposed else 1.0
-        return longer * _matmul_seconds(self, batch, m, k, n, dtype)
+        return longer * _matmul_seconds(self, batch, m, k, n, dtype, kind)
 
     def stream_seconds(self, count: float, family: str = "add", dtype: Dtype = "float32") -> float:
         """Seconds of an operator that reads and writes `count` bytes in total, without its overhead.
@@ -132,28 +171,28 @@ class Device:
         if family not in FAMILIES:
             raise ValueError(f"no family of operators {family!r}; known are {', '.join(FAMILIES)}")
         if not self.streams:
-            return count / self.bandwidth
+            return count / self.reached
         curve = self.streams.get(f"{family} {dtype_name(dtype)}") or self.streams.get(f"{family} float32")
-        return curve.seconds(count) if curve else count / self.bandwidth
+        return curve.seconds(count) if curve else count / self.reached
 
 
 @lru_cache(maxsize=1 << 16)
-def _matmul_seconds(device: Device, batch: int, m: int, k: int, n: int, dtype: Dtype) -> float:
+def _matmul_seconds(device: Device, batch: int, m: int, k: int, n: int, dtype: Dtype, kind: str) -> float:
     name = dtype_name(dtype)
     if name in device.products:
         grid = device.products[name]
         one = grid.at(m, k, n)
         return one + (batch - 1) * max(one - grid.call, 2.0 * m * k * n / device.rate(name))
     itemsize = getattr(torch, name).itemsize if hasattr(torch, name) else 4  # tfloat32 is kept as float32
-    moved = batch * (m * k + k * n + m * n) * itemsize / device.bandwidth
-    return max(moved, quantized_flops(device.units, batch, m, k, n) / device.rate(dtype))
+    moved = batch * (m * k + k * n + m * n) * itemsize / device.reached
+    return max(moved, quantized_flops(device.units, batch, m, k, n) / device.rate(dtype, kind))
 
 
 def quantized_flops(units: int, batch: int, m: int, k: int, n: int) -> float:
     """FLOPs of a batch of products when `units` work in whole tiles and waves, for the best tile (and split of k).
 
-    Each unit computes one tile at a time: ceil(tiles / units) waves of units x (rows x columns) x 2k FLOPs. If there
-    are fewer tiles than units, k is divided between units too.
+    Each unit computes one tile at a time: ceil(tiles / units) waves of units x (rows x columns) x 2 (k + `FILL`)
+    FLOPs. If there are fewer tiles than units, k is divided between units too.
     """
     if not units:
         return 2.0 * batch * m * k * n
@@ -162,7 +201,7 @@ def quantized_flops(units: int, batch: int, m: int, k: int, n: int) -> float:
         tiles = batch * ceil(m / rows) * ceil(n / columns)
         slices = max(1, min(units // tiles, k // SMALLEST_K, MOST_SLICES))
         waves = ceil(tiles * slices / units)
-        best = min(best, 2.0 * waves * units * rows * columns * ceil(k / slices) / share)
+        best = min(best, 2.0 * waves * units * rows * columns * (ceil(k / slices) + FILL) / share)
     return best
 
 

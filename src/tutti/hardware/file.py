@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from typing import Any
 
-from tutti.hardware.curve import Curve, Grid
+from tutti.hardware.curve import Curve, Grid, Ramp
 from tutti.hardware.device import Device, Link, Outer, Way
 from tutti.hardware.topology import Cluster
 
@@ -30,7 +30,7 @@ def load(text: str) -> Cluster:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, (Cluster, Device, Outer, Link, Way, Curve, Grid)):
+    if isinstance(value, (Cluster, Device, Outer, Link, Way, Curve, Grid, Ramp)):
         shown = [f for f in fields(value) if f.init and getattr(value, f.name) != _default(f)]
         return {f.name: _plain(getattr(value, f.name)) for f in shown}
     if isinstance(value, (tuple, list)):
@@ -44,7 +44,9 @@ def _default(f) -> Any:
 
 def _device(data: dict) -> Device:
     return _made(Device, data, products=lambda v: {k: _grid(g) for k, g in v.items()},
-                 streams=lambda v: {k: _curve(c) for k, c in v.items()}, beside=lambda v: _made(Outer, v))  # fmt: skip
+                 streams=lambda v: {k: _curve(c) for k, c in v.items()},
+                 attention=lambda v: {k: _made(Ramp, r) for k, r in v.items()},
+                 beside=lambda v: _made(Outer, v))  # fmt: skip
 
 
 def _link(data: dict) -> Link:

@@ -22,21 +22,25 @@ def _grouped(a: Shape, b: Shape, ends: Shape) -> tuple[int, int, int, int]:
     return (b[0], -(-a[0] // b[0]), a[1], b[2]) if len(a) == 2 else (a[0], a[1], a[2], -(-b[1] // a[0]))
 
 
+GROUPED = torch.ops.tutti.grouped_mm.default
+
 # Matrix products: (batch, m, k, n) of the shapes of their tensor operands.
 PRODUCTS: dict[Any, Callable[..., tuple[int, int, int, int]]] = {
     aten.mm.default: lambda a, b: (1, *a, b[1]),
     aten.addmm.default: lambda _, a, b: (1, *a, b[1]),
     aten.bmm.default: lambda a, b: (*a, b[2]),
     aten.baddbmm.default: lambda _, a, b: (*a, b[2]),
-    torch.ops.tutti.grouped_mm.default: _grouped,
+    GROUPED: _grouped,
 }
+
+CONVOLUTION = "convolution"
 
 # Other matrix work, by its key in a device's `efficiency`.
 KINDS = {
     "attention": ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
                   "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu",
                   "tutti::attention"),
-    "convolution": ("convolution",),
+    CONVOLUTION: (CONVOLUTION,),
 }  # fmt: skip
 
 # All others are memory-bound: names of operators by family, backward passes included. "add" by default.
@@ -79,19 +83,29 @@ def seconds(
 ) -> float:
     """Seconds of one operator, without its overhead.
 
-    target: the operator. shapes: of its tensor operands, used for matrix products only. dtype: of its result; if the
-    device has no figures for it, those of float32 are used. flops: of matrix work. moved: bytes read and written.
-    transposed: whether the first matrix of a product is a transposed view (`lies_transposed`). family: overrides the
-    family found by the operator's name.
+    target: the operator. shapes: of its tensor operands, used for matrix products and attention only. dtype: of its
+    result; if the device has no figures for it, those of float32 are used. flops: of matrix work. moved: bytes read and
+    written. transposed: whether the first matrix of a product is a transposed view (`lies_transposed`). family:
+    overrides the family found by the operator's name.
     """
     if target in PRODUCTS:
-        return device.matmul_seconds(*PRODUCTS[target](*shapes), device.known(dtype), transposed)
+        kind = "grouped" if target is GROUPED else ""
+        return device.matmul_seconds(*PRODUCTS[target](*shapes), device.known(dtype), transposed, kind)
     name = _name(target)
     if name in _KIND_OF:
         kind = _KIND_OF[name] + ("_backward" if "_backward" in str(target) else "")
-        return max(flops / device.rate(device.known(dtype), kind), moved / device.bandwidth)
+        if name == CONVOLUTION or not shapes:
+            rate = device.rate(device.known(dtype), kind)
+        else:
+            rate = device.attention_rate(device.known(dtype), kind, shapes[1][-2], max(s[-1] for s in shapes[:3]))
+        return max(flops / rate, moved / device.reached)
     streamed = device.stream_seconds(moved, family or family_of(target), dtype)
     return max(flops / device.rate(device.known(dtype)), streamed)
+
+
+def is_attention(target: Any) -> bool:
+    """Whether an operator is fused attention or its backward pass."""
+    return _KIND_OF.get(_name(target)) == "attention"
 
 
 def lies_transposed(node: fx.Node) -> bool:

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from tutti.hardware import reached
 from tutti.hardware.device import Device, Link, Outer, Way
 
-MATMUL = "share of the peak: S. Bekman, Machine Learning Engineering, maximum achievable matmul FLOPS"
 ASSUMED = "assumed: share of the peak as an A100's"
 INFINIBAND = 0.96  # share of a port's bandwidth that collectives reach
 REACHED = (
@@ -76,7 +76,8 @@ NVLINK2 = _nvlink(
 )
 NVLINK3 = _nvlink(300e9, 0.8, 87.7e9, "12 links of 25 GB/s each way: NVIDIA A100 whitepaper (2020)")
 NVLINK4 = _nvlink(450e9, 0.824, 87.7e9, "18 links of 25 GB/s each way: NVIDIA H100 whitepaper (2022)")
-NVLINK5 = _nvlink(900e9, 0.824, 87.7e9, "18 links of 50 GB/s each way: NVIDIA DGX B200 datasheet; as NVLink 4, assumed")
+NVLINK5 = _nvlink(900e9, 0.67, 87.7e9, "18 links of 50 GB/s each way: NVIDIA DGX B200 datasheet; share: all-gathers "
+                  "and reduce-scatters in SimuMax, configs/system/b200_bf16_ceperm.json")  # fmt: skip
 XGMI = Link(
     448e9,
     3.4e-6,
@@ -204,17 +205,21 @@ DEVICES = (
            "NVIDIA V100 datasheet, SXM2 32 GB; share of the peak assumed", units=80, beside=DGX1),
     Device("v100-32-sxm3", VOLTA, 32 * 2**30, 900e9, {"float16": 0.75}, 5e-6,
            "NVIDIA V100 datasheet, as in DGX-2; share of the peak assumed", units=80, beside=DGX2),
-    Device("a100-40", AMPERE, 40 * 2**30, 1555e9, _half(0.86), 5e-6,
-           f"NVIDIA A100 datasheet, SXM4 40 GB; {MATMUL}", units=108, beside=DGX_A100_40),
-    Device("a100-80", AMPERE, 80 * 2**30, 2039e9, _half(0.86), 5e-6,
-           f"NVIDIA A100 datasheet, SXM4 80 GB; {MATMUL}", units=108, beside=DGX_A100_80),
-    Device("h100", HOPPER, 80 * 2**30, 3352e9, _half(0.8), 5e-6,
-           f"NVIDIA H100 datasheet, SXM5; {MATMUL}", units=132, beside=DGX_H100),
-    Device("h200", HOPPER, 141e9, 4800e9, _half(0.8), 5e-6,
-           f"NVIDIA H200 datasheet, SXM; the H100's {MATMUL}", units=132, beside=DGX_H100),
-    Device("b200", BLACKWELL, 180e9, 8000e9, _half(0.75), 5e-6,
-           "NVIDIA DGX B200 and HGX B200 datasheets, an eighth, dense; share of the peak assumed", units=148,
-           beside=DGX_H100),
+    Device("a100-40", AMPERE, 40 * 2**30, 1555e9, reached.A100, 5e-6,
+           f"NVIDIA A100 datasheet, SXM4 40 GB; {reached.SOURCE}",
+           units=108, attention=reached.FLASH_A100, yields=reached.YIELDS, varies=reached.VARIES, beside=DGX_A100_40),
+    Device("a100-80", AMPERE, 80 * 2**30, 2039e9, reached.A100, 5e-6,
+           f"NVIDIA A100 datasheet, SXM4 80 GB; {reached.SOURCE}",
+           units=108, attention=reached.FLASH_A100, yields=reached.YIELDS, varies=reached.VARIES, beside=DGX_A100_80),
+    Device("h100", HOPPER, 80 * 2**30, 3352e9, reached.HOPPER, 5e-6,
+           f"NVIDIA H100 datasheet, SXM5; {reached.SOURCE}",
+           units=132, attention=reached.FLASH_HOPPER, yields=reached.YIELDS, varies=reached.VARIES, beside=DGX_H100),
+    Device("h200", HOPPER, 141e9, 4800e9, reached.HOPPER, 5e-6,
+           f"NVIDIA H200 datasheet, SXM; as an H100: {reached.SOURCE}",
+           units=132, attention=reached.FLASH_HOPPER, yields=reached.YIELDS, varies=reached.VARIES, beside=DGX_H100),
+    Device("b200", BLACKWELL, 180e9, 8000e9, reached.B200, 5e-6,
+           f"NVIDIA DGX B200 and HGX B200 datasheets, an eighth, dense; {reached.SOURCE}",
+           units=148, attention=reached.FLASH_B200, yields=reached.YIELDS, varies=reached.VARIES, beside=DGX_H100),
     Device("mi300x", CDNA3, 192e9, 5325e9, _half(0.5), 5e-6,
            "AMD Instinct MI300X datasheet (2023), matrix peaks; share of the peak assumed", units=304, beside=DGX_H100),
     Device("ascend-910", {"float32": 4.1e12, "float16": 256e12, "int8": 512e12}, 32 * 2**30, 1200e9,

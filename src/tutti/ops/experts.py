@@ -92,7 +92,7 @@ def _seconds(device: Any, call: Any, backward: bool) -> float:
         products = [(rows, hidden, width), (hidden, rows, width), (made, rows, hidden), (rows, made, hidden)]
     busier = call.flops / max(1, sum(2 * experts * prod(sizes) for sizes in products))
     bytes_ = call.bytes + (1 + backward) * 2 * rows * experts * (hidden + made) * call.dtype.itemsize
-    taken = sum(device.matmul_seconds(experts, *sizes, device.known(call.dtype)) for sizes in products)
+    taken = sum(device.matmul_seconds(experts, *sizes, device.known(call.dtype), kind="grouped") for sizes in products)
     return max(1.0, busier) * taken + device.stream_seconds(bytes_, "add", call.dtype)
 
 

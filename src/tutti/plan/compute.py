@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from tutti.hardware.device import Device
-from tutti.hardware.operators import PRODUCTS, Shape, family_of, lies_transposed
+from tutti.hardware.operators import PRODUCTS, Shape, family_of, is_attention, lies_transposed
 from tutti.hardware.operators import seconds as operator_seconds
 from tutti.ir.costs import FREE
 from tutti.ir.loops import LOOPS, Body, Loop
@@ -68,7 +68,7 @@ def seconds(device: Device, call: LocalCall) -> float:
     if family == "table" and call.read:  # fills a table with zeros and adds the rows of the gradient
         rows = device.stream_seconds(3 * call.read[0], family, call.dtype)
         return device.stream_seconds(call.made[0], "add", call.dtype) + rows
-    shapes = call.shapes() if target in PRODUCTS else ()
+    shapes = call.shapes() if target in PRODUCTS or is_attention(target) else ()
     work = call.flops * _filled(call) if device.name.startswith("cpu") else call.flops
     return operator_seconds(device, target, shapes, call.dtype, work, moved(call), call.transposed, family)
 

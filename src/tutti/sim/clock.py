@@ -4,7 +4,9 @@ Each rank issues its tasks in order. It runs one computation at a time, and per 
 order. A collective starts when all simulated ranks of its group have issued it and their earlier ones on that axis are
 done. Its duration without contention is given; collectives of one rank that overlap on the same level of links share
 its bandwidth equally. A synchronous collective blocks its ranks until it is done; an asynchronous one, where the
-Program awaits it. Transfers to and from the host, and computation on the host, run on separate streams of each rank.
+Program awaits it. Computation runs slower by a given share while collectives of its rank are in flight, of which the
+ends are estimated as if no others shared their links. Transfers to and from the host, and computation on the host, run
+on separate streams of each rank.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ class _Rank:
     time: float = 0.0
     blocked: set[int] = field(default_factory=set)  # tasks it waits for
     done: set[int] = field(default_factory=set)
+    carries: dict[str, float] = field(default_factory=dict)  # by stream: until when its collectives last, estimated
 
 
 @dataclass
@@ -63,15 +66,17 @@ Group = tuple[int, ...]
 
 
 class Clock:
-    """tasks: by rank. slower: factor on a rank's computing time, 1 by default."""
+    """tasks: by rank. slower: factor on a rank's computing time, 1 by default. yields: share of its speed that
+    computation loses while collectives run."""
 
     def __init__(
         self,
         tasks: Mapping[int, Sequence[Task]],
         mesh: Mesh,
         slower: Mapping[int, float] | None = None,
+        yields: float = 0.0,
     ):
-        self.mesh = mesh
+        self.mesh, self.yields = mesh, yields
         self.ranks = {rank: _Rank(todo, (slower or {}).get(rank, 1.0)) for rank, todo in tasks.items()}
         self.spans: list[Span] = []
         self.stalls: list[Stall] = []
@@ -112,11 +117,18 @@ class Clock:
             if task.stream != COMPUTE:
                 heappush(self.arrivals, (r.time, rank))
                 return
-            end = r.time + task.seconds * r.slower
+            end = r.time + self.lasts(r, task.seconds * r.slower)
             self.spans.append(Span(rank, r.at, r.time, end))
             r.time = end
             r.at += 1
         r.blocked = {i for i, task in enumerate(r.tasks) if task.stream != COMPUTE and i not in r.done}
+
+    def lasts(self, r: _Rank, seconds: float) -> float:
+        """The duration of a computation that begins now and would take so long without collectives."""
+        beside = max(r.carries.values(), default=0.0) - r.time
+        if beside <= 0 or not self.yields:
+            return seconds
+        return seconds + self.yields * min(beside, seconds / (1 - self.yields))
 
     def issue(self, rank: int, now: float) -> None:
         """A rank reaches a collective."""
@@ -129,6 +141,8 @@ class Clock:
             queue.append(mine)
         mine.members[rank] = number
         mine.left = max(mine.left, task.seconds)
+        if self.axes(task.stream):
+            r.carries[task.stream] = max(now, r.carries.get(task.stream, 0.0)) + task.seconds
         r.at += 1
         if task.blocks:
             r.blocked = {number}

@@ -106,7 +106,8 @@ def simulate(
     programs: after `analysis.passes.improve`. Give one of several equal ranks; ranks that are not given reach a
         collective when the given ones of their group do.
     level: what is fused.
-    slower: factor on a rank's computing time. held: bytes by kind that stay allocated besides the Program's own.
+    slower: factor on a rank's computing time; all compute as fast as the slowest device of the cluster.
+    held: bytes by kind that stay allocated besides the Program's own.
 
     Raises ValueError if the cluster and the mesh have different numbers of devices.
     """
@@ -119,7 +120,9 @@ def simulate(
         replays[program.rank] = played
         tasks[program.rank] = tasks_of(played, Prices(cluster, program))
         memories[program.rank] = memory(played, platform(cluster.device), held)
-    clock = Clock(tasks, mesh, slower)
+    waits_for = cluster.device.slowest(cluster.size)
+    pace = {rank: waits_for * (slower or {}).get(rank, 1.0) for rank in tasks}
+    clock = Clock(tasks, mesh, pace, cluster.device.yields)
     seconds = clock.run()
     work = sum(task.flops for todo in tasks.values() for task in todo) * devices(mesh) / len(programs)
     return Simulation(seconds, work, mesh, tasks, clock.spans, clock.stalls, memories, replays)

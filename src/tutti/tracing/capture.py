@@ -409,7 +409,13 @@ class _Step:
 @contextmanager
 def capturing(model: nn.Module) -> Iterator[None]:
     """The fake tensor mode and patches under which a model's Python code is captured."""
-    with compat.fake_mode(), _fused_experts(model), compat.eager_models(), assignments_of_tensors():
+    with (
+        compat.fake_mode(),
+        _fused_experts(model),
+        _fused_sinks(model),
+        compat.eager_models(),
+        assignments_of_tensors(),
+    ):
         yield
 
 
@@ -420,6 +426,15 @@ def _fused_experts(model: nn.Module) -> AbstractContextManager:
     from tutti.models.experts import taken_by_default
 
     return taken_by_default(model)
+
+
+def _fused_sinks(model: nn.Module) -> AbstractContextManager:
+    """Use tutti.models.sinks for transformers models whose attention has sinks."""
+    if "transformers.models.gpt_oss" not in sys.modules:
+        return nullcontext()
+    from tutti.models.sinks import fused_by_default
+
+    return fused_by_default(model)
 
 
 def _asked_at(error: Exception) -> str:

@@ -1,0 +1,26 @@
+"""Error bars: what two thirds of the published runs stay within, on the devices of the presets alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tutti.hardware import Cluster
+from tutti.sim.error_bars import DENSE, ERROR_BARS, error_bar, spread, within
+
+RESULT = Path(__file__).parents[2] / "benchmarks/results/published.json"
+
+
+def test_two_thirds_stay_within():
+    assert within([0.3, 0.1, 0.2]) == 0.2
+    assert within([0.1]) == 0.1
+
+
+def test_presets_have_them_and_other_devices_do_not():
+    assert spread(DENSE, Cluster.parse("h100:8")) == f" ± {100 * ERROR_BARS[DENSE]:.0f} %"
+    assert error_bar(DENSE, Cluster.parse("cpu:4")) is None and spread(DENSE, Cluster.parse("cpu:4")) == ""
+
+
+def test_they_are_those_of_the_benchmark():
+    found = json.loads(RESULT.read_text())["by_kind"]
+    assert {kind: row["error_bar"] for kind, row in found.items()} == pytest.approx(ERROR_BARS, abs=0.01)
