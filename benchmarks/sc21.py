@@ -194,7 +194,9 @@ def plan_of(run: Run, graph: StepGraph, cluster: Cluster) -> Plan:
 
 
 def a100s(devices: int) -> Cluster:
-    return Cluster.parse(f"a100-80:{devices // NODE}x{NODE}")
+    """Equal ones: that a step waits for the slowest is in the fitted share."""
+    cluster = Cluster.parse(f"a100-80:{devices // NODE}x{NODE}")
+    return replace(cluster, device=replace(cluster.device, varies=0.0))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from tutti.hardware import Cluster
 from tutti.plan.explain import seconds, size
 from tutti.plan.planner import Planner
 from tutti.sim.dryrun import dry_run
-from tutti.sim.error_bars import DENSE, spread
+from tutti.sim.error_bars import DENSE, MEMORY, spread
 from tutti.sim.restart import Storage, restart
 from tutti.tracing.load import load
 
@@ -50,7 +50,7 @@ def test_prints_what_the_simulation_found_and_writes_both_files(model, graph, pl
     off = spread(DENSE, made.cluster)
     assert f"{seconds(made.seconds)}{off}: {seconds(made.compute)} computing, {seconds(exposed)} waiting" in out
     assert f"{100 * made.fraction_of_peak:.1f} %" in out
-    assert f"{size(made.memory.peak)} per device at the peak\n" in out
+    assert f"{size(made.memory.peak)}{spread(MEMORY, made.cluster)} per device at the peak\n" in out
     for (kind, axis), (count, sent, *_) in made.communication().items():
         row = next(line for line in out.splitlines() if f"{kind} over {axis}" in line)
         assert row.split()[3] == str(count) and size(sent) in row

@@ -4,9 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import MixtralConfig, MixtralForCausalLM
 
+import tutti
+import zoo
 from tutti.hardware import Cluster
-from tutti.sim.error_bars import DENSE, ERROR_BARS, error_bar, spread, within
+from tutti.sim.error_bars import DENSE, ERROR_BARS, EXPERTS, error_bar, kind_of, spread, within
 
 RESULT = Path(__file__).parents[2] / "benchmarks/results/published.json"
 
@@ -24,3 +28,14 @@ def test_presets_have_them_and_other_devices_do_not():
 def test_they_are_those_of_the_benchmark():
     found = json.loads(RESULT.read_text())["by_kind"]
     assert {kind: row["error_bar"] for kind, row in found.items()} == pytest.approx(ERROR_BARS, abs=0.01)
+
+
+def test_steps_with_experts_are_told_from_others():
+    config = MixtralConfig(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
+        num_local_experts=4, vocab_size=64,
+    )  # fmt: skip
+    for model, kind in ((zoo.llama(1), DENSE), (MixtralForCausalLM(config), EXPERTS)):
+        batch = zoo.tokens(batch=2)
+        batch = {name: x % 64 for name, x in batch.items()}
+        assert kind_of(tutti.capture(model, batch, torch.optim.AdamW(model.parameters()))) == kind

@@ -81,7 +81,8 @@ def forward(
 @contextmanager
 def fused_by_default(model: nn.Module) -> Iterator[None]:
     """Use this attention in a model with transformers' default, where it has sinks, within the block."""
-    configs = {id(m.config): m.config for m in model.modules() if _suits(getattr(m, "config", None))}
+    found: list[Any] = [getattr(m, "config", None) for m in model.modules()]
+    configs = {id(config): config for config in found if _suits(config)}
     for config in configs.values():
         config._attn_implementation = NAME
     try:
