@@ -105,7 +105,24 @@ def test_a_store_resumes_bit_for_bit_under_any_plan(tmp_path, plan, devices, thr
     assert other.updates == store.updates and other.calls == store.calls == 4
 
 
-def test_master_weights_are_those_of_a_training_step():
+def test_a_tensor_that_a_checkpoint_lacks_begins_as_the_object_has_it(tmp_path):
+    store, update, _ = made("dp", 2)
+    update()(data(0))
+    checkpoints = tutti.Checkpoints(tmp_path)
+    store.save(checkpoints)
+    checkpoints.wait()
+    torch.manual_seed(1)
+    more = nn.Linear(WIDTH, 2)
+    other = tutti.Store(**store.holdings.objects, more=more)
+    other.load(checkpoints.latest())
+    fn = tutti.function(lambda x: more(store.holdings.objects["model"][0](x)[:, :WIDTH]).detach(), data(1),
+                        store=other, cluster="cpu:2", plan="dp")  # fmt: skip
+    fn(data(1))
+    assert torch.equal(other["param:more.weight"], more.weight)
+    assert torch.equal(other["param:model.0.weight"], store["param:model.0.weight"])
+
+
+def test_parameters_are_the_roundings_of_float32_master_weights():
     store, update, _ = made("zero3", dtype=torch.bfloat16, fp32_master_weights=True)
     step = update()
     for i in range(3):

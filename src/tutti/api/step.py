@@ -18,9 +18,7 @@ from tutti import compat
 from tutti.analysis.allocator import give_back_freed_memory, keep_freed_memory
 from tutti.analysis.passes import check_level
 from tutti.checkpoint.checkpoints import Checkpoints
-from tutti.checkpoint.folder import check, manifest
-from tutti.checkpoint.peer_checkpoint import PeerCheckpoint
-from tutti.checkpoint.reader import CheckpointReader
+from tutti.checkpoint.peer_checkpoint import PeerCheckpoint, opened
 from tutti.exec import model_state
 from tutti.exec.batches import batch_size, check_like, microbatches, signature_of
 from tutti.exec.executables import Executables, Key
@@ -438,14 +436,9 @@ class Step:
         size; nothing has changed then. `Checkpoints.latest` verifies checksums. All ranks together load what it finds
         in memory.
         """
-        if isinstance(folder, PeerCheckpoint):
-            about, stored = folder.about, folder
-        elif has_weights(Path(folder)):
+        if not isinstance(folder, PeerCheckpoint) and has_weights(Path(folder)):
             return model_state.read_weights(self.store, self.graph, Path(folder), self.model)
-        else:
-            about = manifest(Path(folder))
-            check(Path(folder), parts=0)
-            stored = CheckpointReader(Path(folder))
+        about, stored = opened(folder)
         held, before = {k: x for k, x in self.store.held().items() if x.spec.bytes}, stored.bytes
         check_names(held, stored.tensors)
         stored.load(held)

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from tutti.checkpoint.checkpoints import Checkpoints
-from tutti.checkpoint.folder import check, manifest
-from tutti.checkpoint.peer_checkpoint import PeerCheckpoint
+from tutti.checkpoint.peer_checkpoint import PeerCheckpoint, opened
 from tutti.checkpoint.reader import CheckpointReader
 from tutti.exec.tensor_store import TensorStore
 from tutti.exec.transfer_engine import TransferEngine, engine_for
@@ -45,7 +44,7 @@ class Store(TensorStore):
         self._home: tuple[Mesh, dict[str, Layout]] = {}, {}  # as functions chose them
         self.calls = 0  # of all functions
         self.engine: TransferEngine | None = None  # made with the first plan that keeps tensors on outer tiers
-        self._loaded: CheckpointReader | PeerCheckpoint | None = None  # values of tensors that are not placed yet
+        self._loaded: CheckpointReader | None = None  # values of tensors that are not placed yet
         self._given: dict[str, torch.Tensor] = {}  # such values, too
         names = {p: name for name, p in self.holdings.root.named_parameters()}
         self.updates: dict[str, int] = {}  # of each parameter that an optimizer has
@@ -82,7 +81,8 @@ class Store(TensorStore):
         self.begin((name, x) for name, x in (values | self._given).items() if name in names)
         if self._loaded:
             held = self.held()
-            self._loaded.load({name: held[name] for name in names if held[name].spec.bytes})
+            known = names & self._loaded.tensors.keys()  # others were not used when it was saved
+            self._loaded.load({name: held[name] for name in sorted(known) if held[name].spec.bytes})
 
     def stored(self, graph: StepGraph) -> dict[str, Layout]:
         """The layouts of a graph's inputs that are placed already, by label; their labels become those of the store."""
@@ -162,19 +162,15 @@ class Store(TensorStore):
 
     @HEARTBEAT.working("loads a checkpoint")
     def load(self, folder: str | Path | PeerCheckpoint) -> None:
-        """Load a checkpoint of this store under any plan. Tensors that no function has used yet are read when one does.
+        """Load a checkpoint of this store under any plan. Tensors that no function has used yet are read when one does;
+        tensors that are not in the checkpoint then begin with the values of the objects.
 
         Raises ValueError if placed tensors are missing in it or differ in shape or dtype, or if files are missing or
         have the wrong size; nothing has changed then. Every rank of a job must call it.
         """
-        if isinstance(folder, PeerCheckpoint):
-            about, reader = folder.about, folder
-        else:
-            about = manifest(Path(folder))
-            check(Path(folder), parts=0)
-            reader = CheckpointReader(Path(folder))
+        about, reader = opened(folder)
         reader.load({name: x for name, x in self.held().items() if x.spec.bytes})
-        self._loaded, self.calls = reader, about["step"]
+        self._loaded, self._given, self.calls = reader, {}, about["step"]
         self.updates |= {name: n for name, n in about["updates"].items() if name in self.updates}
 
     def state_dict(self, module: str) -> dict[str, torch.Tensor]:
@@ -208,5 +204,6 @@ class Store(TensorStore):
         counts = {name: int(x) for name, x in state.items() if name.partition(":")[0] in ("calls", "updates")}
         self.place_all({name: x for name, x in state.items() if name in self.tensors})
         self._given = {name: x for name, x in state.items() if name not in self.tensors and name not in counts}
+        self._loaded = None
         self.calls = counts.pop("calls", self.calls)
         self.updates |= {name.partition(":")[2]: n for name, n in counts.items()}

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tutti.checkpoint.consensus import Consensus
+from tutti.checkpoint.folder import check, manifest
 from tutti.checkpoint.reader import Block, CheckpointReader, Piece
 
 ROUND = 1 << 26  # bytes that a rank requests per round
@@ -97,3 +98,15 @@ def _plain(piece: Piece) -> list:
 def _piece(plain: list) -> Piece:
     (begin, sizes, file, offset, count), low, high, dtype = plain
     return Piece(Block(tuple(begin), tuple(sizes), file, offset, count), tuple(low), tuple(high), getattr(torch, dtype))
+
+
+def opened(folder: str | Path | PeerCheckpoint) -> tuple[dict[str, Any], CheckpointReader]:
+    """The manifest of a checkpoint, and its tensors.
+
+    Raises ValueError if files are missing or have the wrong size.
+    """
+    if isinstance(folder, PeerCheckpoint):
+        return folder.about, folder
+    about = manifest(Path(folder))
+    check(Path(folder), parts=0)
+    return about, CheckpointReader(Path(folder))

@@ -154,8 +154,6 @@ class Executor:
 
     def skipped(self) -> bool:
         """Whether the last run skipped the update, because values were not finite."""
-        if "skipped" not in self.cut.makers:
-            return False
         home = self.device(self.cut.makers["skipped"])
         known = self.held[home].skipped if home in self.held else torch.zeros((), device=self.cut.step.device)
         return bool(self.mail.shared(known, home * self.width))
