@@ -1,5 +1,7 @@
 """Every step of a reshard as a program: local operators around one collective."""
 
+from math import prod
+
 import pytest
 import torch
 from torch import fx
@@ -9,28 +11,34 @@ from tutti.exec.virtual import run_virtual
 from tutti.ir.step_graph import Spec
 from tutti.lower.move import move
 from tutti.plan.layout import Layout, Partial, R, Split, coordinates_of
-from tutti.plan.reshard import Step
+from tutti.plan.reshard import Step, possible
 
 MESH, SHAPE = {"a": 2, "b": 3}, (12, 6)
 
 
-def moved(kind, axis, source, target):
+def moved(kind, axis, source, target, shape=SHAPE):
     """(parts after the step on all ranks, operators of rank 0)."""
     source, target = Layout.of(source), Layout.of(target)
-    step, whole = Step(kind, axis, source, target), torch.arange(72.0).view(SHAPE)
+    step, whole = Step(kind, axis, source, target), torch.arange(float(prod(shape))).view(shape)
+    assert possible(step, shape, MESH)
     runs, inputs, targets = [], [], []
     for rank in range(6):
         where, graph = coordinates_of(rank, MESH), fx.Graph()
         x = graph.placeholder("x")
-        x.meta = {"val": Spec(source.local_shape(SHAPE, MESH), torch.float32), "phase": "forward", "label": "here"}
-        y = move(graph, x, step, SHAPE, MESH, where)
-        assert y.meta["val"].shape == target.local_shape(SHAPE, MESH) and y.meta["label"] == "here"
+        x.meta = {
+            "val": Spec(source.local_shape(shape, MESH, where), torch.float32),
+            "phase": "forward",
+            "label": "here",
+        }
+        y = move(graph, x, step, shape, MESH, where)
+        assert y.meta["val"].shape == target.local_shape(shape, MESH, where) and y.meta["label"] == "here"
         graph.output((y,))
         runs.append(generate(graph))
         inputs.append((source.local_slice(whole, MESH, where).clone(),))
         targets.append([str(n.target) for n in graph.nodes if n.op == "call_function"])
     parts = [y for (y,) in run_virtual(runs, inputs, MESH)]
-    assert torch.equal(target.assemble(parts, SHAPE, MESH), whole)
+    assert torch.equal(target.assemble(parts, shape, MESH), whole)
+    assert all(other == targets[0] for other in targets) or kind == "mask"
     return parts, targets[0]
 
 
@@ -69,3 +77,30 @@ def test_beside_another_axis(place):
 def test_masked_ranks_hold_zeros():
     parts, _ = moved("mask", "b", {"b": R}, {"b": Partial()})
     assert [bool(part.any()) for part in parts] == [True, False, False, True, False, False]
+
+
+UNEVEN = [Split(0, 1, 1), Split(0, 1, 2), Split(0, 2, 1), Split(1, 1, 1), Split(1, 2, 1)]
+
+
+@pytest.mark.parametrize("place", UNEVEN)
+def test_uneven_parts(place):
+    shape = (20, 14)
+    moved("all_gather", "b", {"b": place}, {}, shape)
+    moved("slice", "b", {}, {"b": place}, shape)
+    moved("reduce_scatter", "b", {"b": Partial()}, {"b": place}, shape)
+    for other in UNEVEN:
+        if other.dim != place.dim:
+            moved("all_to_all", "b", {"b": place}, {"b": other}, shape)
+            moved("all_to_all", "b", {"b": place, "a": Split(2, 1, 1)}, {"b": other, "a": Split(2, 1, 1)}, (*shape, 5))
+
+
+@pytest.mark.parametrize("unit", [1, 3])
+def test_parts_of_uneven_parts(unit):
+    other, both = {"a": Split(0, 1, unit)}, {"a": Split(0, 1, unit), "b": Split(0, 2, unit)}
+    shape = (13 * unit, 4)
+    moved("all_gather", "b", both, other, shape)
+    moved("slice", "b", other, both, shape)
+    moved("reduce_scatter", "b", {**other, "b": Partial()}, both, shape)
+    moved("all_to_all", "b", {**other, "b": Split(1, 1, 1)}, both, shape)
+    inside = Step("all_gather", "a", Layout.of(both), Layout.of({"b": Split(0, 2, unit)}))
+    assert not possible(inside, shape, MESH), "the inner axis is gathered first"

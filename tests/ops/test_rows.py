@@ -15,8 +15,8 @@ class Part:
     def size(self, factor):
         return 4
 
-    def parts(self, factor):
-        return 3
+    def whole(self, factor):
+        return 12
 
 
 NUMBERS = torch.tensor([0, 4, 7, 8, 11])

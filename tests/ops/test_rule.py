@@ -14,7 +14,7 @@ def test_factors_get_their_sizes_from_the_shapes():
 def test_a_dim_may_be_a_product_of_factors():
     rule = parse("b (h d) -> b h d", [(2, 12)], [(2, 3, 4)], h=3)
     assert rule.sizes == {"b": 2, "h": 3, "d": 4}
-    assert rule.position(rule.inputs[0], "d") == (1, 3) and rule.position(rule.outputs[0], "d") == (2, 1)
+    assert rule.position(rule.inputs[0], "d") == (1, 3, 1) and rule.position(rule.outputs[0], "d") == (2, 1, 1)
     assert rule.position(rule.inputs[0], "z") is None
 
 

@@ -55,9 +55,8 @@ def test_splitting_a_shared_factor_commutes_with_the_reshape(shapes):
 
 def _select(rule, dims, tensor, factor, part):
     """The elements whose digit `factor` is `part`."""
-    dim, before = rule.position(dims, factor)
-    size, after = rule.sizes[factor], tensor.shape[dim] // (before * rule.sizes[factor])
-    return tensor.unflatten(dim, (before, size, after)).select(dim + 1, part)
+    dim, before, after = rule.position(dims, factor)
+    return tensor.unflatten(dim, (before, rule.sizes[factor], after)).select(dim + 1, part)
 
 
 @pytest.mark.parametrize(

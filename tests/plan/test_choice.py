@@ -10,13 +10,15 @@ MM = parse("m k, k n -> m n | ~0 ~1", [(8, 6), (6, 4)], [(8, 4)])
 ADDMM = parse("+n, m k, k n -> m n | ~01", [(4,), (8, 6), (6, 4)], [(8, 4)])
 
 
-@pytest.mark.parametrize("text", ["m", "m/12", "~0", "~0,1"])
+@pytest.mark.parametrize("text", ["m", "m/12", "m*1", "m/3*64", "~0", "~0,1"])
 def test_text_round_trip(text):
     assert str(parse_choice(text)) == text
 
 
 def test_text_that_is_none():
-    with pytest.raises(ValueError, match="no choice '~a': write <factor>, <factor>/<outer> or ~<operands>"):
+    with pytest.raises(
+        ValueError, match=r"no choice .~a.: write <factor>, <factor>/<outer>, <factor>\*<unit> or ~<operands>"
+    ):
         parse_choice("~a")
 
 
@@ -43,9 +45,10 @@ def test_layouts(rule, choice, ins, outs):
 
 def test_candidates_divide_and_respect_marks():
     rule = parse("a! b c*, -> b c | ~0", [(4, 6, 8), ()], [(6, 8)])
-    found = set(map(str, candidates(rule, {"b": {1, 3}, "c": {1, 2}}, 2)))
+    found = set(map(str, candidates(rule, {"b": {(1, 1), (3, 1)}, "c": {(1, 1), (2, 1)}}, 2)))
     assert found == {"b", "b/3", "c", "~0"}
-    assert set(map(str, candidates(rule, {"b": {1, 3}}, 3))) == {"b", "~0"}
+    assert set(map(str, candidates(rule, {"b": {(1, 1), (3, 1)}}, 3))) == {"b", "~0"}, "c has a local computation"
+    assert set(map(str, candidates(rule, {"b": {(1, 1), (1, 2), (1, 3)}}, 4))) == {"b*1", "c", "~0"}
 
 
 def test_a_choice_goes_inside_of_those_that_hold_the_place():

@@ -22,8 +22,9 @@ def laid_out(draw):
         kind = draw(st.sampled_from(["split", "split", "replicate", "partial"]))
         if kind == "split":
             dim, gap = draw(st.integers(0, rank - 1)), draw(st.integers(1, 3))
-            placements[axis] = Split(dim, shape[dim] * gap)
-            shape[dim] *= gap * mesh[axis]
+            unit = draw(st.integers(0, 2))
+            placements[axis] = Split(dim, shape[dim] * gap, unit)
+            shape[dim] *= gap * mesh[axis] if unit == 0 else gap * unit * (mesh[axis] + draw(st.integers(0, 2)))
         elif kind == "partial":
             placements[axis] = Partial()
     shape = tuple(n * draw(st.integers(1, 3)) for n in shape)
@@ -41,7 +42,10 @@ def test_assemble_is_the_inverse_of_local_slice(case):
         return
     whole = torch.arange(prod(shape), dtype=torch.float32).view(shape) + 1
     held = parts(layout, whole, mesh)
-    assert {tuple(part.shape) for part in held} == {layout.local_shape(shape, mesh)}
+    wanted = [layout.local_shape(shape, mesh, coordinates_of(rank, mesh)) for rank in range(devices(mesh))]
+    assert [tuple(part.shape) for part in held] == wanted
+    assert layout.local_shape(shape, mesh) == tuple(map(max, zip(*wanted, strict=True))), "the first has most"
+    assert layout.uneven(shape, mesh) == (len(set(wanted)) > 1)
     assert torch.equal(layout.assemble(held, shape, mesh), whole)
 
 
@@ -69,8 +73,8 @@ def test_digits_multiply_to_the_dim(case):
         digits = layout.digits(dim, size, mesh)
         assert prod(n for n, _ in digits) == size
         outer = 1
-        for n, axis in digits:
-            assert axis is None or layout[axis] == Split(dim, outer)
+        for n, axes in digits:
+            assert not axes or (layout[axes[0]].dim == dim and layout[axes[0]].outer == outer)
             outer *= n
 
 
@@ -121,4 +125,15 @@ def test_errors():
         Layout().before(0, 12, mesh, 24)
     with pytest.raises(ValueError, match="no placement 'S': write R, S<dim>"):
         parse_placement("S")
+    with pytest.raises(ValueError, match="3 blocks of 2 are fewer than 4 parts"):
+        Layout.of({"a": Split(0, 1, 2)}).local_shape((6,), {"a": 4})
     assert not Layout.of({"a": Split(2)}).fits((4, 4), mesh)
+
+
+def test_an_uneven_split_keeps_units_together():
+    mesh = {"tp": 4, "dp": 2}
+    heads = Layout.of({"tp": Split(0, 1, 64)})
+    assert [heads.local_shape((15 * 64,), mesh, {"tp": i})[0] // 64 for i in range(4)] == [4, 4, 4, 3]
+    both = heads.replace("dp", Split(0, 4, 64))
+    held = [part.numel() // 64 for part in parts(both, torch.arange(15 * 64), mesh)]
+    assert held == [2, 2, 2, 2, 2, 2, 2, 1]

@@ -20,7 +20,7 @@ def operator(notation: str, inputs, output, label: str = "o") -> Operator:
 
 
 MM = operator("m k, k n -> m n | ~0 ~1", [(8, 12), (12, 6)], (8, 6))
-CUTS = {"o": {"m": {1, 2}, "k": {1}, "n": {1}}}
+CUTS = {"o": {"m": {(1, 1), (2, 1)}, "k": {(1, 1)}, "n": {(1, 1)}}}
 
 
 def test_all_legal_combinations_are_there_once():

@@ -45,15 +45,22 @@ def test_memory_by_zero_stage(graph, zero, parameters, state):
     assert made["optimizer state"] == pytest.approx(2 * whole / state, rel=1e-3)
 
 
-def test_a_batch_that_does_not_divide(graph):
-    with pytest.raises(ValueError, match="a batch of 12 does not divide over 5 data-parallel devices"):
-        Planner(graph, tutti.Cluster.parse("cpu:5")).named("dp")
+def test_a_batch_that_is_too_small(graph):
+    with pytest.raises(ValueError, match="a batch of 12 does not divide over 13 data-parallel devices"):
+        Planner(graph, tutti.Cluster.parse("cpu:13")).named("dp")
+
+
+def test_memory_of_uneven_parts(graph):
+    made = predicted(graph, "cpu:5", "zero3").predicted.bytes_by_kind
+    uneven = sum(-(-spec.shape[0] // 5) * spec.bytes // spec.shape[0]
+                 for spec in (graph.spec(f"param:{name}") for name in graph.names("param")))  # fmt: skip
+    assert made["parameters"] <= uneven, "5 divides no dim of the model: the first rank has the rounded-up part"
 
 
 def test_what_a_batch_leaves_out(graph):
     undivided = Planner(graph, tutti.Cluster.parse("cpu:8")).undivided()
     assert undivided == (
-        "a batch of 12 does not divide over 8 devices: axes of that size split another dim "
+        "a batch of 12 does not divide over 8 devices: axes of that size split it unevenly or split another dim "
         "(a batch of 16 would divide)",
     )
     assert not Planner(graph, tutti.Cluster.parse("cpu:6")).undivided()

@@ -37,8 +37,9 @@ def test_edges_count_readers(problems):
 
 def test_positions_of_heads_reach_the_fused_weight(problems):
     cuts = problems[2].cuts["param:transformer.h.*.attn.c_attn.weight"]
-    assert {1, 3} <= cuts["b"], "three blocks of heads: q, k and v"
-    assert problems[2].cuts["param:transformer.h.*.attn.c_proj.weight"]["a"] >= {1, 4}, "four heads"
+    assert {(1, 1), (3, 16)} <= cuts["b"], "three blocks of heads: q, k and v"
+    cuts = problems[2].cuts["param:transformer.h.*.attn.c_proj.weight"]
+    assert cuts["a"] >= {(1, 1), (1, 16), (4, 1)}, "4 heads of 16"
 
 
 def test_what_depends_on_the_batch(problems):

@@ -118,7 +118,7 @@ def random_problem(seed: int, count: int) -> Problem:
         for operand in range(len(shapes)):
             edges[Edge((rng.choice(before), 0), f"op{i}", operand)] = rng.choice([1, 1, 3])
     problem = Problem(operators, edges, {(list(operators)[-1], 0): 1} if rng.random() < 0.5 else {})
-    problem.cuts = {label: {f: {1} for f in o.rule.sizes} for label, o in operators.items()}
+    problem.cuts = {label: {f: {(1, 1)} for f in o.rule.sizes} for label, o in operators.items()}
     return problem
 
 

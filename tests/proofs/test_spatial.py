@@ -56,7 +56,7 @@ def by_height(graph: StepGraph) -> Plan:
     return Plan(MESH, inputs, operators, name="by height", graph=graph.fingerprint)
 
 
-def rows(o: Operator, cuts: dict[str, set[int]]) -> Choice | None:
+def rows(o: Operator, cuts: dict[str, set[tuple[int, int]]]) -> Choice | None:
     """The choice that splits the rows of an operator's images; None where it has none."""
     shapes = [o.rule.shape(dims) for dims in o.rule.inputs + o.rule.outputs]
     images = [i for i, shape in enumerate(shapes) if len(shape) == 4 and shape[0] == BATCH]

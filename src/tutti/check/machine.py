@@ -29,7 +29,7 @@ from tutti.ir.step_graph import FORWARD, Spec, StepGraph
 from tutti.lower.program import Program
 from tutti.lower.shard import shard
 from tutti.ops import Cut, Rule, operands, rule_of
-from tutti.plan.choice import Choice, Choices, candidates, layouts, legal, nest
+from tutti.plan.choice import Choice, Choices, Position, candidates, layouts, legal, nest
 from tutti.plan.layout import Layout, Mesh, coordinates_of, devices
 from tutti.plan.plan import Plan
 from tutti.plan.reshard import sent_bytes
@@ -129,13 +129,13 @@ def _legal(rule: Rule, rng: Random) -> Iterator[tuple[Mesh, Choices]]:
     cuts = {factor: _divisors(size) for factor, size in rule.sizes.items()}
     for mesh in MESHES:
         for choice in candidates(rule, cuts, mesh["a"]):
-            if legal(rule, {"a": choice}, mesh):
+            if legal(rule, {"a": choice}, mesh) and not (choice.unit and choice.outer > 1):
                 yield mesh, {"a": choice}
     for mesh in PAIRS:
         yield from islice(_pairs(rule, cuts, mesh, rng), 4)
 
 
-def _pairs(rule: Rule, cuts: dict[str, set[int]], mesh: Mesh, rng: Random) -> Iterator[tuple[Mesh, Choices]]:
+def _pairs(rule: Rule, cuts: dict[str, set[Position]], mesh: Mesh, rng: Random) -> Iterator[tuple[Mesh, Choices]]:
     options = {axis: list(candidates(rule, cuts, size)) for axis, size in mesh.items()}
     for _ in range(12 if all(options.values()) else 0):
         choices: dict[str, Choice] = {}
@@ -145,8 +145,8 @@ def _pairs(rule: Rule, cuts: dict[str, set[int]], mesh: Mesh, rng: Random) -> It
             yield mesh, choices
 
 
-def _divisors(n: int) -> set[int]:
-    return {d for d in range(1, n + 1) if n % d == 0}
+def _divisors(n: int) -> set[Position]:
+    return {(d, 1) for d in range(1, n + 1) if n % d == 0}
 
 
 def _forbidden(rule: Rule, node: fx.Node) -> Iterator[tuple[str, Rule, Choice]]:

@@ -17,7 +17,7 @@ from tutti.exec.runtime import Runtime, Virtual, raw
 from tutti.ir.step_graph import Spec
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.plan.boxes import Box, Shape, boxes, overlap
-from tutti.plan.layout import Layout, Mesh, devices
+from tutti.plan.layout import Layout, Mesh, coordinates_of, devices
 
 
 class Placed(NamedTuple):
@@ -72,8 +72,10 @@ def move(
     must call it.
     """
     ranks = list(parts) if isinstance(runtime, Virtual) else [runtime.rank]
-    local = after.layout.local_shape(spec.shape, after.mesh)
-    made = {rank: torch.empty(local, dtype=spec.dtype, device=device) for rank in ranks}
+    made = {}
+    for rank in ranks:
+        local = after.layout.local_shape(spec.shape, after.mesh, coordinates_of(rank, after.mesh))
+        made[rank] = torch.empty(local, dtype=spec.dtype, device=device)
     sends, arrivals, received = [], [], 0
     for piece in pieces(spec.shape, before, after):
         own = piece.target in made

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import torch
@@ -220,11 +221,15 @@ class Distributed:
     def whole(self, parts: Sequence[torch.Tensor], layout: Layout, spec: Spec) -> torch.Tensor:
         if layout == Layout():
             return parts[0].to("cpu", copy=True)  # the next step writes into the part
-        own = parts[0].contiguous().to(self.device)
-        world = [torch.empty_like(own) for _ in range(devices(self.mesh))]
+        ranks = range(devices(self.mesh))
+        shapes = [layout.local_shape(spec.shape, self.mesh, coordinates_of(rank, self.mesh)) for rank in ranks]
+        own = torch.zeros(max(map(prod, shapes)), dtype=spec.dtype, device=self.device)
+        own[: parts[0].numel()] = parts[0].reshape(-1)
+        world = [torch.empty_like(own) for _ in ranks]
         with HEARTBEAT.within("all_gather", "what all ranks hold of a tensor"):
             dist.all_gather(world, own)
-        return layout.assemble([p.cpu() for p in world], spec.shape, self.mesh)
+        found = [x[: prod(shape)].view(shape).cpu() for x, shape in zip(world, shapes, strict=True)]
+        return layout.assemble(found, spec.shape, self.mesh)
 
     def of_rank(self, rank: int, part: torch.Tensor | None, spec: Spec) -> torch.Tensor:
         x = torch.empty(spec.shape, dtype=spec.dtype, device=self.device)

@@ -93,7 +93,8 @@ class TensorStore:
                 held[name] = held[name].copy_(part) if name in held else self.offload_store.place(part, stored.tier)
                 continue
             if self.budgets and name not in held:
-                local = Spec(stored.layout.local_shape(tuple(whole.shape), self.mesh), whole.dtype)
+                where = coordinates_of(rank, self.mesh)
+                local = Spec(stored.layout.local_shape(tuple(whole.shape), self.mesh, where), whole.dtype)
                 self.budgets[i].need(local.bytes, name)
             held[name] = own_slice(whole.to(self.device), stored.layout, self.mesh, rank)
             if self.budgets:
@@ -129,9 +130,12 @@ class TensorStore:
         if device is None:
             return self.runtime.whole(list(parts.values()), layout, spec)
         width = devices(self.inner)
-        own = Spec(layout.local_shape(spec.shape, self.inner), spec.dtype)
-        ranks = range(device * width, (device + 1) * width)
-        return layout.assemble([self.runtime.of_rank(r, parts.get(r), own) for r in ranks], spec.shape, self.inner)
+        found = []
+        for i in range(width):
+            own = Spec(layout.local_shape(spec.shape, self.inner, coordinates_of(i, self.inner)), spec.dtype)
+            rank = device * width + i
+            found.append(self.runtime.of_rank(rank, parts.get(rank), own))
+        return layout.assemble(found, spec.shape, self.inner)
 
     def held(self) -> dict[str, ShardedTensor]:
         """The local blocks of each tensor; no block of a tensor that other devices of a pipeline hold."""

@@ -19,6 +19,7 @@ class OpInfo:
     arguments: (arguments, local output shapes) -> the arguments of a rank.
     local: computes the local outputs, if a rank needs more than the operator itself on its local operands. Called with
         a `LocalContext` and the arguments.
+    uneven: whether `local` also computes parts that differ in size between ranks.
     dense: operands whose last dim the kernel reads as contiguous memory without a check.
     contiguous: operands whose strides the kernel ignores or refuses.
     sends: what `local` communicates, for a `Cut`.
@@ -31,6 +32,7 @@ class OpInfo:
     rule: Any = None
     arguments: Callable[..., tuple] | None = None
     local: Callable[..., Any] | None = None
+    uneven: bool | None = None
     dense: tuple[int, ...] | None = None
     contiguous: tuple[int, ...] | None = None
     sends: Callable[..., Any] | None = None
@@ -79,3 +81,4 @@ class Column(MutableMapping[Any, Any]):
 
 RULES, ARGUMENTS, LOCAL, DENSE, CONTIGUOUS = map(Column, ("rule", "arguments", "local", "dense", "contiguous"))
 SENDS, WORK, FLOPS, SECONDS, WORKSPACE = map(Column, ("sends", "work", "flops", "seconds", "workspace"))
+UNEVEN = Column("uneven")

@@ -34,6 +34,19 @@ class Emitter:
     def reshape(self, x: fx.Node, shape: Shape) -> fx.Node:
         return x if x.meta["val"].shape == shape else self(aten.reshape.default, (x, list(shape)), shape)
 
+    def slice(self, x: fx.Node, dim: int, begin: int, end: int) -> fx.Node:
+        shape = x.meta["val"].shape
+        return self(aten.slice.Tensor, (x, dim, begin, end), (*shape[:dim], end - begin, *shape[dim + 1 :]))
+
+    def first(self, x: fx.Node, dim: int, size: int) -> fx.Node:
+        return self.slice(x, dim, 0, size)
+
+    def padded(self, x: fx.Node, dim: int, size: int) -> fx.Node:
+        """x with zeros at the end of a dim, so that it has this size."""
+        shape = x.meta["val"].shape
+        pads = [0, 0] * (len(shape) - dim - 1) + [0, size - shape[dim]]
+        return self(aten.constant_pad_nd.default, (x, pads), (*shape[:dim], size, *shape[dim + 1 :]))
+
     def permute(self, x: fx.Node, order: list[int]) -> fx.Node:
         if order == sorted(order):
             return x

@@ -9,8 +9,8 @@ import torch
 
 from tutti.lower.collectives import all_gather, all_reduce, ppermute
 from tutti.ops.rule import REDUCTIONS, Rule
-from tutti.plan.choice import Choices
-from tutti.plan.layout import Layout, Mesh, Split
+from tutti.plan.choice import Choices, factor_digits
+from tutti.plan.layout import Digit, Layout, Mesh
 
 
 class LocalContext:
@@ -67,21 +67,30 @@ class LocalContext:
         held = [(c.outer, axis) for axis, c in self._choices.items() if c.factor == factor]
         return [axis for _, axis in sorted(held)]
 
-    def size(self, factor: str) -> int:
-        """The size of this rank's part of a factor."""
-        size = self._rule.sizes[self._known(factor)]
-        for axis in self.axes(factor):
-            size //= self._mesh[axis]
-        return size
+    def size(self, factor: str, part: int | None = None) -> int:
+        """The size of a part of a factor; by default of this rank's."""
+        if part is None and not self.even(factor):
+            self.asked_where = True
+        where = self._where if part is None else self.coordinates(factor, part)
+        return prod(digit.part(self._mesh, where)[1] for digit in self._digits(self._known(factor)))
+
+    def even(self, factor: str) -> bool:
+        """Whether all parts of a factor are equal."""
+        return all(digit.equal(self._mesh) for digit in self._digits(self._known(factor)))
+
+    def whole(self, factor: str) -> int:
+        """The size of a factor over all ranks."""
+        return self._rule.sizes[self._known(factor)]
 
     def offset(self, factor: str) -> int:
         """The start of this rank's part of a factor. The part is contiguous: the factor's splits are not strided."""
         self.asked_where = True
         offset, inside = 0, 1
-        for axis in self.axes(self._known(factor)):
-            assert self._choices[axis].outer == inside, f"strided split of {factor!r} in {self._rule.notation!r}"
-            inside *= self._mesh[axis]
-            offset += self._where[axis] * self._rule.sizes[factor] // inside
+        *split, last = self._digits(self._known(factor))
+        for digit in (*split, last) if last.axes else split:
+            assert digit.axes, f"strided split of {factor!r} in {self._rule.notation!r}"
+            inside *= digit.size
+            offset += digit.part(self._mesh, self._where)[0] * self._rule.sizes[factor] // inside
         return offset
 
     def all_reduce(self, x: torch.Tensor, factor: str, op: str) -> torch.Tensor:
@@ -125,24 +134,29 @@ class LocalContext:
         return where
 
     def digits(self, factor: str) -> list[tuple[int, str | None]]:
-        """The factor as a mixed-radix number: (size, axis that holds the digit or None for local ones)."""
-        layout = Layout.of({axis: Split(0, self._choices[axis].outer) for axis in self.axes(factor)})
-        return layout.digits(0, self._rule.sizes[factor], self._mesh)
+        """An evenly split factor as a mixed-radix number: (size, axis that splits the digit or None for local ones)."""
+        return [(size, axes[0] if axes else None) for size, axes in self._digits(factor)]
+
+    def _digits(self, factor: str) -> list[Digit]:
+        return factor_digits(self._rule, self._choices, factor, self._mesh)
 
     def select(self, x: torch.Tensor, dim: int, factor: str, part: int) -> torch.Tensor:
         """The slice of a whole dim that corresponds to a part of the factor."""
-        where, digits = self.coordinates(factor, part), self.digits(factor)
-        local = (*x.shape[:dim], self.size(factor), *x.shape[dim + 1 :])
-        x = x.unflatten(dim, [size for size, _ in digits])
-        for i, (_, axis) in reversed(list(enumerate(digits))):
-            x = x if axis is None else x.select(dim + i, where[axis])
+        where, digits = self.coordinates(factor, part), self._digits(factor)
+        local = (*x.shape[:dim], self.size(factor, part), *x.shape[dim + 1 :])
+        x = x.unflatten(dim, [digit.size for digit in digits])
+        for i, digit in enumerate(digits):
+            x = x.narrow(dim + i, *digit.part(self._mesh, where)) if digit.axes else x
         return x.reshape(local)
 
     def whole_shape(self, output: int) -> tuple[int, ...]:
         return self._shapes[output]
 
     def output_shape(self, output: int) -> list[int]:
-        return list(self._outputs[output].local_shape(self._shapes[output], self._mesh))
+        layout, shape = self._outputs[output], self._shapes[output]
+        if layout.uneven(shape, self._mesh):
+            self.asked_where = True
+        return list(layout.local_shape(shape, self._mesh, self._where))
 
     def output_indices(self, output: int) -> tuple[list[int], list[int], int]:
         """Sizes, strides and offset of this rank's elements in the whole output. See `Layout.indices`."""

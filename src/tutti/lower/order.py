@@ -14,7 +14,7 @@ from tutti.ir.step_graph import UPDATE
 from tutti.lower.collectives import COLLECTIVES
 from tutti.nn.adam import IN_PLACE
 
-ARRANGING = {*FREE, torch.ops.aten.cat.default}
+ARRANGING = {*FREE, torch.ops.aten.cat.default, torch.ops.aten.constant_pad_nd.default}
 
 
 def arrange(nodes: Iterable[fx.Node]) -> None:

@@ -11,7 +11,7 @@ from torch import fx
 from tutti.ir import text
 from tutti.ir.step_graph import Call, Spec
 from tutti.lower.collectives import COLLECTIVES, parse_ppermute, peer
-from tutti.plan.layout import Layout, Mesh
+from tutti.plan.layout import Layout, Mesh, coordinates_of
 from tutti.plan.reshard import sent_bytes
 
 
@@ -39,6 +39,11 @@ class Program:
     outputs: dict[str, tuple[Layout, Spec]]
     overlap_chunks: int = 1
 
+    @property
+    def where(self) -> dict[str, int]:
+        """The coordinates of the rank."""
+        return coordinates_of(self.rank, self.mesh)
+
     def __repr__(self) -> str:
         calls = sum(node.op == "call_function" for node in self.graph.nodes)
         mesh = "x".join(f"{axis}{n}" for axis, n in self.mesh.items())
@@ -46,7 +51,7 @@ class Program:
 
     def __str__(self) -> str:
         def local(layout: Layout, spec: Spec) -> str:
-            return text.described(Spec(tuple(layout.local_shape(spec.shape, self.mesh)), spec.dtype))
+            return text.described(Spec(layout.local_shape(spec.shape, self.mesh, self.where), spec.dtype))
 
         places = [node for node in self.graph.nodes if node.op == "placeholder"]
         inputs = [
@@ -87,7 +92,7 @@ class Program:
     def input_bytes(self, *kinds: str) -> int:
         """Local bytes of the inputs of these kinds (`param`, `exp_avg`, ...), or of all inputs without arguments."""
         return sum(
-            prod(layout.local_shape(spec.shape, self.mesh)) * spec.dtype.itemsize
+            prod(layout.local_shape(spec.shape, self.mesh, self.where)) * spec.dtype.itemsize
             for name, (layout, spec) in self.inputs.items()
             if not kinds or name.split(":")[0] in kinds
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from math import prod
 
 import torch
 from torch import fx
@@ -24,7 +25,7 @@ from tutti.lower.loops import local_loop
 from tutti.lower.move import move
 from tutti.lower.program import Program
 from tutti.ops import Rule, operands, replicated, rule_of, source, specs
-from tutti.plan.choice import Choices, check, layouts
+from tutti.plan.choice import Choices, check, factor_digits, layouts
 from tutti.plan.layout import Layout, coordinates_of
 from tutti.plan.plan import Plan
 from tutti.plan.reshard import Step, reshard
@@ -99,7 +100,7 @@ class Sharder:
         """A placeholder for this rank's shard of an input."""
         spec: Spec = node.meta["val"]
         try:
-            local = layout.local_shape(spec.shape, self.mesh)
+            local = layout.local_shape(spec.shape, self.mesh, self.where)
         except ValueError as error:
             raise ValueError(f"{name} of shape {spec.shape}: {error}") from None
         copy = self.graph.placeholder(node.name)
@@ -123,7 +124,23 @@ class Sharder:
             if node.target in ARGUMENTS:
                 args = ARGUMENTS[node.target](args, shapes)
             result = self.graph.create_node("call_function", node.target, args, kwargs)
+            result = self.weighted(result, rule, choices, outs, shapes, [s.dtype for s in wholes])
         self.record(node, result, outs, [Spec(s, w.dtype) for s, w in zip(shapes, wholes, strict=True)])
+
+    def weighted(self, result: fx.Node, rule: Rule, choices: Choices, outs: list[Layout], shapes, dtypes):
+        """The mean of a part, times the size of the part over that of the mean part: `avg` weighs all ranks equally."""
+        means = {c.factor for c in choices.values() if c.unit and rule.combine.get(c.factor) == "avg"}
+        if not means:
+            return result
+        weight = 1.0
+        for factor in means:
+            digits = factor_digits(rule, choices, factor, self.mesh)
+            own = prod(digit.part(self.mesh, self.where)[1] for digit in digits)
+            ranks = prod(self.mesh[axis] for axis, c in choices.items() if c.factor == factor)
+            weight *= own * ranks / rule.sizes[factor]
+        assert len(outs) == 1, f"{rule.notation}: several outputs are averaged"
+        result.meta["val"] = Spec(shapes[0], dtypes[0])
+        return self.graph.call_function(torch.ops.aten.mul.Tensor, (result, weight))
 
     def arranged(self, part: fx.Node, arrange: Callable) -> fx.Node:
         """A copy arranged in memory as a kernel needs it: shards may be slices, and capture drops copies of memory."""
@@ -138,7 +155,9 @@ class Sharder:
         if label not in self.situations:
             rule, choices = self.rule(node)
             ins, outs = layouts(rule, choices)
-            shapes = [layout.local_shape(s.shape, self.mesh) for layout, s in zip(outs, specs(node), strict=True)]
+            shapes = [
+                layout.local_shape(s.shape, self.mesh, self.where) for layout, s in zip(outs, specs(node), strict=True)
+            ]
             self.situations[label] = rule, choices, ins, outs, shapes
         return self.situations[label]
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import tutti.nn.attention  # noqa: F401  (registers the operators)
-from tutti.ir.op_info import CONTIGUOUS, DENSE, FLOPS, LOCAL, SENDS, WORK
+from tutti.ir.op_info import CONTIGUOUS, DENSE, FLOPS, LOCAL, SENDS, UNEVEN, WORK
 from tutti.ir.step_graph import Call
 from tutti.ops.halo import pad
 from tutti.ops.registry import Cut, operands, rules, shape_of
@@ -119,10 +119,19 @@ def _moved(s: slice, by: int) -> slice:
 
 
 def _seen(here, causal: bool, rows: int, columns: int, source: int) -> list[Block]:
-    """The blocks of part `source`'s keys that this part's queries attend to."""
+    """The blocks of part `source`'s keys that this part's queries attend to. columns: of keys that are not split."""
+    columns = here.size("s", source) if here.axes("s") else columns
     if not causal:
         return [Block(slice(0, rows), slice(0, columns), False)]
+    if not here.even("s"):  # contiguous
+        own = here.part("s")
+        return [Block(slice(0, rows), slice(0, columns), own == source)] if source <= own else []
     return blocks(here.digits("s"), here.coordinates("s", here.part("s")), here.coordinates("s", source))
+
+
+def _padded(here, kv: Tensor) -> Tensor:
+    """Keys and values with as many rows as the largest part: all ranks send equally many."""
+    return kv if here.even("s") else pad(kv, ROWS, 0, here.size("s", 0) - kv.shape[ROWS])
 
 
 def _cut(x: Tensor, s: slice, dim: int = ROWS) -> Tensor:
@@ -142,7 +151,7 @@ def _local(here, q, k, v, dropout_p=0.0, is_causal=False, *, attn_mask=None, sca
         return _merged_over_keys(here, q, k, v, attn_mask, scale)
     out = lse = None
     rows, parts = q.shape[ROWS], here.parts("s")
-    kv = torch.cat([k, v], -1)
+    kv = _padded(here, torch.cat([k, v], -1))
     for step in range(parts):
         source = (here.part("s") - step) % parts
         for block in _seen(here, is_causal, rows, k.shape[ROWS], source):
@@ -187,9 +196,9 @@ def _merged_over_keys(here, q, k, v, mask, scale):
 
 def _local_backward(here, grad, q, k, v, out, lse, dropout_p, is_causal, *, attn_mask=None, scale=None):
     """Keys and values circulate as in the forward pass. Their gradients go directly to the part that owns them."""
-    rows, parts, wide = q.shape[ROWS], here.parts("s"), lse.dtype
+    rows, k_rows, parts, wide = q.shape[ROWS], k.shape[ROWS], here.parts("s"), lse.dtype
     gq = torch.zeros_like(q, dtype=wide)
-    kv = torch.cat([k, v], -1)
+    kv = _padded(here, torch.cat([k, v], -1))
     gkv = torch.zeros_like(kv, dtype=wide)
     widths = [k.shape[-1], v.shape[-1]]
     for step in range(parts):
@@ -208,10 +217,11 @@ def _local_backward(here, grad, q, k, v, out, lse, dropout_p, is_causal, *, attn
         gkv = gkv + (here.ppermute(own.to(q.dtype), "s", -step, edge=None).to(wide) if step else own)
         if step + 1 < parts:
             kv = here.ppermute(kv, "s", 1, edge=None)
-    return gq, *gkv.split(widths, -1)
+    return gq, *gkv.narrow(ROWS, 0, k_rows).split(widths, -1)
 
 
 LOCAL |= {FORWARD: _local, BACKWARD: _local_backward}
+UNEVEN |= {FORWARD: True, BACKWARD: True}
 
 
 def _ring(times: int, k: int):

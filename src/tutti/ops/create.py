@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import tutti.nn.random  # noqa: F401  (registers tutti::uniform)
-from tutti.ir.op_info import ARGUMENTS, LOCAL, SECONDS
+from tutti.ir.op_info import ARGUMENTS, LOCAL, SECONDS, UNEVEN
 from tutti.ir.step_graph import Call
 from tutti.ops.registry import operands, rules, specs
 from tutti.ops.view import output_shape
@@ -158,3 +158,5 @@ def _draw_seconds(device: Any, call: Any) -> float:
 
 
 SECONDS[ops.uniform.default] = _draw_seconds
+
+UNEVEN.update(dict.fromkeys((aten.tril.default, aten.triu.default), True))

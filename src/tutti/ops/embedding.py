@@ -6,7 +6,7 @@ from string import ascii_lowercase
 
 import torch
 
-from tutti.ir.op_info import LOCAL
+from tutti.ir.op_info import LOCAL, UNEVEN
 from tutti.ir.step_graph import Call
 from tutti.ops.registry import rules
 from tutti.ops.rows import only, read_rows, write_rows
@@ -47,3 +47,5 @@ def _lookup_backward(here, grad, indices, rows, padding, scale):
 
 
 LOCAL |= {aten.embedding.default: _lookup, aten.embedding_dense_backward.default: _lookup_backward}
+
+UNEVEN.update(dict.fromkeys((aten.embedding.default, aten.embedding_dense_backward.default), True))

@@ -8,7 +8,7 @@ from math import prod
 import torch
 
 import tutti.nn.grouped  # noqa: F401  (registers the operator)
-from tutti.ir.op_info import FLOPS, LOCAL
+from tutti.ir.op_info import FLOPS, LOCAL, UNEVEN
 from tutti.ir.step_graph import Call
 from tutti.ops.registry import operands, rules, shape_of
 
@@ -44,3 +44,5 @@ def _flops(node: Call) -> int:
 
 
 FLOPS[GROUPED] = _flops
+
+UNEVEN.update(dict.fromkeys((GROUPED,), True))

@@ -6,7 +6,7 @@ from string import ascii_lowercase
 
 import torch
 
-from tutti.ir.op_info import LOCAL
+from tutti.ir.op_info import LOCAL, UNEVEN
 from tutti.ir.step_graph import Call
 from tutti.ops.registry import operands, rules
 from tutti.ops.rows import from_end, only, read_rows
@@ -122,3 +122,5 @@ LOCAL |= {
     aten.index_select.default: _select_own,
     aten.index.Tensor: _index_own,
 }
+
+UNEVEN.update(dict.fromkeys((aten.gather.default, aten.index_select.default, aten.index.Tensor), True))

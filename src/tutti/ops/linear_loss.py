@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.ir.op_info import FLOPS, LOCAL, SECONDS, SENDS, WORKSPACE
+from tutti.ir.op_info import FLOPS, LOCAL, SECONDS, SENDS, UNEVEN, WORKSPACE
 from tutti.ir.step_graph import Call, Spec
 from tutti.nn.linear_cross_entropy import BLOCK, FEWEST, TILE
 from tutti.ops.registry import Cut, rules, shape_of
@@ -149,3 +149,5 @@ def _tile(rows: int, columns: int, size: int) -> int:
 
 
 WORKSPACE |= {FORWARD: _workspace, BACKWARD: _backward_workspace, WITH_GRADIENTS: _all_workspace}
+
+UNEVEN.update(dict.fromkeys((FORWARD, BACKWARD), True))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import tutti.nn.ctc  # noqa: F401  (registers the operators)
-from tutti.ir.op_info import CONTIGUOUS, FLOPS, LOCAL, SENDS
+from tutti.ir.op_info import CONTIGUOUS, FLOPS, LOCAL, SENDS, UNEVEN
 from tutti.ir.step_graph import Call
 from tutti.ops.pointwise import broadcast, pointwise
 from tutti.ops.registry import Cut, named, operands, rules, shape_of
@@ -213,3 +213,18 @@ def _ctc_flops(passes: int) -> Callable[[Call], int]:
 
 
 FLOPS |= {torch.ops.tutti.ctc_loss.default: _ctc_flops(1), torch.ops.tutti.ctc_loss_backward.default: _ctc_flops(2)}
+
+UNEVEN.update(
+    dict.fromkeys(
+        (
+            *ENTRYWISE.values(),
+            *ROWWISE.values(),
+            MULTILABEL,
+            aten.nll_loss_forward.default,
+            aten.nll_loss2d_forward.default,
+            aten.nll_loss_backward.default,
+            aten.nll_loss2d_backward.default,
+        ),
+        True,
+    )
+)

@@ -8,7 +8,7 @@ from string import ascii_lowercase
 import torch
 from torch import Tensor
 
-from tutti.ir.op_info import ARGUMENTS, CONTIGUOUS, LOCAL, SENDS
+from tutti.ir.op_info import ARGUMENTS, CONTIGUOUS, LOCAL, SENDS, UNEVEN
 from tutti.ir.step_graph import Call
 from tutti.ops.reduction import wide, wide_bytes
 from tutti.ops.registry import Cut, operands, rules, specs
@@ -135,11 +135,17 @@ def _per_channel(x: Tensor, value: Tensor) -> Tensor:
 
 
 def _mean(here, x: Tensor, factors: str, dims: list[int]) -> Tensor:
-    """The mean over dims of which other ranks have equal parts."""
-    x = x.mean(dims)
+    """The mean over dims of which other ranks have parts."""
+    total = x.sum(dims)
     for factor in factors:
-        x = here.all_reduce(x, factor, "avg")
-    return x
+        total = here.all_reduce(total, factor, "sum")
+    return total / _count(here, x, factors, dims)
+
+
+def _count(here, x: Tensor, factors: str, dims: list[int]) -> int:
+    """The number of elements in these dims on all ranks."""
+    own = prod(x.shape[dim] for dim in dims)
+    return own // prod(map(here.size, factors)) * prod(map(here.whole, factors))
 
 
 def _local_batch_norm(here, x, weight, bias, running_mean, running_var, training, momentum, eps):
@@ -168,13 +174,13 @@ def _local_batch_norm_backward(here, grad, x, weight, running_mean, running_var,
     dims, factors = [0, *range(2, x.ndim)], "nhwdt"[: x.ndim - 1]
     wider, g = wide(x), wide(grad)
     normal = (wider - _per_channel(x, mean)) * _per_channel(x, deviation)
-    both = torch.stack([g.mean(dims), (g * normal).mean(dims)])
+    both = torch.stack([g.sum(dims), (g * normal).sum(dims)])
     for factor in factors:
-        both = here.all_reduce(both, factor, "avg")
-    mean_g, mean_gx = both.unbind(0)
+        both = here.all_reduce(both, factor, "sum")
+    mean_g, mean_gx = (both / _count(here, x, factors, dims)).unbind(0)
     scale = deviation if weight is None else deviation * weight
     gx = (g - _per_channel(x, mean_g) - normal * _per_channel(x, mean_gx)) * _per_channel(x, scale)
-    count = x.numel() // x.shape[1] * prod(here.parts(factor) for factor in factors)
+    count = _count(here, x, factors, dims)
     return gx if mask[0] else None, mean_gx * count if mask[1] else None, mean_g * count if mask[2] else None
 
 
@@ -205,10 +211,10 @@ def _local_group_norm_backward(here, grad, x, mean, deviation, weight, n, c, siz
     weighted = _groups(g if weight is None else g * _per_channel(x, weight), groups)
     gx, dims = None, list(range(2, parted.ndim))
     if mask[0]:
-        both = torch.stack([weighted.mean(dims), (weighted * normal).mean(dims)])
+        both = torch.stack([weighted.sum(dims), (weighted * normal).sum(dims)])
         for factor in factors:
-            both = here.all_reduce(both, factor, "avg")
-        mean_g, mean_gx = both.unbind(0)
+            both = here.all_reduce(both, factor, "sum")
+        mean_g, mean_gx = (both / _count(here, weighted, factors, dims)).unbind(0)
         gx = (weighted - mean_g[statistics] - normal * mean_gx[statistics]) * deviation[statistics]
         gx = gx.reshape(x.shape)
     over = [0, *range(2, x.ndim)]
@@ -242,3 +248,5 @@ SENDS |= {
         [("all_reduce", 2 * wide_bytes(cut.inputs[2]))] if cut.node.args[9][0] else []
     ),
 }
+
+UNEVEN.update(dict.fromkeys((FUNCTIONAL, *OF_THE_BATCH, aten.native_batch_norm_backward.default), True))

@@ -8,7 +8,7 @@ from string import ascii_lowercase
 import torch
 from torch import Tensor
 
-from tutti.ir.op_info import LOCAL, SENDS
+from tutti.ir.op_info import LOCAL, SENDS, UNEVEN
 from tutti.ir.step_graph import Call, Spec
 from tutti.ops.registry import Cut, named, rules
 
@@ -124,3 +124,5 @@ def _truth_sends(cut: Cut) -> list[tuple[str, int]]:
 
 SENDS |= dict.fromkeys(TRUTHS, _truth_sends) | dict.fromkeys(PRODUCTS, sends("all_gather"))
 SENDS[aten.aminmax.default] = sends("all_reduce")
+
+UNEVEN.update(dict.fromkeys((*TRUTHS, *PRODUCTS, aten.aminmax.default), True))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
 from tutti.ir.loops import LOOPS
-from tutti.ir.op_info import RULES
+from tutti.ir.op_info import RULES, UNEVEN
 from tutti.ir.step_graph import Call, Spec
 from tutti.ops.rule import Rule, parse
 
@@ -90,9 +90,10 @@ def rule_of(node: fx.Node) -> Rule | None:
         return None
     line, sizes = notation if isinstance(notation, tuple) else (notation, {})
     try:
-        return parse(line, [n.meta["val"].shape for n in operands(node)], [s.shape for s in specs(node)], **sizes)
+        rule = parse(line, [n.meta["val"].shape for n in operands(node)], [s.shape for s in specs(node)], **sizes)
     except ValueError as error:
         raise ValueError(f"{node.target}: {error}") from None
+    return replace(rule, even=frozenset()) if node.target in UNEVEN else rule
 
 
 def replicated(node: fx.Node) -> Rule:

@@ -28,7 +28,7 @@ def own_rows(here, factor: str, numbers: Tensor, elsewhere: int, beyond: int) ->
     """
     first, rows = here.offset(factor), here.size(factor)
     own = (numbers >= first) & (numbers < first + rows)
-    exists = (numbers >= 0) & (numbers < rows * here.parts(factor))
+    exists = (numbers >= 0) & (numbers < here.whole(factor))
     counted = torch.where(own, numbers - first, torch.where(exists, elsewhere, beyond))
     return counted.to(numbers.dtype), own
 
@@ -40,7 +40,7 @@ def only(x: Tensor, own: Tensor) -> Tensor:
 
 def from_end(here, factor: str, numbers: Tensor) -> Tensor:
     """Negative numbers count from the end of the whole dim."""
-    return torch.where(numbers < 0, numbers + here.size(factor) * here.parts(factor), numbers)
+    return torch.where(numbers < 0, numbers + here.whole(factor), numbers)
 
 
 def with_spare(x: Tensor, *dims: int) -> Tensor:

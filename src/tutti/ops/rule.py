@@ -41,6 +41,7 @@ class Rule:
     whole: frozenset[str] = frozenset()  # factors that must not be split
     local: frozenset[str] = frozenset()  # factors whose split needs the local computation
     contiguous: frozenset[str] = frozenset()  # factors that must not be split inside outer blocks
+    even: frozenset[str] = frozenset()  # factors whose parts must be equal
     combine: dict[str, str] = field(default_factory=dict)  # factor -> operation that combines partial outputs
     combined: frozenset[int] = frozenset()  # outputs that are never partial
     added: frozenset[int] = frozenset()  # operands that are added to a sum over contracted factors
@@ -50,11 +51,12 @@ class Rule:
         """The shape of an operand of these dims."""
         return tuple(prod(self.sizes[f] for f in factors) for factors in dims)
 
-    def position(self, dims: Dims, factor: str) -> tuple[int, int] | None:
-        """The position of a factor in an operand: (dim, product of the sizes of the factors before it in the dim)."""
+    def position(self, dims: Dims, factor: str) -> tuple[int, int, int] | None:
+        """The dim of an operand that contains a factor, and the elements of its factors before it and after it."""
         for dim, factors in enumerate(dims):
             if factor in factors:
-                return dim, prod(self.sizes[f] for f in factors[: factors.index(factor)])
+                i = factors.index(factor)
+                return dim, prod(self.sizes[f] for f in factors[:i]), prod(self.sizes[f] for f in factors[i + 1 :])
         return None
 
 
@@ -126,6 +128,7 @@ def read(notation: str) -> Rule:
         whole=frozenset(marked["!"]),
         local=frozenset(marked["@"] | marked["*"]),
         contiguous=frozenset(marked["*"]),
+        even=frozenset(marked["@"] | marked["*"]),
         combine=combine,
         combined=frozenset(i for i, part in enumerate(rights) if part.strip().startswith("=")),
         added=frozenset(i for i, part in enumerate(lefts) if part.strip().startswith("+")),

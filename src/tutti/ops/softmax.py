@@ -7,7 +7,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from tutti.ir.op_info import LOCAL, SENDS
+from tutti.ir.op_info import LOCAL, SENDS, UNEVEN
 from tutti.ir.step_graph import Call
 from tutti.ops.reduction import wide
 from tutti.ops.registry import Cut, operands, rules
@@ -103,3 +103,16 @@ SENDS |= {
     aten._softmax_backward_data.default: _row_sums(1),
     aten._log_softmax_backward_data.default: _row_sums(1),
 }
+
+UNEVEN.update(
+    dict.fromkeys(
+        (
+            aten._softmax.default,
+            aten._log_softmax.default,
+            aten._safe_softmax.default,
+            aten._softmax_backward_data.default,
+            aten._log_softmax_backward_data.default,
+        ),
+        True,
+    )
+)

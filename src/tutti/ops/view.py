@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tutti.ir.op_info import ARGUMENTS, CONTIGUOUS, LOCAL
+from tutti.ir.op_info import ARGUMENTS, CONTIGUOUS, LOCAL, UNEVEN
 from tutti.ir.step_graph import Call
 from tutti.ops.registry import named, operands, rules, specs
 
@@ -334,3 +334,5 @@ LOCAL |= {
     aten.constant_pad_nd.default: _pad_own,
     aten.channel_shuffle.default: lambda here, x, groups: aten.channel_shuffle(x, here.size("g")),
 }
+
+UNEVEN.update(dict.fromkeys((aten.constant_pad_nd.default,), True))

@@ -70,12 +70,14 @@ def overlap(begin: Shape, sizes: Shape, other: Shape, others: Shape) -> tuple[Sh
 def _runs(layout: Layout, dim: int, size: int, mesh: Mesh, where: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:
     """(begin in the full dim, begin in the local dim, length) of each of a rank's blocks of a dim."""
     digits = layout.digits(dim, size, mesh)
-    held = [i for i, (_, axis) in enumerate(digits) if axis is not None]
-    last = held[-1] + 1 if held else 0
-    length = prod(n for n, _ in digits[last:])
-    choices = [range(n) if axis is None else (where[axis],) for n, axis in digits[:last]]
-    for i, chosen in enumerate(product(*choices)):
+    held = [i for i, digit in enumerate(digits) if digit.axes]
+    last = held[-1] if held else 0
+    inner = prod(digit.size for digit in digits[last + 1 :])
+    first, count = digits[last].part(mesh, where)  # neighbours, so they and what is inside them are one run
+    parts = [digit.part(mesh, where) for digit in digits[:last]]
+    length = count * inner
+    for i, chosen in enumerate(product(*(range(begin, begin + n) for begin, n in parts))):
         begin = 0
-        for (n, _), digit in zip(digits, chosen, strict=False):
-            begin = begin * n + digit
-        yield begin * length, i * length, length
+        for digit, value in zip(digits, chosen, strict=False):
+            begin = begin * digit.size + value
+        yield (begin * digits[last].size + first) * inner, i * length, length

@@ -1,7 +1,7 @@
 """A choice: what one mesh axis does with one operator.
 
-`m` splits factor m; `m/12` splits it inside 12 outer blocks; `~0,1` takes operands 0 and 1 as partial sums. Along an
-axis without a choice every rank computes the full operator.
+`m` splits factor m; `m/12` splits it inside 12 outer blocks; `m*1` splits it unevenly, `m*64` in blocks of 64; `~0,1`
+takes operands 0 and 1 as partial sums. Along an axis without a choice every rank computes the full operator.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from math import prod
 
 from tutti.ops.rule import SAME, Dims, Rule
-from tutti.plan.layout import Layout, Mesh, Partial, Placement, R, Split
+from tutti.plan.layout import Digit, Layout, Mesh, Partial, Placement, R, Split, digits_of, position_text
+
+Position = tuple[int, int]  # where a factor may be split: its outer blocks, and the unit of an uneven split
+WHOLE: Position = (1, 1)
 
 
 @dataclass(frozen=True, order=True)
@@ -20,11 +23,12 @@ class Choice:
     factor: str = ""
     outer: int = 1
     linear: frozenset[int] = frozenset()
+    unit: int = 0  # elements of a block of an uneven split; 0 if the split is even
 
     def __str__(self) -> str:
         if self.linear:
             return "~" + ",".join(map(str, sorted(self.linear)))
-        return self.factor + (f"/{self.outer}" if self.outer != 1 else "")
+        return self.factor + position_text(self.outer, self.unit)
 
 
 Choices = Mapping[str, Choice]  # by axis
@@ -34,9 +38,9 @@ def parse_choice(text: str) -> Choice:
     """The inverse of `str(choice)`."""
     if match := re.fullmatch(r"~(\d+(?:,\d+)*)", text):
         return Choice(linear=frozenset(map(int, match[1].split(","))))
-    if match := re.fullmatch(r"([A-Za-z_]\w*)(?:/(\d+))?", text):
-        return Choice(match[1], int(match[2] or 1))
-    raise ValueError(f"no choice {text!r}: write <factor>, <factor>/<outer> or ~<operands>")
+    if match := re.fullmatch(r"([A-Za-z_]\w*)(?:/(\d+))?(?:\*(\d+))?", text):
+        return Choice(match[1], int(match[2] or 1), unit=int(match[3] or 0))
+    raise ValueError(f"no choice {text!r}: write <factor>, <factor>/<outer>, <factor>*<unit> or ~<operands>")
 
 
 def input_placement(rule: Rule, choice: Choice, operand: int) -> Placement:
@@ -62,7 +66,10 @@ def output_placement(rule: Rule, choice: Choice, output: int) -> Placement:
 
 def _split(rule: Rule, dims: Dims, choice: Choice) -> Split | None:
     position = rule.position(dims, choice.factor)
-    return None if position is None else Split(position[0], position[1] * choice.outer)
+    if position is None:
+        return None
+    dim, before, after = position
+    return Split(dim, before * choice.outer, choice.unit * after)
 
 
 def layouts(rule: Rule, choices: Choices) -> tuple[list[Layout], list[Layout]]:
@@ -72,15 +79,32 @@ def layouts(rule: Rule, choices: Choices) -> tuple[list[Layout], list[Layout]]:
     return ins, outs
 
 
-def candidates(rule: Rule, cuts: Mapping[str, set[int]], k: int) -> Iterator[Choice]:
-    """All legal choices of an axis of size k. cuts: the positions at which each factor may be split."""
+def candidates(rule: Rule, cuts: Mapping[str, set[Position]], k: int) -> Iterator[Choice]:
+    """All legal choices of an axis of size k. cuts: where each factor may be split."""
     for factor, size in rule.sizes.items():
-        if factor not in rule.whole:
-            for outer in sorted(cuts.get(factor, {1})):
-                if size and size % (outer * k) == 0 and (outer == 1 or factor not in rule.contiguous):
-                    yield Choice(factor, outer)
+        if factor in rule.whole or not size:
+            continue
+        found: dict[tuple[int, int], None] = {}
+        for outer, unit in sorted(cuts.get(factor, {WHOLE})):
+            if outer > 1 and factor in rule.contiguous:
+                continue
+            if size % (outer * k) == 0:
+                found[outer, 0] = None
+            blocks = size // (outer * unit)
+            if factor not in rule.even and blocks >= k and blocks % k and (outer == 1 or factor not in rule.local):
+                found[outer, unit] = None
+        for outer, unit in found:
+            yield Choice(factor, outer, unit=unit)
     for operands in rule.linear:
         yield Choice(linear=operands)
+
+
+def waste(rule: Rule, choice: Choice, k: int) -> float:
+    """How much more the first of k ranks computes than the mean, as a fraction: 0.2 if it has 3 of 10 blocks on 4."""
+    if not choice.unit:
+        return 0.0
+    blocks = max(1, rule.sizes[choice.factor] // (choice.outer * choice.unit))
+    return -(-blocks // k) * k / blocks - 1
 
 
 def check(rule: Rule, choices: Choices, mesh: Mesh, where: str) -> None:
@@ -89,34 +113,34 @@ def check(rule: Rule, choices: Choices, mesh: Mesh, where: str) -> None:
         if choice.linear:
             if choice.linear not in rule.linear:
                 raise ValueError(f"{where}: not linear in operands {sorted(choice.linear)} (rule: {rule.notation})")
-        elif choice.factor not in rule.sizes:
-            raise ValueError(f"{where}: no factor {choice.factor!r} (rule: {rule.notation})")
-        elif choice.factor in rule.whole:
-            raise ValueError(f"{where}: factor {choice.factor!r} must stay whole (rule: {rule.notation})")
-        elif not rule.sizes[choice.factor] or rule.sizes[choice.factor] % (choice.outer * mesh[axis]):
+            continue
+        factor = choice.factor
+        if factor not in rule.sizes:
+            raise ValueError(f"{where}: no factor {factor!r} (rule: {rule.notation})")
+        if factor in rule.whole:
+            raise ValueError(f"{where}: factor {factor!r} must stay whole (rule: {rule.notation})")
+        if choice.unit and factor in rule.even:
+            raise ValueError(f"{where}: the parts of factor {factor!r} must be equal (rule: {rule.notation})")
+        if not choice.unit and (not rule.sizes[factor] or rule.sizes[factor] % (choice.outer * mesh[axis])):
             raise ValueError(
-                f"{where}: factor {choice.factor!r} of size {rule.sizes[choice.factor]} does not divide into "
+                f"{where}: factor {factor!r} of size {rule.sizes[factor]} does not divide into "
                 f"{choice.outer} x {mesh[axis]} for axis {axis!r}"
             )
-        elif choice.factor in rule.contiguous and choice.outer != _outside(axis, choices, mesh):
-            raise ValueError(
-                f"{where}: the parts of factor {choice.factor!r} must be contiguous (rule: {rule.notation})"
-            )
-        elif other := _overlapping(axis, choices, mesh):
-            raise ValueError(
-                f"{where}: axes {axis!r} and {other!r} split factor {choice.factor!r} at overlapping places, "
-                f"{choice} and {choices[other]}"
-            )
+        contiguous = factor in rule.contiguous or (choice.unit and factor in rule.local)
+        if contiguous and choice.outer != _outside(axis, choices, mesh):
+            raise ValueError(f"{where}: the parts of factor {factor!r} must be contiguous (rule: {rule.notation})")
+    for factor in dict.fromkeys(c.factor for c in choices.values() if c.factor):
+        try:
+            factor_digits(rule, choices, factor, mesh)
+        except ValueError as error:
+            shown = ", ".join(f"{axis}: {c}" for axis, c in choices.items() if c.factor == factor)
+            raise ValueError(f"{where}: factor {factor!r} cannot be split as {shown}: {error}") from None
 
 
-def _overlapping(axis: str, choices: Choices, mesh: Mesh) -> str | None:
-    """Another axis that splits the same factor such that neither split nests in the other; None if there is none."""
-    own = choices[axis]
-    for other, choice in choices.items():
-        inside = choice.factor == own.factor and own.outer <= choice.outer and other != axis
-        if inside and choice.outer % (own.outer * mesh[axis]):
-            return other
-    return None
+def factor_digits(rule: Rule, choices: Choices, factor: str, mesh: Mesh) -> list[Digit]:
+    """A factor as a mixed-radix number. See `plan.layout`."""
+    splits = [(c.outer, c.unit, axis) for axis, c in choices.items() if c.factor == factor]
+    return digits_of(splits, rule.sizes[factor], mesh)
 
 
 def _outside(axis: str, choices: Choices, mesh: Mesh) -> int:
@@ -136,10 +160,10 @@ def legal(rule: Rule, choices: Choices, mesh: Mesh) -> bool:
 
 def nest(choice: Choice, taken: Choices, mesh: Mesh) -> Choice:
     """The choice, nested in the given choices that split the same factor at the same position."""
-    outer, again = choice.outer, True
+    outer, unit, again = choice.outer, choice.unit, True
     while again:
         again = False
         for axis, other in taken.items():
             if not choice.linear and other.factor == choice.factor and other.outer == outer:
-                outer, again = outer * mesh[axis], True
-    return Choice(choice.factor, outer, choice.linear)
+                outer, unit, again = outer * mesh[axis], other.unit or unit, True
+    return Choice(choice.factor, outer, choice.linear, unit)

@@ -15,7 +15,7 @@ from itertools import permutations, product
 import numpy as np
 
 from tutti.ops.rule import Rule
-from tutti.plan.choice import Choice, Choices, candidates, input_placement, legal, nest, output_placement
+from tutti.plan.choice import Choice, Choices, Position, candidates, input_placement, legal, nest, output_placement
 from tutti.plan.layout import Mesh, Placement, R
 from tutti.plan.problem import Operator
 
@@ -56,7 +56,7 @@ class OptionTable:
     """
 
     def __init__(
-        self, mesh: Mesh, cuts: Mapping[str, Mapping[str, set[int]]], allowed: Allowed | None = None,
+        self, mesh: Mesh, cuts: Mapping[str, Mapping[str, set[Position]]], allowed: Allowed | None = None,
         given: Given | None = None,
     ):  # fmt: skip
         self.mesh, self.cuts, self.allowed, self.given = mesh, cuts, allowed, given or {}

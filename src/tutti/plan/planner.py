@@ -147,8 +147,8 @@ class Planner:
             return ()
         what = "microbatch" if self.accumulate > 1 else "batch"
         return (
-            f"a {what} of {batch} does not divide over {', '.join(sizes)} devices: axes of that size split another "
-            f"dim (a batch of {-(-batch // n) * n} would divide)",
+            f"a {what} of {batch} does not divide over {', '.join(sizes)} devices: axes of that size split it "
+            f"unevenly or split another dim (a batch of {-(-batch // n) * n} would divide)",
         )
 
     def without_rule(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from tutti.ir.op_info import SENDS, WORK
 from tutti.ir.step_graph import Spec
 from tutti.ops import Cut, operands
 from tutti.plan import compute
-from tutti.plan.choice import Choices, input_placement, layouts, output_placement
+from tutti.plan.choice import Choice, Choices, input_placement, layouts, output_placement, waste
 from tutti.plan.compute import LocalCall
 from tutti.plan.layout import Layout, Mesh, Placement, Split
 from tutti.plan.problem import Operator
@@ -48,7 +48,7 @@ class Pricer:
             return 0.0
         if self.whole and o.brings_gradients and self.shapes(o, choices)[1] == o.operands[1].shape:
             return 0.0
-        parts = prod(self.mesh[axis] for axis, c in choices.items() if c.factor)
+        parts = prod(self.ways(o, c, axis) for axis, c in choices.items() if c.factor)
         parts /= prod(
             WORK[o.target](o.node, c.factor, c.outer, self.mesh[axis])
             for axis, c in choices.items()
@@ -56,7 +56,7 @@ class Pricer:
         )
         call = LocalCall(
             o.node,
-            [spec.bytes // self.parts(input_placement, o, i, choices) for i, spec in enumerate(o.operands)],
+            [int(spec.bytes / self.parts(input_placement, o, i, choices)) for i, spec in enumerate(o.operands)],
             [self.made_bytes(o, i, choices) for i, s in enumerate(o.outputs) if s.dtype],
             next((s.dtype for s in o.outputs if s.dtype), torch.float32),
             o.operands[0].dtype if o.operands else None,
@@ -91,11 +91,15 @@ class Pricer:
 
     def made_bytes(self, o: Operator, output: int, choices: Choices) -> int:
         """Bytes of one output on one rank."""
-        return o.outputs[output].bytes // self.parts(output_placement, o, output, choices)
+        return int(o.outputs[output].bytes / self.parts(output_placement, o, output, choices))
 
-    def parts(self, placement: Callable[..., Placement], o: Operator, i: int, choices: Choices) -> int:
-        """The number of ranks that an operand (`input_placement`) or output (`output_placement`) is split over."""
-        return prod(self.mesh[a] for a, c in choices.items() if isinstance(placement(o.rule, c, i), Split))
+    def parts(self, placement: Callable[..., Placement], o: Operator, i: int, choices: Choices) -> float:
+        """An operand's (`input_placement`) or output's (`output_placement`) size, over that of its largest part."""
+        return prod(self.ways(o, c, a) for a, c in choices.items() if isinstance(placement(o.rule, c, i), Split))
+
+    def ways(self, o: Operator, choice: Choice, axis: str) -> float:
+        """A factor's size, over that of the largest part that an axis makes of it."""
+        return self.mesh[axis] / (1 + waste(o.rule, choice, self.mesh[axis]))
 
     def collective(self, kind: str, axis: str, local: int, messages: int = 1) -> float:
         """Seconds of `messages` collectives, for which each rank provides `local` bytes in total, including copies."""

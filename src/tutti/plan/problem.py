@@ -19,6 +19,7 @@ from tutti.ir.losses import made_with
 from tutti.ir.step_graph import BACKWARD, UPDATE, Call, Spec, StepGraph
 from tutti.ops import operands, replicated, rule_of, source, specs
 from tutti.ops.rule import Rule
+from tutti.plan.choice import WHOLE, Position
 
 Tensor = tuple[str, int]  # label of the operator that makes it, and index of the output
 
@@ -82,13 +83,13 @@ class Edge:
 
 @dataclass
 class Problem:
-    """Operators, edges with multiplicities, and the positions at which each factor may be split (`cuts`)."""
+    """Operators, edges with multiplicities, and where each factor may be split (`cuts`)."""
 
     operators: dict[str, Operator]
     edges: Mapping[Edge, int]
     outputs: Mapping[Tensor, int]  # outputs that leave the step replicated: the loss
     without_rule: list[str] = field(default_factory=list)  # operators that no rule splits
-    cuts: dict[str, dict[str, set[int]]] = field(default_factory=dict)
+    cuts: dict[str, dict[str, set[Position]]] = field(default_factory=dict)
     coupled: bool = False  # whether updates wait for gradients of other parameters
 
     @cached_property
@@ -205,15 +206,15 @@ def _input_rule(spec: Spec) -> Rule:
     )
 
 
-def _cuts(problem: Problem) -> dict[str, dict[str, set[int]]]:
-    """Positions inside each factor at which a split may begin: 1, and those that follow from neighbours' dims.
+def _cuts(problem: Problem) -> dict[str, dict[str, set[Position]]]:
+    """Where each factor may be split: as a whole, and as follows from neighbours' dims.
 
-    A dim of (heads, head size) can be split at position 1 or inside the heads. A matmul that makes this dim as a single
-    factor learns this from the reshape that follows. Positions propagate along tensors in both directions until none is
-    new.
+    A dim of (heads, head size) can be split between heads, unevenly in units of the head size, or inside the heads. A
+    matmul that makes this dim as a single factor learns this from the reshape that follows. Cuts propagate along
+    tensors in both directions until none is new.
     """
-    cuts = {label: {f: {1} for f in o.rule.sizes} for label, o in problem.operators.items()}
-    dims: dict[Tensor, dict[int, set[int]]] = defaultdict(lambda: defaultdict(lambda: {1}))
+    cuts = {label: {f: {WHOLE} for f in o.rule.sizes} for label, o in problem.operators.items()}
+    dims: dict[Tensor, dict[int, set[Position]]] = defaultdict(lambda: defaultdict(lambda: {WHOLE}))
     places: dict[str, list[tuple[Tensor, tuple]]] = defaultdict(list)  # operator -> its tensors, with their dims
     for label, o in problem.operators.items():
         places[label] += [((label, i), out) for i, out in enumerate(o.rule.outputs)]
@@ -230,15 +231,21 @@ def _cuts(problem: Problem) -> dict[str, dict[str, set[int]]]:
                     position = rule.position(operand, factor)
                     if position is None or factor in rule.whole:
                         continue
-                    dim, inside = position
+                    dim, before, after = position
                     shared, size = dims[tensor][dim], rule.sizes[factor]
-                    learned = {c // inside for c in shared if c % inside == 0 and _divides(c // inside, size)} - own
-                    taught = {c * inside for c in own} - shared
+                    learned = {
+                        (outer // before, max(unit // after, 1))
+                        for outer, unit in shared
+                        if not outer % before
+                        and not (unit % after and after % unit)
+                        and _divides(outer // before, max(unit // after, 1), size)
+                    } - own
+                    taught = {(outer * before, unit * after) for outer, unit in own} - shared
                     own |= learned
                     shared |= taught
                     changed |= bool(learned or taught)
     return cuts
 
 
-def _divides(position: int, size: int) -> bool:
-    return 1 <= position < size and size % position == 0
+def _divides(outer: int, unit: int, size: int) -> bool:
+    return 1 <= outer * unit < size and size % (outer * unit) == 0

@@ -6,7 +6,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from tutti.ir.step_graph import StepGraph
-from tutti.plan.choice import Choice, candidates, layouts, legal, nest
+from tutti.plan.choice import Choice, Position, candidates, layouts, legal, nest
 from tutti.plan.layout import Mesh
 from tutti.plan.plan import Plan
 from tutti.plan.problem import Operator, problem_of
@@ -49,7 +49,7 @@ def random_mesh(devices: int, rng: Random) -> Mesh:
     return {f"axis{i}": size for i, size in enumerate(sizes or [1])}
 
 
-def _draw(o: Operator, cuts: dict[str, set[int]], mesh: Mesh, rng: Random) -> dict[str, Choice]:
+def _draw(o: Operator, cuts: dict[str, set[Position]], mesh: Mesh, rng: Random) -> dict[str, Choice]:
     choices: dict[str, Choice] = {}
     for axis in rng.sample(list(mesh), len(mesh)):
         options = [c for c in candidates(o.rule, cuts, mesh[axis]) if not (c.linear and o.is_input)]

@@ -114,8 +114,7 @@ def _steps(layout: Layout, source: Layout, target: Layout, shape: tuple[int, ...
         wanted = [p for p in dict.fromkeys((target[axis], source[axis])) if p != here]
         splits = [p for p in wanted if isinstance(p, Split)]
         if isinstance(here, Split):
-            yield Step("all_gather", axis, layout, layout.replace(axis, R))
-            moves = [("all_to_all", p) for p in splits]
+            moves = [("all_gather", R), *(("all_to_all", p) for p in splits)]
         elif isinstance(here, Partial):
             yield Step("all_reduce", axis, layout, layout.replace(axis, R))
             if len(layout.partials) > 1:  # a reduce-scatter first leaves less to reduce over the other axes
@@ -143,13 +142,13 @@ def possible(step: Step, shape: tuple[int, ...], mesh: Mesh) -> bool:
     if not step.target.fits(shape, mesh):
         return False
     old, new = step.source[step.axis], step.target[step.axis]
+    if isinstance(old, Split) and isinstance(new, Split) and old.dim == new.dim and (old.unit or new.unit):
+        return False  # gathered, then sliced
     try:
         if isinstance(new, Split):
-            step.source.before(new.dim, shape[new.dim], mesh, new.outer)
-            step.source.before(new.dim, shape[new.dim], mesh, new.outer * mesh[step.axis])
+            step.target.cut(step.axis, step.source, shape[new.dim], mesh)
         if isinstance(old, Split):
-            step.target.before(old.dim, shape[old.dim], mesh, old.outer)
-            step.target.before(old.dim, shape[old.dim], mesh, old.outer * mesh[step.axis])
+            step.source.cut(step.axis, step.target, shape[old.dim], mesh)
     except ValueError:
         return False
     return True

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from tutti.ir.op_info import FLOPS
 from tutti.ir.step_graph import UPDATE
-from tutti.plan.choice import Choice, legal, output_placement
+from tutti.plan.choice import Choice, legal, output_placement, waste
 from tutti.plan.experts import ROUTED, Experts
 from tutti.plan.follow import follow
 from tutti.plan.layout import Layout, Mesh, Partial, Split
@@ -40,14 +40,19 @@ class Free:
             return self.free(o, axis, choices)
         if not isinstance(placement, Split):
             return [None]
-        choice = Choice(o.rule.outputs[0][placement.dim][0], placement.outer)
+        choice = Choice(o.rule.outputs[0][placement.dim][0], placement.outer, unit=placement.unit)
         if not legal(o.rule, {axis: choice}, self.mesh):
             raise ValueError(f"{o.label} of shape {o.outputs[0].shape} cannot be split at dim {placement.dim} over "
                              f"{self.mesh[axis]} devices of axis {axis!r}")  # fmt: skip
         return [choice]
 
     def free(self, o: Operator, axis: str, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
-        return choices
+        return worthwhile(o, choices, self.mesh[axis])
+
+
+def worthwhile(o: Operator, choices: Sequence[Choice | None], k: int) -> list[Choice | None]:
+    """The choices whose largest of k parts is at most a quarter larger than the mean."""
+    return [c for c in choices if c is None or waste(o.rule, c, k) <= 0.25]
 
 
 class Roles(Free):
@@ -55,7 +60,7 @@ class Roles(Free):
 
     `dp` splits the batch and values computed from it, `cp` the sequence. `tp` splits matrices and computes with the
     parts. `ep` splits experts, and everything else along the batch. The ZeRO stage determines the tensors that are
-    split over `dp`. See `plan.textbook`.
+    split over `dp`, `cp` and `ep`. See `plan.textbook`.
     """
 
     def __init__(self, problem: Problem, book: Textbook, pins, stored):
@@ -64,7 +69,8 @@ class Roles(Free):
         self.from_batch = problem.reached_from("batch")
         self.experts = Experts(problem)
         self.sequences = _sequences(problem)
-        rows = {(label, 0): Split(1) for label in self.sequences}
+        lengths = {label: problem.operators[label].outputs[0].shape[1] for label in self.sequences}
+        rows = {(label, 0): Split(1, unit=int(n % book.cp > 0)) for label, n in lengths.items()}
         self.along = follow(problem, rows, book.cp) if book.cp > 1 else {}
         if book.ep > 1 and not self.experts.factors:
             raise ValueError(f"plan {str(book)!r}: the model has no experts that axis 'ep' could split; write dp")
@@ -73,12 +79,10 @@ class Roles(Free):
         roles = {"dp": self._data, "cp": self._context, "ep": self._expert, "tp": self._tensor}
         return roles[axis](o, choices)
 
-    def _data(
-        self, o: Operator, choices: Sequence[Choice | None], axis: str = "dp", zero: int | None = None
-    ) -> Sequence[Choice | None]:
-        zero = self.zero if zero is None else zero
+    def _data(self, o: Operator, choices: Sequence[Choice | None], axis: str = "dp") -> Sequence[Choice | None]:
+        zero = self.zero
         if o.kind == "batch" and o.outputs[0].shape:
-            first = [c for c in choices if c and c == Choice(o.rule.outputs[0][0][0])]
+            first = _along(o, 0, choices)
             if not first:
                 size, k, kind = o.outputs[0].shape[0], self.mesh[axis], {"dp": "data", "ep": "expert"}[axis]
                 raise UndividedBatch(f"{o.label}: a batch of {size} does not divide over {k} {kind}-parallel devices")
@@ -102,13 +106,13 @@ class Roles(Free):
         if o.kind == "batch":
             if o.label not in self.sequences:
                 return [None]
-            second = Choice(o.rule.outputs[0][1][0])
-            if second not in choices:
+            second = _along(o, 1, choices)
+            if not second:
                 length = f"dim 1, a sequence of {o.outputs[0].shape[1]},"
                 raise ValueError(f"{o.label}: {length} does not divide into {self.mesh['cp']} parts")
-            return [second]
-        if o.is_input or o.phase == UPDATE:
-            return [None]
+            return second
+        if o.is_input or o.phase == UPDATE or (self.zero == 3 and o.label in self.problem.weights):
+            return self._data(o, choices, "cp")
         if o.label in self.along and self.along[o.label] in choices:
             return [self.along[o.label]]
         if o.label in self.problem.gradients:  # reduced last, as are those of microbatches
@@ -122,18 +126,18 @@ class Roles(Free):
     def _expert(self, o: Operator, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
         """Like `dp`, but experts, their gradients and their state are split, and used where they are stored."""
         if o.is_input and o.outputs[0].shape in self.experts.shapes:
-            counted = Choice(o.rule.outputs[0][0][0])
-            if counted not in choices:
+            counted = [c for c in _along(o, 0, choices) if not c.unit]
+            if not counted:
                 size, k = o.outputs[0].shape[0], self.mesh["ep"]
                 raise ValueError(f"{o.label}: {size} experts do not divide over {k} expert-parallel devices")
-            return [counted]
+            return counted
         if o.label in self.experts.matrices or self.experts.updates(o):
             return choices
         if o.label in self.experts.factors:
             return [c for c in choices if c and c.factor == self.experts.factors[o.label]]
         if o.target in ROUTED:  # computes the slots of all experts for a rank's groups
             return [c for c in choices if c and c.factor == "g"] or choices
-        return self._data(o, choices, "ep", zero=0)
+        return self._data(o, choices, "ep")
 
     def _tensor(self, o: Operator, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
         if o.is_input:
@@ -157,6 +161,12 @@ def _sequences(problem: Problem) -> list[str]:
     shapes = {o.label: o.outputs[0].shape for o in problem.operators.values() if o.kind == "batch"}
     lengths = [shape[1] for shape in shapes.values() if len(shape) > 1 and shape[1] > 1]
     return [label for label, shape in shapes.items() if len(shape) > 1 and shape[1] in lengths[:1]]
+
+
+def _along(o: Operator, dim: int, choices: Sequence[Choice | None]) -> list[Choice]:
+    """The choice that splits a dim of an input in contiguous parts, by single elements if it does not divide."""
+    factor = o.rule.outputs[0][dim][0]
+    return [c for c in choices if c and c.factor == factor and c.outer == 1 and c.unit <= 1][:1]
 
 
 def _split(choices: Sequence[Choice | None]) -> Sequence[Choice | None]:

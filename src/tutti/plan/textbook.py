@@ -4,7 +4,7 @@
 |---|---|---|
  dp | splits the batch, replicates parameters | |
  tp | | splits every matrix and computes with the parts, replicates the batch |
- zero1 | as dp; splits the optimizer state | |
+ zero1 | as dp; splits the optimizer state; also over `cp` and `ep` | |
  zero2 | as zero1; splits accumulated gradients | |
  zero3 | as zero2; splits parameters and gathers them for use | |
 
@@ -51,7 +51,7 @@ class Textbook:
     """A textbook plan.
 
     dp, tp, ep, cp: sizes of the axes.
-    zero: ZeRO stage (0 to 3) of the data-parallel axis.
+    zero: ZeRO stage (0 to 3) of the axes dp, cp and ep.
     pipe: the pipeline.
     recompute: whether the backward pass recomputes activations inside layers.
     offload: what is offloaded (`plan.tier`).
@@ -150,7 +150,7 @@ def parse_name(name: str, devices: int) -> Textbook:
             sizes[match[1]] = int(match[2] or 0)
             if match[3]:
                 schedule, chunks, sequence_chunks = _schedule(name, match[1], match[3])
-    if zero:
+    if zero and 0 not in sizes.values():
         sizes.setdefault("dp", 0)
     open_axes = [axis for axis, size in sizes.items() if size == 0]
     given = 1
@@ -174,8 +174,13 @@ def parse_name(name: str, devices: int) -> Textbook:
         raise ValueError(f"plan {name!r}: overlap cannot be combined with {other}; leave one of them out")
     if sequence_chunks > 1 and pp < 2:
         raise ValueError(f"plan {name!r}: chunks of the sequence need a pipeline of at least 2 devices")
+    spread = dp * cp * ep > 1
+    if zero and not spread and devices > 1:
+        raise ValueError(
+            f"plan {name!r}: ZeRO splits over dp, cp and ep, and each of them has one device; leave it out"
+        )
     pipe = Pipe(pp, schedule, chunks, sequence_chunks)
-    return Textbook(dp, tp, zero if dp > 1 else 0, ep, cp, pipe, recompute, offload, batch_splits, overlap_chunks)
+    return Textbook(dp, tp, zero if spread else 0, ep, cp, pipe, recompute, offload, batch_splits, overlap_chunks)
 
 
 def _schedule(name: str, axis: str, said: str) -> tuple[str, int, int]:
