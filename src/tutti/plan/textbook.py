@@ -177,7 +177,7 @@ def parse_name(name: str, devices: int) -> Textbook:
     spread = dp * cp * ep > 1
     if zero and not spread and devices > 1:
         raise ValueError(
-            f"plan {name!r}: ZeRO splits over dp, cp and ep, and each of them has one device; leave it out"
+            f"plan {name!r}: ZeRO splits over dp, cp and ep, which have one device each; leave it out"
         )
     pipe = Pipe(pp, schedule, chunks, sequence_chunks)
     return Textbook(dp, tp, zero if spread else 0, ep, cp, pipe, recompute, offload, batch_splits, overlap_chunks)
