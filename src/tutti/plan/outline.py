@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from tutti.ir.labels import is_layer, layer_of
+from tutti.ir.labels import in_layer, is_layer
 from tutti.ir.step_graph import FORWARD, UPDATE
 from tutti.plan.experts import Experts
 from tutti.plan.planner import Candidate, Planner
@@ -112,7 +112,7 @@ def outline_of(planner: Planner, candidate: Candidate, activations: Activations)
             own = replace(Sums(held=held, kept=kept), **{kind: seconds})
             largest = max(largest, float(cost.held))
             path = o.node.meta["path"]
-        if "*" in path or is_layer(layer_of(path)):
+        if in_layer(path):
             layers += own
         else:
             beside += own
