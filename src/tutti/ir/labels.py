@@ -20,6 +20,7 @@ from tutti.ir.step_graph import StepGraph
 
 _NUMBERS = re.compile(r"\*|\d+(-\d+)?(,\d+(-\d+)?)*")  # what stands for the number of a layer
 
+
 def annotate_labels(step: StepGraph) -> None:
     """Set meta["label"] of every node, and meta["name"] of every call: the label with the layer's number for `*`."""
     rename = _layer_names(step.graph)
