@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
@@ -11,7 +10,7 @@ import torch
 
 from tutti.exec.batches import batch_size, microbatches
 from tutti.ir.step_graph import StepGraph
-from tutti.lower.rebatch import rebatched
+from tutti.lower.rebatch import Steps
 from tutti.lower.vary import vary
 from tutti.plan.search import Progress
 from tutti.plan.variant import PLAIN, Variant
@@ -54,8 +53,7 @@ class Captured:
         self.workload, self.progress = workload, progress
         self.model, self.example = load(w.model, w.batch, w.seq, DTYPES[w.dtype])
         self.update = makers[w.optimizer](self.model.parameters(), lr=1e-3)
-        self.steps: dict[int, StepGraph] = {}  # captured steps, by their numbers of microbatches
-        self.captured = cache(self._captured)
+        self.captured = Steps(self._captured).planned
         self.graph = cache(self._graph)
 
     @property
@@ -74,14 +72,6 @@ class Captured:
         return vary(graph, variant)
 
     def _captured(self, microbatch_count: int) -> StepGraph:
-        for known in sorted(self.steps):
-            if microbatch_count % known == 0:
-                with suppress(ValueError):  # the rows are not followed through all operators
-                    return rebatched(self.steps[known], microbatch_count // known)
-        self.steps[microbatch_count] = self._traced(microbatch_count)
-        return self.steps[microbatch_count]
-
-    def _traced(self, microbatch_count: int) -> StepGraph:
         first = microbatches(self.example, microbatch_count)[0]
         self.progress("capturing the step" + (f" of 1/{microbatch_count} of the batch" if microbatch_count > 1 else ""))
         with suiting(self.model):

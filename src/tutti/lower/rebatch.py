@@ -9,7 +9,9 @@ costs what a captured step costs, but does not compute its numbers.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cache
 
 import torch
 from torch import fx
@@ -24,6 +26,27 @@ from tutti.plan.layout import Placement, R, Split
 from tutti.plan.problem import Problem, problem_of
 
 ROWS = "rows"  # the axis that divides the batch
+
+
+class Steps:
+    """The step of a microbatch, for any number of microbatches.
+
+    capture: captures the step of one of so many microbatches.
+    """
+
+    def __init__(self, capture: Callable[[int], StepGraph]):
+        self.captured = cache(capture)
+        self.planned = cache(self._planned)
+        self.known: list[int] = []
+
+    def _planned(self, count: int) -> StepGraph:
+        """The step to plan with: of a captured step if its rows can be followed, else captured."""
+        for known in self.known:
+            if count % known == 0:
+                with suppress(ValueError):  # the rows are not followed through all operators
+                    return rebatched(self.captured(known), count // known)
+        self.known.append(count)
+        return self.captured(count)
 
 
 def rebatched(step: StepGraph, parts: int) -> StepGraph:
