@@ -37,6 +37,7 @@ from tutti.ir.step_graph import Spec, StepGraph
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.launch.progress import progress
 from tutti.lower.program import Collective, Program
+from tutti.lower.rebatch import Steps
 from tutti.lower.schedule_parts import schedule_of
 from tutti.lower.vary import vary
 from tutti.observe.predicted import SIMULATED, predicted
@@ -204,8 +205,8 @@ class Step:
             autocast_state(self.device),
             names,
         )
-        captured = cache(lambda count: recipe.training(microbatches(batch, count)[0], count))
-        graph_of = cache(lambda count, variant: vary(captured(count), variant))
+        steps = Steps(lambda count: recipe.training(microbatches(batch, count)[0], count))
+        graph_of = cache(lambda count, variant: vary(steps.planned(count), variant))
         graph_of(1 if accumulate == "auto" else accumulate, PLAIN)  # by all ranks at once
         pins = tuple(config.pins or ())
         chosen = from_rank_0(lambda: choose(plan, graph_of, batch_size(batch), self.cluster, level, pins, config.mesh,
@@ -213,7 +214,8 @@ class Step:
         if devices(chosen.mesh) != self.cluster.size:
             raise ValueError(f"the plan is for {devices(chosen.mesh)} devices, {self.cluster} has {self.cluster.size}")
         self._plan, self.accumulate = chosen, chosen.accumulate
-        self.graph, first = graph_of(self.accumulate, chosen.variant), microbatches(batch, self.accumulate)[0]
+        captured = steps.captured(self.accumulate)
+        self.graph, first = vary(captured, chosen.variant), microbatches(batch, self.accumulate)[0]
         chosen.check(self.graph)
         _check_tiers(chosen, self.cluster)
         self.runtime = runtime_for(chosen.mesh)

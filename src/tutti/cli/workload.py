@@ -10,6 +10,7 @@ import torch
 
 from tutti.exec.batches import batch_size, microbatches
 from tutti.ir.step_graph import StepGraph
+from tutti.lower.rebatch import Steps
 from tutti.lower.vary import vary
 from tutti.plan.search import Progress
 from tutti.plan.variant import PLAIN, Variant
@@ -52,7 +53,7 @@ class Captured:
         self.workload, self.progress = workload, progress
         self.model, self.example = load(w.model, w.batch, w.seq, DTYPES[w.dtype])
         self.update = makers[w.optimizer](self.model.parameters(), lr=1e-3)
-        self.captured = cache(self._captured)
+        self.captured = Steps(self._captured).planned
         self.graph = cache(self._graph)
 
     @property

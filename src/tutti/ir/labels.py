@@ -4,8 +4,8 @@ A *layer* is a module whose path ends in a number (`model.layers.3`). Two layers
 if the nodes inside them are, in order, the same operators on the same shapes. The label of a node is its module path
 with `*` for the number of such a layer, its phase (`again` for recomputation in the backward pass), its operator and an
 ordinal. In a container with layers of several kinds, the numbers of a kind replace `*`: `h.0` and `h.1-11`, `net.2,4`.
-Copies of a batch (`lower.unroll`) share labels too. Analysis and plans refer to labels, so their size does not grow
-with depth.
+Layers that consist of modules are also recognised inside of layers (`down.2.attentions.0.blocks.*.norm`). Copies of a
+batch (`lower.unroll`) share labels too. Analysis and plans refer to labels, so their size does not grow with depth.
 """
 
 from __future__ import annotations
@@ -18,33 +18,48 @@ from torch import fx
 
 from tutti.ir.step_graph import StepGraph
 
+_NUMBERS = re.compile(r"\*|\d+(-\d+)?(,\d+(-\d+)?)*")  # what stands for the number of a layer
+
 
 def annotate_labels(step: StepGraph) -> None:
     """Set meta["label"] of every node, and meta["name"] of every call: the label with the layer's number for `*`."""
     rename = _layer_names(step.graph)
     for name, node in step.inputs.items():
         kind, _, path = name.partition(":")
-        layer, rest = _split(path) if kind not in ("batch", "common", "lr") else ("", path)  # not module paths
-        node.meta["label"] = f"{kind}:{_join(rename.get(layer, layer), rest)}" if path else kind
+        if kind not in ("batch", "common", "lr"):  # these are not module paths
+            path = _renamed(path, rename)
+        node.meta["label"] = f"{kind}:{path}" if path else kind
     ordinals: dict[tuple, int] = defaultdict(int)
     alike: dict[tuple, dict[str, int]] = defaultdict(dict)
     for node in step.graph.nodes:
         if node.op != "call_function":
             continue
-        layer, rest = _split(node.meta["path"])
+        path = node.meta["path"]
         operation = f"{_phase(node)}/{_named(node)}"
         copy = node.meta.get("copy", 0)
-        ordinal = ordinals[layer, rest, operation, copy]
-        ordinals[layer, rest, operation, copy] += 1
+        ordinal = ordinals[path, operation, copy]
+        ordinals[path, operation, copy] += 1
         between = ">" if "of" in node.meta else "."  # `>` marks an operator that stands for one of the whole batch
         operation += f"{between}{ordinal}" if ordinal else ""
         if "of" in node.meta:  # work that one copy does for all is unlike that of the others
-            known = alike[_join(rename.get(layer, layer), rest), operation]
+            known = alike[_renamed(path, rename), operation]
             kind = repr((str(node.target), [x.meta["val"] for x in (node, *node.all_input_nodes)]))
             number = known.setdefault(kind, len(known))
             operation += f"#{number}" if number else ""
-        node.meta["label"] = f"{_join(rename.get(layer, layer), rest)}/{operation}"
-        node.meta["name"] = f"{_join(layer, rest)}/{operation}" + (f"@{copy}" if copy else "")
+        node.meta["label"] = f"{_renamed(path, rename)}/{operation}"
+        node.meta["name"] = f"{path}/{operation}" + (f"@{copy}" if copy else "")
+
+
+def _renamed(path: str, rename: dict[str, str]) -> str:
+    """The path with the names of kinds for the numbers of layers."""
+    parts = path.split(".")
+    return ".".join(rename.get(".".join(parts[: i + 1]), x) if x.isdigit() else x for i, x in enumerate(parts))
+
+
+def _layers(path: str) -> list[tuple[str, str]]:
+    """The layers that contain a module, the outermost first, and its path in each."""
+    parts = path.split(".")
+    return [(".".join(parts[: i + 1]), ".".join(parts[i + 1 :])) for i, x in enumerate(parts) if x.isdigit()]
 
 
 def _split(path: str) -> tuple[str, str]:
@@ -60,6 +75,11 @@ def layer_of(path: str) -> str:
     """The layer of a module, or the module itself outside any layer."""
     layer, rest = _split(path)
     return layer or rest
+
+
+def in_layer(label: str) -> bool:
+    """Whether the path of a label is inside a layer, or a kind of layers."""
+    return any(_NUMBERS.fullmatch(part) for part in label.split("."))
 
 
 def is_layer(path: str) -> bool:
@@ -88,24 +108,32 @@ def _named(node: fx.Node) -> str:
 
 
 def _layer_names(graph: fx.Graph) -> dict[str, str]:
-    """The name of each layer's kind: `h.*` if all layers of `h` are of one kind, else `h.0`, `h.1-11`, ..."""
+    """What stands for the number of each layer: `*` if all layers of its container are of one kind, else `0`, `1-11`.
+
+    A layer inside of another counts only if it consists of modules: a sequence of plain operators would fold into one.
+    """
     signatures: dict[str, list] = defaultdict(list)
+    folds: set[str] = set()
     for node in graph.nodes:
-        layer, rest = _split(node.meta["path"])
-        if layer and node.op == "call_function":
+        layers = _layers(node.meta["path"]) if node.op == "call_function" else ()
+        if layers:
             random = node.target is torch.ops.tutti.uniform.default  # salts differ between layers
             constants = "" if random else repr(fx.map_arg((node.args, node.kwargs), lambda n: None))
             specs = [n.meta["val"] for n in (*node.all_input_nodes, node)]
-            signatures[layer].append((rest, _phase(node), str(node.target), specs, constants))
-    containers: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for layer, signature in signatures.items():
+            kind = hash(repr((_phase(node), str(node.target), specs, constants)))
+            for i, (layer, rest) in enumerate(layers):
+                signatures[layer].append((rest, kind))
+                if rest or not i:
+                    folds.add(layer)
+    containers: dict[str, dict[tuple, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for layer in signatures:
         container, _, number = layer.rpartition(".")
-        containers[container][repr(signature)].append(int(number))
+        containers[container][tuple(signatures[layer])].append(int(number))
     names = {}
     for container, kinds in containers.items():
         for numbers in kinds.values():
             shown = _ranges(numbers) if len(kinds) > 1 else "*"
-            names |= {_join(container, str(n)): _join(container, shown) for n in numbers}
+            names |= {layer: shown for n in numbers if (layer := _join(container, str(n))) in folds}
     return names
 
 
@@ -129,7 +157,7 @@ def covers(label: str, name: str) -> bool:
 
 
 def _holds(part: str, number: int) -> bool:
-    if not re.fullmatch(r"\*|\d+(-\d+)?(,\d+(-\d+)?)*", part):
+    if not _NUMBERS.fullmatch(part):
         return False
     runs = [run.split("-") for run in part.split(",")]
     return part == "*" or any(int(run[0]) <= number <= int(run[-1]) for run in runs)

@@ -8,8 +8,9 @@ its layers and A' beside them:
     bytes   = P / p  +  S / (d p)  +  gradients  +  in flight / v  A / (m d p)  +  A' / (m d)
 
 ZeRO determines which of P, S and the gradients are divided by d. Recomputation adds a forward pass to the seconds and
-keeps only the layers' outputs of A. A mesh without an outline of its own gets a lower bound: its devices divide
-everything evenly and run one collective per layer and direction.
+keeps only the layers' outputs of A. A mesh without an outline of its own is taken to differ from the bound as the
+nearest that has one and the same axes does. Without any it gets the bound: its devices divide everything evenly and run
+one collective per layer and direction.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
-from math import ceil, inf, prod
+from math import ceil, inf, log2, prod
 
 from tutti.hardware import Cluster
 from tutti.plan.cuts import Layers
@@ -31,8 +32,10 @@ from tutti.plan.schedule import Pipe
 from tutti.plan.slots import in_flight
 from tutti.plan.textbook import Textbook
 
-BUBBLES = {"zb-h1": 0.4, "zb-v": 0.2}  # the schedule's bubble as a share of that of 1F1B
-HIDDEN = 0.9  # the share of overlappable collectives that computation hides
+BUBBLES = {"zb-v": 2.0}  # the bubble over (p - 1) / v of the work: stages are unequal, and so are F, B and W
+HIDDEN = 0.9  # the share of collectives on parameters and gradients that computation hides
+INSIDE = 0.5  # the share of collectives on activations that computation hides
+UNEVEN = 0.2  # share of the deviation of a device's stages from their mean that it waits for others
 STEADY = 2  # microbatches per pipeline device beyond which the number in flight no longer grows
 
 Inner = tuple[int, int, int]  # context, expert and tensor parallelism
@@ -107,27 +110,42 @@ class Estimator:
     def _outline(self, inner: Inner) -> Outline:
         if inner in self.known:
             return self.known[inner]
-        cp, ep, tp = inner
-        whole = self.known[1, 1, 1]
-        return whole.split(tp, cp * ep * tp)
+        whole, like = self.known[1, 1, 1], self.alike(inner)
+        found = whole.split(inner[2], prod(inner))
+        sent = back = self.least_sent(found, inner)
+        if like:
+            other, ideal = self.known[like], whole.split(like[2], prod(like))
+            least = self.least_sent(ideal, like)
+            found, sent, back = (
+                found.scaled(other, ideal),
+                sent * other.layers.sent / least,
+                back * other.layers.back / least,
+            )
+        return replace(found, layers=replace(found.layers, sent=sent, back=back))
+
+    def alike(self, inner: Inner) -> Inner | None:
+        """The mesh nearest in size with an outline of its own and the same axes; None if there is none."""
+        known = [other for other in self.known if axes_of(other) == axes_of(inner)]
+        return min(
+            known, key=lambda other: sum(abs(log2(a / b)) for a, b in zip(other, inner, strict=True)), default=None
+        )
 
     def of(self, book: Textbook, count: int) -> Estimate:
         """The estimate of a named plan with `count` microbatches."""
-        o, inner = self.outline((book.cp, book.ep, book.tp)), (book.cp, book.ep, book.tp)
+        o = self.outline((book.cp, book.ep, book.tp))
         p, v, rows = book.pipe.devices, book.pipe.chunks, self.planner.accumulate / (count * book.dp)
-        share = max(ceil(o.depth / (p * v)) * v, self.block) / o.depth if p > 1 else 1.0  # of the fullest device
+        in_layers, outside = (self.computes * seconds for seconds in o.seconds(rows, book.recompute))
+        sent, beside_sent = o.moves(rows, book.recompute)
+        waits, last = self.waits(sent), outside + self.waits(beside_sent)
+        share, slowest = self.fullest(o.depth, book.pipe, (in_layers + waits) / o.depth, last)
         beside = 1.0 if p == 1 else 0.5
         params, experts, state = (
             share * getattr(o.layers, kind) + beside * getattr(o.beside, kind)
             for kind in ("params", "experts", "state")
         )
         kinds = self.memory(o, book, count, rows, share, params, state)
-        in_layers, outside = (self.computes * seconds for seconds in o.seconds(rows, book.recompute))
-        micro = in_layers + outside
-        slowest = max(micro / p, share * in_layers)
-        computing = count * slowest
-        if inner not in self.known:
-            slowest += self.least_sent(o, inner, rows, share)
+        micro = in_layers + waits + last
+        computing = count * slowest * (in_layers + outside) / micro
         bubble = BUBBLES.get(book.pipe.schedule, 1.0) * (p - 1) / v * micro / p
         update = (share * o.layers.update + beside * o.beside.update) / (book.dp if book.zero else 1)
         seconds = count * slowest + bubble + update
@@ -162,14 +180,39 @@ class Estimator:
             return inf, inf
         return max(held), held[-1]
 
-    def least_sent(self, o: Outline, inner: Inner, rows: float, share: float) -> float:
-        """Seconds per microbatch of one collective for each axis, layer and direction."""
+    def fullest(self, depth: int, pipe: Pipe, layer: float, last: float) -> tuple[float, float]:
+        """The share of the layers that the fullest device has, and seconds of the slowest device for a microbatch.
+
+        layer: seconds of a layer. last: seconds beside the layers, which the last stage has in addition. The fewer
+        layers it has, the more the other stages have.
+        """
+        p, v = pipe.devices, pipe.chunks
+        if p == 1:
+            return 1.0, depth * layer + last
+        found: list[tuple[float, float]] = []
+        for x in range(ceil(depth / pipe.stages), -1, -1):  # layers of the last stage
+            most = max(ceil((depth - x) / (pipe.stages - 1)), self.block)  # layers of another stage
+            fuller = max(0, depth - x - (most - 1) * (pipe.stages - 1))  # stages that have so many
+            device = v * (most - 1) + min(v, ceil(fuller / p))
+            part = min(1.0, fuller / (pipe.stages - 1))
+            varies = (part * (1 - part)) ** 0.5 / (most - 1 + part) if v > 1 else 0.0
+            slowest = max(device * layer, (v - 1) * (most - 1) * layer + x * layer + last)
+            found.append((slowest * (1 + UNEVEN * varies), device / depth))
+        slowest, share = min(found)
+        return min(1.0, share), slowest
+
+    def waits(self, sent: float) -> float:
+        """Seconds that collectives on activations add to a step: those that are not hidden slow down computation."""
+        device = self.cluster.device
+        return sent * (1 - INSIDE + INSIDE * device.yields) if device.computes_on else sent
+
+    def least_sent(self, o: Outline, inner: Inner) -> float:
+        """Seconds per direction of one collective for each axis and layer, for all rows."""
         stride, seconds = 1, 0.0
         for kind, k in zip(("all_reduce", "all_to_all", "ppermute"), reversed(inner), strict=True):
             if k > 1:
-                size = int(rows * o.border * (inner[2] if kind == "all_reduce" else 1))
-                each = self.cluster.time(kind, sent_bytes(kind, size, k), stride, k)
-                seconds += 2 * share * o.depth * each
+                size = int(o.border * (inner[2] if kind == "all_reduce" else 1))
+                seconds += o.depth * self.cluster.time(kind, sent_bytes(kind, size, k), stride, k)
             stride *= k
         return seconds
 
@@ -191,10 +234,16 @@ class Estimator:
                 seconds += scatter + gather
         if not self.cluster.device.computes_on:
             return seconds + hidden
-        return seconds + max(hidden - HIDDEN * computing, (1 - HIDDEN) * hidden)
+        yields = self.cluster.device.yields * min(hidden, computing)
+        return seconds + yields + max(hidden - HIDDEN * computing, (1 - HIDDEN) * hidden)
 
     def collective(self, kind: str, local: float, stride: int, k: int) -> float:
         return self.cluster.time(kind, sent_bytes(kind, int(local), k), stride, k)
+
+
+def axes_of(inner: Inner) -> tuple[bool, ...]:
+    """Which axes a mesh has."""
+    return tuple(k > 1 for k in inner)
 
 
 def longest_block(layers: Layers) -> int:

@@ -1,7 +1,8 @@
 """The named plans for a cluster: all combinations of mesh axes, ZeRO stages, schedules, recomputation and microbatches.
 
 Plans that never win are omitted: data parallelism without ZeRO, which sends as much as ZeRO-1 and uses more memory;
-tensor parallelism over more than two nodes; and context parallelism when there is a sequence for every device.
+tensor parallelism over more than two nodes; context parallelism when there is a sequence for every device; and
+recomputation where the backward pass is split, which keeps what was recomputed until the gradients of weights.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tutti.plan.schedule import Pipe
+from tutti.plan.schedule import SPLIT, Pipe
 from tutti.plan.textbook import Textbook
 
 CHUNKS = 8  # maximum number of stages per device
@@ -69,6 +70,8 @@ def _variants(limits: Limits, dp: int, cp: int, ep: int, tp: int, p: int, counts
                 book = Textbook(dp, tp, zero, ep, cp, pipe, recompute)
                 for m in counts:
                     if (zero == 2 and m == 1) or (pipe.schedule == "interleaved" and m % p) or (p > 1 and m < 2):
+                        continue
+                    if recompute and pipe.schedule in SPLIT:
                         continue
                     yield book, m
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tutti.hardware import Cluster
-from tutti.plan.estimate import Estimator
+from tutti.plan.estimate import Estimator, Inner, axes_of
 from tutti.plan.experts import Experts
 from tutti.plan.families import Limits, divisors, families
 from tutti.plan.schedule import SPLIT
@@ -70,6 +70,9 @@ class Leading:
         counts = (search.accumulate,) if search.accumulate else tuple(divisors(search.batch))
         self.entries = list(families(self.limits(counts)))
         self.open = np.ones(len(self.entries), dtype=bool)
+        self.inside: dict[Inner, list[int]] = {}
+        for i, (book, _) in enumerate(self.entries):
+            self.inside.setdefault((book.cp, book.ep, book.tp), []).append(i)
         self.seconds, self.bytes = np.zeros(len(self.entries)), np.zeros(len(self.entries))
         self.estimate(range(len(self.entries)))
         sorts = [sort_of(book) for book, _ in self.entries]
@@ -150,12 +153,16 @@ class Leading:
             self.seconds[i], self.bytes[i] = estimate.seconds, estimate.bytes
 
     def refine(self, inner: tuple[int, int, int]) -> None:
-        """Compute the outline of this inner mesh and update the estimates of its plans."""
-        those = [i for i, (book, _) in enumerate(self.entries) if (book.cp, book.ep, book.tp) == inner]
-        if self.estimator.refine(inner):
-            self.estimate(those)
-        else:
+        """Compute the outline of this inner mesh and update the estimates of its plans; if it is the first with its
+        axes, also those of plans with the same axes."""
+        those = self.inside[inner]
+        first = self.estimator.alike(inner) is None
+        if not self.estimator.refine(inner):
             self.open[those] = False
+        elif first:
+            self.estimate([i for other, them in self.inside.items() if axes_of(other) == axes_of(inner) for i in them])
+        else:
+            self.estimate(those)
 
     def judge(self, i: int) -> None:
         """Lower and simulate an entry, and correct the estimates of its sort."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from tutti.ir.labels import is_layer, layer_of
+from tutti.ir.labels import in_layer, is_layer
 from tutti.ir.step_graph import FORWARD, UPDATE
 from tutti.plan.experts import Experts
 from tutti.plan.planner import Candidate, Planner
@@ -21,7 +21,8 @@ from tutti.plan.roles import STATELESS
 class Sums:
     """Totals over operators and inputs on one rank.
 
-    forward, backward, update: seconds.
+    forward, backward, update: seconds; of the forward and backward pass those of computing.
+    sent: seconds of communication in the forward pass; back: in the backward pass.
     params: bytes of parameters; experts: the part of them that belongs to experts.
     state: bytes of optimizer state.
     held: bytes that the forward pass keeps for the backward pass; kept: the part kept even with recomputation.
@@ -35,6 +36,8 @@ class Sums:
     state: float = 0.0
     held: float = 0.0
     kept: float = 0.0
+    sent: float = 0.0
+    back: float = 0.0
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Sums)))
@@ -45,7 +48,13 @@ class Sums:
         sparse = self.experts / experts
         share = (dense + sparse) / self.params if self.params else 0.0
         return Sums(self.forward / experts, self.backward / experts, self.update * share, dense + sparse, sparse,
-                    self.state * share, self.held / experts, self.kept / experts)  # fmt: skip
+                    self.state * share, self.held / experts, self.kept / experts, self.sent / experts,
+                    self.back / experts)  # fmt: skip
+
+    def scaled(self, other: Sums, ideal: Sums) -> Sums:
+        """Larger than the ideal as another total is than its own."""
+        return Sums(*(getattr(self, f.name) * max(1.0, getattr(other, f.name) / getattr(ideal, f.name))
+                      if getattr(ideal, f.name) else 0.0 for f in fields(Sums)))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -69,10 +78,18 @@ class Outline:
     once: tuple[Sums, Sums] = (Sums(), Sums())
 
     def seconds(self, rows: float, again: bool) -> tuple[float, float]:
-        """Seconds of a microbatch with this share of the rows, in layers and beside. again: recompute the layers."""
+        """Seconds that a microbatch with this share of the rows computes, in layers and beside. again: recompute the
+        layers."""
         each = [Sums(s.forward * rows + o.forward, s.backward * rows + o.backward)
                 for s, o in zip((self.layers, self.beside), self.once, strict=True)]  # fmt: skip
         return each[0].forward * (1 + again) + each[0].backward, each[1].forward + each[1].backward
+
+    def moves(self, rows: float, again: bool) -> tuple[float, float]:
+        """Seconds of communication in a microbatch, as `seconds`."""
+        return (
+            rows * (self.layers.sent * (1 + again) + self.layers.back),
+            rows * (self.beside.sent + self.beside.back),
+        )
 
     def by_rows(self, least: Outline, parts: int) -> Outline:
         """Separates the seconds that do not depend on the rows. least: the outline of 1 / `parts` of the batch."""
@@ -90,6 +107,13 @@ class Outline:
                        border=self.border / experts, largest=self.largest / experts,
                        once=(self.once[0].split(parts, experts), self.once[1].split(parts, experts)))  # fmt: skip
 
+    def scaled(self, other: Outline, ideal: Outline) -> Outline:
+        """Larger than this bound as another outline is than its own bound."""
+        more = {kind: getattr(self, kind) * max(1.0, getattr(other, kind) / (getattr(ideal, kind) or 1.0))
+                for kind in ("border", "largest")}  # fmt: skip
+        return replace(self, layers=self.layers.scaled(other.layers, ideal.layers),
+                       beside=self.beside.scaled(other.beside, ideal.beside), **more)  # fmt: skip
+
 
 def outline_of(planner: Planner, candidate: Candidate, activations: Activations) -> Outline:
     """The outline of a step's cheapest choices. activations: those of the planner's step."""
@@ -99,7 +123,7 @@ def outline_of(planner: Planner, candidate: Candidate, activations: Activations)
     layers, beside, largest = Sums(), Sums(), 0.0
     for label, o in problem.operators.items():
         cost, count = costs[label], o.count
-        seconds, held = count * float(cost.seconds), count * float(cost.held)
+        seconds, moves, held = count * float(cost.seconds), count * float(cost.moves), count * float(cost.held)
         if o.is_input:
             size = count * float(cost.kept)
             param = size if o.kind == "param" else 0.0
@@ -108,11 +132,16 @@ def outline_of(planner: Planner, candidate: Candidate, activations: Activations)
             path = label.partition(":")[2]
         else:
             kept = 0.0 if label in inside else held
-            kind = {FORWARD: "forward", UPDATE: "update"}.get(o.phase, "backward")
-            own = replace(Sums(held=held, kept=kept), **{kind: seconds})
+            own = Sums(held=held, kept=kept)
+            if o.phase == UPDATE:
+                own = replace(own, update=seconds)
+            elif o.phase == FORWARD:
+                own = replace(own, forward=seconds - moves, sent=moves)
+            else:
+                own = replace(own, backward=seconds - moves, back=moves)
             largest = max(largest, float(cost.held))
             path = o.node.meta["path"]
-        if "*" in path or is_layer(layer_of(path)):
+        if in_layer(path):
             layers += own
         else:
             beside += own

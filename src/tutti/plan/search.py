@@ -38,13 +38,13 @@ from tutti.plan.textbook import Textbook
 from tutti.plan.variant import PLAIN, Variant
 from tutti.plan.work import Work
 
-BUDGET = 60.0  # nominal seconds of work (`plan.work`) that a search may do
+BUDGET = 45.0  # nominal seconds of work (`plan.work`) that a search may do
 LED = 0.95  # share of the budget for named plans, if memory is scarce
 FLAT, PIPED = 0.6, 0.8  # shares of the budget after which pipelines, if possible, and then smaller plans are tried
 NEAR = 1.02  # modelled and judged times agree within this factor
 TRIES = 4  # attempts to make a plan fit
 DEEPER = 30  # a mesh of three axes takes at most this many times the work of one of two
-VARIED = 5  # capturing a step takes this many times the work of making a variant of it
+VARIED = 5  # capturing a step takes this many times the work of making it of one with other rows, or a variant
 SAID = (*DECISIONS, "durations")
 SHRINKING = ("activations", "temporaries", "communication")  # kinds of memory that microbatches reduce
 
@@ -167,8 +167,7 @@ class Search:
         """The planner for a number of microbatches and a variant of the step."""
         if (count, variant) not in self.planners:
             step = self.graph_of(count, variant)
-            again = any(known == count for known, _ in self.planners)  # the step was captured for another variant
-            self.work.capture(len(step.graph.nodes) // (VARIED if again else 1))
+            self.work.capture(len(step.graph.nodes) // (VARIED if self.planners else 1))  # made from a captured step
             self.planners[count, variant] = Planner(step, self.cluster, self.pins, count, variant, self.work)
         return self.planners[count, variant]
 
@@ -275,8 +274,8 @@ class Search:
         known = next(iter(self.planners.values()))  # other numbers of microbatches give about as many nodes
         cost = Work()
         cost.simulate(len(known.step.graph.nodes))
-        if all(count != other for other, _ in self.planners):
-            cost.capture(len(known.step.graph.nodes))
+        if (count, variant) not in self.planners:
+            cost.capture(len(known.step.graph.nodes) // VARIED)
         return self.work.seconds + cost.seconds <= self.deadline
 
     def slower(self, cost: float) -> bool:
@@ -290,7 +289,7 @@ class Search:
                 return known
         self.progress(f"simulating {plan.name}")
         step = self.planner(plan.accumulate, plan.variant).step
-        self.work.simulate(len(step.graph.nodes))
+        self.work.simulate(len(step.graph.nodes), bool(plan.stages))
         made = self.judge(step, plan, self.cluster)
         self.plans.append(plan.replace(prediction=made))
         return self.plans[-1]

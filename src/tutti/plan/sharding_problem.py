@@ -67,7 +67,7 @@ class Solution:
 class Cost:
     """Cost of one node on one rank.
 
-    seconds: duration of one run.
+    seconds: duration of one run. moves: the part of it for the moves of operands.
     kept: bytes of an input, or of a gradient that is kept for the update.
     held: bytes that the forward pass of a microbatch keeps for its backward pass.
     """
@@ -75,6 +75,7 @@ class Cost:
     seconds: float = 0.0
     kept: float = 0.0
     held: float = 0.0
+    moves: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -175,20 +176,21 @@ class ShardingProblem:
     def costs(self, chosen: Solution) -> dict[str, Cost]:
         """The cost of each operator and input on a rank, by label, including the moves of its operands."""
         network, x = self.network, chosen.states
-        taken = Counter({label: network.unary[label][x[label]] for label in self.options})
+        moved: Counter[str] = Counter()
         for u, v in network.edges():
-            taken[self.payer(u, v)] += network.pairs[u][v][x[u], x[v]]
+            moved[self.payer(u, v)] += network.pairs[u][v][x[u], x[v]]
         kept: Counter[str] = Counter()
         held: Counter[str] = Counter()
         for table, sums in ((self.bytes, kept), (self.gradients, kept), (self.activations, held)):
             for name, states in table.items():
                 sums[self.hubs[name][0][0] if name in self.hubs else name] += states[x[name]]
-        return {
-            label: Cost(
-                taken[label] / (o.count * self.runs.get(o.phase, 1)), kept[label] / o.count, held[label] / o.count
-            )
-            for label, o in self.problem.operators.items()
-        }
+        found = {}
+        for label, o in self.problem.operators.items():
+            runs = o.count * self.runs.get(o.phase, 1)
+            moves = moved[label] / runs
+            found[label] = Cost(network.unary[label][x[label]] / runs + moves, kept[label] / o.count,
+                                held[label] / o.count, moves)  # fmt: skip
+        return found
 
     def payer(self, u: str, v: str) -> str:
         """The operator that a move between two variables is charged to: the reader."""
