@@ -16,7 +16,9 @@ def test_text_round_trip(text):
 
 
 def test_text_that_is_none():
-    with pytest.raises(ValueError, match="no choice '~a': write <factor>, <factor>/<outer> or ~<operands>"):
+    with pytest.raises(
+        ValueError, match="no choice '~a': write <factor>, <factor>/<outer>, <factor>&<factor> or ~<operands>"
+    ):
         parse_choice("~a")
 
 

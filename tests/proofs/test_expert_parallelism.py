@@ -1,7 +1,8 @@
 """Experts that are spread over devices give the numbers of one device, and drop the same tokens.
 
 Dropless, and with a capacity. Expert parallelism is a choice of the factor that counts the experts: by a plan's name,
-or found by the planner where it is cheaper; with a capacity what it sends are the all-to-alls of GShard.
+or found by the planner where it is cheaper; with a capacity what it sends are the all-to-alls of GShard, and without
+one the tokens that travel (`test_tokens_travel.py`).
 """
 
 from __future__ import annotations
@@ -151,11 +152,12 @@ def test_a_capacity_takes_two_all_to_alls_a_layer_each_way():
     assert not [c for c in step.collectives() if "bmm" in c.label], "gradients of experts stay where they are"
 
 
-def test_dropless_takes_a_gather_and_a_scatter_a_layer_each_way():
+def test_dropless_exchanges_tokens_and_results_each_way():
     step, _ = parallelized(None, "ep4", "cpu:4")
-    for phase in ("forward", "backward"):
+    for phase, times in (("forward", 2), ("backward", 3)):  # tokens and results; tokens, gradients and theirs
         kinds = sent(step, phase)
-        assert kinds["reduce_scatter"] == LAYERS and kinds["all_gather"] >= LAYERS and not kinds["all_to_all"]
+        assert kinds["exchange"] == times * LAYERS
+        assert not kinds["reduce_scatter"] and not kinds["all_to_all"]
     targets = Counter(node.target for node in step.program.graph.nodes)
     assert targets[ops.experts_training.default] == targets[ops.experts_backward_kept.default] == LAYERS
 
@@ -169,13 +171,13 @@ def planned(factor: float | None, inner: int, shape: tuple[int, int], cluster: s
     for label, choices in plan.operators.items():
         name = label.rpartition("/")[2]
         if "/forward/" in label and name.startswith(("tutti.experts", "tutti.dispatch", "bmm")):
-            chosen[name].add(choices["x"].factor)
+            chosen[name].add(str(choices["x"]))
     return plan.name, chosen, {c.kind for c in shard(graph, plan, 0).collectives}
 
 
 def test_the_planner_splits_experts_where_they_are_large():
     name, chosen, _ = planned(None, 2048, (16, 512), "h100:8x1")
-    assert name == "auto-ep8" and chosen == {"tutti.experts": {"e"}}
+    assert name == "auto-ep8" and chosen == {"tutti.experts": {"t&e"}}
     name, chosen, kinds = planned(1.0, 4096, (8, 256), "h100:8x1")
     assert name == "auto-ep8" and chosen["bmm"] == chosen["bmm.1"] == {"b"}
     assert "g" in chosen["tutti.dispatch"] and "all_to_all" in kinds

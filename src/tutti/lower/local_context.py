@@ -7,7 +7,7 @@ from math import prod
 
 import torch
 
-from tutti.lower.collectives import all_gather, all_reduce, ppermute
+from tutti.lower.collectives import all_gather, all_reduce, exchange, ppermute
 from tutti.ops.rule import REDUCTIONS, Rule
 from tutti.plan.choice import Choices
 from tutti.plan.layout import Layout, Mesh, Split
@@ -64,8 +64,12 @@ class LocalContext:
 
     def axes(self, factor: str) -> list[str]:
         """The axes that split a factor, outermost first. Empty if none does."""
-        held = [(c.outer, axis) for axis, c in self._choices.items() if c.factor == factor]
+        held = [(outer, axis) for axis, c in self._choices.items() if (outer := c.outer_of(factor)) is not None]
         return [axis for _, axis in sorted(held)]
+
+    def joint(self, factor: str) -> bool:
+        """Whether the axes that split a factor split another one at once."""
+        return any(self._choices[axis].also for axis in self.axes(factor))
 
     def size(self, factor: str) -> int:
         """The size of this rank's part of a factor."""
@@ -79,7 +83,9 @@ class LocalContext:
         self.asked_where = True
         offset, inside = 0, 1
         for axis in self.axes(self._known(factor)):
-            assert self._choices[axis].outer == inside, f"strided split of {factor!r} in {self._rule.notation!r}"
+            assert self._choices[axis].outer_of(factor) == inside, (
+                f"strided split of {factor!r} in {self._rule.notation!r}"
+            )
             inside *= self._mesh[axis]
             offset += self._where[axis] * self._rule.sizes[factor] // inside
         return offset
@@ -106,6 +112,15 @@ class LocalContext:
         """
         return ppermute(x, " ".join(self.axes(self._known(factor))), f"{by} {'wrap' if edge is None else edge}")
 
+    def exchange(self, x: torch.Tensor, sends: torch.Tensor, receives: torch.Tensor, factor: str, rows: int,
+                 expected: int) -> torch.Tensor:  # fmt: skip
+        """Send the rows of x to the ranks that share a factor: the first `sends[0]` to the first part, and so on.
+
+        sends, receives: (parts,) int64, the rows for each part and from each part. rows: of the result, which is zero
+        behind the rows that arrive. expected: rows that leave a rank if they are evenly distributed, for predictions.
+        """
+        return exchange(x, " ".join(self.axes(self._known(factor))), sends, receives, rows, expected)
+
     def parts(self, factor: str) -> int:
         """The number of parts of a factor."""
         return prod(self._mesh[axis] for axis in self.axes(factor))
@@ -126,7 +141,7 @@ class LocalContext:
 
     def digits(self, factor: str) -> list[tuple[int, str | None]]:
         """The factor as a mixed-radix number: (size, axis that holds the digit or None for local ones)."""
-        layout = Layout.of({axis: Split(0, self._choices[axis].outer) for axis in self.axes(factor)})
+        layout = Layout.of({axis: Split(0, self._choices[axis].outer_of(factor) or 1) for axis in self.axes(factor)})
         return layout.digits(0, self._rule.sizes[factor], self._mesh)
 
     def select(self, x: torch.Tensor, dim: int, factor: str, part: int) -> torch.Tensor:

@@ -94,7 +94,7 @@ class Roles(Free):
         if o.label in self.problem.weights:  # a view has the weight's layout, so it is gathered for each use
             return _split(choices) if zero == 3 else [None]
         used = self.problem.weight_factors(o)  # the weight is not split along dp
-        allowed = [c for c in choices if c is None or c.factor not in used]
+        allowed = [c for c in choices if c is None or not used & dict(c.splits).keys()]
         return _split(allowed) if o.label in self.from_batch and any(c and c.factor for c in allowed) else allowed
 
     def _context(self, o: Operator, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
@@ -109,6 +109,7 @@ class Roles(Free):
             return [second]
         if o.is_input or o.phase == UPDATE:
             return [None]
+        choices = [c for c in choices if not (c and c.also)]
         if o.label in self.along and self.along[o.label] in choices:
             return [self.along[o.label]]
         if o.label in self.problem.gradients:  # reduced last, as are those of microbatches
@@ -130,7 +131,9 @@ class Roles(Free):
         if o.label in self.experts.matrices or self.experts.updates(o):
             return choices
         if o.label in self.experts.factors:
-            return [c for c in choices if c and c.factor == self.experts.factors[o.label]]
+            counted = self.experts.factors[o.label]
+            travel = [c for c in choices if c and any(factor == counted for factor, _ in c.also)]
+            return travel or [c for c in choices if c and c.factor == counted]
         if o.target in ROUTED:  # computes the slots of all experts for a rank's groups
             return [c for c in choices if c and c.factor == "g"] or choices
         return self._data(o, choices, "ep", zero=0)

@@ -11,8 +11,8 @@
 `cp4` splits the sequence, dim 1 of the batch, over axis `cp` and replicates parameters. Attention is a ring.
 
 `ep4` splits the experts over axis `ep`, and everything else along the batch, as `dp` does. With a capacity, one
-all-to-all sends the slots to their experts and another returns them. Dropless, the tokens are gathered and the partial
-sums scattered.
+all-to-all sends the slots to their experts and another returns them. Dropless, tokens travel to the devices that have
+their experts and the results back (`ops.experts_exchange`).
 
 `recompute` (`zero3xrecompute`, `pp4xrecompute`) keeps the activations that a layer passes on and recomputes the others
 in the backward pass (`lower.recompute`).
