@@ -24,6 +24,10 @@ from tutti.plan.textbook import parse_name
 BATCH, LENGTH, WIDTH, EXPERTS, LAYERS = 8, 12, 16, 8, 2
 FACTORS = {"dropless": None, "capacity": 0.5}
 PLANS = [("ep1", 1), ("ep2", 2), ("ep4", 4), ("ep2xtp2", 4), ("dp2xep2", 4), ("ep2xzero3", 4), ("dp2", 2), ("tp2", 2)]
+FOLDED = [  # experts over devices of dp x tp
+    ("dp2xtp2xexperts4", 4), ("dp2xtp2xexperts2", 4), ("tp4xexperts4", 4), ("dp4xtp2xexperts8", 8),
+    ("dp2xtp4xexperts8", 8), ("dp4xtp2xexperts4xzero1", 8), ("dp8xexperts4xzero3", 8),
+]  # fmt: skip
 MESH = {"node": 2, "gpu": 2}
 ops = torch.ops.tutti
 
@@ -96,6 +100,23 @@ def test_one_device_gives_the_numbers_of_plain_torch(kind, single):
 @pytest.mark.parametrize("plan, devices, kind", crossed(PLANS, FACTORS))
 def test_the_numbers_of_one_device(kind, plan, devices, single):
     check(trained(FACTORS[kind], plan, f"cpu:{devices}"), single, kind)
+
+
+@pytest.mark.parametrize(
+    "plan, devices, kind",
+    crossed(FOLDED, FACTORS, quick=[(*FOLDED[0], "dropless"), (*FOLDED[1], "capacity"), (*FOLDED[3], "dropless")]),
+)
+def test_experts_over_another_factorisation_of_the_devices(kind, plan, devices, single):
+    check(trained(FACTORS[kind], plan, f"cpu:{devices}"), single, kind)
+
+
+def test_experts_are_whole_on_the_devices_of_dp_and_tp():
+    step, _ = parallelized(None, "dp4xtp2xexperts8", "cpu:8")
+    assert dict(step.plan.mesh) == {"ep": 4, "tp": 2}
+    for name in ("gate_up", "down"):
+        layout = step.plan.input_layout(step.graph.inputs[f"param:layers.0.{name}"].meta["label"])
+        assert {axis: layout[axis].dim for axis in ("ep", "tp")} == {"ep": 0, "tp": 0}
+    assert {c.axis for c in step.collectives() if c.kind == "exchange"} == {"tp ep"}
 
 
 @pytest.mark.parametrize("kind", some(FACTORS, ["dropless"]))

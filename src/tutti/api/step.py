@@ -121,7 +121,8 @@ def parallelize(
     stochastic_rounding: update bfloat16 parameters and their optimizer state in float32 and round at random, unbiased.
         It needs less memory than masters.
     pins: layouts of parameters that are fixed by hand (`tutti.pin`).
-    mesh: the mesh, if it is fixed, outermost axis first: `{"dp": 2, "tp": 4}`.
+    mesh: the mesh, if it is fixed, outermost axis first: `{"dp": 2, "tp": 4}`. With `"experts": 8`, an axis `ep` of
+        that part of dp that lets experts be spread over 8 of the devices of dp x tp.
     budget: nominal seconds of work, not wall time, after which the search returns the best plan so far.
     seed: seed of all random numbers.
     memory: memory of each device, in bytes or as in "2GiB". A step that would exceed it raises MemoryError.

@@ -17,7 +17,7 @@ from tutti.plan.pin import parse_pin
 from tutti.plan.plan import Plan
 from tutti.plan.reasons import difference
 from tutti.plan.search import BUDGET, Search
-from tutti.plan.textbook import parse_name
+from tutti.plan.textbook import parse_name, refined
 from tutti.sim.dryrun import dry_run
 from tutti.sim.error_bars import MEMORY, kind_of, spread
 from tutti.sim.memory_picture import save_memory
@@ -60,11 +60,13 @@ def make(
             ascend-910b), the number of nodes and of devices per node: h100:16x8, a100-80:8, cpu:4; or a JSON file.
         plan: Explain this plan instead of the fastest: dp, tp4, zero3, dp2xtp4, tp8xzero1, ...; pipelines: pp4xtp2,
             pp4-gpipe, pp4-interleaved2, pp4-zb-h1, pp2-zb-vxdp2, pp4-auto, pp4-seq1f1b4; context and expert
-            parallelism: dp2xcp4, dp2xep4; or the path of a saved plan, *.json.
+            parallelism: dp2xcp4, dp2xep4, experts over 8 devices of dp x tp: dp8xtp2xexperts8; or the path of a saved
+            plan, *.json.
         top: Number of plans to show.
         pin: Fix the layout of parameters and search the rest:
             'model.layers.*.mlp.up_proj.weight=tp:S0' (shard dim 0 over axis tp) or '...=tp:R' (replicate).
-        mesh: Fix the mesh axes, outermost first: dp=4,tp=2.
+        mesh: Fix the mesh axes, outermost first: dp=4,tp=2. With experts=8, axes on which experts can be spread over 8
+            of the devices of dp x tp: dp=8,tp=2,experts=8.
         accumulate: Microbatches per update. auto: as few as fit into memory.
         level: O0 runs operator by operator, O2 fuses the operators between two collectives.
         budget: Nominal seconds of work, not wall time, after which the search returns the best plan so far.
@@ -187,4 +189,4 @@ def _mesh(text: str) -> dict[str, int]:
         if not axis.isidentifier() or not count.isdigit() or int(count) < 1 or axis in axes:
             raise ValueError(f"--mesh {text!r} is no mesh: write its axes, outermost first, as in dp=4,tp=2")
         axes[axis] = int(count)
-    return axes
+    return refined(axes)

@@ -60,14 +60,15 @@ class Roles(Free):
 
     def __init__(self, problem: Problem, book: Textbook, pins, stored):
         super().__init__(problem, book.mesh, pins, stored)
-        self.zero = book.zero
+        self.zero, self.folded = book.zero, book.folded
         self.from_batch = problem.reached_from("batch")
         self.experts = Experts(problem)
         self.sequences = _sequences(problem)
         rows = {(label, 0): Split(1) for label in self.sequences}
         self.along = follow(problem, rows, book.cp) if book.cp > 1 else {}
-        if book.ep > 1 and not self.experts.factors:
-            raise ValueError(f"plan {str(book)!r}: the model has no experts that axis 'ep' could split; write dp")
+        if (book.ep > 1 or book.folded) and not self.experts.factors:
+            what = "'experts'" if book.folded else "axis 'ep'"
+            raise ValueError(f"plan {str(book)!r}: the model has no experts that {what} could split; write dp")
 
     def free(self, o: Operator, axis: str, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
         roles = {"dp": self._data, "cp": self._context, "ep": self._expert, "tp": self._tensor}
@@ -122,10 +123,17 @@ class Roles(Free):
 
     def _expert(self, o: Operator, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
         """Like `dp`, but experts, their gradients and their state are split, and used where they are stored."""
+        own = self._whole_experts(o, choices, "ep")
+        return self._data(o, choices, "ep", zero=self.zero if self.folded else 0) if own is None else own
+
+    def _whole_experts(
+        self, o: Operator, choices: Sequence[Choice | None], axis: str
+    ) -> Sequence[Choice | None] | None:
+        """Choices of an axis that splits experts, and not an expert; None for operators that do not use experts."""
         if o.is_input and o.outputs[0].shape in self.experts.shapes:
             counted = Choice(o.rule.outputs[0][0][0])
             if counted not in choices:
-                size, k = o.outputs[0].shape[0], self.mesh["ep"]
+                size, k = o.outputs[0].shape[0], self.mesh[axis]
                 raise ValueError(f"{o.label}: {size} experts do not divide over {k} expert-parallel devices")
             return [counted]
         if o.label in self.experts.matrices or self.experts.updates(o):
@@ -136,9 +144,11 @@ class Roles(Free):
             return travel or [c for c in choices if c and c.factor == counted]
         if o.target in ROUTED:  # computes the slots of all experts for a rank's groups
             return [c for c in choices if c and c.factor == "g"] or choices
-        return self._data(o, choices, "ep", zero=0)
+        return None
 
     def _tensor(self, o: Operator, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
+        if self.folded and (own := self._whole_experts(o, choices, "tp")) is not None:
+            return own
         if o.is_input:
             if o.kind in ("batch", "common", "lr", "step", "count", "seed", "constant", "buffer"):
                 return [None]

@@ -27,7 +27,7 @@ from tutti.plan.pin import Pin
 from tutti.plan.plan import Plan, Prediction
 from tutti.plan.planner import Planner
 from tutti.plan.search import BUDGET, Judge, Search
-from tutti.plan.textbook import parse_name
+from tutti.plan.textbook import parse_name, refined
 from tutti.plan.variant import PLAIN, Variant
 from tutti.sim.dryrun import dry_run
 from tutti.sim.forward import forward_seconds
@@ -79,7 +79,8 @@ def choose(
         return plan
     if plan == "auto":
         count = None if accumulate == "auto" else accumulate
-        return best_plan(graph_of, batch, cluster, level, pins=pins, mesh=mesh, budget=budget, accumulate=count)
+        axes = refined(mesh) if mesh else None
+        return best_plan(graph_of, batch, cluster, level, pins=pins, mesh=axes, budget=budget, accumulate=count)
     if mesh:
         raise ValueError(f"plan {plan!r} already fixes the mesh: leave out mesh, or give plan='auto'")
     if accumulate == "auto":
