@@ -28,6 +28,12 @@ from tutti.plan.textbook import Textbook, parse_name, refined
         ("tp2xexperts", 8, Textbook(ep=4, tp=2, folded=True)),
         ("dp4xtp2xexperts4xzero1", 8, Textbook(2, 2, 1, ep=2, folded=True)),
         ("dp4xtp2xexperts2", 8, Textbook(4, 2, folded=True)),
+        ("tp4xzero1xrecompute-attention", 8, Textbook(2, 4, 1, recompute=True, again=("attention",))),
+        (
+            "dp2xrecompute-_softmax+gluxsplits2",
+            2,
+            Textbook(2, recompute=True, again=("_softmax", "glu"), batch_splits=2),
+        ),
         ("tp4xexperts4", 4, Textbook(tp=4, folded=True)),
         ("pp2-seq1f1b4xdp", 4, Textbook(2, pipe=Pipe(2, "seq1f1b", sequence_chunks=4))),
     ],

@@ -15,7 +15,7 @@ from tutti.plan.explain import explain
 from tutti.plan.layout import Layout, Mesh, parse_placement
 from tutti.plan.schedule import NO_PIPE, Pipe
 from tutti.plan.tier import check_tiers
-from tutti.plan.variant import LAYERS, Variant
+from tutti.plan.variant import Variant
 
 DECISIONS = (  # fields that define how a step runs, except durations
     "mesh", "accumulate", "schedule", "sequence_chunks", "recompute", "tiers", "batch_splits", "overlap_chunks",
@@ -69,7 +69,7 @@ class Plan:
     stages: path of a module, or name of a forward node -> its pipeline stage (`plan.stages`), over the axis `pp`.
     schedule: name of the pipeline's schedule (`plan.schedule`).
     sequence_chunks: chunks of the sequence (`lower.unroll`).
-    recompute: labels of forward nodes that the backward pass recomputes (`lower.recompute`).
+    recompute: what the backward pass recomputes: labels of forward nodes, or as in `plan.recompute.chosen`.
     tiers: label of an input, or of a forward node whose result waits for the backward pass -> the tier that stores it
         (`plan.tier`).
     batch_splits: number of parts of the batch that overlap computation and communication (`lower.unroll`).
@@ -146,7 +146,7 @@ class Plan:
             other = "stages" if self.stages else "tiers" if self.tiers else "batch_splits"
             raise ValueError(f"the plan computes regions in {self.overlap_chunks} parts, which excludes {other}")
         labels = {node.meta["label"] for node in step.graph.nodes if "label" in node.meta}
-        if unknown := [label for label in self.recompute if label not in labels and label != LAYERS]:
+        if unknown := [label for label in self.recompute if "/" in label and label not in labels]:
             raise ValueError(f"the plan recomputes {unknown[0]!r}, which this model does not have")
         found = ["checkpoint" in node.meta for node in step.calls if "recompute" in node.meta]
         if (self.recompute and not found) or (not self.recompute and not all(found)):

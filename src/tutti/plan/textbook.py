@@ -18,7 +18,8 @@ their experts and the results back (`ops.experts_exchange`).
 tp. The mesh then has an axis `ep`, the part of dp that splits experts; ZeRO stages take all of dp for other tensors.
 
 `recompute` (`zero3xrecompute`, `pp4xrecompute`) keeps the activations that a layer passes on and recomputes the others
-in the backward pass (`lower.recompute`).
+in the backward pass (`lower.recompute`). `recompute-attention` recomputes only attention, `recompute-silu+mul` the
+operators of these names.
 
 `splits2` (`tp8xsplits2`) cuts the batch into two copies. One computes while the other communicates (`lower.unroll`,
 `analysis.overlap`). `overlap2` (`tp8xoverlap2`) cuts only the operators between two communications, along the batch or
@@ -32,7 +33,7 @@ the sequence (`lower.regions`).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from math import prod
@@ -157,6 +158,14 @@ def parse_name(name: str, devices: int) -> Textbook:
                    zero=book.zero if dp * (ep if folded else 1) > 1 else 0)  # fmt: skip
     _check(name, book)
     return book
+
+
+def with_recompute(name: str, devices: int, words: Collection[str] = ()) -> Variant:
+    """The variant of a plan, which recomputes what the words say (`plan.recompute.chosen`)."""
+    book = parse_name(name, devices)
+    if words and book.recompute:
+        raise ValueError(f"plan {name!r} says what is recomputed: leave out recompute={list(words)}")
+    return replace(book.variant, recompute=tuple(words)) if words else book.variant
 
 
 def refined(mesh: Mapping[str, int]) -> dict[str, int]:
