@@ -34,6 +34,7 @@ from tutti.plan.textbook import Textbook, parse_name, refined
             2,
             Textbook(2, recompute=True, again=("_softmax", "glu"), batch_splits=2),
         ),
+        ("dp4xfp32sums", 4, Textbook(4, sum_dtype="float32")),
         ("tp4xexperts4", 4, Textbook(tp=4, folded=True)),
         ("pp2-seq1f1b4xdp", 4, Textbook(2, pipe=Pipe(2, "seq1f1b", sequence_chunks=4))),
     ],

@@ -42,7 +42,8 @@ def explain(plan: Plan) -> str:
             "communicates"
         )
     if plan.accumulate > 1:
-        lines.append(f"{plan.accumulate} microbatches per update")
+        lines.append(f"{plan.accumulate} microbatches per update"
+                     + (f", gradients added in {plan.sum_dtype}" if plan.sum_dtype else ""))  # fmt: skip
     if plan.prediction:
         lines += _predicted(plan.prediction)
     lines += ["", *_layouts(plan)]

@@ -21,6 +21,8 @@ tp. The mesh then has an axis `ep`, the part of dp that splits experts; ZeRO sta
 in the backward pass (`lower.recompute`). `recompute-attention` recomputes only attention, `recompute-silu+mul` the
 operators of these names.
 
+`fp32sums` (`dp8xfp32sums`) adds the gradients of microbatches in float32 (`lower.sums`).
+
 `splits2` (`tp8xsplits2`) cuts the batch into two copies. One computes while the other communicates (`lower.unroll`,
 `analysis.overlap`). `overlap2` (`tp8xoverlap2`) cuts only the operators between two communications, along the batch or
 the sequence (`lower.regions`).
@@ -46,11 +48,15 @@ NAMES = (
     "auto, dp, tp, zero1, zero2, zero3, dp2xtp2, tp2xzero3, cp4, ep4, dp4xtp2xexperts8, pp4, pp2-zb-vxdp2, "
     "zero3xrecompute, tp8xrecompute-attention, zero3xoffload2, tp8xsplits2, tp8xoverlap2, ..."
 )
-WORDS = ("auto", "dp", "tp", "cp", "ep", "pp", "experts", "zero", "recompute", "offload", "splits", "overlap", "single")
+WORDS = (
+    "auto", "dp", "tp", "cp", "ep", "pp", "experts", "zero", "recompute", "offload", "splits", "overlap", "fp32sums",
+    "single",
+)  # fmt: skip
 STEMS = {**{word: word for word in WORDS}, "fsdp": "zero3"}
 PART = re.compile(
     r"(?P<axis>dp|tp|cp|ep|pp|experts)(?P<size>\d*)(?:-(?P<schedule>.+))?|zero(?P<zero>[123])"
-    r"|recompute(?:-(?P<again>[\w.*?+]+))?|offload(?P<offload>[123]?)|splits(?P<splits>\d+)|overlap(?P<overlap>\d+)|single"
+    r"|recompute(?:-(?P<again>[\w.*?+]+))?|offload(?P<offload>[123]?)|splits(?P<splits>\d+)|overlap(?P<overlap>\d+)"
+    r"|(?P<sums>fp32sums)|single"
 )
 BETWEEN = re.compile(rf"x(?={'|'.join(WORDS[1:])})")  # operators to recompute may have an x in their names
 
@@ -64,7 +70,7 @@ class Textbook:
     pipe: the pipeline.
     recompute: whether the backward pass recomputes activations.
     offload: what is offloaded (`plan.tier`).
-    batch_splits, overlap_chunks: as in `Plan`.
+    batch_splits, overlap_chunks, sum_dtype: as in `Plan`.
     folded: whether axis `ep` is a part of data parallelism, and experts are split over axes `ep` and `tp`.
     again: what is recomputed (`plan.recompute`); by default activations inside layers.
     """
@@ -81,6 +87,7 @@ class Textbook:
     overlap_chunks: int = 1
     folded: bool = False
     again: tuple[str, ...] = ()
+    sum_dtype: str = ""
 
     def __str__(self) -> str:
         dp, ep = (self.dp * self.ep, 1) if self.folded else (self.dp, self.ep)
@@ -92,6 +99,7 @@ class Textbook:
         parts += [f"offload{self.offload if self.offload > 1 else ''}"] if self.offload else []
         parts += [f"splits{self.batch_splits}"] if self.batch_splits > 1 else []
         parts += [f"overlap{self.overlap_chunks}"] if self.overlap_chunks > 1 else []
+        parts += ["fp32sums"] if self.sum_dtype else []
         return "x".join(parts) or "single"
 
     @property
@@ -145,6 +153,8 @@ def parse_name(name: str, devices: int) -> Textbook:
             )
         elif part.startswith("offload"):
             book = replace(book, offload=int(found["offload"] or 1))
+        elif found["sums"]:
+            book = replace(book, sum_dtype="float32")
         elif found["splits"]:
             book = replace(book, batch_splits=_at_least_2(name, found["splits"], "splits", "copies of the batch"))
         elif found["overlap"]:
