@@ -35,6 +35,7 @@ from tutti.plan.textbook import Textbook, parse_name, refined
             Textbook(2, recompute=True, again=("_softmax", "glu"), batch_splits=2),
         ),
         ("dp4xfp32sums", 4, Textbook(4, sum_dtype="float32")),
+        ("dp2xtp2xspxrecompute", 4, Textbook(2, 2, recompute=True, sp=True)),
         ("tp4xexperts4", 4, Textbook(tp=4, folded=True)),
         ("pp2-seq1f1b4xdp", 4, Textbook(2, pipe=Pipe(2, "seq1f1b", sequence_chunks=4))),
     ],
@@ -47,7 +48,8 @@ def test_names(name, devices, book):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("sp", "no plan 'sp': did you mean"),
+        ("sp", "needs 1 device, not 4: say how they are used, as in 'dpxsp'"),
+        ("dpxsp", "sp splits the sequence over tp; add tp2 or more"),
         ("pp4-seq1f1b", "seq1f1b with one of chunks of the sequence, pp4-seq1f1b4"),
         ("pp4-seq1f1b0", "seq1f1b with one of chunks of the sequence, pp4-seq1f1b4"),
         ("pp4-1f1b2", "others with none"),

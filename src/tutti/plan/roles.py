@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
+
 from tutti.ir.op_info import FLOPS
 from tutti.ir.step_graph import UPDATE
 from tutti.plan.choice import Choice, legal, output_placement
@@ -66,6 +68,7 @@ class Roles(Free):
         self.sequences = _sequences(problem)
         rows = {(label, 0): Split(1) for label in self.sequences}
         self.along = follow(problem, rows, book.cp) if book.cp > 1 else {}
+        self.stream = _stream(problem, follow(problem, rows, book.tp)) if book.sp else {}
         if (book.ep > 1 or book.folded) and not self.experts.factors:
             what = "'experts'" if book.folded else "axis 'ep'"
             raise ValueError(f"plan {str(book)!r}: the model has no experts that {what} could split; write dp")
@@ -149,6 +152,10 @@ class Roles(Free):
     def _tensor(self, o: Operator, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
         if self.folded and (own := self._whole_experts(o, choices, "tp")) is not None:
             return own
+        if choice := self.stream.get(o.label):
+            if choice not in choices:
+                raise ValueError(f"{o.label}: its sequence does not divide into {self.mesh['tp']} parts, as 'sp' asks")
+            return [choice]
         if o.is_input:
             if o.kind in ("batch", "common", "lr", "step", "count", "seed", "constant", "buffer"):
                 return [None]
@@ -170,6 +177,21 @@ def _sequences(problem: Problem) -> list[str]:
     shapes = {o.label: o.outputs[0].shape for o in problem.operators.values() if o.kind == "batch"}
     lengths = [shape[1] for shape in shapes.values() if len(shape) > 1 and shape[1] > 1]
     return [label for label, shape in shapes.items() if len(shape) > 1 and shape[1] in lengths[:1]]
+
+
+def _stream(problem: Problem, along: Mapping[str, Choice]) -> dict[str, Choice]:
+    """The choices of norms over (batch, sequence, hidden), and of elementwise operators of that shape.
+
+    along: choices that split the sequence.
+    """
+    norms = {label: o.outputs[0].shape for label, o in problem.operators.items() if "norm" in str(o.target)}
+    shapes = {shape for label, shape in norms.items() if label in along and len(shape) == 3}
+
+    def between(o: Operator) -> bool:
+        return "norm" in str(o.target) or torch.Tag.pointwise in getattr(o.target, "tags", ())
+
+    found = ((label, problem.operators[label]) for label in along)
+    return {label: along[label] for label, o in found if o.outputs[0].shape in shapes and between(o)}
 
 
 def _split(choices: Sequence[Choice | None]) -> Sequence[Choice | None]:

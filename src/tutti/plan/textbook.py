@@ -10,6 +10,9 @@
 
 `cp4` splits the sequence, dim 1 of the batch, over axis `cp` and replicates parameters. Attention is a ring.
 
+`sp` (`tp8xsp`) makes `tp` split norms and the residual stream along the sequence: a reduce-scatter and an all-gather
+around each block instead of all-reduces (Korthikanti et al. 2022). Without it, `tp` does so where it is cheaper.
+
 `ep4` splits the experts over axis `ep`, and everything else along the batch, as `dp` does. With a capacity, one
 all-to-all sends the slots to their experts and another returns them. Dropless, tokens travel to the devices that have
 their experts and the results back (`ops.experts_exchange`).
@@ -50,13 +53,13 @@ NAMES = (
 )
 WORDS = (
     "auto", "dp", "tp", "cp", "ep", "pp", "experts", "zero", "recompute", "offload", "splits", "overlap", "fp32sums",
-    "single",
+    "sp", "single",
 )  # fmt: skip
 STEMS = {**{word: word for word in WORDS}, "fsdp": "zero3"}
 PART = re.compile(
     r"(?P<axis>dp|tp|cp|ep|pp|experts)(?P<size>\d*)(?:-(?P<schedule>.+))?|zero(?P<zero>[123])"
     r"|recompute(?:-(?P<again>[\w.*?+]+))?|offload(?P<offload>[123]?)|splits(?P<splits>\d+)|overlap(?P<overlap>\d+)"
-    r"|(?P<sums>fp32sums)|single"
+    r"|(?P<sums>fp32sums)|(?P<sp>sp)|single"
 )
 BETWEEN = re.compile(rf"x(?={'|'.join(WORDS[1:])})")  # operators to recompute may have an x in their names
 
@@ -73,6 +76,7 @@ class Textbook:
     batch_splits, overlap_chunks, sum_dtype: as in `Plan`.
     folded: whether axis `ep` is a part of data parallelism, and experts are split over axes `ep` and `tp`.
     again: what is recomputed (`plan.recompute`); by default activations inside layers.
+    sp: whether `tp` splits norms and the residual stream along the sequence.
     """
 
     dp: int = 1
@@ -88,11 +92,13 @@ class Textbook:
     folded: bool = False
     again: tuple[str, ...] = ()
     sum_dtype: str = ""
+    sp: bool = False
 
     def __str__(self) -> str:
         dp, ep = (self.dp * self.ep, 1) if self.folded else (self.dp, self.ep)
         parts = [str(self.pipe)] if self.pipe.devices > 1 else []
         parts += [f"{axis}{n}" for axis, n in (("dp", dp), ("cp", self.cp), ("ep", ep), ("tp", self.tp)) if n > 1]
+        parts += ["sp"] if self.sp else []
         parts += [f"experts{self.ep * self.tp}"] if self.folded else []
         parts += [f"zero{self.zero}"] if self.zero else []
         parts += ["-".join(("recompute", *(["+".join(self.again)] if self.again else [])))] if self.recompute else []
@@ -153,6 +159,8 @@ def parse_name(name: str, devices: int) -> Textbook:
             )
         elif part.startswith("offload"):
             book = replace(book, offload=int(found["offload"] or 1))
+        elif found["sp"]:
+            book = replace(book, sp=True)
         elif found["sums"]:
             book = replace(book, sum_dtype="float32")
         elif found["splits"]:
@@ -226,6 +234,8 @@ def _folded(name: str, experts: int, dp: int, tp: int, ep: int) -> tuple[int, in
 
 def _check(name: str, book: Textbook) -> None:
     """Raise ValueError for what cannot be combined."""
+    if book.sp and book.tp == 1:
+        raise ValueError(f"plan {name!r}: sp splits the sequence over tp; add tp2 or more")
     if book.pipe.sequence_chunks > 1 and book.batch_splits > 1:
         raise ValueError(f"plan {name!r}: the sequence is cut into chunks or the batch into copies, not both")
     if book.overlap_chunks > 1 and (book.pipe.devices > 1 or book.batch_splits > 1 or book.offload):
