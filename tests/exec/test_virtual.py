@@ -69,3 +69,30 @@ def test_shift_hands_on_along_the_axes(axes, how, edge):
             inside = 0 <= i - by < len(ranks)
             expected = ranks[(i - by) % len(ranks)] if inside or edge is None else edge
             assert found[rank].item() == expected
+
+
+@pytest.mark.parametrize("axes, groups", [("b", GROUPS["b"]), ("b a", [[0, 3, 1, 4, 2, 5]])])
+def test_exchange_sends_as_many_rows_as_said(axes, groups):
+    held, size = parts(9, 2), 12
+    rows = torch.randint(0, 2, (6, 6), generator=torch.Generator().manual_seed(1))  # from, to
+    asked = {}
+    for group in groups:
+        for rank in group:
+            asked[rank] = Request("exchange", axes, "", held[rank], rows=(rows[rank, group], rows[group, rank], size))
+    found = exchange([asked[rank] for rank in range(6)], MESH)
+    for group in groups:
+        for rank in group:
+            given = [held[m][: rows[m, group].sum()].split(rows[m, group].tolist()) for m in group]
+            expected = torch.cat([parts[group.index(rank)] for parts in given])
+            assert torch.equal(found[rank][: len(expected)], expected)
+            assert found[rank].shape == (size, 2) and not found[rank][len(expected) :].any()
+
+
+def test_an_exchange_that_does_not_fit_is_an_error():
+    three, none, x = torch.tensor([0, 0, 3]), torch.tensor([0, 0, 0]), torch.ones(4, 2)
+    arrive = torch.tensor([3, 3, 3])
+    pairs = [(three, none), (three, none), (three, arrive)] * 2
+    with pytest.raises(RuntimeError, match="an exchange of 9 rows does not fit into a buffer of 8"):
+        exchange([Request("exchange", "b", "", x, rows=(*pair, 8)) for pair in pairs], MESH)
+    with pytest.raises(RuntimeError, match=r"expects \[0, 0, 0\] rows, the others send \[3, 3, 3\]"):
+        exchange([Request("exchange", "b", "", x, rows=(three, none, 9))] * 6, MESH)

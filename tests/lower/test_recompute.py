@@ -11,11 +11,12 @@ import tutti
 import zoo
 from cases import slow
 from models import MODELS
+from tutti.ir.costs import FREE
 from tutti.ir.step_graph import BACKWARD, StepGraph
 from tutti.lower.recompute import recompute
 from tutti.lower.vary import vary
 from tutti.plan.planner import Planner
-from tutti.plan.recompute import Activations
+from tutti.plan.recompute import Activations, operator_name
 from tutti.plan.variant import Variant
 from tutti.sim.dryrun import dry_run
 
@@ -110,3 +111,56 @@ def test_a_batch_of_another_shape_keeps_what_it_lacks():
     plan = Planner(vary(captured, variant), CLUSTER, variant=variant).named("single")
     step = tutti.parallelize(model, adam(model), large, cluster=CLUSTER, plan=plan, level="O0")
     assert step({"x": torch.ones(4, 8)}) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "recompute", "operators"),
+    [
+        ("tp2xzero1xrecompute-attention", (), {"_scaled_dot_product_flash_attention_for_cpu"}),
+        slow("zero3", ("attention",), {"_scaled_dot_product_flash_attention_for_cpu"}),
+        ("dp2xrecompute-glu+*norm*", (), {"glu", "rms_norm"}),
+        slow("dp2", ("glu", "tutti.rms_norm"), {"glu", "rms_norm"}),
+    ],
+)
+def test_operators_are_computed_again_by_name(name, recompute, operators):
+    model, data = zoo.llama(2), zoo.tokens()
+    devices = 4 if "tp2xzero1" in name else 2
+    options = {"cluster": f"cpu:{devices}", "plan": name, "level": "O0", "recompute": recompute}
+    step = tutti.parallelize(model, adam(model), data, **options)
+    plain = zoo.llama(2)
+    whole = tutti.parallelize(plain, adam(plain), data, cluster="cpu:1", plan="single", level="O0")
+    assert [step(data).item() for _ in range(2)] == pytest.approx([whole(data).item() for _ in range(2)], rel=1e-5)
+    copies = [node for node in step.graph.calls if node.meta.get("recompute") and node.target not in FREE]
+    assert {operator_name(node).partition(".")[2] for node in copies} == operators
+    assert f"recomputes {', '.join(step.plan.recompute)}" in step.plan.explain()
+    assert step.plan.from_json(step.plan.to_json()) == step.plan
+
+
+def test_attention_of_several_operators_is_found():
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv, self.out = torch.nn.Linear(8, 24), torch.nn.Linear(8, 8)
+
+        def forward(self, x):
+            q, k, v = self.qkv(x).chunk(3, -1)
+            return self.out(torch.softmax(q @ k.mT / 8**0.5, -1) @ v).square().mean()
+
+    model = Layer()
+    step = tutti.capture(model, (torch.ones(2, 4, 8),), adam(model))
+    made = recompute(step, ["attention"])
+    copies = [operator_name(node) for node in made.calls if node.meta.get("recompute") and node.target not in FREE]
+    assert sorted(copies) == ["aten._softmax", "aten.bmm", "aten.bmm", "aten.div"]
+
+
+def test_operators_that_are_not_there(step):
+    with pytest.raises(ValueError, match=r"no operator of .* is named 'rms_nrom'; the nearest is 'rms_norm'"):
+        recompute(step, ["rms_nrom"])
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="no operator of the forward pass is named 'attention'"):
+        recompute(tutti.capture(model, (torch.ones(2, 2),), adam(model), lambda m, b: m(*b).sum()), ["attention"])
+    for plan in ("auto", "zero3xrecompute"):
+        with pytest.raises(ValueError, match="recompute=\\['silu'\\]"):
+            data = torch.ones(2, 2)
+            tutti.parallelize(model, adam(model), (data,), loss=lambda m, b: m(*b).sum(), cluster="cpu:2", plan=plan,
+                              recompute=["silu"])  # fmt: skip

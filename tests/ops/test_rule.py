@@ -64,8 +64,8 @@ def test_an_optional_output_that_is_not_made():
         ("b d? -> b d", [(2, 3)], [(2, 3)], r"'d\?' is no factor; write name, name!, name@, name\* or name:max"),
         ("b d:bogus -> b", [(2, 3)], [(2,)], "'d:bogus' is combined by none of sum, avg, max, min, same"),
         ("b d, d -> b | ~7", [(2, 3), (3,)], [(2,)], "has 2 operands: there is no operand 7 to be linear in"),
-        ("b d -> b | foo", [(2, 3)], [(2,)], "'foo' is no mark of linear operands; write ~0, ~01"),
-        ("b d -> b | ~0 1", [(2, 3)], [(2,)], "'1' is no mark of linear operands"),
+        ("b d -> b | foo", [(2, 3)], [(2,)], r"'foo' is no mark; write ~0, ~01 \(linear together\), ~\* or a&b"),
+        ("b d -> b | ~0 1", [(2, 3)], [(2,)], "'1' is no mark; write"),
     ],
 )
 def test_errors_name_the_rule(notation, inputs, outputs, message):

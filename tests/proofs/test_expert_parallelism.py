@@ -1,7 +1,8 @@
 """Experts that are spread over devices give the numbers of one device, and drop the same tokens.
 
 Dropless, and with a capacity. Expert parallelism is a choice of the factor that counts the experts: by a plan's name,
-or found by the planner where it is cheaper; with a capacity what it sends are the all-to-alls of GShard.
+or found by the planner where it is cheaper; with a capacity what it sends are the all-to-alls of GShard, and without
+one the tokens that travel (`test_tokens_travel.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ from tutti.plan.textbook import parse_name
 BATCH, LENGTH, WIDTH, EXPERTS, LAYERS = 8, 12, 16, 8, 2
 FACTORS = {"dropless": None, "capacity": 0.5}
 PLANS = [("ep1", 1), ("ep2", 2), ("ep4", 4), ("ep2xtp2", 4), ("dp2xep2", 4), ("ep2xzero3", 4), ("dp2", 2), ("tp2", 2)]
+FOLDED = [  # experts over devices of dp x tp
+    ("dp2xtp2xexperts4", 4), ("dp2xtp2xexperts2", 4), ("tp4xexperts4", 4), ("dp4xtp2xexperts8", 8),
+    ("dp2xtp4xexperts8", 8), ("dp4xtp2xexperts4xzero1", 8), ("dp8xexperts4xzero3", 8),
+]  # fmt: skip
 MESH = {"node": 2, "gpu": 2}
 ops = torch.ops.tutti
 
@@ -97,6 +102,23 @@ def test_the_numbers_of_one_device(kind, plan, devices, single):
     check(trained(FACTORS[kind], plan, f"cpu:{devices}"), single, kind)
 
 
+@pytest.mark.parametrize(
+    "plan, devices, kind",
+    crossed(FOLDED, FACTORS, quick=[(*FOLDED[0], "dropless"), (*FOLDED[1], "capacity"), (*FOLDED[3], "dropless")]),
+)
+def test_experts_over_another_factorisation_of_the_devices(kind, plan, devices, single):
+    check(trained(FACTORS[kind], plan, f"cpu:{devices}"), single, kind)
+
+
+def test_experts_are_whole_on_the_devices_of_dp_and_tp():
+    step, _ = parallelized(None, "dp4xtp2xexperts8", "cpu:8")
+    assert dict(step.plan.mesh) == {"ep": 4, "tp": 2}
+    for name in ("gate_up", "down"):
+        layout = step.plan.input_layout(step.graph.inputs[f"param:layers.0.{name}"].meta["label"])
+        assert {axis: layout[axis].dim for axis in ("ep", "tp")} == {"ep": 0, "tp": 0}
+    assert {c.axis for c in step.collectives() if c.kind == "exchange"} == {"tp ep"}
+
+
 @pytest.mark.parametrize("kind", some(FACTORS, ["dropless"]))
 def test_experts_over_two_axes(kind, single):
     lies = {"node": 1, "gpu": 2}  # each node has one half, each of its devices a half of that
@@ -151,11 +173,12 @@ def test_a_capacity_takes_two_all_to_alls_a_layer_each_way():
     assert not [c for c in step.collectives() if "bmm" in c.label], "gradients of experts stay where they are"
 
 
-def test_dropless_takes_a_gather_and_a_scatter_a_layer_each_way():
+def test_dropless_exchanges_tokens_and_results_each_way():
     step, _ = parallelized(None, "ep4", "cpu:4")
-    for phase in ("forward", "backward"):
+    for phase, times in (("forward", 2), ("backward", 3)):  # tokens and results; tokens, gradients and theirs
         kinds = sent(step, phase)
-        assert kinds["reduce_scatter"] == LAYERS and kinds["all_gather"] >= LAYERS and not kinds["all_to_all"]
+        assert kinds["exchange"] == times * LAYERS
+        assert not kinds["reduce_scatter"] and not kinds["all_to_all"]
     targets = Counter(node.target for node in step.program.graph.nodes)
     assert targets[ops.experts_training.default] == targets[ops.experts_backward_kept.default] == LAYERS
 
@@ -169,13 +192,13 @@ def planned(factor: float | None, inner: int, shape: tuple[int, int], cluster: s
     for label, choices in plan.operators.items():
         name = label.rpartition("/")[2]
         if "/forward/" in label and name.startswith(("tutti.experts", "tutti.dispatch", "bmm")):
-            chosen[name].add(choices["x"].factor)
+            chosen[name].add(str(choices["x"]))
     return plan.name, chosen, {c.kind for c in shard(graph, plan, 0).collectives}
 
 
 def test_the_planner_splits_experts_where_they_are_large():
     name, chosen, _ = planned(None, 2048, (16, 512), "h100:8x1")
-    assert name == "auto-ep8" and chosen == {"tutti.experts": {"e"}}
+    assert name == "auto-ep8" and chosen == {"tutti.experts": {"t&e"}}
     name, chosen, kinds = planned(1.0, 4096, (8, 256), "h100:8x1")
     assert name == "auto-ep8" and chosen["bmm"] == chosen["bmm.1"] == {"b"}
     assert "g" in chosen["tutti.dispatch"] and "all_to_all" in kinds

@@ -86,7 +86,7 @@ def _seconds(played: Replay, prices: Prices) -> float:
 
 def digest(order: Order) -> str:
     """A digest of an order's collectives, which all ranks must agree on."""
-    said = [f"{i} {n.target} {n.args[1:]}" for i, unit in order for n in unit if n.target in COLLECTIVES]
+    said = [f"{i} {n.target} {n.args[1]} {n.args[-1]}" for i, unit in order for n in unit if n.target in COLLECTIVES]
     return hashlib.sha1("\n".join(said).encode()).hexdigest()
 
 

@@ -15,11 +15,11 @@ from tutti.analysis.replay import Event
 from tutti.hardware import Cluster
 from tutti.hardware.operators import family_of, lies_transposed
 from tutti.ir.op_info import FLOPS
+from tutti.lower.collectives import sent_by
 from tutti.lower.program import Program
 from tutti.plan import compute
 from tutti.plan.compute import LocalCall
 from tutti.plan.price import strides
-from tutti.plan.reshard import sent_bytes
 from tutti.plan.tier import DISK
 
 
@@ -101,11 +101,7 @@ class Prices:
 
     def sent(self, event: Event) -> int:
         """Bytes that this rank sends. A rank without a ppermute target is charged like the ranks that have one."""
-        kind, mesh = event.collective, self.program.mesh
-        local = event.reads[0].spec.bytes
-        if kind == "ppermute":
-            return local
-        return sent_bytes(kind, local, mesh[str(event.node.args[1])])
+        return sent_by(event.node, self.program.mesh)
 
     def copies(self, event: Event) -> float:
         """Seconds of the runtime's copies around a collective: a contiguous operand, or a result to reduce in place."""

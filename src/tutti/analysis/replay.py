@@ -334,6 +334,7 @@ FAKES: dict[Any, Callable[..., Any]] = {
     ops.reduce_scatter.default: _exchanged(lambda x, *_: x.shape[1:]),
     ops.all_to_all.default: _exchanged(lambda x, *_: x.shape),
     ops.ppermute.default: _exchanged(lambda x, *_: x.shape),
+    ops.exchange.default: _exchanged(lambda x, axes, sends, receives, rows, _: (rows, *x.shape[1:])),
     **dict.fromkeys((fetch, put, lend, bring), lambda x, *_: torch.empty_like(x)),
     arrived: lambda x: x,
     store: lambda home, x: home,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
@@ -73,6 +73,7 @@ class ParallelConfig:
     pins: Iterable[Pin] | None
     mesh: Mesh | None
     budget: float
+    recompute: Collection[str]
     seed: int
     memory: float | str | None
     folder: str | Path | None
@@ -96,6 +97,7 @@ def parallelize(
     pins: Iterable[Pin] | None = (),
     mesh: Mesh | None = None,
     budget: float = BUDGET,
+    recompute: Collection[str] = (),
     seed: int = 0,
     memory: float | str | None = None,
     folder: str | Path | None = None,
@@ -122,8 +124,11 @@ def parallelize(
     stochastic_rounding: update bfloat16 parameters and their optimizer state in float32 and round at random, unbiased.
         It needs less memory than masters.
     pins: layouts of parameters that are fixed by hand (`tutti.pin`).
-    mesh: the mesh, if it is fixed, outermost axis first: `{"dp": 2, "tp": 4}`.
+    mesh: the mesh, if it is fixed, outermost axis first: `{"dp": 2, "tp": 4}`. With `"experts": 8`, an axis `ep` of
+        that part of dp that lets experts be spread over 8 of the devices of dp x tp.
     budget: nominal seconds of work, not wall time, after which the search returns the best plan so far.
+    recompute: with a plan's name, what the backward pass recomputes: "layers" (activations inside layers), "attention",
+        names of operators ("silu", "*norm*") or labels of a plan.
     seed: seed of all random numbers.
     memory: memory of each device, in bytes or as in "2GiB". A step that would exceed it raises MemoryError.
     folder: folder for files of tensors that the plan keeps on disk. The files are deleted with the step.
@@ -152,6 +157,7 @@ def parallelize(
             pins=pins,
             mesh=mesh,
             budget=budget,
+            recompute=recompute,
             seed=seed,
             memory=memory,
             folder=folder,
@@ -210,7 +216,7 @@ class Step:
         graph_of(1 if accumulate == "auto" else accumulate, PLAIN)  # by all ranks at once
         pins = tuple(config.pins or ())
         chosen = from_rank_0(lambda: choose(plan, graph_of, batch_size(batch), self.cluster, level, pins, config.mesh,
-                                            accumulate, config.budget))  # fmt: skip
+                                            accumulate, config.budget, config.recompute))  # fmt: skip
         if devices(chosen.mesh) != self.cluster.size:
             raise ValueError(f"the plan is for {devices(chosen.mesh)} devices, {self.cluster} has {self.cluster.size}")
         self._plan, self.accumulate = chosen, chosen.accumulate

@@ -219,7 +219,8 @@ class _Call:
 
     def compare_price(self, rule: Rule, mesh: Mesh, choices: Choices, report: Report) -> None:
         """Compare SENDS with what the local computation of one axis sends."""
-        if len(mesh) > 1 or choices["a"].factor not in rule.local:
+        choice = choices.get("a", Choice())
+        if len(mesh) > 1 or not (choice.also or choice.factor in rule.local):
             return
         programs = self.programs(rule, mesh, choices, whole=False)
         sent = {
@@ -233,9 +234,10 @@ class _Call:
         inputs = [_local(layout, Spec.of(x), mesh) for layout, x in zip(ins, self.tensors, strict=True)]
         outputs = [_local(layout, Spec.of(x), mesh) for layout, x in zip(outs, self.expected, strict=False)]
         said: Counter[str] = Counter()
-        cut = Cut(self.node, rule, choices["a"].factor, mesh["a"], inputs, outputs)
+        factor = "&".join(factor for factor, _ in choice.splits)
+        cut = Cut(self.node, rule, factor, mesh["a"], inputs, outputs)
         for kind, local in SENDS[self.sample.target](cut):
-            said[kind] += sent_bytes(kind, local, mesh["a"])
+            said[kind] += local if kind == "exchange" else sent_bytes(kind, local, mesh["a"])
         for kind in {*said, *sent}:
             # The first and last part have only one neighbour.
             same = sent.get(kind, 0) <= said[kind] if kind == "ppermute" else sent.get(kind, 0) == said[kind]

@@ -17,7 +17,7 @@ from tutti.plan.pin import parse_pin
 from tutti.plan.plan import Plan
 from tutti.plan.reasons import difference
 from tutti.plan.search import BUDGET, Search
-from tutti.plan.textbook import parse_name
+from tutti.plan.textbook import refined, with_recompute
 from tutti.sim.dryrun import dry_run
 from tutti.sim.error_bars import MEMORY, kind_of, spread
 from tutti.sim.memory_picture import save_memory
@@ -43,6 +43,7 @@ def make(
     pin: tuple[str, ...] = (),
     mesh: str = "",
     accumulate: int | Literal["auto"] = "auto",
+    recompute: tuple[str, ...] = (),
     level: str = "O2",
     budget: float = BUDGET,
     why: str = "",
@@ -60,12 +61,16 @@ def make(
             ascend-910b), the number of nodes and of devices per node: h100:16x8, a100-80:8, cpu:4; or a JSON file.
         plan: Explain this plan instead of the fastest: dp, tp4, zero3, dp2xtp4, tp8xzero1, ...; pipelines: pp4xtp2,
             pp4-gpipe, pp4-interleaved2, pp4-zb-h1, pp2-zb-vxdp2, pp4-auto, pp4-seq1f1b4; context and expert
-            parallelism: dp2xcp4, dp2xep4; or the path of a saved plan, *.json.
+            parallelism: dp2xcp4, dp2xep4, experts over 8 devices of dp x tp: dp8xtp2xexperts8; or the path of a saved
+            plan, *.json.
         top: Number of plans to show.
         pin: Fix the layout of parameters and search the rest:
             'model.layers.*.mlp.up_proj.weight=tp:S0' (shard dim 0 over axis tp) or '...=tp:R' (replicate).
-        mesh: Fix the mesh axes, outermost first: dp=4,tp=2.
+        mesh: Fix the mesh axes, outermost first: dp=4,tp=2. With experts=8, axes on which experts can be spread over 8
+            of the devices of dp x tp: dp=8,tp=2,experts=8.
         accumulate: Microbatches per update. auto: as few as fit into memory.
+        recompute: With --plan, what the backward pass recomputes: layers (activations inside layers), attention, names
+            of operators (silu, '*norm*') or labels of a plan. In a plan's name: tp8xrecompute-attention.
         level: O0 runs operator by operator, O2 fuses the operators between two collectives.
         budget: Nominal seconds of work, not wall time, after which the search returns the best plan so far.
         why: Also print the cost of other layouts of this parameter: model.layers.*.mlp.up_proj.weight.
@@ -79,6 +84,8 @@ def make(
         check_suffix(memory)
     if top < 1 or (accumulate != "auto" and accumulate < 1):
         raise ValueError(f"--top {top}, --accumulate {accumulate}: both must be at least 1")
+    if recompute and (plan == "auto" or plan.endswith(".json")):
+        raise ValueError("--recompute goes with a plan's name, such as --plan zero3; others decide it")
     if plan != "auto" and mesh:
         raise ValueError(f"plan {plan!r} already fixes the mesh: leave out --mesh or --plan")
     target, pins, axes = Cluster.parse(cluster), [parse_pin(text) for text in pin], _mesh(mesh)
@@ -94,7 +101,7 @@ def make(
             accumulate=None if accumulate == "auto" else accumulate, progress=status.update,
         )  # fmt: skip
         if plan != "auto":
-            best = _asked(plan, search)
+            best = _asked(plan, search, recompute)
         else:
             best = search.best(top)
             ranked = [best, *sorted(search.plans, key=search.rank)[1:]]
@@ -122,7 +129,7 @@ def make(
         print(f"saved {save}")
 
 
-def _asked(name: str, search: Search) -> Plan:
+def _asked(name: str, search: Search, recompute: tuple[str, ...] = ()) -> Plan:
     """The plan in a file or of a name. If the name gives no number of microbatches, as few as fit into memory."""
     if name.endswith(".json"):
         saved = read(Path(name))
@@ -131,7 +138,8 @@ def _asked(name: str, search: Search) -> Plan:
     counts, found, why = [n for n in range(1, search.batch + 1) if search.batch % n == 0], None, None
     for count in [search.accumulate] if search.accumulate else counts:
         try:
-            found = search.judgement(search.planner(count, parse_name(name, search.cluster.size).variant).named(name))
+            variant = with_recompute(name, search.cluster.size, recompute)
+            found = search.judgement(search.planner(count, variant).named(name))
         except ValueError as error:  # the batch does not divide, or too few microbatches for a pipeline
             why = error
             continue
@@ -187,4 +195,4 @@ def _mesh(text: str) -> dict[str, int]:
         if not axis.isidentifier() or not count.isdigit() or int(count) < 1 or axis in axes:
             raise ValueError(f"--mesh {text!r} is no mesh: write its axes, outermost first, as in dp=4,tp=2")
         axes[axis] = int(count)
-    return axes
+    return refined(axes)

@@ -28,7 +28,7 @@ from torch import fx
 from tutti.analysis.liveness import last_uses
 from tutti.ir.step_graph import Call
 from tutti.launch.heartbeat import Meeting
-from tutti.lower.collectives import COLLECTIVES, is_begun, wait
+from tutti.lower.collectives import COLLECTIVES, exchange, is_begun, wait
 from tutti.lower.transfers import TRANSFERS
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 class Request(NamedTuple):
     """A collective that a Program requests. op: the reduction (sum, max, ...), or empty. waits: whether the program
-    blocks until it is complete. meeting: what a watchdog reports about it."""
+    blocks until it is complete. meeting: what a watchdog reports about it. rows: of an exchange, the rows for each rank
+    and from each rank, and the size of the buffer for the latter."""
 
     kind: str
     axis: str
@@ -46,6 +47,7 @@ class Request(NamedTuple):
     tensor: torch.Tensor
     waits: bool = True
     meeting: Meeting | None = None
+    rows: tuple[torch.Tensor, torch.Tensor, int] | None = None
 
 
 class Wait(NamedTuple):
@@ -153,6 +155,8 @@ class _Writer:
             op = rest[0] if rest and isinstance(rest[0], str) else ""
             meeting = Meeting(COLLECTIVES[node.target], axis, node.meta.get("label", ""))
             how = f"{not is_begun(node)}, {self._constant(meeting)}"
+            if node.target is exchange:
+                how += f", {self._value(tuple(rest[:3]))}"
             return f"yield Request({COLLECTIVES[node.target]!r}, {axis!r}, {op!r}, {self._value(x)}, {how})"
         if node.target is wait:
             return f"yield Wait({self._value(node.args[0])})"

@@ -155,6 +155,7 @@ class Executables:
             made = replan(graph, plan, self.cluster)
             return made.replace(
                 recompute=plan.recompute,
+                sum_dtype=plan.sum_dtype,
                 tiers=plan.tiers,
                 batch_splits=plan.batch_splits,
                 overlap_chunks=plan.overlap_chunks,
@@ -167,6 +168,7 @@ class Executables:
             schedule=plan.schedule,
             sequence_chunks=plan.sequence_chunks,
             recompute=plan.recompute,
+            sum_dtype=plan.sum_dtype,
             tiers=plan.tiers,
             batch_splits=plan.batch_splits,
             durations=plan.durations,

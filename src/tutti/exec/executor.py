@@ -32,6 +32,7 @@ from tutti.lower.cut import Place
 from tutti.lower.program import Collective, Program
 from tutti.lower.schedule_parts import label_of, passed, passed_layouts, schedule_of, sizes_of, with_values
 from tutti.lower.shard import shard
+from tutti.lower.sums import WIDE
 from tutti.plan.layout import devices
 from tutti.plan.plan import PIPELINE, Plan
 
@@ -219,6 +220,7 @@ class _Device:
         if action.microbatch == ONCE and self.sums and not self.divided:
             self.divided = True
             torch._foreach_div_([x for row in self.sums.values() for x in row], self.executor.count)  # pyright: ignore[reportPrivateImportUsage]
+            self.round_sums()
         for message, source in action.receives:
             recorder = self.executor.recorder
             with recorder.waiting(message.name, source) if recorder else nullcontext():
@@ -230,6 +232,13 @@ class _Device:
         for message in action.drops:
             del self.values[message]
         return True
+
+    def round_sums(self) -> None:
+        """Round float32 sums that the update reads in the dtype of the gradients."""
+        cut = self.executor.cut
+        for name in self.sums.keys() & {name for name, wide in cut.wide_sums.items() if not wide}:
+            dtype = cut.step.outputs[name].meta["val"].dtype
+            self.sums[name] = self.counted([x.to(dtype) for x in self.sums[name]])
 
     def counted(self, row: Row) -> Row:
         """Count tensors in the memory budgets of the ranks that hold them."""
@@ -288,7 +297,9 @@ class _Device:
         elif name in self.sums:
             self.sums[name] = [total.add_(x) for total, x in zip(self.sums[name], row, strict=True)]
         else:  # a copy: two gradients may be one tensor, or a broadcast one
-            self.sums[name] = self.counted([x.clone(memory_format=torch.contiguous_format) for x in row])
+            wide = WIDE if name in self.executor.cut.wide_sums else None
+            made = [x.to(wide or x.dtype, copy=True, memory_format=torch.contiguous_format) for x in row]
+            self.sums[name] = self.counted(made)
 
 
 class _Mail:

@@ -22,8 +22,8 @@ from tutti.hardware import machine
 from tutti.ir.step_graph import NUMBERS, Spec
 from tutti.launch import watchdog
 from tutti.launch.heartbeat import HEARTBEAT
-from tutti.lower.collectives import parse_ppermute, peer
-from tutti.plan.layout import Layout, Mesh, coordinates_of, devices, group_of
+from tutti.lower.collectives import bounds_of, parse_ppermute, peer
+from tutti.plan.layout import Layout, Mesh, coordinates_of, devices, group_of, group_over
 from tutti.plan.plan import PIPELINE
 
 OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
@@ -179,6 +179,8 @@ class Distributed:
         """Start a collective. The handle keeps the tensors alive that the backend reads and writes."""
         if request.kind == "ppermute":
             return self._ppermute(request.tensor, request.axis, request.op)
+        if request.kind == "exchange":
+            return self._exchange(request)
         group, k = self.groups.get(request.axis), self.mesh[request.axis]
         x = request.tensor.contiguous()
         op, scale = OPS.get(request.op, dist.ReduceOp.SUM), 1 / k if request.op == "avg" else None
@@ -217,6 +219,23 @@ class Distributed:
         sends = [] if target is None else [dist.P2POp(dist.isend, raw(x), target)]
         receives = [] if source is None else [dist.P2POp(dist.irecv, raw(out), source)]
         return UnderWay(dist.batch_isend_irecv(sends + receives) if sends or receives else (), out, x)
+
+    def _exchange(self, request: Request) -> UnderWay:
+        """Messages of as many rows as there are for each rank, started together; needs no process group."""
+        assert request.rows is not None
+        *counts, size = request.rows
+        x = request.tensor.contiguous()
+        sends, receives = (bounds_of(c, n) for c, n in zip(counts, (len(x), size), strict=True))
+        out = x.new_zeros((size, *x.shape[1:]))
+        messages = []
+        given, taken = x[: sum(sends)].split(sends), out[: sum(receives)].split(receives)
+        for peer_, a, b in zip(group_over(self.rank, request.axis.split(), self.mesh), given, taken, strict=True):
+            if peer_ == self.rank:
+                b.copy_(a)
+                continue
+            messages += [dist.P2POp(dist.isend, raw(a), peer_)] if len(a) else []
+            messages += [dist.P2POp(dist.irecv, raw(b), peer_)] if len(b) else []
+        return UnderWay(dist.batch_isend_irecv(messages) if messages else (), out, x)
 
     def whole(self, parts: Sequence[torch.Tensor], layout: Layout, spec: Spec) -> torch.Tensor:
         if layout == Layout():

@@ -8,8 +8,8 @@ import torch
 
 from tutti.exec.codegen import Request, Run, Wait
 from tutti.launch.heartbeat import HEARTBEAT
-from tutti.lower.collectives import parse_ppermute, peer
-from tutti.plan.layout import Mesh, group_of
+from tutti.lower.collectives import bounds_of, parse_ppermute, peer
+from tutti.plan.layout import Mesh, group_over
 
 COMBINE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sum": lambda stacked: stacked.sum(0, dtype=stacked.dtype),  # torch would widen integers
@@ -54,9 +54,12 @@ def exchange(requests: Sequence[Request], mesh: Mesh) -> list[torch.Tensor]:
         return _ppermute([r.tensor for r in requests], axis, op, mesh)
     answers: list = [None] * len(requests)
     for rank in range(len(requests)):
-        group = group_of(rank, axis, mesh)
+        group = group_over(rank, axis.split(), mesh)
         if rank == group[0]:
-            received = _collective(requests[rank], [requests[r].tensor for r in group])
+            if kind == "exchange":
+                received = _exchanged([requests[r] for r in group])
+            else:
+                received = _collective(requests[rank], [requests[r].tensor for r in group])
             for member, tensor in zip(group, received, strict=True):
                 answers[member] = tensor
     return answers
@@ -69,6 +72,21 @@ def _ppermute(tensors: list[torch.Tensor], axes: str, how: str, mesh: Mesh) -> l
         torch.full_like(x, edge) if sender is None else tensors[sender].clone()  # pyright: ignore[reportArgumentType]
         for x, sender in zip(tensors, senders, strict=True)
     ]
+
+
+def _exchanged(requests: Sequence[Request]) -> list[torch.Tensor]:
+    """The rows that each member receives. Raises RuntimeError if members disagree on their number."""
+    rows = [r.rows for r in requests if r.rows is not None]
+    sends = [bounds_of(s, len(r.tensor)) for r, (s, _, _) in zip(requests, rows, strict=True)]
+    parts = [r.tensor[: sum(n)].split(n) for r, n in zip(requests, sends, strict=True)]
+    answers = []
+    for i, (_, receives, count) in enumerate(rows):
+        if bounds_of(receives, count) != (given := [n[i] for n in sends]):
+            raise RuntimeError(f"member {i} of an exchange expects {receives.tolist()} rows, the others send {given}")
+        out = requests[i].tensor.new_zeros((count, *requests[i].tensor.shape[1:]))
+        torch.cat([p[i] for p in parts], out=out[: sum(given)])
+        answers.append(out)
+    return answers
 
 
 def _collective(request: Request, tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -123,10 +123,11 @@ class Cluster:
         """Seconds of equal, sequential collectives in which each rank sends ``sent_bytes`` in total.
 
         Bytes as sent in a ring, whatever the algorithm; of all ``messages`` collectives together. ``kind`` is one of
-        all_gather, all_reduce, reduce_scatter, all_to_all, ppermute; stride and size as in ``link``. All groups of the
-        cluster run at once. The cheapest algorithm counts, or the measurement if the group's link has one. Raises
-        ValueError for an unknown kind, or a group that does not fit.
+        all_gather, all_reduce, reduce_scatter, all_to_all, exchange (as an all_to_all), ppermute; stride and size as in
+        ``link``. All groups of the cluster run at once. The cheapest algorithm counts, or the measurement if its
+        link has one. Raises ValueError for an unknown kind, or a group that does not fit.
         """
+        kind = "all_to_all" if kind == "exchange" else kind
         key = kind, stride, size
         if key not in self._known:
             self._known[key] = self._cost(kind, stride, size)

@@ -54,7 +54,8 @@ class Cut:
     """The parts of a step, and the values passed between them.
 
     parts: in an executable order. homes: the stage that owns each stored input. makers, readers: the parts that make
-    and read each value and gradient. borrowers: for each input, the other stages that read it.
+    and read each value and gradient. borrowers: for each input, the other stages that read it. wide_sums: for each
+    gradient that is added in float32 although it has less precision, whether the update reads the float32 sum.
     """
 
     step: StepGraph
@@ -63,6 +64,7 @@ class Cut:
     makers: dict[str, Place] = field(default_factory=dict)
     readers: dict[str, list[Place]] = field(default_factory=dict)
     borrowers: dict[str, list[int]] = field(default_factory=dict)
+    wide_sums: dict[str, bool] = field(default_factory=dict)
 
 
 def cut(step: StepGraph, named: Mapping[str, int], split: bool = False, kept: Mapping[str, int] | None = None) -> Cut:

@@ -7,7 +7,7 @@ from math import prod
 
 import torch
 
-from tutti.lower.collectives import all_gather, all_reduce, ppermute
+from tutti.lower.collectives import all_gather, all_reduce, exchange, ppermute
 from tutti.ops.rule import REDUCTIONS, Rule
 from tutti.plan.choice import Choices, factor_digits
 from tutti.plan.layout import Digit, Layout, Mesh
@@ -64,7 +64,7 @@ class LocalContext:
 
     def axes(self, factor: str) -> list[str]:
         """The axes that split a factor, outermost first. Empty if none does."""
-        held = [(c.outer, axis) for axis, c in self._choices.items() if c.factor == factor]
+        held = [(outer, axis) for axis, c in self._choices.items() if (outer := c.outer_of(factor)) is not None]
         return [axis for _, axis in sorted(held)]
 
     def size(self, factor: str, part: int | None = None) -> int:
@@ -81,6 +81,10 @@ class LocalContext:
     def whole(self, factor: str) -> int:
         """The size of a factor over all ranks."""
         return self._rule.sizes[self._known(factor)]
+
+    def joint(self, factor: str) -> bool:
+        """Whether the axes that split a factor split another one at once."""
+        return any(self._choices[axis].also for axis in self.axes(factor))
 
     def offset(self, factor: str) -> int:
         """The start of this rank's part of a factor. The part is contiguous: the factor's splits are not strided."""
@@ -114,6 +118,15 @@ class LocalContext:
         Past the first and last part, the result is filled with `edge`, or wraps around if `edge` is None.
         """
         return ppermute(x, " ".join(self.axes(self._known(factor))), f"{by} {'wrap' if edge is None else edge}")
+
+    def exchange(self, x: torch.Tensor, sends: torch.Tensor, receives: torch.Tensor, factor: str, rows: int,
+                 expected: int) -> torch.Tensor:  # fmt: skip
+        """Send the rows of x to the ranks that share a factor: the first `sends[0]` to the first part, and so on.
+
+        sends, receives: (parts,) int64, the rows for each part and from each part. rows: of the result, which is zero
+        behind the rows that arrive. expected: rows that leave a rank if they are evenly distributed, for predictions.
+        """
+        return exchange(x, " ".join(self.axes(self._known(factor))), sends, receives, rows, expected)
 
     def parts(self, factor: str) -> int:
         """The number of parts of a factor."""

@@ -26,7 +26,7 @@ from torch import fx
 from tutti.ir.costs import FREE, flat
 from tutti.ir.op_info import FLOPS
 from tutti.ir.step_graph import UPDATE
-from tutti.lower.collectives import COLLECTIVES, all_gather, all_to_all, reduce_scatter
+from tutti.lower.collectives import COLLECTIVES, all_gather, all_to_all, exchange, reduce_scatter
 from tutti.lower.shard import dense
 from tutti.ops import Rule, operands, parse, rule_of, source, specs
 from tutti.ops.view import names
@@ -90,7 +90,8 @@ class _Search:
         for node in reversed(self.graph.nodes):
             if self.divisible(node) and any(self.divisible(u) and (u in before or _heavy(u)) for u in node.users):
                 before.add(node)
-        return {n: None for n in self.calls if n.target in COLLECTIVES and n in moving and n in before}
+        kinds = COLLECTIVES.keys() - {exchange}  # whose rows lie as the data says
+        return {n: None for n in self.calls if n.target in kinds and n in moving and n in before}
 
     def divisible(self, node: fx.Node) -> bool:
         return node.op == "call_function" and node.meta.get("phase") != UPDATE
@@ -274,6 +275,8 @@ class _Search:
 def local_rule(node: fx.Node) -> Rule | None:
     """The rule of a Program's call: an operator, a collective, or a copy that rearranges memory."""
     if not isinstance(node.target, torch._ops.OpOverload) and node.target not in ARRANGING:
+        return None
+    if node.target is exchange:
         return None
     if node.target in COLLECTIVES or node.target in ARRANGING:
         left, right = LINES.get(node.target, ("", ""))

@@ -10,9 +10,8 @@ from torch import fx
 
 from tutti.ir import text
 from tutti.ir.step_graph import Call, Spec
-from tutti.lower.collectives import COLLECTIVES, parse_ppermute, peer
+from tutti.lower.collectives import COLLECTIVES, parse_ppermute, peer, sent_by
 from tutti.plan.layout import Layout, Mesh, coordinates_of
-from tutti.plan.reshard import sent_bytes
 
 
 class Collective(NamedTuple):
@@ -20,7 +19,7 @@ class Collective(NamedTuple):
 
     kind: str
     axis: str
-    bytes: int  # sent by each rank
+    bytes: int  # sent by each rank; on average, if they depend on data
     label: str  # label of the operator that made the operand
 
 
@@ -74,15 +73,11 @@ class Program:
 
     def collective(self, node: Call) -> Collective:
         """The communication of a call of the graph."""
-        operand: Spec = node.args[0].meta["val"]
-        kind, axis = COLLECTIVES[node.target], node.args[1]
-        return Collective(kind, axis, self._sent(kind, axis, node.args[2:], operand.bytes), node.meta.get("label", ""))
-
-    def _sent(self, kind: str, axis: str, rest: tuple, local: int) -> int:
-        if kind != "ppermute":
-            return sent_bytes(kind, local, self.mesh[axis])
-        by, edge = parse_ppermute(rest[0])
-        return 0 if peer(self.rank, axis, by, edge is None, self.mesh) in (None, self.rank) else local
+        kind, axis, sent = COLLECTIVES[node.target], node.args[1], sent_by(node, self.mesh)
+        if kind == "ppermute":
+            by, edge = parse_ppermute(node.args[2])
+            sent = 0 if peer(self.rank, axis, by, edge is None, self.mesh) in (None, self.rank) else sent
+        return Collective(kind, axis, sent, node.meta.get("label", ""))
 
     @property
     def sent(self) -> int:

@@ -14,20 +14,18 @@ from torch import fx
 from tutti.ir.costs import FREE
 from tutti.ir.labels import annotate_labels
 from tutti.ir.step_graph import BACKWARD, FORWARD, StepGraph, copy_graph
-from tutti.plan.recompute import Activations
-from tutti.plan.variant import LAYERS
+from tutti.plan.recompute import Activations, chosen
 
 
 def recompute(step: StepGraph, again: Collection[str]) -> StepGraph:
     """The step with recomputation of the forward nodes with these labels. The step itself if there are none.
 
-    again: labels, or `layers` for all values that only their own layer reads. Labels that the step lacks, and nodes
-    that read a buffer which the step changes, are ignored.
+    again: labels and other words (`plan.recompute.chosen`). Raises ValueError for operators that the step lacks.
     """
     if not again:
         return step
     found = Activations(step)
-    labels = {*again, *(found.inside_layers if LAYERS in again else ())} - found.never
+    labels = chosen(step, found, again)
     graph, mapping = copy_graph(step.graph)
     writer = _Writer(graph, labels)
     for node in list(graph.nodes):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from tutti.ir.step_graph import Spec, StepGraph
 from tutti.lower.cut import Cut, cut, undivided
 from tutti.lower.shard import made_in
+from tutti.lower.sums import WIDE, add_in_float32
 from tutti.plan.layout import Layout
 from tutti.plan.plan import Plan
 from tutti.plan.schedule import forward
@@ -22,12 +23,17 @@ def schedule_of(
     """
     if not plan.stages:
         made = undivided(graph, count)
+        if plan.sum_dtype:
+            add_in_float32(made)
         (kind, *_) = (place.kind for place in made.parts)
         return made, Schedule("flat", (tuple(Slot(kind, 0, i) for i in range(count)),), (0,))
     schedule = plan.pipe.of(plan.accumulate, plan.durations)
     if not graph.gradient_names:
         schedule = forward(schedule.place, count, graph.sequence_chunks)
-    return cut(graph, plan.stages, schedule.split, kept), schedule
+    made = cut(graph, plan.stages, schedule.split, kept)
+    if plan.sum_dtype:
+        add_in_float32(made)
+    return made, schedule
 
 
 def passed(name: str) -> bool:
@@ -57,12 +63,13 @@ def with_values(plan: Plan, cut: Cut) -> Plan:
 
 
 def sizes_of(cut: Cut, plan: Plan) -> dict[str, int]:
-    """Local bytes of every input and of every value passed between parts."""
+    """Local bytes of every input, of every value passed between parts, and of sums of gradients."""
     found = {}
     for part in cut.parts.values():
         handed = [(name, node) for name, node in part.outputs.items() if passed(name)]
         for name, node in [*part.inputs.items(), *handed]:
             label = label_of(cut, name) if passed(name) else node.meta["label"]
             spec: Spec = node.meta["val"]
-            found[name] = Spec(plan.input_layout(label).local_shape(spec.shape, plan.mesh), spec.dtype).bytes
+            dtype = WIDE if name in cut.wide_sums else spec.dtype
+            found[name] = Spec(plan.input_layout(label).local_shape(spec.shape, plan.mesh), dtype).bytes
     return found

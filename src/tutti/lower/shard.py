@@ -117,7 +117,7 @@ class Sharder:
         parts = iter(held)
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda _: next(parts))  # pyright: ignore
         wholes = specs(node)
-        if any(choice.factor in rule.local for choice in choices.values()):
+        if any(factor in rule.local for choice in choices.values() for factor, _ in choice.splits):
             here = LocalContext(rule, choices, outs, [s.shape for s in wholes], self.mesh, self.where)
             result = self.compute(node.target, here, args, kwargs, [s.dtype for s in wholes])
         else:

@@ -1,8 +1,9 @@
 """Dropless experts: tokens, choices, the experts' inner width (tensor parallelism) and the experts can be split.
 
-A rank with some of the experts computes their rows and leaves out the others, so the results of all ranks sum to the
-total: expert parallelism that gathers tokens and scatters partial sums. In the fused gate and up projection, the width
-is split inside both halves.
+If an axis splits tokens and experts at once, tokens travel to their experts and the results back
+(`ops.experts_exchange`). If it splits experts alone, each rank has all tokens, computes the rows of its own experts and
+leaves out the others, so the results of all ranks sum to the total. In the fused gate and up projection, the width is
+split inside both halves.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import Any
 import torch
 
 import tutti.nn.experts  # noqa: F401  (registers the operators)
-from tutti.ir.op_info import FLOPS, LOCAL, SECONDS, WORK
+from tutti.ir.op_info import FLOPS, LOCAL, SECONDS, SENDS, WORK
 from tutti.ir.step_graph import Call
+from tutti.ops import experts_exchange
 from tutti.ops.registry import operands, rules, shape_of
 
 ops = torch.ops.tutti
@@ -31,28 +33,31 @@ def _lines(up: Call, down: Call) -> tuple[str, str, dict[str, int]]:
 
 def _experts(node: Call):
     up, down, sizes = _lines(*operands(node)[3:])
-    return f"t h!, t k, t k, {up}, {down} -> t h! | ~2 ~4", sizes
+    return f"t h!, t k, t k, {up}, {down} -> t h! | ~2 ~4 t&e", sizes
 
 
 def _experts_backward(node: Call):
     up, down, sizes = _lines(*operands(node)[4:])
-    return f"t h!, t h!, t k, t k, {up}, {down} -> t h!, t k, {up}, {down} | ~0", sizes
+    return f"t h!, t h!, t k, t k, {up}, {down} -> t h!, t k, {up}, {down} | ~0 t&e", sizes
 
 
 rules({FORWARD: _experts, BACKWARD: _experts_backward})
 
 
-def _own(target):
-    """The same operator for the local experts."""
+def _own(target, traveling):
+    """The same operator for the local experts, on tokens that are here already or travel here."""
 
     def local(here, *args):
+        if here.joint("e"):
+            return traveling(target, here, *args)
         *tensors, activation, first, total = args
         return target(*tensors, activation, first + here.offset("e"), total)
 
     return local
 
 
-LOCAL |= {FORWARD: _own(FORWARD), BACKWARD: _own(BACKWARD)}
+LOCAL |= {FORWARD: _own(FORWARD, experts_exchange.forward), BACKWARD: _own(BACKWARD, experts_exchange.backward)}
+SENDS |= {FORWARD: experts_exchange.sends(1), BACKWARD: experts_exchange.sends(2)}
 
 
 def _busiest(node: Call, factor: str, outer: int, k: int) -> float:

@@ -12,6 +12,7 @@
     add             "a b, a b -> a b | ~01"    linear in operands 0 and 1 together: both may be partial sums
     cat             "a, a -> (2 a) | ~*"       linear in all operands together
     mul             "a b, a b -> a b | ~0 ~1"  linear in each operand alone
+    experts         "t h, e* h -> t h | t&e"   an axis may split t and e at once; the local computation exchanges rows
 
 A factor is an index of the operator's iteration space. Splitting a factor over an axis splits every operand dim that
 contains it, replicates the operands without it, and makes the outputs without it partial.
@@ -46,6 +47,7 @@ class Rule:
     combined: frozenset[int] = frozenset()  # outputs that are never partial
     added: frozenset[int] = frozenset()  # operands that are added to a sum over contracted factors
     linear: tuple[frozenset[int], ...] = ()  # sets of operands that may be partial sums together
+    joint: tuple[tuple[str, str], ...] = ()  # pairs of factors that one axis may split at once
 
     def shape(self, dims: Dims) -> tuple[int, ...]:
         """The shape of an operand of these dims."""
@@ -115,10 +117,13 @@ def read(notation: str) -> Rule:
     rights = right.split(",")
     ins = tuple(operand(part.replace("+", " ")) for part in lefts)
     outs = tuple(operand(part.replace("=", " ")) for part in rights)
-    linear = []
+    linear, joint = [], []
     for mark in marks.split():
+        if match := re.fullmatch(r"(\w+)&(\w+)", mark):
+            joint.append((match[1], match[2]))
+            continue
         if not re.fullmatch(r"~(\d+|\*)", mark):
-            refuse(f": {mark!r} is no mark of linear operands; write ~0, ~01 (together) or ~*")
+            refuse(f": {mark!r} is no mark; write ~0, ~01 (linear together), ~* or a&b (split by one axis at once)")
         numbers = range(len(ins)) if mark == "~*" else sorted(map(int, mark[1:]))
         if beyond := [i for i in numbers if i >= max(1, len(ins))]:
             refuse(f" has {len(ins)} operands: there is no operand {beyond[0]} to be linear in ({mark}, from 0)")
@@ -133,6 +138,7 @@ def read(notation: str) -> Rule:
         combined=frozenset(i for i, part in enumerate(rights) if part.strip().startswith("=")),
         added=frozenset(i for i, part in enumerate(lefts) if part.strip().startswith("+")),
         linear=tuple(linear),
+        joint=tuple(joint),
     )  # fmt: skip
 
 

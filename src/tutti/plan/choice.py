@@ -1,6 +1,8 @@
 """A choice: what one mesh axis does with one operator.
 
-`m` splits factor m; `m/12` splits it inside 12 outer blocks; `m*1` splits it unevenly, `m*64` in blocks of 64; `~0,1`
+`m` splits factor m; `m/12` splits it inside 12 outer blocks; `m*1` splits it unevenly, `m*64` in blocks of 64;
+`t/2&e` splits t inside 2 blocks and e at once; `~0,1` takes operands 0 and 1 as partial sums. Along an axis without a
+choice every rank computes the full operator.
 takes operands 0 and 1 as partial sums. Along an axis without a choice every rank computes the full operator.
 """
 
@@ -24,11 +26,25 @@ class Choice:
     outer: int = 1
     linear: frozenset[int] = frozenset()
     unit: int = 0  # elements of a block of an uneven split; 0 if the split is even
+    also: tuple[tuple[str, int], ...] = ()  # another factor that the axis splits at once, and its outer blocks
 
     def __str__(self) -> str:
         if self.linear:
             return "~" + ",".join(map(str, sorted(self.linear)))
-        return self.factor + position_text(self.outer, self.unit)
+        return "&".join(factor + position_text(outer, self.unit_of(factor)) for factor, outer in self.splits)
+
+    @property
+    def splits(self) -> tuple[tuple[str, int], ...]:
+        """(factor, outer) of all factors that the axis splits; empty if it takes partial sums."""
+        return ((self.factor, self.outer), *self.also) if self.factor else ()
+
+    def outer_of(self, factor: str) -> int | None:
+        """The outer blocks of the split of a factor, or None if the axis does not split it."""
+        return dict(self.splits).get(factor)
+
+    def unit_of(self, factor: str) -> int:
+        """The unit of the split of a factor."""
+        return self.unit if factor == self.factor else 0
 
 
 Choices = Mapping[str, Choice]  # by axis
@@ -38,9 +54,13 @@ def parse_choice(text: str) -> Choice:
     """The inverse of `str(choice)`."""
     if match := re.fullmatch(r"~(\d+(?:,\d+)*)", text):
         return Choice(linear=frozenset(map(int, match[1].split(","))))
-    if match := re.fullmatch(r"([A-Za-z_]\w*)(?:/(\d+))?(?:\*(\d+))?", text):
-        return Choice(match[1], int(match[2] or 1), unit=int(match[3] or 0))
-    raise ValueError(f"no choice {text!r}: write <factor>, <factor>/<outer>, <factor>*<unit> or ~<operands>")
+    one = r"([A-Za-z_]\w*)(?:/(\d+))?"
+    if match := re.fullmatch(rf"{one}(?:\*(\d+))?(?:&{one})?", text):
+        also = ((match[4], int(match[5] or 1)),) if match[4] else ()
+        return Choice(match[1], int(match[2] or 1), unit=int(match[3] or 0), also=also)
+    raise ValueError(
+        f"no choice {text!r}: write <factor>, <factor>/<outer>, <factor>*<unit>, <factor>&<factor> or ~<operands>"
+    )
 
 
 def input_placement(rule: Rule, choice: Choice, operand: int) -> Placement:
@@ -65,11 +85,11 @@ def output_placement(rule: Rule, choice: Choice, output: int) -> Placement:
 
 
 def _split(rule: Rule, dims: Dims, choice: Choice) -> Split | None:
-    position = rule.position(dims, choice.factor)
-    if position is None:
-        return None
-    dim, before, after = position
-    return Split(dim, before * choice.outer, choice.unit * after)
+    for factor, outer in choice.splits:
+        if (position := rule.position(dims, factor)) is not None:
+            dim, before, after = position
+            return Split(dim, before * outer, choice.unit_of(factor) * after)
+    return None
 
 
 def layouts(rule: Rule, choices: Choices) -> tuple[list[Layout], list[Layout]]:
@@ -95,6 +115,11 @@ def candidates(rule: Rule, cuts: Mapping[str, set[Position]], k: int) -> Iterato
                 found[outer, unit] = None
         for outer, unit in found:
             yield Choice(factor, outer, unit=unit)
+    for factor, other in rule.joint:
+        size = rule.sizes[factor]
+        if rule.sizes[other] and rule.sizes[other] % k == 0:
+            outers = sorted({outer for outer, _ in cuts.get(factor, {WHOLE}) if size and size % (outer * k) == 0})
+            yield from (Choice(factor, outer, also=((other, 1),)) for outer in outers)
     for operands in rule.linear:
         yield Choice(linear=operands)
 
@@ -114,39 +139,45 @@ def check(rule: Rule, choices: Choices, mesh: Mesh, where: str) -> None:
             if choice.linear not in rule.linear:
                 raise ValueError(f"{where}: not linear in operands {sorted(choice.linear)} (rule: {rule.notation})")
             continue
-        factor = choice.factor
-        if factor not in rule.sizes:
-            raise ValueError(f"{where}: no factor {factor!r} (rule: {rule.notation})")
-        if factor in rule.whole:
-            raise ValueError(f"{where}: factor {factor!r} must stay whole (rule: {rule.notation})")
-        if choice.unit and factor in rule.even:
-            raise ValueError(f"{where}: the parts of factor {factor!r} must be equal (rule: {rule.notation})")
-        if not choice.unit and (not rule.sizes[factor] or rule.sizes[factor] % (choice.outer * mesh[axis])):
+        if choice.also and (choice.factor, choice.also[0][0]) not in rule.joint:
+            raise ValueError(f"{where}: an axis cannot split factors {choice} at once (rule: {rule.notation})")
+        for factor, outer in choice.splits or (("", 1),):
+            _check_split(rule, factor, outer, axis, choices, mesh, where)
+        if alone := [a for f, _ in choice.also for a, c in choices.items() if c.factor == f]:
             raise ValueError(
-                f"{where}: factor {factor!r} of size {rule.sizes[factor]} does not divide into "
-                f"{choice.outer} x {mesh[axis]} for axis {axis!r}"
+                f"{where}: axis {axis!r} splits {choice} at once, axis {alone[0]!r} only {choices[alone[0]]}"
             )
-        contiguous = factor in rule.contiguous or (choice.unit and factor in rule.local)
-        if contiguous and choice.outer != _outside(axis, choices, mesh):
-            raise ValueError(f"{where}: the parts of factor {factor!r} must be contiguous (rule: {rule.notation})")
-    for factor in dict.fromkeys(c.factor for c in choices.values() if c.factor):
+    for factor in dict.fromkeys(f for c in choices.values() for f, _ in c.splits):
         try:
             factor_digits(rule, choices, factor, mesh)
         except ValueError as error:
-            shown = ", ".join(f"{axis}: {c}" for axis, c in choices.items() if c.factor == factor)
+            shown = ", ".join(f"{a}: {c}" for a, c in choices.items() if c.outer_of(factor) is not None)
             raise ValueError(f"{where}: factor {factor!r} cannot be split as {shown}: {error}") from None
+
+
+def _check_split(rule: Rule, factor: str, outer: int, axis: str, choices: Choices, mesh: Mesh, where: str) -> None:
+    unit = choices[axis].unit_of(factor)
+    if factor not in rule.sizes:
+        raise ValueError(f"{where}: no factor {factor!r} (rule: {rule.notation})")
+    if factor in rule.whole:
+        raise ValueError(f"{where}: factor {factor!r} must stay whole (rule: {rule.notation})")
+    if unit and (factor in rule.even or choices[axis].also):
+        raise ValueError(f"{where}: the parts of factor {factor!r} must be equal (rule: {rule.notation})")
+    if not unit and (not rule.sizes[factor] or rule.sizes[factor] % (outer * mesh[axis])):
+        raise ValueError(
+            f"{where}: factor {factor!r} of size {rule.sizes[factor]} does not divide into "
+            f"{outer} x {mesh[axis]} for axis {axis!r}"
+        )
+    others = {a: at for a, c in choices.items() if a != axis and (at := c.outer_of(factor)) is not None}
+    contiguous = factor in rule.contiguous or (unit and factor in rule.local)
+    if contiguous and outer != prod(mesh[a] for a, at in others.items() if at < outer):
+        raise ValueError(f"{where}: the parts of factor {factor!r} must be contiguous (rule: {rule.notation})")
 
 
 def factor_digits(rule: Rule, choices: Choices, factor: str, mesh: Mesh) -> list[Digit]:
     """A factor as a mixed-radix number. See `plan.layout`."""
-    splits = [(c.outer, c.unit, axis) for axis, c in choices.items() if c.factor == factor]
-    return digits_of(splits, rule.sizes[factor], mesh)
-
-
-def _outside(axis: str, choices: Choices, mesh: Mesh) -> int:
-    """The number of parts that other axes split the same factor into, outside this axis."""
-    own = choices[axis]
-    return prod(mesh[a] for a, c in choices.items() if c.factor == own.factor and c.outer < own.outer)
+    at = {axis: outer for axis, c in choices.items() if (outer := c.outer_of(factor)) is not None}
+    return digits_of([(outer, choices[a].unit_of(factor), a) for a, outer in at.items()], rule.sizes[factor], mesh)
 
 
 def legal(rule: Rule, choices: Choices, mesh: Mesh) -> bool:
@@ -159,11 +190,19 @@ def legal(rule: Rule, choices: Choices, mesh: Mesh) -> bool:
 
 
 def nest(choice: Choice, taken: Choices, mesh: Mesh) -> Choice:
-    """The choice, nested in the given choices that split the same factor at the same position."""
-    outer, unit, again = choice.outer, choice.unit, True
+    """The choice, nested in the given choices that split the same factors at the same positions."""
+    if not choice.factor:
+        return choice
+    outer, unit = _nested(choice.factor, choice.outer, choice.unit, taken, mesh)
+    also = tuple((factor, _nested(factor, outer, 0, taken, mesh)[0]) for factor, outer in choice.also)
+    return Choice(choice.factor, outer, unit=unit, also=also)
+
+
+def _nested(factor: str, outer: int, unit: int, taken: Choices, mesh: Mesh) -> tuple[int, int]:
+    again = True
     while again:
         again = False
         for axis, other in taken.items():
-            if not choice.linear and other.factor == choice.factor and other.outer == outer:
-                outer, unit, again = outer * mesh[axis], other.unit or unit, True
-    return Choice(choice.factor, outer, choice.linear, unit)
+            if other.outer_of(factor) == outer:
+                outer, unit, again = outer * mesh[axis], other.unit_of(factor) or unit, True
+    return outer, unit

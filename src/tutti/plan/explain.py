@@ -31,7 +31,8 @@ def explain(plan: Plan) -> str:
         lines.append("the backward pass recomputes activations that layers do not pass on")
     elif plan.recompute:
         named = ", ".join(plan.recompute[:MOST]) + (", ..." if len(plan.recompute) > MOST else "")
-        lines.append(f"the backward pass recomputes {len(plan.recompute)} operators: {named}")
+        many = f"{len(plan.recompute)} operators: " if any("/" in label for label in plan.recompute) else ""
+        lines.append(f"the backward pass recomputes {many}{named}")
     lines += _tiers(plan.tiers)
     if plan.batch_splits > 1:
         lines.append(f"the batch is cut into {plan.batch_splits} copies: one computes while another communicates")
@@ -41,7 +42,8 @@ def explain(plan: Plan) -> str:
             "communicates"
         )
     if plan.accumulate > 1:
-        lines.append(f"{plan.accumulate} microbatches per update")
+        lines.append(f"{plan.accumulate} microbatches per update"
+                     + (f", gradients added in {plan.sum_dtype}" if plan.sum_dtype else ""))  # fmt: skip
     if plan.prediction:
         lines += _predicted(plan.prediction)
     lines += ["", *_layouts(plan)]

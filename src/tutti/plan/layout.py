@@ -20,7 +20,7 @@ block.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
@@ -311,6 +311,14 @@ def group_of(rank: int, axis: str, mesh: Mesh) -> list[int]:
     stride = prod(list(mesh.values())[list(mesh).index(axis) + 1 :])
     first = rank - coordinates_of(rank, mesh)[axis] * stride
     return [first + i * stride for i in range(mesh[axis])]
+
+
+def group_over(rank: int, axes: Sequence[str], mesh: Mesh) -> list[int]:
+    """The ranks that differ from this one only along these axes, the first axis outermost."""
+    group = [rank]
+    for axis in axes:
+        group = [member for r in group for member in group_of(r, axis, mesh)]
+    return group
 
 
 def devices(mesh: Mesh) -> int:

@@ -102,8 +102,8 @@ class OptionTable:
     def _nested(self, taken: dict[str, Choice | None]) -> list[dict[str, Choice]]:
         """These choices, with axes that split one factor at one position nested in every order."""
         given = {axis: choice for axis, choice in taken.items() if choice}
-        places = Counter((c.factor, c.outer) for c in given.values() if c.factor)
-        together = [axis for axis, c in given.items() if places[c.factor, c.outer] > 1]
+        places = Counter(place for c in given.values() for place in c.splits)
+        together = [axis for axis, c in given.items() if any(places[place] > 1 for place in c.splits)]
         found = []
         for order in permutations(together):
             choices: dict[str, Choice] = {}

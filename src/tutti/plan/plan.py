@@ -15,12 +15,13 @@ from tutti.plan.explain import explain
 from tutti.plan.layout import Layout, Mesh, parse_placement
 from tutti.plan.schedule import NO_PIPE, Pipe
 from tutti.plan.tier import check_tiers
-from tutti.plan.variant import LAYERS, Variant
+from tutti.plan.variant import Variant
 
 DECISIONS = (  # fields that define how a step runs, except durations
-    "mesh", "accumulate", "schedule", "sequence_chunks", "recompute", "tiers", "batch_splits", "overlap_chunks",
-    "stages", "inputs", "operators",
+    "mesh", "accumulate", "sum_dtype", "schedule", "sequence_chunks", "recompute", "tiers", "batch_splits",
+    "overlap_chunks", "stages", "inputs", "operators",
 )  # fmt: skip
+SUMS = ("", "float32")  # dtypes of sums of gradients
 PIPELINE = "pp"  # the mesh axis of a pipeline, the outermost
 
 
@@ -66,10 +67,12 @@ class Plan:
     inputs: label of an input -> its layout. Inputs that are not listed are replicated.
     operators: label of an operator -> axis -> choice. Operators that are not listed run whole on every rank.
     accumulate: microbatches per update.
+    sum_dtype: "float32" to add gradients of microbatches in float32 if they have less precision (`lower.sums`); by
+        default they are added in their own dtype.
     stages: path of a module, or name of a forward node -> its pipeline stage (`plan.stages`), over the axis `pp`.
     schedule: name of the pipeline's schedule (`plan.schedule`).
     sequence_chunks: chunks of the sequence (`lower.unroll`).
-    recompute: labels of forward nodes that the backward pass recomputes (`lower.recompute`).
+    recompute: what the backward pass recomputes: labels of forward nodes, or as in `plan.recompute.chosen`.
     tiers: label of an input, or of a forward node whose result waits for the backward pass -> the tier that stores it
         (`plan.tier`).
     batch_splits: number of parts of the batch that overlap computation and communication (`lower.unroll`).
@@ -82,6 +85,7 @@ class Plan:
     inputs: Mapping[str, Layout] = field(default_factory=dict)
     operators: Mapping[str, Choices] = field(default_factory=dict)
     accumulate: int = 1
+    sum_dtype: str = ""
     stages: Mapping[str, int] = field(default_factory=dict)
     schedule: str = ""
     sequence_chunks: int = 1
@@ -145,8 +149,10 @@ class Plan:
         if self.overlap_chunks > 1 and (self.stages or self.tiers or self.batch_splits > 1):
             other = "stages" if self.stages else "tiers" if self.tiers else "batch_splits"
             raise ValueError(f"the plan computes regions in {self.overlap_chunks} parts, which excludes {other}")
+        if self.sum_dtype not in SUMS:
+            raise ValueError(f"sum_dtype {self.sum_dtype!r}: gradients are added in 'float32', or '' in their own")
         labels = {node.meta["label"] for node in step.graph.nodes if "label" in node.meta}
-        if unknown := [label for label in self.recompute if label not in labels and label != LAYERS]:
+        if unknown := [label for label in self.recompute if "/" in label and label not in labels]:
             raise ValueError(f"the plan recomputes {unknown[0]!r}, which this model does not have")
         found = ["checkpoint" in node.meta for node in step.calls if "recompute" in node.meta]
         if (self.recompute and not found) or (not self.recompute and not all(found)):

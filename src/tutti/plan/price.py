@@ -50,7 +50,7 @@ class Pricer:
             return 0.0
         parts = prod(self.ways(o, c, axis) for axis, c in choices.items() if c.factor)
         parts /= prod(
-            WORK[o.target](o.node, c.factor, c.outer, self.mesh[axis])
+            max(WORK[o.target](o.node, factor, outer, self.mesh[axis]) for factor, outer in c.splits)
             for axis, c in choices.items()
             if c.factor and o.target in WORK
         )
@@ -75,6 +75,9 @@ class Pricer:
     def exchanged(self, o: Operator, choices: Choices) -> float:
         """Seconds of the communication inside an operator: sums of rows of a split softmax, border rows, ..."""
         split = {axis: c.factor for axis, c in choices.items() if c.factor in o.rule.local}
+        for factor, other in o.rule.joint:  # the axes that split both are one, in what is sent
+            axes = [axis for axis, c in choices.items() if c.also and c.factor == factor]
+            split |= {" ".join(sorted(axes, key=list(self.mesh).index)): f"{factor}&{other}"} if axes else {}
         if not split or o.target not in SENDS:
             return 0.0
         ins, outs = layouts(o.rule, choices)
@@ -83,8 +86,12 @@ class Pricer:
         return sum(
             self.collective(kind, axis, sent)
             for axis, factor in split.items()
-            for kind, sent in SENDS[o.target](Cut(o.node, o.rule, factor, self.mesh[axis], inputs, outputs))
+            for kind, sent in SENDS[o.target](Cut(o.node, o.rule, factor, self.size(axis), inputs, outputs))
         )
+
+    def size(self, axes: str) -> int:
+        """The number of ranks along axes."""
+        return prod(self.mesh[axis] for axis in axes.split())
 
     def local(self, layout: Layout, spec: Spec) -> Spec:
         return Spec(layout.local_shape(spec.shape, self.mesh), spec.dtype)
@@ -103,12 +110,12 @@ class Pricer:
 
     def collective(self, kind: str, axis: str, local: int, messages: int = 1) -> float:
         """Seconds of `messages` collectives, for which each rank provides `local` bytes in total, including copies."""
-        k = self.mesh[axis]
+        k = self.size(axis)
         if kind in ("slice", "mask"):
             return local / self.cluster.device.bandwidth if kind == "mask" else 0.0
-        sent = sent_bytes(kind, local, k)
+        sent = local if kind == "exchange" else sent_bytes(kind, local, k)
         arranged = 2 * local * (k if kind == "all_gather" else 1) / self.cluster.device.bandwidth
-        return self.cluster.time(kind, sent, self.strides[axis], k, messages) + arranged
+        return self.cluster.time(kind, sent, min(self.strides[a] for a in axis.split()), k, messages) + arranged
 
     def bucketed(self, kind: str, axis: str, local: int) -> float:
         """Seconds of a collective as its share of a bucket."""

@@ -13,10 +13,14 @@ the recomputed activations of one layer, which are in memory at the same time.
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 
 import numpy as np
+import torch
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 from torch import fx
@@ -25,6 +29,7 @@ from tutti.ir.costs import FREE, flat
 from tutti.ir.labels import is_layer, layer_of
 from tutti.ir.step_graph import BACKWARD, FORWARD, Call, StepGraph
 from tutti.ops import source
+from tutti.plan.variant import ATTENTION, LAYERS
 
 SMALL = 1e-6  # weight of the secondary objective, time or memory
 GAP, BRANCHES = 1e-3, 1000  # relative gap and node limit of the integer program
@@ -113,6 +118,67 @@ class Activations:
             if made.x is not None:
                 return tuple(x for x, a in zip(labels, made.x[n:], strict=True) if a > 0.5)
         return ()
+
+
+def chosen(step: StepGraph, found: Activations, words: Collection[str]) -> set[str]:
+    """The labels of forward nodes that these words name.
+
+    words: labels; `layers`, all values that only their own layer reads; `attention`; names of operators, as `silu`,
+    `tutti.glu` or `*norm*`. Labels that the step lacks, and nodes that read a buffer which the step changes, are
+    ignored. Raises ValueError if a name matches no operator of the forward pass.
+    """
+    names = {label: operator_name(node) for label, node in found.example.items()}
+    labels: set[str] = set()
+    for word in words:
+        if word == LAYERS:
+            labels |= found.inside_layers
+        elif "/" in word:
+            labels.add(word)
+        else:
+            attention = names.keys() & set(_attention(step)) if word == ATTENTION else ()
+            same = attention or {label for label, name in names.items() if matches(name, word)}
+            if not same:
+                near = get_close_matches(word, {name.partition(".")[2] for name in names.values()}, 1)
+                hint = f"; the nearest is {near[0]!r}" if near else ""
+                raise ValueError(f"no operator of the forward pass is named {word!r}{hint}")
+            labels |= same
+    return labels - found.never
+
+
+def operator_name(node: fx.Node) -> str:
+    """`aten.silu` of aten.silu.default."""
+    return str(node.target).rpartition(".")[0] or str(node.target)
+
+
+def matches(name: str, word: str) -> bool:
+    """Whether a word is the name of an operator, with or without its namespace."""
+    return fnmatchcase(name, word) or fnmatchcase(name.partition(".")[2], word)
+
+
+def _attention(step: StepGraph) -> Iterator[str]:
+    """Labels of fused attention, and of a softmax with what lies between it and the products before and after it."""
+    products, softmax = {torch.ops.aten.bmm.default}, torch.ops.aten._softmax.default
+    for node in step.calls:
+        if node.meta["phase"] == FORWARD and "attention" in str(node.target):
+            yield node.meta["label"]
+        elif node.meta["phase"] == FORWARD and node.target is softmax:
+            before = _until(products, node, lambda n: n.all_input_nodes)
+            after = _until(products, node, lambda n: n.users)
+            if any(n.target in products for n in before) and any(n.target in products for n in after):
+                yield from (n.meta["label"] for n in {*before, *after})
+
+
+def _until(products: set, start: Call, beside: Callable[[fx.Node], Iterable[fx.Node]]) -> list[fx.Node]:
+    """The forward calls of one layer reached from a call, up to matrix products, which are included."""
+    reached, todo = [start], [start]
+    while todo:
+        node = todo.pop()
+        for n in beside(node) if node.target not in products else ():
+            same = n.op == "call_function" and n.target is not operator.getitem and n.meta["phase"] == FORWARD
+            if same and n not in reached and layer_of(n.meta["path"]) == layer_of(start.meta["path"]):
+                reached.append(n)
+                todo.append(n)
+    return reached
 
 
 def made_by(node: fx.Node) -> tuple[fx.Node, int]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
+
 from tutti.ir.op_info import FLOPS
 from tutti.ir.step_graph import UPDATE
 from tutti.plan.choice import Choice, legal, output_placement, waste
@@ -65,15 +67,17 @@ class Roles(Free):
 
     def __init__(self, problem: Problem, book: Textbook, pins, stored):
         super().__init__(problem, book.mesh, pins, stored)
-        self.zero = book.zero
+        self.zero, self.folded = book.zero, book.folded
         self.from_batch = problem.reached_from("batch")
         self.experts = Experts(problem)
         self.sequences = _sequences(problem)
         lengths = {label: problem.operators[label].outputs[0].shape[1] for label in self.sequences}
         rows = {(label, 0): Split(1, unit=int(n % book.cp > 0)) for label, n in lengths.items()}
         self.along = follow(problem, rows, book.cp) if book.cp > 1 else {}
-        if book.ep > 1 and not self.experts.factors:
-            raise ValueError(f"plan {str(book)!r}: the model has no experts that axis 'ep' could split; write dp")
+        self.stream = _stream(problem, follow(problem, rows, book.tp)) if book.sp else {}
+        if (book.ep > 1 or book.folded) and not self.experts.factors:
+            what = "'experts'" if book.folded else "axis 'ep'"
+            raise ValueError(f"plan {str(book)!r}: the model has no experts that {what} could split; write dp")
 
     def free(self, o: Operator, axis: str, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
         roles = {"dp": self._data, "cp": self._context, "ep": self._expert, "tp": self._tensor}
@@ -98,7 +102,7 @@ class Roles(Free):
         if o.label in self.problem.weights:  # a view has the weight's layout, so it is gathered for each use
             return _split(choices) if zero == 3 else [None]
         used = self.problem.weight_factors(o)  # the weight is not split along dp
-        allowed = [c for c in choices if c is None or c.factor not in used]
+        allowed = [c for c in choices if c is None or not used & dict(c.splits).keys()]
         return _split(allowed) if o.label in self.from_batch and any(c and c.factor for c in allowed) else allowed
 
     def _context(self, o: Operator, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
@@ -113,6 +117,7 @@ class Roles(Free):
             return second
         if o.is_input or o.phase == UPDATE or (self.zero == 3 and o.label in self.problem.weights):
             return self._data(o, choices, "cp")
+        choices = [c for c in choices if not (c and c.also)]
         if o.label in self.along and self.along[o.label] in choices:
             return [self.along[o.label]]
         if o.label in self.problem.gradients:  # reduced last, as are those of microbatches
@@ -125,21 +130,36 @@ class Roles(Free):
 
     def _expert(self, o: Operator, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
         """Like `dp`, but experts, their gradients and their state are split, and used where they are stored."""
+        own = self._whole_experts(o, choices, "ep")
+        return self._data(o, choices, "ep") if own is None else own
+
+    def _whole_experts(
+        self, o: Operator, choices: Sequence[Choice | None], axis: str
+    ) -> Sequence[Choice | None] | None:
+        """Choices of an axis that splits experts, and not an expert; None for operators that do not use experts."""
         if o.is_input and o.outputs[0].shape in self.experts.shapes:
             counted = [c for c in _along(o, 0, choices) if not c.unit]
             if not counted:
-                size, k = o.outputs[0].shape[0], self.mesh["ep"]
+                size, k = o.outputs[0].shape[0], self.mesh[axis]
                 raise ValueError(f"{o.label}: {size} experts do not divide over {k} expert-parallel devices")
             return counted
         if o.label in self.experts.matrices or self.experts.updates(o):
             return choices
         if o.label in self.experts.factors:
-            return [c for c in choices if c and c.factor == self.experts.factors[o.label]]
+            counted = self.experts.factors[o.label]
+            travel = [c for c in choices if c and any(factor == counted for factor, _ in c.also)]
+            return travel or [c for c in choices if c and c.factor == counted]
         if o.target in ROUTED:  # computes the slots of all experts for a rank's groups
             return [c for c in choices if c and c.factor == "g"] or choices
-        return self._data(o, choices, "ep")
+        return None
 
     def _tensor(self, o: Operator, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
+        if self.folded and (own := self._whole_experts(o, choices, "tp")) is not None:
+            return own
+        if choice := self.stream.get(o.label):
+            if choice not in choices:
+                raise ValueError(f"{o.label}: its sequence does not divide into {self.mesh['tp']} parts, as 'sp' asks")
+            return [choice]
         if o.is_input:
             if o.kind in ("batch", "common", "lr", "step", "count", "seed", "constant", "buffer"):
                 return [None]
@@ -167,6 +187,21 @@ def _along(o: Operator, dim: int, choices: Sequence[Choice | None]) -> list[Choi
     """The choice that splits a dim of an input in contiguous parts, by single elements if it does not divide."""
     factor = o.rule.outputs[0][dim][0]
     return [c for c in choices if c and c.factor == factor and c.outer == 1 and c.unit <= 1][:1]
+
+
+def _stream(problem: Problem, along: Mapping[str, Choice]) -> dict[str, Choice]:
+    """The choices of norms over (batch, sequence, hidden), and of elementwise operators of that shape.
+
+    along: choices that split the sequence.
+    """
+    norms = {label: o.outputs[0].shape for label, o in problem.operators.items() if "norm" in str(o.target)}
+    shapes = {shape for label, shape in norms.items() if label in along and len(shape) == 3}
+
+    def between(o: Operator) -> bool:
+        return "norm" in str(o.target) or torch.Tag.pointwise in getattr(o.target, "tags", ())
+
+    found = ((label, problem.operators[label]) for label in along)
+    return {label: along[label] for label, o in found if o.outputs[0].shape in shapes and between(o)}
 
 
 def _split(choices: Sequence[Choice | None]) -> Sequence[Choice | None]:

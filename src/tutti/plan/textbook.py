@@ -10,12 +10,21 @@
 
 `cp4` splits the sequence, dim 1 of the batch, over axis `cp` and replicates parameters. Attention is a ring.
 
+`sp` (`tp8xsp`) makes `tp` split norms and the residual stream along the sequence: a reduce-scatter and an all-gather
+around each block instead of all-reduces (Korthikanti et al. 2022). Without it, `tp` does so where it is cheaper.
+
 `ep4` splits the experts over axis `ep`, and everything else along the batch, as `dp` does. With a capacity, one
-all-to-all sends the slots to their experts and another returns them. Dropless, the tokens are gathered and the partial
-sums scattered.
+all-to-all sends the slots to their experts and another returns them. Dropless, tokens travel to the devices that have
+their experts and the results back (`ops.experts_exchange`).
+
+`experts8` (`dp4xtp2xexperts8`) spreads the experts over 8 of the devices of dp x tp, whole: an expert is not split by
+tp. The mesh then has an axis `ep`, the part of dp that splits experts; ZeRO stages take all of dp for other tensors.
 
 `recompute` (`zero3xrecompute`, `pp4xrecompute`) keeps the activations that a layer passes on and recomputes the others
-in the backward pass (`lower.recompute`).
+in the backward pass (`lower.recompute`). `recompute-attention` recomputes only attention, `recompute-silu+mul` the
+operators of these names.
+
+`fp32sums` (`dp8xfp32sums`) adds the gradients of microbatches in float32 (`lower.sums`).
 
 `splits2` (`tp8xsplits2`) cuts the batch into two copies. One computes while the other communicates (`lower.unroll`,
 `analysis.overlap`). `overlap2` (`tp8xoverlap2`) cuts only the operators between two communications, along the batch or
@@ -29,8 +38,8 @@ the sequence (`lower.regions`).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from math import prod
 
@@ -39,11 +48,20 @@ from tutti.plan.schedule import names as schedules
 from tutti.plan.variant import LAYERS, Variant
 
 NAMES = (
-    "auto, dp, tp, zero1, zero2, zero3, dp2xtp2, tp2xzero3, cp4, ep4, pp4, pp2-zb-vxdp2, zero3xrecompute, "
-    "zero3xoffload2, tp8xsplits2, tp8xoverlap2, ..."
+    "auto, dp, tp, zero1, zero2, zero3, dp2xtp2, tp2xzero3, cp4, ep4, dp4xtp2xexperts8, pp4, pp2-zb-vxdp2, "
+    "zero3xrecompute, tp8xrecompute-attention, zero3xoffload2, tp8xsplits2, tp8xoverlap2, ..."
 )
-WORDS = ("auto", "dp", "tp", "cp", "ep", "pp", "zero", "recompute", "offload", "splits", "overlap", "single")
+WORDS = (
+    "auto", "dp", "tp", "cp", "ep", "pp", "experts", "zero", "recompute", "offload", "splits", "overlap", "fp32sums",
+    "sp", "single",
+)  # fmt: skip
 STEMS = {**{word: word for word in WORDS}, "fsdp": "zero3"}
+PART = re.compile(
+    r"(?P<axis>dp|tp|cp|ep|pp|experts)(?P<size>\d*)(?:-(?P<schedule>.+))?|zero(?P<zero>[123])"
+    r"|recompute(?:-(?P<again>[\w.*?+]+))?|offload(?P<offload>[123]?)|splits(?P<splits>\d+)|overlap(?P<overlap>\d+)"
+    r"|(?P<sums>fp32sums)|(?P<sp>sp)|single"
+)
+BETWEEN = re.compile(rf"x(?={'|'.join(WORDS[1:])})")  # operators to recompute may have an x in their names
 
 
 @dataclass(frozen=True)
@@ -53,9 +71,12 @@ class Textbook:
     dp, tp, ep, cp: sizes of the axes.
     zero: ZeRO stage (0 to 3) of the axes dp, cp and ep.
     pipe: the pipeline.
-    recompute: whether the backward pass recomputes activations inside layers.
+    recompute: whether the backward pass recomputes activations.
     offload: what is offloaded (`plan.tier`).
-    batch_splits, overlap_chunks: as in `Plan`.
+    batch_splits, overlap_chunks, sum_dtype: as in `Plan`.
+    folded: whether axis `ep` is a part of data parallelism, and experts are split over axes `ep` and `tp`.
+    again: what is recomputed (`plan.recompute`); by default activations inside layers.
+    sp: whether `tp` splits norms and the residual stream along the sequence.
     """
 
     dp: int = 1
@@ -68,24 +89,30 @@ class Textbook:
     offload: int = 0
     batch_splits: int = 1
     overlap_chunks: int = 1
+    folded: bool = False
+    again: tuple[str, ...] = ()
+    sum_dtype: str = ""
+    sp: bool = False
 
     def __str__(self) -> str:
+        dp, ep = (self.dp * self.ep, 1) if self.folded else (self.dp, self.ep)
         parts = [str(self.pipe)] if self.pipe.devices > 1 else []
-        parts += [f"dp{self.dp}"] if self.dp > 1 else []
-        parts += [f"cp{self.cp}"] if self.cp > 1 else []
-        parts += [f"ep{self.ep}"] if self.ep > 1 else []
-        parts += [f"tp{self.tp}"] if self.tp > 1 else []
+        parts += [f"{axis}{n}" for axis, n in (("dp", dp), ("cp", self.cp), ("ep", ep), ("tp", self.tp)) if n > 1]
+        parts += ["sp"] if self.sp else []
+        parts += [f"experts{self.ep * self.tp}"] if self.folded else []
         parts += [f"zero{self.zero}"] if self.zero else []
-        parts += ["recompute"] if self.recompute else []
+        parts += ["-".join(("recompute", *(["+".join(self.again)] if self.again else [])))] if self.recompute else []
         parts += [f"offload{self.offload if self.offload > 1 else ''}"] if self.offload else []
         parts += [f"splits{self.batch_splits}"] if self.batch_splits > 1 else []
         parts += [f"overlap{self.overlap_chunks}"] if self.overlap_chunks > 1 else []
+        parts += ["fp32sums"] if self.sum_dtype else []
         return "x".join(parts) or "single"
 
     @property
     def variant(self) -> Variant:
         """The variant of the step that the plan requires."""
-        return Variant(self.pipe.sequence_chunks, (LAYERS,) if self.recompute else (), self.batch_splits)
+        again = (self.again or (LAYERS,)) if self.recompute else ()
+        return Variant(self.pipe.sequence_chunks, again, self.batch_splits)
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -109,53 +136,81 @@ def parse_name(name: str, devices: int) -> Textbook:
     Raises ValueError if the name is unknown, or if the sizes do not multiply to the number of devices.
     """
     sizes: dict[str, int] = {}
-    zero, schedule, chunks, sequence_chunks, recompute, offload, batch_splits, overlap_chunks = (
-        0,
-        "1f1b",
-        1,
-        1,
-        False,
-        0,
-        1,
-        1,
-    )
-    pattern = (
-        r"(dp|tp|cp|ep|pp)(\d*)(?:-(.+))?|zero([123])|(recompute)|(offload)([123]?)|splits(\d+)|overlap(\d+)|single"
-    )
-    for part in name.split("x"):
-        match = re.fullmatch(pattern, part)
-        if not match:
+    book, pipe = Textbook(), ("1f1b", 1, 1)
+    for part in BETWEEN.split(name):
+        found = PART.fullmatch(part)
+        if not found:
             near = _nearest(name)
             hint = f"did you mean {near!r}? W" if near and near != name else "w"
             raise ValueError(f"no plan {name!r}: {hint}rite {NAMES}, or the path of a saved plan, *.json")
-        if match[4]:
-            zero = int(match[4])
-        elif match[5]:
-            recompute = True
-        elif match[6]:
-            offload = int(match[7] or 1)
-        elif match[8]:
-            batch_splits = int(match[8])
-            if batch_splits < 2:
-                raise ValueError(f"plan {name!r}: splits needs at least 2 copies of the batch")
-        elif match[9]:
-            overlap_chunks = int(match[9])
-            if overlap_chunks < 2:
-                raise ValueError(f"plan {name!r}: overlap needs at least 2 parts of a region")
-        elif match[1]:
-            if match[1] in sizes:
-                raise ValueError(f"plan {name!r} names {match[1]} twice")
-            if match[2] and not int(match[2]):
+        if axis := found["axis"]:
+            if axis in sizes:
+                raise ValueError(f"plan {name!r} names {axis} twice")
+            if found["size"] and not int(found["size"]):
                 raise ValueError(f"plan {name!r}: an axis has at least one device")
-            sizes[match[1]] = int(match[2] or 0)
-            if match[3]:
-                schedule, chunks, sequence_chunks = _schedule(name, match[1], match[3])
-    if zero and 0 not in sizes.values():
+            sizes[axis] = int(found["size"] or 0)
+            if found["schedule"]:
+                pipe = _schedule(name, axis, found["schedule"])
+        elif found["zero"]:
+            book = replace(book, zero=int(found["zero"]))
+        elif part.startswith("recompute"):
+            book = replace(
+                book, recompute=True, again=tuple((found["again"] or "").split("+")) if found["again"] else ()
+            )
+        elif part.startswith("offload"):
+            book = replace(book, offload=int(found["offload"] or 1))
+        elif found["sp"]:
+            book = replace(book, sp=True)
+        elif found["sums"]:
+            book = replace(book, sum_dtype="float32")
+        elif found["splits"]:
+            book = replace(book, batch_splits=_at_least_2(name, found["splits"], "splits", "copies of the batch"))
+        elif found["overlap"]:
+            book = replace(book, overlap_chunks=_at_least_2(name, found["overlap"], "overlap", "parts of a region"))
+    experts = sizes.pop("experts", None)
+    if (book.zero and 0 not in sizes.values()) or experts is not None:
         sizes.setdefault("dp", 0)
-    open_axes = [axis for axis, size in sizes.items() if size == 0]
-    given = 1
-    for size in sizes.values():
-        given *= size or 1
+    dp, tp, cp, ep, pp = _sizes(name, sizes, devices)
+    folded, ep, dp = (experts is not None, *((ep, dp) if experts is None else _folded(name, experts, dp, tp, ep)))
+    if book.zero and dp * cp * ep == 1 < devices:
+        raise ValueError(f"plan {name!r}: ZeRO splits over dp, cp and ep, which have one device each; leave it out")
+    zero = book.zero if dp * cp * ep > 1 else 0
+    book = replace(book, dp=dp, tp=tp, cp=cp, ep=ep, folded=folded, pipe=Pipe(pp, *pipe), zero=zero)
+    _check(name, book)
+    return book
+
+
+def with_recompute(name: str, devices: int, words: Collection[str] = ()) -> Variant:
+    """The variant of a plan, which recomputes what the words say (`plan.recompute.chosen`)."""
+    book = parse_name(name, devices)
+    if words and book.recompute:
+        raise ValueError(f"plan {name!r} says what is recomputed: leave out recompute={list(words)}")
+    return replace(book.variant, recompute=tuple(words)) if words else book.variant
+
+
+def refined(mesh: Mapping[str, int]) -> dict[str, int]:
+    """A mesh of `dp`, `tp` and `experts` with an axis `ep` in place of `experts`, as the plan of such a name has.
+
+    >>> refined({"dp": 4, "tp": 2, "experts": 4})
+    {'dp': 2, 'ep': 2, 'tp': 2}
+    """
+    if "experts" not in mesh:
+        return dict(mesh)
+    if other := mesh.keys() - {"dp", "tp", "experts"}:
+        raise ValueError(f"mesh {dict(mesh)}: experts are spread over dp x tp; leave out {min(other)}")
+    name = "x".join(f"{axis}{n}" for axis, n in mesh.items())
+    return parse_name(name, mesh.get("dp", 1) * mesh.get("tp", 1)).mesh
+
+
+def _at_least_2(name: str, number: str, word: str, what: str) -> int:
+    if int(number) < 2:
+        raise ValueError(f"plan {name!r}: {word} needs at least 2 {what}")
+    return int(number)
+
+
+def _sizes(name: str, sizes: dict[str, int], devices: int) -> list[int]:
+    """The sizes of dp, tp, cp, ep and pp; the open one takes the remaining devices."""
+    open_axes, given = [axis for axis, size in sizes.items() if size == 0], prod(size or 1 for size in sizes.values())
     if len(open_axes) > 1:
         raise ValueError(f"plan {name!r} leaves the sizes of {' and '.join(open_axes)} open: give all but one")
     if devices % given or (not open_axes and given != devices):
@@ -164,23 +219,32 @@ def parse_name(name: str, devices: int) -> Textbook:
         raise ValueError(
             f"plan {name!r} needs {'a multiple of ' if open_axes else ''}{given} {several}, not {devices}{hint}"
         )
-    if open_axes:
-        sizes[open_axes[0]] = devices // given
-    dp, tp, cp, ep, pp = (sizes.get(axis, 1) for axis in ("dp", "tp", "cp", "ep", "pp"))
-    if sequence_chunks > 1 and batch_splits > 1:
+    rest = dict.fromkeys(open_axes, devices // given)
+    return [{**sizes, **rest}.get(axis, 1) for axis in ("dp", "tp", "cp", "ep", "pp")]
+
+
+def _folded(name: str, experts: int, dp: int, tp: int, ep: int) -> tuple[int, int]:
+    """(ep, dp) if experts are spread over this many of dp x tp devices, or over all of them if 0."""
+    experts = experts or dp * tp
+    if ep > 1:
+        raise ValueError(f"plan {name!r}: experts are spread over ep, or over experts of dp x tp, not both")
+    if experts % tp or dp % (experts // tp):
+        fitting = ", ".join(f"experts{tp * n}" for n in range(1, dp + 1) if dp % n == 0)
+        raise ValueError(f"plan {name!r}: experts over {experts} of {dp} x {tp} devices; possible are {fitting}")
+    return experts // tp, dp // (experts // tp)
+
+
+def _check(name: str, book: Textbook) -> None:
+    """Raise ValueError for what cannot be combined."""
+    if book.sp and book.tp == 1:
+        raise ValueError(f"plan {name!r}: sp splits the sequence over tp; add tp2 or more")
+    if book.pipe.sequence_chunks > 1 and book.batch_splits > 1:
         raise ValueError(f"plan {name!r}: the sequence is cut into chunks or the batch into copies, not both")
-    if overlap_chunks > 1 and (pp > 1 or batch_splits > 1 or offload):
-        other = "a pipeline" if pp > 1 else "copies" if batch_splits > 1 else "offload"
+    if book.overlap_chunks > 1 and (book.pipe.devices > 1 or book.batch_splits > 1 or book.offload):
+        other = "a pipeline" if book.pipe.devices > 1 else "copies" if book.batch_splits > 1 else "offload"
         raise ValueError(f"plan {name!r}: overlap cannot be combined with {other}; leave one of them out")
-    if sequence_chunks > 1 and pp < 2:
+    if book.pipe.sequence_chunks > 1 and book.pipe.devices < 2:
         raise ValueError(f"plan {name!r}: chunks of the sequence need a pipeline of at least 2 devices")
-    spread = dp * cp * ep > 1
-    if zero and not spread and devices > 1:
-        raise ValueError(
-            f"plan {name!r}: ZeRO splits over dp, cp and ep, which have one device each; leave it out"
-        )
-    pipe = Pipe(pp, schedule, chunks, sequence_chunks)
-    return Textbook(dp, tp, zero if spread else 0, ep, cp, pipe, recompute, offload, batch_splits, overlap_chunks)
 
 
 def _schedule(name: str, axis: str, said: str) -> tuple[str, int, int]:

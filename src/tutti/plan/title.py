@@ -40,7 +40,7 @@ def _role(plan: Plan, problem: Problem, axis: str) -> str:
         if o.target in FLOPS:
             choice = plan.choices(o.label).get(axis)
             role = "idle" if choice is None else "tp" if choice.factor in problem.weight_factors(o) else "dp"
-            if choice and choice.factor and choice.factor == experts.factors.get(o.label):
+            if choice and experts.factors.get(o.label) in dict(choice.splits):
                 role = "ep"
             # Without a weight the role is unknown: the gradient of a weight, attention.
             flops[role] += o.count * o.flops if o.label in problem.weight_operand or choice is None else 0

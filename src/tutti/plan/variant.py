@@ -10,8 +10,8 @@ class Variant:
     """A variant of a step's graph.
 
     sequence_chunks: number of chunks of the sequence (`lower.unroll`).
-    recompute: labels of forward nodes that the backward pass recomputes (`lower.recompute`), in the graph with these
-        chunks.
+    recompute: what the backward pass recomputes (`plan.recompute.chosen`): labels of forward nodes in the graph with
+        these chunks, names of operators, `attention`, or `layers`.
     batch_splits: number of parts of the batch, one of which computes while another communicates (`lower.unroll`).
     """
 
@@ -22,3 +22,4 @@ class Variant:
 
 PLAIN = Variant()
 LAYERS = "layers"  # in place of labels: all activations of layers that no other layer reads
+ATTENTION = "attention"  # in place of labels: attention, from the products of queries and keys to those of values

@@ -61,8 +61,9 @@ def dry_run(
         program, simulation = known[signature]
         if flat and not parts:
             check_divided(program, plan.overlap_chunks)
-        adds = sums if plan.accumulate * plan.sequence_chunks > 1 else 0  # read twice and written once
-        extra = cluster.device.stream_seconds(3 * adds) if adds else 0.0
+        adds = sums if plan.accumulate * plan.sequence_chunks > 1 else 0  # read and written, as a gradient is read
+        low = sum(sizes[name] // 2 for name in part.outputs if name in cut.wide_sums)  # gradients of 16 bits
+        extra = cluster.device.stream_seconds(3 * adds - low) if adds else 0.0
         parts[place] = Part(str(place), program, simulation, runs, extra, held)
     peak = peak_of(next(iter(parts.values())).program, cluster)
     run = DryRun(tuple(parts.values()), graph.flops * plan.accumulate, peak, cluster, level)

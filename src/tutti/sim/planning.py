@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,7 +27,7 @@ from tutti.plan.pin import Pin
 from tutti.plan.plan import Plan, Prediction
 from tutti.plan.planner import Planner
 from tutti.plan.search import BUDGET, Judge, Search
-from tutti.plan.textbook import parse_name
+from tutti.plan.textbook import refined, with_recompute
 from tutti.plan.variant import PLAIN, Variant
 from tutti.sim.dryrun import dry_run
 from tutti.sim.forward import forward_seconds
@@ -59,11 +59,14 @@ def choose(
     mesh: Mesh | None,
     accumulate: int | Literal["auto"],
     budget: float,
+    recompute: Collection[str] = (),
 ) -> Plan:
     """The plan given, loaded from a file, looked up by name, or searched. Arguments as for `tutti.parallelize`.
 
     graph_of: the step of one of so many microbatches. batch: rows of the global batch.
     """
+    if recompute and (not isinstance(plan, str) or plan == "auto" or plan.endswith(".json")):
+        raise ValueError(f"recompute={list(recompute)} goes with a plan's name, such as plan='zero3'; others decide it")
     if not isinstance(plan, Plan) and (isinstance(plan, Path) or plan.endswith(".json")):
         if not Path(plan).is_file():
             raise FileNotFoundError(f"there is no plan {str(plan)!r}: `step.plan.save(path)` writes one")
@@ -79,12 +82,13 @@ def choose(
         return plan
     if plan == "auto":
         count = None if accumulate == "auto" else accumulate
-        return best_plan(graph_of, batch, cluster, level, pins=pins, mesh=mesh, budget=budget, accumulate=count)
+        axes = refined(mesh) if mesh else None
+        return best_plan(graph_of, batch, cluster, level, pins=pins, mesh=axes, budget=budget, accumulate=count)
     if mesh:
         raise ValueError(f"plan {plan!r} already fixes the mesh: leave out mesh, or give plan='auto'")
     if accumulate == "auto":
         raise ValueError(f"plan {plan!r} does not fix the number of microbatches: give accumulate, or plan='auto'")
-    variant = parse_name(plan, cluster.size).variant
+    variant = with_recompute(plan, cluster.size, recompute)
     return Planner(graph_of(accumulate, variant), cluster, pins, accumulate, variant).named(plan)
 
 

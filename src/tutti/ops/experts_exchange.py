@@ -1,0 +1,86 @@
+"""Dropless experts whose tokens travel: an axis splits tokens and experts at once (`t&e`).
+
+Each rank sends a token once to each other rank that has any of its experts, with its choices and their weights. That
+rank computes what its experts add to it, and sends the sum back. The backward pass sends tokens and gradients, and gets
+their gradients back. What travels depends on the data, so a rank first tells the others how many rows it sends.
+
+Buffers have a fixed size, for all tokens of all ranks: no routing can overflow them, and memory is that of gathering
+the tokens. Only the rows that are needed are sent.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import tutti.nn.route
+import tutti.nn.slots  # noqa: F401  (registers the operators)
+from tutti.nn.route import expected_sent, most_sent
+from tutti.ops.registry import Cut
+
+ops = torch.ops.tutti
+
+
+class Travel:
+    """The way of a rank's tokens to the experts and back. index: (T, k), of its tokens. own: experts of a rank."""
+
+    def __init__(self, here, index: Tensor, own: int):
+        (self.tokens, choices), self.parts = index.shape, here.parts("e")
+        self.here, self.sent = here, most_sent(self.tokens, choices, self.parts)
+        self.expected = expected_sent(self.tokens, choices, own, self.parts)
+        self.slot, self.counts = ops.route(index, own, self.parts)
+        once = torch.ones_like(self.counts)
+        received = here.exchange(self.counts.unsqueeze(1), once, once, "e", self.parts, self.parts - 1)
+        self.received = received.flatten()
+
+    def there(self, x: Tensor) -> Tensor:
+        """Rows of this rank's tokens -> rows of the tokens that use this rank's experts, zero behind the last."""
+        rows = ops.dispatch(x.unsqueeze(0), self.slot.unsqueeze(0), None, 1, self.sent).flatten(0, 2)
+        return self.here.exchange(rows, self.counts, self.received, "e", self.tokens * self.parts, self.expected)
+
+    def back(self, rows: Tensor) -> Tensor:
+        """The sums over ranks of what they made for this rank's tokens."""
+        rows = self.here.exchange(rows, self.received, self.counts, "e", self.sent, self.expected)
+        return ops.combine(rows.unsqueeze(0).unsqueeze(0), self.slot.unsqueeze(0), None).squeeze(0)
+
+    def choices(self, index: Tensor, weight: Tensor, others: int) -> tuple[Tensor, Tensor]:
+        """index and weight of the tokens that arrive, as one message. others: an expert of another rank, for the rows
+        behind the last token."""
+        wide, k = torch.promote_types(weight.dtype, torch.float32), index.shape[1]
+        both = self.there(torch.cat([index.to(wide), weight.to(wide)], 1))
+        empty = torch.arange(len(both), device=both.device) >= self.received.sum()
+        index = torch.where(empty.unsqueeze(1), others, both[:, :k].to(index.dtype))
+        return index, both[:, k:].to(weight.dtype)
+
+
+def forward(target, here, x, index, weight, up, down, activation, first, total):
+    begin = first + here.offset("e")
+    travel = Travel(here, index, len(up))
+    chosen = travel.choices(index, weight, (begin + len(up)) % total)
+    return travel.back(target(travel.there(x), *chosen, up, down, activation, begin, total))
+
+
+def backward(target, here, grad, x, index, weight, up, down, activation, first, total):
+    begin = first + here.offset("e")
+    travel = Travel(here, index, len(up))
+    chosen = travel.choices(index, weight, (begin + len(up)) % total)
+    gx, gweight, gup, gdown = target(travel.there(grad), travel.there(x), *chosen, up, down, activation, begin, total)
+    return travel.back(gx), travel.back(gweight), gup, gdown
+
+
+def sends(products: int):
+    """Of a forward pass (1) or a backward pass (2)."""
+
+    def sent(cut: Cut) -> list[tuple[str, int]]:
+        if "&" not in cut.factor:
+            return []
+        x, index, weight = cut.inputs[products - 1 :][:3]
+        (tokens, k), parts = index.shape, cut.k
+        wide = torch.promote_types(weight.dtype or torch.float32, torch.float32).itemsize
+        row = x.bytes // max(1, tokens)
+        weights = k * (weight.bytes // max(1, weight.numel))
+        moved = expected_sent(tokens, k, cut.inputs[products + 2].shape[0], parts)
+        rows = [8 * (parts - 1), moved * 2 * k * wide, *[moved * row] * (products + 1)]
+        return [("exchange", n) for n in (rows if products == 1 else [*rows, moved * weights])]
+
+    return sent
