@@ -100,7 +100,7 @@ def test_where_tokens_see_later_ones_it_is_an_error(name):
 
 
 def test_a_length_that_does_not_divide_is_an_error():
-    with pytest.raises(ValueError, match="does not divide into 5"):
+    with pytest.raises(ValueError, match="input_ids: its sequence does not divide into 5 chunks"):
         unroll(graph("llama"), 5)
 
 

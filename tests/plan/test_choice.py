@@ -16,10 +16,7 @@ def test_text_round_trip(text):
 
 
 def test_text_that_is_none():
-    with pytest.raises(
-        ValueError,
-        match=r"no choice .~a.: write <factor>, <factor>/<outer>, <factor>\*<unit>, <factor>match=r"no choice .~a.: write <factor>, <factor>/<outer>, <factor>\*<unit>, <factor>&<factor> or ~<op"",
-    ):
+    with pytest.raises(ValueError, match=r"no choice '~a': write <factor>, <factor>/<outer>, <factor>\*<unit>, "):
         parse_choice("~a")
 
 

@@ -36,7 +36,7 @@ def test_all_legal_combinations_are_there_once():
 
 
 def test_axes_that_split_one_factor_nest_in_every_order():
-    options = OptionTable({"a": 2, "b": 3}, {"o": {"k": {1}}})[MM]
+    options = OptionTable({"a": 2, "b": 3}, {"o": {"k": {(1, 1)}}})[MM]
     first = {str(layouts(MM.rule, c)[0][0]) for c in options.choices if all(x.factor == "k" for x in c.values())}
     assert {"a:S1 b:S1/2", "a:S1/3 b:S1"} <= first
 
@@ -55,7 +55,7 @@ def test_only_what_is_allowed_and_what_is_legal_together():
         return [c for c in choices if c and c.factor == "n"]
 
     assert OptionTable({"a": 2}, CUTS, only)[MM].choices == [{"a": Choice("n")}]
-    tight = OptionTable({"a": 2, "b": 4}, CUTS, only)[MM].choices  # 6 does not divide into 2 x 4, nor into 4
+    tight = OptionTable({"a": 2, "b": 7}, CUTS, only)[MM].choices  # 6 columns cannot be split into 7 parts
     assert tight == [{"a": Choice("n")}, {}], "computing the whole is always possible"
 
 

@@ -95,6 +95,9 @@ class _Unroller:
         self.step, self.sequence_chunks = step, sequence_chunks
         any_cluster = Cluster.parse(f"h100:{sequence_chunks}x1")
         self.plan = Planner(step, any_cluster).textbook(book).plan()
+        for label, layout in self.plan.inputs.items():
+            if any(split.unit for split in layout.splits.values()):
+                raise ValueError(f"{label}: its sequence does not divide into {sequence_chunks} chunks")
         self.graph = fx.Graph()
         self.whole = False  # whether gradients are
         self.chunks = [_Chunk(step, self.plan, number, self.graph) for number in range(sequence_chunks)]
