@@ -79,6 +79,7 @@ class ParallelConfig:
     folder: str | Path | None
     max_nonfinite_steps: int | None
     metrics: Mapping[str, str] | Iterable[str]
+    consume: bool
 
 
 def parallelize(
@@ -103,8 +104,9 @@ def parallelize(
     folder: str | Path | None = None,
     max_nonfinite_steps: int | None = None,
     metrics: Mapping[str, str] | Iterable[str] = (),
+    consume: bool = False,
 ) -> Step:
-    """Lift a model written for one device to a cluster. The model itself is never changed.
+    """Lift a model written for one device to a cluster. The model itself is not changed, unless `consume` says so.
 
     model: any module on the CPU or one GPU, with initialized parameters.
     optimizer: a `torch.optim` instance over them. Learning rates are read at every step, so schedulers work.
@@ -137,6 +139,9 @@ def parallelize(
         they are clipped anyway.
     metrics: entries of the model's output to keep in `step.metrics`. A mapping says how the values of microbatches are
         combined: "mean", "sum" or "gather" (along dim 0).
+    consume: free the memory of the model's parameters and the optimizer's state as soon as the step has its parts of
+        them. Without it the process keeps a full copy beside. Afterwards the parameters have their shapes, but read
+        as NaN; `step.state_dict()` and checkpoints have the values.
 
     Raises ValueError if arguments do not fit together (a batch that does not divide, a plan for another model or
     number of devices, an optimizer that is not supported), and MemoryError if `memory` is too small.
@@ -163,6 +168,7 @@ def parallelize(
             folder=folder,
             max_nonfinite_steps=max_nonfinite_steps,
             metrics=metrics,
+            consume=consume,
         )
         return Step(model, optimizer, batch, config)
 
@@ -257,7 +263,13 @@ class Step:
         self.store.spread(chosen.mesh, self.runtime)
         self.store.budgets = self.budgets
         self.store.declare(self.graph, chosen, devices_of)
-        self.store.begin(model_state.values_of(model, optimizer, self.graph, config.fp32_master_weights))
+        self.store.begin(
+            model_state.values_of(
+                model, optimizer, self.graph, config.fp32_master_weights, recipe.consumed if config.consume else None
+            )
+        )
+        if self.device.type == "cpu":
+            give_back_freed_memory()
         self._inspector = Inspector()
         self._made = Executables(
             recipe, {Key(signature_of(first)): (self.graph, chosen)}, self.cluster, level, self.runtime, self.store,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 
 import numpy as np
 
@@ -106,10 +107,10 @@ def restart(graph: StepGraph, plan: Plan, width: int, before: Plan | None = None
     for number, (name, spec) in enumerate(specs.items()):
         if spec.bytes:
             reads, wrote = now(name), then(name)
-            held = sum(box.numel for box in boxes(reads.layout, spec.shape, reads.mesh, 0)) * spec.dtype.itemsize
+            held = reads.held(spec)
             per_device[reads.ranks] += held
-            at, times = reads.distinct(width)
-            per_machine[at] += held * times
+            at, shard = reads.distinct(width)
+            np.add.at(per_machine, at, held[shard])
             rank, owner, sizes = pieces(spec, reads, wrote)
             turn = turn_of(wrote.layout, wrote.mesh, number)
             written = (owner + rank_at({axis: turn.get(axis, 0) for axis in wrote.mesh}, wrote.mesh)) // width
@@ -145,10 +146,20 @@ class _Lying:
             [rank_at({axis: x if axis in split else 0 for axis, x in at.items()}, self.mesh) for at in where]
         )
 
+    def held(self, spec: Spec) -> np.ndarray:
+        """The bytes of each rank's shard."""
+        count = devices(self.mesh)
+        different = self.layout.uneven(spec.shape, self.mesh)
+        shapes = [
+            self.layout.local_shape(spec.shape, self.mesh, coordinates_of(rank, self.mesh))
+            for rank in (range(count) if different else range(1))
+        ]
+        return np.resize(np.array([prod(shape) * spec.dtype.itemsize for shape in shapes]), count)
+
     def distinct(self, width: int) -> tuple[np.ndarray, np.ndarray]:
-        """(machines, number of distinct shards on each)."""
-        pairs = np.unique(np.stack([self.ranks // width, self.alike]), axis=1)
-        return np.unique(pairs[0], return_counts=True)
+        """The distinct shards on each machine: (machine, the first rank that has the shard)."""
+        machine, shard = np.unique(np.stack([self.ranks // width, self.alike]), axis=1)
+        return machine, shard
 
 
 def _lying(graph: StepGraph, plan: Plan) -> Callable[[str], _Lying]:

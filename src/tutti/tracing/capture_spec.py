@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import nn
 from tutti.ir.step_graph import StepGraph
 from tutti.tracing.batch import Batch
 from tutti.tracing.capture import Loss, capture
+from tutti.tracing.consumed import Consumed
 from tutti.tracing.watch import Watch
 
 
@@ -36,12 +37,14 @@ class CaptureSpec:
     attributes: frozenset[str] = frozenset()
     behind: dict[str, int] | None = None  # by how many updates parameters lag; None: as in the optimizer's state
 
+    consumed: Consumed = field(default_factory=Consumed)  # parameters without memory
+
     def __post_init__(self):
         self.watch = Watch(self.model, users=[self.loss])
 
     def training(self, batch: Batch, microbatches: int = 1) -> StepGraph:
         """The training step for a batch like this, which is one of so many microbatches."""
-        with _modes_kept(self.model), torch.autocast(**self.autocast):
+        with _modes_kept(self.model), self.consumed.shaped(), torch.autocast(**self.autocast):
             made = capture(
                 self.model,
                 batch,
@@ -63,7 +66,7 @@ class CaptureSpec:
 
     def evaluation(self, batch: Batch) -> StepGraph:
         """The loss in evaluation mode."""
-        with _modes_kept(self.model), torch.autocast(**self.autocast):
+        with _modes_kept(self.model), self.consumed.shaped(), torch.autocast(**self.autocast):
             self.model.eval()
             return capture(self.model, batch, loss=self.loss, gradients=False, attributes=self.attributes,
                            metrics=self.metrics)  # fmt: skip
