@@ -22,6 +22,7 @@ import harness
 import tutti
 from tutti.ir.step_graph import StepGraph
 from tutti.lower.vary import vary
+from tutti.plan.flat import Flat
 from tutti.plan.pipeline_candidate import PipelineCandidate
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
@@ -95,7 +96,7 @@ def large(layers: int, hidden: int, on: str, batch: int, stages: int, budget: fl
         if mesh:
             search.ranked()
         else:
-            search.flat()
+            Flat(search).search()
         plan = search.best_of_all
         made = plan.predicted
         result[name] = {

@@ -8,7 +8,7 @@ from torch import nn
 
 import tutti
 import zoo
-from tutti.ir.labels import covers
+from tutti.ir.labels import covers, in_layer
 
 
 def graph_of(model, batch=None, **options):
@@ -45,6 +45,49 @@ def test_layers_of_another_shape_are_of_another_kind():
     graph = graph_of(Stack(), (torch.ones(2, 4),))
     labels = [graph.inputs[f"param:h.{i}.weight"].meta["label"] for i in range(3)]
     assert labels == ["param:h.0.weight", "param:h.1.weight", "param:h.2.weight"]  # the first has no input gradient
+
+
+def test_layers_of_modules_inside_of_layers_share_labels_too():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+
+        def forward(self, x):
+            return x + self.net(x)
+
+    class Stage(nn.Module):
+        def __init__(self, depth):
+            super().__init__()
+            self.blocks = nn.Sequential(*(Block() for _ in range(depth)))
+
+        def forward(self, x):
+            return self.blocks(x)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.stages = nn.Linear(8, 8), nn.Sequential(Stage(2), Stage(3))
+
+        def forward(self, x):
+            return self.stages(self.first(x)).sum()
+
+    graph = graph_of(Model(), (torch.ones(2, 8),))
+    label = {name: node.meta["label"] for name, node in graph.inputs.items()}
+    assert label["param:stages.0.blocks.1.net.0.weight"] == "param:stages.0.blocks.*.net.0.weight"
+    assert label["param:stages.1.blocks.2.net.2.weight"] == "param:stages.1.blocks.*.net.2.weight"
+    counts = Counter(n.meta["label"] for n in graph.calls if n.meta["path"].startswith("stages.1.blocks"))
+    assert set(counts.values()) == {3}
+    names = [n.meta["name"] for n in graph.calls]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("label", "inside"),
+    [("h.*.weight", True), ("model.layers.0-2,4.up", True), ("model.h.3.up", True), ("head.weight", False)],
+)
+def test_in_layer(label, inside):
+    assert in_layer(label) == inside
 
 
 def test_unlike_layers_are_called_by_their_numbers():

@@ -29,8 +29,8 @@ def held(joint, chosen) -> float:
     """Bytes of what stays in memory under these choices, of inputs."""
     total = 0.0
     for label, options in joint.options.items():
-        if label in joint.bytes:
-            total += joint.bytes[label][options.choices.index(chosen.choices[label])]
+        if label in joint.kept.inputs:
+            total += joint.kept.inputs[label][options.choices.index(chosen.choices[label])]
     return total
 
 

@@ -10,9 +10,11 @@ import pytest
 import tutti
 from searches import alone, predicted, wide
 from tutti.lower.vary import vary
+from tutti.plan.estimate import WHOLE
 from tutti.plan.leading import Leading
 from tutti.plan.plan import Plan
 from tutti.plan.reasons import kind
+from tutti.plan.schedule import Pipe
 from tutti.plan.search import NEAR, Search
 from tutti.sim.planning import Simulator
 
@@ -64,6 +66,33 @@ def test_estimates_are_near_what_is_simulated():
             plan = predicted(step(count), CLUSTER, str(book), count).predicted
             estimate = leading.estimator.of(book, count)
             assert estimate.bytes == pytest.approx(plan.peak_bytes, rel=0.5), (book, count)
+
+
+def test_a_mesh_without_an_outline_takes_after_one_with_the_same_axes():
+    estimator = Leading(tight(0.85)).estimator
+    bound = estimator.outline((1, 1, 2))
+    assert estimator.alike((1, 1, 2)) is None and bound.layers.sent > 0
+    assert (
+        estimator.refine((1, 1, 4)) and estimator.alike((1, 1, 2)) == (1, 1, 4) and estimator.alike((2, 1, 1)) is None
+    )
+    taken, known = estimator.outline((1, 1, 2)), estimator.outline((1, 1, 4))
+    ideal = estimator.known[WHOLE].split(4, 4)
+    assert taken.layers.forward / bound.layers.forward == pytest.approx(
+        max(1.0, known.layers.forward / ideal.layers.forward)
+    )
+    assert taken.layers.sent > 0
+
+
+def test_the_fullest_device_of_a_pipeline_counts():
+    estimator = Leading(tight(0.85)).estimator
+    estimator.block = 1
+    share, seconds = estimator.fullest(8, Pipe(4), 1.0, 0.0)
+    assert (share, seconds) == (0.25, 2.0)
+    assert estimator.fullest(7, Pipe(4), 1.0, 1.0) == (2 / 7, 2.0)  # the last has one layer and what follows the layers
+    share, seconds = estimator.fullest(10, Pipe(4), 1.0, 0.0)
+    assert (share, seconds) == (0.3, 3.0)
+    uneven = estimator.fullest(12, Pipe(4, "interleaved", 2), 1.0, 0.0)[1]
+    assert uneven > estimator.fullest(12, Pipe(4, "interleaved", 3), 1.0, 0.0)[1] == pytest.approx(3.0)
 
 
 @pytest.mark.slow

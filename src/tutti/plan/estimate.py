@@ -39,6 +39,7 @@ UNEVEN = 0.2  # share of the deviation of a device's stages from their mean that
 STEADY = 2  # microbatches per pipeline device beyond which the number in flight no longer grows
 
 Inner = tuple[int, int, int]  # context, expert and tensor parallelism
+WHOLE: Inner = (1, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Estimator:
         self.impossible: set[Inner] = set()
         self.flight = cache(self._flight)
         self.outline = cache(self._outline)
-        self.refine((1, 1, 1))
+        self.refine(WHOLE)
 
     def refine(self, inner: Inner) -> bool:
         """Compute the outline of the cheapest choices on a mesh. Returns False if the model cannot be split so."""
@@ -87,14 +88,18 @@ class Estimator:
         except ValueError:
             self.impossible.add(inner)
             return False
-        if inner == (1, 1, 1):
-            with suppress(ValueError):  # this number of devices does not fill whole nodes
-                found = found.by_rows(self.outlined(Textbook(self.rows)), self.rows) if self.rows > 1 else found
-        else:  # assume that row-independent seconds are divided evenly
-            found = replace(found, once=self.known[1, 1, 1].split(tp, cp * ep * tp).once)
+        if inner != WHOLE:  # assume that row-independent seconds are divided evenly
+            found = replace(found, once=self.known[WHOLE].split(inner[2], prod(inner)).once)
         self.known[inner] = found
         self.outline.cache_clear()
         return True
+
+    def by_rows(self) -> None:
+        """Find the seconds that do not depend on the rows of a microbatch."""
+        with suppress(ValueError):  # this number of devices does not fill whole nodes
+            if self.rows > 1:
+                self.known[WHOLE] = self.known[WHOLE].by_rows(self.outlined(Textbook(self.rows)), self.rows)
+                self.outline.cache_clear()
 
     def on(self, cluster: Cluster) -> Estimator:
         """An estimator for another number of devices that shares this one's outlines."""
@@ -110,7 +115,7 @@ class Estimator:
     def _outline(self, inner: Inner) -> Outline:
         if inner in self.known:
             return self.known[inner]
-        whole, like = self.known[1, 1, 1], self.alike(inner)
+        whole, like = self.known[WHOLE], self.alike(inner)
         found = whole.split(inner[2], prod(inner))
         sent = back = self.least_sent(found, inner)
         if like:
@@ -235,7 +240,8 @@ class Estimator:
         if not self.cluster.device.computes_on:
             return seconds + hidden
         yields = self.cluster.device.yields * min(hidden, computing)
-        return seconds + yields + max(hidden - HIDDEN * computing, (1 - HIDDEN) * hidden)
+        hides = HIDDEN if book.pipe.devices == 1 else INSIDE  # each part of a pipeline begins with collectives
+        return seconds + yields + max(hidden - hides * computing, (1 - hides) * hidden)
 
     def collective(self, kind: str, local: float, stride: int, k: int) -> float:
         return self.cluster.time(kind, sent_bytes(kind, int(local), k), stride, k)

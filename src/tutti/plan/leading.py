@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tutti.hardware import Cluster
-from tutti.plan.estimate import Estimator, Inner, axes_of
+from tutti.plan.estimate import WHOLE, Estimator, Inner, axes_of
 from tutti.plan.experts import Experts
 from tutti.plan.families import Limits, divisors, families
 from tutti.plan.schedule import SPLIT
@@ -81,7 +81,7 @@ class Leading:
     def limits(self, counts: tuple[int, ...]) -> Limits:
         search, planner = self.of, self.estimator.planner
         shapes = Experts(planner.problem).shapes
-        depth = self.estimator.known[1, 1, 1].depth
+        depth = self.estimator.known[WHOLE].depth
         stages = len(planner.layers) - len(planner.layers.inside)
         return Limits(self.cluster.size, self.cluster.levels[0][0], search.batch, counts, depth, stages,
                       self.estimator.block, min((shape[0] for shape in shapes), default=0))  # fmt: skip
@@ -97,6 +97,8 @@ class Leading:
     def search(self) -> None:
         """Judge named plans, best estimate first."""
         search = self.of
+        self.estimator.by_rows()
+        self.estimate(range(len(self.entries)))
         while (i := self.next()) is not None:
             book, count = self.entries[i]
             inner = book.cp, book.ep, book.tp

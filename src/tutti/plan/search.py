@@ -5,9 +5,10 @@ simulating the Programs of a plan (`tutti.sim`). Candidates are judged in the or
 that memory is free. Judging stops at the first candidate whose bound does not beat the best plan found, or when the
 budget is spent. A plan that does not fit is made smaller by a price on memory.
 
-Microbatches make a step smaller, never faster. More of them are tried while the fastest plan that fits is slower than
-a plan that does not fit. These follow, each only if it can improve the result:
+If memory is scarce, named plans are searched first (`plan.leading`). These follow, each only if it can improve the
+result:
 
+- plans without pipelines on meshes of one to three axes (`plan.flat`);
 - pipelines (`plan.pipelines`);
 - recomputation, if faster plans do not fit (`plan.smaller`);
 - offloading, if nothing fits (`plan.offload`);
@@ -17,7 +18,7 @@ a plan that does not fit. These follow, each only if it can improve the result:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from tutti.hardware import Cluster
@@ -25,6 +26,7 @@ from tutti.ir.step_graph import Call, StepGraph
 from tutti.plan import reasons
 from tutti.plan.copies import Copies
 from tutti.plan.explain import mesh_name
+from tutti.plan.flat import NEAR, Flat
 from tutti.plan.layout import Mesh, devices
 from tutti.plan.leading import Leading
 from tutti.plan.offload import Offload
@@ -34,19 +36,15 @@ from tutti.plan.pipelines import Pipelines
 from tutti.plan.plan import DECISIONS, Plan, Prediction
 from tutti.plan.planner import Candidate, Planner
 from tutti.plan.smaller import Smaller
-from tutti.plan.textbook import Textbook
 from tutti.plan.variant import PLAIN, Variant
 from tutti.plan.work import Work
 
 BUDGET = 45.0  # nominal seconds of work (`plan.work`) that a search may do
 LED = 0.95  # share of the budget for named plans, if memory is scarce
-FLAT, PIPED = 0.6, 0.8  # shares of the budget after which pipelines, if possible, and then smaller plans are tried
-NEAR = 1.02  # modelled and judged times agree within this factor
+PIPED = 0.8  # share of the budget after which smaller plans are tried
 TRIES = 4  # attempts to make a plan fit
-DEEPER = 30  # a mesh of three axes takes at most this many times the work of one of two
 VARIED = 5  # capturing a step takes this many times the work of making it of one with other rows, or a variant
 SAID = (*DECISIONS, "durations")
-SHRINKING = ("activations", "temporaries", "communication")  # kinds of memory that microbatches reduce
 
 Progress = Callable[[str], None]
 
@@ -123,7 +121,7 @@ class Search:
         if self.cluster.size > 1 and not self.mesh and not self.pins:
             self.lead()
         if not self.pipes.given:
-            self.flat()
+            Flat(self).search()
         self.deadline = PIPED * self.budget
         self.pipes.whole()
         self.deadline = self.budget
@@ -148,21 +146,6 @@ class Search:
                 self.leading.judge_leanest()
                 self.proven = len(self.leading.entries)
 
-    def flat(self) -> None:
-        """Search plans without pipelines."""
-        if self.pipes.possible:
-            self.deadline = FLAT * self.budget
-        count = self.accumulate or (1 if self.fastest is None else self.best_of_all.accumulate)
-        while count and not (self.late and self.fastest is not None):
-            found = list(self.look(self.planner(count)))
-            self.candidates += found
-            if not self.candidates and self.impossible:
-                raise self.impossible
-            self.consider(found)
-            count = self.more(count, found)
-        if self.fastest is not None:
-            self.deeper()
-
     def planner(self, count: int, variant: Variant = PLAIN) -> Planner:
         """The planner for a number of microbatches and a variant of the step."""
         if (count, variant) not in self.planners:
@@ -171,64 +154,12 @@ class Search:
             self.planners[count, variant] = Planner(step, self.cluster, self.pins, count, variant, self.work)
         return self.planners[count, variant]
 
-    def look(self, planner: Planner) -> Iterator[Candidate]:
-        """The candidates of all meshes of one or two axes, or of the given mesh, and the textbook plans."""
-        many = f" with {planner.accumulate} microbatches" if planner.accumulate > 1 else ""
-        meshes = self.meshes(planner)
-        if self.plans:  # start with the best mesh so far
-            meshes.sort(key=lambda mesh: list(mesh.items()) != list(self.best_of_all.mesh.items()))
-        for i, mesh in enumerate(meshes):
-            if self.late and (i or self.fastest is not None):
-                self.left += len(meshes) - i
-                return
-            self.progress(f"mesh {mesh_name(mesh)}{many} ({i + 1} of {len(meshes)})")
-            try:
-                yield self.candidate(planner, mesh, len(meshes) - i)
-            except ValueError as error:  # a pin is not possible on this mesh
-                self.impossible = error
-        if not self.mesh and not self.late:
-            self.progress("textbook plans")
-            yield from planner.references()
-
-    def deeper(self) -> None:
-        """Search meshes of three axes within the budget. The outermost axis is the nodes, or two halves of a node."""
-        n, node = self.cluster.size, self.cluster.levels[0][0]
-        planner = self.planner(self.best_of_all.accumulate)
-        outer = n // node if node < n else 2
-        if n % outer or planner.pins or self.mesh:
-            return
-        for k in range(2, n // outer):
-            if (n // outer) % k or self.work.seconds + DEEPER * max(self.took, default=0.0) > self.deadline:
-                continue
-            mesh = {"dp": outer, "cp": n // outer // k, "tp": k}
-            self.progress(f"mesh {mesh_name(mesh)}")
-            candidate = self.candidate(planner, mesh)
-            self.candidates.append(candidate)
-            self.consider([candidate])
-
     def candidate(self, planner: Planner, mesh: Mesh, among: int = 1) -> Candidate:
         """The candidate of a mesh. among: number of meshes left. Each may use twice its share of the remaining work."""
         begin = self.work.seconds
         found = planner.on(mesh, max(1.0, (self.deadline - begin) * min(1.0, 2 / among)))
         self.took.append(self.work.seconds - begin)
         return found
-
-    def meshes(self, planner: Planner) -> list[Mesh]:
-        """All meshes of one or two axes that have the pinned axes, or only the given mesh."""
-        if self.mesh:
-            return [self.mesh]
-        n = self.cluster.size
-        found: list[Mesh] = [Textbook(n // k, k).mesh for k in range(1, n + 1) if n % k == 0]
-        if n > 1 and not planner.pins:
-            found.pop()  # the same single axis under another name
-        pinned = {axis for axes in planner.pins.values() for axis in axes}
-        kept = [mesh for mesh in found if pinned <= set(mesh)]
-        if not kept:
-            raise ValueError(
-                f"no mesh of {n} devices has all the axes that pins name, {sorted(pinned)}; without a given mesh the "
-                "axes are 'dp' and 'tp'"
-            )
-        return kept
 
     def consider(self, candidates: Sequence[Candidate | PipelineCandidate]) -> None:
         """Judge the candidates that may beat the best plan that fits."""
@@ -293,22 +224,6 @@ class Search:
         made = self.judge(step, plan, self.cluster)
         self.plans.append(plan.replace(prediction=made))
         return self.plans[-1]
-
-    def more(self, count: int, candidates: Sequence[Candidate]) -> int:
-        """The next number of microbatches to try; 0 if there is none."""
-        least, fastest = min((c.bound for c in candidates), default=0.0), self.fastest
-        if self.accumulate is not None or (self.late and fastest is not None):
-            return 0
-        smallest = min((p for p in self.plans if p.accumulate == count), key=self.rank, default=None)
-        if smallest is None or (fastest and fastest <= NEAR * self.fused * least):
-            return 0
-        over = smallest.predicted.peak_bytes - self.memory
-        shrinks = sum(smallest.predicted.bytes_by_kind.get(kind, 0) for kind in SHRINKING)
-        if over >= shrinks:
-            return 0
-        wanted = max(2.0, shrinks / (shrinks - over)) * count
-        more = [n for n in range(count + 1, self.batch + 1) if self.batch % n == 0]
-        return next((n for n in more if n >= wanted), more[-1] if more else 0)
 
     def fill(self, top: int) -> None:
         """Judge more candidates until `top` plans are judged."""

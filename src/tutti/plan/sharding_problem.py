@@ -11,12 +11,7 @@ A tensor with several readers has *hubs* between maker and readers, whose states
 and one for each phase with several readers. Readers thus pay for a shared move once. A gather is repeated in each
 phase, as in lowering (`lower.shard`).
 
-Memory is constrained by a price per byte that is added to the costs (`ShardingProblem.choose`):
-
-    bytes[v][s]     = bytes of inputs, of activations kept for the backward pass, and of gradients kept for the update
-                                                                               `ShardingProblem.keep`
-    bytes[u,v][s,t] = bytes of the result of a move, kept or temporary         `ShardingProblem.version`
-
+Memory is constrained by a price per byte that is added to the costs (`plan.kept`).
 Gradients count only if they accumulate, wait for one another, or form few pieces (`lower.inplace`).
 """
 
@@ -30,6 +25,7 @@ import numpy as np
 
 from tutti.ir.step_graph import BACKWARD, FORWARD, UPDATE
 from tutti.plan.choice import Choice
+from tutti.plan.kept import Kept
 from tutti.plan.minimize import CLOSE, minimize
 from tutti.plan.moves import Moves
 from tutti.plan.network import NEVER, Network
@@ -78,24 +74,6 @@ class Cost:
     moves: float = 0.0
 
 
-@dataclass(frozen=True)
-class _Version:
-    """Bytes of the result of a move between two variables: kept by a view until the backward pass, or temporary."""
-
-    source: str
-    reader: str
-    held: int
-    passing: int
-    made: np.ndarray
-    read: np.ndarray
-    parts: np.ndarray
-
-    def bytes(self, source, reader, size: int | None = None) -> np.ndarray:
-        """Bytes for these states of the two variables. size: by default the sum of kept and temporary bytes."""
-        moved = (self.made[source][:, None, :] != self.read[reader][None, :, :]).any(-1)
-        return moved * ((self.held + self.passing if size is None else size) / self.parts[reader])
-
-
 class ShardingProblem:
     """The choices for a problem on the pricer's mesh.
 
@@ -108,10 +86,6 @@ class ShardingProblem:
                  allowed: Allowed | None = None, given: Given | None = None, in_flight: float = 1):  # fmt: skip
         self.problem, self.pricer, self.runs = problem, pricer, runs or {}
         self.network = Network()
-        self.bytes: dict[str, np.ndarray] = {}  # bytes of inputs, by variable and state
-        self.activations: dict[str, np.ndarray] = {}  # bytes that the forward pass keeps for the backward pass
-        self.gradients: dict[str, np.ndarray] = {}  # bytes that the backward pass keeps for the update
-        self.versions: list[_Version] = []  # results of moves
         self.hubs: dict[str, tuple[Tensor, str]] = {}  # the tensor of each hub, and its first reader
         self.holding = _holding(problem)
         self.together = self.runs.get(BACKWARD, 1) > 1 or problem.coupled or problem.gradient_bytes <= FEW * PIECE
@@ -119,7 +93,7 @@ class ShardingProblem:
             FORWARD: Moves(pricer.mesh, pricer.collective),
             UPDATE: Moves(pricer.mesh, pricer.bucketed),
         }
-        self.tables = ((self.bytes, 1), (self.activations, in_flight), (self.gradients, 1))
+        self.kept = Kept(self.moves[FORWARD], in_flight)
         table = OptionTable(pricer.mesh, problem.cuts, allowed, given)
         self.options = {label: table[o] for label, o in problem.operators.items()}
         for o in problem.operators.values():
@@ -151,26 +125,16 @@ class ShardingProblem:
         Raises ValueError if no combination of choices is possible.
         """
         network = self.network.copy()
-        for table, times in self.tables if memory_price else ():
-            for name, held in table.items():
-                network.add(name, memory_price * times * held)
-        for move in self.versions if memory_price else ():
-            network.join(move.source, move.reader, memory_price * move.bytes(slice(None), slice(None)))
+        if memory_price:
+            self.kept.charge(network, memory_price)
         for label, option in (only or {}).items():
             network.add(label, np.where(np.arange(len(self.options[label])) == option, 0.0, NEVER))
         solution = minimize(network, seconds, close, work)
         choices = {label: dict(options.choices[solution.states[label]]) for label, options in self.options.items()}
-        states = solution.states
-        inputs, activations, gradients = (
-            times * sum(held[states[name]] for name, held in table.items()) for table, times in self.tables
-        )
-        moved = [(move, *(np.atleast_1d(states[x]) for x in (move.source, move.reader))) for move in self.versions]
-        versions = sum(move.bytes(s, t).item() for move, s, t in moved)
-        passing = sum(move.bytes(s, t, move.passing).item() for move, s, t in moved)
-        kept = inputs + max(activations + versions - passing, gradients)
-        seconds = solution.cost - memory_price * (inputs + activations + gradients + versions)
+        kept, charged = self.kept.total(solution.states)
+        seconds = solution.cost - memory_price * charged
         return Solution(
-            choices, solution.cost, solution.bound, solution.gap, float(kept), seconds, memory_price, states
+            choices, solution.cost, solution.bound, solution.gap, kept, seconds, memory_price, solution.states
         )
 
     def costs(self, chosen: Solution) -> dict[str, Cost]:
@@ -181,7 +145,8 @@ class ShardingProblem:
             moved[self.payer(u, v)] += network.pairs[u][v][x[u], x[v]]
         kept: Counter[str] = Counter()
         held: Counter[str] = Counter()
-        for table, sums in ((self.bytes, kept), (self.gradients, kept), (self.activations, held)):
+        tables = self.kept
+        for table, sums in ((tables.inputs, kept), (tables.gradients, kept), (tables.activations, held)):
             for name, states in table.items():
                 sums[self.hubs[name][0][0] if name in self.hubs else name] += states[x[name]]
         found = {}
@@ -206,7 +171,7 @@ class ShardingProblem:
         costs *= o.count * self.runs.get(o.phase, 1)
         self.network.add(o.label, costs)
         if o.is_input:
-            self.keep(self.bytes, o.label, o.count * o.outputs[0].bytes, options.outputs[0])
+            self.kept.keep(self.kept.inputs, o.label, o.count * o.outputs[0].bytes, options.outputs[0])
 
     def tensor(self, tensor: Tensor, edges: list[Edge]) -> None:
         """Connect the maker of a tensor with all its readers."""
@@ -221,7 +186,7 @@ class ShardingProblem:
         kept = kept and maker.phase == FORWARD and not maker.is_input and maker.bytes
         held = weight * maker.outputs[tensor[1]].bytes
         if self.together and UPDATE in phases and maker.phase == BACKWARD and maker.bytes:
-            self.keep(self.gradients, source, held, made)
+            self.kept.keep(self.kept.gradients, source, held, made)
         if len(edges) > 1:
             layouts = _unique([made, *(self.read(edge) for edge in edges)])
             several = len(phases) > 1
@@ -229,7 +194,7 @@ class ShardingProblem:
             source, made = self.hub(tensor, "", (source, made), layouts, weight, _first(phases), held_as_moved,
                                     edges[0].reader, gathers=not several)  # fmt: skip
             if kept:
-                self.keep(self.activations, source, held, made)
+                self.kept.keep(self.kept.activations, source, held, made)
             for phase, group in phases.items():
                 if several and len(group) > 1:
                     as_moved = held * any(map(self.holds, group))
@@ -241,7 +206,7 @@ class ShardingProblem:
                         self.edge(edge, source, made)
         else:
             if kept:
-                self.keep(self.activations, source, held, made)
+                self.kept.keep(self.kept.activations, source, held, made)
             self.edge(edges[0], source, made)
 
     def hub(
@@ -259,14 +224,9 @@ class ShardingProblem:
         self.version(tensor, source[0], hub, held, source[1], layouts)
         return hub, layouts
 
-    def keep(self, table: dict[str, np.ndarray], name: str, size: int, layouts: np.ndarray) -> None:
-        """Count `size` bytes in these layouts, one for each state of a variable, as kept in memory."""
-        table[name] = table.get(name, 0) + size / self.moves[FORWARD].parts(layouts)
-
     def version(self, tensor: Tensor, source: str, reader: str, held: int, made: np.ndarray, read: np.ndarray) -> None:
-        """Count the result of a move between two variables: one is temporary, and `held` bytes are kept."""
-        one = self.problem.operators[tensor[0]].outputs[tensor[1]].bytes
-        self.versions.append(_Version(source, reader, held, one, made, read, self.moves[FORWARD].parts(read)))
+        """Count the result of a move between two variables."""
+        self.kept.version(source, reader, held, self.problem.operators[tensor[0]].outputs[tensor[1]].bytes, made, read)
 
     def holds(self, edge: Edge) -> bool:
         return edge.operand >= 0 and edge.reader in self.holding

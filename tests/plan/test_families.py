@@ -1,0 +1,24 @@
+"""The named plans for a cluster: all that may win, and no others."""
+
+from tutti.plan.families import Limits, divisors, families
+from tutti.plan.schedule import SPLIT
+
+LIMITS = Limits(devices=16, node=8, batch=64, counts=tuple(divisors(64)), depth=32, stages=34, experts=8)
+FOUND = list(families(LIMITS))
+
+
+def test_all_devices_are_used_and_the_batch_divides():
+    for book, count in FOUND:
+        assert book.pipe.devices * book.dp * book.cp * book.ep * book.tp == 16
+        assert 64 % (count * book.dp * book.ep) == 0
+
+
+def test_what_experts_use_is_among_them():
+    names = {str(book) for book, _ in FOUND}
+    assert {"dp16xzero3", "pp4-interleaved4xdp2xtp2xzero1", "pp2xdp2xep4xzero1xrecompute", "dp2xep8xzero1"} <= names
+
+
+def test_what_never_wins_is_not():
+    assert not any(book.recompute and book.pipe.schedule in SPLIT for book, _ in FOUND)
+    assert not any(book.zero == 2 and count == 1 for book, count in FOUND)
+    assert not any(book.cp > 1 for book, _ in FOUND)  # there is a sequence for every device
