@@ -77,7 +77,7 @@ def make(
         memory: Print the tensors alive at a device's peak, and draw its memory over the step to this .svg, .png or
             .pdf.
         save: Write the plan to this file, for `tutti.parallelize(..., plan=FILE)` with the same optimizer, clip_norm
-            and dtype (fp32_master_weights=True with bfloat16).
+            and dtype (fp32_master_weights=True with bfloat16 and --masters).
     """
     check_level(level)
     if memory:
