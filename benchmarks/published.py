@@ -2,8 +2,8 @@
 
 The rows are in benchmarks/published_runs/runs.json, with a transformers config for each model. Each is predicted as by
 `tutti plan --model CONFIG --cluster CLUSTER --plan PLAN --accumulate N` and `tutti dryrun`: our own Program of the plan
-named there, AdamW in bfloat16 with float32 master weights, at O2. No constant is fitted to these or other steps: what
-kernels reach is from published measurements of kernels (`tutti.hardware.reached`).
+named there, AdamW in bfloat16 with float32 master weights unless a recipe says otherwise, at O2. No constant is fitted
+to these or other steps: what kernels reach is from published measurements of kernels (`tutti.hardware.reached`).
 
 The plan is the nearest that has a name. What a run does otherwise than our Program counts as error: attention that is
 not fused (2021 and 2022), precision of the optimizer, selective recomputation, a GPU with less power than the preset's.
@@ -38,8 +38,13 @@ QUICK = ("S4", "M1", "S6")
 LEVEL = "O2"
 NAMES = {  # plans that have no name in ours: the nearest
     "zero3 with selective recomputation": "zero3xrecompute",
-    "tp8, sequence parallel, selective recomputation": "tp8",
-    "pp8-interleaved3xtp8, selective recomputation": "pp8-interleaved3xtp8",
+    "tp8, sequence parallel, selective recomputation": "tp8xspxrecompute-attention",
+    "pp8-interleaved3xtp8, selective recomputation": "pp8-interleaved3xtp8xspxrecompute-attention",
+}
+RECIPES: dict[str, tuple[str, dict[str, Any]]] = {  # plans and options by row, where the source has a recipe
+    # examples/benchmark/configs/qwen3_moe_30b_te_deepep.yaml of NVIDIA-NeMo/Automodel: FSDP2 over 8 devices, ep_size 8,
+    # activation_checkpointing, torch.optim.Adam over the model's own bfloat16 parameters.
+    "A3": ("dp8xexperts8xzero3xrecompute", {"optimizer": "adam", "masters": False}),
 }
 Row = dict[str, Any]
 
@@ -49,11 +54,18 @@ def published(quick: bool = False) -> list[Row]:
     return [row for row in rows if row["row"] in QUICK] if quick else rows
 
 
+def named(row: Row) -> tuple[str, dict[str, Any]]:
+    """The plan of a row and the options of its workload."""
+    plan: str = row["plan"]
+    return RECIPES.get(row["row"]) or (NAMES.get(plan, plan), {})
+
+
 def predicted(row: Row) -> Row:
     """The prediction of a row's step."""
     start = time.perf_counter()
-    cluster, name, count = Cluster.parse(row["cluster"]), NAMES.get(row["plan"], row["plan"]), row["microbatches"]
-    workload = Workload(str(DATA / row["config"]), row["global_batch"], row["sequence"])
+    cluster, count = Cluster.parse(row["cluster"]), row["microbatches"]
+    name, options = named(row)
+    workload = Workload(str(DATA / row["config"]), row["global_batch"], row["sequence"], **options)
     captured = Captured(workload, lambda _: None)
     variant = parse_name(name, cluster.size).variant
     graph = captured.graph(count, variant)

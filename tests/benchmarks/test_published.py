@@ -26,7 +26,7 @@ def test_rows_are_complete(published):
     assert {row["row"] for row in published.published(quick=True)} == set(published.QUICK)
     for row in rows:
         assert (published.DATA / row["config"]).is_file()
-        parse_name(published.NAMES.get(row["plan"], row["plan"]), Cluster.parse(row["cluster"]).size)
+        parse_name(published.named(row)[0], Cluster.parse(row["cluster"]).size)
         assert row["global_batch"] % row["microbatches"] == 0 and row["step_seconds"] > 0
 
 

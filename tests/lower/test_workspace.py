@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import fx, nn
 
+import models
 import tutti
 from tutti.lower.shard import shard
-from tutti.lower.workspace import keep_workspaces
+from tutti.lower.workspace import KEEPING, keep_workspaces
 from tutti.nn import MoE
 from tutti.plan.choice import Choice
 from tutti.plan.plan import Plan
@@ -93,3 +94,15 @@ def test_two_backward_passes_share_what_one_forward_pass_kept():
     assert [n.target for n in both] == [ops.experts_backward_kept.default] * 2
     result = graph.find_nodes(op="output")[0].args[0][0]
     assert result.args == (forward, 0) and forward.target is ops.experts_training.default
+
+
+def test_nothing_is_kept_for_a_layer_that_is_recomputed():
+    """The rows of experts would need more memory than the activations that recomputation frees."""
+    model, batch, loss = models.case("mixtral")
+    kept = {}
+    for plan in ("dp2", "dp2xrecompute", "dp2xrecompute-attention"):
+        step = tutti.parallelize(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), batch, loss=loss, cluster="cpu:2", plan=plan, level="O0"
+        )
+        kept[plan] = {n.target for n in step.program.graph.nodes} & KEEPING
+    assert kept["dp2"] and kept["dp2xrecompute-attention"] == kept["dp2"] and not kept["dp2xrecompute"]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tutti.nn.route import expected_sent, most_sent
+from tutti.nn.route import expected_rows, most_sent
 
 ops = torch.ops.tutti
 TOKENS, EXPERTS = 37, 12
@@ -36,9 +36,23 @@ def test_an_expert_that_does_not_exist():
         ops.route(torch.tensor([[0, 12]]), 3, 4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_are_written_and_added(dtype):
+    slot, counts = ops.route(drawn(4), 3, 4)
+    x = torch.randn(TOKENS, 8).to(dtype)
+    rows = ops.send_rows(x, slot, most_sent(TOKENS, 4, 4), 0)
+    assert len(rows) == TOKENS * 4
+    for t, places in enumerate(slot.tolist()):
+        assert all(torch.equal(rows[place], x[t]) for place in places if place >= 0)
+    y = ops.add_rows(rows, slot, 0)
+    times = (slot >= 0).sum(1, keepdim=True)
+    torch.testing.assert_close(y, (x.float() * times).to(dtype))
+    assert counts.sum() == times.sum()
+
+
 def test_the_expected_rows_are_the_mean_of_random_choices():
     own, parts, choices = 3, 4, 2
     counts = [ops.route(drawn(choices, seed), own, parts)[1] for seed in range(300)]
-    mean = torch.stack(counts).sum(1).double().mean() * (parts - 1) / parts  # of four equal parts, one is here
-    assert abs(expected_sent(TOKENS, choices, own, parts) - mean) < 0.02 * mean
-    assert expected_sent(TOKENS, 13, own, parts) == 3 * TOKENS  # more choices than experts
+    mean = torch.stack(counts).sum(1).double().mean()
+    assert abs(expected_rows(TOKENS, choices, own, parts) - mean) < 0.02 * mean
+    assert expected_rows(TOKENS, 13, own, parts) == 4 * TOKENS  # more choices than experts

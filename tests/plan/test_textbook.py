@@ -34,6 +34,7 @@ from tutti.plan.textbook import Textbook, parse_name, refined
             2,
             Textbook(2, recompute=True, again=("_softmax", "glu"), batch_splits=2),
         ),
+        ("dp4xfp32sumsxfp8", 4, Textbook(4, sum_dtype="float32", matmul_dtype="float8")),
         ("dp4xfp32sums", 4, Textbook(4, sum_dtype="float32")),
         ("dp2xtp2xspxrecompute", 4, Textbook(2, 2, recompute=True, sp=True)),
         ("tp4xexperts4", 4, Textbook(tp=4, folded=True)),

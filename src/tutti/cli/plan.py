@@ -61,8 +61,9 @@ def make(
             ascend-910b), the number of nodes and of devices per node: h100:16x8, a100-80:8, cpu:4; or a JSON file.
         plan: Explain this plan instead of the fastest: dp, tp4, zero3, dp2xtp4, tp8xzero1, ...; pipelines: pp4xtp2,
             pp4-gpipe, pp4-interleaved2, pp4-zb-h1, pp2-zb-vxdp2, pp4-auto, pp4-seq1f1b4; context and expert
-            parallelism: dp2xcp4, dp2xep4, experts over 8 devices of dp x tp: dp8xtp2xexperts8; or the path of a saved
-            plan, *.json.
+            parallelism: dp2xcp4, dp2xep4, experts over 8 devices of dp x tp: dp8xtp2xexperts8; choices without an axis:
+            tp8xspxrecompute-attentionxfp32sumsxfp8 (residuals along the sequence, recomputation of attention, sums of
+            gradients in float32, products in FP8); or the path of a saved plan, *.json.
         top: Number of plans to show.
         pin: Fix the layout of parameters and search the rest:
             'model.layers.*.mlp.up_proj.weight=tp:S0' (shard dim 0 over axis tp) or '...=tp:R' (replicate).
@@ -77,7 +78,7 @@ def make(
         memory: Print the tensors alive at a device's peak, and draw its memory over the step to this .svg, .png or
             .pdf.
         save: Write the plan to this file, for `tutti.parallelize(..., plan=FILE)` with the same optimizer, clip_norm
-            and dtype (fp32_master_weights=True with bfloat16).
+            and dtype (fp32_master_weights=True with bfloat16 and --masters).
     """
     check_level(level)
     if memory:

@@ -35,7 +35,9 @@ class Workload:
     optimizer: str = "adamw"
     """A class of torch.optim in lower case: adamw, adam, sgd, adafactor, ..."""
     dtype: str = "bfloat16"
-    """Parameters of a transformers model: bfloat16 (with float32 master weights) or float32."""
+    """Parameters of a transformers model: bfloat16 or float32."""
+    masters: bool = True
+    """Keep and update float32 copies of bfloat16 parameters, and optimizer state in float32."""
     clip_norm: float | None = None
     """Clip the gradient norm to this."""
 
@@ -75,4 +77,5 @@ class Captured:
         first = microbatches(self.example, microbatch_count)[0]
         self.progress("capturing the step" + (f" of 1/{microbatch_count} of the batch" if microbatch_count > 1 else ""))
         with suiting(self.model):
-            return capture(self.model, first, self.update, clip_norm=self.workload.clip_norm, fp32_master_weights=True)
+            return capture(self.model, first, self.update, clip_norm=self.workload.clip_norm,
+                           fp32_master_weights=self.workload.masters)  # fmt: skip

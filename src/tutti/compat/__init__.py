@@ -29,6 +29,7 @@ from tutti.compat.dynamo import (
     split_by_dynamo,
 )
 from tutti.compat.optim import counts_calls, mark_stepped, step_hooks, unhooked
+from tutti.compat.scaled import scaled_mm
 from tutti.compat.tracing import (
     HONEST,
     FakeTensor,
@@ -91,6 +92,7 @@ __all__ = [
     "pin",
     "quiet_compiler",
     "reduce_scatter_single",
+    "scaled_mm",
     "split_by_dynamo",
     "step_hooks",
     "tell_of_compilation",

@@ -156,6 +156,7 @@ class Executables:
             return made.replace(
                 recompute=plan.recompute,
                 sum_dtype=plan.sum_dtype,
+                matmul_dtype=plan.matmul_dtype,
                 tiers=plan.tiers,
                 batch_splits=plan.batch_splits,
                 overlap_chunks=plan.overlap_chunks,
@@ -169,6 +170,7 @@ class Executables:
             sequence_chunks=plan.sequence_chunks,
             recompute=plan.recompute,
             sum_dtype=plan.sum_dtype,
+            matmul_dtype=plan.matmul_dtype,
             tiers=plan.tiers,
             batch_splits=plan.batch_splits,
             durations=plan.durations,

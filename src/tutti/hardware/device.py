@@ -128,7 +128,8 @@ class Device:
         """FLOP/s of large matrix products in this dtype, or the measured FLOP/s of another kind ("attention",
         "convolution")."""
         name = dtype_name(dtype)
-        share = self.efficiency.get(name, 1.0)
+        like = "bfloat16" if name.startswith("float8") else name  # reaches the same share, if that is not measured
+        share = self.efficiency.get(name, self.efficiency.get(like, 1.0))
         return self.peak_of(dtype) * self.efficiency.get(f"{kind} {name}", share)
 
     @property

@@ -1,7 +1,8 @@
 """Keep workspaces of forward passes whose backward pass would otherwise repeat them.
 
 The backward pass must run on the same tensors. Tensors computed alike count as the same: a parameter gathered for the
-forward pass and again for the backward pass is one tensor here.
+forward pass and again for the backward pass is one tensor here. If the backward pass recomputes an operand, nothing is
+kept: to keep a workspace would need more memory than the operand.
 """
 
 from __future__ import annotations
@@ -53,14 +54,14 @@ FORWARD_OF = {kept.repeating: target for target, kept in LAYERS.items()}
 
 def keep_workspaces(graph: fx.Graph) -> None:
     """Pass intermediate values of forward passes to their backward passes, in place."""
-    numbers = _numbered(graph)
+    numbers, recomputed = _numbered(graph), _recomputed(graph)
     layers: dict[tuple, Call] = {(n.target, _key(n.args, numbers)): n for n in graph.nodes if n.target in LAYERS}
     for node in [n for n in graph.nodes if n.target in FORWARD_OF]:
         target = FORWARD_OF[node.target]
         kept, args = LAYERS[target], list(node.args)
         del args[kept.gradients]
         forward = layers.get((target, _key(tuple(args), numbers)))
-        if forward is None:
+        if forward is None or any(recomputed[x] for x in node.all_input_nodes if x not in node.args[kept.gradients]):
             continue
         if forward.target is target:
             forward.target = kept.training
@@ -93,6 +94,14 @@ def _numbered(graph: fx.Graph) -> dict[fx.Node, int]:
         )
         numbers[node] = known.setdefault(key, len(known))
     return numbers
+
+
+def _recomputed(graph: fx.Graph) -> dict[fx.Node, bool]:
+    """Whether each node repeats a forward call, or is computed from such nodes."""
+    found: dict[fx.Node, bool] = {}
+    for node in graph.nodes:
+        found[node] = "recompute" in node.meta or any(found[x] for x in node.all_input_nodes)
+    return found
 
 
 def _key(arguments: Any, numbers: dict[fx.Node, int]) -> str:

@@ -73,11 +73,10 @@ def experts(x: Tensor, index: Tensor, weight: Tensor, up: Tensor, down: Tensor, 
     return ops.experts(*operands, activation, 0, up.shape[0]).to(x.dtype)
 
 
-def kept_rows(x: Tensor, index: Tensor, up: Tensor, total: int) -> int:
-    """The number of rows kept for the backward pass. On a CPU, the average number for the local experts; on a GPU,
-    which does not synchronize, the maximum."""
-    pairs = index.numel()
-    return pairs if x.device.type == "cuda" else -(-pairs * up.shape[0] // total)
+def kept_rows(index: Tensor, up: Tensor, total: int) -> int:
+    """The number of rows kept for the backward pass, on average: as many as the local experts' share of all choices. A
+    routing that favours them keeps more."""
+    return -(-index.numel() * up.shape[0] // total)
 
 
 def _register(kernels: ModuleType, device: str) -> None:
@@ -102,7 +101,7 @@ def _fake(x, index, weight, up, down, activation, first, total):
 
 
 def _fake_training(x, index, weight, up, down, activation, first, total):
-    return x.new_empty(x.shape), x.new_empty((kept_rows(x, index, up, total), up.shape[1]))
+    return x.new_empty(x.shape), x.new_empty((kept_rows(index, up, total), up.shape[1]))
 
 
 def _fake_backward(grad, x, index, weight, up, down, *rest):

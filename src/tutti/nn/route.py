@@ -4,8 +4,15 @@
 
 Each token goes once to each part that has any of its experts. `counts` says how many tokens go to each part. `slot` is
 the place of a token's row among all that are sent, those for part 0 first and tokens in order within a part; -1 for a
-choice whose part an earlier choice of the token has named. With `slot`, `dispatch` and `combine` of `tutti.nn.slots`
-write the rows and add those that come back.
+choice whose part an earlier choice of the token has named.
+
+| operator | | |
+|---|---|---|
+| route | index, own, parts -> slot, counts | |
+| send_rows | x (T, H), slot, size -> rows (size, H) | rows[slot[t, j]] = x[t]; undefined behind the last |
+| add_rows | rows (S, H), slot -> y (T, H) | y[t] = sum_j rows[slot[t, j]], in float32 or wider |
+
+`filled`: the rows that `slot` names on average, for predictions.
 """
 
 from __future__ import annotations
@@ -17,6 +24,8 @@ from torch import Tensor
 
 _library = torch.library.Library("tutti", "FRAGMENT")
 _library.define("route(Tensor index, int own, int parts) -> (Tensor, Tensor)")
+_library.define("send_rows(Tensor x, Tensor slot, int size, int filled) -> Tensor")
+_library.define("add_rows(Tensor rows, Tensor slot, int filled) -> Tensor")
 
 
 def _route(index: Tensor, own: int, parts: int) -> tuple[Tensor, Tensor]:
@@ -31,23 +40,44 @@ def _route(index: Tensor, own: int, parts: int) -> tuple[Tensor, Tensor]:
     return torch.where(named, -1, place.view_as(index)), ends.diff(prepend=ends.new_zeros(1))
 
 
+def _send_rows(x: Tensor, slot: Tensor, size: int, filled: int) -> Tensor:
+    slot, choices = slot.flatten(), slot.shape[1]
+    choice = (slot >= 0).nonzero().squeeze(1)
+    source = torch.empty_like(choice).scatter_(0, slot[choice], choice.div(choices, rounding_mode="floor"))
+    rows = x.new_empty((size, x.shape[1]))
+    torch.index_select(x, 0, source, out=rows[: len(source)])
+    return rows
+
+
+def _add_rows(rows: Tensor, slot: Tensor, filled: int) -> Tensor:
+    y = rows.new_zeros((slot.shape[0], rows.shape[1]), dtype=torch.promote_types(rows.dtype, torch.float32))
+    for place in slot.unbind(1):  # a token once, so that sums have one order
+        token = (place >= 0).nonzero().squeeze(1)
+        y.index_add_(0, token, rows.index_select(0, place[token]).to(y.dtype))
+    return y.to(rows.dtype)
+
+
 def most_sent(tokens: int, choices: int, parts: int) -> int:
     """The most rows that a rank sends: each of its tokens to as many parts as it has choices."""
     return tokens * min(choices, parts)
 
 
-def expected_sent(tokens: int, choices: int, own: int, parts: int) -> int:
-    """The rows that a rank sends to others on average, if each token's choices are distinct and equally likely.
+def expected_rows(tokens: int, choices: int, own: int, parts: int) -> int:
+    """The rows that `slot` names on average, if each token's choices are distinct and equally likely.
 
     A token misses a part of `own` of E experts with probability C(E - own, k) / C(E, k).
     """
     total = own * parts
     hit = 1 - comb(total - own, choices) / comb(total, choices) if choices <= total else 1.0
-    return round((parts - 1) * tokens * hit)
+    return round(parts * tokens * hit)
 
 
 for _device in ("CPU", "CUDA"):
     _library.impl("route", _route, _device)
+    _library.impl("send_rows", _send_rows, _device)
+    _library.impl("add_rows", _add_rows, _device)
 torch.library.register_fake(
     "tutti::route", lambda index, own, parts: (torch.empty_like(index).contiguous(), index.new_empty(parts))
 )
+torch.library.register_fake("tutti::send_rows", lambda x, slot, size, filled: x.new_empty((size, x.shape[1])))
+torch.library.register_fake("tutti::add_rows", lambda rows, slot, filled: rows.new_empty((len(slot), rows.shape[1])))

@@ -10,12 +10,14 @@ the tokens. Only the rows that are needed are sent.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor
 
-import tutti.nn.route
-import tutti.nn.slots  # noqa: F401  (registers the operators)
-from tutti.nn.route import expected_sent, most_sent
+from tutti.ir.op_info import SECONDS
+from tutti.nn.route import expected_rows, most_sent
 from tutti.ops.registry import Cut
 
 ops = torch.ops.tutti
@@ -27,7 +29,8 @@ class Travel:
     def __init__(self, here, index: Tensor, own: int):
         (self.tokens, choices), self.parts = index.shape, here.parts("e")
         self.here, self.sent = here, most_sent(self.tokens, choices, self.parts)
-        self.expected = expected_sent(self.tokens, choices, own, self.parts)
+        self.filled = expected_rows(self.tokens, choices, own, self.parts)
+        self.expected = self.filled * (self.parts - 1) // self.parts
         self.slot, self.counts = ops.route(index, own, self.parts)
         once = torch.ones_like(self.counts)
         received = here.exchange(self.counts.unsqueeze(1), once, once, "e", self.parts, self.parts - 1)
@@ -35,13 +38,13 @@ class Travel:
 
     def there(self, x: Tensor) -> Tensor:
         """Rows of this rank's tokens -> rows of the tokens that use this rank's experts, zero behind the last."""
-        rows = ops.dispatch(x.unsqueeze(0), self.slot.unsqueeze(0), None, 1, self.sent).flatten(0, 2)
+        rows = ops.send_rows(x, self.slot, self.sent, self.filled)
         return self.here.exchange(rows, self.counts, self.received, "e", self.tokens * self.parts, self.expected)
 
     def back(self, rows: Tensor) -> Tensor:
         """The sums over ranks of what they made for this rank's tokens."""
         rows = self.here.exchange(rows, self.received, self.counts, "e", self.sent, self.expected)
-        return ops.combine(rows.unsqueeze(0).unsqueeze(0), self.slot.unsqueeze(0), None).squeeze(0)
+        return ops.add_rows(rows, self.slot, self.filled)
 
     def choices(self, index: Tensor, weight: Tensor, others: int) -> tuple[Tensor, Tensor]:
         """index and weight of the tokens that arrive, as one message. others: an expert of another rank, for the rows
@@ -79,8 +82,17 @@ def sends(products: int):
         wide = torch.promote_types(weight.dtype or torch.float32, torch.float32).itemsize
         row = x.bytes // max(1, tokens)
         weights = k * (weight.bytes // max(1, weight.numel))
-        moved = expected_sent(tokens, k, cut.inputs[products + 2].shape[0], parts)
+        moved = expected_rows(tokens, k, cut.inputs[products + 2].shape[0], parts) * (parts - 1) // parts
         rows = [8 * (parts - 1), moved * 2 * k * wide, *[moved * row] * (products + 1)]
         return [("exchange", n) for n in (rows if products == 1 else [*rows, moved * weights])]
 
     return sent
+
+
+def _seconds(device: Any, call: Any, place: int) -> float:
+    """Each row that is filled is read and written once, whatever the size of the buffer."""
+    rows, width = call.node.args[place], call.shapes()[0][1]
+    return device.stream_seconds(2 * rows * width * call.dtype.itemsize, "add", call.dtype)
+
+
+SECONDS |= {ops.send_rows.default: partial(_seconds, place=3), ops.add_rows.default: partial(_seconds, place=2)}

@@ -87,7 +87,7 @@ class Planner:
         plan = made.plan(gathered=book.zero >= 2)
         tiers = offloaded(self.step, book.offload, self.cluster.device.outer) if book.offload else {}
         return plan.replace(name=str(book) if without_effect else name, tiers=tiers, overlap_chunks=book.overlap_chunks,
-                            sum_dtype=book.sum_dtype)  # fmt: skip
+                            sum_dtype=book.sum_dtype, matmul_dtype=book.matmul_dtype)  # fmt: skip
 
     def textbook(self, book: Textbook, stored: Mapping[str, Layout] | None = None) -> Candidate:
         """The cheapest choices that the textbook plan allows.

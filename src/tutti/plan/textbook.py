@@ -26,6 +26,8 @@ operators of these names.
 
 `fp32sums` (`dp8xfp32sums`) adds the gradients of microbatches in float32 (`lower.sums`).
 
+`fp8` (`dp8xfp8`) computes the matrix products of layers in FP8 (`lower.fp8`).
+
 `splits2` (`tp8xsplits2`) cuts the batch into two copies. One computes while the other communicates (`lower.unroll`,
 `analysis.overlap`). `overlap2` (`tp8xoverlap2`) cuts only the operators between two communications, along the batch or
 the sequence (`lower.regions`).
@@ -53,13 +55,13 @@ NAMES = (
 )
 WORDS = (
     "auto", "dp", "tp", "cp", "ep", "pp", "experts", "zero", "recompute", "offload", "splits", "overlap", "fp32sums",
-    "sp", "single",
+    "sp", "fp8", "single",
 )  # fmt: skip
 STEMS = {**{word: word for word in WORDS}, "fsdp": "zero3"}
 PART = re.compile(
     r"(?P<axis>dp|tp|cp|ep|pp|experts)(?P<size>\d*)(?:-(?P<schedule>.+))?|zero(?P<zero>[123])"
     r"|recompute(?:-(?P<again>[\w.*?+]+))?|offload(?P<offload>[123]?)|splits(?P<splits>\d+)|overlap(?P<overlap>\d+)"
-    r"|(?P<sums>fp32sums)|(?P<sp>sp)|single"
+    r"|(?P<sums>fp32sums)|(?P<sp>sp)|(?P<fp8>fp8)|single"
 )
 BETWEEN = re.compile(rf"x(?={'|'.join(WORDS[1:])})")  # operators to recompute may have an x in their names
 
@@ -73,7 +75,7 @@ class Textbook:
     pipe: the pipeline.
     recompute: whether the backward pass recomputes activations.
     offload: what is offloaded (`plan.tier`).
-    batch_splits, overlap_chunks, sum_dtype: as in `Plan`.
+    batch_splits, overlap_chunks, sum_dtype, matmul_dtype: as in `Plan`.
     folded: whether axis `ep` is a part of data parallelism, and experts are split over axes `ep` and `tp`.
     again: what is recomputed (`plan.recompute`); by default activations inside layers.
     sp: whether `tp` splits norms and the residual stream along the sequence.
@@ -93,6 +95,7 @@ class Textbook:
     again: tuple[str, ...] = ()
     sum_dtype: str = ""
     sp: bool = False
+    matmul_dtype: str = ""
 
     def __str__(self) -> str:
         dp, ep = (self.dp * self.ep, 1) if self.folded else (self.dp, self.ep)
@@ -106,13 +109,14 @@ class Textbook:
         parts += [f"splits{self.batch_splits}"] if self.batch_splits > 1 else []
         parts += [f"overlap{self.overlap_chunks}"] if self.overlap_chunks > 1 else []
         parts += ["fp32sums"] if self.sum_dtype else []
+        parts += ["fp8"] if self.matmul_dtype else []
         return "x".join(parts) or "single"
 
     @property
     def variant(self) -> Variant:
         """The variant of the step that the plan requires."""
         again = (self.again or (LAYERS,)) if self.recompute else ()
-        return Variant(self.pipe.sequence_chunks, again, self.batch_splits)
+        return Variant(self.pipe.sequence_chunks, again, self.batch_splits, self.matmul_dtype)
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -159,6 +163,8 @@ def parse_name(name: str, devices: int) -> Textbook:
             )
         elif part.startswith("offload"):
             book = replace(book, offload=int(found["offload"] or 1))
+        elif found["fp8"]:
+            book = replace(book, matmul_dtype="float8")
         elif found["sp"]:
             book = replace(book, sp=True)
         elif found["sums"]:

@@ -13,11 +13,13 @@ class Variant:
     recompute: what the backward pass recomputes (`plan.recompute.chosen`): labels of forward nodes in the graph with
         these chunks, names of operators, `attention`, or `layers`.
     batch_splits: number of parts of the batch, one of which computes while another communicates (`lower.unroll`).
+    matmul_dtype: "float8" for products of layers in FP8 (`lower.fp8`), "" for the model's own dtype.
     """
 
     sequence_chunks: int = 1
     recompute: tuple[str, ...] = ()
     batch_splits: int = 1
+    matmul_dtype: str = ""
 
 
 PLAIN = Variant()

@@ -1,0 +1,103 @@
+"""Matrix products in FP8: their error bound, plans that use them, and what is predicted of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tutti
+import zoo
+from cases import slow
+from tutti.cli.workload import Captured, Workload
+from tutti.hardware import Cluster
+from tutti.nn.fp8 import LARGEST, block_of, rounded
+from tutti.ops.fp8 import FP8_MM
+from tutti.plan.planner import Planner
+from tutti.sim.dryrun import dry_run
+
+ops = torch.ops.tutti
+
+
+def adam(model):
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def bound(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The error of each result at most, from the errors of the operands, with the scales of their blocks."""
+    size, total = block_of(a.shape[1]), torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64)
+    for start in range(0, a.shape[1], size):
+        x, y = a[:, start : start + size].double(), b[start : start + size].double()
+        dx = torch.maximum(x.abs() * 2**-4, x.abs().amax(1, keepdim=True) / LARGEST * 2**-10)
+        dy = torch.maximum(y.abs() * 2**-4, y.abs().amax(0, keepdim=True) / LARGEST * 2**-10)
+        total += dx @ y.abs() + x.abs() @ dy + dx @ dy
+    return total
+
+
+@pytest.mark.parametrize("k", [16, 96, 128, 512])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_results_are_within_the_bound(k, dtype):
+    generator = torch.Generator().manual_seed(k)
+    a, b = (torch.randn(48, k, generator=generator) * 10).to(dtype), torch.randn(k, 32, generator=generator).to(dtype)
+    a[3] = 0
+    a[4, 1] = 1e4  # an outlier makes the rest of its block coarse
+    found, exact = ops.fp8_mm(a, b), a.double() @ b.double()
+    allowed = bound(a, b) + exact.abs() * (2**-8 if dtype == torch.bfloat16 else 1e-6)
+    assert ((found.double() - exact).abs() <= allowed).all()
+    assert (found.double() - exact).norm() > 1e-3 * exact.norm(), "it rounds"
+    assert not found[3].any()
+
+
+def test_no_number_overflows():
+    x = torch.tensor([[3e38, -1e-30, 0.0]])
+    made, scale = rounded(x, 1)
+    assert made.float().isfinite().all() and (made.float() * scale)[0, 0] == pytest.approx(3e38, rel=1e-6)
+
+
+def trained(plan: str, devices: int):
+    model, data = zoo.llama(2), zoo.tokens(16, 16)
+    step = tutti.parallelize(model, adam(model), data, cluster=f"cpu:{devices}", plan=plan, level="O0")
+    gradients = step.gradients(data)
+    return step, [step(data).item() for _ in range(2)], gradients
+
+
+@pytest.mark.parametrize(
+    ("plan", "devices"), [("dp2xfp8", 2), ("zero3xrecompute-attentionxfp8", 2), slow("tp2xfp8", 2), slow("pp2xfp8", 2)]
+)
+def test_plans_compute_in_fp8(plan, devices):
+    step, losses, _ = trained(plan, devices)
+    products = [node for node in step.graph.calls if node.target is FP8_MM]
+    assert len({node.meta["label"] for node in products}) == 3 * 7  # q, k, v, o, gate, up and down: three products each
+    assert step.plan.from_json(step.plan.to_json()) == step.plan and "in FP8" in step.plan.explain()
+    _, exact, _ = trained("single", 1)
+    assert losses == pytest.approx(exact, rel=0.02) and losses != exact
+
+
+def test_a_split_of_the_batch_changes_only_the_order_of_sums():
+    _, losses, gradients = trained("dp2xfp8", 2)
+    _, single, expected = trained("singlexfp8", 1)
+    assert losses[0] == pytest.approx(single[0], rel=1e-5)
+    name = "model.embed_tokens.weight"
+    assert (gradients[name] - expected[name]).norm() <= 0.02 * expected[name].norm()
+
+
+def test_time_is_that_of_the_device_in_fp8(tmp_path):
+    import json
+
+    config = {**zoo.CONFIG, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    captured = Captured(Workload(str(tmp_path), 8, 2048), lambda text: None)
+    cluster, seconds = Cluster.parse("h100:1"), {}
+    for name in ("single", "singlexfp8"):
+        variant = tutti.plan.textbook.parse_name(name, 1).variant
+        graph = captured.graph(1, variant)
+        made = dry_run(graph, Planner(graph, cluster, (), 1, variant).named(name), cluster, "O2")
+        rows = [row for row in made.slowest() if "mlp" in row[0] and row[0].endswith("mm") and row[1] == "forward"]
+        seconds[name] = sum(took for *_, took in rows)
+    assert 0.5 < seconds["singlexfp8"] / seconds["single"] < 0.75  # twice the peak, and operands are rounded
+
+
+def test_a_model_without_such_products():
+    model = torch.nn.Linear(16, 16)
+    with pytest.raises(ValueError, match="no matrix product of a numbered layer can be in FP8"):
+        tutti.parallelize(model, adam(model), (torch.ones(4, 16),), loss=lambda m, b: m(*b).sum(), cluster="cpu:2",
+                          plan="dp2xfp8", level="O0")  # fmt: skip
