@@ -50,6 +50,7 @@ def test_names(name, devices, book):
     ("name", "message"),
     [
         ("sp", "needs 1 device, not 4: say how they are used, as in 'dpxsp'"),
+        ("tp4xzero3", "ZeRO splits over dp, cp and ep, which have one device each"),
         ("dpxsp", "sp splits the sequence over tp; add tp2 or more"),
         ("pp4-seq1f1b", "seq1f1b with one of chunks of the sequence, pp4-seq1f1b4"),
         ("pp4-seq1f1b0", "seq1f1b with one of chunks of the sequence, pp4-seq1f1b4"),

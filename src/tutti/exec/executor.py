@@ -30,7 +30,7 @@ from tutti.launch.heartbeat import HEARTBEAT, Meeting
 from tutti.lower.actions import ONCE, Action, Message, actions_of, had, orders
 from tutti.lower.cut import Place
 from tutti.lower.program import Collective, Program
-from tutti.lower.schedule_parts import label_of, passed, passed_layouts, schedule_of, sizes_of, with_values
+from tutti.lower.schedule_parts import label_of, output_layouts, passed, schedule_of, sizes_of, with_values
 from tutti.lower.shard import shard
 from tutti.lower.sums import WIDE
 from tutti.plan.layout import devices
@@ -180,7 +180,7 @@ class _Part:
 
     def __init__(self, executor: Executor, place: Place, level: str):
         graph, plan = executor.cut.parts[place], executor.plan
-        asked = passed_layouts(executor.cut, graph, plan)
+        asked = output_layouts(executor.cut, graph, plan)
         self.programs: list[Program] = [shard(graph, plan, rank, asked) for rank in executor.ranks]
         self.local = {n.meta["input"]: n.meta["val"] for n in self.programs[0].graph.nodes if n.op == "placeholder"}
         self.outputs = [(name, _kind(name)) for name in graph.outputs]

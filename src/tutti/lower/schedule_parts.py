@@ -46,9 +46,14 @@ def label_of(cut: Cut, name: str) -> str:
     return cut.step.gradient_label(name.removeprefix("grad:")) if name.startswith("grad:") else name
 
 
-def passed_layouts(cut: Cut, part: StepGraph, plan: Plan) -> dict[str, Layout]:
-    """The layouts of the values that a part passes on."""
-    return {name: plan.input_layout(label_of(cut, name)) for name in part.outputs if passed(name)}
+def output_layouts(cut: Cut, part: StepGraph, plan: Plan) -> dict[str, Layout]:
+    """The layouts of the values that a part passes on, and of the stored tensors that it makes.
+
+    An update makes parameters that it does not read if they have float32 master weights.
+    """
+    stored = {name: node.meta["label"] for name, node in cut.step.inputs.items() if name in part.outputs}
+    passed_on = {name: label_of(cut, name) for name in part.outputs if passed(name)}
+    return {name: plan.input_layout(label) for name, label in {**stored, **passed_on}.items()}
 
 
 def with_values(plan: Plan, cut: Cut) -> Plan:

@@ -13,7 +13,7 @@ from tutti.ir.step_graph import StepGraph
 from tutti.lower.cut import Place
 from tutti.lower.program import Program
 from tutti.lower.regions import check_divided
-from tutti.lower.schedule_parts import passed_layouts, schedule_of, sizes_of, with_values
+from tutti.lower.schedule_parts import output_layouts, schedule_of, sizes_of, with_values
 from tutti.plan.layout import Layout, devices
 from tutti.plan.plan import Plan
 from tutti.plan.search import Progress
@@ -49,7 +49,7 @@ def dry_run(
     parts: dict[Place, Part] = {}
     known: dict[tuple, tuple[Program, Simulation]] = {}  # of parts that are alike, as those of equal stages
     for place, part in cut.parts.items():
-        asked = passed_layouts(cut, part, inner)
+        asked = output_layouts(cut, part, inner)
         runs = 1 if place.kind == "S" or place.kind.startswith("U") else plan.accumulate
         sums = sum(sizes[name] for name in part.outputs if name.startswith("grad:"))
         held = {"accumulated gradients": sums if flat else 0}  # in a pipeline they count at each action
