@@ -42,6 +42,9 @@ NAMES = {  # plans that have no name in ours: the nearest
     "pp8-interleaved3xtp8, selective recomputation": "pp8-interleaved3xtp8xspxrecompute-attention",
 }
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {  # plans and options by row, where the source has a recipe
+    # torchtitan's tensor parallelism splits norms and the residual stream along the sequence: SequenceParallel in
+    # torchtitan/models/llama3/infra/parallelize.py.
+    "T3": ("tp8xspxzero3xrecompute", {}),
     # examples/benchmark/configs/qwen3_moe_30b_te_deepep.yaml of NVIDIA-NeMo/Automodel: FSDP2 over 8 devices, ep_size 8,
     # activation_checkpointing, torch.optim.Adam over the model's own bfloat16 parameters.
     "A3": ("dp8xexperts8xzero3xrecompute", {"optimizer": "adam", "masters": False}),
@@ -81,7 +84,7 @@ def predicted(row: Row) -> Row:
 
 def cached(row: Row, source: str) -> Row:
     """`predicted`, or what an earlier run with the same source found."""
-    key = hashlib.sha256(json.dumps([row, source]).encode()).hexdigest()[:24]
+    key = hashlib.sha256(json.dumps([row, named(row), source]).encode()).hexdigest()[:24]
     file = machine.FOLDER / "published" / f"{key}.json"
     if not file.is_file():
         machine.write(file, json.dumps(predicted(row)))
