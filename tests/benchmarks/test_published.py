@@ -46,6 +46,6 @@ def test_errors_are_relative_to_what_was_published(published):
 def test_a_prediction_is_made_once(published, monkeypatch, tmp_path):
     monkeypatch.setattr(published.machine, "FOLDER", tmp_path)
     monkeypatch.setattr(published, "predicted", lambda row: {"predicted_seconds": row["step_seconds"]})
-    first = published.cached({"step_seconds": 1.0}, "source")
+    first = published.cached({"row": "X1", "plan": "dp", "step_seconds": 1.0}, "source")
     monkeypatch.delattr(published, "predicted")
-    assert published.cached({"step_seconds": 1.0}, "source") == first
+    assert published.cached({"row": "X1", "plan": "dp", "step_seconds": 1.0}, "source") == first
