@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import tutti.api.step  # noqa: F401  (fills the tables that tests restore)
 from tutti import cli
 from tutti.hardware import PRESETS
 from tutti.ir.op_info import CONTIGUOUS, LOCAL, RULES, SENDS
