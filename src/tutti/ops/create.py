@@ -159,4 +159,4 @@ def _draw_seconds(device: Any, call: Any) -> float:
 
 SECONDS[ops.uniform.default] = _draw_seconds
 
-UNEVEN.update(dict.fromkeys((aten.tril.default, aten.triu.default), True))
+UNEVEN |= dict.fromkeys((aten.tril.default, aten.triu.default), True)

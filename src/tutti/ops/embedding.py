@@ -48,4 +48,4 @@ def _lookup_backward(here, grad, indices, rows, padding, scale):
 
 LOCAL |= {aten.embedding.default: _lookup, aten.embedding_dense_backward.default: _lookup_backward}
 
-UNEVEN.update(dict.fromkeys((aten.embedding.default, aten.embedding_dense_backward.default), True))
+UNEVEN |= dict.fromkeys((aten.embedding.default, aten.embedding_dense_backward.default), True)

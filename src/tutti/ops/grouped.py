@@ -45,4 +45,4 @@ def _flops(node: Call) -> int:
 
 FLOPS[GROUPED] = _flops
 
-UNEVEN.update(dict.fromkeys((GROUPED,), True))
+UNEVEN |= dict.fromkeys((GROUPED,), True)

@@ -123,4 +123,4 @@ LOCAL |= {
     aten.index.Tensor: _index_own,
 }
 
-UNEVEN.update(dict.fromkeys((aten.gather.default, aten.index_select.default, aten.index.Tensor), True))
+UNEVEN |= dict.fromkeys((aten.gather.default, aten.index_select.default, aten.index.Tensor), True)

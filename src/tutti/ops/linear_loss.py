@@ -150,4 +150,4 @@ def _tile(rows: int, columns: int, size: int) -> int:
 
 WORKSPACE |= {FORWARD: _workspace, BACKWARD: _backward_workspace, WITH_GRADIENTS: _all_workspace}
 
-UNEVEN.update(dict.fromkeys((FORWARD, BACKWARD), True))
+UNEVEN |= dict.fromkeys((FORWARD, BACKWARD), True)

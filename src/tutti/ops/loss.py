@@ -214,17 +214,15 @@ def _ctc_flops(passes: int) -> Callable[[Call], int]:
 
 FLOPS |= {torch.ops.tutti.ctc_loss.default: _ctc_flops(1), torch.ops.tutti.ctc_loss_backward.default: _ctc_flops(2)}
 
-UNEVEN.update(
-    dict.fromkeys(
-        (
-            *ENTRYWISE.values(),
-            *ROWWISE.values(),
-            MULTILABEL,
-            aten.nll_loss_forward.default,
-            aten.nll_loss2d_forward.default,
-            aten.nll_loss_backward.default,
-            aten.nll_loss2d_backward.default,
-        ),
-        True,
-    )
+UNEVEN |= dict.fromkeys(
+    (
+        *ENTRYWISE.values(),
+        *ROWWISE.values(),
+        MULTILABEL,
+        aten.nll_loss_forward.default,
+        aten.nll_loss2d_forward.default,
+        aten.nll_loss_backward.default,
+        aten.nll_loss2d_backward.default,
+    ),
+    True,
 )

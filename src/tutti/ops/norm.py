@@ -136,10 +136,14 @@ def _per_channel(x: Tensor, value: Tensor) -> Tensor:
 
 def _mean(here, x: Tensor, factors: str, dims: list[int]) -> Tensor:
     """The mean over dims of which other ranks have parts."""
-    total = x.sum(dims)
+    return _total(here, x.sum(dims), factors) / _count(here, x, factors, dims)
+
+
+def _total(here, x: Tensor, factors: str) -> Tensor:
+    """The sum of x over all ranks that have parts of these factors."""
     for factor in factors:
-        total = here.all_reduce(total, factor, "sum")
-    return total / _count(here, x, factors, dims)
+        x = here.all_reduce(x, factor, "sum")
+    return x
 
 
 def _count(here, x: Tensor, factors: str, dims: list[int]) -> int:
@@ -174,13 +178,10 @@ def _local_batch_norm_backward(here, grad, x, weight, running_mean, running_var,
     dims, factors = [0, *range(2, x.ndim)], "nhwdt"[: x.ndim - 1]
     wider, g = wide(x), wide(grad)
     normal = (wider - _per_channel(x, mean)) * _per_channel(x, deviation)
-    both = torch.stack([g.sum(dims), (g * normal).sum(dims)])
-    for factor in factors:
-        both = here.all_reduce(both, factor, "sum")
-    mean_g, mean_gx = (both / _count(here, x, factors, dims)).unbind(0)
+    both, count = torch.stack([g.sum(dims), (g * normal).sum(dims)]), _count(here, x, factors, dims)
+    mean_g, mean_gx = (_total(here, both, factors) / count).unbind(0)
     scale = deviation if weight is None else deviation * weight
     gx = (g - _per_channel(x, mean_g) - normal * _per_channel(x, mean_gx)) * _per_channel(x, scale)
-    count = _count(here, x, factors, dims)
     return gx if mask[0] else None, mean_gx * count if mask[1] else None, mean_g * count if mask[2] else None
 
 
@@ -212,9 +213,7 @@ def _local_group_norm_backward(here, grad, x, mean, deviation, weight, n, c, siz
     gx, dims = None, list(range(2, parted.ndim))
     if mask[0]:
         both = torch.stack([weighted.sum(dims), (weighted * normal).sum(dims)])
-        for factor in factors:
-            both = here.all_reduce(both, factor, "sum")
-        mean_g, mean_gx = (both / _count(here, weighted, factors, dims)).unbind(0)
+        mean_g, mean_gx = (_total(here, both, factors) / _count(here, weighted, factors, dims)).unbind(0)
         gx = (weighted - mean_g[statistics] - normal * mean_gx[statistics]) * deviation[statistics]
         gx = gx.reshape(x.shape)
     over = [0, *range(2, x.ndim)]
@@ -249,4 +248,4 @@ SENDS |= {
     ),
 }
 
-UNEVEN.update(dict.fromkeys((FUNCTIONAL, *OF_THE_BATCH, aten.native_batch_norm_backward.default), True))
+UNEVEN |= dict.fromkeys((FUNCTIONAL, *OF_THE_BATCH, aten.native_batch_norm_backward.default), True)

@@ -125,4 +125,4 @@ def _truth_sends(cut: Cut) -> list[tuple[str, int]]:
 SENDS |= dict.fromkeys(TRUTHS, _truth_sends) | dict.fromkeys(PRODUCTS, sends("all_gather"))
 SENDS[aten.aminmax.default] = sends("all_reduce")
 
-UNEVEN.update(dict.fromkeys((*TRUTHS, *PRODUCTS, aten.aminmax.default), True))
+UNEVEN |= dict.fromkeys((*TRUTHS, *PRODUCTS, aten.aminmax.default), True)

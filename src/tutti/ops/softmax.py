@@ -104,15 +104,13 @@ SENDS |= {
     aten._log_softmax_backward_data.default: _row_sums(1),
 }
 
-UNEVEN.update(
-    dict.fromkeys(
-        (
-            aten._softmax.default,
-            aten._log_softmax.default,
-            aten._safe_softmax.default,
-            aten._softmax_backward_data.default,
-            aten._log_softmax_backward_data.default,
-        ),
-        True,
-    )
+UNEVEN |= dict.fromkeys(
+    (
+        aten._softmax.default,
+        aten._log_softmax.default,
+        aten._safe_softmax.default,
+        aten._softmax_backward_data.default,
+        aten._log_softmax_backward_data.default,
+    ),
+    True,
 )

@@ -335,4 +335,4 @@ LOCAL |= {
     aten.channel_shuffle.default: lambda here, x, groups: aten.channel_shuffle(x, here.size("g")),
 }
 
-UNEVEN.update(dict.fromkeys((aten.constant_pad_nd.default,), True))
+UNEVEN |= dict.fromkeys((aten.constant_pad_nd.default,), True)

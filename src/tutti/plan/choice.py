@@ -3,7 +3,6 @@
 `m` splits factor m; `m/12` splits it inside 12 outer blocks; `m*1` splits it unevenly, `m*64` in blocks of 64;
 `t/2&e` splits t inside 2 blocks and e at once; `~0,1` takes operands 0 and 1 as partial sums. Along an axis without a
 choice every rank computes the full operator.
-takes operands 0 and 1 as partial sums. Along an axis without a choice every rank computes the full operator.
 """
 
 from __future__ import annotations
