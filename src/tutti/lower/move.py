@@ -29,6 +29,7 @@ def move(graph: fx.Graph, node: fx.Node, step: Step, shape: Shape, mesh: Mesh, w
     if step.kind == "all_reduce":
         assert isinstance(old, Partial)
         return emit(all_reduce, (x, step.axis, old.op), x.meta["val"].shape)
+    before = n = 1
     if isinstance(new, Split):  # reshape the dim so that the axis has a separate one
         before, n = step.target.cut(step.axis, step.source, shape[new.dim], mesh, where)
         if step.kind == "slice":
@@ -47,7 +48,6 @@ def move(graph: fx.Graph, node: fx.Node, step: Step, shape: Shape, mesh: Mesh, w
     else:
         x = emit(all_gather, (x, step.axis, k), (k, *x.meta["val"].shape))
     if isinstance(new, Split) and new.unit:
-        before, n = step.target.cut(step.axis, step.source, shape[new.dim], mesh, where)
         own, most = share(n, k, index)[1], -(-n // k)
         x = _inside(emit.first, emit, x, new.dim + (step.kind == "all_to_all"), before, most, own)
     if isinstance(old, Split):  # merge the gathered dim into the dim that was split
