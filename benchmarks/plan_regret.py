@@ -41,6 +41,7 @@ from tutti.cli.calibrate import command as calibrate
 from tutti.hardware import Cluster, machine
 from tutti.hardware.local import calibrated
 from tutti.ir.step_graph import StepGraph
+from tutti.lower.vary import vary
 from tutti.plan.plan import Plan
 from tutti.sim.dryrun import dry_run
 
@@ -179,6 +180,11 @@ def cluster_of(processes: int) -> Cluster:
     return found
 
 
+def predicted(graph: StepGraph, plan: Plan, cluster: Cluster, level: str) -> float:
+    """Seconds of a step."""
+    return dry_run(vary(graph, plan.variant), plan, cluster, level).seconds
+
+
 def judged(case: Case, rounds: int) -> dict[str, Any]:
     model, batch, loss = model_of(case.model)
     graph = tutti.capture(model, batch, torch.optim.AdamW(model.parameters(), lr=1e-4), loss)
@@ -192,7 +198,7 @@ def judged(case: Case, rounds: int) -> dict[str, Any]:
         seconds = [turn.seconds for turn in times[name]]
         foreign = statistics.mean(turn.foreign for turn in times[name])
         row = {"plan": name, "mesh": dict(plan.mesh), "measured": lower_quartile(seconds), "foreign": foreign}
-        rows.append(row | {"predicted": dry_run(graph, plan, cluster, case.level).seconds})
+        rows.append(row | {"predicted": predicted(graph, plan, cluster, case.level)})
     rows.sort(key=lambda row: row["measured"])
     best = rows[0]["measured"]
     result: dict[str, Any] = {

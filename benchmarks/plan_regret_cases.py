@@ -22,7 +22,7 @@ from tutti.hardware.curve import Curve
 from tutti.hardware.device import Link
 from tutti.ir.step_graph import StepGraph
 from tutti.lower.vary import vary
-from tutti.plan.plan import Plan, renamed
+from tutti.plan.plan import DECISIONS, Plan, renamed
 from tutti.plan.planner import Planner
 from tutti.plan.random import random_plan
 from tutti.plan.search import Search
@@ -210,8 +210,8 @@ def content(plan: Plan) -> str:
     """What a plan says, whatever its axes are called."""
     axes = {axis: f"axis{i}" for i, axis in enumerate(a for a in plan.mesh if plan.mesh[a] > 1)}
     data = json.loads(renamed(plan.replace(mesh={a: plan.mesh[a] for a in axes}), axes).to_json())
-    kept = {key: data[key] for key in ("mesh", "accumulate")}
-    kept |= {key: {label: said for label, said in data[key].items() if said} for key in ("inputs", "operators")}
+    kept = {key: data[key] for key in DECISIONS if key in data}
+    kept |= {key: {label: said for label, said in kept[key].items() if said} for key in ("inputs", "operators")}
     return json.dumps(kept, sort_keys=True)
 
 

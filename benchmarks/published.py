@@ -48,6 +48,9 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {  # plans and options by row, 
     # examples/benchmark/configs/qwen3_moe_30b_te_deepep.yaml of NVIDIA-NeMo/Automodel: FSDP2 over 8 devices, ep_size 8,
     # activation_checkpointing, torch.optim.Adam over the model's own bfloat16 parameters.
     "A3": ("dp8xexperts8xzero3xrecompute", {"optimizer": "adam", "masters": False}),
+    # examples/llm_benchmark/gpt_oss/gptoss_20b_te_deepep.yaml of the same: FSDP2, ep_size 8, no activation
+    # checkpointing, torch.optim.Adam.
+    "A4": ("dp8xexperts8xzero3", {"optimizer": "adam", "masters": False}),
 }
 Row = dict[str, Any]
 
