@@ -245,6 +245,16 @@ def test_it_trains_as_plain_pytorch_does(name):
     assert_trains(name, *parallelize(name, drawn, 4), expected)
 
 
+@pytest.mark.parametrize(
+    "plan", ["dp2xtp2xexperts4", *(pytest.param(plan, marks=pytest.mark.slow) for plan in ("ep4", "tp2", "ep2xtp2"))]
+)
+def test_experts_with_biases_are_split_over_devices(plan):
+    """gpt-oss: the biases are added once, whatever is split."""
+    step, batch = parallelize("gpt-oss", plan, 2 if plan == "tp2" else 4)
+    assert torch.ops.tutti.experts.default in [n.target for n in step.graph.calls]
+    assert_trains("gpt-oss", step, batch, plain("gpt-oss"))
+
+
 @pytest.mark.parametrize("name", ["ctc", "s4d", "norms", "bool masks", "float64, int8, uint8"])
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*code generation for complex operators")

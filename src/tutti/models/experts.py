@@ -6,8 +6,8 @@
     import tutti.models.experts
     model.set_experts_implementation("tutti")
 
-They support the experts of Mixtral, Qwen3-MoE, DeepSeek-V3 and most others: gate and up projection side by side, or up
-alone, without biases.
+They support the experts of Mixtral, Qwen3-MoE, DeepSeek-V3, gpt-oss and most others: gate and up projection side by
+side, or up alone, with or without biases, and the gate of gpt-oss.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers.integrations import moe
 
 from tutti.nn.experts import experts
+from tutti.nn.gate import CLAMPED
 
 NAME, DEFAULT = "tutti", "grouped_mm"
 ACTIVATIONS: dict[type, str] = {
@@ -42,21 +43,30 @@ def forward(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_w
             f"{type(self).__name__} has {missing}, which tutti's experts do not support; use those of transformers: "
             "model.set_experts_implementation('batched_mm')"
         )
-    up = self.gate_up_proj if self.has_gate else self.up_proj
-    return experts(hidden_states, top_k_index, top_k_weights, up, self.down_proj, ACTIVATIONS[type(self.act_fn)])  # pyright: ignore
+    names = "gate_up_proj" if self.has_gate else "up_proj", "down_proj"
+    up, down = (getattr(self, name).mT if self.is_transposed else getattr(self, name) for name in names)
+    biases = [getattr(self, f"{name}_bias") for name in names] if self.has_bias else (None, None)
+    return experts(hidden_states, top_k_index, top_k_weights, up, down, gate_name(self), *biases)
+
+
+def gate_name(module: nn.Module) -> str:
+    """The name of the gate of a module of experts, or "" if the operator lacks it."""
+    gate = getattr(type(module), "_apply_gate", None)
+    if not module.has_gate or (gate is moe._default_apply_gate and module.is_concatenated):
+        return ACTIVATIONS.get(type(getattr(module, "act_fn", None)), "")
+    if getattr(gate, "__qualname__", "") == "GptOssExperts._apply_gate" and not module.is_concatenated:
+        return f"{CLAMPED}:{module.alpha}:{module.limit}"
+    return ""
 
 
 def unsupported(module: nn.Module) -> str:
     """The feature of a module of experts that the operator lacks, or ""."""
-    default_gate = getattr(type(module), "_apply_gate", None) is moe._default_apply_gate
+    gate = getattr(type(module), "_apply_gate", None)
+    act = f"the activation {type(getattr(module, 'act_fn', None)).__name__}"
+    plain = not module.has_gate or (gate is moe._default_apply_gate and module.is_concatenated)
     found = {
-        "biases": module.has_bias,
-        "transposed weights": module.is_transposed,
-        "gate and up interleaved": not module.is_concatenated,
+        act if plain else "a custom gate": not gate_name(module),
         "a norm behind each expert": module.has_post_expert_norm,
-        "a custom gate": module.has_gate and not default_gate,
-        f"the activation {type(getattr(module, 'act_fn', None)).__name__}": type(getattr(module, "act_fn", None))
-        not in ACTIVATIONS,
         "its experts spread over devices already": module._is_expert_parallel,
     }
     return ", ".join(what for what, there in found.items() if there)

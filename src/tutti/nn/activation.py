@@ -36,21 +36,3 @@ def activation_of(name: str) -> Activation:
     if name not in ACTIVATIONS:
         raise ValueError(f"unknown activation {name!r}; expected one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
-
-
-def gated(act: Activation, rows: Tensor, width: int) -> Tensor:
-    """act(gate) * up (n, width), for rows with gate and up side by side (n, 2 width); or act(up) for rows of up
-    alone."""
-    gate = act.forward(rows[:, :width])
-    return gate.mul_(rows[:, width:]) if rows.shape[1] > width else gate
-
-
-def gated_backward(act: Activation, rows: Tensor, gate: Tensor, grad: Tensor) -> Tensor:
-    """The gradient of the rows, given that of `gated`, which is overwritten. gate: the activated first half."""
-    width = gate.shape[1]
-    if rows.shape[1] == width:
-        return act.backward(grad, rows)
-    found = torch.empty_like(rows)
-    torch.mul(grad, gate, out=found[:, width:])
-    found[:, :width] = act.backward(grad.mul_(rows[:, width:]), rows[:, :width])
-    return found

@@ -1,8 +1,9 @@
 """Dropless mixtures of experts: every token passes through each of its k experts, as one operator over flat tokens.
 
-    y[t] = sum_j weight[t, j] down[e] a(t, e),    e = index[t, j]
-    a(t, e) = act(gate) * up,  (gate, up) = the halves of up[e] x[t]       (SwiGLU and its like; Shazeer 2020)
-    a(t, e) = act(up[e] x[t])                                              without a gate
+    y[t] = sum_j weight[t, j] (down[e] a(t, e) + down_bias[e]),    e = index[t, j]
+    a(t, e) = gate(up[e] x[t] + up_bias[e])      e.g. SwiGLU: silu(first half) * second half (Shazeer 2020)
+
+The gates are those of `tutti.nn.gate`, by name.
 
 | operand | shape | |
 |---|---|---|
@@ -11,6 +12,7 @@
 | weight | (T, k) | any floating dtype |
 | up | (E, 2F, H), or (E, F, H) without a gate | of experts `first` to `first + E - 1` |
 | down | (E, H, F) | |
+| up_bias, down_bias | (E, 2F) or (E, F), and (E, H) | both or neither |
 
 Tokens of experts outside `first` to `first + E - 1` add nothing. A number of `total` or more is an error on a CPU. Rows
 are sorted by expert, so that each expert has one product for all of its tokens; nothing of size tokens x experts is
@@ -29,45 +31,60 @@ import torch
 from torch import Tensor
 
 from tutti.nn import experts_grouped, experts_loop
-from tutti.nn.activation import activation_of
+from tutti.nn.gate import gate_of
 from tutti.nn.once import differentiable_once
 
-_tensors = "Tensor x, Tensor index, Tensor weight, Tensor up, Tensor down"
+_tensors = "Tensor x, Tensor index, Tensor weight, Tensor up, Tensor down, Tensor? up_bias, Tensor? down_bias"
 _options = "str activation, int first, int total"
 
 _library = torch.library.Library("tutti", "FRAGMENT")
 _library.define(f"experts({_tensors}, {_options}) -> Tensor")
 _library.define(f"experts_training({_tensors}, {_options}) -> (Tensor, Tensor)")
-_library.define(f"experts_backward(Tensor grad, {_tensors}, {_options}) -> (Tensor, Tensor, Tensor, Tensor)")
-_library.define(
-    f"experts_backward_kept(Tensor grad, {_tensors}, {_options}, Tensor rows) -> (Tensor, Tensor, Tensor, Tensor)"
-)
+_library.define(f"experts_backward(Tensor grad, {_tensors}, {_options}) -> Tensor[]")
+_library.define(f"experts_backward_kept(Tensor grad, {_tensors}, {_options}, Tensor rows) -> Tensor[]")
 ops = torch.ops.tutti
 
 
-def experts(x: Tensor, index: Tensor, weight: Tensor, up: Tensor, down: Tensor, activation: str = "silu") -> Tensor:
+def experts(
+    x: Tensor,
+    index: Tensor,
+    weight: Tensor,
+    up: Tensor,
+    down: Tensor,
+    activation: str = "silu",
+    up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+) -> Tensor:
     """The mixture of all experts, differentiable in all but the index. Shapes as above.
 
     x is computed in the dtype of the experts, or under autocast in autocast's; the result has the dtype of x. Raises
     ValueError if shapes do not fit, or for an unknown activation.
     """
-    activation_of(activation)
     wide = up.shape[1] // max(1, down.shape[-1])
     if wide not in (1, 2) or up.shape[1] != wide * down.shape[-1] or up.shape[::2] != down.shape[:2]:
         raise ValueError(
             f"experts: up {tuple(up.shape)} and down {tuple(down.shape)} do not fit together: expected (E, 2F, H) with "
             "a gate or (E, F, H) without, and (E, H, F)"
         )
+    if gate_of(activation).interleaved and wide == 1:
+        raise ValueError(f"experts: {activation!r} needs gate and up, but up {tuple(up.shape)} has no gate")
     if x.ndim != 2 or x.shape[1] != up.shape[2] or index.shape != weight.shape or index.shape[:1] != x.shape[:1]:
         raise ValueError(
             f"experts: expected tokens (T, {up.shape[2]}) with index and weight (T, k), found {tuple(x.shape)}, "
             f"{tuple(index.shape)} and {tuple(weight.shape)}"
         )
+    biases = [None if b is None else tuple(b.shape) for b in (up_bias, down_bias)]
+    if biases not in ([None, None], [up.shape[:2], down.shape[:2]]):
+        raise ValueError(
+            f"experts: expected both biases, {tuple(up.shape[:2])} and {tuple(down.shape[:2])}, or neither; found "
+            f"{biases[0]} and {biases[1]}"
+        )
     kind, dtype = x.device.type, up.dtype
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
-    operands = (x.to(dtype), index, weight, up.to(dtype), down.to(dtype))
-    learns = torch.is_grad_enabled() and any(t.requires_grad for t in operands)
+    matrices = (t if t is None else t.to(dtype) for t in (up, down, up_bias, down_bias))
+    operands = (x.to(dtype), index, weight, *matrices)
+    learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands)
     if learns:
         return ops.experts_training(*operands, activation, 0, up.shape[0])[0].to(x.dtype)
     return ops.experts(*operands, activation, 0, up.shape[0]).to(x.dtype)
@@ -96,16 +113,16 @@ _register(experts_loop, "CPU")
 _register(experts_grouped, "CUDA")
 
 
-def _fake(x, index, weight, up, down, activation, first, total):
+def _fake(x, *rest):
     return x.new_empty(x.shape)
 
 
-def _fake_training(x, index, weight, up, down, activation, first, total):
+def _fake_training(x, index, weight, up, down, up_bias, down_bias, activation, first, total):
     return x.new_empty(x.shape), x.new_empty((kept_rows(index, up, total), up.shape[1]))
 
 
-def _fake_backward(grad, x, index, weight, up, down, *rest):
-    return tuple(t.new_empty(t.shape) for t in (x, weight, up, down))
+def _fake_backward(grad, x, index, weight, *rest):
+    return [t.new_empty(t.shape) for t in (x, weight, *rest[:4]) if t is not None]
 
 
 torch.library.register_fake("tutti::experts", _fake)
@@ -126,11 +143,11 @@ def _save(ctx, inputs, output) -> None:
 def _gradients(ctx, grad, *others):
     """Gradients of all operands; None for the index and the options."""
     if grad is None:
-        return (None,) * 8
-    tensors, rows = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
+        return (None,) * 10
+    tensors, rows = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
     backward = ops.experts_backward_kept if rows else ops.experts_backward
-    gx, gweight, gup, gdown = backward(grad, *tensors, *ctx.options, *rows)
-    return gx, None, gweight, gup, gdown, None, None, None
+    gx, gweight, gup, gdown, *biases = backward(grad, *tensors, *ctx.options, *rows)
+    return gx, None, gweight, gup, gdown, *(biases or (None, None)), None, None, None
 
 
 for _name in ("experts", "experts_training"):

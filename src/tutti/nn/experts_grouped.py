@@ -12,49 +12,54 @@ from torch import Tensor
 
 from tutti import compat
 from tutti.nn import experts_loop
-from tutti.nn.activation import activation_of, gated, gated_backward
+from tutti.nn.gate import gate_of
 
 
-def forward(x, index, weight, up, down, activation, first, total, keep, only_rows=False):
+def forward(x, index, weight, up, down, up_bias, down_bias, activation, first, total, keep, only_rows=False):
     """(y, rows): rows are the results of the first product if `keep`; y is None if `only_rows`."""
+    operands = (x, index, weight, up, down, up_bias, down_bias, activation, first, total)
     if not _takes(x, up, down):
-        return experts_loop.forward(x, index, weight, up, down, activation, first, total, keep, only_rows)
-    act, (tokens, k) = activation_of(activation), index.shape
-    order, ends = _sorted(index, first, up.shape[0], total)
+        return experts_loop.forward(*operands, keep, only_rows)
+    gate, (tokens, k) = gate_of(activation), index.shape
+    order, ends, expert = _sorted(index, first, up.shape[0], total)
     if not len(order):
-        return experts_loop.forward(x, index, weight, up, down, activation, first, total, keep, only_rows)
+        return experts_loop.forward(*operands, keep, only_rows)
     rows = compat.grouped_mm(x[order // k], up.transpose(1, 2), ends)
+    if up_bias is not None:
+        rows = rows + up_bias[expert]
     if only_rows:
         return x, rows
-    out = compat.grouped_mm(gated(act, rows, down.shape[2]), down.transpose(1, 2), ends)
+    out = compat.grouped_mm(gate.forward(rows, down.shape[2]), down.transpose(1, 2), ends)
+    if down_bias is not None:
+        out = out + down_bias[expert]
     out = out.float() * weight.flatten()[order].unsqueeze(1)
     return _per_token(out, order, tokens, k).to(x.dtype), rows if keep else rows[:0]
 
 
-def backward(grad, x, index, weight, up, down, activation, first, total, rows):
-    """Gradients of x, weight, up and down; see `experts_loop.backward`."""
+def backward(grad, x, index, weight, up, down, up_bias, down_bias, activation, first, total, rows):
+    """Gradients of x, weight, up, down and the biases; see `experts_loop.backward`."""
+    operands = (grad, x, index, weight, up, down, up_bias, down_bias, activation, first, total, rows)
     if not _takes(x, up, down):
-        return experts_loop.backward(grad, x, index, weight, up, down, activation, first, total, rows)
-    act, (tokens, k), width = activation_of(activation), index.shape, down.shape[2]
-    order, ends = _sorted(index, first, up.shape[0], total)
+        return experts_loop.backward(*operands)
+    gate, (tokens, k), width = gate_of(activation), index.shape, down.shape[2]
+    order, ends, expert = _sorted(index, first, up.shape[0], total)
     if not len(order):
-        return experts_loop.backward(grad, x, index, weight, up, down, activation, first, total, rows)
+        return experts_loop.backward(*operands)
     each, g = weight.flatten()[order].unsqueeze(1).to(x.dtype), grad[order // k]
     ga = compat.grouped_mm(g, down, ends)
-    gate = act.forward(rows[:, :width])
-    a = gate * rows[:, width:] if rows.shape[1] > width else gate
+    a, kept = gate.kept(rows, width)
     gscale = torch.zeros_like(weight.flatten(), dtype=torch.float32)
     gscale[order] = (ga.float() * a.float()).sum(1)
     gdown = compat.grouped_mm(g.T, a * each, ends)
-    gmade = gated_backward(act, rows, gate, ga * each)
+    gmade = gate.backward(rows, kept, ga * each)
     gup = compat.grouped_mm(gmade.T, x[order // k], ends)
     gx = compat.grouped_mm(gmade, up, ends).float()
-    return (
-        _per_token(gx, order, tokens, k).to(x.dtype),
-        gscale.view(weight.shape).to(weight.dtype),
-        gup,
-        gdown,
-    )
+    gbiases = []
+    if down_bias is not None:
+        gscale[order] += (g.float() * down_bias[expert].float()).sum(1)
+        gbiases = [_per_expert(gmade, ends).to(up_bias.dtype), _per_expert(g * each, ends).to(down_bias.dtype)]
+    found = [_per_token(gx, order, tokens, k).to(x.dtype), gscale.view(weight.shape).to(weight.dtype), gup, gdown]
+    return [*found, *gbiases]
 
 
 def _takes(x: Tensor, up: Tensor, down: Tensor) -> bool:
@@ -62,13 +67,20 @@ def _takes(x: Tensor, up: Tensor, down: Tensor) -> bool:
     return x.dtype == torch.bfloat16 and len(x) > 0 and up.shape[2] % 8 == 0 and down.shape[2] % 8 == 0
 
 
-def _sorted(index: Tensor, first: int, count: int, total: int) -> tuple[Tensor, Tensor]:
-    """Local (token, choice) pairs sorted by expert, and the end of each expert's rows."""
+def _sorted(index: Tensor, first: int, count: int, total: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Local (token, choice) pairs sorted by expert, the end of each expert's rows, and the expert of each row."""
     flat = index.flatten() - first
     flat = torch.where((flat >= 0) & (flat < count), flat, count)
     ordered, order = flat.sort(stable=True)
     ends = torch.searchsorted(ordered, torch.arange(count, device=flat.device), right=True).to(torch.int32)
-    return order if count == total else order[: int(ends[-1])], ends
+    local = len(order) if count == total else int(ends[-1])
+    return order[:local], ends, ordered[:local]
+
+
+def _per_expert(rows: Tensor, ends: Tensor) -> Tensor:
+    """The sum of each expert's rows, in float32 and a fixed order."""
+    lengths = ends.diff(prepend=ends.new_zeros(1)).long()
+    return torch.segment_reduce(rows.float(), "sum", lengths=lengths, unsafe=True)
 
 
 def _per_token(rows: Tensor, order: Tensor, tokens: int, k: int) -> Tensor:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tutti.nn.activation import activation_of, gated, gated_backward
+from tutti.nn.gate import gate_of
 
 BLOCK = 512
 
@@ -29,11 +29,24 @@ class Block:
     at: slice
     parts: list[tuple[int, slice]]
 
-    def products(self, left: Tensor, right: Tensor, out: Tensor) -> Tensor:
-        """out[rows] = left[rows] @ right[expert]"""
+    def products(self, left: Tensor, right: Tensor, out: Tensor, bias: Tensor | None = None) -> Tensor:
+        """out[rows] = left[rows] @ right[expert] + bias[expert]"""
         for e, rows in self.parts:
-            torch.mm(left[rows], right[e], out=out[rows])
+            if bias is None:
+                torch.mm(left[rows], right[e], out=out[rows])
+            else:
+                torch.addmm(bias[e], left[rows], right[e], out=out[rows])
         return out
+
+    def sums(self, rows: Tensor, out: Tensor) -> None:
+        """out[expert] = the sum of its rows"""
+        for e, own in self.parts:
+            torch.sum(rows[own], 0, out=out[e])
+
+    def biases(self, bias: Tensor) -> Tensor:
+        """The bias of each row."""
+        counts = torch.tensor([rows.stop - rows.start for _, rows in self.parts], device=bias.device)
+        return bias[[e for e, _ in self.parts]].repeat_interleave(counts, 0)
 
     def gradients(self, left: Tensor, right: Tensor, out: Tensor) -> None:
         """out[expert] = left[rows].T @ right[rows]"""
@@ -41,46 +54,54 @@ class Block:
             torch.mm(left[rows].T, right[rows], out=out[e])
 
 
-def forward(x, index, weight, up, down, activation, first, total, keep, only_rows=False):
+def forward(x, index, weight, up, down, up_bias, down_bias, activation, first, total, keep, only_rows=False):
     """(y, rows): rows are the results of the first product if `keep`; y is None if `only_rows`."""
-    act, (_, k), (_, hidden, width) = activation_of(activation), index.shape, down.shape
+    gate, (_, k), (_, hidden, width) = gate_of(activation), index.shape, down.shape
     blocks = list(_blocks(index, first, up.shape[0], total))
     rows = x.new_empty((blocks[-1].at.stop if keep and blocks else 0, up.shape[1]))
     y, scale = x.new_zeros(x.shape, dtype=_wide(x)), weight.flatten()
     for block in blocks:
         tokens = block.pairs.div(k, rounding_mode="floor")
         made = rows[block.at] if keep else x.new_empty((tokens.numel(), up.shape[1]))
-        block.products(x.index_select(0, tokens), up.mT, made)
+        block.products(x.index_select(0, tokens), up.mT, made, up_bias)
         if not only_rows:
-            out = block.products(gated(act, made, width), down.mT, x.new_empty((tokens.numel(), hidden)))
+            out = x.new_empty((tokens.numel(), hidden))
+            block.products(gate.forward(made, width), down.mT, out, down_bias)
             y.index_add_(0, tokens, out.to(y.dtype).mul_(scale.index_select(0, block.pairs).unsqueeze(1)))
     return y.to(x.dtype), rows
 
 
-def backward(grad, x, index, weight, up, down, activation, first, total, rows):
-    """Gradients of x, weight, up and down.
+def backward(grad, x, index, weight, up, down, up_bias, down_bias, activation, first, total, rows):
+    """Gradients of x, weight, up and down, and of the biases if there are any.
 
-    With g = down^T grad of a row, before weighting: the gradient of its weight is g a, without its result.
+    With g = down^T grad of a row, before weighting: the gradient of its weight is g a + down_bias grad, without its
+    result.
     """
-    act, (_, k), (_, hidden, width) = activation_of(activation), index.shape, down.shape
+    gate, (_, k), (_, hidden, width) = gate_of(activation), index.shape, down.shape
     gx, scale = x.new_zeros(x.shape, dtype=_wide(x)), weight.flatten()
     gscale = torch.zeros_like(scale, dtype=gx.dtype)
-    gup, gdown = (torch.empty(w.shape, dtype=w.dtype, device=w.device) for w in (up, down))
+    learned = [w for w in (up, down, up_bias, down_bias) if w is not None]
+    gup, gdown, *gbiases = found = [torch.empty(w.shape, dtype=w.dtype, device=w.device) for w in learned]
     blocks = list(_blocks(index, first, up.shape[0], total))
     for e in {*range(len(up))} - {e for block in blocks for e, _ in block.parts}:
-        gup[e], gdown[e] = 0, 0
+        for gradient in found:
+            gradient[e] = 0
     for block in blocks:
         tokens = block.pairs.div(k, rounding_mode="floor")
         each, made = scale.index_select(0, block.pairs).unsqueeze(1).to(x.dtype), rows[block.at]
-        g, gate = grad.index_select(0, tokens), act.forward(made[:, :width])
-        a = gate * made[:, width:] if made.shape[1] > width else gate
+        g, (a, kept) = grad.index_select(0, tokens), gate.kept(made, width)
         ga = block.products(g, down, torch.empty_like(a))
-        gscale.index_copy_(0, block.pairs, torch.linalg.vecdot(ga.to(gx.dtype), a.to(gx.dtype)))
+        of_weight = torch.linalg.vecdot(ga.to(gx.dtype), a.to(gx.dtype))
         block.gradients(g, a * each, gdown)
-        gmade = gated_backward(act, made, gate, ga.mul_(each))
+        gmade = gate.backward(made, kept, ga.mul_(each))
         block.gradients(gmade, x.index_select(0, tokens), gup)
+        if gbiases:
+            of_weight += torch.linalg.vecdot(g.to(gx.dtype), block.biases(down_bias).to(gx.dtype))
+            block.sums(gmade, gbiases[0])
+            block.sums(g * each, gbiases[1])
+        gscale.index_copy_(0, block.pairs, of_weight)
         gx.index_add_(0, tokens, block.products(gmade, up, g.new_empty((tokens.numel(), hidden))).to(gx.dtype))
-    return gx.to(x.dtype), gscale.view(weight.shape).to(weight.dtype), gup, gdown
+    return [gx.to(x.dtype), gscale.view(weight.shape).to(weight.dtype), *found]
 
 
 def _blocks(index: Tensor, first: int, count: int, total: int) -> Iterator[Block]:

@@ -18,6 +18,7 @@ import torch
 import tutti.nn.experts  # noqa: F401  (registers the operators)
 from tutti.ir.op_info import FLOPS, LOCAL, SECONDS, SENDS, WORK
 from tutti.ir.step_graph import Call
+from tutti.nn.gate import gate_of
 from tutti.ops import experts_exchange
 from tutti.ops.registry import operands, rules, shape_of
 
@@ -25,33 +26,37 @@ ops = torch.ops.tutti
 FORWARD, BACKWARD = ops.experts.default, ops.experts_backward.default
 
 
-def _lines(up: Call, down: Call) -> tuple[str, str, dict[str, int]]:
-    """Dims of the experts' two tensors, and the number of halves."""
+def _rule(node: Call, backward: bool) -> tuple[str, dict[str, int]]:
+    up, down, *biases = operands(node)[3 + backward :]
     halves = up.meta["val"].shape[1] // down.meta["val"].shape[2]
-    return f"e* {'(c! f)' if halves == 2 else 'f'} h!", "e* h! f", {"c": halves} if halves == 2 else {}
+    width = "f@" if biases else "f"
+    made = {1: width, 2: f"({width} c!)" if gate_of(node.args[7 + backward]).interleaved else f"(c! {width})"}[halves]
+    experts = ", ".join([f"e* {made} h!", f"e* h! {width}", f"e* {made}", "e* h!"][: 2 + len(biases)])
+    sizes = {} if halves == 1 else {"c": halves}
+    if backward:
+        return f"t h!, t h!, t k, t k, {experts} -> t h!, t k, {experts} | ~0 t&e", sizes
+    return f"t h!, t k, t k, {experts} -> t h! | ~2 {'~46' if biases else '~4'} t&e", sizes
 
 
-def _experts(node: Call):
-    up, down, sizes = _lines(*operands(node)[3:])
-    return f"t h!, t k, t k, {up}, {down} -> t h! | ~2 ~4 t&e", sizes
-
-
-def _experts_backward(node: Call):
-    up, down, sizes = _lines(*operands(node)[4:])
-    return f"t h!, t h!, t k, t k, {up}, {down} -> t h!, t k, {up}, {down} | ~0 t&e", sizes
-
-
-rules({FORWARD: _experts, BACKWARD: _experts_backward})
+rules({FORWARD: partial(_rule, backward=False), BACKWARD: partial(_rule, backward=True)})
 
 
 def _own(target, traveling):
-    """The same operator for the local experts, on tokens that are here already or travel here."""
+    """The same operator for the local experts, on tokens that are here already or travel here. If ranks split the inner
+    width, one of them adds the bias of the second product."""
 
     def local(here, *args):
+        *tensors, down_bias, activation, first, total = args
+        share = None
+        if down_bias is not None and here.parts("f") > 1:
+            share = 1.0 if here.part("f") == 0 else 0.0
+            down_bias = down_bias * share
+        args = (*tensors, down_bias, activation)
         if here.joint("e"):
-            return traveling(target, here, *args)
-        *tensors, activation, first, total = args
-        return target(*tensors, activation, first + here.offset("e"), total)
+            made = traveling(target, here, *args, first, total)
+        else:
+            made = target(*args, first + here.offset("e"), total)
+        return [*made[:-1], made[-1] * share] if share is not None and target is BACKWARD else made
 
     return local
 
@@ -69,7 +74,7 @@ def _busiest(node: Call, factor: str, outer: int, k: int) -> float:
     """
     if factor != "e":
         return 1.0
-    choices = prod(operands(node)[-3].meta["val"].shape)
+    choices = prod(shape_of(node.args[1 + (node.target is BACKWARD)]))
     return min(k, 1 + (2 * log(k) * (k - 1) / max(1, choices)) ** 0.5)
 
 
@@ -81,7 +86,7 @@ def _flops(products: int, backward: bool = False) -> Callable[[Call], int]:
     to the local experts. The product that a backward pass recomputes is not counted."""
 
     def flops(node: Call) -> int:
-        _, index, _, up, down, _, _, total = node.args[backward : 8 + backward]
+        _, index, _, up, down, *_, total = node.args[backward : 10 + backward]
         return products * 2 * prod(shape_of(index)) * (prod(shape_of(up)) + prod(shape_of(down))) // total
 
     return flops
@@ -91,7 +96,7 @@ def _seconds(device: Any, call: Any, backward: bool) -> float:
     """A product for each expert, of its share of the choices; of more where `flops` says that this rank is busier.
     Between them the choices' rows are gathered, activated and added."""
     _, (tokens, k), _, (experts, made, hidden), (_, _, width) = call.shapes()[backward : 5 + backward]
-    rows = ceil(tokens * k / call.node.args[7 + backward])
+    rows = ceil(tokens * k / call.node.args[9 + backward])
     products = [(rows, hidden, made), (rows, width, hidden)]
     if backward:
         products = [(rows, hidden, width), (hidden, rows, width), (made, rows, hidden), (rows, made, hidden)]

@@ -56,19 +56,22 @@ class Travel:
         return index, both[:, k:].to(weight.dtype)
 
 
-def forward(target, here, x, index, weight, up, down, activation, first, total):
+def forward(target, here, x, index, weight, up, down, up_bias, down_bias, activation, first, total):
     begin = first + here.offset("e")
     travel = Travel(here, index, len(up))
     chosen = travel.choices(index, weight, (begin + len(up)) % total)
-    return travel.back(target(travel.there(x), *chosen, up, down, activation, begin, total))
+    matrices = (up, down, up_bias, down_bias)
+    return travel.back(target(travel.there(x), *chosen, *matrices, activation, begin, total))
 
 
-def backward(target, here, grad, x, index, weight, up, down, activation, first, total):
+def backward(target, here, grad, x, index, weight, up, down, up_bias, down_bias, activation, first, total):
     begin = first + here.offset("e")
     travel = Travel(here, index, len(up))
     chosen = travel.choices(index, weight, (begin + len(up)) % total)
-    gx, gweight, gup, gdown = target(travel.there(grad), travel.there(x), *chosen, up, down, activation, begin, total)
-    return travel.back(gx), travel.back(gweight), gup, gdown
+    matrices = (up, down, up_bias, down_bias)
+    rows = travel.there(grad), travel.there(x), *chosen
+    gx, gweight, *gradients = target(*rows, *matrices, activation, begin, total)
+    return [travel.back(gx), travel.back(gweight), *gradients]
 
 
 def sends(products: int):

@@ -4,6 +4,7 @@ import torch
 
 from tutti.check.samples.sample import Draw, samples
 from tutti.nn.activation import ACTIVATIONS
+from tutti.nn.gate import CLAMPED
 
 ops = torch.ops.tutti
 
@@ -13,9 +14,12 @@ def drawn(d: Draw):
     tokens, experts = d.sizes(2, (2, 4, 6))
     hidden, width, k = *d.sizes(2, (2, 4)), d.size((1, 2))
     index = d.integers(tokens, k, below=experts)
-    shapes = [(tokens, hidden), (experts, (1 + d.flag()) * width, hidden), (experts, hidden, width)]
+    activation = d.pick([*ACTIVATIONS, f"{CLAMPED}:1.7:2.0"])
+    halves = 2 if activation.startswith(CLAMPED) else 1 + d.flag()
+    shapes = [(tokens, hidden), (experts, halves * width, hidden), (experts, hidden, width)]
     x, up, down = (d.floats(*shape, dtype=torch.float64) for shape in shapes)
-    return (x, index, d.positive(tokens, k), up, down), (d.pick(list(ACTIVATIONS)), 0, experts)
+    biases = [d.floats(*t.shape[:2], dtype=torch.float64) for t in (up, down)] if d.flag() else [None, None]
+    return (x, index, d.positive(tokens, k), up, down, *biases), (activation, 0, experts)
 
 
 @samples(ops.experts.default)
