@@ -40,6 +40,8 @@ class Workload:
     """Keep and update float32 copies of bfloat16 parameters, and optimizer state in float32."""
     clip_norm: float | None = None
     """Clip the gradient norm to this."""
+    attention: str = "auto"
+    """Attention of a transformers model: auto (fused where the model has it) or eager (the scores are in memory)."""
 
 
 class Captured:
@@ -53,7 +55,7 @@ class Captured:
                 raise ValueError(f"unknown {what} {value!r}; expected one of {', '.join(known)}")
         progress("reading the model")
         self.workload, self.progress = workload, progress
-        self.model, self.example = load(w.model, w.batch, w.seq, DTYPES[w.dtype])
+        self.model, self.example = load(w.model, w.batch, w.seq, DTYPES[w.dtype], w.attention)
         self.update = makers[w.optimizer](self.model.parameters(), lr=1e-3)
         self.captured = Steps(self._captured).planned
         self.graph = cache(self._graph)

@@ -18,10 +18,13 @@ from torch import nn
 from tutti.tracing.batch import Batch
 from tutti.tracing.example import INSTEAD, example
 
+ATTENTION = {"auto": {}, "eager": {"attn_implementation": "eager"}}  # options of a transformers model
 EXPECTED = "give a folder with a transformers config.json, such a file, or package.module:function"
 
 
-def load(source: str, batch: int, seq: int, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Module, Batch]:
+def load(
+    source: str, batch: int, seq: int, dtype: torch.dtype = torch.bfloat16, attention: str = "auto"
+) -> tuple[nn.Module, Batch]:
     """A model in training mode and an example batch. Neither takes memory.
 
     source: a folder with a transformers `config.json`, such a file, or `package.module:function`. The function takes no
@@ -29,11 +32,17 @@ def load(source: str, batch: int, seq: int, dtype: torch.dtype = torch.bfloat16)
         as they are. The module is imported and the function is called, with a note on stderr.
     batch, seq: size of the example batch of a transformers model, with labels: tokens, images or spectrograms, see
         `tutti.tracing.example`.
+    attention: "eager" computes the attention of a transformers model with the scores in memory, as before fused kernels;
+        "auto" is transformers' default: a fused kernel where the model has one.
 
     Raises ValueError for other sources.
     """
     module, colon, function = source.rpartition(":")
+    if attention not in ATTENTION:
+        raise ValueError(f"unknown attention {attention!r}; expected one of {', '.join(ATTENTION)}")
     if colon and not Path(source).exists():
+        if attention != "auto":
+            raise ValueError(f"attention {attention!r} is for transformers models; choose it in {source}")
         return _from_function(module, function)
     path = Path(source)
     if not path.exists():
@@ -44,11 +53,11 @@ def load(source: str, batch: int, seq: int, dtype: torch.dtype = torch.bfloat16)
         raise ValueError(f"no such file: {path}; {EXPECTED}")
     if batch < 1 or seq < 2:
         raise ValueError(f"batch {batch}, seq {seq}: at least batch 1 and seq 2 are needed")
-    model = _from_config(path).to(dtype).train()
+    model = _from_config(path, ATTENTION[attention]).to(dtype).train()
     return model, example(model, batch, seq)
 
 
-def _from_config(path: Path) -> nn.Module:
+def _from_config(path: Path, attention: dict[str, str]) -> nn.Module:
     """The model of the config's architecture, or a causal language model if it names none."""
     import transformers
 
@@ -65,7 +74,7 @@ def _from_config(path: Path) -> nn.Module:
     )
     try:
         with torch.device("meta"):
-            return make(config)
+            return make(config, **attention)
     except ValueError as error:
         raise ValueError(f"{path}: transformers cannot build this model ({error})") from error
 
