@@ -5,8 +5,9 @@ The rows are in benchmarks/published_runs/runs.json, with a transformers config 
 named there, AdamW in bfloat16 with float32 master weights unless a recipe says otherwise, at O2. No constant is fitted
 to these or other steps: what kernels reach is from published measurements of kernels (`tutti.hardware.reached`).
 
-The plan is the nearest that has a name. What a run does otherwise than our Program counts as error: attention that is
-not fused (2021 and 2022), precision of the optimizer, selective recomputation, a GPU with less power than the preset's.
+The plan is the nearest that has a name, and options follow the source where it states them (`RECIPES`). What a run does
+otherwise than our Program counts as error: selective recomputation of every second product, a GPU with less power than
+the preset's.
 
 `error_bar` is what two thirds of the rows stay within, by kind. It is what the command line prints beside a prediction
 (`tutti.sim.error_bars`). Predictions are cached by row and by the source of this package, so that a run that was
@@ -38,18 +39,25 @@ QUICK = ("S4", "M1", "S6")
 LEVEL = "O2"
 NAMES = {  # plans that have no name in ours: the nearest
     "zero3 with selective recomputation": "zero3xrecompute",
-    "tp8, sequence parallel, selective recomputation": "tp8xspxrecompute-attention",
-    "pp8-interleaved3xtp8, selective recomputation": "pp8-interleaved3xtp8xspxrecompute-attention",
 }
+SCORES = {"attention": "eager"}  # before fused attention: Megatron-LM of 2021 and 2022
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {  # plans and options by row, where the source has a recipe
+    # configs/strategy/*.json of SimuMax: zero_state 1, use_fp32_accum_grad, enable_sequence_parallel.
+    "S2": ("pp2xdp4xzero1xfp32sums", {}),
+    "S4": ("tp8xspxfp32sums", {}),
+    "S6": ("ep8xzero1xfp32sums", {}),
     # torchtitan's tensor parallelism splits norms and the residual stream along the sequence: SequenceParallel in
     # torchtitan/models/llama3/infra/parallelize.py.
     "T3": ("tp8xspxzero3xrecompute", {}),
-    # examples/benchmark/configs/qwen3_moe_30b_te_deepep.yaml of NVIDIA-NeMo/Automodel: FSDP2 over 8 devices, ep_size 8,
+    # Korthikanti et al. 2022, section 5: selective recomputation is that of the scores. BigScience: Megatron-DeepSpeed.
+    "K22": ("tp8xspxrecompute-attention", SCORES),
+    "K175": ("pp8-interleaved3xtp8xspxrecompute-attention", SCORES),
+    "B1": ("pp12xdp8xtp4xzero1xrecompute", SCORES),
+    "B4": ("pp2xdp24xtp8xzero1xrecompute", SCORES),
+    # llm_benchmark/qwen/qwen3_moe_30b_te_deepep.yaml of NVIDIA-NeMo/Automodel: FSDP2 over 8 devices, ep_size 8,
     # activation_checkpointing, torch.optim.Adam over the model's own bfloat16 parameters.
     "A3": ("dp8xexperts8xzero3xrecompute", {"optimizer": "adam", "masters": False}),
-    # examples/llm_benchmark/gpt_oss/gptoss_20b_te_deepep.yaml of the same: FSDP2, ep_size 8, no activation
-    # checkpointing, torch.optim.Adam.
+    # gpt_oss/gptoss_20b_te_deepep.yaml beside it: the same without activation_checkpointing.
     "A4": ("dp8xexperts8xzero3", {"optimizer": "adam", "masters": False}),
 }
 Row = dict[str, Any]

@@ -227,15 +227,15 @@ class Stage:
             for task in tasks_of(part.simulation.replays[RANK], Prices(cluster, part.program)):
                 if task.name.startswith("copy for "):  # Megatron's collectives are in place
                     continue
-                if task.phase == "update":
+                if task.phase == "update" and part.runs > 1 and task.stream == COMPUTE:
+                    found["sums"] += (deeper if re.match(LAYER, task.name) else 1) * task.seconds
+                elif task.phase == "update":
                     found["reduce" if task.stream == "dp" else "update"] += larger * task.seconds
                 elif re.match(LAYER, task.name):
                     found[task.phase] += deeper * task.seconds
                     found["communication"] += deeper * task.seconds * (task.stream != COMPUTE)
                 else:
                     found["ends"] += task.seconds
-            if part.runs > 1:
-                found["sums"] += larger * part.extra * self.made.cluster.device.reached / cluster.device.reached
         return dict(found)
 
 

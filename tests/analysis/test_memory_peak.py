@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 import tutti
 import zoo
 from liveness import most_alive
 from programs import program
-from tutti.analysis.memory import CUDA, memory, platform
+from tutti.analysis.memory import CPU, CUDA, memory, platform
 from tutti.analysis.replay import replay
 from tutti.hardware import Cluster
 from tutti.lower.collectives import all_gather, reduce_scatter
@@ -57,7 +59,6 @@ def test_blocks_of_512_bytes_on_a_gpu():
     played = replay(program(two_layers, {"param:w": (4, 8), "batch:x": (8, 4)}, {"dp": 1}))
     assert memory(played, CUDA).peak == 4 * 512
     assert platform(Cluster.parse("h100:2").device) is CUDA
-    assert memory(played, held={"more": 1000}).kinds["more"] == 1000
 
 
 def gathered(calls, w):
@@ -93,6 +94,7 @@ def test_accumulated_gradients_are_in_the_peak_of_a_step():
     _, measured = most_alive(lambda state, data: step(data), step.store.parts, batch)
     made = dry_run(step.graph, step.plan, step.cluster)
     assert [part.runs for part in made.parts] == [2, 1]
-    assert abs(made.memory.peak / measured - 1) < 0.01
+    seen = max(memory(p.simulation.replays[0], replace(CPU, inside=False)).peak for p in made.parts)
+    assert abs(seen / measured - 1) < 0.01  # memory inside of operators is not measured
     sums = sum(p.numel() * 4 for p in model.parameters())
     assert made.memory.kinds["accumulated gradients"] == sums

@@ -100,7 +100,7 @@ def test_memory_counts_what_sums_take():
     for name in ("dp2", "dp2xfp32sums"):
         step, _ = made(name)
         predicted = dry_run(step.graph, step.plan, step.cluster)
-        kinds[name] = predicted.parts[0].held["accumulated gradients"]
+        kinds[name] = predicted.parts[0].simulation.memory[0].kinds["accumulated gradients"]
         elements = sum(step.graph.spec(f"param:{n}").numel for n in step.graph.names("param"))
     assert kinds["dp2"] == 2 * elements and kinds["dp2xfp32sums"] == 4 * elements
 

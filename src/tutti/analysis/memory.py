@@ -81,11 +81,8 @@ def platform(device: Device) -> Platform:
     return CPU if device.name.startswith("cpu") else CUDA
 
 
-def memory(replay: Replay, on: Platform = CPU, held: Mapping[str, int] | None = None) -> Memory:
-    """The peak of a Program's run, and what is live then.
-
-    held: bytes by kind that stay allocated besides the Program's own.
-    """
+def memory(replay: Replay, on: Platform = CPU) -> Memory:
+    """The peak of a Program's run, and what is live then."""
     most, worst, rounded = 0, -1, on.rounded
     for i, (total, *_) in enumerate(walk(replay, on)):
         if total > most:
@@ -101,8 +98,6 @@ def memory(replay: Replay, on: Platform = CPU, held: Mapping[str, int] | None = 
             break
     else:
         event = None
-    for kind, count in (held or {}).items():
-        _add(sizes, kind, kind, count)
     alive = [Alive(label, kind, size, count) for (label, kind), (size, count) in sizes.items() if size]
     by_kind: Counter[str] = Counter()
     for a in alive:
@@ -138,8 +133,7 @@ def spans(replay: Replay, on: Platform) -> dict[fx.Node, tuple[int, int, int]]:
     return found
 
 
-def course(replay: Replay, on: Platform, held: Mapping[str, int] | None = None, points: int = 400
-           ) -> list[tuple[int, Counter[str]]]:  # fmt: skip
+def course(replay: Replay, on: Platform, points: int = 400) -> list[tuple[int, Counter[str]]]:
     """(call index, live bytes by kind) over the run, downsampled to about `points` calls with the highest memory."""
     totals = [total for total, *_ in walk(replay, on)]
     stretch = -(-len(totals) // points)
@@ -148,7 +142,7 @@ def course(replay: Replay, on: Platform, held: Mapping[str, int] | None = None, 
     kinds, found = _kinds(replay), []
     for i, (_, _, live, workspace, _) in enumerate(walk(replay, on)):
         if i in chosen:
-            now = Counter(held or {})
+            now = Counter[str]()
             now["workspace" if workspace > 0 else "temporaries"] += workspace  # negative: inputs that are overwritten
             for storage in filter(on_device, live):
                 now[kinds.get(storage, "communication")] += on.rounded(storage.bytes)

@@ -30,9 +30,7 @@ from tutti.launch.heartbeat import HEARTBEAT, Meeting
 from tutti.lower.actions import ONCE, Action, Message, actions_of, had, orders
 from tutti.lower.cut import Place
 from tutti.lower.program import Collective, Program
-from tutti.lower.schedule_parts import label_of, output_layouts, passed, schedule_of, sizes_of, with_values
-from tutti.lower.shard import shard
-from tutti.lower.sums import WIDE
+from tutti.lower.schedule_parts import label_of, passed, program_of, schedule_of, sizes_of, with_values
 from tutti.plan.layout import devices
 from tutti.plan.plan import PIPELINE, Plan
 
@@ -180,10 +178,10 @@ class _Part:
 
     def __init__(self, executor: Executor, place: Place, level: str):
         graph, plan = executor.cut.parts[place], executor.plan
-        asked = output_layouts(executor.cut, graph, plan)
-        self.programs: list[Program] = [shard(graph, plan, rank, asked) for rank in executor.ranks]
+        self.programs: list[Program] = [program_of(executor.cut, graph, plan, rank) for rank in executor.ranks]
         self.local = {n.meta["input"]: n.meta["val"] for n in self.programs[0].graph.nodes if n.op == "placeholder"}
         self.outputs = [(name, _kind(name)) for name in graph.outputs]
+        self.summed = [name for name, kind in self.outputs if kind == "grad"]
         number, homes = executor.device(place), executor.cut.homes
         self.stored = {name for name in self.programs[0].inputs if not passed(name)
                        and (name not in homes or executor.schedule.place[homes[name]] == number)}  # fmt: skip
@@ -260,6 +258,9 @@ class _Device:
         """Run a part and keep its outputs."""
         executor, rows = self.executor, []
         part = executor.part(action.place, action.microbatch)  # pyright: ignore[reportArgumentType]
+        for name in part.summed:
+            if name not in self.sums:
+                self.sums[name] = self.counted([self.zeros(program, name) for program in part.programs])
         for i, (program, rank) in enumerate(zip(part.programs, executor.ranks, strict=True)):
             kept, row = self.kept[i], []
             for name, (layout, _) in program.inputs.items():
@@ -294,12 +295,14 @@ class _Device:
             self.skipped = row[0]
         elif kind == "observed":
             self.observed.setdefault(name, []).append(row[0])
-        elif name in self.sums:
-            self.sums[name] = [total.add_(x) for total, x in zip(self.sums[name], row, strict=True)]
-        else:  # a copy: two gradients may be one tensor, or a broadcast one
-            wide = WIDE if name in self.executor.cut.wide_sums else None
-            made = [x.to(wide or x.dtype, copy=True, memory_format=torch.contiguous_format) for x in row]
-            self.sums[name] = self.counted(made)
+        else:  # a sum of gradients, to which the part has added in place
+            self.sums[name] = row
+
+    def zeros(self, program: Program, name: str) -> torch.Tensor:
+        """The local part of a sum of gradients before the first microbatch."""
+        layout, spec = program.inputs[name]
+        shape = layout.local_shape(spec.shape, program.mesh, program.where)
+        return torch.zeros(shape, dtype=spec.dtype, device=self.executor.cut.step.device)
 
 
 class _Mail:

@@ -19,10 +19,12 @@ from tutti.ir.labels import layer_of
 from tutti.ir.step_graph import BACKWARD, Call, Spec
 from tutti.lower.collectives import all_gather, all_reduce, reduce_scatter
 from tutti.lower.emit import Emitter
+from tutti.lower.inplace import written
 from tutti.lower.order import advance, chain, collectives_together, sort
 from tutti.plan.price import BUCKET
 
 aten = torch.ops.aten
+SUMMING = (aten.add_.Tensor, written)  # what adds a gradient to its sum (`lower.sums`)
 
 
 def bucket(graph: fx.Graph) -> None:
@@ -49,7 +51,7 @@ def _of_inputs(nodes: Sequence[Call]) -> bool:
 
 
 def _handed_out(graph: fx.Graph) -> dict[fx.Node, int]:
-    """Collectives of gradients that only the output reads, with the number of collectives each depends on."""
+    """Collectives of gradients that only the output or a sum reads, with the number of collectives each depends on."""
     only: set[fx.Node] = set()
     found: list[fx.Node] = []
     for node in reversed(graph.nodes):
@@ -57,7 +59,7 @@ def _handed_out(graph: fx.Graph) -> dict[fx.Node, int]:
             if node.target in (all_reduce, reduce_scatter) and node.meta["phase"] == BACKWARD:
                 found.insert(0, node)
                 only.add(node)
-            elif node.target in FREE:
+            elif node.target in FREE or node.target in SUMMING:
                 only.add(node)
     depth: dict[fx.Node, int] = {}
     for node in found:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from tutti.ir.step_graph import Spec, StepGraph
 from tutti.lower.cut import Cut, cut, undivided
-from tutti.lower.shard import made_in
-from tutti.lower.sums import WIDE, add_in_float32
+from tutti.lower.program import Program
+from tutti.lower.shard import made_in, shard
+from tutti.lower.sums import WIDE, add_in_float32, add_to_sums
 from tutti.plan.layout import Layout
 from tutti.plan.plan import Plan
 from tutti.plan.schedule import forward
@@ -54,6 +55,11 @@ def output_layouts(cut: Cut, part: StepGraph, plan: Plan) -> dict[str, Layout]:
     stored = {name: node.meta["label"] for name, node in cut.step.inputs.items() if name in part.outputs}
     passed_on = {name: label_of(cut, name) for name in part.outputs if passed(name)}
     return {name: plan.input_layout(label) for name, label in {**stored, **passed_on}.items()}
+
+
+def program_of(cut: Cut, part: StepGraph, plan: Plan, rank: int) -> Program:
+    """The Program of a part for one rank."""
+    return add_to_sums(shard(part, plan, rank, output_layouts(cut, part, plan)), cut.wide_sums)
 
 
 def with_values(plan: Plan, cut: Cut) -> Plan:

@@ -82,6 +82,11 @@ def is_view(node: fx.Node) -> bool:
     return x.target not in TURNING
 
 
+def _is_free(node: fx.Node) -> bool:
+    """Whether a call only looks at its operand. Readers in all layers may look at one unit's result."""
+    return is_view(node) or node.target is operator.getitem
+
+
 def take_back_views(graph: fx.Graph) -> None:
     """Undo the copies of views that `units` made, in place."""
     for node in list(graph.nodes):
@@ -129,7 +134,7 @@ class _Units:
                 if x.op != "call_function" or x in self.given:
                     continue
                 made = self.find(x)
-                if is_view(n) or n.target is operator.getitem:
+                if _is_free(n):
                     self.root[n] = made
                 elif n not in self.alone:
                     joined = made not in self.alone and key[made] == key[n]
@@ -187,7 +192,8 @@ class _Units:
         for i, before in enumerate(waits):
             for j in before:
                 behind[j].append(i)
-        ready = [(place[unit[-1]], i) for i, unit in enumerate(groups) if not waits[i]]
+        made = [max((place[n] for n in unit if not _is_free(n)), default=place[unit[-1]]) for unit in groups]
+        ready = [(made[i], i) for i in range(len(groups)) if not waits[i]]
         heapify(ready)
         order = []
         while ready:
@@ -196,6 +202,6 @@ class _Units:
             for j in behind[i]:
                 waits[j].discard(i)
                 if not waits[j]:
-                    heappush(ready, (place[groups[j][-1]], j))
+                    heappush(ready, (made[j], j))
         assert len(order) == len(groups), "units wait for each other"
         return order

@@ -20,6 +20,7 @@ aten = torch.ops.aten
 WRITES: dict[Any, tuple[int, ...]] = {
     **{in_place: positions for in_place, _, positions in IN_PLACE.values()},
     aten.copy_.default: (0,),
+    aten.add_.Tensor: (0,),
     store: (0,),
 }
 TURNING = {aten.permute.default, aten.transpose.int, aten.t.default, aten.expand.default}  # views with permuted strides

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from torch import fx
 
@@ -13,7 +14,7 @@ from tutti.ir.step_graph import StepGraph
 from tutti.lower.cut import Place
 from tutti.lower.program import Program
 from tutti.lower.regions import check_divided
-from tutti.lower.schedule_parts import output_layouts, schedule_of, sizes_of, with_values
+from tutti.lower.schedule_parts import output_layouts, program_of, schedule_of, sizes_of, with_values
 from tutti.plan.layout import Layout, devices
 from tutti.plan.plan import Plan
 from tutti.plan.search import Progress
@@ -51,20 +52,16 @@ def dry_run(
     for place, part in cut.parts.items():
         asked = output_layouts(cut, part, inner)
         runs = 1 if place.kind == "S" or place.kind.startswith("U") else plan.accumulate
-        sums = sum(sizes[name] for name in part.outputs if name.startswith("grad:"))
-        held = {"accumulated gradients": sums if flat else 0}  # in a pipeline they count at each action
         signature = (place,) if flat else _signature(part, inner, asked)
         if signature not in known:
             progress(f"simulating {place}")
-            program = lowered(part, inner, asked, level, within if overlaps else None)
-            known[signature] = program, simulate([program], within, level, held=held)
+            make = partial(program_of, cut, part, inner)
+            program = lowered(make, level, within if overlaps else None)
+            known[signature] = program, simulate([program], within, level)
         program, simulation = known[signature]
         if flat and not parts:
             check_divided(program, plan.overlap_chunks)
-        adds = sums if plan.accumulate * plan.sequence_chunks > 1 else 0  # read and written, as a gradient is read
-        low = sum(sizes[name] // 2 for name in part.outputs if name in cut.wide_sums)  # gradients of 16 bits
-        extra = cluster.device.stream_seconds(3 * adds - low) if adds else 0.0
-        parts[place] = Part(str(place), program, simulation, runs, extra, held)
+        parts[place] = Part(str(place), program, simulation, runs)
     peak = peak_of(next(iter(parts.values())).program, cluster)
     run = DryRun(tuple(parts.values()), graph.flops * plan.accumulate, peak, cluster, level)
     return run if flat else pipeline_run(run, cut, schedule, parts, plan, sizes)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable
 
+from tutti.analysis.passes import improve
 from tutti.hardware import Cluster
 from tutti.ir.costs import FREE, flat
 from tutti.ir.step_graph import Call, StepGraph
+from tutti.lower.shard import shard
 from tutti.plan.plan import Plan
 from tutti.sim.simulate import simulate
-from tutti.sim.step import lowered
 
 
 def forward_seconds(step: StepGraph, cluster: Cluster, level: str) -> Callable[[Call], float]:
@@ -20,7 +21,7 @@ def forward_seconds(step: StepGraph, cluster: Cluster, level: str) -> Callable[[
     step: a graph with a loss. Calls outside any kernel, such as views, take 0.
     """
     one = cluster.of(1)
-    program = lowered(step.keep(["loss"]), Plan({"dp": 1}), {}, level, None)
+    program = improve(shard(step.keep(["loss"]), Plan({"dp": 1}), 0), level)
     made = simulate([program], one, level)
     taken, calls = defaultdict[str, float](float), Counter[str]()
     for node in step.calls:

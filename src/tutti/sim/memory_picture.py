@@ -70,7 +70,7 @@ def _course(made: DryRun, part: Part) -> Course:
     simulation = part.simulation
     begins = {simulation.task(span).event: span.begin for span in simulation.spans if span.rank == RANK}
     found, now = [], 0.0
-    for call, kinds in course(simulation.replays[RANK], platform(made.cluster.device), part.held):
+    for call, kinds in course(simulation.replays[RANK], platform(made.cluster.device)):
         now = max(now, begins.get(call, now))  # calls without a span take no time
         found.append((now, kinds))
     return found

@@ -129,7 +129,7 @@ def pipeline_run(
     def travel(message: Message) -> float:
         return run.cluster.time("ppermute", sizes[message.name], width, plan.mesh[PIPELINE])
 
-    spans = _clock(actions, {place: part.simulation.seconds + part.extra for place, part in parts.items()}, travel)
+    spans = _clock(actions, {place: part.simulation.seconds for place, part in parts.items()}, travel)
     sent = tuple(
         (len(messages), sum(sizes[m.name] for m in messages))
         for messages in ([m for action in todo for m, _ in action.sends] for todo in actions)
@@ -176,7 +176,10 @@ def _course(device: int, actions: list[Action], cut: Cut, schedule: Schedule, pa
     now = kept.copy()  # the messages that are held are added to it one by one: there are many
     alive: dict[Message, int] = {}
     summed: dict[str, int] = {}
-    held = {place: sum(sizes[name] for name in part.inputs if not name.startswith(("batch:", "common:")))
+    gradients = {place: [name for name in part.outputs if name.startswith("grad:")]
+                 for place, part in cut.parts.items()}  # fmt: skip
+    held = {place: sum(sizes[name] for name in (*part.inputs, *gradients[place])
+                       if not name.startswith(("batch:", "common:")))
             for place, part in cut.parts.items() if schedule.place[place.stage] == device}  # fmt: skip
 
     def hold(message: Message) -> None:
@@ -187,6 +190,8 @@ def _course(device: int, actions: list[Action], cut: Cut, schedule: Schedule, pa
     for action in actions:
         for message, _ in action.receives:
             hold(message)
+        if action.place:
+            summed |= {name: sizes[name] for name in gradients[action.place]}
         here = now + Counter({"accumulated gradients": sum(summed.values())})
         total = sum(here.values())
         if action.place is None:
@@ -199,7 +204,5 @@ def _course(device: int, actions: list[Action], cut: Cut, schedule: Schedule, pa
             for name in cut.parts[action.place].outputs:
                 if name.startswith("value:"):
                     hold(Message(name, action.microbatch))
-                elif name.startswith("grad:"):
-                    summed[name] = sizes[name]
         for message in action.drops:
             now[input_kind(message.name)] -= alive.pop(message)

@@ -99,7 +99,6 @@ def simulate(
     level: str = "O0",
     *,
     slower: Mapping[int, float] | None = None,
-    held: Mapping[str, int] | None = None,
 ) -> Simulation:
     """Simulate the Programs of some ranks.
 
@@ -107,7 +106,6 @@ def simulate(
         collective when the given ones of their group do.
     level: what is fused.
     slower: factor on a rank's computing time; all compute as fast as the slowest device of the cluster.
-    held: bytes by kind that stay allocated besides the Program's own.
 
     Raises ValueError if the cluster and the mesh have different numbers of devices.
     """
@@ -119,7 +117,7 @@ def simulate(
         played = fuse(replay(program), level)
         replays[program.rank] = played
         tasks[program.rank] = tasks_of(played, Prices(cluster, program))
-        memories[program.rank] = memory(played, platform(cluster.device), held)
+        memories[program.rank] = memory(played, platform(cluster.device))
     waits_for = cluster.device.slowest(cluster.size)
     pace = {rank: waits_for * (slower or {}).get(rank, 1.0) for rank in tasks}
     clock = Clock(tasks, mesh, pace, cluster.device.yields)

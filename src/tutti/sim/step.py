@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from tutti.analysis.memory import Memory
 from tutti.analysis.passes import improve
 from tutti.hardware import Cluster
-from tutti.ir.step_graph import StepGraph
 from tutti.lower.collectives import ppermute
 from tutti.lower.program import Program
-from tutti.lower.shard import shard
-from tutti.plan.layout import Layout, devices
-from tutti.plan.plan import Plan, Prediction
+from tutti.plan.layout import devices
+from tutti.plan.plan import Prediction
 from tutti.sim.simulate import Simulation, dtype_of
 from tutti.sim.tasks import HOST_COMPUTES, IN, OUT
 
@@ -24,15 +22,12 @@ RANK = 0  # all ranks run equal Programs, so one is simulated
 
 @dataclass(frozen=True)
 class Part:
-    """A Program that runs `runs` times in a step. extra: seconds that the runtime computes after each run, to add
-    gradients. held: bytes by kind that stay allocated besides the Program's own."""
+    """A Program that runs `runs` times in a step."""
 
     name: str
     program: Program
     simulation: Simulation
     runs: int = 1
-    extra: float = 0.0
-    held: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -40,7 +35,7 @@ class Part:
 
     @property
     def seconds(self) -> float:
-        return self.runs * (self.simulation.seconds + self.extra)
+        return self.runs * self.simulation.seconds
 
 
 @dataclass(frozen=True)
@@ -74,7 +69,7 @@ class DryRun:
     @property
     def compute(self) -> float:
         """Seconds in which a rank computes."""
-        return sum(p.runs * (p.simulation.busy(RANK).get("compute", 0.0) + p.extra) for p in self.counted)
+        return sum(p.runs * p.simulation.busy(RANK).get("compute", 0.0) for p in self.counted)
 
     @property
     def memory(self) -> Memory:
@@ -124,14 +119,15 @@ class DryRun:
         return sorted(((n, p, count, took) for (n, p), (count, took) in found.items()), key=lambda row: -row[3])
 
 
-def lowered(step: StepGraph, plan: Plan, outputs: Mapping[str, Layout], level: str, hidden: Cluster | None) -> Program:
-    """The Program of one rank as it runs. hidden: the cluster to hide communication for (`analysis.overlap`), or None.
+def lowered(make: Callable[[int], Program], level: str, hidden: Cluster | None) -> Program:
+    """The Program of one rank as it runs. make: gives the Program of a rank. hidden: the cluster to hide communication
+    for (`analysis.overlap`), or None.
 
     In causal ring attention ranks have unequal work and would choose different orders, so the order is kept.
     """
-    program = shard(step, plan, RANK, outputs)
+    program = make(RANK)
     if hidden and any(node.target is ppermute for node in program.graph.nodes):
-        last = shard(step, plan, devices(plan.mesh) - 1, outputs)
+        last = make(devices(program.mesh) - 1)
         if [n.target for n in last.graph.nodes] != [n.target for n in program.graph.nodes]:
             hidden = None
     return improve(program, level, hidden)

@@ -35,7 +35,7 @@ def timeline(made: DryRun) -> dict[str, Any]:
     for part in made.parts:
         events += spans(part.simulation, streams, at)
         events += memory_counter(part.simulation, made, at)
-        once = part.simulation.seconds + part.extra
+        once = part.simulation.seconds
         if part.runs > 1:
             name = f"{part.runs - 1} more of {part.name}"
             for rank in part.simulation.ranks:
