@@ -24,16 +24,17 @@ from tutti.ir.step_graph import GIVEN, OUTPUT, StepGraph
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.launch.progress import progress
 from tutti.lower.program import Program
+from tutti.lower.schedule_parts import schedule_of
 from tutti.lower.vary import vary
-from tutti.plan.layout import devices
+from tutti.plan.layout import Layout, devices
 from tutti.plan.pin import Pin
 from tutti.plan.plan import Plan, renamed
 from tutti.plan.planner import Planner
-from tutti.plan.roles import UndividedBatch
+from tutti.plan.schedule import Pipe
 from tutti.plan.search import BUDGET
-from tutti.plan.textbook import Textbook, parse_name, textbook_of
+from tutti.plan.textbook import Textbook, parse_name
 from tutti.plan.together import plan_together
-from tutti.sim.planning import choose
+from tutti.sim.planning import choose, loaded
 from tutti.tracing.batch import inputs, rows
 from tutti.tracing.capture_spec import autocast_state
 from tutti.tracing.function import Captured, arguments, capture_function
@@ -153,7 +154,7 @@ class Function:
         check_level(level)
         self.f, self.store, self.level, self.seed, self.calls = f, store, level, seed, 0
         self.cluster, self.pins, self.budget = cluster_of(cluster, store.device), tuple(pins), budget
-        self.asked = plan
+        self.asked = loaded(plan)
         if level != "O0":
             compat.get_compiler_ready(store.device)
         self._autocast = autocast_state(store.device)
@@ -219,40 +220,41 @@ class Function:
             store.attributes = captured.attributes
             self._watch = Watch(store.holdings.root, store.attributes, [self.f])
         graph, size = captured.graph, rows(arguments(args, kwargs, store.holdings)) or 1
-        plan = _complete(from_rank_0(lambda: self._planned(graph, size)), graph)
+        stored = store.stored(graph)
+        plan = _complete(from_rank_0(lambda: self._planned(graph, size, stored)), graph)
         if devices(plan.mesh) != self.cluster.size:
             raise ValueError(f"the plan is for {devices(plan.mesh)} devices, {self.cluster} has {self.cluster.size}")
-        if plan.stages:
-            raise ValueError("a plan with a pipeline runs training steps (tutti.parallelize), not functions")
         graph = vary(graph, plan.variant)
-        store.lay_out(graph, plan)
+        homes = schedule_of(graph, plan, 1, store.homes)[0].homes if plan.stages else {}
+        store.lay_out(graph, plan, homes)
         hidden = self.cluster if self.cluster.device.computes_on else None
-        executor = Executor(graph, plan, 1, self.level, store, {}, store.engine, hidden,
+        executor = Executor(graph, plan, 1, self.level, store, homes, store.engine, hidden,
                             platform(self.cluster.device))  # fmt: skip
         return Executable(captured, plan, executor)
 
-    def _planned(self, graph: StepGraph, size: int) -> Plan:
+    def _planned(self, graph: StepGraph, size: int, stored: Mapping[str, Layout]) -> Plan:
         """The requested plan, with stored tensors as they are laid out."""
-        stored = self.store.stored(graph)
         moved = bool(self.store.arrangement)
         if isinstance(self.asked, Plan) and self.asked.graph == graph.fingerprint and not moved:
             return self.asked
         if not stored:
             return self._chosen(graph, size)
         planner = Planner(graph, self.cluster, self.pins)
-        name = self.asked if isinstance(self.asked, str) else "auto"
-        book = parse_name(name, self.cluster.size) if name != "auto" else textbook_of(name, self.store.mesh)
-        if book and book.mesh == self.store.mesh:
-            try:
-                return planner.textbook(book, stored).plan(gathered=book.zero >= 2)
-            except UndividedBatch:
-                pass
-        return planner.held(self.store.mesh, stored)
+        book = parse_name(self.asked, self.cluster.size) if self._named else None
+        return planner.following(book, self.store.mesh, stored, self.store.homes)
 
     def _chosen(self, graph: StepGraph, size: int) -> Plan:
         """The requested plan, with stored tensors laid out freely."""
+        if self._named and (pipe := parse_name(self.asked, self.cluster.size).pipe) != Pipe(pipe.devices):
+            raise ValueError(f"a call of a function runs each stage of a pipeline once, so {pipe} has no schedule: "
+                             f"write pp{pipe.devices}, or train with tutti.parallelize")  # fmt: skip
         return choose(self.asked, lambda count, variant: vary(graph, variant), size, self.cluster, self.level,
                       self.pins, None, 1, self.budget)  # fmt: skip
+
+    @property
+    def _named(self) -> bool:
+        """Whether a textbook plan is requested."""
+        return isinstance(self.asked, str) and self.asked != "auto"
 
     # -- what one can ask -----------------------------------------------------------------------------------------
 
@@ -275,7 +277,12 @@ class Function:
 
     @property
     def program(self) -> Program:
-        """The Program of this rank for the example arguments."""
+        """The Program of this rank for the example arguments.
+
+        Raises ValueError for a pipeline, which has one for each part.
+        """
+        if self.plan.stages:
+            raise ValueError("a pipeline runs a Program for each part of its stages, and so has no single one")
         return self._first.executor.first.programs[0]
 
     def __repr__(self) -> str:

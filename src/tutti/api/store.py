@@ -53,10 +53,10 @@ class Store(TensorStore):
 
     # -- what functions call --------------------------------------------------------------------------------------
 
-    def lay_out(self, graph: StepGraph, plan: Plan) -> None:
-        """Place the tensors that a graph needs and the store has not placed yet.
+    def lay_out(self, graph: StepGraph, plan: Plan, homes: Mapping[str, int]) -> None:
+        """Place the tensors that a graph needs and the store has not placed yet. homes: their devices of a pipeline.
 
-        Raises ValueError if the plan is for another mesh, or has another layout for a placed tensor.
+        Raises ValueError if the plan is for another mesh, or has another place for a placed tensor.
         """
         if not self.mesh:
             self.spread(plan.mesh)
@@ -70,8 +70,11 @@ class Store(TensorStore):
             if name in self.tensors and self.tensors[name].layout != layout:
                 raise ValueError(f"the plan lays {name} out as {layout}, the store as {self.tensors[name].layout}: "
                                  "store.relayout(plan)")  # fmt: skip
+            if name in self.tensors and self.tensors[name].device != homes.get(name):
+                raise ValueError(f"the function changes {name}, which all stages of the pipeline store because earlier "
+                                 "functions only read it: make the functions that change it first")  # fmt: skip
         if fresh := {name for name in wanted if name not in self.tensors}:
-            self.declare(graph, plan)
+            self.declare(graph, plan, homes)
             self._place(fresh)
 
     def _place(self, names: set[str]) -> None:

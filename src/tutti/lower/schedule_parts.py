@@ -9,7 +9,7 @@ from tutti.lower.cut import Cut, cut, undivided
 from tutti.lower.shard import made_in
 from tutti.lower.sums import WIDE, add_in_float32
 from tutti.plan.layout import Layout
-from tutti.plan.plan import Plan
+from tutti.plan.plan import PIPELINE, Plan
 from tutti.plan.schedule import forward
 from tutti.plan.slots import Schedule, Slot
 
@@ -17,7 +17,7 @@ from tutti.plan.slots import Schedule, Slot
 def schedule_of(
     graph: StepGraph, plan: Plan, count: int, kept: Mapping[str, int] | None = None
 ) -> tuple[Cut, Schedule]:
-    """The parts of a graph and their schedule. A graph without gradients gets forward passes only.
+    """The parts of a graph and their schedule. An evaluation gets forward passes only, a function parts that run once.
 
     count: number of microbatches. kept: the stages of inputs that are placed already.
     """
@@ -27,6 +27,10 @@ def schedule_of(
             add_in_float32(made)
         (kind, *_) = (place.kind for place in made.parts)
         return made, Schedule("flat", (tuple(Slot(kind, 0, i) for i in range(count)),), (0,))
+    if not graph.repeats:
+        check_called(plan)
+        count = plan.mesh[PIPELINE]
+        return cut(graph, plan.stages, kept=kept), Schedule("call", ((),) * count, tuple(range(count)))
     schedule = plan.pipe.of(plan.accumulate, plan.durations)
     if not graph.gradient_names:
         schedule = forward(schedule.place, count, graph.sequence_chunks)
@@ -34,6 +38,18 @@ def schedule_of(
     if plan.sum_dtype:
         add_in_float32(made)
     return made, schedule
+
+
+def check_called(plan: Plan) -> None:
+    """Raise ValueError if a plan with a pipeline is not one of a function: a call runs each stage once."""
+    wrong = {"schedule": plan.schedule, "accumulate": plan.accumulate > 1, "tiers": plan.tiers,
+             "sequence_chunks": plan.sequence_chunks > 1, "stages": max(plan.stages.values()) >= plan.mesh[PIPELINE]}
+    if found := [name for name, x in wrong.items() if x]:
+        raise ValueError(
+            f"a call of a function runs each stage of a pipeline once, one stage on each device, so {found[0]} "
+            f"{getattr(plan, found[0])!r} has no use: leave it out (plan='pp{plan.mesh[PIPELINE]}'), or train with "
+            "tutti.parallelize"
+        )
 
 
 def passed(name: str) -> bool:

@@ -27,8 +27,9 @@ from torch import fx
 from tutti.ir.labels import layer_of
 from tutti.ir.step_graph import BACKWARD, FORWARD, UPDATE, StepGraph
 from tutti.ops import source
+from tutti.plan.reads import Reads
 from tutti.plan.sharding_problem import Cost
-from tutti.plan.stages import Reads, alone
+from tutti.plan.stages import alone
 
 
 @dataclass(frozen=True)
@@ -68,22 +69,44 @@ class Layers:
         self.members = {path: Counter() for path in paths if path and path not in around}
         of_one = alone(reads)
         for name, node in step.inputs.items():
-            path = name.partition(":")[2]
-            for layer in (layer_of(path), path.rpartition(".")[0]):
-                if layer in self.members:
-                    self.members[layer]["kept", node.meta["label"]] += 1
-                    break
+            if layer := self.layer(name):
+                self.members[layer]["kept", node.meta["label"]] += 1
         self.borders: list[Counter[tuple[str, int]]] = [Counter() for _ in self.members]
         self.inside: set[int] = set()  # layers at which no stage may start
         # For each layer the values that are made before its end and read after it: (label, output) -> count.
         paths, here = list(self.members), self._forward(reads)
-        self._keep_together(here)
+        if step.repeats:
+            self._keep_together(here)
+        else:  # values of a function cross stages in either direction
+            self.inside.clear()
         for node in step.calls:
             path, phase = layer_of(node.meta["path"]), node.meta["phase"]
             path = paths[here[node]] if node in here and paths else path
             if path in self.members:
                 kind = {FORWARD: "forward", UPDATE: "update", BACKWARD: "rest" if node in of_one else "backward"}[phase]
                 self.members[path][kind, node.meta["label"]] += 1
+
+    def layer(self, name: str) -> str | None:
+        """The layer that an input belongs to, by its name."""
+        path = name.partition(":")[2]
+        return next((x for x in (layer_of(path), path.rpartition(".")[0]) if x in self.members), None)
+
+    def around(self, homes: Mapping[str, int], costs: Mapping[str, Cost], stages: int) -> dict[str, int]:
+        """The stages of layers whose inputs may have homes already, by path.
+
+        Objects without homes are cut like a model of their own. Layers without inputs follow those before them.
+        """
+        found: dict[str, int] = {}
+        for name, stage in homes.items():
+            if layer := self.layer(name):
+                found[layer] = min(stage, found.get(layer, stage))
+        placed = {path.partition(".")[0] for path in found}
+        free = {path: x for path, x in self.of(costs).items() if path.partition(".")[0] not in placed}
+        if len(free) >= stages:
+            starts = split(list(free.values()), stages)
+            found |= {path: sum(start <= i for start in starts) - 1 for i, path in enumerate(free)}
+        at = next((found[path] for path in self.members if path in found), 0)
+        return {path: (at := found.get(path, at)) for path in self.members}
 
     def _forward(self, reads: Reads) -> dict[fx.Node, int]:
         """The layer number of each forward node. Nodes outside of all layers follow their operands."""
