@@ -141,8 +141,8 @@ class Store(TensorStore):
             raise ValueError("no function has used the store yet, so it has no layouts to change")
         if not self.arrangement:
             self._home = self.mesh, self.layouts
-        by_label = {x.label: name for name, x in self.tensors.items()}
-        received = self.move_to({by_label[k]: x for k, x in plan.inputs.items() if k in by_label}, plan.mesh)
+        asked = {name: plan.inputs[x.label] for name, x in self.tensors.items() if x.label in plan.inputs}
+        received = self.move_to(asked, plan.mesh)
         mesh, layouts = self._home
         at_home = mesh == self.mesh and all(self.tensors[name].layout == x for name, x in layouts.items())
         self.arrangement = () if at_home else (*self.mesh.items(), *self.layouts.items())
