@@ -240,21 +240,22 @@ class Function:
         if not stored:
             return self._chosen(graph, size)
         planner = Planner(graph, self.cluster, self.pins)
-        book = parse_name(self.asked, self.cluster.size) if self._named else None
-        return planner.following(book, self.store.mesh, stored, self.store.homes)
+        return planner.following(self._textbook, self.store.mesh, stored, self.store.homes)
 
     def _chosen(self, graph: StepGraph, size: int) -> Plan:
         """The requested plan, with stored tensors laid out freely."""
-        if self._named and (pipe := parse_name(self.asked, self.cluster.size).pipe) != Pipe(pipe.devices):
-            raise ValueError(f"a call of a function runs each stage of a pipeline once, so {pipe} has no schedule: "
-                             f"write pp{pipe.devices}, or train with tutti.parallelize")  # fmt: skip
+        if (book := self._textbook) and book.pipe != Pipe(book.pipe.devices):
+            raise ValueError(f"plan {self.asked!r}: a call of a function runs each stage of a pipeline once, without a "
+                             f"schedule; write pp{book.pipe.devices}, or train with tutti.parallelize")  # fmt: skip
         return choose(self.asked, lambda count, variant: vary(graph, variant), size, self.cluster, self.level,
                       self.pins, None, 1, self.budget)  # fmt: skip
 
     @property
-    def _named(self) -> bool:
-        """Whether a textbook plan is requested."""
-        return isinstance(self.asked, str) and self.asked != "auto"
+    def _textbook(self) -> Textbook | None:
+        """The textbook plan, if one is requested."""
+        if isinstance(self.asked, Plan) or self.asked == "auto":
+            return None
+        return parse_name(self.asked, self.cluster.size)
 
     # -- what one can ask -----------------------------------------------------------------------------------------
 

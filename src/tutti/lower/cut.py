@@ -37,6 +37,7 @@ from typing import NamedTuple
 from torch import fx
 
 from tutti.ir.step_graph import BACKWARD, FORWARD, GIVEN, UPDATE, WRITTEN, StepGraph
+from tutti.lower.crossings import levels
 from tutti.plan.reads import Reads
 from tutti.plan.stages import alone, stages_of
 
@@ -112,7 +113,7 @@ class _Cutter:
         changed = step.changed_by_forward if step.repeats else {}
         self.written = {node: name for name, node in changed.items() if name.startswith("param:")}
         self.alone = alone(reads, stages) if split else {}
-        self.levels: dict[fx.Node, int] = {}
+        self.levels = levels(reads, stages)
         self.places = {n: self.place(n) for n in reads.calls}
         self.shares = {name: self.shares_of(step.outputs[name]) for name in step.gradient_names}
         self.wanted: dict[Place, dict[str, fx.Node]] = defaultdict(dict)  # outputs by part
@@ -123,21 +124,12 @@ class _Cutter:
             return self.place(node.args[0])  # pyright: ignore[reportArgumentType]
         stage, phase, chunk = self.stages[node], node.meta["phase"], node.meta.get("slice", 0)
         if not self.step.repeats:
-            return Place(stage, f"C{self.level(node)}")
+            return Place(stage, f"C{self.levels[node]}")
         if phase == FORWARD:
             return Place(stage, "F", chunk)
         if phase == BACKWARD:
             return Place(stage, "W" if node in self.alone else "B", chunk)
-        return Place(stage, f"U{self.level(node)}")
-
-    def level(self, node: fx.Node) -> int:
-        """How often its operands have crossed stages; for an update node of a step, since the gradients."""
-        if node not in self.levels:
-            levelled = not self.step.repeats
-            read = [x for x in self.reads.of(node) if x.op == "call_function"
-                    and (levelled or x.meta["phase"] == UPDATE)]  # fmt: skip
-            self.levels[node] = max((self.level(x) + (self.stages[x] != self.stages[node]) for x in read), default=0)
-        return self.levels[node]
+        return Place(stage, f"U{self.levels[node]}")
 
     def is_gradient(self, reader: fx.Node, x: fx.Node) -> bool:
         """Whether an update node takes x as an accumulated gradient."""
@@ -208,7 +200,7 @@ class _Cutter:
         return self.places[behind[0]] if behind[0] in self.places else Place(self.stages[behind[0]], first)
 
     def keeper(self, name: str, node: fx.Node) -> Place:
-        """The part that returns an output: its owner; for a stored tensor of a function, on the stage that stores it."""
+        """The part that returns an output: its owner; in a function, a stored tensor is returned at its home."""
         owner, old = self.owner(node), self.step.inputs.get(name)
         home = owner.stage if old is None or self.step.repeats else self.stages.get(old, owner.stage)
         if home == owner.stage:

@@ -29,8 +29,9 @@ def schedule_of(
         return made, Schedule("flat", (tuple(Slot(kind, 0, i) for i in range(count)),), (0,))
     if not graph.repeats:
         check_called(plan)
-        count = plan.mesh[PIPELINE]
-        return cut(graph, plan.stages, kept=kept), Schedule("call", ((),) * count, tuple(range(count)))
+        count, made = plan.mesh[PIPELINE], cut(graph, plan.stages, kept=kept)
+        check_offloaded(made, plan)
+        return made, Schedule("call", ((),) * count, tuple(range(count)))
     schedule = plan.pipe.of(plan.accumulate, plan.durations)
     if not graph.gradient_names:
         schedule = forward(schedule.place, count, graph.sequence_chunks)
@@ -42,14 +43,25 @@ def schedule_of(
 
 def check_called(plan: Plan) -> None:
     """Raise ValueError if a plan with a pipeline is not one of a function: a call runs each stage once."""
-    wrong = {"schedule": plan.schedule, "accumulate": plan.accumulate > 1, "tiers": plan.tiers,
-             "sequence_chunks": plan.sequence_chunks > 1, "stages": max(plan.stages.values()) >= plan.mesh[PIPELINE]}
+    count = plan.mesh[PIPELINE]
+    wrong = {"schedule": plan.schedule, "accumulate": plan.accumulate > 1, "sequence_chunks": plan.sequence_chunks > 1,
+             "stages": max(plan.stages.values()) >= count}  # fmt: skip
     if found := [name for name, x in wrong.items() if x]:
         raise ValueError(
-            f"a call of a function runs each stage of a pipeline once, one stage on each device, so {found[0]} "
-            f"{getattr(plan, found[0])!r} has no use: leave it out (plan='pp{plan.mesh[PIPELINE]}'), or train with "
-            "tutti.parallelize"
+            f"a call of a function runs each stage of a pipeline once, one stage on each of {count} devices, but the "
+            f"plan has {found[0]}={getattr(plan, found[0])!r}: give plan='pp{count}', or train with tutti.parallelize"
         )
+
+
+def check_offloaded(made: Cut, plan: Plan) -> None:
+    """Raise ValueError if several parts of a function read or write a tensor that is not kept on the device."""
+    for name, node in made.step.inputs.items():
+        readers = [part for part in made.parts.values() if name in part.inputs or name in part.outputs]
+        if node.meta["label"] in plan.tiers and len(readers) > 1:
+            raise ValueError(
+                f"the plan keeps {name} on the {plan.tiers[node.meta['label']]}, but {len(readers)} parts of the "
+                "pipeline read or write it in a call: keep it on the device"
+            )
 
 
 def passed(name: str) -> bool:

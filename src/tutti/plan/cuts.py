@@ -24,9 +24,11 @@ from math import inf
 
 from torch import fx
 
+from tutti.ir.costs import flat
 from tutti.ir.labels import layer_of
 from tutti.ir.step_graph import BACKWARD, FORWARD, UPDATE, StepGraph
 from tutti.ops import source
+from tutti.plan.function_stages import function_stages
 from tutti.plan.reads import Reads
 from tutti.plan.sharding_problem import Cost
 from tutti.plan.stages import alone
@@ -94,8 +96,12 @@ class Layers:
     def around(self, homes: Mapping[str, int], costs: Mapping[str, Cost], stages: int) -> dict[str, int]:
         """The stages of layers whose inputs may have homes already, by path.
 
-        Objects without homes are cut like a model of their own. Layers without inputs follow those before them.
+        Objects without homes are cut like a model of their own. Layers without inputs follow those before them. Without
+        any layer, the first node has the stage that it finds itself, and the others follow it or what they read.
         """
+        if not self.members:
+            first = self.reads.calls[0]
+            return {first.meta["name"]: function_stages(self.reads, {}, homes)[first]}
         found: dict[str, int] = {}
         for name, stage in homes.items():
             if layer := self.layer(name):
@@ -117,7 +123,7 @@ class Layers:
             if node.meta["phase"] != FORWARD:
                 continue
             read = [x for x in reads.of(node) if x in found]
-            last = max((found[x] for x in read), default=0)
+            last = self._behind(reads.of(node), found, order)
             here = found[node] = reached[node] = order.get(layer_of(node.meta["path"]), last)
             for x in read:
                 maker, index = source(x)
@@ -126,6 +132,15 @@ class Layers:
                     self.borders[border][maker.meta["label"], index] += 1
                 reached[x] = max(reached[x], here)
         return found
+
+    def _behind(self, read: Sequence[fx.Node], found: Mapping[fx.Node, int], order: Mapping[str, int]) -> int:
+        """The layer of a node outside of all layers: the last of its operands; in a function, which may read gradients,
+        that of its largest operand."""
+        if self.reads.step.repeats:
+            return max((found[x] for x in read if x in found), default=0)
+        layers = {x: found.get(x, order.get(layer_of(x.meta["path"]))) for x in read if x.op == "call_function"}
+        sizes = ((sum(spec.bytes for spec in flat(x.meta["val"])), i) for x, i in layers.items() if i is not None)
+        return max(sizes, default=(0, 0))[1]
 
     def _keep_together(self, here: Mapping[fx.Node, int]) -> None:
         """Keep layers in one stage that share state which the forward pass changes: statistics, a queue, ..."""

@@ -38,8 +38,8 @@ class Span:
 
     @property
     def work(self) -> str:
-        """The kind of work: "forward", "backward", "gradients" (of weights), "update", "call" of a function, or "" for a
-        send or receive."""
+        """The kind of work: "forward", "backward", "gradients" (of weights), "update", "call" (of a function), or ""
+        for a send or receive."""
         place = self.action.place
         return WORK[place.kind[0]] if place else ""
 
