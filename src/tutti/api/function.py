@@ -23,7 +23,7 @@ from tutti.hardware import Cluster
 from tutti.ir.step_graph import GIVEN, OUTPUT, StepGraph
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.launch.progress import progress
-from tutti.lower.program import Program
+from tutti.lower.program import Collective, Program
 from tutti.lower.schedule_parts import schedule_of
 from tutti.lower.vary import vary
 from tutti.plan.layout import Layout, devices
@@ -285,6 +285,13 @@ class Function:
         if self.plan.stages:
             raise ValueError("a pipeline runs a Program for each part of its stages, and so has no single one")
         return self._first.executor.first.programs[0]
+
+    def collectives(self) -> list[Collective]:
+        """The collectives of this rank in a call with the example arguments: (kind, axis, bytes sent, label).
+
+        In a pipeline, messages to other stages count, too.
+        """
+        return self._first.executor.collectives()
 
     def __repr__(self) -> str:
         name = getattr(self.f, "__qualname__", repr(self.f))

@@ -9,15 +9,15 @@ caches. As only one microbatch is in flight, values cross stages in either direc
   Optimizer state is at the home of its parameter.
 - An update node belongs to the home of the state that it reads.
 - A recomputed node belongs to the stage of its forward node.
-- Any other node belongs to the stage that lacks the fewest bytes of its operands; of several to the last. A node
-  without operands (random numbers) belongs to the first stage that reads it.
+- Any other node belongs to the stage that lacks the fewest bytes of its operands; of several to the one that made most
+  of them, then to the last. A node without operands (random numbers) belongs to the first stage that reads it.
 """
 
 from __future__ import annotations
 
 import operator
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 
 from torch import fx
 
@@ -109,11 +109,15 @@ class _Stages:
             return named
         return self.nearest(read)
 
-    def nearest(self, read: Iterable[fx.Node]) -> int:
-        """The last of the stages that lack the fewest bytes of some values."""
-        sizes = {x: sum(spec.bytes for spec in flat(x.meta["val"])) for x in read}
-        stages = {stage for x in sizes for stage in self.present[x]}
-        return min(stages, key=lambda s: (sum(n for x, n in sizes.items() if s not in self.present[x]), -s))
+    def nearest(self, read: Sequence[fx.Node]) -> int:
+        """The stage that lacks the fewest bytes of some values; of several, the one that made the most, and the last."""
+        lacks, made = Counter[int](), Counter[int]()
+        stages = {stage for x in read for stage in self.present[x]}
+        for x in read:
+            size = sum(spec.bytes for spec in flat(x.meta["val"]))
+            made[self.found[x]] += size
+            lacks.update(dict.fromkeys(stages - self.present[x], size))
+        return min(stages, key=lambda stage: (lacks[stage], -made[stage], -stage))
 
 
 def _maker(node: fx.Node) -> fx.Node:
