@@ -117,7 +117,7 @@ def test_the_parts_of_a_function_make_all_outputs(function, seed):
 
 def test_a_part_does_not_write_into_what_is_read_later(function):
     made = cut(function, STAGES)
-    assert list(made.parts) == [(1, "C0", 0), (0, "C0", 0), (1, "C1", 0), (0, "C2", 0), (1, "C3", 0)]
+    assert list(made.parts) == [(0, "C0", 0), (1, "C0", 0), (1, "C1", 0), (0, "C2", 0), (1, "C3", 0)]
     later = {place: {name for name, node in part.inputs.items() if name in made.homes and node.meta.get("read_later")}
              for place, part in made.parts.items()}  # fmt: skip
     assert later[Place(0, "C0")] == {"param:first.weight", "param:first.bias"} and not later[Place(0, "C2")]

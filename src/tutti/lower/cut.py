@@ -144,7 +144,7 @@ class _Cutter:
         for name, node in self.step.outputs.items():
             for share in self.shares[name][0] if name in self.shares else [node]:
                 self.wanted[self.keeper(name, share)][name.replace(f"{WRITTEN}:", "param:")] = share
-        places = sorted({*members, *self.wanted}, key=_order)
+        places = sorted(dict.fromkeys([*members, *self.wanted]), key=_order)  # on all ranks alike
         drafts = {place: _Draft(self, place, members[place]) for place in places}
         made = Cut(self.step, {}, {self.names[n]: s for n, s in self.stages.items() if n in self.names})
         for place, draft in drafts.items():

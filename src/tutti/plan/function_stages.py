@@ -110,7 +110,7 @@ class _Stages:
         return self.nearest(read)
 
     def nearest(self, read: Sequence[fx.Node]) -> int:
-        """The stage that lacks the fewest bytes of some values; of several, the one that made the most, and the last."""
+        """The stage that lacks the fewest bytes of some values; of several the one that made most, then the last."""
         lacks, made = Counter[int](), Counter[int]()
         stages = {stage for x in read for stage in self.present[x]}
         for x in read:
