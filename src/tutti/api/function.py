@@ -73,8 +73,9 @@ def function(
     args, kwargs: example arguments: the global batch, as arbitrarily nested tensors. Objects of the store may be
         arguments.
     store: the state that the function reads and updates. Functions may share a store. Without it the function is pure.
-    cluster, plan, level, pins, budget, seed: as for `tutti.parallelize`. Plans with a pipeline are for `parallelize`.
-        If the store already has a mesh and layouts, the function is planned for them.
+    cluster, plan, level, pins, budget, seed: as for `tutti.parallelize`. A call runs each stage of a pipeline once, so
+        plans have no schedule and no microbatches (`pp2xtp2`). If the store already has a mesh, layouts and stages, the
+        function is planned for them.
 
     Raises ValueError for code that cannot be captured (docs/guide/capture.md), and for plans that do not fit.
     """
