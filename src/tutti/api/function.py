@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ def function(
     *args: Any,
     store: Store | None = None,
     cluster: Cluster | str = "auto",
-    plan: Plan | str = "auto",
+    plan: Plan | str | Path = "auto",
     level: str = "O0",
     pins: tuple[Pin, ...] = (),
     budget: float = BUDGET,
@@ -235,28 +236,28 @@ class Function:
 
     def _planned(self, graph: StepGraph, size: int, stored: Mapping[str, Layout]) -> Plan:
         """The requested plan, with stored tensors as they are laid out."""
-        moved = bool(self.store.arrangement)
+        moved, book = bool(self.store.arrangement), self._textbook
         if isinstance(self.asked, Plan) and self.asked.graph == graph.fingerprint and not moved:
             return self.asked
         if not stored:
             return self._chosen(graph, size)
-        planner = Planner(graph, self.cluster, self.pins)
-        return planner.following(self._textbook, self.store.mesh, stored, self.store.homes)
+        return Planner(graph, self.cluster, self.pins).following(book, self.store.mesh, stored, self.store.homes)
 
     def _chosen(self, graph: StepGraph, size: int) -> Plan:
         """The requested plan, with stored tensors laid out freely."""
-        if (book := self._textbook) and book.pipe != Pipe(book.pipe.devices):
-            raise ValueError(f"plan {self.asked!r}: a call of a function runs each stage of a pipeline once, without a "
-                             f"schedule; write pp{book.pipe.devices}, or train with tutti.parallelize")  # fmt: skip
         return choose(self.asked, lambda count, variant: vary(graph, variant), size, self.cluster, self.level,
                       self.pins, None, 1, self.budget)  # fmt: skip
 
     @property
     def _textbook(self) -> Textbook | None:
-        """The textbook plan, if one is requested."""
+        """The textbook plan, if one is requested. Raises ValueError for one with a schedule."""
         if isinstance(self.asked, Plan) or self.asked == "auto":
             return None
-        return parse_name(self.asked, self.cluster.size)
+        book = parse_name(self.asked, self.cluster.size)
+        if book.pipe != Pipe(book.pipe.devices):
+            raise ValueError(f"plan {self.asked!r}: a call of a function runs each stage of a pipeline once, without a "
+                             f"schedule; write pp{book.pipe.devices}, or train with tutti.parallelize")  # fmt: skip
+        return book
 
     # -- what one can ask -----------------------------------------------------------------------------------------
 

@@ -213,6 +213,7 @@ class _Device:
     def begin(self) -> None:
         self.todo.extend(self.executor.actions[self.number])
         self.loss, self.values, self.sums, self.divided, self.observed = None, {}, {}, False, {}
+        self.successors = {}
 
     def act(self, given: Given) -> bool:
         """Run the next action if its inputs have arrived; whether it did."""

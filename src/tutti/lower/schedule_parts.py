@@ -43,13 +43,17 @@ def schedule_of(
 
 def check_called(plan: Plan) -> None:
     """Raise ValueError if a plan with a pipeline is not one of a function: a call runs each stage once."""
-    count = plan.mesh[PIPELINE]
-    wrong = {"schedule": plan.schedule, "accumulate": plan.accumulate > 1, "sequence_chunks": plan.sequence_chunks > 1,
-             "stages": max(plan.stages.values()) >= count}  # fmt: skip
-    if found := [name for name, x in wrong.items() if x]:
+    count, stages = plan.mesh[PIPELINE], 1 + max(plan.stages.values())
+    has = {
+        f"the schedule {plan.schedule}": bool(plan.schedule),
+        f"{plan.accumulate} microbatches": plan.accumulate > 1,
+        f"{plan.sequence_chunks} chunks of the sequence": plan.sequence_chunks > 1,
+        f"{stages} stages": stages > count,
+    }
+    if found := [what for what, true in has.items() if true]:
         raise ValueError(
-            f"a call of a function runs each stage of a pipeline once, one stage on each of {count} devices, but the "
-            f"plan has {found[0]}={getattr(plan, found[0])!r}: give plan='pp{count}', or train with tutti.parallelize"
+            f"the plan has {found[0]}, but a call of a function runs one stage on each of {count} devices, once: "
+            f"give plan='pp{count}', or train with tutti.parallelize"
         )
 
 

@@ -79,8 +79,6 @@ class Layers:
         paths, here = list(self.members), self._forward(reads)
         if step.repeats:
             self._keep_together(here)
-        else:  # values of a function cross stages in either direction
-            self.inside.clear()
         for node in step.calls:
             path, phase = layer_of(node.meta["path"]), node.meta["phase"]
             path = paths[here[node]] if node in here and paths else path
@@ -127,7 +125,8 @@ class Layers:
             here = found[node] = reached[node] = order.get(layer_of(node.meta["path"]), last)
             for x in read:
                 maker, index = source(x)
-                self.inside.update(range(here + 1, found[x] + 1))
+                if reads.step.repeats:  # values of a function cross stages in either direction
+                    self.inside.update(range(here + 1, found[x] + 1))
                 for border in range(reached[x], here):
                     self.borders[border][maker.meta["label"], index] += 1
                 reached[x] = max(reached[x], here)
