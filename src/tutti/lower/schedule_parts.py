@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from tutti.ir.step_graph import Spec, StepGraph
@@ -58,14 +59,16 @@ def check_called(plan: Plan) -> None:
 
 
 def check_offloaded(made: Cut, plan: Plan) -> None:
-    """Raise ValueError if several parts of a function read or write a tensor that is not kept on the device."""
-    for name, node in made.step.inputs.items():
-        readers = [part for part in made.parts.values() if name in part.inputs or name in part.outputs]
-        if node.meta["label"] in plan.tiers and len(readers) > 1:
-            raise ValueError(
-                f"the plan keeps {name} on the {plan.tiers[node.meta['label']]}, but {len(readers)} parts of the "
-                "pipeline read or write it in a call: keep it on the device"
-            )
+    """Raise ValueError if a plan with tensors on other tiers would write into a tensor while other parts need it."""
+    users = Counter(name for part in made.parts.values() for name in {**part.inputs, **part.outputs})
+    for part in made.parts.values() if plan.tiers else ():
+        for name, node in part.inputs.items():
+            split = users[name] > 1 and node.meta["label"] in plan.tiers
+            if split or (name in part.outputs and node.meta.get("read_later")):
+                raise ValueError(
+                    f"several parts of the pipeline read or write {name} in a call, which excludes tensors outside the "
+                    "device: leave out offload, or the pipeline"
+                )
 
 
 def passed(name: str) -> bool:
