@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 from tutti.hardware import Cluster
 from tutti.ir.step_graph import FORWARD, StepGraph
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
+from tutti.plan.reads import Reads
 from tutti.plan.slots import Durations, Schedule, makespan, taking
-from tutti.plan.stages import Reads
 from tutti.plan.textbook import parse_name
+from tutti.tracing.function import capture_function
+from tutti.tracing.holdings import Holdings
+
+
+def function_graph(function: Callable, *args: Any, **objects: Any) -> StepGraph:
+    """The graph of a function of a store with these objects."""
+    return capture_function(function, args, {}, Holdings(objects, False)).graph
 
 
 def random_stages(graph: StepGraph, count: int, seed: int) -> dict[str, int]:

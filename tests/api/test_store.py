@@ -69,6 +69,19 @@ def test_training_and_inference_alternate_between_their_layouts(there):
     assert len(set(bytes_moved)) == 1 and len(train._made) == 1 and len(infer._made) == 2
 
 
+def test_all_layers_of_a_kind_move():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(3))), data(0)
+    store = tutti.Store(model=model)
+    compute = tutti.forward(model, (x,), store=store, cluster="cpu:2", plan="dp")
+    weights = [f"param:model.{i}.0.weight" for i in range(3)]
+    assert len({store.tensors[name].label for name in weights}) == 1, "the layers share a label"
+    other = tutti.forward(model, (x,), store=tutti.Store(model=model), cluster="cpu:2", plan="zero3")
+    store.relayout(other.plan)
+    assert [str(store.layouts[name]) for name in weights] == ["dp:S0"] * 3
+    torch.testing.assert_close(compute((x,)), model(x).detach(), rtol=1e-5, atol=1e-6)
+
+
 def test_moving_costs_nothing_where_nothing_moves():
     store, update, _ = made("zero3")
     assert store.relayout(update().plan) == 0

@@ -162,6 +162,22 @@ def test_an_input_that_is_read_later_is_not_overwritten():
     assert len(left) == 1 and left[0].args[0] is old
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_an_input_that_another_part_reads_later_is_not_overwritten(name):
+    """Those of the norms: by themselves, and in the call that updates all parameters."""
+    model, step, (plain, changed) = programs(KINDS[name])
+    later = {n for n in step.state_names if "norm" in n and not n.startswith("exp_avg_sq:")}
+    for node in changed.graph.find_nodes(op="placeholder"):
+        if node.meta["input"] in later:
+            node.meta["read_later"] = True
+    update_in_place(changed.graph)
+    (_, expected), (held, ours) = run(step, plain, model), run(step, changed, model)
+    torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-7)
+    before, _ = run(step, programs(KINDS[name])[2][0], model)
+    assert later and all(torch.equal(held[n], before[n]) and ours[n] is not held[n] for n in later)
+    assert all(ours[n] is held[n] for n in step.state_names if n not in later)
+
+
 def test_what_an_update_reads_of_old_parameters_is_not_written_over_before(monkeypatch):
     class Averaging(torch.optim.SGD):
         pass

@@ -8,6 +8,7 @@ import torch
 
 import tutti
 import zoo
+from pipelines import function_graph
 from tutti.plan.cuts import Layer, Layers, split, together
 from tutti.plan.sharding_problem import Cost
 
@@ -131,3 +132,18 @@ def test_layers_stand_in_the_order_of_the_forward_pass(graph):
     assert first.rest == pytest.approx(first.forward, rel=0.2), "gradients of matrices cost what their products do"
     whole = sum(meta["flops"] for n in graph.graph.nodes if (meta := n.meta).get("path") and n.op == "call_function")
     assert sum(layer.seconds + layer.update for layer in layers.values()) == pytest.approx(whole, rel=0.01)
+
+
+def test_layers_stay_with_the_tensors_that_another_function_has_placed():
+    placed, new = (torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4))) for _ in range(2))
+
+    def both(x):
+        return new(placed(x)).detach()
+
+    layers = Layers(function_graph(both, torch.zeros(2, 4), placed=placed, new=new))
+    homes = {f"param:placed.{i}.weight": i // 3 for i in (0, 1, 3)}
+    costs = {node.meta["label"]: Cost(1.0) for node in layers.reads.step.calls}
+    assert layers.around(homes, costs, 2) == {
+        "placed.0": 0, "placed.1": 0, "placed.2": 0, "placed.3": 1, "new.0": 0, "new.1": 0, "new.2": 1, "new.3": 1,
+    }  # fmt: skip
+    assert not layers.inside, "values of a function cross stages in either direction"

@@ -7,7 +7,8 @@ import tutti
 import zoo
 from pipelines import random_stages
 from tutti.ir.step_graph import BACKWARD, FORWARD
-from tutti.plan.stages import Reads, stages_of
+from tutti.plan.reads import Reads
+from tutti.plan.stages import stages_of
 
 HALVES = {"transformer.wte": 0, "transformer.h.0": 0, "transformer.h.1": 1}
 

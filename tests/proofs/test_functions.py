@@ -16,6 +16,7 @@ import zoo
 from cases import crossed, some
 
 PLANS = {"single": 1, "dp": 2, "tp": 2, "zero3": 2, "dp2xtp2": 4}
+PIPELINES = {"pp2": 2, "pp2xtp2": 4, "pp2xzero1": 4, "pp3": 3, "pp2xoffload": 2}
 WIDTH, ROWS, STEPS = 16, 8, 3
 
 
@@ -109,6 +110,45 @@ def two_losses_and_a_scheduled_critic() -> Case:
     return Case(objects, update, lambda i: (numbers(ROWS, WIDTH, seed=i), numbers(ROWS, seed=50 + i)))
 
 
+def two_halves(outputs: int = WIDTH) -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH)), nn.Sequential(nn.Linear(WIDTH, outputs))
+
+
+def old_weights_that_are_read_late() -> Case:
+    """A pipeline updates the first half before the second has passed on what the old first half is given again."""
+    first, second = two_halves()
+    optimizer = torch.optim.AdamW(first.parameters(), lr=0.1)
+
+    def update(x: Tensor) -> tuple[Tensor, Tensor]:
+        optimizer.zero_grad()
+        hidden = first(x)
+        with torch.no_grad():
+            again = first(second(hidden))
+        loss = hidden.square().mean()
+        loss.backward()
+        optimizer.step()
+        return again, loss
+
+    objects = {"first": first, "second": second, "optimizer": optimizer}
+    return Case(objects, update, lambda i: (numbers(ROWS, WIDTH, seed=i),))
+
+
+def exchanged_weights() -> Case:
+    """Tensors whose successors are made elsewhere than they are stored."""
+    first, second = two_halves()
+
+    @torch.no_grad()
+    def exchange(x: Tensor) -> Tensor:
+        y = second(first(x))
+        p, q = first[0].weight.clone(), second[0].weight.clone()
+        first[0].weight.copy_(q)
+        second[0].weight.copy_(p)
+        return y
+
+    return Case({"first": first, "second": second}, exchange, lambda i: (numbers(ROWS, WIDTH, seed=i),))
+
+
 def pure() -> Case:
     """No module at all."""
 
@@ -121,7 +161,9 @@ def pure() -> Case:
     return Case({}, solve, lambda i: (numbers(ROWS, 6, 6, seed=i), numbers(ROWS, 6, seed=9)))
 
 
-CASES = {f.__name__: f for f in (adversarial, distillation, two_losses_and_a_scheduled_critic, pure)}
+TRAINED = {f.__name__: f for f in (adversarial, distillation, two_losses_and_a_scheduled_critic,
+                                   old_weights_that_are_read_late, exchanged_weights)}  # fmt: skip
+CASES = {**TRAINED, "pure": pure}
 
 
 def state_of(objects: dict[str, Any]) -> dict[str, Tensor]:
@@ -129,12 +171,19 @@ def state_of(objects: dict[str, Any]) -> dict[str, Tensor]:
     return {f"{name}.{key}": x for name, module in modules.items() for key, x in module.state_dict().items()}
 
 
-@pytest.mark.parametrize("name, plan", crossed(CASES, PLANS))
-def test_calls_are_those_of_plain_pytorch(name, plan):
+def each_stage_has_its_own(store: tutti.Store, width: int) -> None:
+    """Ranks of a pipeline hold only the tensors of their stage. width: ranks of a stage."""
+    for rank, held in zip(store.runtime.ranks, store.parts, strict=True):
+        assert held.keys() == {name for name, stage in store.homes.items() if stage == rank // width}
+    assert store.homes.keys() == store.tensors.keys()
+
+
+def call(name: str, plan: str, devices: int) -> tutti.Store:
+    """Call a function under a plan, and hold it against plain PyTorch."""
     objects, function, arguments = CASES[name]()
     store = tutti.Store(**objects)
     before = {key: x.clone() for key, x in state_of(objects).items()}
-    fn = tutti.function(function, *arguments(0), store=store, cluster=f"cpu:{PLANS[plan]}", plan=plan)
+    fn = tutti.function(function, *arguments(0), store=store, cluster=f"cpu:{devices}", plan=plan)
     found = [fn(*arguments(i)) for i in range(STEPS)]
     for key, x in state_of(objects).items():
         assert torch.equal(x, before[key]), f"{key} was changed by capture"
@@ -143,12 +192,54 @@ def test_calls_are_those_of_plain_pytorch(name, plan):
     for module, x in objects.items():
         if isinstance(x, nn.Module):
             torch.testing.assert_close(store.state_dict(module), dict(x.state_dict()), rtol=1e-5, atol=1e-6)
+    return store
 
 
-PLANS_OF_STEPS = ["zero3xrecompute", "tp2xsplits2", "dpxoffload", "dp2xoverlap2", "cp"]
+@pytest.mark.parametrize("name, plan", crossed(CASES, PLANS))
+def test_calls_are_those_of_plain_pytorch(name, plan):
+    call(name, plan, PLANS[plan])
 
 
-@pytest.mark.parametrize("plan", some(PLANS_OF_STEPS, PLANS_OF_STEPS[:2]))
+REFUSED = {
+    ("two_losses_and_a_scheduled_critic", "pp2xoffload"): "several parts of the pipeline read or write exp_avg",
+    ("old_weights_that_are_read_late", "pp2xoffload"): "several parts of the pipeline read or write param:first",
+    ("old_weights_that_are_read_late", "pp3"): "2 layers and modules beside them cannot be cut into 3 stages",
+    ("exchanged_weights", "pp3"): "2 layers and modules beside them cannot be cut into 3 stages",
+}
+QUICK = [
+    ("adversarial", "pp2xtp2"), ("distillation", "pp2"), ("two_losses_and_a_scheduled_critic", "pp3"),
+    ("old_weights_that_are_read_late", "pp2xzero1"), ("exchanged_weights", "pp2"), *REFUSED,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, plan", crossed(TRAINED, PIPELINES, quick=QUICK))
+def test_stages_that_values_cross_in_either_direction(name, plan):
+    if (name, plan) in REFUSED:
+        with pytest.raises(ValueError, match=REFUSED[name, plan]):
+            call(name, plan, PIPELINES[plan])
+        return
+    each_stage_has_its_own(call(name, plan, PIPELINES[plan]), PIPELINES[plan] // int(plan[2]))
+
+
+def called_on_this_rank(name: str, plan: str) -> int:
+    store = call(name, plan, 4)
+    each_stage_has_its_own(store, 4 // int(plan[2]))
+    return len(store.parts[0])
+
+
+@pytest.mark.parametrize("name, plan", crossed(TRAINED, ["pp2xtp2"], quick=[("adversarial", "pp2xtp2")]))
+def test_processes_pass_values_between_stages(pool, name, plan):
+    tensors = pool.run(called_on_this_rank, name, plan)
+    assert tensors[:2] == tensors[:1] * 2 and tensors[2:] == tensors[2:3] * 2 and all(tensors)
+
+
+PLANS_OF_STEPS = [
+    "zero3xrecompute", "tp2xsplits2", "dpxoffload", "dp2xoverlap2", "cp", "pp2", "pp2xrecompute", "pp2xoffload",
+    "pp2xsplits2",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("plan", some(PLANS_OF_STEPS, [*PLANS_OF_STEPS[:2], "pp2xrecompute"]))
 def test_an_update_takes_the_plans_of_a_training_step(plan):
     model, batch = zoo.llama(2), zoo.tokens(4)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -194,9 +285,8 @@ def generated(prefill: Callable, decode: Callable, cache: Any, prompt: Tensor, c
     return torch.cat(tokens, 1)
 
 
-@pytest.mark.filterwarnings("ignore:.*past_key_values:FutureWarning")
-@pytest.mark.parametrize(("plan", "dim"), [("tp", "tp:S1"), ("dp", "dp:S0"), ("zero3", "dp:S0")])
-def test_decoding_keeps_its_cache_split(plan, dim):
+def decoded(plan: str, devices: int) -> tuple[tutti.Store, Any, tuple[tutti.Function, tutti.Function]]:
+    """Generate tokens under a plan, and hold them against plain PyTorch. The store, a cache, prefill and decoding."""
     model, empty = language_model()
 
     @torch.no_grad()
@@ -213,20 +303,42 @@ def test_decoding_keeps_its_cache_split(plan, dim):
     prompt = torch.randint(0, 64, (4, 5), generator=torch.Generator().manual_seed(3))
     expected = generated(forward, forward, empty(), prompt, 6)
     cache = empty()
-    store = tutti.Store(model=model, cache=cache)
-    prefill = tutti.function(forward, cache, prompt, torch.arange(5), store=store, cluster="cpu:2", plan=plan)
-    decode = tutti.function(forward, cache, prompt[:, :1], torch.tensor([5]), store=store, cluster="cpu:2", plan=plan)
+    where = {"store": tutti.Store(model=model, cache=cache), "cluster": f"cpu:{devices}", "plan": plan}
+    prefill = tutti.function(forward, cache, prompt, torch.arange(5), **where)
+    decode = tutti.function(forward, cache, prompt[:, :1], torch.tensor([5]), **where)
     assert torch.equal(generated(prefill, decode, cache, prompt, 6), expected)
+    return where["store"], cache, (prefill, decode)
+
+
+@pytest.mark.filterwarnings("ignore:.*past_key_values:FutureWarning")
+@pytest.mark.parametrize(("plan", "dim"), [("tp", "tp:S1"), ("dp", "dp:S0"), ("zero3", "dp:S0")])
+def test_decoding_keeps_its_cache_split(plan, dim):
+    store, cache, made = decoded(plan, 2)
     keys = [name for name in store.layouts if name.endswith((".keys", ".values"))]
     assert len(keys) == 4 and all(str(store.layouts[name]) == dim for name in keys)
     of_a_layer = store["cache:cache.layers.0.keys"].numel() * 4 // 2
-    for fn in (prefill, decode):
+    for fn in made:
         assert all(c.bytes < of_a_layer for c in fn.program.collectives if not c.label.startswith(("param:", "model.")))
         assert not [c for c in fn.program.collectives if "index_copy" in c.label or c.label.startswith("cache:")]
     assert not cache.layers[0].keys.any()  # the object itself is read, never changed
 
 
-@pytest.mark.parametrize("plan", ["dp", "tp", "zero3"])
+@pytest.mark.filterwarnings("ignore:.*past_key_values:FutureWarning")
+@pytest.mark.parametrize(("plan", "devices", "dim"), [("pp2", 2, "R"), ("pp2xtp2", 4, "tp:S1")])
+def test_a_stage_keeps_the_cache_of_its_layers(plan, devices, dim):
+    store, _, made = decoded(plan, devices)
+    keys = [name for name in store.layouts if name.endswith((".keys", ".values"))]
+    assert len(keys) == 4 and all(str(store.layouts[name]) == dim for name in keys)
+    assert all(store.homes[name] == int(name.split(".")[2]) for name in keys), "cache:cache.layers.<i>"
+    for rank, held in enumerate(store.parts):
+        assert {name for name in keys if name in held} == {name for name in keys
+                                                           if store.homes[name] == rank // (devices // 2)}  # fmt: skip
+    for fn in made:
+        sent = [c for c in fn.collectives() if c.kind == "send"]
+        assert sent and all(c.label.startswith("value:") for c in sent), "no stored tensor moves"
+
+
+@pytest.mark.parametrize("plan", ["dp", "tp", "zero3", "pp2"])
 def test_actor_reference_and_reward_share_a_store(plan):
     """Three functions: log-probabilities of a frozen reference, a reward, and an update of the actor with both."""
 
@@ -382,3 +494,59 @@ def test_functions_that_are_planned_together():
     assert fns["train"].plan.mesh == fns["decode"].plan.mesh
     found = [(fns["train"](x), fns["decode"](y)) for _ in range(STEPS)]
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+# -- pipelines that functions cannot have ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plan", ["pp2-gpipe", "pp2-interleaved2", "pp2-seq1f1b2"])
+def test_a_call_has_no_schedule(plan):
+    model = mlp(1)
+    with pytest.raises(ValueError, match=f"plan '{plan}': a call of a function .* write pp2"):
+        tutti.forward(model, (numbers(ROWS, WIDTH),), store=tutti.Store(model=model), cluster="cpu:2", plan=plan)
+
+
+WRONG = {"2 microbatches": {"accumulate": 2}, "the schedule 1f1b": {"schedule": "1f1b"},
+         "3 stages": {"stages": {"model.0": 0, "model.2": 2}}}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_saved_plan_runs_again_and_one_of_a_training_step_does_not(tmp_path, what):
+    model, x = mlp(1), numbers(ROWS, WIDTH)
+
+    def made(plan: Any) -> tutti.Function:
+        return tutti.forward(model, (x,), store=tutti.Store(model=model), cluster="cpu:2", plan=plan)
+
+    first = made("pp2")
+    first.plan.save(tmp_path / "plan.json")
+    again = made(tmp_path / "plan.json")
+    assert again.plan == first.plan and torch.equal(again((x,)), first((x,)))
+    assert "a pipeline of 2 stages, each of which a call runs once" in first.plan.explain()
+    with pytest.raises(ValueError, match=f"the plan has {what}, but .* once: give plan='pp2'"):
+        made(first.plan.replace(**WRONG[what]))
+    with pytest.raises(ValueError, match="a pipeline runs a Program for each part"):
+        print(first.program)
+
+
+def test_stages_of_a_buffer_that_a_later_function_changes():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 2)), numbers(ROWS, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def made(store: tutti.Store, training: bool) -> tutti.Function:
+        model.train(training)
+        where = {"store": store, "cluster": "cpu:2", "plan": "pp2"}
+        if not training:
+            return tutti.forward(model, (x,), **where)
+        return tutti.train_step(model, optimizer, (x,), loss=lambda m, b: m(*b).square().mean(), **where)
+
+    evaluated_first = tutti.Store(model=model, optimizer=optimizer)
+    made(evaluated_first, False)
+    with pytest.raises(
+        ValueError, match=r"changes buffer:model\.1\.running_mean, which all stages .* make the functions"
+    ):
+        made(evaluated_first, True)
+    store = tutti.Store(model=model, optimizer=optimizer)
+    made(store, True)
+    made(store, False)
+    assert store.homes["buffer:model.1.running_mean"] == store.homes["param:model.1.weight"]

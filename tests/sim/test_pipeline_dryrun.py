@@ -152,6 +152,25 @@ def test_a_picture_and_a_trace(graph, tmp_path):
     assert "stage 2 W of microbatch 11" in {e["name"] for e in work}
 
 
+def test_a_call_of_a_function():
+    """Stages take turns; the memory of stored tensors is that of the store."""
+    model, data = zoo.llama(4), zoo.tokens()
+    optimizer = torch.optim.AdamW(model.parameters())
+    store, cluster = tutti.Store(model=model, optimizer=optimizer), tutti.Cluster.parse("cpu:2")
+    fn = tutti.train_step(model, optimizer, data, store=store, cluster=cluster, plan="pp2")
+    made = dry_run(fn.graph, fn.plan, cluster)
+    assert isinstance(made, PipelineDryRun) and [s.name for s in made.spans] == [
+        "stage 0 C0",
+        "stage 1 C1",
+        "stage 0 C2",
+    ]
+    assert all(a.end <= b.begin for a, b in zip(made.spans, made.spans[1:], strict=False))
+    assert {s.work for s in made.spans} == {"call"} and made.bubble > 0
+    for memory, held in zip(made.memories, store.parts, strict=True):
+        kept = sum(x.untyped_storage().nbytes() for x in held.values())
+        assert memory.kinds["parameters"] + memory.kinds["optimizer state"] == pytest.approx(kept, rel=0.01)
+
+
 def _idle(made, device):
     spans = sorted((s.begin, s.end) for s in made.spans if s.device == device)
     return made.seconds - sum(end - begin for begin, end in spans)

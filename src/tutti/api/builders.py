@@ -25,7 +25,7 @@ def train_step(
 ) -> Function:
     """`step(batch)` trains a model of a store, which other functions share. It returns the loss, a 0-d tensor.
 
-    Without a store of your own, `tutti.parallelize` does more: pipelines and microbatches.
+    Without a store of your own, `tutti.parallelize` does more: microbatches, which also fill pipelines.
 
     loss: `loss(model, batch)`. By default the `.loss` of the model's output.
     clip_norm: maximum norm of the gradients.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,17 +24,18 @@ from tutti.hardware import Cluster
 from tutti.ir.step_graph import GIVEN, OUTPUT, StepGraph
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.launch.progress import progress
-from tutti.lower.program import Program
+from tutti.lower.program import Collective, Program
+from tutti.lower.schedule_parts import schedule_of
 from tutti.lower.vary import vary
-from tutti.plan.layout import devices
+from tutti.plan.layout import Layout, devices
 from tutti.plan.pin import Pin
 from tutti.plan.plan import Plan, renamed
 from tutti.plan.planner import Planner
-from tutti.plan.roles import UndividedBatch
+from tutti.plan.schedule import Pipe
 from tutti.plan.search import BUDGET
-from tutti.plan.textbook import Textbook, parse_name, textbook_of
+from tutti.plan.textbook import Textbook, parse_name
 from tutti.plan.together import plan_together
-from tutti.sim.planning import choose
+from tutti.sim.planning import choose, loaded
 from tutti.tracing.batch import inputs, rows
 from tutti.tracing.capture_spec import autocast_state
 from tutti.tracing.function import Captured, arguments, capture_function
@@ -45,7 +47,7 @@ def function(
     *args: Any,
     store: Store | None = None,
     cluster: Cluster | str = "auto",
-    plan: Plan | str = "auto",
+    plan: Plan | str | Path = "auto",
     level: str = "O0",
     pins: tuple[Pin, ...] = (),
     budget: float = BUDGET,
@@ -72,8 +74,9 @@ def function(
     args, kwargs: example arguments: the global batch, as arbitrarily nested tensors. Objects of the store may be
         arguments.
     store: the state that the function reads and updates. Functions may share a store. Without it the function is pure.
-    cluster, plan, level, pins, budget, seed: as for `tutti.parallelize`. Plans with a pipeline are for `parallelize`.
-        If the store already has a mesh and layouts, the function is planned for them.
+    cluster, plan, level, pins, budget, seed: as for `tutti.parallelize`. A call runs each stage of a pipeline once, so
+        plans have no schedule and no microbatches (`pp2xtp2`). If the store already has a mesh, layouts and stages, the
+        function is planned for them.
 
     Raises ValueError for code that cannot be captured (docs/guide/capture.md), and for plans that do not fit.
     """
@@ -153,7 +156,7 @@ class Function:
         check_level(level)
         self.f, self.store, self.level, self.seed, self.calls = f, store, level, seed, 0
         self.cluster, self.pins, self.budget = cluster_of(cluster, store.device), tuple(pins), budget
-        self.asked = plan
+        self.asked = loaded(plan)
         if level != "O0":
             compat.get_compiler_ready(store.device)
         self._autocast = autocast_state(store.device)
@@ -219,40 +222,42 @@ class Function:
             store.attributes = captured.attributes
             self._watch = Watch(store.holdings.root, store.attributes, [self.f])
         graph, size = captured.graph, rows(arguments(args, kwargs, store.holdings)) or 1
-        plan = _complete(from_rank_0(lambda: self._planned(graph, size)), graph)
+        stored = store.stored(graph)
+        plan = _complete(from_rank_0(lambda: self._planned(graph, size, stored)), graph)
         if devices(plan.mesh) != self.cluster.size:
             raise ValueError(f"the plan is for {devices(plan.mesh)} devices, {self.cluster} has {self.cluster.size}")
-        if plan.stages:
-            raise ValueError("a plan with a pipeline runs training steps (tutti.parallelize), not functions")
         graph = vary(graph, plan.variant)
-        store.lay_out(graph, plan)
+        homes = schedule_of(graph, plan, 1, store.homes)[0].homes if plan.stages else {}
+        store.lay_out(graph, plan, homes)
         hidden = self.cluster if self.cluster.device.computes_on else None
-        executor = Executor(graph, plan, 1, self.level, store, {}, store.engine, hidden,
+        executor = Executor(graph, plan, 1, self.level, store, homes, store.engine, hidden,
                             platform(self.cluster.device))  # fmt: skip
         return Executable(captured, plan, executor)
 
-    def _planned(self, graph: StepGraph, size: int) -> Plan:
+    def _planned(self, graph: StepGraph, size: int, stored: Mapping[str, Layout]) -> Plan:
         """The requested plan, with stored tensors as they are laid out."""
-        stored = self.store.stored(graph)
-        moved = bool(self.store.arrangement)
+        moved, book = bool(self.store.arrangement), self._textbook
         if isinstance(self.asked, Plan) and self.asked.graph == graph.fingerprint and not moved:
             return self.asked
         if not stored:
             return self._chosen(graph, size)
-        planner = Planner(graph, self.cluster, self.pins)
-        name = self.asked if isinstance(self.asked, str) else "auto"
-        book = parse_name(name, self.cluster.size) if name != "auto" else textbook_of(name, self.store.mesh)
-        if book and book.mesh == self.store.mesh:
-            try:
-                return planner.textbook(book, stored).plan(gathered=book.zero >= 2)
-            except UndividedBatch:
-                pass
-        return planner.held(self.store.mesh, stored)
+        return Planner(graph, self.cluster, self.pins).following(book, self.store.mesh, stored, self.store.homes)
 
     def _chosen(self, graph: StepGraph, size: int) -> Plan:
         """The requested plan, with stored tensors laid out freely."""
         return choose(self.asked, lambda count, variant: vary(graph, variant), size, self.cluster, self.level,
                       self.pins, None, 1, self.budget)  # fmt: skip
+
+    @property
+    def _textbook(self) -> Textbook | None:
+        """The textbook plan, if one is requested. Raises ValueError for one with a schedule."""
+        if isinstance(self.asked, Plan) or self.asked == "auto":
+            return None
+        book = parse_name(self.asked, self.cluster.size)
+        if book.pipe != Pipe(book.pipe.devices):
+            raise ValueError(f"plan {self.asked!r}: a call of a function runs each stage of a pipeline once, without a "
+                             f"schedule; write pp{book.pipe.devices}, or train with tutti.parallelize")  # fmt: skip
+        return book
 
     # -- what one can ask -----------------------------------------------------------------------------------------
 
@@ -275,8 +280,20 @@ class Function:
 
     @property
     def program(self) -> Program:
-        """The Program of this rank for the example arguments."""
+        """The Program of this rank for the example arguments.
+
+        Raises ValueError for a pipeline, which has one for each part.
+        """
+        if self.plan.stages:
+            raise ValueError("a pipeline runs a Program for each part of its stages, and so has no single one")
         return self._first.executor.first.programs[0]
+
+    def collectives(self) -> list[Collective]:
+        """The collectives of this rank in a call with the example arguments: (kind, axis, bytes sent, label).
+
+        In a pipeline, messages to other stages count, too.
+        """
+        return self._first.executor.collectives()
 
     def __repr__(self) -> str:
         name = getattr(self.f, "__qualname__", repr(self.f))

@@ -53,10 +53,10 @@ class Store(TensorStore):
 
     # -- what functions call --------------------------------------------------------------------------------------
 
-    def lay_out(self, graph: StepGraph, plan: Plan) -> None:
-        """Place the tensors that a graph needs and the store has not placed yet.
+    def lay_out(self, graph: StepGraph, plan: Plan, homes: Mapping[str, int]) -> None:
+        """Place the tensors that a graph needs and the store has not placed yet. homes: their devices of a pipeline.
 
-        Raises ValueError if the plan is for another mesh, or has another layout for a placed tensor.
+        Raises ValueError if the plan is for another mesh, or has another place for a placed tensor.
         """
         if not self.mesh:
             self.spread(plan.mesh)
@@ -70,8 +70,11 @@ class Store(TensorStore):
             if name in self.tensors and self.tensors[name].layout != layout:
                 raise ValueError(f"the plan lays {name} out as {layout}, the store as {self.tensors[name].layout}: "
                                  "store.relayout(plan)")  # fmt: skip
+            if name in self.tensors and self.tensors[name].device != homes.get(name):
+                raise ValueError(f"the function changes {name}, which all stages of the pipeline store because earlier "
+                                 "functions only read it: make the functions that change it first")  # fmt: skip
         if fresh := {name for name in wanted if name not in self.tensors}:
-            self.declare(graph, plan)
+            self.declare(graph, plan, homes)
             self._place(fresh)
 
     def _place(self, names: set[str]) -> None:
@@ -138,8 +141,8 @@ class Store(TensorStore):
             raise ValueError("no function has used the store yet, so it has no layouts to change")
         if not self.arrangement:
             self._home = self.mesh, self.layouts
-        by_label = {x.label: name for name, x in self.tensors.items()}
-        received = self.move_to({by_label[k]: x for k, x in plan.inputs.items() if k in by_label}, plan.mesh)
+        asked = {name: plan.inputs[x.label] for name, x in self.tensors.items() if x.label in plan.inputs}
+        received = self.move_to(asked, plan.mesh)
         mesh, layouts = self._home
         at_home = mesh == self.mesh and all(self.tensors[name].layout == x for name, x in layouts.items())
         self.arrangement = () if at_home else (*self.mesh.items(), *self.layouts.items())

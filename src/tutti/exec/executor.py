@@ -101,6 +101,8 @@ class Executor:
             acted = [device.act(given) for device in waiting]
             assert any(acted), "devices of the pipeline wait for one another"
         self.mail.over()
+        for device in self.held.values():
+            device.replace()
         if any(place.kind.startswith("U") for place in self.cut.parts):
             self._free_sums()
 
@@ -201,6 +203,7 @@ class _Device:
         self.values: dict[Message, Row] = {}
         self.sums: dict[str, Row] = {}
         self.observed: dict[str, list[torch.Tensor]] = {}  # metrics and checks, of each microbatch
+        self.successors: dict[str, Row] = {}  # of stored tensors, which a function replaces when all parts have run
         self.loss: torch.Tensor | None = None
         self.skipped = torch.zeros(())
         self.divided = False
@@ -208,6 +211,7 @@ class _Device:
     def begin(self) -> None:
         self.todo.extend(self.executor.actions[self.number])
         self.loss, self.values, self.sums, self.divided, self.observed = None, {}, {}, False, {}
+        self.successors = {}
 
     def act(self, given: Given) -> bool:
         """Run the next action if its inputs have arrived; whether it did."""
@@ -282,11 +286,19 @@ class _Device:
         for (name, kind), row in zip(part.outputs, zip(*results, strict=True), strict=True):
             self.keep(name, kind, list(row), action.microbatch)
 
-    def keep(self, name: str, kind: str, row: Row, microbatch: int) -> None:
-        if kind == "stored":
+    def replace(self) -> None:
+        """Replace stored tensors by their successors."""
+        for name, row in self.successors.items():
             for kept, x in zip(self.kept, row, strict=True):
                 if name in kept:
                     kept[name] = x
+        self.successors = {}
+
+    def keep(self, name: str, kind: str, row: Row, microbatch: int) -> None:
+        if kind == "stored":
+            self.successors[name] = row
+            if self.executor.graph.repeats:  # the next microbatch reads them
+                self.replace()
         elif kind == "value":
             self.values[Message(name, microbatch)] = row
         elif kind == "loss":
@@ -382,7 +394,8 @@ class _Posted:
 
     def shared(self, value: torch.Tensor, source: int) -> torch.Tensor:
         with HEARTBEAT.within("broadcast", "what one rank knows of the step"):
-            dist.broadcast(value, source)
+            value = value.contiguous()
+            dist.broadcast(raw(value), source)
         return value
 
 

@@ -15,7 +15,7 @@ from tutti.exec.runtime import Runtime, own_slice, runtime_for, same_everywhere
 from tutti.exec.sharded_tensor import ShardedTensor
 from tutti.ir.step_graph import GIVEN, Spec, StepGraph
 from tutti.plan.layout import Layout, Mesh, Split, coordinates_of, devices
-from tutti.plan.plan import PIPELINE, Plan
+from tutti.plan.plan import PIPELINE, Plan, inner_of
 from tutti.plan.tier import DEVICE
 
 
@@ -66,7 +66,12 @@ class TensorStore:
     @property
     def inner(self) -> Mesh:
         """The mesh of each device of a pipeline."""
-        return {axis: n for axis, n in self.mesh.items() if axis != PIPELINE} or {"dp": 1}
+        return inner_of(self.mesh)
+
+    @property
+    def homes(self) -> dict[str, int]:
+        """The devices of a pipeline that hold tensors, by name."""
+        return {name: stored.device for name, stored in self.tensors.items() if stored.device is not None}
 
     def declare(self, graph: StepGraph, plan: Plan, homes: Mapping[str, int] | None = None) -> None:
         """Note how a plan stores the inputs of a graph that are new. homes: devices of a pipeline, by input."""

@@ -36,6 +36,7 @@ class NodeInfo(TypedDict, total=False):
 
     Set by lowering:
     input: name of the StepGraph's input, of a placeholder.
+    read_later: of a placeholder, whether its tensor is read after this part of the graph, which must not write into it.
     names: names of the outputs, of the output node.
     tier: where the result is stored, if not on the device.
     host: tier whose processor computes the call.
@@ -57,6 +58,7 @@ class NodeInfo(TypedDict, total=False):
     joins: bool
     recompute: str
     input: str
+    read_later: bool
     names: list[str]
     tier: str
     host: str

@@ -135,6 +135,11 @@ class StepGraph:
         return found | {f"param:{n.removeprefix(written)}": x for n, x in self.outputs.items() if n.startswith(written)}
 
     @property
+    def repeats(self) -> bool:
+        """Whether it is run for microbatches: a training step or an evaluation. A call of a function runs it once."""
+        return "loss" in self.outputs or bool(self.gradient_names)
+
+    @property
     def sequence_chunks(self) -> int:
         """The number of chunks of the sequence. See `lower.unroll`."""
         return 1 + max((n.meta.get("slice", 0) for n in self.graph.nodes), default=0)

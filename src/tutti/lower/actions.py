@@ -6,6 +6,8 @@ and to free after it.
     hand on  sums of gradients whose parameters belong to other devices
     update   parts `U0`, `U1`, ...
 
+A function has no slots and no sums: the parts `C0`, `C1`, ... follow what is lent.
+
 Each value is sent once to each device that reads it, and kept there until its last reader has run. A value that several
 stages read in the forward pass (the output of an encoder) is passed from each to the next: the next cannot start
 earlier anyway, and no device sends it to all. Messages between two devices are sent and received in one order, that of
@@ -19,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tutti.lower.cut import Cut, Place
+from tutti.lower.cut import LEVELLED, Cut, Place
 from tutti.plan.slots import Schedule
 
 ONCE = -1  # instead of a microbatch: for values that exist once per step
@@ -84,10 +86,10 @@ class _Device:
             place = Place(slot.stage, slot.kind, slot.slice)
             if place in cut.parts:
                 mine.append(self.part(place, slot.microbatch))
-        if any(slot.kind != "F" for slot in self.schedule.devices[self.number]):
+        if {slot.kind for slot in self.schedule.devices[self.number]} != {"F"}:
             mine.append(self.hand_on())
-            updates = [p for p in cut.parts if p.kind.startswith("U") and self.at(p.stage) == self.number]
-            mine += [self.part(place, ONCE) for place in updates]
+            levels = [p for p in cut.parts if p.kind[0] in LEVELLED and self.at(p.stage) == self.number]
+            mine += [self.part(place, ONCE) for place in levels]
         for message, action in self.here.items():
             action.drops.append(message)
         return [a for a in mine if a.place or a.sends]

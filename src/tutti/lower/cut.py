@@ -7,6 +7,12 @@
 | `W` | for every microbatch | if split, the rest of the backward pass: gradients of single parameters |
 | `U0`, `U1`, ... | once a step | the update; values cross stages only from one number to the next |
 
+A function has no microbatches. A call runs its parts once:
+
+| kind | runs | what it computes |
+|---|---|---|
+| `C0`, `C1`, ... | once a call | everything; values cross stages only from one number to the next |
+
 A plan without a pipeline has one stage, whose forward and backward passes are not divided:
 
 | kind | runs | what it computes |
@@ -31,8 +37,11 @@ from typing import NamedTuple
 from torch import fx
 
 from tutti.ir.step_graph import BACKWARD, FORWARD, GIVEN, UPDATE, WRITTEN, StepGraph
-from tutti.plan.stages import Reads, alone, stages_of
+from tutti.lower.crossings import levels
+from tutti.plan.reads import Reads
+from tutti.plan.stages import alone, stages_of
 
+LEVELLED = ("U", "C")  # kinds of parts that are numbered by how often their values have crossed stages
 FLAT = {"S": "a step", "M": "a microbatch", "U": "the update"}  # kinds of parts of a plan without a pipeline
 
 
@@ -42,6 +51,11 @@ class Place(NamedTuple):
     stage: int
     kind: str
     slice: int = 0
+
+    @property
+    def once(self) -> bool:
+        """Whether it runs once in a step or call, not for every microbatch."""
+        return self.kind[0] in ("S", *LEVELLED)
 
     def __str__(self) -> str:
         if self.kind in FLAT:
@@ -96,9 +110,10 @@ class _Cutter:
         self.gradients: dict[fx.Node, str] = {}
         for name in step.gradient_names:
             self.gradients.setdefault(step.outputs[name], name)
-        self.written = {node: name for name, node in step.changed_by_forward.items() if name.startswith("param:")}
+        changed = step.changed_by_forward if step.repeats else {}
+        self.written = {node: name for name, node in changed.items() if name.startswith("param:")}
         self.alone = alone(reads, stages) if split else {}
-        self.levels: dict[fx.Node, int] = {}
+        self.levels = levels(reads, stages)
         self.places = {n: self.place(n) for n in reads.calls}
         self.shares = {name: self.shares_of(step.outputs[name]) for name in step.gradient_names}
         self.wanted: dict[Place, dict[str, fx.Node]] = defaultdict(dict)  # outputs by part
@@ -108,18 +123,13 @@ class _Cutter:
         if node.target is operator.getitem:
             return self.place(node.args[0])  # pyright: ignore[reportArgumentType]
         stage, phase, chunk = self.stages[node], node.meta["phase"], node.meta.get("slice", 0)
+        if not self.step.repeats:
+            return Place(stage, f"C{self.levels[node]}")
         if phase == FORWARD:
             return Place(stage, "F", chunk)
         if phase == BACKWARD:
             return Place(stage, "W" if node in self.alone else "B", chunk)
-        return Place(stage, f"U{self.level(node)}")
-
-    def level(self, node: fx.Node) -> int:
-        """For an update node: how often its operands have crossed stages since the gradients."""
-        if node not in self.levels:
-            read = [x for x in self.reads.of(node) if x.op == "call_function" and x.meta["phase"] == UPDATE]
-            self.levels[node] = max((self.level(x) + (self.stages[x] != self.stages[node]) for x in read), default=0)
-        return self.levels[node]
+        return Place(stage, f"U{self.levels[node]}")
 
     def is_gradient(self, reader: fx.Node, x: fx.Node) -> bool:
         """Whether an update node takes x as an accumulated gradient."""
@@ -133,13 +143,16 @@ class _Cutter:
                 members[place].append(node)
         for name, node in self.step.outputs.items():
             for share in self.shares[name][0] if name in self.shares else [node]:
-                self.wanted[self.owner(share)][name.replace(f"{WRITTEN}:", "param:")] = share
-        drafts = {place: _Draft(self, place, members[place]) for place in sorted(members, key=_order)}
+                self.wanted[self.keeper(name, share)][name.replace(f"{WRITTEN}:", "param:")] = share
+        places = sorted(dict.fromkeys([*members, *self.wanted]), key=_order)  # on all ranks alike
+        drafts = {place: _Draft(self, place, members[place]) for place in places}
         made = Cut(self.step, {}, {self.names[n]: s for n, s in self.stages.items() if n in self.names})
         for place, draft in drafts.items():
             made.parts[place] = draft.finish(self.wanted[place])
             made.makers |= {name: place for name in self.wanted[place]}
         made.readers = dict(self.readers)
+        if not self.step.repeats:
+            self.note_later_reads(made)
         for place, part in made.parts.items():
             for name in part.inputs:
                 if name in made.homes and made.homes[name] != place.stage:
@@ -147,6 +160,21 @@ class _Cutter:
                     if place.stage not in borrowers:
                         borrowers.append(place.stage)
         return made
+
+    def note_later_reads(self, made: Cut) -> None:
+        """Mark the inputs of parts that they must not write into: others read them later, or get them sent, or they are
+        returned."""
+        stages: dict[str, set[int]] = defaultdict(set)  # that have each value
+        for place, part in made.parts.items():
+            for name in part.inputs:
+                source = made.homes.get(name, made.makers[name].stage if name in made.makers else place.stage)
+                stages[name] |= {place.stage, source}
+        returned, later = {x.name for x in self.step.outputs.values()}, set()
+        for place, part in reversed(made.parts.items()):
+            for name, node in part.inputs.items():
+                if (place.stage, name) in later or len(stages[name]) > 1 or node.name in returned:
+                    node.meta["read_later"] = True
+            later |= {(place.stage, name) for name in part.inputs}
 
     def shares_of(self, gradient: fx.Node) -> tuple[list[fx.Node], set[fx.Node]]:
         """The summands of a gradient, one per chunk of the sequence, and the nodes that add them: the runtime adds them
@@ -165,8 +193,22 @@ class _Cutter:
 
     def owner(self, node: fx.Node) -> Place:
         """The part that makes a value, or the value of which it is a view."""
+        first = "F" if self.step.repeats else "C0"
         behind = self.reads.behind[node]
-        return self.places[behind[0]] if behind else Place(0, "F")
+        if not behind:
+            return Place(0, first)
+        return self.places[behind[0]] if behind[0] in self.places else Place(self.stages[behind[0]], first)
+
+    def keeper(self, name: str, node: fx.Node) -> Place:
+        """The part that returns an output: its owner; in a function, a stored tensor is returned at its home."""
+        owner, old = self.owner(node), self.step.inputs.get(name)
+        home = owner.stage if old is None or self.step.repeats else self.stages.get(old, owner.stage)
+        if home == owner.stage:
+            return owner
+        for x in self.reads.behind[node]:
+            if x in self.places:
+                self.wanted[self.places[x]][f"value:{x.name}"] = x
+        return Place(home, f"C{int(owner.kind[1:]) + 1}")
 
 
 class _Draft:
@@ -221,6 +263,8 @@ class _Draft:
                 self.input(node, self.cutter.names[node])
             elif node in self.cutter.reads.copied:
                 self.take(node)
+            elif node in self.cutter.places and self.cutter.places[node] != self.place:  # stored, not made here
+                self.input(node, f"value:{node.name}")
         outputs = {name: self.copy(node) for name, node in wanted.items()}
         self.graph.output(tuple(outputs.values()))
         return StepGraph(self.graph, self.inputs, outputs, self.cutter.step.constants, self.cutter.step.device)

@@ -52,7 +52,7 @@ def _update_together(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.target in IN_PLACE:
             _, lists, targets = IN_PLACE[node.target]
-            kept = [node.args[i] for i in targets if node.args[i].op == "placeholder"]
+            kept = [node.args[i] for i in targets if _may_go(node.args[i])]
             if kept and all(last[x] is node for x in kept):
                 _copy_parts(graph, node, targets, last)
                 groups[node.target, node.args[lists:], tuple(node.kwargs.items())].append(node)
@@ -76,6 +76,11 @@ def _update_together(graph: fx.Graph) -> None:
         graph.erase_node(node)
     if groups:
         sort(graph)
+
+
+def _may_go(node: fx.Node) -> bool:
+    """Whether it is an input that this graph may write into."""
+    return node.op == "placeholder" and "read_later" not in node.meta
 
 
 def _pieces(nodes: list[fx.Node], ready: dict[fx.Node, int]) -> Iterator[list[fx.Node]]:
@@ -152,7 +157,7 @@ def _copy_parts(graph: fx.Graph, node: fx.Node, targets: Sequence[int], last: di
     for i in targets:
         part: Any = node.args[i]
         run = part.target is aten.slice.Tensor and part.args[1] == 0 and last.get(part.args[0]) is node
-        if part.op != "placeholder" and not run:
+        if not _may_go(part) and not (run and "read_later" not in part.args[0].meta):
             with graph.inserting_before(node):
                 copy = graph.call_function(aten.clone.default, (part,), {"memory_format": torch.contiguous_format})
             copy.meta = {**node.meta, "val": part.meta["val"]}
@@ -167,7 +172,7 @@ def _write_back(graph: fx.Graph) -> None:
     results, gathered, dead = list(output.args[0]), [], []
     for i, (name, value) in enumerate(zip(output.meta.get("names", ()), results, strict=False)):
         old = inputs.get(name)
-        if old is None or value.meta.get("phase") != UPDATE or value.target in (written, store):
+        if old is None or not _may_go(old) or value.meta.get("phase") != UPDATE or value.target in (written, store):
             continue  # a pipeline's backward pass may still read the old value
         if old in last and at[last[old]] > at[_made(_uncast(value))]:
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from tutti.ir.step_graph import Spec, StepGraph
@@ -10,7 +11,7 @@ from tutti.lower.program import Program
 from tutti.lower.shard import made_in, shard
 from tutti.lower.sums import WIDE, add_in_float32, add_to_sums
 from tutti.plan.layout import Layout
-from tutti.plan.plan import Plan
+from tutti.plan.plan import PIPELINE, Plan
 from tutti.plan.schedule import forward
 from tutti.plan.slots import Schedule, Slot
 
@@ -18,7 +19,7 @@ from tutti.plan.slots import Schedule, Slot
 def schedule_of(
     graph: StepGraph, plan: Plan, count: int, kept: Mapping[str, int] | None = None
 ) -> tuple[Cut, Schedule]:
-    """The parts of a graph and their schedule. A graph without gradients gets forward passes only.
+    """The parts of a graph and their schedule. An evaluation gets forward passes only, a function parts that run once.
 
     count: number of microbatches. kept: the stages of inputs that are placed already.
     """
@@ -28,6 +29,11 @@ def schedule_of(
             add_in_float32(made)
         (kind, *_) = (place.kind for place in made.parts)
         return made, Schedule("flat", (tuple(Slot(kind, 0, i) for i in range(count)),), (0,))
+    if not graph.repeats:
+        check_called(plan)
+        count, made = plan.mesh[PIPELINE], cut(graph, plan.stages, kept=kept)
+        check_offloaded(made, plan)
+        return made, Schedule("call", ((),) * count, tuple(range(count)))
     schedule = plan.pipe.of(plan.accumulate, plan.durations)
     if not graph.gradient_names:
         schedule = forward(schedule.place, count, graph.sequence_chunks)
@@ -35,6 +41,35 @@ def schedule_of(
     if plan.sum_dtype:
         add_in_float32(made)
     return made, schedule
+
+
+def check_called(plan: Plan) -> None:
+    """Raise ValueError if a plan with a pipeline is not one of a function: a call runs each stage once."""
+    count, stages = plan.mesh[PIPELINE], 1 + max(plan.stages.values())
+    has = {
+        f"the schedule {plan.schedule}": bool(plan.schedule),
+        f"{plan.accumulate} microbatches": plan.accumulate > 1,
+        f"{plan.sequence_chunks} chunks of the sequence": plan.sequence_chunks > 1,
+        f"{stages} stages": stages > count,
+    }
+    if found := [what for what, true in has.items() if true]:
+        raise ValueError(
+            f"the plan has {found[0]}, but a call of a function runs one stage on each of {count} devices, once: "
+            f"give plan='pp{count}', or train with tutti.parallelize"
+        )
+
+
+def check_offloaded(made: Cut, plan: Plan) -> None:
+    """Raise ValueError if a plan with tensors on other tiers would write into a tensor while other parts need it."""
+    users = Counter(name for part in made.parts.values() for name in {**part.inputs, **part.outputs})
+    for part in made.parts.values() if plan.tiers else ():
+        for name, node in part.inputs.items():
+            split = users[name] > 1 and node.meta["label"] in plan.tiers
+            if split or (name in part.outputs and node.meta.get("read_later")):
+                raise ValueError(
+                    f"several parts of the pipeline read or write {name} in a call, which excludes tensors outside the "
+                    "device: leave out offload, or the pipeline"
+                )
 
 
 def passed(name: str) -> bool:

@@ -36,7 +36,7 @@ from tutti.ops import attention, source
 from tutti.ops.costs import annotate_costs
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
-from tutti.plan.stages import Reads
+from tutti.plan.reads import Reads
 from tutti.plan.textbook import Textbook
 from tutti.tracing.like_operators import make_without_operands
 from tutti.tracing.simplify import simplify

@@ -24,11 +24,14 @@ from math import inf
 
 from torch import fx
 
+from tutti.ir.costs import flat
 from tutti.ir.labels import layer_of
 from tutti.ir.step_graph import BACKWARD, FORWARD, UPDATE, StepGraph
 from tutti.ops import source
+from tutti.plan.function_stages import function_stages
+from tutti.plan.reads import Reads
 from tutti.plan.sharding_problem import Cost
-from tutti.plan.stages import Reads, alone
+from tutti.plan.stages import alone
 
 
 @dataclass(frozen=True)
@@ -68,22 +71,46 @@ class Layers:
         self.members = {path: Counter() for path in paths if path and path not in around}
         of_one = alone(reads)
         for name, node in step.inputs.items():
-            path = name.partition(":")[2]
-            for layer in (layer_of(path), path.rpartition(".")[0]):
-                if layer in self.members:
-                    self.members[layer]["kept", node.meta["label"]] += 1
-                    break
+            if layer := self.layer(name):
+                self.members[layer]["kept", node.meta["label"]] += 1
         self.borders: list[Counter[tuple[str, int]]] = [Counter() for _ in self.members]
         self.inside: set[int] = set()  # layers at which no stage may start
         # For each layer the values that are made before its end and read after it: (label, output) -> count.
         paths, here = list(self.members), self._forward(reads)
-        self._keep_together(here)
+        if step.repeats:
+            self._keep_together(here)
         for node in step.calls:
             path, phase = layer_of(node.meta["path"]), node.meta["phase"]
             path = paths[here[node]] if node in here and paths else path
             if path in self.members:
                 kind = {FORWARD: "forward", UPDATE: "update", BACKWARD: "rest" if node in of_one else "backward"}[phase]
                 self.members[path][kind, node.meta["label"]] += 1
+
+    def layer(self, name: str) -> str | None:
+        """The layer that an input belongs to, by its name."""
+        path = name.partition(":")[2]
+        return next((x for x in (layer_of(path), path.rpartition(".")[0]) if x in self.members), None)
+
+    def around(self, homes: Mapping[str, int], costs: Mapping[str, Cost], stages: int) -> dict[str, int]:
+        """The stages of layers whose inputs may have homes already, by path.
+
+        Objects without homes are cut like a model of their own. Layers without inputs follow those before them. Without
+        any layer, the first node has the stage that it finds itself, and the others follow it or what they read.
+        """
+        if not self.members:
+            first = self.reads.calls[0]
+            return {first.meta["name"]: function_stages(self.reads, {}, homes)[first]}
+        found: dict[str, int] = {}
+        for name, stage in homes.items():
+            if layer := self.layer(name):
+                found[layer] = min(stage, found.get(layer, stage))
+        placed = {path.partition(".")[0] for path in found}
+        free = {path: x for path, x in self.of(costs).items() if path.partition(".")[0] not in placed}
+        if len(free) >= stages:
+            starts = split(list(free.values()), stages)
+            found |= {path: sum(start <= i for start in starts) - 1 for i, path in enumerate(free)}
+        at = next((found[path] for path in self.members if path in found), 0)
+        return {path: (at := found.get(path, at)) for path in self.members}
 
     def _forward(self, reads: Reads) -> dict[fx.Node, int]:
         """The layer number of each forward node. Nodes outside of all layers follow their operands."""
@@ -94,15 +121,25 @@ class Layers:
             if node.meta["phase"] != FORWARD:
                 continue
             read = [x for x in reads.of(node) if x in found]
-            last = max((found[x] for x in read), default=0)
+            last = self._behind(reads.of(node), found, order)
             here = found[node] = reached[node] = order.get(layer_of(node.meta["path"]), last)
             for x in read:
                 maker, index = source(x)
-                self.inside.update(range(here + 1, found[x] + 1))
+                if reads.step.repeats:  # values of a function cross stages in either direction
+                    self.inside.update(range(here + 1, found[x] + 1))
                 for border in range(reached[x], here):
                     self.borders[border][maker.meta["label"], index] += 1
                 reached[x] = max(reached[x], here)
         return found
+
+    def _behind(self, read: Sequence[fx.Node], found: Mapping[fx.Node, int], order: Mapping[str, int]) -> int:
+        """The layer of a node outside of all layers: the last of its operands; in a function, which may read gradients,
+        that of its largest operand."""
+        if self.reads.step.repeats:
+            return max((found[x] for x in read if x in found), default=0)
+        layers = {x: found.get(x, order.get(layer_of(x.meta["path"]))) for x in read if x.op == "call_function"}
+        sizes = ((sum(spec.bytes for spec in flat(x.meta["val"])), i) for x, i in layers.items() if i is not None)
+        return max(sizes, default=(0, 0))[1]
 
     def _keep_together(self, here: Mapping[fx.Node, int]) -> None:
         """Keep layers in one stage that share state which the forward pass changes: statistics, a queue, ..."""

@@ -24,9 +24,10 @@ def explain(plan: Plan) -> str:
     lines = [f"plan {plan.name or '(without a name)'}: mesh {mesh_name(plan.mesh)}{on}"]
     if plan.stages:
         chunks = f" over {plan.sequence_chunks} chunks of the sequence" if plan.sequence_chunks > 1 else ""
-        lines.append(f"a pipeline of {1 + max(plan.stages.values())} stages, {plan.schedule}{chunks}")
+        schedule = plan.schedule or "each of which a call runs once"
+        lines.append(f"a pipeline of {1 + max(plan.stages.values())} stages, {schedule}{chunks}")
         lines += _table([_stage(plan, i, names) for i, names in _by_stage(plan)], "  ")
-        lines += ["", *drawn(plan), ""]
+        lines += ["", *drawn(plan), ""] if plan.schedule else []
     if plan.recompute == (LAYERS,):
         lines.append("the backward pass recomputes activations that layers do not pass on")
     elif plan.recompute:

@@ -130,11 +130,17 @@ class PipelineCandidate:
         chosen = chosen or self.chosen
         assert isinstance(chosen, Staged)
         plan = self.candidate.plan(chosen, gathered)
-        inside = plan.name.removeprefix("auto-")
-        name = f"{self.pipe}x{inside}" if inside != "single" else str(self.pipe)
         return plan.replace(
-            mesh=self.wide(plan.mesh), stages=self.named(chosen.starts), schedule=self.pipe.schedule,
+            mesh=self.wide(plan.mesh), stages=self.named(chosen.starts),
+            schedule=self.pipe.schedule if self.planner.step.repeats else "",
             sequence_chunks=self.pipe.sequence_chunks, durations=chosen.durations, cluster=str(self.cluster),
-            name=f"auto-{name}" if plan.name.startswith("auto-") else name,
+            name=joined(self.pipe, plan.name),
             reasons=(*plan.reasons[:-1], f"{plan.reasons[-1]} in sum, on the mesh of a device of the pipeline"),
         )  # fmt: skip
+
+
+def joined(pipe: Pipe, name: str) -> str:
+    """The name of a plan on each device of a pipeline (`auto-dp2`), with the pipeline (`auto-pp2xdp2`)."""
+    inside = name.removeprefix("auto-")
+    whole = f"{pipe}x{inside}" if inside != "single" else str(pipe)
+    return f"auto-{whole}" if name.startswith("auto-") else whole

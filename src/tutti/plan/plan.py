@@ -71,7 +71,7 @@ class Plan:
     sum_dtype: "float32" to add gradients of microbatches in float32 if they have less precision (`lower.sums`); by
         default they are added in their own dtype.
     stages: path of a module, or name of a forward node -> its pipeline stage (`plan.stages`), over the axis `pp`.
-    schedule: name of the pipeline's schedule (`plan.schedule`).
+    schedule: name of the pipeline's schedule (`plan.schedule`). A function has none: a call runs each stage once.
     sequence_chunks: chunks of the sequence (`lower.unroll`).
     recompute: what the backward pass recomputes: labels of forward nodes, or as in `plan.recompute.chosen`.
     tiers: label of an input, or of a forward node whose result waits for the backward pass -> the tier that stores it
@@ -112,7 +112,7 @@ class Plan:
     @property
     def inner(self) -> Mesh:
         """The mesh of each pipeline device: all axes but the pipeline's."""
-        return {axis: n for axis, n in self.mesh.items() if axis != PIPELINE} or {"dp": 1}
+        return inner_of(self.mesh)
 
     @property
     def pipe(self) -> Pipe:
@@ -231,6 +231,11 @@ class Plan:
                         f"{sign} {key}: {value}" for sign, value in (("-", mine), ("+", its)) if value is not None
                     ]
         return lines
+
+
+def inner_of(mesh: Mesh) -> Mesh:
+    """The mesh of each device of a pipeline: all axes but the pipeline's."""
+    return {axis: n for axis, n in mesh.items() if axis != PIPELINE} or {"dp": 1}
 
 
 def renamed(plan: Plan, names: Mapping[str, str]) -> Plan:

@@ -14,6 +14,7 @@ from copy import copy
 from dataclasses import replace
 from functools import cache, partial
 from math import gcd
+from types import MappingProxyType
 
 from tutti.hardware import Cluster
 from tutti.ir.step_graph import BACKWARD, FORWARD, UPDATE, StepGraph
@@ -23,8 +24,8 @@ from tutti.plan.cuts import Layers
 from tutti.plan.explain import seconds
 from tutti.plan.layout import Layout, Mesh
 from tutti.plan.pin import Pin, resolve
-from tutti.plan.pipeline_candidate import PipelineCandidate
-from tutti.plan.plan import Plan, renamed
+from tutti.plan.pipeline_candidate import PipelineCandidate, joined
+from tutti.plan.plan import PIPELINE, Plan, inner_of, renamed
 from tutti.plan.price import Pricer
 from tutti.plan.problem import problem_of
 from tutti.plan.roles import Free, Roles, UndividedBatch
@@ -39,6 +40,7 @@ from tutti.plan.work import Work
 
 RAISES = 5  # number of times to raise the price of memory, by a factor of four
 HALVINGS = 4  # bisection steps between the last price that did not fit and the first that did
+NOWHERE: Mapping[str, int] = MappingProxyType({})
 CLOSE, ROUGH = 1e-4, 1e-3  # relative gaps that are accepted, without and with a price on memory
 
 
@@ -120,10 +122,25 @@ class Planner:
         """Number of runs of each phase in a step. The update, which is not listed, runs once."""
         return {FORWARD: self.accumulate, BACKWARD: self.accumulate}
 
-    def held(self, mesh: Mesh, stored: Mapping[str, Layout]) -> Plan:
-        """The cheapest plan for inputs with the layouts in `stored`."""
-        plan = Candidate(self, mesh, Free(self.problem, mesh, {}, stored)).plan()
-        return renamed(plan, dict(zip(plan.mesh, mesh, strict=True)))
+    def following(self, book: Textbook | None, mesh: Mesh, stored: Mapping[str, Layout],
+                  homes: Mapping[str, int] = NOWHERE) -> Plan:  # fmt: skip
+        """The plan for inputs that are placed already: as the textbook says, if its mesh is this one and divides the
+        batch, else the cheapest.
+
+        stored: layouts of inputs, by label. homes: stages of inputs of a pipeline, by name.
+        """
+        pipe, inner = Pipe(mesh.get(PIPELINE, 1)), inner_of(mesh)
+        planner, found, gathered = self.inside(pipe) if PIPELINE in mesh else self, None, False
+        if book and book.mesh == inner and book.pipe.devices == pipe.devices:
+            with suppress(UndividedBatch):
+                found, gathered = planner.textbook(replace(book, pipe=NO_PIPE), stored), book.zero >= 2
+        found = found or Candidate(planner, inner, Free(self.problem, inner, {}, stored))
+        plan = found.plan(gathered=gathered)
+        plan = renamed(plan, dict(zip(plan.mesh, inner, strict=True)))
+        if PIPELINE not in mesh:
+            return plan
+        stages = self.layers.around(homes, found.joint.costs(found.chosen), pipe.devices)
+        return plan.replace(mesh=dict(mesh), stages=stages, cluster=str(self.cluster), name=joined(pipe, plan.name))
 
     def on(self, mesh: Mesh, seconds: float = 60.0, without: str = "") -> Candidate:
         """The cheapest choices on a mesh. without: a label whose pin is ignored. seconds: budget of work."""
@@ -292,14 +309,10 @@ def replan(step: StepGraph, plan: Plan, cluster: Cluster) -> Plan:
     layouts instead.
     """
     planner = Planner(step, cluster, accumulate=plan.accumulate)
-    book = textbook_of(plan.name, plan.mesh)
     labels = {node.meta["label"] for node in step.inputs.values()}
     stored = {
         label: plan.input_layout(label)
         for label in labels
         if label.split(":")[0] not in ("batch", "common", "seed", "step", "count")
     }
-    if book:
-        with suppress(UndividedBatch):
-            return planner.textbook(book, stored).plan(gathered=book.zero >= 2)
-    return planner.held(plan.mesh, stored)
+    return planner.following(textbook_of(plan.name, plan.mesh), plan.mesh, stored)

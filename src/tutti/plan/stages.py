@@ -16,6 +16,8 @@ of other nodes follow:
 
 So forward values are sent only to later stages and gradients only to earlier ones, across any number of stages. Skip
 connections, an encoder's output and tied embeddings need no special treatment.
+
+A function has fewer rules (`plan.function_stages`), because only one microbatch is in flight.
 """
 
 from __future__ import annotations
@@ -23,48 +25,12 @@ from __future__ import annotations
 import operator
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 
 from torch import fx
 
-from tutti.ir.costs import FREE
-from tutti.ir.step_graph import BACKWARD, FORWARD, GIVEN, UPDATE, StepGraph
-
-
-class Reads:
-    """The operands of each node of a step, looking through copied nodes.
-
-    Views, and nodes that depend only on the batch, constants and the step's numbers, are copied: each stage that reads
-    them computes them itself.
-
-    kept: names of inputs that have a home stage, even if every stage could have them.
-    """
-
-    def __init__(self, step: StepGraph, kept: Iterable[str] = ()):
-        self.step = step
-        self.given = {name for name in step.inputs if _is_given(step, name)} - set(kept)
-        constant = {step.inputs[name] for name in self.given if name != "seed"}  # random numbers are drawn once
-        self.copied: set[fx.Node] = set()
-        self.behind: dict[fx.Node, list[fx.Node]] = {}  # the nodes that are read in place of each node
-        for name, node in step.inputs.items():
-            self.behind[node] = [] if name in self.given else [node]
-        for node in step.calls:
-            reads = node.all_input_nodes
-            if all(x in constant for x in reads):
-                constant.add(node)
-            part = node.target is operator.getitem
-            if node in constant or (reads[0] in self.copied if part else node.target in FREE):
-                self.copied.add(node)
-            self.behind[node] = self.of(node) if node in self.copied else [node]
-
-    def of(self, node: fx.Node) -> list[fx.Node]:
-        """The calls and inputs that a node reads, except inputs that every stage has."""
-        return list(dict.fromkeys(x for read in node.all_input_nodes for x in self.behind[read]))
-
-    @cached_property
-    def calls(self) -> list[fx.Node]:
-        """All calls that are not copied, in order."""
-        return [node for node in self.step.calls if node not in self.copied]
+from tutti.ir.step_graph import BACKWARD, FORWARD, UPDATE
+from tutti.plan.function_stages import function_stages
+from tutti.plan.reads import Reads, check_names, covering
 
 
 def stages_of(reads: Reads, named: Mapping[str, int], kept: Mapping[str, int] | None = None) -> dict[fx.Node, int]:
@@ -78,6 +44,8 @@ def stages_of(reads: Reads, named: Mapping[str, int], kept: Mapping[str, int] | 
     Raises ValueError, unless `kept` is given, if a name covers nothing. Raises ValueError if a forward node reads a
     value of a later stage.
     """
+    if not reads.step.repeats:
+        return function_stages(reads, named, kept or {})
     step, found = reads.step, _forward(reads, named, kept is None)
     homes: dict[fx.Node, int] = {}
     present: dict[fx.Node, set[int]] = {node: {stage} for node, stage in found.items()}
@@ -143,19 +111,13 @@ def _check_buffer(reads: Reads, found: Mapping[fx.Node, int], present: Mapping[f
         )
 
 
-def _is_given(step: StepGraph, name: str) -> bool:
-    """Whether every stage has this input: an argument of each call, or a buffer that never changes."""
-    kind = name.partition(":")[0]
-    return kind in GIVEN or (kind == "buffer" and name not in step.outputs)
-
-
 def _forward(reads: Reads, named: Mapping[str, int], strict: bool) -> dict[fx.Node, int]:
     """The stages of the forward pass. strict: raise ValueError if a name covers nothing."""
     found: dict[fx.Node, int] = {}
     forward = [n for n in reads.calls if n.meta["phase"] == FORWARD]
-    used = {node: key for node in forward if (key := _covering(node, named)) is not None}
-    if strict and (unknown := [key for key in named if key not in used.values()]):
-        raise ValueError(f"the plan names a stage of {unknown[0]!r}, which computes nothing in the forward pass")
+    used = {node: key for node in forward if (key := covering(node, named)) is not None}
+    if strict:
+        check_names(named, used.values())
     for node in forward:
         if node.target is operator.getitem:  # belongs to the stage of its maker
             found[node] = found.get(node.args[0], -1)  # pyright: ignore
@@ -176,16 +138,6 @@ def _forward(reads: Reads, named: Mapping[str, int], strict: bool) -> dict[fx.No
                 raise ValueError(f"{node.meta['name']} of stage {found[node]} reads {x.meta['name']} of stage "
                                  f"{found[x]}: values of the forward pass are sent only to later stages")  # fmt: skip
     return found
-
-
-def _covering(node: fx.Node, named: Mapping[str, int]) -> str | None:
-    """The longest name that covers a node; None if no name does."""
-    if node.meta["name"] in named:
-        return node.meta["name"]
-    path = node.meta["path"]
-    while path and path not in named:
-        path = path.rpartition(".")[0]
-    return path if path in named else None
 
 
 def _backward(reads: Reads, found: dict[fx.Node, int], present: dict[fx.Node, set[int]]) -> None:

@@ -51,7 +51,7 @@ def dry_run(
     known: dict[tuple, tuple[Program, Simulation]] = {}  # of parts that are alike, as those of equal stages
     for place, part in cut.parts.items():
         asked = output_layouts(cut, part, inner)
-        runs = 1 if place.kind == "S" or place.kind.startswith("U") else plan.accumulate
+        runs = 1 if place.once else plan.accumulate
         signature = (place,) if flat else _signature(part, inner, asked)
         if signature not in known:
             progress(f"simulating {place}")
@@ -76,7 +76,7 @@ def _signature(part: StepGraph, plan: Plan, asked: Mapping[str, Layout]) -> tupl
         where = plan.input_layout(meta["label"]) if node.op == "placeholder" else meta.get("label")
         arguments = fx.map_arg((node.args, node.kwargs), place.__getitem__)
         lines.append((node.op, str(node.target) if node.op == "call_function" else "", str(where), repr(arguments),
-                      str(meta.get("val")), meta.get("phase")))  # fmt: skip
+                      str(meta.get("val")), meta.get("phase"), meta.get("read_later")))  # fmt: skip
     inputs = [(place[node], input_kind(name)) for name, node in part.inputs.items()]
     outputs = [
         (place[node], str(asked.get(name)), place.get(part.inputs.get(name))) for name, node in part.outputs.items()

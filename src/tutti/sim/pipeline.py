@@ -22,6 +22,7 @@ from tutti.plan.slots import Schedule
 from tutti.plan.tier import DEVICE
 from tutti.sim.step import RANK, DryRun, Part
 
+WORK = {"F": "forward", "B": "backward", "W": "gradients", "U": "update", "C": "call"}  # by kind of part
 # kinds of memory that a device holds throughout
 KEPT = ("parameters", "optimizer state", "buffers", "numbers", "activations", "accumulated gradients")
 
@@ -37,9 +38,10 @@ class Span:
 
     @property
     def work(self) -> str:
-        """The kind of work: "forward", "backward", "gradients" (of weights), "update", or "" for a send or receive."""
+        """The kind of work: "forward", "backward", "gradients" (of weights), "update", "call" (of a function), or ""
+        for a send or receive."""
         place = self.action.place
-        return {"F": "forward", "B": "backward", "W": "gradients"}.get(place.kind, "update") if place else ""
+        return WORK[place.kind[0]] if place else ""
 
     @property
     def name(self) -> str:
@@ -94,7 +96,8 @@ class PipelineDryRun(DryRun):
     @cached_property
     def memories(self) -> list[Memory]:
         """The memory of each device, at its peak."""
-        worst = [max(course, key=lambda held: held.total) for course in self.courses]
+        idle = Held(0, Counter(), "")
+        worst = [max(course, key=lambda held: held.total, default=idle) for course in self.courses]
         return [Memory(held.total, dict(held.kinds.most_common()), (), held.at, dict(away))
                 for held, away in zip(worst, self.away, strict=True)]  # fmt: skip
 

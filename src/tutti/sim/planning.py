@@ -67,10 +67,7 @@ def choose(
     """
     if recompute and (not isinstance(plan, str) or plan == "auto" or plan.endswith(".json")):
         raise ValueError(f"recompute={list(recompute)} goes with a plan's name, such as plan='zero3'; others decide it")
-    if not isinstance(plan, Plan) and (isinstance(plan, Path) or plan.endswith(".json")):
-        if not Path(plan).is_file():
-            raise FileNotFoundError(f"there is no plan {str(plan)!r}: `step.plan.save(path)` writes one")
-        plan = Plan.load(plan)
+    plan = loaded(plan)
     if isinstance(plan, Plan):
         if pins or mesh:
             raise ValueError("pins and mesh have no effect on a given plan: leave them out, or edit the plan")
@@ -90,6 +87,15 @@ def choose(
         raise ValueError(f"plan {plan!r} does not fix the number of microbatches: give accumulate, or plan='auto'")
     variant = with_recompute(plan, cluster.size, recompute)
     return Planner(graph_of(accumulate, variant), cluster, pins, accumulate, variant).named(plan)
+
+
+def loaded(plan: Plan | str | Path) -> Plan | str:
+    """The plan in a file, if this is the path of one, else the plan or its name."""
+    if isinstance(plan, Plan) or not (isinstance(plan, Path) or plan.endswith(".json")):
+        return plan
+    if not Path(plan).is_file():
+        raise FileNotFoundError(f"there is no plan {str(plan)!r}: `step.plan.save(path)` writes one")
+    return Plan.load(plan)
 
 
 def best_plan(
