@@ -20,7 +20,7 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
-from math import ceil, inf, log2, prod
+from math import ceil, log2, prod
 
 from tutti.hardware import Cluster
 from tutti.plan.cuts import Layers
@@ -29,14 +29,12 @@ from tutti.plan.planner import Planner
 from tutti.plan.recompute import Activations
 from tutti.plan.reshard import sent_bytes
 from tutti.plan.schedule import Pipe
-from tutti.plan.slots import in_flight
 from tutti.plan.textbook import Textbook
 
 BUBBLES = {"zb-v": 2.0}  # the bubble over (p - 1) / v of the work: stages are unequal, and so are F, B and W
 HIDDEN = 0.9  # the share of collectives on parameters and gradients that computation hides
 INSIDE = 0.5  # the share of collectives on activations that computation hides
 UNEVEN = 0.2  # share of the deviation of a device's stages from their mean that it waits for others
-STEADY = 2  # microbatches per pipeline device beyond which the number in flight no longer grows
 
 Inner = tuple[int, int, int]  # context, expert and tensor parallelism
 WHOLE: Inner = (1, 1, 1)
@@ -74,7 +72,6 @@ class Estimator:
         self.block = longest_block(planner.layers)
         self.known: dict[Inner, Outline] = {}
         self.impossible: set[Inner] = set()
-        self.flight = cache(self._flight)
         self.outline = cache(self._outline)
         self.refine(WHOLE)
 
@@ -164,7 +161,7 @@ class Estimator:
         # Recomputation reads the outputs of layers once more, so the cheapest choice does not split them over tp.
         in_layers = rows * share * (book.tp * o.layers.kept if book.recompute else o.layers.held)
         outside = rows * (o.beside.kept if book.recompute else o.beside.held)
-        first, last = self.flight(book.pipe, min(count, STEADY * p)) if p > 1 else (1.0, 1.0)
+        first, last = most_in_flight(book.pipe, count)
         held = max(first * in_layers, last * in_layers + outside)
         again = rows * (o.layers.held - o.layers.kept) / o.depth if book.recompute else 0.0
         piece = o.layers.params / o.depth if book.zero == 3 else 0.0  # gathered, of a layer
@@ -176,14 +173,6 @@ class Estimator:
             "activations": held,
             "temporaries": again + 2 * rows * o.largest + piece,
         }
-
-    def _flight(self, pipe: Pipe, count: int) -> tuple[float, float]:
-        """Microbatches in flight, in units of a device's layers: of the fullest device, and of the last."""
-        try:
-            held = [sum(each) / pipe.chunks for each in in_flight(pipe.of(count))]
-        except ValueError:
-            return inf, inf
-        return max(held), held[-1]
 
     def fullest(self, depth: int, pipe: Pipe, layer: float, last: float) -> tuple[float, float]:
         """The share of the layers that the fullest device has, and seconds of the slowest device for a microbatch.
@@ -245,6 +234,17 @@ class Estimator:
 
     def collective(self, kind: str, local: float, stride: int, k: int) -> float:
         return self.cluster.time(kind, sent_bytes(kind, int(local), k), stride, k)
+
+
+def most_in_flight(pipe: Pipe, count: int) -> tuple[float, float]:
+    """Microbatches in flight, in units of a device's layers: of the device with most, and of the last. As
+    `slots.in_flight` counts them in the schedules of named plans."""
+    p, v = pipe.devices, pipe.chunks
+    if pipe.schedule == "zb-v":
+        return min(count, p), min(count, p)
+    if pipe.schedule == "interleaved":
+        return min(count, (2 * p - 1 + (v - 1) * p) / v), min(count, ((v - 1) * p + 1) / v)
+    return min(count, p), 1.0
 
 
 def axes_of(inner: Inner) -> tuple[bool, ...]:
