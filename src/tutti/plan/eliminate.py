@@ -104,10 +104,10 @@ def min_plus(a: Table, b: Table) -> Table:
         return (a[:, :, None] + b).min(1)
     if a.shape[0] > b.shape[1]:
         return min_plus(b.T, a.T).T
-    out = np.empty((a.shape[0], b.shape[1]))
-    transposed = np.ascontiguousarray(b.T)
+    out, b, sums = np.empty((a.shape[0], b.shape[1])), np.ascontiguousarray(b), np.empty(b.shape)
     for i, row in enumerate(a):
-        np.min(transposed + row, axis=1, out=out[i])
+        np.add(b, row[:, None], out=sums)
+        np.min(sums, axis=0, out=out[i])
     return out
 
 

@@ -185,7 +185,7 @@ class Search:
             self.judged.add(id(candidate))
             plan = self.judgement(candidate.plan(chosen))
             self.fused = min(self.fused, plan.predicted.step_seconds / chosen.seconds)
-            if not self.fits(plan) and plan.accumulate > 1:
+            if not self.fits(plan) and plan.accumulate > 1 and self.affords(plan.accumulate, plan.variant):
                 plan = self.judgement(candidate.plan(chosen, gathered=True))
             self.beside = plan.predicted.peak_bytes - chosen.kept
             if self.fits(plan) or self.late:
@@ -219,8 +219,11 @@ class Search:
             if all(getattr(known, what) == getattr(plan, what) for what in SAID):
                 return known
         self.progress(f"simulating {plan.name}")
-        step = self.planner(plan.accumulate, plan.variant).step
-        self.work.simulate(len(step.graph.nodes), bool(plan.stages))
+        planner = self.planner(plan.accumulate, plan.variant)
+        step, nodes = planner.step, len(planner.step.graph.nodes)
+        if plan.stages:
+            self.work.cut(nodes)
+        self.work.simulate(nodes, planner.layers.unequal(plan.stages) if plan.stages else 1.0)
         made = self.judge(step, plan, self.cluster)
         self.plans.append(plan.replace(prediction=made))
         return self.plans[-1]
