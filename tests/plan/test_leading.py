@@ -13,9 +13,10 @@ from tutti.lower.vary import vary
 from tutti.plan.estimate import WHOLE
 from tutti.plan.leading import Leading
 from tutti.plan.plan import Plan
-from tutti.plan.reasons import kind
+from tutti.plan.kind import kind, kind_of
 from tutti.plan.schedule import Pipe
 from tutti.plan.search import NEAR, Search
+from tutti.plan.textbook import Textbook
 from tutti.sim.planning import Simulator
 
 CLUSTER, BATCH = alone("h100:4"), 16
@@ -110,3 +111,14 @@ def test_kinds_differ_by_forms_of_parallelism_not_by_sizes():
     more = plan.replace(name="zero3xoverlap2", accumulate=4)
     assert kind(plan) == kind(more)
     assert kind(plan) != kind(plan.replace(name="dp4xzero1"))
+    assert kind(plan) == kind(plan.replace(name="auto-dp4xzero3"))
+    assert kind(plan) == kind_of(Textbook(4, zero=3)) != kind_of(Textbook(4, zero=3, recompute=True))
+
+
+def test_a_plan_of_another_kind_is_judged_too():
+    found = tight(1.1)
+    best = found.best(top=2)
+    others = [p for p in found.plans if found.fits(p) and kind(p) != kind(best)]
+    assert others
+    second = min(others, key=found.rank)
+    assert any(reason.startswith(f"runner-up {second.name}: ") for reason in best.reasons)

@@ -18,6 +18,7 @@ from tutti.hardware import Cluster
 from tutti.plan.estimate import WHOLE, Estimator, Inner, axes_of
 from tutti.plan.experts import Experts
 from tutti.plan.families import Limits, divisors, families
+from tutti.plan.kind import kind, kind_of
 from tutti.plan.schedule import SPLIT
 from tutti.plan.textbook import Textbook
 
@@ -62,6 +63,7 @@ class Leading:
         self.of, self.cluster = search, cluster or search.cluster
         self.corrections: dict[Sort, Correction] = {}
         self.missed = 0  # judged plans that do not fit
+        self.begun = False
         self.first = search.accumulate or 1
         rows = search.batch // self.first
         self.estimator = (
@@ -96,21 +98,41 @@ class Leading:
 
     def search(self) -> None:
         """Judge named plans, best estimate first."""
+        self.begin()
+        while (i := self.next()) is not None and self.look_at(i):
+            pass
+
+    def another(self, than: tuple) -> None:
+        """Judge named plans of other kinds (`plan.kind`), best estimate first, until one fits."""
         search = self.of
-        self.estimator.by_rows()
-        self.estimate(range(len(self.entries)))
-        while (i := self.next()) is not None:
-            book, count = self.entries[i]
-            inner = book.cp, book.ep, book.tp
-            if inner not in self.estimator.known:
-                search.progress(f"estimating plans with {Textbook(cp=book.cp, ep=book.ep, tp=book.tp)} inside")
-                search.work.price(len(self.estimator.planner.problem.operators))
-                self.refine(inner)
-                continue
-            if not search.affords(count, book.variant):
+        self.begin()
+        others = np.array([kind_of(book) != than for book, _ in self.entries])
+        while (i := self.next(others)) is not None and self.look_at(i):
+            if any(search.fits(plan) and kind(plan) != than for plan in search.plans):
                 return
+
+    def begin(self) -> None:
+        """Make the estimates as exact as they are without judged plans."""
+        if not self.begun:
+            self.begun = True
+            self.estimator.by_rows()
+            self.estimate(range(len(self.entries)))
+
+    def look_at(self, i: int) -> bool:
+        """Compute the outline of an entry's inner mesh, or judge the entry if there is one. Returns False if the budget
+        does not allow that."""
+        search, (book, count) = self.of, self.entries[i]
+        inner = book.cp, book.ep, book.tp
+        if inner not in self.estimator.known:
+            search.progress(f"estimating plans with {Textbook(cp=book.cp, ep=book.ep, tp=book.tp)} inside")
+            search.work.price(len(self.estimator.planner.problem.operators))
+            self.refine(inner)
+        elif search.affords(count, book.variant):
             self.open[i] = False
             self.judge(i)
+        else:
+            return False
+        return True
 
     def leanest(self) -> Lean | None:
         """The plan with the smallest estimated memory; None if no estimate is finite."""
@@ -127,11 +149,16 @@ class Leading:
             self.open[i] = False
             self.judge(i)
 
-    def next(self) -> int | None:
-        """The index of the fastest estimate that fits and beats the fastest judged plan; None if there is none."""
+    def next(self, among: np.ndarray | None = None) -> int | None:
+        """The index of the fastest estimate that fits and beats the fastest judged plan; None if there is none.
+
+        among: take the fastest that fits of these entries, even if it is slower.
+        """
         seconds, size = self.corrected()
         room = self.of.memory
-        if self.of.fastest is not None:
+        if among is not None:
+            fits = self.open & (size <= room) & among
+        elif self.of.fastest is not None:
             fits = self.open & (size <= room) & (seconds < BETTER * self.of.fastest)
         else:  # each plan that did not fit makes the limit stricter
             fits = self.open & (size <= room * CAUTION**self.missed)
