@@ -8,7 +8,7 @@ its layers and A' beside them:
     bytes   = P / p  +  S / (d p)  +  gradients  +  in flight / v  A / (m d p)  +  A' / (m d)
 
 ZeRO determines which of P, S and the gradients are divided by d. Recomputation adds a forward pass to the seconds and
-keeps only the layers' outputs of A. A mesh without an outline of its own is taken to differ from the bound as the
+keeps only the layers' outputs of A; that of attention adds its forward pass and keeps the rest of A. A mesh without an outline of its own is taken to differ from the bound as the
 nearest that has one and the same axes does. Without any it gets the bound: its devices divide everything evenly and run
 one collective per layer and direction.
 """
@@ -21,6 +21,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil, log2, prod
+from typing import NamedTuple
 
 from tutti.hardware import Cluster
 from tutti.plan.cuts import Layers
@@ -36,8 +37,30 @@ HIDDEN = 0.9  # the share of collectives on parameters and gradients that comput
 INSIDE = 0.5  # the share of collectives on activations that computation hides
 UNEVEN = 0.2  # share of the deviation of a device's stages from their mean that it waits for others
 
-Inner = tuple[int, int, int]  # context, expert and tensor parallelism
-WHOLE: Inner = (1, 1, 1)
+
+class Inner(NamedTuple):
+    """What is inside of data parallelism and the pipeline: sizes of axes, and `sp` and `folded` of a `Textbook`."""
+
+    cp: int = 1
+    ep: int = 1
+    tp: int = 1
+    sp: bool = False
+    folded: bool = False
+
+    @staticmethod
+    def of(book: Textbook) -> Inner:
+        return Inner(book.cp, book.ep, book.tp, book.sp, book.folded)
+
+    @property
+    def book(self) -> Textbook:
+        return Textbook(**self._asdict())
+
+    @property
+    def size(self) -> int:
+        return self.cp * self.ep * self.tp
+
+
+WHOLE = Inner()
 
 
 @dataclass(frozen=True)
@@ -79,14 +102,13 @@ class Estimator:
         """Compute the outline of the cheapest choices on a mesh. Returns False if the model cannot be split so."""
         if inner in self.known or inner in self.impossible:
             return inner in self.known
-        cp, ep, tp = inner
         try:
-            found = self.outlined(Textbook(cp=cp, ep=ep, tp=tp))
+            found = self.outlined(inner.book)
         except ValueError:
             self.impossible.add(inner)
             return False
         if inner != WHOLE:  # assume that row-independent seconds are divided evenly
-            found = replace(found, once=self.known[WHOLE].split(inner[2], prod(inner)).once)
+            found = replace(found, once=self.known[WHOLE].split(inner.tp, inner.size).once)
         self.known[inner] = found
         self.outline.cache_clear()
         return True
@@ -113,10 +135,10 @@ class Estimator:
         if inner in self.known:
             return self.known[inner]
         whole, like = self.known[WHOLE], self.alike(inner)
-        found = whole.split(inner[2], prod(inner))
+        found = whole.split(inner.tp, inner.size)
         sent = back = self.least_sent(found, inner)
         if like:
-            other, ideal = self.known[like], whole.split(like[2], prod(like))
+            other, ideal = self.known[like], whole.split(like.tp, like.size)
             least = self.least_sent(ideal, like)
             found, sent, back = (
                 found.scaled(other, ideal),
@@ -129,15 +151,16 @@ class Estimator:
         """The mesh nearest in size with an outline of its own and the same axes; None if there is none."""
         known = [other for other in self.known if axes_of(other) == axes_of(inner)]
         return min(
-            known, key=lambda other: sum(abs(log2(a / b)) for a, b in zip(other, inner, strict=True)), default=None
+            known, key=lambda other: sum(abs(log2(a / b)) for a, b in zip(other[:3], inner[:3], strict=True)),
+            default=None,
         )
 
     def of(self, book: Textbook, count: int) -> Estimate:
         """The estimate of a named plan with `count` microbatches."""
-        o = self.outline((book.cp, book.ep, book.tp))
+        o, again = self.outline(Inner.of(book)), book.recompute and not book.again
         p, v, rows = book.pipe.devices, book.pipe.chunks, self.planner.accumulate / (count * book.dp)
-        in_layers, outside = (self.computes * seconds for seconds in o.seconds(rows, book.recompute))
-        sent, beside_sent = o.moves(rows, book.recompute)
+        in_layers, outside = (self.computes * seconds for seconds in o.seconds(rows, o.repeats(book)))
+        sent, beside_sent = o.moves(rows, again)
         waits, last = self.waits(sent), outside + self.waits(beside_sent)
         share, slowest = self.fullest(o.depth, book.pipe, (in_layers + waits) / o.depth, last)
         beside = 1.0 if p == 1 else 0.5
@@ -158,12 +181,12 @@ class Estimator:
                state: float) -> dict[str, float]:  # fmt: skip
         """Bytes of the fullest device, by kind."""
         p, dp = book.pipe.devices, book.dp
-        # Recomputation reads the outputs of layers once more, so the cheapest choice does not split them over tp.
-        in_layers = rows * share * (book.tp * o.layers.kept if book.recompute else o.layers.held)
-        outside = rows * (o.beside.kept if book.recompute else o.beside.held)
+        # Recomputation of layers reads their outputs once more, so only `sp` splits them over tp.
+        in_layers = rows * share * (1 if book.sp or not book.recompute or book.again else book.tp) * o.layers.keeps(book)
+        outside = rows * o.beside.keeps(book)
         first, last = most_in_flight(book.pipe, count)
         held = max(first * in_layers, last * in_layers + outside)
-        again = rows * (o.layers.held - o.layers.kept) / o.depth if book.recompute else 0.0
+        again = rows * (o.layers.held - o.layers.keeps(book)) / o.depth
         piece = o.layers.params / o.depth if book.zero == 3 else 0.0  # gathered, of a layer
         waits = count > 1 or p > 1 or self.planner.problem.coupled
         return {
@@ -203,9 +226,9 @@ class Estimator:
     def least_sent(self, o: Outline, inner: Inner) -> float:
         """Seconds per direction of one collective for each axis and layer, for all rows."""
         stride, seconds = 1, 0.0
-        for kind, k in zip(("all_reduce", "all_to_all", "ppermute"), reversed(inner), strict=True):
+        for kind, k in zip(("all_reduce", "all_to_all", "ppermute"), (inner.tp, inner.ep, inner.cp), strict=True):
             if k > 1:
-                size = int(o.border * (inner[2] if kind == "all_reduce" else 1))
+                size = int(o.border * (inner.tp if kind == "all_reduce" else 1))
                 seconds += o.depth * self.cluster.time(kind, sent_bytes(kind, size, k), stride, k)
             stride *= k
         return seconds
@@ -219,7 +242,7 @@ class Estimator:
             scatter = self.collective("reduce_scatter", params, stride, book.dp)
             gather = self.collective("all_gather", params / book.dp, stride, book.dp)
             if book.zero == 3:
-                hidden += count * (scatter + (2 + book.recompute) * gather)
+                hidden += count * (scatter + (2 + (book.recompute and not book.again)) * gather)
             elif book.zero == 2:
                 hidden, seconds = count * scatter, seconds + gather
             elif count == 1 and book.pipe.devices == 1:
@@ -248,8 +271,8 @@ def most_in_flight(pipe: Pipe, count: int) -> tuple[float, float]:
 
 
 def axes_of(inner: Inner) -> tuple[bool, ...]:
-    """Which axes a mesh has."""
-    return tuple(k > 1 for k in inner)
+    """Which axes a mesh has, and how they are used."""
+    return (*(k > 1 for k in inner[:3]), inner.sp, inner.folded)
 
 
 def longest_block(layers: Layers) -> int:

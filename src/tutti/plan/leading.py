@@ -29,13 +29,15 @@ CAUTION = 0.7  # until a plan fits, each plan that did not fit scales the memory
 TIGHT, SURE = 0.93, 0.995  # share of memory that an estimate may fill, before and after a plan of its sort is judged
 BETTER = 0.98  # judge only plans whose estimate is below this share of the fastest time
 
-Sort = tuple[str, bool, bool]
+MATTERS = 0.05  # share of the activations of layers that attention must make for its recomputation to be tried
+
+Sort = tuple[str, tuple[str, ...], bool]
 
 
 def sort_of(book: Textbook) -> Sort:
     """The sort of a plan. Estimates of plans of one sort have similar errors."""
     pipe = "" if book.pipe.devices == 1 else "split" if book.pipe.schedule in SPLIT else "whole"
-    return pipe, book.recompute, book.zero == 3
+    return pipe, book.variant.recompute, book.zero == 3
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Leading:
         self.open = np.ones(len(self.entries), dtype=bool)
         self.inside: dict[Inner, list[int]] = {}
         for i, (book, _) in enumerate(self.entries):
-            self.inside.setdefault((book.cp, book.ep, book.tp), []).append(i)
+            self.inside.setdefault(Inner.of(book), []).append(i)
         self.seconds, self.bytes = np.zeros(len(self.entries)), np.zeros(len(self.entries))
         self.estimate(range(len(self.entries)))
         sorts = [sort_of(book) for book, _ in self.entries]
@@ -83,10 +85,13 @@ class Leading:
     def limits(self, counts: tuple[int, ...]) -> Limits:
         search, planner = self.of, self.estimator.planner
         shapes = Experts(planner.problem).shapes
-        depth = self.estimator.known[WHOLE].depth
+        whole = self.estimator.known[WHOLE]
+        norms = (o.outputs[0].shape for o in planner.problem.operators.values() if "norm" in str(o.target))
         stages = len(planner.layers) - len(planner.layers.inside)
-        return Limits(self.cluster.size, self.cluster.levels[0][0], search.batch, counts, depth, stages,
-                      self.estimator.block, min((shape[0] for shape in shapes), default=0))  # fmt: skip
+        return Limits(self.cluster.size, self.cluster.levels[0][0], search.batch, counts, whole.depth, stages,
+                      self.estimator.block, min((shape[0] for shape in shapes), default=0),
+                      any(len(shape) == 3 for shape in norms),
+                      whole.layers.scores > MATTERS * whole.layers.held)  # fmt: skip
 
     @property
     def needed(self) -> bool:
@@ -122,9 +127,9 @@ class Leading:
         """Compute the outline of an entry's inner mesh, or judge the entry if there is one. Returns False if the budget
         does not allow that."""
         search, (book, count) = self.of, self.entries[i]
-        inner = book.cp, book.ep, book.tp
+        inner = Inner.of(book)
         if inner not in self.estimator.known:
-            search.progress(f"estimating plans with {Textbook(cp=book.cp, ep=book.ep, tp=book.tp)} inside")
+            search.progress(f"estimating plans with {inner.book} inside")
             search.work.price(len(self.estimator.planner.problem.operators))
             self.refine(inner)
         elif search.affords(count, book.variant):
@@ -181,7 +186,7 @@ class Leading:
             estimate = self.estimator.of(*self.entries[i])
             self.seconds[i], self.bytes[i] = estimate.seconds, estimate.bytes
 
-    def refine(self, inner: tuple[int, int, int]) -> None:
+    def refine(self, inner: Inner) -> None:
         """Compute the outline of this inner mesh and update the estimates of its plans; if it is the first with its
         axes, also those of plans with the same axes."""
         those = self.inside[inner]
