@@ -11,9 +11,9 @@ import tutti
 from searches import alone, predicted, wide
 from tutti.lower.vary import vary
 from tutti.plan.estimate import WHOLE, Inner, most_in_flight
+from tutti.plan.kind import kind, kind_of
 from tutti.plan.leading import Leading
 from tutti.plan.plan import Plan
-from tutti.plan.kind import kind, kind_of
 from tutti.plan.schedule import Pipe
 from tutti.plan.search import NEAR, Search
 from tutti.plan.slots import in_flight
@@ -75,7 +75,9 @@ def test_a_mesh_without_an_outline_takes_after_one_with_the_same_axes():
     bound = estimator.outline(Inner(1, 1, 2))
     assert estimator.alike(Inner(1, 1, 2)) is None and bound.layers.sent > 0
     assert (
-        estimator.refine(Inner(1, 1, 4)) and estimator.alike(Inner(1, 1, 2)) == Inner(1, 1, 4) and estimator.alike(Inner(2, 1, 1)) is None
+        estimator.refine(Inner(1, 1, 4))
+        and estimator.alike(Inner(1, 1, 2)) == Inner(1, 1, 4)
+        and estimator.alike(Inner(2, 1, 1)) is None
     )
     taken, known = estimator.outline(Inner(1, 1, 2)), estimator.outline(Inner(1, 1, 4))
     ideal = estimator.known[WHOLE].split(4, 4)
@@ -97,7 +99,9 @@ def test_the_fullest_device_of_a_pipeline_counts():
     assert uneven > estimator.fullest(12, Pipe(4, "interleaved", 3), 1.0, 0.0)[1] == pytest.approx(3.0)
 
 
-@pytest.mark.parametrize("pipe", [Pipe(4), Pipe(4, "interleaved", 3), Pipe(6, "zb-v", 2), Pipe(2, "interleaved", 2)], ids=str)
+@pytest.mark.parametrize(
+    "pipe", [Pipe(4), Pipe(4, "interleaved", 3), Pipe(6, "zb-v", 2), Pipe(2, "interleaved", 2)], ids=str
+)
 @pytest.mark.parametrize("rounds", [1, 2, 3])
 def test_microbatches_in_flight_are_those_of_the_schedule(pipe, rounds):
     held = [sum(each) / pipe.chunks for each in in_flight(pipe.of(rounds * pipe.devices))]

@@ -8,9 +8,9 @@ its layers and A' beside them:
     bytes   = P / p  +  S / (d p)  +  gradients  +  in flight / v  A / (m d p)  +  A' / (m d)
 
 ZeRO determines which of P, S and the gradients are divided by d. Recomputation adds a forward pass to the seconds and
-keeps only the layers' outputs of A; that of attention adds its forward pass and keeps the rest of A. A mesh without an outline of its own is taken to differ from the bound as the
-nearest that has one and the same axes does. Without any it gets the bound: its devices divide everything evenly and run
-one collective per layer and direction.
+keeps only the layers' outputs of A. Recomputation of attention adds the seconds of attention and drops what it keeps. A
+mesh without an outline of its own is taken to differ from the bound as the nearest that has one and the same axes does.
+Without any it gets the bound: its devices divide everything evenly and run one collective per layer and direction.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from tutti.hardware import Cluster
 from tutti.plan.cuts import Layers
-from tutti.plan.outline import Outline, outline_of
+from tutti.plan.outline import Outline, Sums, outline_of
 from tutti.plan.planner import Planner
 from tutti.plan.recompute import Activations
 from tutti.plan.reshard import sent_bytes
@@ -116,7 +116,7 @@ class Estimator:
     def by_rows(self) -> None:
         """Find the seconds that do not depend on the rows of a microbatch."""
         with suppress(ValueError):  # this number of devices does not fill whole nodes
-            if self.rows > 1:
+            if self.rows > 1 and self.known[WHOLE].once == (Sums(), Sums()):
                 self.known[WHOLE] = self.known[WHOLE].by_rows(self.outlined(Textbook(self.rows)), self.rows)
                 self.outline.cache_clear()
 
@@ -151,7 +151,8 @@ class Estimator:
         """The mesh nearest in size with an outline of its own and the same axes; None if there is none."""
         known = [other for other in self.known if axes_of(other) == axes_of(inner)]
         return min(
-            known, key=lambda other: sum(abs(log2(a / b)) for a, b in zip(other[:3], inner[:3], strict=True)),
+            known,
+            key=lambda other: sum(abs(log2(a / b)) for a, b in zip(other[:3], inner[:3], strict=True)),
             default=None,
         )
 
@@ -182,7 +183,9 @@ class Estimator:
         """Bytes of the fullest device, by kind."""
         p, dp = book.pipe.devices, book.dp
         # Recomputation of layers reads their outputs once more, so only `sp` splits them over tp.
-        in_layers = rows * share * (1 if book.sp or not book.recompute or book.again else book.tp) * o.layers.keeps(book)
+        in_layers = (
+            rows * share * (1 if book.sp or not book.recompute or book.again else book.tp) * o.layers.keeps(book)
+        )
         outside = rows * o.beside.keeps(book)
         first, last = most_in_flight(book.pipe, count)
         held = max(first * in_layers, last * in_layers + outside)

@@ -4,8 +4,9 @@ Residuals are split along the sequence (`sp`) or not, experts are spread over `e
 (`experts8`), and layers, attention or nothing is recomputed.
 
 Plans that never win are omitted: data parallelism without ZeRO, which sends as much as ZeRO-1 and uses more memory;
-tensor parallelism over more than two nodes; context parallelism when there is a sequence for every device; and
-recomputation where the backward pass is split, which keeps what was recomputed until the gradients of weights.
+tensor parallelism over more than two nodes; pipelines with fewer microbatches than half of their devices; context
+parallelism when there is a sequence for every device; and recomputation where the backward pass is split, which keeps
+what was recomputed until the gradients of weights.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def families(limits: Limits) -> Iterator[tuple[Textbook, int]]:
                 for cp in divisors(n // p // tp // ep) if crowded else (1,):
                     dp = n // p // tp // ep // cp
                     counts = [m for m in limits.counts if limits.batch % (m * dp * ep) == 0]
-                    for sp in (False, True) if limits.residuals and tp > 1 and cp == 1 else (False,):
+                    for sp in (False, True) if limits.residuals and 1 < tp <= limits.node and cp == 1 else (False,):
                         yield from _variants(limits, Textbook(dp, tp, 0, ep, cp, sp=sp), p, counts)
                     if tp > 1 and cp == 1 and limits.experts and limits.experts % (ep * tp) == 0:
                         yield from _variants(limits, Textbook(dp, tp, 0, ep, folded=True), p, counts)
@@ -82,7 +83,11 @@ def _variants(limits: Limits, inner: Textbook, p: int, counts: list[int]) -> Ite
             for pipe in pipes:
                 book = replace(inner, zero=zero, pipe=pipe, recompute=recompute, again=what)
                 for m in counts:
-                    if (zero == 2 and m == 1) or (pipe.schedule == "interleaved" and m % p) or (p > 1 and m < 2):
+                    if (
+                        (zero == 2 and m == 1)
+                        or (pipe.schedule == "interleaved" and m % p)
+                        or (p > 1 and m < max(2, p // 2))
+                    ):
                         continue
                     if recompute and pipe.schedule in SPLIT:
                         continue

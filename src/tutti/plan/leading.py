@@ -8,7 +8,7 @@ The search ends when no estimate beats the fastest judged plan that fits, or whe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ CAUTION = 0.7  # until a plan fits, each plan that did not fit scales the memory
 TIGHT, SURE = 0.93, 0.995  # share of memory that an estimate may fill, before and after a plan of its sort is judged
 BETTER = 0.98  # judge only plans whose estimate is below this share of the fastest time
 
-MATTERS = 0.05  # share of the activations of layers that attention must make for its recomputation to be tried
+MATTERS = 0.3  # share of the activations of layers that attention must make for its recomputation to be tried
 
 Sort = tuple[str, tuple[str, ...], bool]
 
@@ -78,7 +78,9 @@ class Leading:
         for i, (book, _) in enumerate(self.entries):
             self.inside.setdefault(Inner.of(book), []).append(i)
         self.seconds, self.bytes = np.zeros(len(self.entries)), np.zeros(len(self.entries))
-        self.estimate(range(len(self.entries)))
+        self.flat = [i for i, (book, count) in enumerate(self.entries)
+                     if count == self.first and book.pipe.devices == 1 and not book.recompute]  # fmt: skip
+        self.estimate(self.flat)
         sorts = [sort_of(book) for book, _ in self.entries]
         self.sorts = {sort: np.array([s == sort for s in sorts]) for sort in set(sorts)}
 
@@ -97,9 +99,7 @@ class Leading:
     def needed(self) -> bool:
         """Whether no plan without a pipeline and without recomputation is estimated to fit at the first number of
         microbatches. Such plans are searched without names."""
-        flat = [i for i, (book, count) in enumerate(self.entries)
-                if count == self.first and book.pipe.devices == 1 and not book.recompute]  # fmt: skip
-        return bool(self.bytes[flat].min(initial=np.inf) > TIGHT * self.of.memory)
+        return bool(self.bytes[self.flat].min(initial=np.inf) > TIGHT * self.of.memory)
 
     def search(self) -> None:
         """Judge named plans, best estimate first."""
@@ -117,7 +117,7 @@ class Leading:
                 return
 
     def begin(self) -> None:
-        """Make the estimates as exact as they are without judged plans."""
+        """Estimate all entries."""
         if not self.begun:
             self.begun = True
             self.estimator.by_rows()
@@ -141,6 +141,7 @@ class Leading:
 
     def leanest(self) -> Lean | None:
         """The plan with the smallest estimated memory; None if no estimate is finite."""
+        self.begin()
         size = np.where(np.isfinite(self.bytes), self.corrected()[1], np.inf)
         if not len(size) or not np.isfinite(size.min()):
             return None
@@ -181,7 +182,8 @@ class Leading:
             size[where] *= correction.bytes
         return seconds, size
 
-    def estimate(self, those: Iterable[int]) -> None:
+    def estimate(self, those: Collection[int] | np.ndarray) -> None:
+        self.of.work.estimate(len(those))
         for i in those:
             estimate = self.estimator.of(*self.entries[i])
             self.seconds[i], self.bytes[i] = estimate.seconds, estimate.bytes

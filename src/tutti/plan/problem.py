@@ -49,7 +49,7 @@ class Operator:
         """All that the price of its parts depends on. Equal operators of different layers have equal signatures."""
         if self.node is None:
             return (self.kind,)
-        arguments = fx.map_arg((self.node.args, self.node.kwargs), lambda x: Spec)
+        arguments = fx.map_arg((self.node.args, self.node.kwargs), lambda x: "operand")
         facts = self.flops, self.bytes, self.transposed, self.in_rows, self.brings_gradients
         return self.target, repr(arguments), tuple(self.operands), tuple(self.outputs), *facts
 

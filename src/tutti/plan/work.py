@@ -11,6 +11,7 @@ from dataclasses import dataclass
 CAPTURED = 4e-4  # seconds to capture a node of a step
 SIMULATED = 4.5e-4  # seconds to lower and simulate a node
 CUT = 1e-4  # seconds per node to cut a step into the parts of a pipeline, and to find which of them are equal
+ESTIMATED = 4e-5  # seconds to estimate a named plan in closed form
 STATE = 1.2e-4  # seconds to price a state of a cost network
 SWEPT, PAIR = 1e-8, 1.5e-5  # seconds of a sweep: per table entry, and per pair
 SOLVED = 1e-4  # seconds per entry of an integer program
@@ -31,6 +32,9 @@ class Work:
 
     def cut(self, nodes: int) -> None:
         self.seconds += CUT * nodes
+
+    def estimate(self, plans: int) -> None:
+        self.seconds += ESTIMATED * plans
 
     def price(self, states: int) -> None:
         self.seconds += STATE * states
