@@ -10,7 +10,7 @@ from torch import fx
 
 from cases import crossed
 from programs import program
-from tutti.analysis.replay import Event, Operand, Storage, replay
+from tutti.analysis.replay import Event, Operand, Storage, dense_form, replay
 from tutti.ir.op_info import WORKSPACE
 from tutti.ir.step_graph import Spec
 from tutti.nn.linear_cross_entropy import _blocks
@@ -84,7 +84,7 @@ def test_a_loss_whose_logits_come_in_blocks(part, wanted, rows, width, classes, 
     call = getattr(ops, f"linear_logsumexp{part}").default
     node = fx.Graph().call_function(call, (wanted,))
     specs = [Spec(tuple(x.shape), x.dtype) for x in operands if isinstance(x, torch.Tensor)]
-    event = Event([node], [Operand(spec, Storage(spec.bytes, node), True) for spec in specs], [], {}, [], 0, [])
+    event = Event([node], [Operand(dense_form(spec), Storage(spec.bytes, node)) for spec in specs], [], {}, [], 0, [])
     real = allocated(lambda: [x for x in call(*operands) if x is not None])
     predicted, by_rows = WORKSPACE[call](event), part == "_with_gradients"
     block = next(_blocks(rows, w) if by_rows else _blocks(classes, x)).stop

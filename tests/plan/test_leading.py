@@ -10,12 +10,14 @@ import pytest
 import tutti
 from searches import alone, predicted, wide
 from tutti.lower.vary import vary
-from tutti.plan.estimate import WHOLE
+from tutti.plan.estimate import WHOLE, Inner, most_in_flight
+from tutti.plan.kind import kind, kind_of
 from tutti.plan.leading import Leading
 from tutti.plan.plan import Plan
-from tutti.plan.reasons import kind
 from tutti.plan.schedule import Pipe
 from tutti.plan.search import NEAR, Search
+from tutti.plan.slots import in_flight
+from tutti.plan.textbook import Textbook
 from tutti.sim.planning import Simulator
 
 CLUSTER, BATCH = alone("h100:4"), 16
@@ -70,12 +72,14 @@ def test_estimates_are_near_what_is_simulated():
 
 def test_a_mesh_without_an_outline_takes_after_one_with_the_same_axes():
     estimator = Leading(tight(0.85)).estimator
-    bound = estimator.outline((1, 1, 2))
-    assert estimator.alike((1, 1, 2)) is None and bound.layers.sent > 0
+    bound = estimator.outline(Inner(1, 1, 2))
+    assert estimator.alike(Inner(1, 1, 2)) is None and bound.layers.sent > 0
     assert (
-        estimator.refine((1, 1, 4)) and estimator.alike((1, 1, 2)) == (1, 1, 4) and estimator.alike((2, 1, 1)) is None
+        estimator.refine(Inner(1, 1, 4))
+        and estimator.alike(Inner(1, 1, 2)) == Inner(1, 1, 4)
+        and estimator.alike(Inner(2, 1, 1)) is None
     )
-    taken, known = estimator.outline((1, 1, 2)), estimator.outline((1, 1, 4))
+    taken, known = estimator.outline(Inner(1, 1, 2)), estimator.outline(Inner(1, 1, 4))
     ideal = estimator.known[WHOLE].split(4, 4)
     assert taken.layers.forward / bound.layers.forward == pytest.approx(
         max(1.0, known.layers.forward / ideal.layers.forward)
@@ -95,6 +99,28 @@ def test_the_fullest_device_of_a_pipeline_counts():
     assert uneven > estimator.fullest(12, Pipe(4, "interleaved", 3), 1.0, 0.0)[1] == pytest.approx(3.0)
 
 
+@pytest.mark.parametrize(
+    "pipe", [Pipe(4), Pipe(4, "interleaved", 3), Pipe(6, "zb-v", 2), Pipe(2, "interleaved", 2)], ids=str
+)
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_microbatches_in_flight_are_those_of_the_schedule(pipe, rounds):
+    held = [sum(each) / pipe.chunks for each in in_flight(pipe.of(rounds * pipe.devices))]
+    assert most_in_flight(pipe, rounds * pipe.devices) == pytest.approx((max(held), held[-1]))
+
+
+def test_recomputation_of_attention_and_sequence_parallel_residuals_trade_time_for_memory():
+    estimator = Leading(tight(0.85)).estimator
+    assert estimator.refine(Inner(tp=4)) and estimator.refine(Inner(tp=4, sp=True))
+    plain, attention, layers, residuals = (
+        estimator.of(book, 4)
+        for book in (Textbook(tp=4), Textbook(tp=4, recompute=True, again=("attention",)),
+                     Textbook(tp=4, recompute=True), Textbook(tp=4, sp=True))
+    )  # fmt: skip
+    assert plain.seconds < attention.seconds < layers.seconds
+    assert plain.kinds["activations"] > attention.kinds["activations"] > layers.kinds["activations"]
+    assert residuals.kinds["activations"] <= plain.kinds["activations"]
+
+
 @pytest.mark.slow
 def test_where_nothing_fits_the_message_says_what_the_leanest_needs_and_what_would_do():
     with pytest.raises(ValueError) as failed:
@@ -110,3 +136,14 @@ def test_kinds_differ_by_forms_of_parallelism_not_by_sizes():
     more = plan.replace(name="zero3xoverlap2", accumulate=4)
     assert kind(plan) == kind(more)
     assert kind(plan) != kind(plan.replace(name="dp4xzero1"))
+    assert kind(plan) == kind(plan.replace(name="auto-dp4xzero3"))
+    assert kind(plan) == kind_of(Textbook(4, zero=3)) != kind_of(Textbook(4, zero=3, recompute=True))
+
+
+def test_a_plan_of_another_kind_is_judged_too():
+    found = tight(1.1)
+    best = found.best(top=2)
+    others = [p for p in found.plans if found.fits(p) and kind(p) != kind(best)]
+    assert others
+    second = min(others, key=found.rank)
+    assert any(reason.startswith(f"runner-up {second.name}: ") for reason in best.reasons)

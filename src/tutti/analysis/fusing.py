@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
+from functools import cache
+from typing import Any
 
 import torch
 from torch import fx
@@ -28,8 +30,18 @@ FUSED = {
 
 def fuses(node: Call) -> bool:
     """Whether a call can be fused with others."""
-    tags = getattr(node.target, "tags", ())
-    return node.target in FUSED or torch.Tag.pointwise in tags or torch.Tag.reduction in tags
+    return _fuses(node.target)
+
+
+@cache
+def _fuses(target: Any) -> bool:
+    tags = getattr(target, "tags", ())
+    return target in FUSED or torch.Tag.pointwise in tags or torch.Tag.reduction in tags
+
+
+@cache
+def _reduces(target: Any) -> bool:
+    return torch.Tag.reduction in getattr(target, "tags", ())
 
 
 def ends(node: Call) -> bool:
@@ -38,7 +50,7 @@ def ends(node: Call) -> bool:
         return ends(node.args[0])
     if not fuses(node):
         return node.target not in FREE
-    if torch.Tag.reduction not in getattr(node.target, "tags", ()) or not node.all_input_nodes:
+    if not _reduces(node.target) or not node.all_input_nodes:
         return False
     whole, made = node.all_input_nodes[0].meta["val"].shape, node.meta["val"]
     made = (made if isinstance(made, Spec) else made[0]).shape

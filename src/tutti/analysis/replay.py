@@ -9,7 +9,9 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
+from itertools import accumulate
+from operator import mul
 from typing import Any, NamedTuple
 
 import torch
@@ -45,19 +47,62 @@ class Storage:
         return self.node.meta.get("tier", DEVICE)
 
 
-@dataclass(frozen=True)
-class Operand:
-    """A tensor that a call reads. in_rows: whether the last dim has stride 1."""
+class Form:
+    """Shape, strides and dtype of a tensor. `form` returns one object for equal ones.
 
-    spec: Spec
+    in_rows: whether the last dim has stride 1.
+    """
+
+    __slots__ = ("contiguous", "in_rows", "itemsize", "shape", "spec", "stride")
+
+    def __init__(self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype):
+        self.shape, self.stride, self.itemsize = shape, stride, dtype.itemsize
+        self.spec = Spec(shape, dtype)
+        sizes = [(n, step) for n, step in zip(shape, stride, strict=True) if n != 1]
+        runs = accumulate((n for n, _ in reversed(sizes)), mul, initial=1)
+        self.contiguous = not self.spec.numel or all(
+            step == run for (_, step), run in zip(reversed(sizes), runs, strict=False)
+        )
+        self.in_rows = not sizes or sizes[-1][1] in (0, 1)
+
+    def fake(self) -> torch.Tensor:
+        """A fake tensor of this form, at offset 0."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.spec.dtype)
+
+
+form = lru_cache(100_000)(Form)
+
+
+def dense_form(spec: Spec) -> Form:
+    """The form of a contiguous tensor."""
+    strides = accumulate((max(n, 1) for n in reversed(spec.shape[1:])), mul, initial=1)
+    return form(spec.shape, tuple(strides)[::-1] if spec.shape else (), spec.dtype)
+
+
+@dataclass(eq=False, slots=True)
+class Operand:
+    """A tensor in replay: its form, its storage, and its offset in it, in elements."""
+
+    form: Form
     storage: Storage
-    contiguous: bool
-    in_rows: bool = True
+    offset: int = 0
+
+    @property
+    def spec(self) -> Spec:
+        return self.form.spec
+
+    @property
+    def contiguous(self) -> bool:
+        return self.form.contiguous
+
+    @property
+    def in_rows(self) -> bool:
+        return self.form.in_rows
 
     @property
     def bytes(self) -> int:
         """Bytes of memory read. An expanded tensor is larger than its storage."""
-        return min(self.spec.bytes, self.storage.bytes)
+        return min(self.form.spec.bytes, self.storage.bytes)
 
 
 @dataclass
@@ -66,7 +111,7 @@ class Event:
 
     nodes: in order; the last gives the name. reads: tensor operands in order. made: newly allocated memory. holds: the
     storages that each value keeps alive. outputs: specs of the results. writes: bytes written in place. dies: values
-    freed after it. reuses: bytes of results that overwrite inputs.
+    freed after it. reuses: bytes of results that overwrite inputs. collective: its kind, or "" for other calls.
     """
 
     nodes: list[fx.Node]
@@ -77,6 +122,7 @@ class Event:
     writes: int
     dies: list[fx.Node]
     reuses: int = 0
+    collective: str = ""
 
     @property
     def node(self) -> fx.Node:
@@ -89,11 +135,6 @@ class Event:
     @property
     def phase(self) -> str:
         return self.node.meta.get("phase", "")
-
-    @property
-    def collective(self) -> str:
-        """The kind of a collective, or "" for other calls."""
-        return _COLLECTIVES.get(self.node.target, "")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -121,60 +162,16 @@ def replay(program: Program) -> Replay:
     return _Replayer(program).run()
 
 
-class _View(NamedTuple):
-    """Shape, strides and offset of a tensor in its storage, in elements."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class _Value:
-    """A tensor in replay."""
-
-    view: _View
-    storage: Storage
-
-    @cached_property
-    def spec(self) -> Spec:
-        return Spec(self.view.shape, self.view.dtype)
-
-    @cached_property
-    def contiguous(self) -> bool:
-        run = 1
-        for n, stride in zip(reversed(self.view.shape), reversed(self.view.stride), strict=True):
-            if n != 1 and stride != run:
-                return not self.spec.numel
-            run *= n
-        return True
-
-    @property
-    def in_rows(self) -> bool:
-        sizes = [(n, stride) for n, stride in zip(self.view.shape, self.view.stride, strict=True) if n != 1]
-        return not sizes or sizes[-1][1] in (0, 1)
-
-    @cached_property
-    def key(self) -> tuple:
-        """What determines the result of a call on it: all but the offset in its storage."""
-        return self.view.shape, self.view.stride, self.view.dtype
-
-    def fake(self) -> torch.Tensor:
-        """A fake tensor with this shape and these strides, at offset 0."""
-        return torch.empty_strided(self.view.shape, self.view.stride, dtype=self.view.dtype)
-
-    def viewed(self, made: _View) -> _View:
-        """The view of this storage that a call returned for `fake`."""
-        begin = self.view.offset * self.view.dtype.itemsize // made.dtype.itemsize
-        return made._replace(offset=begin + made.offset)
-
-
 class _Made(NamedTuple):
     """A tensor that a call returns. place: index of the operand it is a view of, or beyond these of its new storage."""
 
-    view: _View
+    form: Form
+    offset: int
     place: int
+
+
+TRIED: dict[tuple, tuple[Any, list[int]]] = {}  # by call: its results, and bytes of its new storages
+MOST_TRIED = 100_000
 
 
 class _Replayer:
@@ -183,7 +180,6 @@ class _Replayer:
     def __init__(self, program: Program):
         self.program = program
         self.values: dict[fx.Node, Any] = {}
-        self.tried: dict[tuple, tuple[Any, list[int]]] = {}  # results of a call, and bytes of its new storages
 
     def run(self) -> Replay:
         inputs, events, outputs = {}, [], []
@@ -200,59 +196,59 @@ class _Replayer:
 
     def input(self, node: fx.Node) -> Storage:
         spec: Spec = node.meta["val"]
-        view = _view(torch.empty(spec.shape, dtype=spec.dtype))
-        self.values[node] = _Value(view, Storage(spec.bytes, node))
+        self.values[node] = Operand(dense_form(spec), Storage(spec.bytes, node))
         return self.values[node].storage
 
     def call(self, node: fx.Node, dies: list[fx.Node]) -> Event:
-        operands = list(self.operands((node.args, node.kwargs)))
-        made = []
-        if node.target is operator.getitem:
+        target, operands, made = node.target, [], []
+        key = target, self.taken(node.args, operands), self.taken(node.kwargs, operands)
+        reads, writes = (operands, 0) if target not in WRITING else self.read_and_written(node)
+        if target is operator.getitem:
             value = self.values[node.args[0]][node.args[1]]  # pyright: ignore
-        elif node.target in WRITES and node.target not in FAKES:  # returns nothing
+        elif target in WRITES and target not in FAKES:  # returns nothing
             value = None
         else:
-            key = node.target, self.key(node.args), self.key(node.kwargs)
-            if key not in self.tried:
-                self.tried[key] = self.attempt(node, operands)
-            returned, new = self.tried[key]
+            if (tried := TRIED.get(key)) is None:
+                if len(TRIED) >= MOST_TRIED:
+                    TRIED.clear()
+                tried = TRIED[key] = self.attempt(node, operands)
+            returned, new = tried
             made = [Storage(count, node) for count in new]
-            places = [x.storage for x in operands] + made
-            value = _mapped(returned, lambda x: _Value(self.view(x, operands), places[x.place]))
+            value = _mapped(returned, lambda x: _placed(x, operands, made))
         self.values[node] = value
-        returned = list(_flat(value))
-        read, written = _read_and_written(node)
-        reads = [Operand(x.spec, x.storage, x.contiguous, x.in_rows) for x in self.operands(read)]
-        writes = sum(x.spec.bytes for x in self.operands(written))
+        results = list(_flat(value))
         for dead in dies:
             self.values.pop(dead)
-        holds = list(dict.fromkeys(x.storage for x in returned))
-        return Event([node], reads, made, {node: holds}, [x.spec for x in returned], writes, dies)
+        holds = list(dict.fromkeys(x.storage for x in results))
+        return Event([node], reads, made, {node: holds}, [x.form.spec for x in results], writes, dies,
+                     collective=_COLLECTIVES.get(target, ""))  # fmt: skip
 
-    def view(self, made: _Made, operands: list[_Value]) -> _View:
-        return operands[made.place].viewed(made.view) if made.place < len(operands) else made.view
-
-    def operands(self, argument: Any) -> Iterator[_Value]:
-        """The tensors in an argument of a call, in order."""
+    def taken(self, argument: Any, operands: list[Operand]) -> Any:
+        """A hashable key of an argument. Its tensors are appended to `operands`, in order."""
         if isinstance(argument, fx.Node):
-            yield from _flat(self.values[argument])
-        elif isinstance(argument, (tuple, list, dict)):
-            for part in argument.values() if isinstance(argument, dict) else argument:
-                yield from self.operands(part)
-
-    def key(self, argument: Any) -> Any:
-        """A hashable key of an argument."""
-        if isinstance(argument, fx.Node):
-            return _mapped(self.values[argument], lambda x: x.key)
+            value = self.values[argument]
+            if isinstance(value, Operand):
+                operands.append(value)
+                return value.form
+            operands += _flat(value)
+            return _mapped(value, lambda x: x.form)
         if isinstance(argument, (tuple, list)):
-            return tuple(map(self.key, argument))
+            return tuple([self.taken(part, operands) for part in argument])
         if isinstance(argument, dict):
-            return tuple((name, self.key(part)) for name, part in argument.items())
+            return tuple([(name, self.taken(part, operands)) for name, part in argument.items()])
         return type(argument), argument  # 1, 1.0 and True are equal
 
-    def attempt(self, node: fx.Node, operands: list[_Value]) -> tuple[Any, list[int]]:
+    def read_and_written(self, node: fx.Node) -> tuple[list[Operand], int]:
+        """The tensors that a call reads, and the bytes that it writes."""
+        read, written = _read_and_written(node)
+        reads, places = [], []
+        self.taken(read, reads)
+        self.taken(written, places)
+        return reads, sum(x.spec.bytes for x in places)
+
+    def attempt(self, node: fx.Node, operands: list[Operand]) -> tuple[Any, list[int]]:
         """Call the operator on fake tensors."""
-        fakes = [x.fake() for x in operands]
+        fakes = [x.form.fake() for x in operands]
         left = iter(fakes)
         args, kwargs = fx.map_arg(
             (node.args, node.kwargs),
@@ -267,29 +263,37 @@ class _Replayer:
             known = next((i for i, other in enumerate(held) if other is storage), len(held))
             if known == len(held):
                 held.append(storage)
-            return _Made(_view(x), known)
+            return _Made(form(tuple(x.shape), x.stride(), x.dtype), int(x.storage_offset()), known)
 
         returned = _mapped(result, place, torch.Tensor)
         return returned, [storage.nbytes() for storage in held[len(fakes) :]]
 
 
-def _view(x: torch.Tensor) -> _View:
-    return _View(tuple(x.shape), x.stride(), int(x.storage_offset()), x.dtype)
+def _placed(made: _Made, operands: list[Operand], new: list[Storage]) -> Operand:
+    """A tensor that a call returned for fakes at offset 0: a view of an operand, or in a new storage."""
+    if made.place >= len(operands):
+        return Operand(made.form, new[made.place - len(operands)], made.offset)
+    base = operands[made.place]
+    begin = base.offset * base.form.itemsize // made.form.itemsize
+    return Operand(made.form, base.storage, begin + made.offset)
 
 
-def _mapped(value: Any, function: Callable[[Any], Any], kind: type | tuple[type, ...] = (_Value, _Made)) -> Any:
+def _mapped(value: Any, function: Callable[[Any], Any], kind: type | tuple[type, ...] = (Operand, _Made)) -> Any:
     """The value with its tensors replaced. Tuples and lists are mapped; anything else becomes None."""
     if isinstance(value, kind):
         return function(value)
-    return tuple(_mapped(x, function, kind) for x in value) if isinstance(value, (tuple, list)) else None
+    return tuple([_mapped(x, function, kind) for x in value]) if isinstance(value, (tuple, list)) else None
 
 
-def _flat(value: Any) -> Iterator[_Value]:
-    if isinstance(value, _Value):
+def _flat(value: Any) -> Iterator[Operand]:
+    if isinstance(value, Operand):
         yield value
     elif isinstance(value, tuple):
         for x in value:
             yield from _flat(x)
+
+
+WRITING = {aten.copy_.default, *PLACE, *WRITES}
 
 
 def _read_and_written(node: fx.Node) -> tuple[Any, Any]:
@@ -298,7 +302,7 @@ def _read_and_written(node: fx.Node) -> tuple[Any, Any]:
         return node.args[1:], node.args[:1]
     if node.target in PLACE:
         return node.args, node.kwargs[PLACE[node.target]]
-    return (node.args, node.kwargs), tuple(node.args[i] for i in WRITES.get(node.target, ()))
+    return (node.args, node.kwargs), tuple(node.args[i] for i in WRITES[node.target])
 
 
 def _exchanged(shape: Callable[..., tuple[int, ...]]) -> Callable[..., torch.Tensor]:

@@ -103,7 +103,7 @@ def layers(graph: fx.Graph) -> list[list[fx.Node]]:
     if any("unit" in node.meta for node in graph.nodes):
         return [stretch for stretch in stretches(graph) if len(stretch) >= SMALLEST or _is_loop(stretch)]
     runs = [list(_runs(stretch)) for stretch in stretches(graph)]
-    alike = {id(run): part_of(run).structure for stretch in runs for run in stretch if len(run) >= LAYER}
+    alike = {id(run): _structure(run) for stretch in runs for run in stretch if len(run) >= LAYER}
     number = Counter(alike.values())
     found: list[list[fx.Node]] = []
     for stretch in runs:
@@ -113,7 +113,7 @@ def layers(graph: fx.Graph) -> list[list[fx.Node]]:
                 found += [whole, run]
                 whole = []
                 continue
-            own = number[alike.get(id(run), "")] > 1
+            own = number[alike.get(id(run), ())] > 1
             if whole and (own or len(whole) + len(run) > LARGEST):
                 found.append(whole)
                 whole = []
@@ -232,13 +232,36 @@ def segments(graph: fx.Graph, level: str) -> list[list[fx.Node]]:
     return CUTS[level](graph) if level in CUTS else []
 
 
-def part_of(calls: list[fx.Node]) -> Part:
-    """Consecutive calls as a function. getitem calls on the results of outside calls stay outside."""
+def _borders(calls: list[fx.Node]) -> tuple[list[fx.Node], list[fx.Node], list[fx.Node]]:
+    """The calls, inputs and outputs of consecutive calls as a function. getitem calls on the results of outside calls
+    stay outside."""
     inside = set(calls)
     calls = [n for n in calls if n.target is not operator.getitem or n.args[0] in inside]
     inside = set(calls)
     inputs = list(dict.fromkeys(x for n in calls for x in n.all_input_nodes if x not in inside))
-    outputs = [n for n in calls if n.users.keys() - inside and not isinstance(n.meta["val"], tuple)]
+    outputs = [n for n in calls if not inside.issuperset(n.users) and not isinstance(n.meta["val"], tuple)]
+    return calls, inputs, outputs
+
+
+def _structure(calls: list[fx.Node]) -> tuple:
+    """A key that is equal for calls that make equal functions (`Part.structure`)."""
+    calls, inputs, outputs = _borders(calls)
+    number = {node: i for i, node in enumerate((*inputs, *calls))}
+
+    def key(x: Any) -> Any:
+        if isinstance(x, fx.Node):
+            return number[x]
+        if isinstance(x, (tuple, list)):
+            return tuple(map(key, x))
+        return tuple((name, key(part)) for name, part in x.items()) if isinstance(x, dict) else repr(x)
+
+    made = ((node.target, key(node.args), key(node.kwargs)) for node in calls)
+    return tuple(node.meta["val"] for node in inputs), tuple(made), tuple(map(number.__getitem__, outputs))
+
+
+def part_of(calls: list[fx.Node]) -> Part:
+    """Consecutive calls as a function."""
+    calls, inputs, outputs = _borders(calls)
     graph, mapping = fx.Graph(), {}
     for i, node in enumerate(inputs):
         mapping[node] = graph.placeholder(f"in_{i}")

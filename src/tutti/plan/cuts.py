@@ -157,6 +157,17 @@ class Layers:
     def __len__(self) -> int:
         return len(self.members)
 
+    def unequal(self, stages: Mapping[str, int]) -> float:
+        """The share of the layers' nodes that is in stages unlike any other. stages: the stage of each layer, by path.
+        Equal stages are lowered and simulated once."""
+        kinds: dict[int, list[frozenset]] = defaultdict(list)  # of the layers of each stage
+        nodes: Counter[int] = Counter()
+        for path, members in self.members.items():
+            kinds[stages.get(path, 0)].append(frozenset(members.items()))
+            nodes[stages.get(path, 0)] += members.total()
+        unlike = {tuple(found): nodes[stage] for stage, found in kinds.items()}
+        return sum(unlike.values()) / nodes.total() if nodes else 1.0
+
     def of(self, costs: Mapping[str, Cost]) -> dict[str, Layer]:
         """Path -> totals of the layer. costs: cost of one node, by label."""
         found = {}

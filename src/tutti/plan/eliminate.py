@@ -20,6 +20,7 @@ import numpy as np
 from tutti.plan.network import NEVER, Network, Table
 
 MOST, FEW = 1 << 29, 1 << 24  # maximum additions to eliminate a variable, when solving and when improving
+AT_ONCE = 1 << 15  # maximum additions of a min-plus product in one array, which stays in a cache
 
 
 class Eliminated:
@@ -99,10 +100,14 @@ def improve(network: Network, x: Mapping[str, int], random: np.random.Generator)
 
 def min_plus(a: Table, b: Table) -> Table:
     """The min-plus product of a (i, s) and b (s, j): the minimum of a[i, s] + b[s, j] over s, of shape (i, j)."""
-    out = np.empty((a.shape[0], b.shape[1]))
-    transposed = np.ascontiguousarray(b.T)
+    if a.size * b.shape[1] <= AT_ONCE:
+        return (a[:, :, None] + b).min(1)
+    if a.shape[0] > b.shape[1]:
+        return min_plus(b.T, a.T).T
+    out, b, sums = np.empty((a.shape[0], b.shape[1])), np.ascontiguousarray(b), np.empty(b.shape)
     for i, row in enumerate(a):
-        np.min(transposed + row, axis=1, out=out[i])
+        np.add(b, row[:, None], out=sums)
+        np.min(sums, axis=0, out=out[i])
     return out
 
 

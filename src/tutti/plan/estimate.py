@@ -8,9 +8,9 @@ its layers and A' beside them:
     bytes   = P / p  +  S / (d p)  +  gradients  +  in flight / v  A / (m d p)  +  A' / (m d)
 
 ZeRO determines which of P, S and the gradients are divided by d. Recomputation adds a forward pass to the seconds and
-keeps only the layers' outputs of A. A mesh without an outline of its own is taken to differ from the bound as the
-nearest that has one and the same axes does. Without any it gets the bound: its devices divide everything evenly and run
-one collective per layer and direction.
+keeps only the layers' outputs of A. Recomputation of attention adds the seconds of attention and drops what it keeps. A
+mesh without an outline of its own is taken to differ from the bound as the nearest that has one and the same axes does.
+Without any it gets the bound: its devices divide everything evenly and run one collective per layer and direction.
 """
 
 from __future__ import annotations
@@ -20,26 +20,47 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
-from math import ceil, inf, log2, prod
+from math import ceil, log2, prod
+from typing import NamedTuple
 
 from tutti.hardware import Cluster
 from tutti.plan.cuts import Layers
-from tutti.plan.outline import Outline, outline_of
+from tutti.plan.outline import Outline, Sums, outline_of
 from tutti.plan.planner import Planner
 from tutti.plan.recompute import Activations
 from tutti.plan.reshard import sent_bytes
 from tutti.plan.schedule import Pipe
-from tutti.plan.slots import in_flight
 from tutti.plan.textbook import Textbook
 
 BUBBLES = {"zb-v": 2.0}  # the bubble over (p - 1) / v of the work: stages are unequal, and so are F, B and W
 HIDDEN = 0.9  # the share of collectives on parameters and gradients that computation hides
 INSIDE = 0.5  # the share of collectives on activations that computation hides
 UNEVEN = 0.2  # share of the deviation of a device's stages from their mean that it waits for others
-STEADY = 2  # microbatches per pipeline device beyond which the number in flight no longer grows
 
-Inner = tuple[int, int, int]  # context, expert and tensor parallelism
-WHOLE: Inner = (1, 1, 1)
+
+class Inner(NamedTuple):
+    """What is inside of data parallelism and the pipeline: sizes of axes, and `sp` and `folded` of a `Textbook`."""
+
+    cp: int = 1
+    ep: int = 1
+    tp: int = 1
+    sp: bool = False
+    folded: bool = False
+
+    @staticmethod
+    def of(book: Textbook) -> Inner:
+        return Inner(book.cp, book.ep, book.tp, book.sp, book.folded)
+
+    @property
+    def book(self) -> Textbook:
+        return Textbook(**self._asdict())
+
+    @property
+    def size(self) -> int:
+        return self.cp * self.ep * self.tp
+
+
+WHOLE = Inner()
 
 
 @dataclass(frozen=True)
@@ -74,7 +95,6 @@ class Estimator:
         self.block = longest_block(planner.layers)
         self.known: dict[Inner, Outline] = {}
         self.impossible: set[Inner] = set()
-        self.flight = cache(self._flight)
         self.outline = cache(self._outline)
         self.refine(WHOLE)
 
@@ -82,14 +102,13 @@ class Estimator:
         """Compute the outline of the cheapest choices on a mesh. Returns False if the model cannot be split so."""
         if inner in self.known or inner in self.impossible:
             return inner in self.known
-        cp, ep, tp = inner
         try:
-            found = self.outlined(Textbook(cp=cp, ep=ep, tp=tp))
+            found = self.outlined(inner.book)
         except ValueError:
             self.impossible.add(inner)
             return False
         if inner != WHOLE:  # assume that row-independent seconds are divided evenly
-            found = replace(found, once=self.known[WHOLE].split(inner[2], prod(inner)).once)
+            found = replace(found, once=self.known[WHOLE].split(inner.tp, inner.size).once)
         self.known[inner] = found
         self.outline.cache_clear()
         return True
@@ -97,7 +116,7 @@ class Estimator:
     def by_rows(self) -> None:
         """Find the seconds that do not depend on the rows of a microbatch."""
         with suppress(ValueError):  # this number of devices does not fill whole nodes
-            if self.rows > 1:
+            if self.rows > 1 and self.known[WHOLE].once == (Sums(), Sums()):
                 self.known[WHOLE] = self.known[WHOLE].by_rows(self.outlined(Textbook(self.rows)), self.rows)
                 self.outline.cache_clear()
 
@@ -116,10 +135,10 @@ class Estimator:
         if inner in self.known:
             return self.known[inner]
         whole, like = self.known[WHOLE], self.alike(inner)
-        found = whole.split(inner[2], prod(inner))
+        found = whole.split(inner.tp, inner.size)
         sent = back = self.least_sent(found, inner)
         if like:
-            other, ideal = self.known[like], whole.split(like[2], prod(like))
+            other, ideal = self.known[like], whole.split(like.tp, like.size)
             least = self.least_sent(ideal, like)
             found, sent, back = (
                 found.scaled(other, ideal),
@@ -132,15 +151,17 @@ class Estimator:
         """The mesh nearest in size with an outline of its own and the same axes; None if there is none."""
         known = [other for other in self.known if axes_of(other) == axes_of(inner)]
         return min(
-            known, key=lambda other: sum(abs(log2(a / b)) for a, b in zip(other, inner, strict=True)), default=None
+            known,
+            key=lambda other: sum(abs(log2(a / b)) for a, b in zip(other[:3], inner[:3], strict=True)),
+            default=None,
         )
 
     def of(self, book: Textbook, count: int) -> Estimate:
         """The estimate of a named plan with `count` microbatches."""
-        o = self.outline((book.cp, book.ep, book.tp))
+        o, again = self.outline(Inner.of(book)), book.recompute and not book.again
         p, v, rows = book.pipe.devices, book.pipe.chunks, self.planner.accumulate / (count * book.dp)
-        in_layers, outside = (self.computes * seconds for seconds in o.seconds(rows, book.recompute))
-        sent, beside_sent = o.moves(rows, book.recompute)
+        in_layers, outside = (self.computes * seconds for seconds in o.seconds(rows, o.repeats(book)))
+        sent, beside_sent = o.moves(rows, again)
         waits, last = self.waits(sent), outside + self.waits(beside_sent)
         share, slowest = self.fullest(o.depth, book.pipe, (in_layers + waits) / o.depth, last)
         beside = 1.0 if p == 1 else 0.5
@@ -161,12 +182,14 @@ class Estimator:
                state: float) -> dict[str, float]:  # fmt: skip
         """Bytes of the fullest device, by kind."""
         p, dp = book.pipe.devices, book.dp
-        # Recomputation reads the outputs of layers once more, so the cheapest choice does not split them over tp.
-        in_layers = rows * share * (book.tp * o.layers.kept if book.recompute else o.layers.held)
-        outside = rows * (o.beside.kept if book.recompute else o.beside.held)
-        first, last = self.flight(book.pipe, min(count, STEADY * p)) if p > 1 else (1.0, 1.0)
+        # Recomputation of layers reads their outputs once more, so only `sp` splits them over tp.
+        in_layers = (
+            rows * share * (1 if book.sp or not book.recompute or book.again else book.tp) * o.layers.keeps(book)
+        )
+        outside = rows * o.beside.keeps(book)
+        first, last = most_in_flight(book.pipe, count)
         held = max(first * in_layers, last * in_layers + outside)
-        again = rows * (o.layers.held - o.layers.kept) / o.depth if book.recompute else 0.0
+        again = rows * (o.layers.held - o.layers.keeps(book)) / o.depth
         piece = o.layers.params / o.depth if book.zero == 3 else 0.0  # gathered, of a layer
         waits = count > 1 or p > 1 or self.planner.problem.coupled
         return {
@@ -176,14 +199,6 @@ class Estimator:
             "activations": held,
             "temporaries": again + 2 * rows * o.largest + piece,
         }
-
-    def _flight(self, pipe: Pipe, count: int) -> tuple[float, float]:
-        """Microbatches in flight, in units of a device's layers: of the fullest device, and of the last."""
-        try:
-            held = [sum(each) / pipe.chunks for each in in_flight(pipe.of(count))]
-        except ValueError:
-            return inf, inf
-        return max(held), held[-1]
 
     def fullest(self, depth: int, pipe: Pipe, layer: float, last: float) -> tuple[float, float]:
         """The share of the layers that the fullest device has, and seconds of the slowest device for a microbatch.
@@ -214,9 +229,9 @@ class Estimator:
     def least_sent(self, o: Outline, inner: Inner) -> float:
         """Seconds per direction of one collective for each axis and layer, for all rows."""
         stride, seconds = 1, 0.0
-        for kind, k in zip(("all_reduce", "all_to_all", "ppermute"), reversed(inner), strict=True):
+        for kind, k in zip(("all_reduce", "all_to_all", "ppermute"), (inner.tp, inner.ep, inner.cp), strict=True):
             if k > 1:
-                size = int(o.border * (inner[2] if kind == "all_reduce" else 1))
+                size = int(o.border * (inner.tp if kind == "all_reduce" else 1))
                 seconds += o.depth * self.cluster.time(kind, sent_bytes(kind, size, k), stride, k)
             stride *= k
         return seconds
@@ -230,7 +245,7 @@ class Estimator:
             scatter = self.collective("reduce_scatter", params, stride, book.dp)
             gather = self.collective("all_gather", params / book.dp, stride, book.dp)
             if book.zero == 3:
-                hidden += count * (scatter + (2 + book.recompute) * gather)
+                hidden += count * (scatter + (2 + (book.recompute and not book.again)) * gather)
             elif book.zero == 2:
                 hidden, seconds = count * scatter, seconds + gather
             elif count == 1 and book.pipe.devices == 1:
@@ -247,9 +262,20 @@ class Estimator:
         return self.cluster.time(kind, sent_bytes(kind, int(local), k), stride, k)
 
 
+def most_in_flight(pipe: Pipe, count: int) -> tuple[float, float]:
+    """Microbatches in flight, in units of a device's layers: of the device with most, and of the last. As
+    `slots.in_flight` counts them in the schedules of named plans."""
+    p, v = pipe.devices, pipe.chunks
+    if pipe.schedule == "zb-v":
+        return min(count, p), min(count, p)
+    if pipe.schedule == "interleaved":
+        return min(count, (2 * p - 1 + (v - 1) * p) / v), min(count, ((v - 1) * p + 1) / v)
+    return min(count, p), 1.0
+
+
 def axes_of(inner: Inner) -> tuple[bool, ...]:
-    """Which axes a mesh has."""
-    return tuple(k > 1 for k in inner)
+    """Which axes a mesh has, and how they are used."""
+    return (*(k > 1 for k in inner[:3]), inner.sp, inner.folded)
 
 
 def longest_block(layers: Layers) -> int:

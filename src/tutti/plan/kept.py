@@ -42,10 +42,11 @@ class Kept:
     pass keeps for the update. versions: results of moves.
 
     in_flight: microbatches whose activations are kept at once.
+    accumulates: whether there are gradients of other microbatches beside the activations of one.
     """
 
-    def __init__(self, moves: Moves, in_flight: float = 1):
-        self.parts, self.in_flight = moves.parts, in_flight
+    def __init__(self, moves: Moves, in_flight: float = 1, accumulates: bool = False):
+        self.parts, self.in_flight, self.accumulates = moves.parts, in_flight, accumulates
         self.inputs: dict[str, np.ndarray] = {}
         self.activations: dict[str, np.ndarray] = {}
         self.gradients: dict[str, np.ndarray] = {}
@@ -75,7 +76,8 @@ class Kept:
         moved = [(move, *(np.atleast_1d(states[x]) for x in (move.source, move.reader))) for move in self.versions]
         versions = sum(move.bytes(s, t).item() for move, s, t in moved)
         passing = sum(move.bytes(s, t, move.passing).item() for move, s, t in moved)
-        at_once = inputs + max(activations + versions - passing, gradients)
+        held = activations + versions - passing
+        at_once = inputs + (held + gradients if self.accumulates else max(held, gradients))
         return float(at_once), float(inputs + activations + gradients + versions)
 
     def _tables(self) -> tuple[tuple[dict[str, np.ndarray], float], ...]:

@@ -8,7 +8,7 @@ The search ends when no estimate beats the fastest judged plan that fits, or whe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from tutti.hardware import Cluster
 from tutti.plan.estimate import WHOLE, Estimator, Inner, axes_of
 from tutti.plan.experts import Experts
 from tutti.plan.families import Limits, divisors, families
+from tutti.plan.kind import kind, kind_of
 from tutti.plan.schedule import SPLIT
 from tutti.plan.textbook import Textbook
 
@@ -28,13 +29,15 @@ CAUTION = 0.7  # until a plan fits, each plan that did not fit scales the memory
 TIGHT, SURE = 0.93, 0.995  # share of memory that an estimate may fill, before and after a plan of its sort is judged
 BETTER = 0.98  # judge only plans whose estimate is below this share of the fastest time
 
-Sort = tuple[str, bool, bool]
+MATTERS = 0.3  # share of the activations of layers that attention must make for its recomputation to be tried
+
+Sort = tuple[str, tuple[str, ...], bool]
 
 
 def sort_of(book: Textbook) -> Sort:
     """The sort of a plan. Estimates of plans of one sort have similar errors."""
     pipe = "" if book.pipe.devices == 1 else "split" if book.pipe.schedule in SPLIT else "whole"
-    return pipe, book.recompute, book.zero == 3
+    return pipe, book.variant.recompute, book.zero == 3
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class Leading:
         self.of, self.cluster = search, cluster or search.cluster
         self.corrections: dict[Sort, Correction] = {}
         self.missed = 0  # judged plans that do not fit
+        self.begun = False
         self.first = search.accumulate or 1
         rows = search.batch // self.first
         self.estimator = (
@@ -72,48 +76,72 @@ class Leading:
         self.open = np.ones(len(self.entries), dtype=bool)
         self.inside: dict[Inner, list[int]] = {}
         for i, (book, _) in enumerate(self.entries):
-            self.inside.setdefault((book.cp, book.ep, book.tp), []).append(i)
+            self.inside.setdefault(Inner.of(book), []).append(i)
         self.seconds, self.bytes = np.zeros(len(self.entries)), np.zeros(len(self.entries))
-        self.estimate(range(len(self.entries)))
+        self.flat = [i for i, (book, count) in enumerate(self.entries)
+                     if count == self.first and book.pipe.devices == 1 and not book.recompute]  # fmt: skip
+        self.estimate(self.flat)
         sorts = [sort_of(book) for book, _ in self.entries]
         self.sorts = {sort: np.array([s == sort for s in sorts]) for sort in set(sorts)}
 
     def limits(self, counts: tuple[int, ...]) -> Limits:
         search, planner = self.of, self.estimator.planner
         shapes = Experts(planner.problem).shapes
-        depth = self.estimator.known[WHOLE].depth
+        whole = self.estimator.known[WHOLE]
+        norms = (o.outputs[0].shape for o in planner.problem.operators.values() if "norm" in str(o.target))
         stages = len(planner.layers) - len(planner.layers.inside)
-        return Limits(self.cluster.size, self.cluster.levels[0][0], search.batch, counts, depth, stages,
-                      self.estimator.block, min((shape[0] for shape in shapes), default=0))  # fmt: skip
+        return Limits(self.cluster.size, self.cluster.levels[0][0], search.batch, counts, whole.depth, stages,
+                      self.estimator.block, min((shape[0] for shape in shapes), default=0),
+                      any(len(shape) == 3 for shape in norms),
+                      whole.layers.scores > MATTERS * whole.layers.held)  # fmt: skip
 
     @property
     def needed(self) -> bool:
         """Whether no plan without a pipeline and without recomputation is estimated to fit at the first number of
         microbatches. Such plans are searched without names."""
-        flat = [i for i, (book, count) in enumerate(self.entries)
-                if count == self.first and book.pipe.devices == 1 and not book.recompute]  # fmt: skip
-        return bool(self.bytes[flat].min(initial=np.inf) > TIGHT * self.of.memory)
+        return bool(self.bytes[self.flat].min(initial=np.inf) > TIGHT * self.of.memory)
 
     def search(self) -> None:
         """Judge named plans, best estimate first."""
+        self.begin()
+        while (i := self.next()) is not None and self.look_at(i):
+            pass
+
+    def another(self, than: tuple) -> None:
+        """Judge named plans of other kinds (`plan.kind`), best estimate first, until one fits."""
         search = self.of
-        self.estimator.by_rows()
-        self.estimate(range(len(self.entries)))
-        while (i := self.next()) is not None:
-            book, count = self.entries[i]
-            inner = book.cp, book.ep, book.tp
-            if inner not in self.estimator.known:
-                search.progress(f"estimating plans with {Textbook(cp=book.cp, ep=book.ep, tp=book.tp)} inside")
-                search.work.price(len(self.estimator.planner.problem.operators))
-                self.refine(inner)
-                continue
-            if not search.affords(count, book.variant):
+        self.begin()
+        others = np.array([kind_of(book) != than for book, _ in self.entries])
+        while (i := self.next(others)) is not None and self.look_at(i):
+            if any(search.fits(plan) and kind(plan) != than for plan in search.plans):
                 return
+
+    def begin(self) -> None:
+        """Estimate all entries."""
+        if not self.begun:
+            self.begun = True
+            self.estimator.by_rows()
+            self.estimate(range(len(self.entries)))
+
+    def look_at(self, i: int) -> bool:
+        """Compute the outline of an entry's inner mesh, or judge the entry if there is one. Returns False if the budget
+        does not allow that."""
+        search, (book, count) = self.of, self.entries[i]
+        inner = Inner.of(book)
+        if inner not in self.estimator.known:
+            search.progress(f"estimating plans with {inner.book} inside")
+            search.work.price(len(self.estimator.planner.problem.operators))
+            self.refine(inner)
+        elif search.affords(count, book.variant):
             self.open[i] = False
             self.judge(i)
+        else:
+            return False
+        return True
 
     def leanest(self) -> Lean | None:
         """The plan with the smallest estimated memory; None if no estimate is finite."""
+        self.begin()
         size = np.where(np.isfinite(self.bytes), self.corrected()[1], np.inf)
         if not len(size) or not np.isfinite(size.min()):
             return None
@@ -127,11 +155,16 @@ class Leading:
             self.open[i] = False
             self.judge(i)
 
-    def next(self) -> int | None:
-        """The index of the fastest estimate that fits and beats the fastest judged plan; None if there is none."""
+    def next(self, among: np.ndarray | None = None) -> int | None:
+        """The index of the fastest estimate that fits and beats the fastest judged plan; None if there is none.
+
+        among: take the fastest that fits of these entries, even if it is slower.
+        """
         seconds, size = self.corrected()
         room = self.of.memory
-        if self.of.fastest is not None:
+        if among is not None:
+            fits = self.open & (size <= room) & among
+        elif self.of.fastest is not None:
             fits = self.open & (size <= room) & (seconds < BETTER * self.of.fastest)
         else:  # each plan that did not fit makes the limit stricter
             fits = self.open & (size <= room * CAUTION**self.missed)
@@ -149,12 +182,13 @@ class Leading:
             size[where] *= correction.bytes
         return seconds, size
 
-    def estimate(self, those: Iterable[int]) -> None:
+    def estimate(self, those: Collection[int] | np.ndarray) -> None:
+        self.of.work.estimate(len(those))
         for i in those:
             estimate = self.estimator.of(*self.entries[i])
             self.seconds[i], self.bytes[i] = estimate.seconds, estimate.bytes
 
-    def refine(self, inner: tuple[int, int, int]) -> None:
+    def refine(self, inner: Inner) -> None:
         """Compute the outline of this inner mesh and update the estimates of its plans; if it is the first with its
         axes, also those of plans with the same axes."""
         those = self.inside[inner]

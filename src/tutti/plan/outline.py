@@ -15,6 +15,7 @@ from tutti.plan.experts import Experts
 from tutti.plan.planner import Candidate, Planner
 from tutti.plan.recompute import Activations
 from tutti.plan.roles import STATELESS
+from tutti.plan.textbook import Textbook
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Sums:
     params: bytes of parameters; experts: the part of them that belongs to experts.
     state: bytes of optimizer state.
     held: bytes that the forward pass keeps for the backward pass; kept: the part kept even with recomputation.
+    attention: seconds of attention in the forward pass; scores: the part of `held` that it makes.
     """
 
     forward: float = 0.0
@@ -38,6 +40,8 @@ class Sums:
     kept: float = 0.0
     sent: float = 0.0
     back: float = 0.0
+    attention: float = 0.0
+    scores: float = 0.0
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Sums)))
@@ -49,7 +53,11 @@ class Sums:
         share = (dense + sparse) / self.params if self.params else 0.0
         return Sums(self.forward / experts, self.backward / experts, self.update * share, dense + sparse, sparse,
                     self.state * share, self.held / experts, self.kept / experts, self.sent / experts,
-                    self.back / experts)  # fmt: skip
+                    self.back / experts, self.attention / experts, self.scores / experts)  # fmt: skip
+
+    def keeps(self, book: Textbook) -> float:
+        """Bytes that the forward pass of a plan keeps."""
+        return self.held - self.scores if book.again else self.kept if book.recompute else self.held
 
     def scaled(self, other: Sums, ideal: Sums) -> Sums:
         """Larger than the ideal as another total is than its own."""
@@ -77,15 +85,20 @@ class Outline:
     largest: float
     once: tuple[Sums, Sums] = (Sums(), Sums())
 
-    def seconds(self, rows: float, again: bool) -> tuple[float, float]:
-        """Seconds that a microbatch with this share of the rows computes, in layers and beside. again: recompute the
-        layers."""
+    def repeats(self, book: Textbook) -> float:
+        """The share of the layers' forward pass that a plan's backward pass repeats."""
+        share = self.layers.attention / self.layers.forward if book.again and self.layers.forward else 1.0
+        return share if book.recompute else 0.0
+
+    def seconds(self, rows: float, again: float) -> tuple[float, float]:
+        """Seconds that a microbatch with this share of the rows computes, in layers and beside. again: share of the
+        layers' forward pass that is repeated."""
         each = [Sums(s.forward * rows + o.forward, s.backward * rows + o.backward)
                 for s, o in zip((self.layers, self.beside), self.once, strict=True)]  # fmt: skip
         return each[0].forward * (1 + again) + each[0].backward, each[1].forward + each[1].backward
 
     def moves(self, rows: float, again: bool) -> tuple[float, float]:
-        """Seconds of communication in a microbatch, as `seconds`."""
+        """Seconds of communication in a microbatch. again: recompute the layers."""
         return (
             rows * (self.layers.sent * (1 + again) + self.layers.back),
             rows * (self.beside.sent + self.beside.back),
@@ -119,7 +132,7 @@ def outline_of(planner: Planner, candidate: Candidate, activations: Activations)
     """The outline of a step's cheapest choices. activations: those of the planner's step."""
     problem, inside = planner.problem, activations.inside_layers
     costs = candidate.joint.costs(candidate.chosen)
-    shapes = Experts(problem).shapes
+    shapes, attention = Experts(problem).shapes, activations.attention
     layers, beside, largest = Sums(), Sums(), 0.0
     for label, o in problem.operators.items():
         cost, count = costs[label], o.count
@@ -132,11 +145,12 @@ def outline_of(planner: Planner, candidate: Candidate, activations: Activations)
             path = label.partition(":")[2]
         else:
             kept = 0.0 if label in inside else held
-            own = Sums(held=held, kept=kept)
+            own = Sums(held=held, kept=kept, scores=held if label in attention else 0.0)
             if o.phase == UPDATE:
                 own = replace(own, update=seconds)
             elif o.phase == FORWARD:
                 own = replace(own, forward=seconds - moves, sent=moves)
+                own = replace(own, attention=own.forward if label in attention else 0.0)
             else:
                 own = replace(own, backward=seconds - moves, back=moves)
             largest = max(largest, float(cost.held))

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from string import ascii_lowercase
 
+from torch import fx
+
 from tutti.hardware.operators import keeps_rows, lies_transposed
 from tutti.ir.coupling import coupled
 from tutti.ir.losses import made_with
@@ -41,6 +43,15 @@ class Operator:
     def operands(self) -> list[Spec]:
         """Specs of its operands, in order."""
         return [] if self.node is None else [x.meta["val"] for x in operands(self.node)]
+
+    @cached_property
+    def signature(self) -> tuple:
+        """All that the price of its parts depends on. Equal operators of different layers have equal signatures."""
+        if self.node is None:
+            return (self.kind,)
+        arguments = fx.map_arg((self.node.args, self.node.kwargs), lambda x: "operand")
+        facts = self.flops, self.bytes, self.transposed, self.in_rows, self.brings_gradients
+        return self.target, repr(arguments), tuple(self.operands), tuple(self.outputs), *facts
 
     @cached_property
     def transposed(self) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from math import prod
 from typing import TYPE_CHECKING
 
 from tutti.plan.explain import mesh_name, seconds, size
+from tutti.plan.kind import kind
 from tutti.plan.leading import Leading
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 DOUBLINGS = 13  # maximum number of doublings of the devices when looking for a cluster that suffices
 TRYING = 30.0  # nominal seconds of work for that
 KINDS = 4  # number of kinds of memory in the message
-OVERLAPPING = {"overlap", "splits"}  # words of a name that do not change the kind of a plan
 REJECTED = 2  # number of plans that do not fit in the reasons
 
 
@@ -45,14 +44,6 @@ def why(search: Search, plans: list[Plan]) -> tuple[str, ...]:
         told.append(f"{search.left} meshes were skipped because the budget was spent: a larger budget includes them")
     divided = () if best.stages else search.planner(best.accumulate).undivided()
     return (*told, *divided, *best.reasons)
-
-
-def kind(plan: Plan) -> tuple:
-    """The kind of a plan: its forms of parallelism, recomputation and offloading. Sizes, microbatches and numbers of
-    overlapping parts do not matter."""
-    axes = frozenset(axis for axis, n in plan.mesh.items() if n > 1)
-    forms = frozenset(re.findall(r"(?:^|x)([a-z]+?)\d*(?=x|$|-)", plan.name.removeprefix("auto-"))) - OVERLAPPING
-    return axes, forms, bool(plan.recompute), bool(plan.tiers), plan.schedule
 
 
 def too_large(search: Search, smallest: Plan) -> str:

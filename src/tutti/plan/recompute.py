@@ -42,6 +42,7 @@ class Activations:
     nodes: number of nodes of a label.
     needed: labels that the backward pass reads.
     inside, across: pairs (label, reader) in the forward pass, within one layer and between layers.
+    attention: labels of attention; see `chosen`.
     """
 
     def __init__(self, step: StepGraph):
@@ -54,6 +55,7 @@ class Activations:
         changed = {step.inputs[name] for name in step.state_names if name.startswith("buffer:")}
         self.inside: set[tuple[str, str]] = set()
         self.across: set[tuple[str, str]] = set()
+        self.attention = set(_attention(step))
         counted: set[tuple[fx.Node, int]] = set()
         for node in step.calls:
             if node.target in FREE:
@@ -135,7 +137,7 @@ def chosen(step: StepGraph, found: Activations, words: Collection[str]) -> set[s
         elif "/" in word:
             labels.add(word)
         else:
-            attention = names.keys() & set(_attention(step)) if word == ATTENTION else ()
+            attention = names.keys() & found.attention if word == ATTENTION else ()
             same = attention or {label for label, name in names.items() if matches(name, word)}
             if not same:
                 near = get_close_matches(word, {name.partition(".")[2] for name in names.values()}, 1)

@@ -27,6 +27,7 @@ from tutti.plan import reasons
 from tutti.plan.copies import Copies
 from tutti.plan.explain import mesh_name
 from tutti.plan.flat import NEAR, Flat
+from tutti.plan.kind import kind
 from tutti.plan.layout import Mesh, devices
 from tutti.plan.leading import Leading
 from tutti.plan.offload import Offload
@@ -117,7 +118,7 @@ class Search:
 
     def ranked(self, top: int = 1) -> list[Plan]:
         """All judged plans: those that fit by time, then the others by memory. At least `top` plans are judged if there
-        are that many. Raises ValueError if no mesh has a plan."""
+        are that many and the budget allows it. Raises ValueError if no mesh has a plan."""
         if self.cluster.size > 1 and not self.mesh and not self.pins:
             self.lead()
         if not self.pipes.given:
@@ -185,7 +186,7 @@ class Search:
             self.judged.add(id(candidate))
             plan = self.judgement(candidate.plan(chosen))
             self.fused = min(self.fused, plan.predicted.step_seconds / chosen.seconds)
-            if not self.fits(plan) and plan.accumulate > 1:
+            if not self.fits(plan) and plan.accumulate > 1 and self.affords(plan.accumulate, plan.variant):
                 plan = self.judgement(candidate.plan(chosen, gathered=True))
             self.beside = plan.predicted.peak_bytes - chosen.kept
             if self.fits(plan) or self.late:
@@ -219,18 +220,28 @@ class Search:
             if all(getattr(known, what) == getattr(plan, what) for what in SAID):
                 return known
         self.progress(f"simulating {plan.name}")
-        step = self.planner(plan.accumulate, plan.variant).step
-        self.work.simulate(len(step.graph.nodes), bool(plan.stages))
+        planner = self.planner(plan.accumulate, plan.variant)
+        step, nodes = planner.step, len(planner.step.graph.nodes)
+        if plan.stages:
+            self.work.cut(nodes)
+        self.work.simulate(nodes, planner.layers.unequal(plan.stages) if plan.stages else 1.0)
         made = self.judge(step, plan, self.cluster)
         self.plans.append(plan.replace(prediction=made))
         return self.plans[-1]
 
     def fill(self, top: int) -> None:
-        """Judge more candidates until `top` plans are judged."""
+        """Judge more plans, one of another kind than the best first, until `top` plans are judged. Once a plan fits,
+        candidates that cannot fit are left out."""
+        if top > 1 and self.leading and self.fastest is not None:
+            best = kind(self.best_of_all)
+            if not any(self.fits(plan) and kind(plan) != best for plan in self.plans):
+                self.leading.another(best)
         others = [c for c in self.candidates if id(c) not in self.judged]
         for candidate in sorted(others, key=lambda c: c.bound):
-            if len(self.plans) >= top or self.late:
+            if len(self.plans) >= top or not self.affords(candidate.planner.accumulate, candidate.planner.variant):
                 return
+            if self.fastest is not None and candidate.chosen.kept > self.memory:
+                continue
             self.judged.add(id(candidate))
             self.judgement(candidate.plan())
 

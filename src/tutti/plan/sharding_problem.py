@@ -43,7 +43,8 @@ class Solution:
 
     cost: modelled cost in seconds, with the price of memory.
     bound: lower bound of the cost of any choices; gap: relative difference of the two.
-    kept: bytes of a rank's inputs and activations, or of its inputs and gradients if these are larger.
+    kept: bytes of a rank's inputs, and of its activations or its gradients, whichever are larger; of both if gradients
+        of microbatches accumulate.
     seconds: the cost without the price of memory.
     price: seconds per byte. Cost and bound include it for the kept bytes and for temporary results of moves.
     states: state of each variable.
@@ -93,7 +94,9 @@ class ShardingProblem:
             FORWARD: Moves(pricer.mesh, pricer.collective),
             UPDATE: Moves(pricer.mesh, pricer.bucketed),
         }
-        self.kept = Kept(self.moves[FORWARD], in_flight)
+        self.kept = Kept(self.moves[FORWARD], in_flight, self.runs.get(BACKWARD, 1) > 1)
+        self.known: dict[tuple, np.ndarray] = {}  # prices of moves
+        self.priced: dict[tuple, np.ndarray] = {}  # prices of operators
         table = OptionTable(pricer.mesh, problem.cuts, allowed, given)
         self.options = {label: table[o] for label, o in problem.operators.items()}
         for o in problem.operators.values():
@@ -167,9 +170,10 @@ class ShardingProblem:
 
     def operator(self, o: Operator) -> None:
         options = self.options[o.label]
-        costs = np.array([self.pricer.compute(o, choices) for choices in options.choices])
-        costs *= o.count * self.runs.get(o.phase, 1)
-        self.network.add(o.label, costs)
+        key = id(options), o.signature
+        if key not in self.priced:
+            self.priced[key] = np.array([self.pricer.compute(o, choices) for choices in options.choices])
+        self.network.add(o.label, self.priced[key] * (o.count * self.runs.get(o.phase, 1)))
         if o.is_input:
             self.kept.keep(self.kept.inputs, o.label, o.count * o.outputs[0].bytes, options.outputs[0])
 
@@ -185,7 +189,7 @@ class ShardingProblem:
         kept = any(self.holds(e) or self.phase(e) == BACKWARD for e in edges)
         kept = kept and maker.phase == FORWARD and not maker.is_input and maker.bytes
         held = weight * maker.outputs[tensor[1]].bytes
-        if self.together and UPDATE in phases and maker.phase == BACKWARD and maker.bytes:
+        if self.together and tensor in self.problem.handed_on and maker.bytes:
             self.kept.keep(self.kept.gradients, source, held, made)
         if len(edges) > 1:
             layouts = _unique([made, *(self.read(edge) for edge in edges)])
@@ -250,10 +254,14 @@ class ShardingProblem:
     def move(self, tensor: Tensor, source: np.ndarray, target: np.ndarray, phase: str) -> np.ndarray:
         """Prices of the moves from each state of one to each of the other, computed once per distinct layout."""
         size = self.problem.operators[tensor[0]].outputs[tensor[1]].bytes
-        sources, which = np.unique(source, axis=0, return_inverse=True)
-        targets, whither = np.unique(target, axis=0, return_inverse=True)
-        moves = self.moves[UPDATE if phase == UPDATE else FORWARD]
-        return moves.table(sources, targets, size)[which.ravel()[:, None], whither.ravel()[None, :]]
+        kind = UPDATE if phase == UPDATE else FORWARD
+        key = kind, source.tobytes(), target.tobytes(), size  # as equal readers of equal tensors have
+        if key not in self.known:
+            sources, which = np.unique(source, axis=0, return_inverse=True)
+            targets, whither = np.unique(target, axis=0, return_inverse=True)
+            table = self.moves[kind].table(sources, targets, size)
+            self.known[key] = table[which.ravel()[:, None], whither.ravel()[None, :]]
+        return self.known[key]
 
 
 def _holding(problem: Problem) -> set[str]:

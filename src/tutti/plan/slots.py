@@ -106,9 +106,15 @@ def in_flight(schedule: Schedule) -> list[list[float]]:
     last, found = "W" if schedule.split else "B", []
     for slots in schedule.devices:
         held, most = [0] * len(schedule.place), [0] * len(schedule.place)
-        for slot in slots:
-            held[slot.stage] += (slot.kind == "F") - (slot.kind == last)
-            if sum(held) > sum(most):
-                most = list(held)
+        now = peak = 0
+        for kind, stage, *_ in slots:
+            if kind == "F":
+                held[stage] += 1
+                now += 1
+                if now > peak:
+                    peak, most = now, list(held)
+            elif kind == last:
+                held[stage] -= 1
+                now -= 1
         found.append([count / schedule.sequence_chunks for count in most])
     return found

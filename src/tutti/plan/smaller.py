@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
-from tutti.ir.step_graph import Call
+from tutti.ir.step_graph import FORWARD, Call
 from tutti.plan.pipeline_candidate import PipelineCandidate
 from tutti.plan.plan import Plan
 from tutti.plan.recompute import Activations
@@ -72,4 +72,5 @@ class Smaller:
     def _activations(self, count: int, sequence_chunks: int) -> tuple[Activations, Callable[[Call], float]]:
         """The activations of a step's forward pass, and a function that gives the seconds of its calls."""
         step = self.of.planner(count, Variant(sequence_chunks)).step
+        self.of.work.simulate(sum(node.meta["phase"] == FORWARD for node in step.calls))
         return Activations(step), self.of.judge.forward_seconds(step, self.of.cluster)

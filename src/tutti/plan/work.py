@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 CAPTURED = 4e-4  # seconds to capture a node of a step
-SIMULATED, ALIKE = 4.5e-4, 0.6  # seconds to lower and simulate a node; times this in a pipeline, which has equal parts
+SIMULATED = 4.5e-4  # seconds to lower and simulate a node
+CUT = 1e-4  # seconds per node to cut a step into the parts of a pipeline, and to find which of them are equal
+ESTIMATED = 4e-5  # seconds to estimate a named plan in closed form
 STATE = 1.2e-4  # seconds to price a state of a cost network
 SWEPT, PAIR = 1e-8, 1.5e-5  # seconds of a sweep: per table entry, and per pair
 SOLVED = 1e-4  # seconds per entry of an integer program
@@ -24,8 +26,15 @@ class Work:
     def capture(self, nodes: int) -> None:
         self.seconds += CAPTURED * nodes
 
-    def simulate(self, nodes: int, parts: bool = False) -> None:
-        self.seconds += SIMULATED * nodes * (ALIKE if parts else 1.0)
+    def simulate(self, nodes: int, share: float = 1.0) -> None:
+        """Count the simulation of a step of so many nodes. share: of the nodes, which are in unequal parts of it."""
+        self.seconds += SIMULATED * nodes * share
+
+    def cut(self, nodes: int) -> None:
+        self.seconds += CUT * nodes
+
+    def estimate(self, plans: int) -> None:
+        self.seconds += ESTIMATED * plans
 
     def price(self, states: int) -> None:
         self.seconds += STATE * states
