@@ -8,6 +8,7 @@ from torch import nn
 
 import tutti
 from cases import slow
+from liveness import most_alive
 from tutti.lower import sums
 from tutti.lower.schedule_parts import schedule_of
 from tutti.plan.plan import Plan
@@ -103,6 +104,23 @@ def test_memory_counts_what_sums_take():
         kinds[name] = predicted.parts[0].simulation.memory[0].kinds["accumulated gradients"]
         elements = sum(step.graph.spec(f"param:{n}").numel for n in step.graph.names("param"))
     assert kinds["dp2"] == 2 * elements and kinds["dp2xfp32sums"] == 4 * elements
+
+
+@pytest.mark.parametrize("plan, devices", [("single", 1), ("pp2", 2)])
+def test_a_microbatch_does_not_hold_the_gradients_of_all_parameters(plan, devices):
+    torch.manual_seed(0)
+    layers = 8
+    model, x = nn.Sequential(*(nn.Linear(64, 64) for _ in range(layers))), torch.randn(4, 64)
+    step = tutti.parallelize(
+        model, torch.optim.AdamW(model.parameters()), (x,), loss=lambda m, b: m(*b).square().mean(),
+        cluster=f"cpu:{devices}", plan=plan, level="O0", accumulate=2,
+    )  # fmt: skip
+    step((x,))
+    _, measured = most_alive(lambda state, data: step(data), step.store.parts, (x,))
+    gradients = sum(p.nbytes for p in model.parameters())
+    held = 4 * gradients  # parameters, two moments and the sums
+    assert measured - held < 0.5 * gradients
+    assert measured >= dry_run(step.graph, step.plan, step.cluster).memory.peak
 
 
 def test_a_dtype_that_sums_cannot_have():

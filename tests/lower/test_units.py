@@ -10,9 +10,10 @@ import torch
 import tutti
 from cases import slow
 from models import case
+from programs import program as written_by_hand
 from tutti.analysis.passes import improve
 from tutti.ir.op_info import FLOPS
-from tutti.lower.collectives import COLLECTIVES
+from tutti.lower.collectives import COLLECTIVES, all_gather
 from tutti.lower.order import arrange
 from tutti.lower.shard import shard
 from tutti.lower.units import is_view, needs, overwritten, readers_before, units
@@ -74,3 +75,24 @@ def test_equal_layers_have_equal_units():
         if len(paths) == 1 and unit[-1].meta["phase"] == "forward":
             layers[paths.pop()][tuple(str(n.target) for n in unit)] += 1
     assert layers["0"] and sum((layers["0"] - layers["1"]).values()) <= 2  # the first has no layer before it
+
+
+def test_views_in_all_layers_do_not_delay_what_they_look_at():
+    """A rotary table is made once, and each layer takes its halves: no gather of a later layer comes before them."""
+
+    def layers(calls, x, table, *weights):
+        table = calls(torch.ops.aten.cos.default, (table,), (4, 8))
+        for w in weights:
+            whole = calls(all_gather, (w, "dp", 2), (4, 4))
+            x = calls(torch.ops.aten.mm.default, (x, whole), (4, 4))
+            x = calls(
+                torch.ops.aten.mul.Tensor, (x, calls(torch.ops.aten.slice.Tensor, (table, 1, 0, 4), (4, 4))), (4, 4)
+            )
+        return (x,)
+
+    inputs = {"batch:x": (4, 4), "constant:t": (4, 8), **{f"param:{i}": (2, 4) for i in range(4)}}
+    graph = written_by_hand(layers, inputs, {"dp": 2}).graph
+    order = [n.target for unit in units(graph, lambda n: n.target is torch.ops.aten.mm.default) for n in unit]
+    gathers = [i for i, target in enumerate(order) if target is all_gather]
+    products = [i for i, target in enumerate(order) if target is torch.ops.aten.mm.default]
+    assert all(product < gather for product, gather in zip(products, gathers[1:], strict=False))
