@@ -338,6 +338,32 @@ def test_a_stage_keeps_the_cache_of_its_layers(plan, devices, dim):
         assert sent and all(c.label.startswith("value:") for c in sent), "no stored tensor moves"
 
 
+@pytest.mark.parametrize("plan", ["dp", "pp2"])
+def test_a_target_network_is_replaced_by_what_another_stage_has_updated(plan):
+    torch.manual_seed(0)
+    online = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
+    target, x = copy.deepcopy(online).requires_grad_(False), torch.randn(8, 8)
+
+    def update(x: Tensor, model: nn.Module, behind: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
+        y = behind(x)
+        optimizer.zero_grad()
+        loss = (model(x) - y).square().mean() + model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            for p, q in zip(behind.parameters(), model.parameters(), strict=True):
+                p.copy_(q)
+        return loss
+
+    plain = copy.deepcopy((online, target))
+    known = torch.optim.Adam(plain[0].parameters())
+    optimizer = torch.optim.Adam(online.parameters())
+    store = tutti.Store(online=online, target=target, optimizer=optimizer)
+    step = tutti.function(lambda x: update(x, online, target, optimizer), x, store=store, cluster="cpu:2", plan=plan)
+    for _ in range(3):
+        assert torch.allclose(step(x), update(x, *plain, known), rtol=1e-5)
+
+
 @pytest.mark.parametrize("plan", ["dp", "tp", "zero3", "pp2"])
 def test_actor_reference_and_reward_share_a_store(plan):
     """Three functions: log-probabilities of a frozen reference, a reward, and an update of the actor with both."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from itertools import accumulate
 from operator import mul
 from typing import Any, NamedTuple
@@ -70,7 +70,7 @@ class Form:
         return torch.empty_strided(self.shape, self.stride, dtype=self.spec.dtype)
 
 
-form = lru_cache(100_000)(Form)
+form = cache(Form)  # one object for equal ones, which keys compare by identity
 
 
 def dense_form(spec: Spec) -> Form:

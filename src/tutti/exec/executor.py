@@ -93,8 +93,11 @@ class Executor:
 
         given: the inputs that are not stored, by microbatch. recorder: of this process's rank. each: the executor whose
         parts run a microbatch, by microbatch, where microbatches need different graphs; by default this one.
+
+        Raises RuntimeError if an earlier run ended with an error between messages of processes.
         """
         given, self.recorder, self.each = cache(given), recorder, each
+        self.mail.begin()
         for device in self.held.values():
             device.begin()
         while waiting := [device for device in self.held.values() if device.todo]:
@@ -209,7 +212,7 @@ class _Device:
         self.divided = False
 
     def begin(self) -> None:
-        self.todo.extend(self.executor.actions[self.number])
+        self.todo = deque(self.executor.actions[self.number])  # an interrupted run leaves some
         self.loss, self.values, self.sums, self.divided, self.observed = None, {}, {}, False, {}
         self.successors = {}
 
@@ -323,6 +326,9 @@ class _Mail:
     def __init__(self):
         self.posted: dict[tuple[Message, int], Row] = {}
 
+    def begin(self) -> None:
+        self.posted = {}  # an interrupted run leaves some
+
     def send(self, message: Message, row: Row, source: int, target: int) -> None:
         self.posted[message, target] = [x.clone() for x in row]
 
@@ -351,6 +357,15 @@ class _Posted:
         self.under_way: dict[Message, tuple[dist.Work, torch.Tensor]] = {}
         self.sent: dict[int, deque[tuple[dist.Work, torch.Tensor]]] = {}  # by receiver
         self.over_with: Counter[int] = Counter()  # how many of those sent to a receiver are known to be there
+        self.unfinished = False
+
+    def begin(self) -> None:
+        if self.unfinished:
+            raise RuntimeError(
+                "an earlier run of this pipeline ended with an error while messages were under way, so its processes no "
+                "longer agree: start the job again from a checkpoint"
+            )
+        self.unfinished = True
 
     def peer(self, device: int) -> int:
         return device * self.executor.width + self.rank % self.executor.width
@@ -390,7 +405,7 @@ class _Posted:
             for work, _ in sent:
                 work.wait()
             HEARTBEAT.leave()
-        self.sent, self.over_with = {}, Counter()
+        self.sent, self.over_with, self.unfinished = {}, Counter(), False
 
     def shared(self, value: torch.Tensor, source: int) -> torch.Tensor:
         with HEARTBEAT.within("broadcast", "what one rank knows of the step"):

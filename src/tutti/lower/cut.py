@@ -273,12 +273,12 @@ class _Draft:
         """The node in this part, with copies of the views and constants that it reads."""
         todo = [node]
         while todo:
-            missing = [x for x in todo[-1].all_input_nodes if x not in self.made]
-            if missing:
+            n = todo[-1]
+            if n in self.made:
+                todo.pop()
+            elif missing := [x for x in n.all_input_nodes if x not in self.made]:
                 todo += missing
-                continue
-            n = todo.pop()
-            if n not in self.made:
+            else:
                 self.made[n] = self.graph.node_copy(n, self.made.__getitem__)
         return self.made[node]
 

@@ -74,7 +74,7 @@ def _sorted(index: Tensor, first: int, count: int, total: int) -> tuple[Tensor, 
     ordered, order = flat.sort(stable=True)
     ends = torch.searchsorted(ordered, torch.arange(count, device=flat.device), right=True).to(torch.int32)
     local = len(order) if count == total else int(ends[-1])
-    return order[:local], ends, ordered[:local]
+    return order[:local], ends, ordered[:local].clamp(max=count - 1)  # an index out of range reads no other memory
 
 
 def _per_expert(rows: Tensor, ends: Tensor) -> Tensor:

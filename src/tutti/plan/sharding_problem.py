@@ -170,7 +170,7 @@ class ShardingProblem:
 
     def operator(self, o: Operator) -> None:
         options = self.options[o.label]
-        key = id(options), o.signature
+        key = id(options), o.signature  # `self.options` keeps the options, so that ids are not reused
         if key not in self.priced:
             self.priced[key] = np.array([self.pricer.compute(o, choices) for choices in options.choices])
         self.network.add(o.label, self.priced[key] * (o.count * self.runs.get(o.phase, 1)))
@@ -255,7 +255,7 @@ class ShardingProblem:
         """Prices of the moves from each state of one to each of the other, computed once per distinct layout."""
         size = self.problem.operators[tensor[0]].outputs[tensor[1]].bytes
         kind = UPDATE if phase == UPDATE else FORWARD
-        key = kind, source.tobytes(), target.tobytes(), size  # as equal readers of equal tensors have
+        key = kind, source.shape, source.tobytes(), target.shape, target.tobytes(), size  # readers often have the same
         if key not in self.known:
             sources, which = np.unique(source, axis=0, return_inverse=True)
             targets, whither = np.unique(target, axis=0, return_inverse=True)
