@@ -362,8 +362,8 @@ class _Posted:
     def begin(self) -> None:
         if self.unfinished:
             raise RuntimeError(
-                "an earlier run of this pipeline ended with an error while messages were under way, so its processes no "
-                "longer agree: start the job again from a checkpoint"
+                "an earlier run of this pipeline ended with an error while messages were under way, so its processes "
+                "no longer agree: start the job again from a checkpoint"
             )
         self.unfinished = True
 
