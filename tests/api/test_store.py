@@ -171,3 +171,24 @@ def test_ranks_of_a_job_send_each_other_what_moves(pool):
     ranks = pool.run(moved, "tp")
     assert sum(rank[0] for rank in ranks) == away > 0 and sum(rank[1] for rank in ranks) == back > 0
     assert [rank[2] for rank in ranks] == pytest.approx([loss] * 4, rel=1e-6)
+
+
+def test_what_is_no_plan_and_no_checkpoint():
+    store = tutti.Store(model=torch.nn.Linear(2, 2))
+    with pytest.raises(
+        ValueError, match=r"relayout takes a tutti.Plan, such as fn.best_plan\(\) or fn.plan, not 'tp2'"
+    ):
+        store.relayout("tp2")
+    with pytest.raises(ValueError, match=r"there is no checkpoint to load: Checkpoints.latest\(\) returned None"):
+        store.load(None)
+
+
+@pytest.mark.parametrize("plan", ["dp", "pp2"])
+def test_the_plan_of_a_function_has_a_prediction(plan):
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 8))
+    optimizer, batch = torch.optim.SGD(model.parameters(), lr=0.1), (torch.randn(8, 8),)
+    step = tutti.train_step(
+        model, optimizer, batch, store=tutti.Store(model=model, optimizer=optimizer), cluster="cpu:2", plan=plan,
+        loss=lambda m, b: m(*b).square().mean(),
+    )  # fmt: skip
+    assert step.plan.predicted.step_seconds > 0 and step.plan is step.plan

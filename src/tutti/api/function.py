@@ -35,7 +35,7 @@ from tutti.plan.schedule import Pipe
 from tutti.plan.search import BUDGET
 from tutti.plan.textbook import Textbook, parse_name
 from tutti.plan.together import plan_together
-from tutti.sim.planning import choose, loaded
+from tutti.sim.planning import Simulator, choose, loaded
 from tutti.tracing.batch import inputs, rows
 from tutti.tracing.capture_spec import autocast_state
 from tutti.tracing.function import Captured, arguments, capture_function
@@ -263,8 +263,12 @@ class Function:
 
     @property
     def plan(self) -> Plan:
-        """The plan for the example arguments."""
-        return self._first.plan
+        """The plan for the example arguments, with its prediction. A plan that was not searched is simulated now."""
+        first = self._first
+        if first.plan.prediction is None:
+            made = Simulator(self.level)(first.executor.graph, first.plan, self.cluster)
+            first.plan = first.plan.replace(prediction=made, cluster=str(self.cluster))
+        return first.plan
 
     def best_plan(self) -> Plan:
         """The plan for the example arguments that is best if the store is laid out for this function alone.

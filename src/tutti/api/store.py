@@ -137,6 +137,8 @@ class Store(TensorStore):
         Every rank of a job must call it. Raises ValueError for pipelines, for another number of devices, and before any
         function has used the store.
         """
+        if not isinstance(plan, Plan):
+            raise ValueError(f"relayout takes a tutti.Plan, such as fn.best_plan() or fn.plan, not {plan!r}")
         if not self.mesh:
             raise ValueError("no function has used the store yet, so it has no layouts to change")
         if not self.arrangement:
@@ -164,13 +166,16 @@ class Store(TensorStore):
         checkpoints.save(self.calls, self.held(), known, fill, in_memory)
 
     @HEARTBEAT.working("loads a checkpoint")
-    def load(self, folder: str | Path | PeerCheckpoint) -> None:
+    def load(self, folder: str | Path | PeerCheckpoint | None) -> None:
         """Load a checkpoint of this store under any plan. Tensors that no function has used yet are read when one does;
         tensors that are not in the checkpoint then begin with the values of the objects.
 
-        Raises ValueError if placed tensors are missing in it or differ in shape or dtype, or if files are missing or
-        have the wrong size; nothing has changed then. Every rank of a job must call it.
+        Raises ValueError if there is no checkpoint (None), if placed tensors are missing in it or differ in shape or
+        dtype, or if files are missing or have the wrong size; nothing has changed then. Every rank of a job must call
+        it.
         """
+        if folder is None:
+            raise ValueError("there is no checkpoint to load: Checkpoints.latest() returned None")
         about, reader = opened(folder)
         reader.load({name: x for name, x in self.held().items() if x.spec.bytes})
         self._loaded, self._given, self.calls = reader, {}, about["step"]

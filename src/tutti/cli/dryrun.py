@@ -45,7 +45,8 @@ def dryrun(
     """Simulate a training step under a plan. Needs neither the devices nor memory for the model.
 
     Lowers the plan to the Program of each device, on fake tensors, and simulates it. Prints time, communication, memory
-    and the slowest operators. Give the batch, seq, optimizer, dtype and clip_norm that the plan was made for.
+    and the slowest operators. Give the batch, seq, optimizer, dtype, clip_norm and attention that the plan was made
+    for.
 
     Args:
         plan: A plan saved by `tutti plan --save`.
