@@ -104,8 +104,9 @@ class Leading:
     def search(self) -> None:
         """Judge named plans, best estimate first."""
         self.begin()
-        while (i := self.next()) is not None and self.look_at(i):
-            pass
+        while (i := self.next()) is not None:
+            if not self.look_at(i):
+                return
 
     def another(self, than: tuple) -> None:
         """Judge named plans of other kinds (`plan.kind`), best estimate first, until one fits."""
