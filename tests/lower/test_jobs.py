@@ -99,3 +99,21 @@ def test_no_order_is_taken_that_needs_more_than_may_be_alive():
     needed = peak(jobs, range(4), sizes, set())
     assert overlapped(jobs, sizes, set(), most=needed)
     assert overlapped(jobs, sizes, set(), room=10 * needed, most=needed - 1) == []
+
+
+def test_recomputation_stays_beside_its_use():
+    """Recomputed activations read only values of the forward pass, so list scheduling by paths runs them far ahead."""
+    jobs, sizes = [Job("", 1.0, (), (0,)), Job("", 1.0, (), (1,))], [1 << 20, 1 << 20]
+    for _ in range(8):  # a weight is gathered; activations are recomputed; the gradient goes on; its sum is sent
+        at, v = len(jobs), len(sizes)
+        jobs += [
+            Job("dp", 1.2, (), (v,)),
+            Job("", 1.0, (0,), (v + 1,), (0,)),
+            Job("", 1.0, (at - 1, at, at + 1), (v + 2,), (v, v + 1, v - 1)),
+            Job("tp", 2.0, (at + 2,), (v + 3,), (v + 2,)),
+        ]
+        sizes += [1 << 27, 1 << 32, 1 << 20, 1 << 20]
+    needed = peak(jobs, range(len(jobs)), sizes, set())
+    order = overlapped(jobs, sizes, set(), room=100 * needed)
+    assert makespan(jobs, order) <= 1.05 * max(critical_paths(jobs))
+    assert peak(jobs, order, sizes, set()) <= 1.2 * needed

@@ -2,10 +2,12 @@
 
 A device computes one job at a time. Each mesh axis carries one collective at a time, in the order of their starts.
 List scheduling (R. L. Graham, "Bounds on multiprocessing timing anomalies", 1969) picks, among the ready jobs, by one
-of two priorities (`RULES`), and the order with the smaller makespan wins:
+of three rules (`RULES`), and the order with the smallest makespan wins, or one
+of nearly the same makespan that needs less memory:
 
     critical_path    the job with the longest path to the end first
     slack            the job that the next collective waits for first; keeps the two copies of a batch out of step
+    given            computations in the given order, so that recomputation stays where memory is scarce
 
 Collectives start in order of their critical paths, as many as keep an axis busy until the next job ends.
 
@@ -24,7 +26,8 @@ from math import inf
 HEADROOM = 0.1  # the peak may exceed that of the given order by this fraction, or by AHEAD bytes if that is more
 AHEAD = 128 << 20  # bytes
 SHARES = (1.0, 0.5, 0.0)  # fractions of the headroom to try, because the scheduler may exceed its bound
-RULES = ("critical_path", "slack")
+NEARLY = 1.01  # of orders that take at most this many times the smallest makespan, the one with the lowest peak wins
+RULES = ("critical_path", "slack", "given")
 SEEN = 300  # jobs of the given order to look ahead for their memory
 LOOKED_AT = 16  # ready jobs to try for one that fits into memory
 
@@ -80,17 +83,21 @@ def overlapped(jobs: Sequence[Job], sizes: Sequence[int], kept: set[int], room: 
     keys = {
         "critical_path": [(-path,) for path in paths],
         "slack": [(left, -path) for left, path in zip(slacks(jobs), paths, strict=True)],
+        "given": None,
     }
-    orders = [list(range(len(jobs)))]
-    needed = peak(jobs, orders[0], sizes, kept)
+    given = list(range(len(jobs)))
+    needed = peak(jobs, given, sizes, kept)
+    found = [(makespan(jobs, given), needed, given)] if needed <= most else []
     for rule in RULES:
         for share in SHARES:
             bound = min(most, max(room, needed + share * headroom(needed)))
             order = _Lister(jobs, sizes, kept, keys[rule], keys["critical_path"], bound).run()
-            if peak(jobs, order, sizes, kept) <= min(most, max(room, needed + headroom(needed))):
-                orders.append(order)
+            needs = peak(jobs, order, sizes, kept)
+            if needs <= min(most, max(room, needed + headroom(needed))):
+                found.append((makespan(jobs, order), needs, order))
                 break
-    return min(orders[needed > most :], key=lambda order: makespan(jobs, order), default=[])
+    enough = NEARLY * min((seconds for seconds, _, _ in found), default=0.0)
+    return min(((needs, seconds, order) for seconds, needs, order in found if seconds <= enough), default=(0, 0, []))[2]
 
 
 def headroom(needed: int) -> float:
@@ -152,22 +159,25 @@ class _Alive:
 
 
 class _Lister:
-    """The list scheduler. first, send: priorities of computations and of collectives, smallest first. bound: bytes of
-    live values beyond which it falls back to the next job of the given order."""
+    """The list scheduler. first, send: priorities of computations and of collectives, smallest first; without `first`,
+    computations keep the given order. bound: bytes of live values beyond which it falls back to the next job of the
+    given order."""
 
-    def __init__(self, jobs: Sequence[Job], sizes: Sequence[int], kept: set[int], first: Keys, send: Keys,
+    def __init__(self, jobs: Sequence[Job], sizes: Sequence[int], kept: set[int], first: Keys | None, send: Keys,
                  bound: float):  # fmt: skip
-        self.jobs, self.first, self.send = jobs, first, send
+        self.jobs, self.send, self.strict = jobs, send, first is None
+        self.first = [(i,) for i in range(len(jobs))] if first is None else first
         self.alive = _Alive(jobs, sizes, kept)
         given = _Alive(jobs, sizes, kept)
         self.course = [given.take(i) for i in range(len(jobs))]  # live bytes in the given order
         self.bound, self.headroom = bound, headroom(max(self.course, default=0))
         self.next = 0  # the first job of the given order that is not placed yet
+        self.following = 0  # the first such computation
         self.behind: list[list[int]] = [[] for _ in jobs]
         for i, job in enumerate(jobs):
             for j in job.needs:
                 self.behind[j].append(i)
-        self.idle = {i for i, job in enumerate(jobs) if not job.stream and self.behind[i]
+        self.idle = {i for i, job in enumerate(jobs) if not self.strict and not job.stream and self.behind[i]
                      and all(jobs[j].stream and not jobs[j].needs for j in job.needs)}  # fmt: skip
         self.left = [sum(j not in self.idle for j in job.needs) for job in jobs]
         self.wanted = [i not in self.idle for i in range(len(jobs))]
@@ -282,6 +292,10 @@ class _Lister:
         """The next computation to run, or None if none is ready."""
         if not self.ready:
             return None
+        if self.strict:
+            while self.placed[self.following] or self.jobs[self.following].stream:
+                self.following += 1
+            return heappop(self.ready)[1] if self.ready[0][1] == self.following else None
         looked: list[Entry] = []
         found = None
         while self.ready and len(looked) < LOOKED_AT and found is None:
