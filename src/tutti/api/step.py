@@ -245,6 +245,7 @@ class Step:
         self._versions = {name: p._version for name, p in params.items()}
         self._recipe, self._parked = recipe, {}
         self._recorder: Recorder | None = None
+        self._last: Executor | None = None  # of a training step
         homes: dict[str, int] = {}  # stages of a pipeline that keep the inputs
         devices_of: dict[str, int] = {}
         if chosen.stages:
@@ -313,7 +314,17 @@ class Step:
         HEARTBEAT.go(f"between steps {self.steps} and {self.steps + 1}")
         compat.mark_stepped(self.optimizer)
         self._observe(executor, f"step {self.steps}")
+        self._last = executor
         return loss
+
+    def grad_norm(self) -> torch.Tensor:
+        """The 2-norm of all gradients of the last step, before they were clipped: a 0-d tensor.
+
+        Every rank of a job must call it. Raises ValueError without `clip_norm`, and before the first step.
+        """
+        if self._last is None or self._config.clip_norm is None:
+            raise ValueError("the norm of the gradients is known after a step of tutti.parallelize(..., clip_norm=...)")
+        return self._last.told("grad_norm")
 
     def _observe(self, executor: Executor, what: str) -> None:
         """Take metrics of the last run; raise CheckFailed if a check of the model failed in it."""

@@ -22,7 +22,7 @@ from tutti.data import prefetch
 from tutti.data.loader import Loader
 from tutti.launch.launch import Interrupted
 from tutti.observe.phases import read_phases
-from tutti.train import command, trainer
+from tutti.train import command, run
 from tutti.train.config import Monitor
 from tutti.train.generate import stored_model
 from tutti.train.history import read, series
@@ -133,7 +133,7 @@ def test_batches_are_made_ahead_and_the_wait_for_them_is_told(tiny, monkeypatch)
 
     monkeypatch.setattr(prefetch, "perf_counter", clock)
     monkeypatch.setattr(Loader, "__call__", slow)
-    monkeypatch.setattr(trainer.Trainer, "_evaluate", lambda trainer: 5.0)  # it has batches of its own
+    monkeypatch.setattr(run.Run, "_evaluate", lambda self: 5.0)  # it has batches of its own
     command.run(tiny)
     lines = [line for line in read(command.Path(tiny.out)) if "data_seconds" in line]
     assert made == list(range(8)) and [line["step"] for line in lines] == list(range(1, 9))
@@ -146,7 +146,7 @@ def test_a_finished_run_says_so_and_trains_no_more(tiny, capsys, monkeypatch):
     command.run(tiny)
     before = losses(tiny)
     capsys.readouterr()
-    monkeypatch.setattr(trainer, "train", None)
+    monkeypatch.setattr(run, "train", None)
     command.run(tiny)
     out = capsys.readouterr().out
     assert "all 8 steps are done; more need a larger schedule.steps" in out and "report.html" in out
@@ -156,19 +156,19 @@ def test_a_finished_run_says_so_and_trains_no_more(tiny, capsys, monkeypatch):
 
 def test_an_interrupted_run_saves_and_continues_bit_for_bit(tiny, but, tmp_path, monkeypatch, capsys):
     command.run(tiny)
-    other, real = but(out=str(tmp_path / "other")), trainer.Trainer._advance
+    other, real = but(out=str(tmp_path / "other")), run.Run._advance
 
     def interrupted(self, rate):
         if self.done == 4:
             os.kill(os.getpid(), signal.SIGTERM)
         return real(self, rate)
 
-    monkeypatch.setattr(trainer.Trainer, "_advance", interrupted)
+    monkeypatch.setattr(run.Run, "_advance", interrupted)
     with pytest.raises(Interrupted, match="stopped by SIGTERM"):
         command.run(other)
     assert losses(other)[0] == [1, 2, 3, 4, 5]
     assert f"step 5  saved {other.out}/checkpoints/step-00000005" in capsys.readouterr().out
-    monkeypatch.setattr(trainer.Trainer, "_advance", real)
+    monkeypatch.setattr(run.Run, "_advance", real)
     command.run(other)
     assert "continuing after step 5" in capsys.readouterr().out
     assert losses(other) == losses(tiny)
@@ -241,7 +241,7 @@ def test_what_is_not_finite_is_left_out_as_often_as_it_may_be_and_then_named(but
 
 
 def test_a_folder_is_for_one_job_at_a_time(tiny):
-    with trainer._locked(command.Path(tiny.out)), pytest.raises(ValueError, match="is in use by another job"):
+    with run._locked(command.Path(tiny.out)), pytest.raises(ValueError, match="is in use by another job"):
         command.run(tiny)
 
 
