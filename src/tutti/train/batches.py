@@ -36,6 +36,9 @@ class Order:
         whole, rest = divmod(len(self.dataset), self.rows)
         return whole if self.args.dataloader_drop_last or not rest else whole + 1
 
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
     def __iter__(self) -> Iterator[list[int]]:
         order, first, self.first = self.order(), self.first, 0
         for i in range(first, len(self)):

@@ -40,7 +40,7 @@ class Objective:
         """Read what the loss depends on besides the batch."""
         trainer = self._trainer()
         held = vars(trainer) | {"global_step": trainer.state.global_step, "epoch": trainer.state.epoch}
-        self.read = {name: held[name] for name in self._names & held.keys() if isinstance(held[name], PLAIN)}
+        self.read.update({name: held[name] for name in self._names & held.keys() if isinstance(held[name], PLAIN)})
 
     def __call__(self, model: nn.Module, batch: Mapping[str, Any]) -> Any:
         trainer, inputs = self._trainer(), dict(batch)

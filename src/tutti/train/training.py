@@ -19,7 +19,7 @@ from transformers.trainer_utils import SaveStrategy, TrainOutput, has_length, se
 import tutti
 from tutti.train import checkpointing
 from tutti.train.arguments import option, rows_of_microbatch
-from tutti.train.batches import joined
+from tutti.train.batches import Order, joined
 from tutti.train.loss import items_of
 
 Plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
@@ -64,6 +64,7 @@ class Training:
         self._call("on_train_begin")
         if args.eval_on_start:
             trainer.evaluate(ignore_keys=list(self.ignored) or None)
+        self.skipped = self.first % self.updates if has_length(self.loader) else self.first
         for epoch in range(self.first // self.updates, self.epochs):
             self.epoch(epoch)
             if trainer.control.should_training_stop:
@@ -89,10 +90,9 @@ class Training:
 
     def epoch(self, epoch: int) -> None:
         """One pass over the data, or what is left of it."""
-        trainer, done = self.trainer, self.trainer.state.global_step
+        trainer, before = self.trainer, self.trainer.state.global_step
         self._call("on_epoch_begin")
-        stream, before = self.batches(epoch, done - epoch * self.updates), done
-        for batch, microbatches, seen in stream:
+        for batch, microbatches, seen in self.batches(epoch):
             self._call("on_step_begin")
             value = self.advance(batch, microbatches)
             trainer.state.global_step += 1
@@ -109,37 +109,34 @@ class Training:
         self._call("on_epoch_end")
         self.log_evaluate_save()
 
-    def batches(self, epoch: int, updates: int) -> Iterator[tuple[dict[str, Any], int, int]]:
+    def batches(self, epoch: int) -> Iterator[tuple[dict[str, Any], int, int]]:
         """Of each step left in an epoch: the batch, its microbatches, and those of the epoch so far."""
-        trainer, loader = self.trainer, self.loader
-        order, skipped = getattr(loader, "batch_sampler", None), updates * self.parts
+        loader, pads = self.loader, self.trainer._pads()
+        order = getattr(loader, "batch_sampler", None)
         for sampler in {id(x): x for x in (loader, order, getattr(loader, "dataset", None))}.values():
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)
-        jumps = hasattr(order, "first") and not self.args.ignore_data_skip
-        if hasattr(order, "epoch"):
-            order.epoch = epoch
-        if jumps:
-            order.first = skipped
+        seen = 0 if self.args.ignore_data_skip else self.skipped * self.parts
+        if isinstance(order, Order):
+            order.first = seen
         stream = iter(loader)
-        if not jumps and not self.args.ignore_data_skip:
-            for _ in islice(stream, skipped):
-                pass
+        if not isinstance(order, Order):
+            for _ in range(seen):
+                if next(stream, None) is None:  # a later pass over a stream
+                    stream = iter(loader)
+                    next(stream)
         if self.random is not None:
             _set_random(self.random)
-            self.random = None
-        seen = skipped
+        self.random, self.skipped = None, 0
         while parts := list(islice(stream, self.parts)):
             seen += len(parts)
-            most = max((x.shape[1] for part in parts for x in part.values() if _is_2d(x)), default=0)
-            batch = joined(parts, trainer._pads()) if len(parts) > 1 and most else joined(parts, {})
-            yield trainer._bucketed(batch), len(parts), seen
+            yield self.trainer._bucketed(joined(parts, pads)), len(parts), seen
 
     def advance(self, batch: dict[str, Any], microbatches: int) -> Tensor:
         """One optimizer step. Returns its loss."""
         trainer = self.trainer
-        counted = microbatches if len(next(iter(batch.values()))) % microbatches == 0 else 1
-        given = batch | items_of(batch, trainer.shifts_labels, counted)
+        divides = len(next(iter(batch.values()))) % self.parts == 0  # else the step takes the batch as a whole
+        given = batch | items_of(batch, trainer.shifts_labels, self.parts if divides else 1)
         trainer.objective.wanted = False
         trainer.objective.look()
         if trainer.step is None:
@@ -167,7 +164,7 @@ class Training:
                 plan=plan,
                 level=option(args, "level"),
                 clip_norm=args.max_grad_norm or None,
-                accumulate=self.parts,
+                accumulate=self.parts if len(next(iter(batch.values()))) % self.parts == 0 else 1,
                 seed=args.seed,
                 memory=option(args, "memory"),
                 recompute=recompute,
@@ -278,10 +275,6 @@ def _metric(metrics: Mapping[str, float], name: str) -> float:
         raise KeyError(f"metric_for_best_model is {name!r}, but the evaluation gave {', '.join(metrics)}: "
                        "compute_metrics must return it")  # fmt: skip
     return metrics[key]
-
-
-def _is_2d(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.ndim > 1
 
 
 def random_states() -> dict[str, Any]:
