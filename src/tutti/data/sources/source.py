@@ -77,4 +77,4 @@ def needed(module: str, package: str, what: str) -> Any:
     try:
         return import_module(module)
     except ImportError as e:
-        raise ImportError(f"{what} needs {package}; pip install 'tutti[data]'") from e
+        raise ImportError(f"{what} needs {package}; pip install {package!r}, or 'tutti[data]'") from e

@@ -18,6 +18,11 @@ TASKS = {
     "token-classification": "token_classification:TokenClassification",
     "multiple-choice": "multiple_choice:MultipleChoice",
     "question-answering": "question_answering:QuestionAnswering",
+    "image-classification": "image_classification:ImageClassification",
+    "masked-image": "masked_image:MaskedImage",
+    "contrastive": "contrastive:Contrastive",
+    "diffusion": "diffusion:Diffusion",
+    "speech-ctc": "speech_ctc:SpeechCTC",
 }
 """Name -> module and class, imported on first use."""
 
