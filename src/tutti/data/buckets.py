@@ -1,0 +1,98 @@
+"""Pad sequences to a few lengths, so that few shapes of a batch are ever compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+PADDED = {
+    "attention_mask": 0, "decoder_attention_mask": 0, "token_type_ids": 0, "special_tokens_mask": 1, "labels": -100,
+    "position_ids": 0, "decoder_position_ids": 0, "input_values": 0,
+}  # fmt: skip
+"""Padding values by entry. `input_ids` and `decoder_input_ids` take the padding token."""
+
+_IDS = {"input_ids", "decoder_input_ids"}
+
+
+def bucket_lengths(longest: int, parts: int = 8, shortest: int = 16) -> list[int]:
+    """Lengths in steps of an eighth of the power of two below: at most 1/8 of a sequence is padding.
+
+    longest: the last bucket.
+    parts: buckets between a power of two and the next.
+    shortest: the first bucket.
+
+    >>> bucket_lengths(64, parts=4)
+    [16, 20, 24, 28, 32, 40, 48, 56, 64]
+    """
+    lengths, power = [], 1 << (max(shortest, 1) - 1).bit_length()
+    while power < longest:
+        lengths += [power + power * i // parts for i in range(parts)]
+        power *= 2
+    return [*dict.fromkeys(n for n in lengths if n < longest), longest]
+
+
+def pad_to_bucket(
+    batch: Mapping[str, Any],
+    lengths: Sequence[int] | None = None,
+    *,
+    pad_id: int = 0,
+    longest: int | None = None,
+    values: Mapping[str, float] | None = None,
+    side: str = "right",
+) -> dict[str, Any]:
+    """Pad the sequence dims of a batch to the next bucket.
+
+    batch: tensors by name. The sequence dim is the last one of `input_ids`, `attention_mask`, `token_type_ids`,
+        `position_ids`, `labels` and their `decoder_` forms (and of `input_values`); a mask of 4 dims is padded in its
+        last two. Entries that share the length of `input_ids` go to its bucket; the decoder's entries, and labels of
+        another length, go to a bucket of their own. Other entries are unchanged.
+    lengths: the buckets, ascending; by default `bucket_lengths(longest)`.
+    pad_id: the padding token.
+    longest: the model's maximum length. By default a bucket is made for any length.
+    values: padding values of further entries, by name.
+    side: "right" or "left".
+
+    A missing attention mask is added if `input_ids` is padded, and `decoder_attention_mask` likewise. Labels with one
+    value per row (no sequence dim) are unchanged. Raises ValueError if a sequence is longer than the last bucket.
+    """
+    if side not in ("right", "left"):
+        raise ValueError(f"side is {side!r}; it must be 'right' or 'left'")
+    fills = {**PADDED, **dict.fromkeys(_IDS, pad_id), **(values or {})}
+    made = dict(batch)
+    groups: dict[int, list[str]] = {}
+    for name, x in made.items():
+        if name in fills and isinstance(x, torch.Tensor) and x.ndim >= 2:
+            groups.setdefault(x.shape[-1], []).append(name)
+    for length, names in groups.items():
+        target = _bucket(length, lengths, longest)
+        if target == length:
+            continue
+        for ids, mask in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
+            if ids in names and mask not in made:
+                made[mask] = torch.ones_like(made[ids])
+                names = [*names, mask]
+        for name in names:
+            made[name] = _padded(made[name], target - length, fills[name], side)
+    return made
+
+
+def _bucket(length: int, lengths: Sequence[int] | None, longest: int | None) -> int:
+    if lengths is None:
+        limit = longest if longest is not None else 1 << max(4, (length - 1).bit_length())
+        lengths = bucket_lengths(limit)
+    found = next((n for n in lengths if n >= length), None)
+    if found is None:
+        raise ValueError(
+            f"a sequence of {length} is longer than the last bucket, {lengths[-1]}; truncate it or add a bucket"
+        )
+    return found
+
+
+def _padded(x: torch.Tensor, more: int, value: float, side: str) -> torch.Tensor:
+    pads = (0, more) if side == "right" else (more, 0)
+    if x.ndim == 4:  # (batch, heads, queries, keys)
+        pads = pads * 2
+    return F.pad(x, pads, value=bool(value) if x.dtype == torch.bool else value)

@@ -1,0 +1,273 @@
+"""Batches of samples in an order that any number of readers share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tutti.data.ahead import Ahead
+from tutti.data.cursor import Cursor
+from tutti.data.mixture import Mixture
+from tutti.data.order import Order
+from tutti.data.rows import SAMPLE, BadRow, name_of
+from tutti.data.sources.source import StreamingSource
+
+MEGABYTE = 2**20
+WINDOW = 1000
+REPLACED = 100  # rows after a bad one that are tried in its place
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A sample: row `place` of source `source`, or, of a streaming source, the row itself and its name."""
+
+    sample: int
+    source: int
+    place: int = 0
+    row: dict[str, Any] | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """A batch to make: the items, those of this part among them, and the stream's state after it."""
+
+    items: tuple[_Item, ...]
+    first: int
+    stop: int
+    state: dict[str, Any]
+    bad: tuple[str, ...]
+
+
+class Stream:
+    """An endless iterator over batches of samples; its state is the number of samples consumed.
+
+    source: a source or whatever `open_source` takes, or a `Mixture`.
+    batch: samples of a global batch, of all parts together.
+    seed: the seed of the order.
+    part, parts: this reader's part: rows [batch * part // parts, batch * (part + 1) // parts) of each global batch.
+        The global order does not depend on the number of parts, so a stream resumes with another number.
+    shuffle: "rows"; "blocks" for sources that are read in blocks (`Order`); or None.
+    epochs: end after so many epochs, the last batch being smaller; None: go on with the next epoch. A mixture has no
+        epochs.
+    transform: row -> feature, called for the rows of this part only.
+    collate: list of features -> batch; None: batches are lists.
+    on_bad: "raise", or "skip": a row that cannot be read or transformed is replaced by the one after it in its source
+        (of a streaming source, in its batch), counted in `bad_rows`, and its error kept in `bad`.
+    workers: processes that read, transform and collate; 0: a thread.
+    ahead: bytes of batches that may wait, in MiB; 0: make each batch when it is requested.
+    window: rows of a streaming source that are shuffled together.
+
+    Each row has the key `sample_index`: its position in the stream, which goes on over epochs. Draws of a task's
+    collator are functions of it.
+
+    Rows of sources with random access are read by the part that needs them. A streaming source is scanned by all
+    parts, since only its rows say where its shards end; a part transforms only its own rows.
+
+    >>> stream = Stream([{"x": i} for i in range(4)], batch=2, shuffle=None)
+    >>> [row["x"] for row in next(stream)], stream.state_dict()
+    ([0, 1], {'samples': 2, 'seed': 0, 'streams': {}})
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        batch: int,
+        seed: int = 0,
+        part: int = 0,
+        parts: int = 1,
+        *,
+        shuffle: str | None = "rows",
+        epochs: int | None = None,
+        transform: Callable[[dict[str, Any]], Any] | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        on_bad: str = "raise",
+        workers: int = 0,
+        ahead: float = 64,
+        window: int = WINDOW,
+    ):
+        if batch < 1 or window < 1:
+            raise ValueError(f"batch is {batch} and window {window}; both must be at least 1")
+        if not 0 <= part < parts:
+            raise ValueError(f"part is {part} of {parts} parts; it must be in [0, {parts})")
+        if parts > batch:
+            raise ValueError(f"a batch of {batch} has no rows for some of {parts} parts; make it larger")
+        if on_bad not in ("raise", "skip"):
+            raise ValueError(f"on_bad is {on_bad!r}; it must be 'raise' or 'skip'")
+        if epochs is not None and (epochs < 1 or isinstance(source, Mixture)):
+            raise ValueError(f"epochs is {epochs}; it must be at least 1, and a mixture has none")
+        self.mixture = source if isinstance(source, Mixture) else Mixture([(source, 1.0)])
+        self.batch, self.seed, self.part, self.parts = batch, seed, part, parts
+        self.shuffle, self.epochs, self.on_bad, self.window = shuffle, epochs, on_bad, window
+        self.workers, self.ahead = workers, int(ahead * MEGABYTE)
+        self.samples = 0  # consumed, of all parts together
+        self.bad_rows, self.bad = 0, []
+        self._streams: dict[str, dict[str, int]] = {}
+        self._ahead: Ahead | None = None
+        self._orders = [
+            None if isinstance(s, StreamingSource)
+            else Order(len(s), (seed, 2, i), self._shuffle_of(s), getattr(s, "blocks", None))
+            for i, s in enumerate(self.mixture.sources)
+        ]  # fmt: skip
+        self._make = _Make(self.mixture.sources, transform, collate, on_bad)
+
+    def _shuffle_of(self, source: Any) -> str | None:
+        """In a mixture, "blocks" is for the sources that have them."""
+        lone = len(self.mixture.sources) == 1
+        has = getattr(source, "blocks", None) is not None
+        return "rows" if self.shuffle == "blocks" and not has and not lone else self.shuffle
+
+    # -- iteration -----------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Any:
+        if self._ahead is None:
+            self._ahead = Ahead(self._units(), self._make, self.ahead, self.workers)
+        try:
+            batch, bad = next(self._ahead)
+        except BaseException:
+            self.close()
+            raise
+        unit: Any = self._ahead.unit
+        self.samples, self._streams = unit.state["samples"], unit.state["streams"]
+        for error in (*unit.bad, *bad):
+            self.bad_rows += 1
+            self.bad.append(error)
+        return batch
+
+    def _units(self) -> Iterator[_Unit]:
+        """The batches from the present state on."""
+        found: list[str] = []
+        cursors = self._cursors(found)
+        at = self.samples
+        while True:
+            items = self._items(at, cursors)
+            if not items:
+                return
+            count = len(items)
+            first, stop = (count * p // self.parts for p in (self.part, self.part + 1))
+            if not cursors:
+                items, first, stop = items[first:stop], 0, stop - first
+            at += count
+            state = {"samples": at, "streams": {str(i): c.state() for i, c in cursors.items()}}
+            yield _Unit(tuple(items), first, stop, state, tuple(found))
+            found.clear()
+
+    def _items(self, at: int, cursors: dict[int, Cursor]) -> list[_Item]:
+        """The samples of the global batch that begins at `at`; fewer at the end of the last epoch."""
+        samples = np.arange(at, at + self.batch)
+        if self.epochs is not None and not cursors:
+            samples = samples[samples < self.epochs * len(self.mixture.sources[0])]
+        numbers, ranks = self.mixture.places(self.seed, samples)
+        if len(self.mixture.sources) == 1:
+            ranks = samples
+        rows = np.zeros(len(samples), np.int64)
+        for source, order in enumerate(self._orders):
+            here = numbers == source
+            if order is not None and here.any():
+                rows[here] = order.rows(ranks[here])
+        items = []
+        for sample, source, row in zip(samples.tolist(), numbers.tolist(), rows.tolist(), strict=True):
+            if source in cursors:
+                if self.epochs is not None and cursors[source].epoch >= self.epochs:
+                    break
+                content, name = cursors[source].next()
+                items.append(_Item(sample, source, row=content, name=name))
+            else:
+                items.append(_Item(sample, source, row))
+        return items
+
+    def _cursors(self, found: list[str]) -> dict[int, Cursor]:
+        def bad(error: BadRow) -> None:
+            if self.on_bad == "raise":
+                raise error
+            found.append(str(error))
+
+        made = {
+            i: Cursor(s, (self.seed, 2, i), self.shuffle, self.window, bad)
+            for i, s in enumerate(self.mixture.sources)
+            if isinstance(s, StreamingSource)
+        }
+        for i, cursor in made.items():
+            if str(i) in self._streams:
+                cursor.load(self._streams[str(i)])
+        return made
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state after the last batch that was returned, the same on all parts; it can be saved as JSON."""
+        return {"samples": self.samples, "seed": self.seed, "streams": self._streams}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue after the batch of a `state_dict`, with any number of parts and any batch size.
+
+        Raises ValueError if the state is of another seed or other sources.
+        """
+        if state["seed"] != self.seed:
+            raise ValueError(f"the state is of a stream with seed {state['seed']}, this one has {self.seed}")
+        streamed = {str(i) for i, order in enumerate(self._orders) if order is None}
+        if state["streams"] and set(state["streams"]) != streamed:
+            raise ValueError("the state is of a stream over other sources; open those it was saved with")
+        self.close()
+        self.samples, self._streams = state["samples"], dict(state["streams"])
+
+    def close(self) -> None:
+        """End workers and drop what was read ahead. The stream can go on afterwards."""
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class _Make:
+    """Makes the batch of a unit: (batch, errors of bad rows)."""
+
+    sources: tuple[Any, ...]
+    transform: Callable[[dict[str, Any]], Any] | None
+    collate: Callable[[list[Any]], Any] | None
+    on_bad: str
+
+    def __call__(self, unit: _Unit) -> tuple[Any, list[str]]:
+        bad: list[str] = []
+        features = [self.feature(unit, i, bad) for i in range(unit.first, unit.stop)]
+        return features if self.collate is None else self.collate(features), bad
+
+    def feature(self, unit: _Unit, i: int, bad: list[str]) -> Any:
+        """The feature of item `i`, or, if it is bad and such are skipped, of the row after it."""
+        item = unit.items[i]
+        count = len(unit.items) if item.row is not None else len(self.sources[item.source])
+        last: Exception | None = None
+        for more in range(min(count, REPLACED)):
+            try:
+                if item.row is None:
+                    place = (item.place + more) % count
+                    name = name_of(self.sources[item.source], place)
+                    row = self.sources[item.source][place]
+                else:
+                    other = unit.items[(i + more) % count]
+                    if other.row is None:
+                        continue
+                    name, row = other.name, other.row
+                row = {**row, SAMPLE: item.sample}
+                return row if self.transform is None else self.transform(row)
+            except BadRow as error:
+                last = error
+            except Exception as error:
+                last = BadRow(f"{name}: {type(error).__name__}: {error}; correct the row, or read with on_bad='skip'")
+                last.__cause__ = error
+            if self.on_bad == "raise":
+                raise last
+            bad.append(str(last))
+        raise ValueError(f"{REPLACED} rows in a row are bad; the last: {last}")

@@ -1,0 +1,97 @@
+"""Causal language modelling: predict each token from those before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from tutti.data.packs import Packs, packed_batch
+from tutti.data.rows import Mapped, column
+from tutti.data.windows import Windows
+from tutti.train.tasks.scores import next_token_scores
+from tutti.train.tasks.task import Task, check_length, length_of, pad_id, padded
+from tutti.train.tasks.text import stacked, token_ids, with_mask
+
+LAYOUTS = ("windows", "packed", "padded")
+
+
+@dataclass(frozen=True)
+class CausalLM(Task):
+    """Causal language modelling of a text column.
+
+    text: column of texts. Rows that have `input_ids` instead are used as they are.
+    length: tokens in a sequence; by default the tokenizer's `model_max_length`.
+    layout: "windows": texts, each with an end-of-text token, follow one another and are cut into windows; attention
+        crosses texts. "packed": whole texts share a row without attention or loss between them; longer texts are
+        cut. "padded": one text a row, cut at `length` and padded.
+    attention: how packed rows keep texts apart: "mask" or "positions" (`tutti.data.packed_batch`).
+    window: texts among which packing looks for a fit.
+    buckets: lengths to which padded batches are padded (`tutti.data.bucket_lengths`); None: the longest of the batch.
+    """
+
+    text: str = "text"
+    length: int | None = None
+    layout: str = "windows"
+    attention: str = "mask"
+    window: int = 1024
+    buckets: Sequence[int] | None = None
+
+    name = "causal-lm"
+    model_class = "AutoModelForCausalLM"
+
+    def __post_init__(self) -> None:
+        if self.layout not in LAYOUTS:
+            raise ValueError(f"layout is {self.layout!r}; it must be one of {', '.join(LAYOUTS)}")
+
+    def _check_rows(self, rows: Any) -> None:
+        super()._check_rows(rows)
+        if not {"input_ids", "sequences"} & set(rows[0]):
+            column(rows[0], self.text, f"{self.name}: the dataset")
+
+    def _prepared(self, rows: Any, processor: Any) -> Any:
+        if "input_ids" in rows[0]:
+            return rows
+        length = length_of(self.length, processor)
+        if self.layout == "padded":
+            return Mapped(rows, _Cut(self, processor, length))
+        ids = token_ids(processor, (rows[i][self.text] for i in range(len(rows))), end=True)
+        if self.layout == "windows":
+            return Windows(np.concatenate([np.asarray(row, np.int32) for row in ids]), length)
+        pieces = [row[at : at + length] for row in ids for at in range(0, len(row), length)]
+        return Packs([{"input_ids": piece} for piece in pieces], length, self.window)
+
+    def batch(self, features, processor):
+        if "sequences" in features[0]:
+            return packed_batch(
+                features, length_of(self.length, processor), pad_id=pad_id(processor), attention=self.attention
+            )
+        rows = [list(f["input_ids"]) for f in features]
+        labels = [list(f["labels"]) if "labels" in f else row for f, row in zip(features, rows, strict=True)]
+        side = getattr(processor, "padding_side", "right")
+        if self.layout == "windows" and len({len(row) for row in rows}) == 1:
+            return {"input_ids": stacked(rows, 0), "labels": stacked(labels, -100)}
+        made = {**with_mask(rows, processor), "labels": stacked(labels, -100, side)}
+        return padded(made, processor, self.buckets)
+
+    def metrics(self, prediction: Any) -> dict[str, float]:
+        """`accuracy` of the next token; `perplexity` if the predictions are logits."""
+        return next_token_scores(prediction, shift=1)
+
+    def check(self, model: nn.Module, processor: Any, dataset: Any) -> None:
+        super().check(model, processor, dataset)
+        check_length(self.length, model, processor)
+
+
+@dataclass(frozen=True)
+class _Cut:
+    task: CausalLM
+    processor: Any
+    length: int
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        ids = next(token_ids(self.processor, iter([row[self.task.text]]), end=True))
+        return {"input_ids": ids[: self.length]}

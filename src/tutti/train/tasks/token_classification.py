@@ -1,0 +1,73 @@
+"""A label for each word: named entities, parts of speech."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tutti.train.tasks.scores import IGNORED, arrays, class_scores
+from tutti.train.tasks.task import Task, check_class_labels, check_length, classes_of, length_of, padded, without_index
+
+
+@dataclass(frozen=True)
+class TokenClassification(Task):
+    """One label for each word. The first token of a word has its label, the others and special tokens have -100.
+
+    words: column of lists of words.
+    labels: column of lists of integers, as long.
+    all_tokens: whether the other tokens of a word have its label too.
+    length: longest sequence; by default the tokenizer's `model_max_length`.
+    buckets: lengths to which batches are padded; None: the longest of the batch.
+
+    It needs a fast tokenizer, which knows the words of its tokens.
+    """
+
+    words: str = "tokens"
+    labels: str = "labels"
+    all_tokens: bool = False
+    length: int | None = None
+    buckets: Sequence[int] | None = None
+
+    name = "token-classification"
+    model_class = "AutoModelForTokenClassification"
+
+    def columns(self):
+        return self.words, self.labels
+
+    def feature(self, row, processor):
+        words, labels = row[self.words], row[self.labels]
+        if len(words) != len(labels):
+            raise ValueError(f"{len(words)} words with {len(labels)} labels; there must be one for each")
+        if not processor.is_fast:
+            raise ValueError("token-classification needs a fast tokenizer, which knows the words of its tokens")
+        encoded = processor(
+            words, is_split_into_words=True, truncation=True, max_length=length_of(self.length, processor)
+        )
+        made, before = [], None
+        for word in encoded.word_ids():
+            known = word is not None and (word != before or self.all_tokens)
+            made.append(labels[word] if known else IGNORED)
+            before = word
+        return {**encoded, "labels": made}
+
+    def batch(self, features, processor):
+        from transformers import DataCollatorForTokenClassification
+
+        made = DataCollatorForTokenClassification(processor, return_tensors="pt")(without_index(features))
+        return padded(made, processor, self.buckets)
+
+    def metrics(self, prediction: Any) -> dict[str, float]:
+        """`accuracy` and `f1` (mean over classes) of the tokens that have a label."""
+        made, labels = arrays(prediction)
+        if made.ndim == labels.ndim + 1:
+            made = made.argmax(-1)
+        counted = labels != IGNORED
+        return class_scores(made[counted], labels[counted]) if counted.any() else {}
+
+    def check(self, model, processor, dataset) -> None:
+        super().check(model, processor, dataset)
+        check_length(self.length, model, processor)
+
+    def _check_labels(self, model, rows) -> None:
+        check_class_labels(rows, self.labels, classes_of(model), ignored=IGNORED)

@@ -1,0 +1,58 @@
+import pytest
+import torch
+
+from tutti.data import bucket_lengths, pad_to_bucket
+
+
+def test_lengths_are_eighths_of_a_power_of_two():
+    assert bucket_lengths(32) == [16, 18, 20, 22, 24, 26, 28, 30, 32]
+    assert bucket_lengths(70)[-3:] == [60, 64, 70] and len(bucket_lengths(8192)) == 8 * 9 + 1
+
+
+@pytest.mark.parametrize("length", range(17, 300, 7))
+def test_at_most_an_eighth_is_padding(length):
+    made = pad_to_bucket({"input_ids": torch.ones(1, length, dtype=torch.long)})["input_ids"].shape[1]
+    assert length <= made <= length * 9 / 8
+
+
+def test_each_entry_has_its_value():
+    ones = torch.ones(2, 5, dtype=torch.long)
+    batch = {
+        "input_ids": ones, "attention_mask": ones, "token_type_ids": ones, "special_tokens_mask": ones,
+        "labels": torch.ones(2, 3, dtype=torch.long), "decoder_input_ids": torch.ones(2, 3, dtype=torch.long),
+        "decoder_attention_mask": torch.ones(2, 3, dtype=torch.long),
+    }  # fmt: skip
+    made = pad_to_bucket(batch, (4, 8), pad_id=9)
+    assert {name: x[0].tolist() for name, x in made.items()} == {
+        "input_ids": [1] * 5 + [9] * 3, "attention_mask": [1] * 5 + [0] * 3, "token_type_ids": [1] * 5 + [0] * 3,
+        "special_tokens_mask": [1] * 8, "labels": [1, 1, 1, -100], "decoder_input_ids": [1, 1, 1, 9],
+        "decoder_attention_mask": [1, 1, 1, 0],
+    }  # fmt: skip
+
+
+def test_a_mask_that_is_missing_is_made():
+    made = pad_to_bucket({"input_ids": torch.full((1, 3), 5)}, (4,), pad_id=0)
+    assert made["attention_mask"].tolist() == [[1, 1, 1, 0]]
+
+
+def test_a_mask_of_four_dims_is_padded_in_two():
+    ids, mask = torch.ones(2, 3, dtype=torch.long), torch.ones(2, 1, 3, 3, dtype=torch.bool)
+    made = pad_to_bucket({"input_ids": ids, "attention_mask": mask}, (4,))["attention_mask"]
+    assert made.shape == (2, 1, 4, 4) and made.dtype == torch.bool and made.sum() == 2 * 9
+
+
+def test_labels_of_rows_and_other_entries_are_unchanged():
+    batch = {"input_ids": torch.ones(2, 3, dtype=torch.long), "labels": torch.tensor([0, 1]),
+             "pixel_values": torch.zeros(2, 3, 5, 5)}  # fmt: skip
+    made = pad_to_bucket(batch, (8,))
+    assert made["labels"] is batch["labels"] and made["pixel_values"] is batch["pixel_values"]
+
+
+def test_the_left_side():
+    made = pad_to_bucket({"input_ids": torch.full((1, 2), 5)}, (4,), pad_id=7, side="left")
+    assert made["input_ids"].tolist() == [[7, 7, 5, 5]]
+
+
+def test_too_long_a_sequence_is_an_error():
+    with pytest.raises(ValueError, match="a sequence of 9 is longer than the last bucket, 8"):
+        pad_to_bucket({"input_ids": torch.ones(1, 9, dtype=torch.long)}, (4, 8))
