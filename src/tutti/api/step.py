@@ -558,7 +558,7 @@ class Step:
         update = self.steps - self.skipped + 1
         numbers = {"step": torch.tensor(update), "seed": torch.tensor(self.seed + (draw << 32))}
         numbers |= {
-            f"lr:{i}": torch.tensor(float(g["lr"]), dtype=torch.float64)
+            f"lr:{i}": torch.tensor(optimizers.rate_of(g), dtype=torch.float64)
             for i, g in enumerate(self.optimizer.param_groups)
         }
         numbers |= {key: torch.tensor(update - self._behind[names[0]]) for key, names in graph.counts.items()}
