@@ -76,7 +76,12 @@ NAMES = {
 }
 
 
+PACKAGES = ("optim",)  # public packages, imported on first use
+
+
 def __getattr__(name: str) -> Any:
+    if name in PACKAGES:
+        return import_module(f"tutti.{name}")
     if name not in NAMES:
         raise AttributeError(f"module 'tutti' has no attribute {name!r}")
     value = getattr(import_module(NAMES[name]), name)
@@ -85,4 +90,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(NAMES)
+    return sorted((*NAMES, *PACKAGES))
