@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 END_OF_TEXT = "<|endoftext|>"
@@ -37,6 +37,28 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
         pad_token=END_OF_TEXT,
         clean_up_tokenization_spaces=False,
     )
+
+
+def train_wordpiece(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """Learn at most `vocab_size` word pieces (Schuster and Nakajima 2012) of lower-case text, with BERT's special tokens.
+
+    A text becomes `[CLS] text [SEP]`, a pair `[CLS] a [SEP] b [SEP]` with token types 0 and 1.
+    """
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    pieces = Tokenizer(models.WordPiece(unk_token="[UNK]"))  # pyright: ignore[reportCallIssue]
+    pieces.normalizer = normalizers.BertNormalizer(lowercase=True)
+    pieces.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    pieces.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=names, show_progress=False)
+    pieces.train_from_iterator(texts, trainer)
+    pieces.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    pad, unknown, first, between, mask = names
+    return PreTrainedTokenizerFast(
+        tokenizer_object=pieces, pad_token=pad, unk_token=unknown, cls_token=first, sep_token=between, mask_token=mask,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    )  # fmt: skip
 
 
 def load_tokenizer(folder: Path, seq: int | None = None) -> PreTrainedTokenizerFast:

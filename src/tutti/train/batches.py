@@ -146,11 +146,12 @@ def joined(parts: Sequence[Mapping[str, Any]], pads: Mapping[str, int]) -> dict[
     return batch
 
 
-def bucketed(batch: Mapping[str, Any], pads: Mapping[str, int], most: int | None) -> dict[str, Any]:
+def bucketed(batch: Mapping[str, Any], pads: Mapping[str, int], most: int | None,
+             two_sequences: bool) -> dict[str, Any]:  # fmt: skip
     """Pad token sequences to one of a few lengths, so that few shapes are compiled.
 
-    Only entries beside a mask that tells padding are padded: those as long as `attention_mask`, and the labels of an
-    encoder-decoder model. most: no sequence is padded beyond this length.
+    Only entries beside a mask that tells padding are padded: those as long as `attention_mask`, and those of the decoder.
+    most: no sequence is padded beyond this length. two_sequences: the model has an encoder and a decoder.
     """
     mask = batch.get("attention_mask")
     if not isinstance(mask, torch.Tensor) or mask.ndim != 2:
@@ -159,10 +160,7 @@ def bucketed(batch: Mapping[str, Any], pads: Mapping[str, int], most: int | None
     tensors = [x for x in batch.values() if isinstance(x, torch.Tensor)]
     if any(x.is_floating_point() and x.ndim > 1 and x.shape[1] == length for x in tensors):  # sound, not tokens
         return made
-    labels = batch.get("labels")
-    others = {"labels", "decoder_input_ids", "decoder_attention_mask"} if "decoder_input_ids" in batch else set()
-    if isinstance(labels, torch.Tensor) and labels.ndim == 2 and labels.shape[1] != length:
-        others |= {"labels"}
+    others = {"labels", "decoder_input_ids", "decoder_attention_mask"} if two_sequences else set()
     for key, x in batch.items():
         if isinstance(x, torch.Tensor) and x.ndim == 2 and (key in others or x.shape[1] == length):
             target = bucket(x.shape[1])

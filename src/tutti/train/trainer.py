@@ -187,8 +187,9 @@ class Trainer:
         return {"input_ids": pad or 0, "decoder_input_ids": pad or 0}
 
     def _bucketed(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        most = getattr(getattr(self.model, "config", None), "max_position_embeddings", None)
-        return batches.bucketed(batch, self._pads(), most)
+        config = getattr(self.model, "config", None)
+        most, two = getattr(config, "max_position_embeddings", None), getattr(config, "is_encoder_decoder", False)
+        return batches.bucketed(batch, self._pads(), most, two)
 
     # -- optimizer, schedule and loss --------------------------------------------------------------------------------
 
