@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import multiprocessing
 
 import pytest
 import torch
@@ -202,3 +203,65 @@ def test_blocks_of_a_parquet_file_are_read_once(tmp_path):
     with Stream(source, 10, shuffle="blocks", ahead=0) as stream:
         flat = [row["x"] for _ in range(20) for row in next(stream)]
     assert sorted(flat) == list(range(200)) and sorted(read) == list(range(20))
+
+
+def _write(folder, part, parts, batches, source):
+    """A reader in a process: appends the samples of each batch to a file, and then the state to another."""
+    with Stream(_of_files(source), 12, 3, part, parts, window=20) as stream:
+        states = sorted((folder / "states").iterdir(), key=lambda p: int(p.stem))
+        if states:
+            stream.load_state_dict(json.loads(states[-1].read_text()))
+        while batches is None or stream.samples < batches * 12:
+            got = [[row["sample_index"], row["x"]] for row in next(stream)]
+            with open(folder / f"{stream.samples}-{part}-of-{parts}", "w") as file:
+                json.dump(got, file)
+            if part == 0:
+                scratch = folder / "scratch"
+                scratch.write_text(json.dumps(stream.state_dict()))
+                scratch.rename(folder / "states" / f"{stream.samples}.json")
+
+
+def _of_files(folder):
+    return Mixture({str(folder / "*.jsonl.gz"): 0.6, str(folder / "b.jsonl"): 0.4})
+
+
+@pytest.mark.starts
+def test_processes_that_are_killed_and_others_that_go_on(tmp_path):
+    """Two readers of a streaming, weighted mixture are killed in the middle of an epoch; three go on."""
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.mkdir(), (out / "states").mkdir(parents=True)
+    for name in ("a", "c", "d"):
+        with gzip.open(data / f"{name}.jsonl.gz", "wt") as file:
+            file.write("\n".join(json.dumps(row) for row in rows(name, 300)))
+    (data / "b.jsonl").write_text("\n".join(json.dumps(row) for row in rows("b", 500)))
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tutti.data.stream"])
+
+    def start(parts, batches):
+        made = [context.Process(target=_write, args=(out, p, parts, batches, data)) for p in range(parts)]
+        for process in made:
+            process.start()
+        return made
+
+    two = start(2, None)
+    while sum(1 for _ in (out / "states").iterdir()) < 5:
+        assert all(process.is_alive() for process in two)
+        two[0].join(0.01)
+    for process in two:
+        process.kill()
+        process.join()
+    newest = max(int(p.stem) for p in (out / "states").iterdir())
+    last = newest // 12 + 6
+    for process in start(3, last):
+        process.join()
+        assert process.exitcode == 0
+    with Stream(_of_files(data), 12, 3, window=20) as stream:
+        for k in range(1, last + 1):
+            parts = 2 if 12 * k <= newest else 3
+            files = [out / f"{12 * k}-{p}-of-{parts}" for p in range(parts)]
+            got = [row for file in files if file.exists() for row in json.loads(file.read_text())]
+            expected = [[row["sample_index"], row["x"]] for row in next(stream)]
+            if parts == 3 or files[1].exists():  # the second reader may have been behind when it was killed
+                assert got == expected
+            else:
+                assert got == expected[:6]

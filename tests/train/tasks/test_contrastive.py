@@ -34,7 +34,7 @@ def split(batch):
 def test_a_clip_learns(tokenizer, train):
     processor = SimpleNamespace(tokenizer=tokenizer, image_processor=None)
     losses = train(TASK, clip(tokenizer), colors(2), processor, batch=2, steps=20)
-    assert losses[0] > 0.4 and losses[-1] < 0.05
+    assert losses[0] > 0.4 and losses[-1] < 0.1
 
 
 def test_scores_are_within_batches():
