@@ -32,12 +32,12 @@ PATIENCE = 400  # seconds
 SLOW = """
 import sys, time
 from tutti import cli
-from tutti.train import trainer
-advance = trainer.Trainer._advance
+from tutti.train import run
+advance = run.Run._advance
 def slow(self, rate):
     time.sleep(0.5)
     return advance(self, rate)
-trainer.Trainer._advance = slow
+run.Run._advance = slow
 sys.exit(cli.main(["train", *sys.argv[1:]]))
 """
 

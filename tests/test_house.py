@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "tutti"
 ARROWS = runpy.run_path(str(ROOT / "docs" / "generate.py"))["arrows"]()  # as docs/design.md draws them
 ORDER = (
-    "compat", "nn", "models", "ir", "ops", "tracing", "hardware", "plan", "launch", "lower", "analysis", "compile",
-    "sim", "exec", "observe", "checkpoint", "api", "data", "check", "train", "cli",
+    "compat", "nn", "models", "ir", "ops", "tracing", "optim", "hardware", "plan", "launch", "lower", "analysis",
+    "compile", "sim", "exec", "observe", "checkpoint", "api", "data", "check", "train", "cli",
 )  # fmt: skip
 APART = {  # packages that know nothing of parallelism
     "nn": {"compat"}, "models": {"nn"}, "data": set(), "sim": set(ORDER) - {"exec"},

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from tutti.tracing.optimizers import register_optimizer as register_optimizer
     from tutti.tracing.pattern_table import register_pattern as register_pattern
     from tutti.tracing.patterns import Pattern as Pattern
+    from tutti.train.arguments import TrainingArguments as TrainingArguments
+    from tutti.train.trainer import Trainer as Trainer
 
 # Public name -> its module, imported on first use: `tutti --help` need not wait for torch.
 NAMES = {
@@ -49,6 +51,8 @@ NAMES = {
     "Step": "tutti.api.step",
     "Store": "tutti.api.store",
     "StepGraph": "tutti.ir.step_graph",
+    "Trainer": "tutti.train.trainer",
+    "TrainingArguments": "tutti.train.arguments",
     "Watchdog": "tutti.launch.watchdog",
     "capture": "tutti.tracing.capture",
     "cond": "tutti.tracing.loop_capture",
@@ -72,7 +76,12 @@ NAMES = {
 }
 
 
+PACKAGES = ("optim",)  # public packages, imported on first use
+
+
 def __getattr__(name: str) -> Any:
+    if name in PACKAGES:
+        return import_module(f"tutti.{name}")
     if name not in NAMES:
         raise AttributeError(f"module 'tutti' has no attribute {name!r}")
     value = getattr(import_module(NAMES[name]), name)
@@ -81,4 +90,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(NAMES)
+    return sorted((*NAMES, *PACKAGES))

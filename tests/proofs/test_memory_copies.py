@@ -26,14 +26,14 @@ TRAIN = [
 # Runs `tutti train`; its last rank kills itself before step 6, once.
 KILLED = """
 import os, signal, sys
-from tutti.train import command, trainer
+from tutti.train import command, run
 from tutti.train.configfile import parse
-advance = trainer.Trainer._advance
+advance = run.Run._advance
 def killed(self, rate):
     if self.done == 6 and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         os.kill(os.getpid(), signal.SIGKILL)
     return advance(self, rate)
-trainer.Trainer._advance = killed
+run.Run._advance = killed
 command.run(parse(sys.argv[1:]))
 """
 

@@ -26,9 +26,9 @@ KILLED = """
 import os, signal, sys
 from tutti import cli
 from tutti.checkpoint import folder
-from tutti.train import trainer
+from tutti.train import run
 what, when = sys.argv[1], int(sys.argv[2])
-advance, to_disk = trainer.Trainer._advance, folder.to_disk
+advance, to_disk = run.Run._advance, folder.to_disk
 def killed_step(self, rate):
     if what == "step" and self.done == when:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -37,7 +37,7 @@ def killed_save(path):
     if what == "save" and path.name == "manifest.json" and f"{when:08d}" in str(path):
         os.kill(os.getpid(), signal.SIGKILL)
     to_disk(path)
-trainer.Trainer._advance, folder.to_disk = killed_step, killed_save
+run.Run._advance, folder.to_disk = killed_step, killed_save
 sys.exit(cli.main(["train", *sys.argv[3:]]))
 """
 

@@ -1,323 +1,339 @@
-"""Whole runs of a tiny model in this process."""
+"""`tutti.Trainer` against `transformers.Trainer`, and against itself under other plans and microbatches."""
 
-import errno
-import gc
-import itertools
-import os
-import re
-import signal
-import threading
-from dataclasses import replace
+from __future__ import annotations
+
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+import transformers
+from transformers import EarlyStoppingCallback, TrainerCallback
 
-from tutti.checkpoint import folder
-from tutti.checkpoint.checkpoints import SaveError
-from tutti.checkpoint.reader import CheckpointReader
-from tutti.cli import main
-from tutti.data import prefetch
-from tutti.data.loader import Loader
-from tutti.launch.launch import Interrupted
-from tutti.observe.phases import read_phases
-from tutti.train import command, trainer
-from tutti.train.config import Monitor
-from tutti.train.generate import stored_model
-from tutti.train.history import read, series
-from tutti.train.memory import live_bytes
-from tutti.train.model import build_model, build_optimizer, model_config
-from tutti.train.prepare import prepare
-from tutti.train.progress import Display
-from tutti.train.schedule import learning_rate
+import tutti
+from tutti.train.batches import bucket
 
-DATA = "__0_0.distcp"  # the tensors of rank 0
+SEQ, WORDS = 16, 40
 
 
-def losses(config):
-    return series(read(command.Path(config.out)), "loss")
+def llama():
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=WORDS, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+            num_key_value_heads=2, max_position_embeddings=64, pad_token_id=0,
+        )
+    )  # fmt: skip
 
 
-def eager_losses(config):
-    """The same run as a plain loop over transformers and torch."""
-    prepared = prepare(config, Display(silent=True))
-    loader = Loader(prepared.train.open(), config.batch.size, config.batch.seq, config.seed)
-    model = build_model(model_config(config.model, 300, config.batch.seq), config.seed, torch.float32)
-    optimizer = build_optimizer(model, config.optimizer)
-    out = []
-    for step in range(config.schedule.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, config.optimizer.lr, config.schedule)
-        loss = model(**loader(step)).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_norm)
-        optimizer.step()
-        optimizer.zero_grad()
-        out.append(loss.item())
-    return out, model
+def bert():
+    return transformers.BertForMaskedLM(
+        transformers.BertConfig(
+            vocab_size=WORDS, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+            max_position_embeddings=64, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        )
+    )  # fmt: skip
 
 
-def test_a_run_gives_the_losses_of_a_plain_loop_and_a_model_that_transformers_loads(tiny, capsys):
-    command.run(tiny)
-    steps, values = losses(tiny)
-    expected, model = eager_losses(tiny)
-    assert steps == list(range(1, 9)) and values == pytest.approx(expected, rel=1e-5)
-    assert values[-1] < values[0]
-    out = capsys.readouterr().out
-    newest = f"{tiny.out}/checkpoints/step-00000008"
-    for text in ("read ", "tokenizer ", "plan ", f"step 8  saved {newest}", f"report      {tiny.out}/report.html"):
-        assert text in out
-    loaded = AutoModelForCausalLM.from_pretrained(f"{tiny.out}/model")
-    for name, tensor in model.state_dict().items():
-        torch.testing.assert_close(loaded.state_dict()[name], tensor, rtol=1e-4, atol=1e-6)
-    assert AutoTokenizer.from_pretrained(f"{tiny.out}/model").model_max_length == 16
-    kept = sorted(os.listdir(f"{tiny.out}/checkpoints"))
-    assert kept == ["step-00000006", "step-00000008"]
+def t5():
+    return transformers.T5ForConditionalGeneration(
+        transformers.T5Config(vocab_size=WORDS, d_model=16, d_ff=32, d_kv=8, num_layers=1, num_heads=2,
+                              dropout_rate=0.0, decoder_start_token_id=0, pad_token_id=0)
+    )  # fmt: skip
 
 
-@pytest.mark.slow
-def test_the_plan_of_a_run_is_for_dry_runs(tiny, capsys):
-    command.run(tiny)
-    size, seq, clip = (str(x) for x in (tiny.batch.size, tiny.batch.seq, tiny.optimizer.clip_norm))
-    assert main(["dryrun", f"{tiny.out}/plan.json", "--model", f"{tiny.out}/checkpoints/step-00000008", "--batch", size,
-                 "--seq", seq, "--dtype", "float32", "--clip-norm", clip]) == 0  # fmt: skip
-    assert "memory" in capsys.readouterr().out.split("saved ")[-1]
+def vit():
+    return transformers.ViTForImageClassification(
+        transformers.ViTConfig(image_size=8, patch_size=4, num_channels=1, hidden_size=16, intermediate_size=32,
+                               num_hidden_layers=1, num_attention_heads=2, num_labels=3)
+    )  # fmt: skip
 
 
-def test_held_out_losses_and_memory_are_measured(tiny):
-    gc.collect()
-    beside = live_bytes()  # what other tests have left
-    command.run(tiny)
-    lines = read(command.Path(tiny.out))
-    steps, values = series(lines, "held_out_loss")
-    assert steps == [0, 4, 8] and values[0] == pytest.approx(torch.log(torch.tensor(300.0)).item(), rel=0.01)
-    assert values[2] < values[1] < values[0]
-    ((step,), (peak,)) = series(lines, "peak_bytes")
-    parameters = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(
-        f"{tiny.out}/model").parameters())  # fmt: skip
-    assert step == 4 and 4 * 3 * parameters < peak < 4 * 3 * parameters + 5e6 + beside  # weights, moments, the rest
+def sentences(rows=22, seed=0):
+    """Rows of different lengths."""
+    draw = np.random.default_rng(seed)
+    return [draw.integers(1, WORDS, n).tolist() for n in draw.integers(SEQ // 2, SEQ + 1, rows)]
 
 
-def test_steps_are_recorded_and_their_phases_told(tiny, capsys):
-    command.run(replace(tiny, monitor=Monitor(every=2)))
-    assert f"tutti diagnose {tiny.out}" in capsys.readouterr().out
-    assert main(["diagnose", tiny.out]) == 0
-    out = capsys.readouterr().out
-    assert "3 recorded steps, 4 to 8, on 1 ranks" in out and "matmuls" in out
-    lines = read_phases(command.Path(tiny.out, "monitor"))[0]
-    assert [line["step"] for line in lines] == list(range(1, 9))
-    assert all(line["phases"]["step"] > 0 and line["peak_bytes"] > 1e6 for line in lines)
-    assert [line["step"] for line in lines if "evaluation" in line["phases"]] == [1, 4, 8]
-    assert {"tokens_per_second", "fraction_of_peak"} <= {key for line in read(command.Path(tiny.out)) for key in line}
-    assert os.listdir(f"{tiny.out}/tensorboard/rank-0")
+def pad(features):
+    """A collator that pads to the longest row, as those of transformers do."""
+    most = max(len(x["input_ids"]) for x in features)
+    made = {"input_ids": [], "attention_mask": [], "labels": []}
+    for x in features:
+        ids, labels = x["input_ids"], x["labels"]
+        gap = most - len(ids)
+        made["input_ids"].append(ids + [0] * gap)
+        made["attention_mask"].append([1] * len(ids) + [0] * gap)
+        made["labels"].append(labels + [-100] * (most - len(labels)))
+    return {key: torch.tensor(x) for key, x in made.items()}
 
 
-def test_batches_are_made_ahead_and_the_wait_for_them_is_told(tiny, monkeypatch):
-    """By a clock that goes on two seconds with each batch of training, none of which is made before it is asked for."""
-    now, asked, reads, made = [0.0], threading.Semaphore(0), itertools.count(), []
-
-    def clock():
-        value = now[0]
-        if next(reads) % 2 == 0:
-            asked.release()
-        return value
-
-    def slow(loader, step, make=Loader.__call__):
-        if threading.current_thread() is threading.main_thread():  # the example
-            return make(loader, step)
-        assert asked.acquire(timeout=60)
-        now[0] += 2.0
-        made.append(step)
-        return make(loader, step)
-
-    monkeypatch.setattr(prefetch, "perf_counter", clock)
-    monkeypatch.setattr(Loader, "__call__", slow)
-    monkeypatch.setattr(trainer.Trainer, "_evaluate", lambda trainer: 5.0)  # it has batches of its own
-    command.run(tiny)
-    lines = [line for line in read(command.Path(tiny.out)) if "data_seconds" in line]
-    assert made == list(range(8)) and [line["step"] for line in lines] == list(range(1, 9))
-    assert [line["data_seconds"] for line in lines] == [2.0] * 8
-    assert all(line["data_share"] == line["data_seconds"] / line["seconds"] for line in lines)
-    assert all(set(line["phases"]) >= {"data", "step"} for line in read_phases(command.Path(tiny.out, "monitor"))[0])
+def causal(rows=22):
+    return [{"input_ids": x, "labels": x} for x in sentences(rows)]
 
 
-def test_a_finished_run_says_so_and_trains_no_more(tiny, capsys, monkeypatch):
-    command.run(tiny)
-    before = losses(tiny)
-    capsys.readouterr()
-    monkeypatch.setattr(trainer, "train", None)
-    command.run(tiny)
-    out = capsys.readouterr().out
-    assert "all 8 steps are done; more need a larger schedule.steps" in out and "report.html" in out
-    assert re.search(r"held-out loss \d\.\d+ after 8 steps, on \d+ batches; on all held-out text: tutti eval ", out)
-    assert losses(tiny) == before
+def masked(rows=22):
+    draw = np.random.default_rng(1)
+    found = []
+    for x in sentences(rows):
+        chosen = draw.random(len(x)) < 0.4
+        chosen[0] = True
+        found.append({"input_ids": [3 if c else y for c, y in zip(chosen, x, strict=True)],
+                      "labels": [y if c else -100 for c, y in zip(chosen, x, strict=True)]})  # fmt: skip
+    return found
 
 
-def test_an_interrupted_run_saves_and_continues_bit_for_bit(tiny, but, tmp_path, monkeypatch, capsys):
-    command.run(tiny)
-    other, real = but(out=str(tmp_path / "other")), trainer.Trainer._advance
-
-    def interrupted(self, rate):
-        if self.done == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return real(self, rate)
-
-    monkeypatch.setattr(trainer.Trainer, "_advance", interrupted)
-    with pytest.raises(Interrupted, match="stopped by SIGTERM"):
-        command.run(other)
-    assert losses(other)[0] == [1, 2, 3, 4, 5]
-    assert f"step 5  saved {other.out}/checkpoints/step-00000005" in capsys.readouterr().out
-    monkeypatch.setattr(trainer.Trainer, "_advance", real)
-    command.run(other)
-    assert "continuing after step 5" in capsys.readouterr().out
-    assert losses(other) == losses(tiny)
-    ends = [CheckpointReader(Path(c.out, "checkpoints/step-00000008")) for c in (tiny, other)]
-    assert ends[0].tensors == ends[1].tensors
-    assert all(torch.equal(ends[0].whole(name), ends[1].whole(name)) for name in ends[0].tensors)
+def translated(rows=22):
+    return [{"input_ids": x, "labels": x[::-1][:6]} for x in sentences(rows)]
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_the_losses_are_the_same(tiny, monkeypatch, capsys):
-    command.run(tiny)
-    before = losses(tiny)
-    (Path(tiny.out) / "checkpoints/step-00000008" / DATA).write_bytes(b"half")
-    command.run(tiny)
-    out = capsys.readouterr().out
-    assert f"step-00000008 is not complete: {DATA} has 4 bytes" in out
-    assert "continuing after step 6" in out
-    assert losses(tiny) == before
+def images(rows=22):
+    draw = torch.Generator().manual_seed(0)
+    return [{"pixel_values": torch.randn(1, 8, 8, generator=draw), "labels": i % 3} for i in range(rows)]
 
 
-@pytest.fixture
-def full_disk(monkeypatch):
-    """`full_disk(4)`: there is no space while the checkpoint of step 4 is written."""
-    real = folder.to_disk
-
-    def at(*steps):
-        def full(path):
-            if any(f"{step:08d}" in str(path) for step in steps):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            real(path)
-
-        monkeypatch.setattr(folder, "to_disk", full)
-
-    return at
+CASES = {
+    "llama": (llama, causal, pad),
+    "bert": (bert, masked, pad),
+    "t5": (t5, translated, pad),
+    "vit": (vit, images, None),
+}
 
 
-def test_training_goes_on_when_the_disk_is_full_for_a_while(tiny, full_disk, capsys):
-    full_disk(4)
-    command.run(tiny)
-    out = capsys.readouterr().out
-    assert "could not save the checkpoint of step 4" in out and "No space left on device" in out
-    assert f"{tiny.out}/checkpoints/step-00000002 is intact; training continues" in out
-    assert losses(tiny)[0] == list(range(1, 9))
+def arguments(folder, kind=tutti.TrainingArguments, **options):
+    known = {"per_device_train_batch_size": 4, "learning_rate": 1e-2, "logging_steps": 1, "max_steps": 7,
+             "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True,
+             "warmup_steps": 2}  # fmt: skip
+    if kind is tutti.TrainingArguments:
+        known |= {"level": "O0", "plan": "dp"}
+    return kind(str(folder), **(known | options))
 
 
-def test_a_full_disk_at_the_end_is_an_error_and_nothing_is_lost(tiny, but, full_disk, tmp_path, monkeypatch):
-    full_disk(8)
-    with pytest.raises(SaveError, match=r"step 8 .*No space left.*step-00000006 is intact"):
-        command.run(tiny)
-    monkeypatch.undo()
-    command.run(tiny)
-    whole = but(out=str(tmp_path / "whole"))
-    command.run(whole)
-    assert losses(tiny) == losses(whole)
+def trained(folder, case="llama", whose=tutti.Trainer, kind=tutti.TrainingArguments, resume=None, more=None, **options):
+    make, data, collate = CASES[case]
+    torch.manual_seed(0)
+    given = {"train_dataset": data(), "eval_dataset": data()[:9], "data_collator": collate} | (more or {})
+    trainer = whose(make(), arguments(folder, kind, **options), **given)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
 
 
-def test_a_loss_that_is_not_a_number_ends_the_run_with_the_step(but):
-    with pytest.raises(ValueError, match=r"the loss of step \d is nan; the newest checkpoint is of step .* lower"):
-        command.run(but(optimizer={"lr": 1e30, "clip_norm": None, "max_nonfinite_steps": None}))
+def logged(trainer, *keys):
+    return [[line[key] for key in keys] for line in trainer.state.log_history if keys[0] in line]
 
 
-def test_what_is_not_finite_is_left_out_as_often_as_it_may_be_and_then_named(but, capsys):
-    broken = but(optimizer={"lr": 1e30, "clip_norm": None, "max_nonfinite_steps": 2})
-    said = r"step (\d) is not finite, after 2 in a row that were skipped: .* made .* on rank 0; .* newest .* lower"
-    with pytest.raises(ValueError, match=said) as caught:
-        command.run(broken)
-    step = int(re.search(said, str(caught.value))[1])
-    assert series(read(Path(broken.out)), "skipped") == ([step - 2, step - 1], [1, 2])
-    assert losses(broken)[0] == list(range(1, step - 2))
-    assert f"step {step - 1}  left out: loss or gradients are not finite" in capsys.readouterr().out
+@pytest.mark.parametrize("case", CASES)
+def test_it_trains_as_transformers_does(tmp_path, case):
+    options = {"eval_strategy": "steps", "eval_steps": 3}
+    theirs = trained(tmp_path, case, transformers.Trainer, transformers.TrainingArguments, **options)
+    ours = trained(tmp_path, case, **options)
+    for keys in [("loss", "grad_norm", "learning_rate", "epoch", "step"), ("eval_loss", "epoch", "step")]:
+        a, b = np.array(logged(theirs, *keys), float), np.array(logged(ours, *keys), float)
+        assert a.shape == b.shape and len(a) >= 2
+        np.testing.assert_allclose(b, a, rtol=2e-4 if case == "t5" else 2e-5)
+    assert set(theirs.state.log_history[-1]) == set(ours.state.log_history[-1])
+    values = ours.model.state_dict()
+    for name, x in theirs.model.state_dict().items():
+        torch.testing.assert_close(values[name], x, rtol=2e-3, atol=2e-3)
 
 
-def test_a_folder_is_for_one_job_at_a_time(tiny):
-    with trainer._locked(command.Path(tiny.out)), pytest.raises(ValueError, match="is in use by another job"):
-        command.run(tiny)
+def test_microbatches_are_those_of_transformers(tmp_path):
+    """Of a model that divides by the number of items. The loss of T5 does not, and transformers adds up its means."""
+    options = {"gradient_accumulation_steps": 3, "num_train_epochs": 3, "max_steps": -1}
+    theirs = trained(tmp_path, "llama", transformers.Trainer, transformers.TrainingArguments, **options)
+    ours = trained(tmp_path, "llama", **options)
+    np.testing.assert_allclose(logged(ours, "loss"), logged(theirs, "loss"), rtol=1e-5)
+    assert logged(ours, "epoch", "step") == logged(theirs, "epoch", "step")
 
 
-def test_another_model_in_the_same_folder_is_an_error_and_another_rate_is_told(tiny, but, capsys):
-    command.run(but(schedule={"steps": 2, "warmup": 1}))
-    with pytest.raises(ValueError, match=r"another run: model\.hidden_size was 32 and is 64; choose another --out"):
-        command.run(but(model={"hidden_size": 64}))
-    capsys.readouterr()
-    command.run(but(optimizer={"lr": 0.002}))
-    assert "optimizer.lr was 0.001 and is 0.002" in capsys.readouterr().out
-    assert losses(tiny)[0] == list(range(1, 9))
+@pytest.mark.parametrize("case", ["llama", "bert", "t5"])
+def test_uneven_microbatches_equal_one_batch(tmp_path, case):
+    whole = trained(tmp_path, case, global_batch_size=8, per_device_train_batch_size=1)
+    parts = trained(tmp_path, case, global_batch_size=8, gradient_accumulation_steps=4)
+    np.testing.assert_allclose(logged(parts, "loss")[0], logged(whole, "loss")[0], rtol=1e-6)
+    np.testing.assert_allclose(logged(parts, "loss"), logged(whole, "loss"), rtol=1e-4)
 
 
-def test_changed_text_is_an_error(tiny, corpus, tmp_path):
-    own = replace(
-        tiny, data=replace(tiny.data, source=str(tmp_path / "text")), schedule=replace(tiny.schedule, steps=2)
+@pytest.mark.parametrize("plan", ["dp", "zero3", "tp"])
+def test_no_plan_changes_the_numbers(tmp_path, plan):
+    alone = trained(tmp_path, eval_strategy="epoch")
+    several = trained(tmp_path, eval_strategy="epoch", cluster="cpu:2", plan=plan)
+    for key in ("loss", "eval_loss", "grad_norm"):
+        np.testing.assert_allclose(logged(several, key), logged(alone, key), rtol=1e-4)
+
+
+def test_a_run_resumes_as_if_it_had_not_stopped(tmp_path):
+    whole = trained(tmp_path / "whole", save_strategy="steps", save_steps=2, save_total_limit=2)
+    kept = sorted(x.name for x in (tmp_path / "whole").glob("checkpoint-*"))
+    assert kept == ["checkpoint-6", "checkpoint-7"]
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_training_stop = state.global_step == 4
+
+    cut = tmp_path / "cut"
+    trained(cut, save_strategy="steps", save_steps=2, more={"callbacks": [Stop()]})
+    again = trained(cut, save_strategy="steps", save_steps=2, resume=True)
+    assert logged(again, "loss", "epoch", "learning_rate") == logged(whole, "loss", "epoch", "learning_rate")
+    for name, x in whole.model.state_dict().items():
+        assert torch.equal(x, again.model.state_dict()[name])
+    other = trained(cut, save_strategy="no", resume=str(cut / "checkpoint-4"), cluster="cpu:2", plan="zero3")
+    np.testing.assert_allclose(logged(other, "loss"), logged(whole, "loss"), rtol=1e-5)
+
+
+def test_checkpoints_are_models_of_transformers(tmp_path):
+    trainer = trained(tmp_path, save_strategy="steps", save_steps=7)
+    folder = tmp_path / "checkpoint-7"
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    for name, x in loaded.state_dict().items():
+        assert torch.equal(x, trainer.model.state_dict()[name])
+    assert json.loads((folder / "trainer_state.json").read_text())["global_step"] == 7
+    with pytest.raises(ValueError, match="no folder checkpoint-N"):
+        trained(tmp_path / "other", resume=True)
+
+
+def test_the_best_model_is_loaded_and_training_stops_early(tmp_path):
+    seen = iter([3.0, 2.0, 2.5, 2.6, 1.0])
+    trainer = trained(
+        tmp_path, eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1, save_total_limit=1,
+        load_best_model_at_end=True, metric_for_best_model="score", greater_is_better=False,
+        more={"compute_metrics": lambda p: {"score": next(seen)}, "callbacks": [EarlyStoppingCallback(2)]},
+    )  # fmt: skip
+    assert trainer.state.global_step == 4 and trainer.state.best_global_step == 2
+    best = tmp_path / "checkpoint-2"
+    assert trainer.state.best_model_checkpoint == str(best)
+    assert [x.name for x in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(best)
+    for name, x in loaded.state_dict().items():
+        assert torch.equal(x, trainer.model.state_dict()[name])
+
+
+def test_predictions_and_metrics_are_those_of_transformers(tmp_path):
+    def metrics(prediction):
+        best = prediction.predictions.argmax(-1)
+        counts = prediction.label_ids != -100
+        return {"accuracy": float((best == prediction.label_ids)[counts].mean())}
+
+    made = {}
+    for whose, kind in [
+        (transformers.Trainer, transformers.TrainingArguments),
+        (tutti.Trainer, tutti.TrainingArguments),
+    ]:
+        trainer = trained(tmp_path, "bert", whose, kind, more={"compute_metrics": metrics}, eval_strategy="steps",
+                          eval_steps=3)  # fmt: skip
+        made[whose] = trainer.predict(CASES["bert"][1]()[3:12]), logged(trainer, "eval_accuracy", "eval_loss")
+    (theirs, a), (ours, b) = made.values()
+    assert np.array_equal(theirs.label_ids, ours.label_ids)
+    np.testing.assert_allclose(ours.predictions, theirs.predictions, atol=1e-2)
+    np.testing.assert_allclose(b, a, rtol=1e-3)
+    for key in ("test_loss", "test_accuracy"):
+        assert ours.metrics[key] == pytest.approx(theirs.metrics[key], rel=1e-3)
+
+
+def test_it_predicts_without_labels_and_before_training(tmp_path):
+    trainer = tutti.Trainer(vit(), arguments(tmp_path))
+    rows = [{"pixel_values": x["pixel_values"]} for x in images(6)]
+    made = trainer.predict(rows)
+    with torch.no_grad():
+        wanted = trainer.model.eval()(torch.stack([x["pixel_values"] for x in rows])).logits
+    np.testing.assert_allclose(made.predictions, wanted, atol=1e-6)
+    assert made.label_ids is None and "test_loss" not in made.metrics
+
+
+class Twice(tutti.Trainer):
+    factor = 2.0
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        loss = self.scale * torch.nn.functional.cross_entropy(outputs.logits, labels)
+        return (loss, outputs) if return_outputs else loss
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.scale = 2.0
+
+
+def test_a_loss_of_the_users_own(tmp_path):
+    plain = trained(tmp_path, "vit")
+    twice = trained(tmp_path, "vit", Twice)
+    assert logged(twice, "loss")[0][0] == pytest.approx(2 * logged(plain, "loss")[0][0], rel=1e-6)
+
+    class Later(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            holder[0].scale = 0.0
+
+    holder = []
+    torch.manual_seed(0)
+    trainer = Twice(vit(), arguments(tmp_path), train_dataset=images(), callbacks=[Later()])
+    holder.append(trainer)
+    trainer.train()
+    assert [x for (x,) in logged(trainer, "loss")][1:] == [0.0] * 6, "the step was captured again"
+
+    def summed(outputs, labels, num_items_in_batch):
+        return torch.nn.functional.cross_entropy(outputs.logits, labels, reduction="sum") / num_items_in_batch
+
+    func = trained(tmp_path, "vit", more={"compute_loss_func": summed}, gradient_accumulation_steps=2)
+    parts = trained(tmp_path, "vit", gradient_accumulation_steps=2)
+    np.testing.assert_allclose(logged(func, "loss"), logged(parts, "loss"), rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"label_smoothing_factor": 0.1}, {"optim": "sgd", "lr_scheduler_type": "cosine"},
+                                     {"optim": "adafactor"}, {"max_grad_norm": 0.0}])  # fmt: skip
+def test_options_mean_the_same(tmp_path, options):
+    theirs = trained(tmp_path, "llama", transformers.Trainer, transformers.TrainingArguments, **options)
+    ours = trained(tmp_path, "llama", **options)
+    np.testing.assert_allclose(
+        logged(ours, "loss", "learning_rate"), logged(theirs, "loss", "learning_rate"), rtol=1e-4
     )
-    folder = tmp_path / "text"
-    folder.mkdir()
-    for path in corpus.iterdir():
-        (folder / path.name).write_text(path.read_text())
-    command.run(own)
-    (folder / "new.py").write_text("new = 1\n")
-    with pytest.raises(ValueError, match=r"have changed since .* began; choose another --out"):
-        command.run(own)
 
 
-@pytest.mark.filterwarnings("ignore:no rule says how to split")
-@pytest.mark.slow
-def test_virtual_devices_give_the_same_losses(tiny, but, tmp_path):
-    command.run(tiny)
-    four = but(out=str(tmp_path / "four"), parallel={"cluster": "cpu:4", "plan": "dp2xtp2"})
-    command.run(four)
-    assert losses(four)[1] == pytest.approx(losses(tiny)[1], rel=1e-5)
+def test_options_without_a_meaning_are_refused_with_what_to_use(tmp_path):
+    for options, instead in [({"fp16": True}, "bf16=True"), ({"torch_compile": True}, "level="),
+                             ({"auto_find_batch_size": True}, "memory="), 
+                             ({"push_to_hub": True}, "upload_folder")]:  # fmt: skip
+        with pytest.raises(ValueError, match=instead):
+            tutti.Trainer(vit(), arguments(tmp_path, **options))
 
 
-def test_bfloat16_trains_with_float32_masters(but):
-    config = but(parallel={"precision": "bfloat16"})
-    command.run(config)
-    newest = f"{config.out}/checkpoints/step-00000008"
-    assert stored_model(Path(newest)).dtype is torch.bfloat16
-    masters = {
-        spec.dtype for name, spec in CheckpointReader(Path(newest)).tensors.items() if name.startswith("master:")
+def test_bad_input_has_clear_errors(tmp_path):
+    for data, said in [([], "empty"), (None, "needs a train_dataset")]:
+        with pytest.raises(ValueError, match=said):
+            tutti.Trainer(vit(), arguments(tmp_path), train_dataset=data).train()
+    with pytest.raises(ValueError, match="fewer rows than a batch"):
+        tutti.Trainer(vit(), arguments(tmp_path, dataloader_drop_last=True), train_dataset=images(3)).train()
+    with pytest.raises(ValueError, match="either a model or model_init"):
+        tutti.Trainer(None, arguments(tmp_path))
+    with pytest.raises(ValueError, match="has no head"):
+        tutti.Trainer(vit().vit, arguments(tmp_path))
+    with pytest.raises(ValueError, match="no length"):
+        tutti.Trainer(vit(), arguments(tmp_path, max_steps=-1), train_dataset=Stream())
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(images(22))
+
+
+def test_streams_train_too(tmp_path):
+    trainer = trained(tmp_path, "vit", more={"train_dataset": Stream()}, max_steps=8)
+    assert trainer.state.global_step == 8
+    theirs = trained(tmp_path, "vit", transformers.Trainer, transformers.TrainingArguments, max_steps=8,
+                     more={"train_dataset": Stream()})  # fmt: skip
+    np.testing.assert_allclose(logged(trainer, "loss"), logged(theirs, "loss"), rtol=1e-4)
+
+
+def test_few_lengths_are_compiled():
+    lengths = {bucket(n) for n in range(1, 4097)}
+    assert all(bucket(n) >= n and bucket(n) <= max(n + 7, 1.25 * n) for n in range(1, 4097))
+    assert len(lengths) < 50
+
+
+def test_the_folder_is_there(tmp_path):
+    trainer = trained(tmp_path / "new")
+    trainer.save_model()
+    trainer.save_state()
+    trainer.save_metrics("train", {"train_loss": 1.0})
+    assert {"model.safetensors", "config.json", "trainer_state.json", "train_results.json"} <= {
+        x.name for x in Path(tmp_path / "new").iterdir()
     }
-    assert masters == {torch.float32}
-    assert losses(config)[1][-1] < losses(config)[1][0]
-
-
-def test_bfloat16_trains_without_masters(but):
-    config = but(parallel={"precision": "bfloat16"}, optimizer={"stochastic_rounding": True})
-    command.run(config)
-    tensors = CheckpointReader(Path(f"{config.out}/checkpoints/step-00000008")).tensors
-    state = {spec.dtype for name, spec in tensors.items() if name.startswith(("param:", "exp_avg", "master:"))}
-    assert state == {torch.bfloat16}
-    assert losses(config)[1][-1] < losses(config)[1][0]
-
-
-def test_there_is_nothing_to_round_in_float32(but):
-    with pytest.raises(ValueError, match="stochastic_rounding needs a trained bfloat16 parameter"):
-        command.run(but(parallel={"precision": "float32"}, optimizer={"stochastic_rounding": True}))
-
-
-def test_a_run_keeps_its_masters(but):
-    config = but(parallel={"precision": "bfloat16"})
-    command.run(config)
-    before = Path(config.out, "run.json").read_text()
-    with pytest.raises(ValueError, match="stochastic_rounding was False and is True; choose another --out"):
-        command.run(but(parallel={"precision": "bfloat16"}, optimizer={"stochastic_rounding": True}))
-    assert Path(config.out, "run.json").read_text() == before
-
-
-@pytest.mark.slow
-def test_a_budget_of_memory_is_kept_with_state_on_disk(tiny, but):
-    with pytest.raises(MemoryError, match="keep less there"):
-        command.run(but(out=f"{tiny.out}-small", parallel={"memory": "700KiB", "plan": "single"}))
-    command.run(tiny)
-    other = but(out=f"{tiny.out}-outside", parallel={"memory": "700KiB", "plan": "offload2"})
-    command.run(other)
-    assert losses(other) == losses(tiny)

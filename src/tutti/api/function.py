@@ -36,6 +36,7 @@ from tutti.plan.search import BUDGET
 from tutti.plan.textbook import Textbook, parse_name
 from tutti.plan.together import plan_together
 from tutti.sim.planning import Simulator, choose, loaded
+from tutti.tracing import optimizers
 from tutti.tracing.batch import inputs, rows
 from tutti.tracing.capture_spec import autocast_state
 from tutti.tracing.function import Captured, arguments, capture_function
@@ -184,7 +185,7 @@ class Function:
         numbers = {"step": torch.tensor(self.store.calls + 1), "seed": torch.tensor(self.seed)}
         for key, optimizer in self.store.holdings.optimizers.items():
             for i, group in enumerate(optimizer.param_groups):
-                numbers[f"lr:{key}.{i}"] = torch.tensor(float(group["lr"]), dtype=torch.float64)
+                numbers[f"lr:{key}.{i}"] = torch.tensor(optimizers.rate_of(group), dtype=torch.float64)
         for name, members in graph.counts.items():
             numbers[name] = torch.tensor(self.store.updates[members[0]] + 1)
         return {**numbers, **data, **graph.constants}

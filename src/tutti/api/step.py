@@ -245,6 +245,7 @@ class Step:
         self._versions = {name: p._version for name, p in params.items()}
         self._recipe, self._parked = recipe, {}
         self._recorder: Recorder | None = None
+        self._last: Executor | None = None  # of a training step
         homes: dict[str, int] = {}  # stages of a pipeline that keep the inputs
         devices_of: dict[str, int] = {}
         if chosen.stages:
@@ -313,7 +314,17 @@ class Step:
         HEARTBEAT.go(f"between steps {self.steps} and {self.steps + 1}")
         compat.mark_stepped(self.optimizer)
         self._observe(executor, f"step {self.steps}")
+        self._last = executor
         return loss
+
+    def grad_norm(self) -> torch.Tensor:
+        """The 2-norm of all gradients of the last step, before they were clipped: a 0-d tensor.
+
+        Every rank of a job must call it. Raises ValueError without `clip_norm`, and before the first step.
+        """
+        if self._last is None or self._config.clip_norm is None:
+            raise ValueError("the norm of the gradients is known after a step of tutti.parallelize(..., clip_norm=...)")
+        return self._last.told("grad_norm")
 
     def _observe(self, executor: Executor, what: str) -> None:
         """Take metrics of the last run; raise CheckFailed if a check of the model failed in it."""
@@ -366,6 +377,9 @@ class Step:
         fresh._updated |= {renamed.get(name, name) for name in self._updated}
         fresh._parked, fresh._recorder = kept, self._recorder
         fresh._made.count(fresh._behind, fresh._late())
+        apart = {new: self._made.apart[old] for old, new in renamed.items() if old in self._made.apart}
+        if apart:
+            fresh._made.count_apart(apart)
         self.__dict__.update(fresh.__dict__)
 
     def _microbatches(self, batch: Batch) -> int:
@@ -382,6 +396,33 @@ class Step:
                             f"{self._inspector.first()}; parameters and optimizer state are as before it")  # fmt: skip
         self._in_a_row += 1
         self.skipped += 1
+
+    def train_only(self, names: Collection[str] | None) -> None:
+        """Train only these parameters from the next step on; None: all that require gradients.
+
+        The first step with a set of parameters captures the model for it; later ones with the same set use that again.
+        The backward pass ends where no earlier parameter is trained. Parameters that are left out keep their values,
+        optimizer state and counts of updates, as in PyTorch with gradients that are None.
+
+        Raises ValueError for an unknown name, for an empty set, and for a pipeline, whose stages run fixed programs.
+        """
+        if self._plan.stages and names is not None:
+            raise ValueError("train_only does not work with a pipeline; choose a plan without one")
+        known = {name for name, p in self.model.named_parameters() if p.requires_grad}
+        if names is not None and (not names or not known.issuperset(names)):
+            missing = sorted(set(names) - known)
+            raise ValueError(f"{missing[0]!r} is no parameter that requires gradients" if missing else
+                             "names is empty; a step trains at least one parameter")  # fmt: skip
+        self._made.train_only(None if names is None or known == set(names) else frozenset(names))
+
+    def count_apart(self, classes: Mapping[str, int]) -> None:
+        """Expect that `train_only` will leave out whole classes of parameters, so that their numbers of updates differ.
+
+        classes: parameter name -> class, from 1. Parameters that each step updates are left out. A captured step then
+        has an input for the number of updates of each class. Without it, the model is captured again whenever
+        parameters that had equally many updates no longer have.
+        """
+        self._made.count_apart(classes)
 
     def record(self, folder: str | Path, every: int = 1) -> None:
         """Record every `every`-th step from now on, for `tutti diagnose`: when each call ended on each rank.
@@ -558,7 +599,7 @@ class Step:
         update = self.steps - self.skipped + 1
         numbers = {"step": torch.tensor(update), "seed": torch.tensor(self.seed + (draw << 32))}
         numbers |= {
-            f"lr:{i}": torch.tensor(float(g["lr"]), dtype=torch.float64)
+            f"lr:{i}": torch.tensor(optimizers.rate_of(g), dtype=torch.float64)
             for i, g in enumerate(self.optimizer.param_groups)
         }
         numbers |= {key: torch.tensor(update - self._behind[names[0]]) for key, names in graph.counts.items()}

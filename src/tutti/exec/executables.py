@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -68,24 +69,41 @@ class Executables:
     made: dict[tuple[str, Key, int], Executor] = field(default_factory=dict)
     captured: dict[tuple, list[tuple[Key, Guards]]] = field(default_factory=dict)  # by signature and Python state
     reasons: list[str] = field(default_factory=list)  # why a step was captured again
+    apart: dict[str, int] = field(default_factory=dict)  # classes of parameters that are counted apart
+    partly: tuple[tuple[str, Any], ...] = ()  # the part of a graph's state that says which parameters it trains
 
     def __post_init__(self):
         self.first, (self.graph, self.plan) = next(iter(self.plans.items()))
         self.hidden = self.cluster if self.cluster.device.computes_on else None  # where communication is
         self.late = self.graph.counts
         self.look()
-        first = self.first.signature, False, self.state_of_model, self.plan.accumulate
+        first = self.first.signature, False, self.state_of_model + self.counted, self.plan.accumulate
         self.captured[first] = [(self.first, self.graph.guards)]
 
     def look(self) -> None:
         """Read what captured graphs depend on besides the batch: the model's Python state, and which parameters have
         missed updates. Call it before each batch."""
         counts = (("the number of updates", tuple(names)) for names in self.late.values())
-        self.state_of_model: tuple[tuple[str, Any], ...] = (*self.recipe.watch.state(), *counts)
+        self.state_of_model: tuple[tuple[str, Any], ...] = self.recipe.watch.state()
+        self.counted: tuple[tuple[str, Any], ...] = tuple(counts)  # only training reads it
 
     def count(self, behind: Mapping[str, int], late: Mapping[str, int]) -> None:
         """Set by how many updates each parameter is behind the number of steps. late: those that have had an update."""
-        self.recipe.behind, self.late = dict(behind), classes_of(late)
+        if not self.apart:
+            self.recipe.behind, self.late = dict(behind), classes_of(late)
+
+    def count_apart(self, classes: Mapping[str, int]) -> None:
+        """Capture later graphs with a count of updates for each class of parameters, whatever the counts are.
+
+        classes: parameter -> class; 0 or missing for those that every step updates.
+        """
+        self.apart = dict(classes)
+        self.recipe.behind, self.late = self.apart, classes_of(self.apart)
+
+    def train_only(self, names: frozenset[str] | None) -> None:
+        """Use graphs that train these parameters only; None: all."""
+        self.recipe.only = names
+        self.partly = () if names is None else (("the set of trained parameters", tuple(sorted(names))),)
 
     def key(self, what: str, batch: Batch, microbatches: int | None = None) -> Key:
         """The key of the graph that a batch needs, given the model state that `look` read. Captures it if it is new.
@@ -96,6 +114,7 @@ class Executables:
         """
         evaluates = what == "evaluate"
         signature, state = signature_of(batch), self.state_of_model
+        state = state if evaluates else (*state, *self.counted, *self.partly)
         count = 1 if evaluates else microbatches or self.plan.accumulate
         known = self.captured.setdefault((signature, evaluates, state, count), [])
         key, reason = holding_for(known, batch, "step")
@@ -103,7 +122,7 @@ class Executables:
             return key
         if known or state or not evaluates:  # the first evaluation repeats no capture
             self.reasons.append(
-                reason or (f"{state[0][0]} is {state[0][1]!r} now" if state else "a batch of another shape")
+                reason or (f"{state[0][0]} is {reprlib.repr(state[0][1])} now" if state else "a batch of another shape")
             )
         key = self._capture(signature, evaluates, batch, count)
         known.append((key, self.plans[key][0].guards))

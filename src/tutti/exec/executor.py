@@ -25,7 +25,7 @@ from tutti.exec.runtime import Distributed, Virtual, own_part, raw
 from tutti.exec.tensor_store import TensorStore
 from tutti.exec.transfer_engine import TransferEngine
 from tutti.hardware import Cluster
-from tutti.ir.step_graph import OUTPUT, Spec, StepGraph
+from tutti.ir.step_graph import OUTPUT, Spec, StepGraph, TOLD
 from tutti.launch.heartbeat import HEARTBEAT, Meeting
 from tutti.lower.actions import ONCE, Action, Message, actions_of, had, orders
 from tutti.lower.cut import Place
@@ -158,9 +158,13 @@ class Executor:
 
     def skipped(self) -> bool:
         """Whether the last run skipped the update, because values were not finite."""
-        home = self.device(self.cut.makers["skipped"])
-        known = self.held[home].skipped if home in self.held else torch.zeros((), device=self.cut.step.device)
-        return bool(self.mail.shared(known, home * self.width))
+        return bool(self.told("skipped"))
+
+    def told(self, name: str) -> torch.Tensor:
+        """A number that the update of the last run returned (`TOLD`), 0-d, on all ranks."""
+        home, dtype = self.device(self.cut.makers[name]), self.cut.step.outputs[name].meta["val"].dtype
+        known = self.held[home].told[name] if home in self.held else torch.zeros((), dtype=dtype)
+        return self.mail.shared(known.to(self.cut.step.device), home * self.width)
 
     def collectives(self) -> list[Collective]:
         """The collectives of one run of each part of the first local device, and what it sends to other devices."""
@@ -208,7 +212,7 @@ class _Device:
         self.observed: dict[str, list[torch.Tensor]] = {}  # metrics and checks, of each microbatch
         self.successors: dict[str, Row] = {}  # of stored tensors, which a function replaces when all parts have run
         self.loss: torch.Tensor | None = None
-        self.skipped = torch.zeros(())
+        self.told: dict[str, torch.Tensor] = {}  # by the update
         self.divided = False
 
     def begin(self) -> None:
@@ -306,8 +310,8 @@ class _Device:
             self.values[Message(name, microbatch)] = row
         elif kind == "loss":
             self.loss = row[0] if self.loss is None else self.loss + row[0]
-        elif kind == "skipped":
-            self.skipped = row[0]
+        elif kind == "told":
+            self.told[name] = row[0]
         elif kind == "observed":
             self.observed.setdefault(name, []).append(row[0])
         else:  # a sum of gradients, to which the part has added in place
@@ -419,7 +423,9 @@ def _kind(name: str) -> str:
     if is_observed(name) or name.startswith(f"{OUTPUT}:"):
         return "observed"
     kind = name.partition(":")[0]
-    return kind if kind in ("value", "loss", "skipped", "grad") else "stored"
+    if name in TOLD:
+        return "told"
+    return kind if kind in ("value", "loss", "grad") else "stored"
 
 
 def _message(name: str, action: Action, values: Mapping[Message, Row]) -> Message:

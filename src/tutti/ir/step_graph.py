@@ -14,6 +14,7 @@ Inputs and outputs have names of the form `kind:name`:
 | `constant` | small tensors that the model makes out of Python numbers | |
 | `loss`, `grad` | | the loss, 0-d; the gradient of a parameter |
 | `skipped` | | 1 where the update was left out, of a step that is guarded, 0-d |
+| `grad_norm` | | the norm of all gradients before they are clipped, 0-d |
 | `written` | | a parameter that the forward pass writes into, after that and before its update |
 | `cache` | other tensors that functions write into (`tracing.holdings`) | their successors |
 | `output` | | a leaf of what a function returns, by its position |
@@ -41,6 +42,7 @@ Call = Any  # an fx.Node; its arguments are typed too loosely by fx
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 WRITTEN, CHECK, METRIC, OUTPUT = "written", "check", "metric", "output"  # kinds of outputs
+TOLD = ("skipped", "grad_norm")  # outputs of the update that are no state
 GUARD = "finite"  # the path of nodes that check for non-finite values
 NUMBERS = ("lr", "step", "count", "seed")  # kinds of inputs that are single numbers
 GIVEN = ("batch", "common", "constant", *NUMBERS)  # kinds of inputs that change with each call

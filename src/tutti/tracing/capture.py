@@ -62,6 +62,7 @@ def capture(
     microbatches: int = 1,
     behind: Mapping[str, int] | None = None,
     metrics: Collection[str] = (),
+    only: Collection[str] | None = None,
 ) -> StepGraph:
     """Capture loss, gradients and optimizer update of one training step as one functional ATen graph.
 
@@ -84,6 +85,8 @@ def capture(
     behind: by how many updates parameters lag the step number, by name; by default as in the optimizer's state.
     metrics: entries of the model's output that become outputs `metric:name`. A loss that returns (loss, metrics) gives
         all of them.
+    only: names of the parameters to compute gradients for and to update, of those that require gradients; by default
+        all of them. The backward pass ends where no earlier parameter is trained.
 
     An enclosing `torch.autocast` is captured too. The forward pass runs on fake tensors, and changes to the model's
     Python state are undone. Values that Python code reads from the batch become constants (`StepGraph.guards`).
@@ -105,7 +108,8 @@ def capture(
         raise ValueError("fp32_master_weights and stochastic_rounding exclude each other: masters are never rounded")
     slots, device = Slots(model, attributes), device_of(model)
     params = slots.params
-    trained = [name for name, p in params.items() if p.requires_grad] if gradients else []
+    trained = [name for name, p in params.items() if p.requires_grad and (only is None or name in only)]
+    trained = trained if gradients else []
     if gradients and not trained:
         raise ValueError("no parameter of the model requires a gradient: there is nothing to train")
     if stochastic_rounding and not any(params[name].dtype is torch.bfloat16 for name in trained):
@@ -152,6 +156,7 @@ def capture(
                 microbatches=microbatches,
                 behind=behind,
                 metrics=metrics,
+                only=only,
             )
         except compat.ValuesNeeded as error:
             raise branching(error) from error
@@ -392,6 +397,8 @@ class _Step:
         skip = None if norm is None or not self.guarded else optimizers.not_finite(norm)
         sign(path="")
         outputs = {} if skip is None else {"skipped": skip}
+        if self.clip_norm is not None:
+            outputs["grad_norm"] = norm
         for i, group in enumerate(self.optimizer.param_groups):
             for name in [names[param] for param in group["params"]]:
                 if name not in grads:

@@ -36,6 +36,7 @@ class CaptureSpec:
     metrics: tuple[str, ...] = ()
     attributes: frozenset[str] = frozenset()
     behind: dict[str, int] | None = None  # by how many updates parameters lag; None: as in the optimizer's state
+    only: frozenset[str] | None = None  # the parameters to train; None: all that require gradients
 
     consumed: Consumed = field(default_factory=Consumed)  # parameters without memory
 
@@ -58,6 +59,7 @@ class CaptureSpec:
                 microbatches=microbatches,
                 behind=self.behind,
                 metrics=self.metrics,
+                only=self.only,
             )
         if found := set(made.names("buffer")) - dict(self.model.named_buffers()).keys() - self.attributes:
             self.attributes |= found

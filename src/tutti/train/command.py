@@ -30,7 +30,7 @@ def train(argv: list[str]) -> None:
 def run(config: Config) -> None:
     """Prepare, train, report. Every rank of a job may call it."""
     from tutti.checkpoint.folder import CHECKPOINTS, find_fault, folders, step_of
-    from tutti.train import trainer
+    from tutti.train import run as training
     from tutti.train.finish import finish
     from tutti.train.model import check_model
     from tutti.train.prepare import prepare
@@ -45,11 +45,11 @@ def run(config: Config) -> None:
     if newest and step_of(newest) >= config.schedule.steps and find_fault(newest) is None:
         display.say(f"all {config.schedule.steps} steps are done; more need a larger schedule.steps")
     elif under_launcher() or config.parallel.processes == 1:
-        trainer.train(config, prepared)
+        training.train(config, prepared)
     else:
         _calibrate(config, display)
         display.say(f"starting {config.parallel.processes} processes")
-        launch(trainer.train, config.parallel.processes, config, prepared, restarts=config.parallel.restarts)
+        launch(training.train, config.parallel.processes, config, prepared, restarts=config.parallel.restarts)
     if rank() == 0:
         finish(config, display)
 

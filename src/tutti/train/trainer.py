@@ -1,278 +1,426 @@
-"""One rank of a training run, from the model to the last checkpoint. `command.py` starts it."""
+"""`tutti.Trainer`: the interface of `transformers.Trainer` over `tutti.parallelize`."""
 
-import fcntl
-import json
+from __future__ import annotations
+
 import math
 import time
-from collections import deque
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
-from statistics import median_low
 from typing import Any
 
 import torch
+import transformers
+from torch import Tensor, nn
+from transformers.data.data_collator import DataCollatorWithPadding, default_data_collator
+from transformers.feature_extraction_sequence_utils import SequenceFeatureExtractor
+from transformers.integrations.integration_utils import get_reporting_integration_callbacks
+from transformers.optimization import get_scheduler
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+from transformers.trainer_callback import (
+    CallbackHandler,
+    DefaultFlowCallback,
+    ExportableState,
+    PrinterCallback,
+    ProgressCallback,
+    TrainerControl,
+    TrainerState,
+)
+from transformers.trainer_pt_utils import LabelSmoother, get_parameter_names
+from transformers.trainer_utils import (
+    EvalPrediction,
+    PredictionOutput,
+    TrainOutput,
+    has_length,
+    set_seed,
+    speed_metrics,
+)
+from transformers.utils.generic import can_return_loss, find_labels
 
 import tutti
-from tutti.checkpoint.checkpoints import Checkpoints, SaveError
-from tutti.checkpoint.folder import CHECKPOINTS, manifest, step_of
-from tutti.checkpoint.peer_checkpoint import PeerCheckpoint
-from tutti.data.loader import Loader, batch_at, held_out_batches
-from tutti.data.prefetch import Prefetch
-from tutti.data.tokenizer import load_tokenizer
-from tutti.exec.nonfinite import NonFinite
-from tutti.launch.launch import Interrupted, local_rank, machine_memory, rank, world_size
-from tutti.launch.watchdog import Watchdog
-from tutti.observe.diagnosis import DATA, MONITOR, STEP
-from tutti.observe.phases import Phases
-from tutti.plan.explain import mesh_name
-from tutti.train.config import Config, changes, is_fixed
-from tutti.train.history import History, tensorboard
-from tutti.train.memory import PeakMemory, peak_bytes
-from tutti.train.model import build_model, build_optimizer, model_config, precision
-from tutti.train.prepare import Prepared
-from tutti.train.progress import Display
-from tutti.train.schedule import learning_rate
-from tutti.train.stop import StopSignal
+from tutti.launch.launch import local_rank, rank
+from tutti.train import arguments, batches, checkpointing, evaluation, loss
+from tutti.train.arguments import TrainingArguments, option
 
-
-def train(config: Config, prepared: Prepared) -> None:
-    """Train until the last step, or until a signal. Every rank of the job calls this.
-
-    A checkpoint has all state, so a resumed run has the same losses bit for bit, however often it was interrupted.
-    Raises Interrupted after a signal, once a checkpoint is saved.
-    """
-    with _locked(Path(config.out)) if rank() == 0 else nullcontext():
-        display = Display(silent=rank() > 0)
-        with display.warnings():
-            trainer = Trainer(config, prepared, display)
-            hang = config.parallel.hang
-            with Watchdog(hang, trainer.folder / "stacks") if hang and world_size() > 1 else nullcontext():
-                trainer.resume()
-                trainer.run()
+NO_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]  # as in transformers
 
 
 class Trainer:
-    """A run on one rank. `done` counts completed steps, `saved` those in the newest checkpoint."""
+    """Train, evaluate and predict with the interface of `transformers.Trainer`, distributed by a plan.
 
-    def __init__(self, config: Config, prepared: Prepared, display: Display):
-        self.config, self.folder, self.display = config, Path(config.out), display
-        self.done = self.saved = 0
-        self.first_rank = rank() == 0
-        size, seq = config.batch.size, config.batch.seq
-        self.loader = Loader(prepared.train.open(), size, seq, config.seed)
-        self.text = prepared.held_out.open()
-        self.windows = held_out_batches(self.text, size, seq, config.eval.batches)
-        self.tokenizer = load_tokenizer(prepared.tokenizer, seq)
-        with self.display.stage("plan") as stage:
-            self._parallelize()
-            stage.result(describe(self.step))
-        keep, second = config.checkpoint.keep, config.checkpoint.second
-        memory = machine_memory() if config.checkpoint.memory_every else None
-        self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, keep, second, memory)
+        from tutti import Trainer, TrainingArguments
 
-    def _parallelize(self) -> None:
-        config, parallel = self.config, self.config.parallel
-        dtype = precision(parallel.precision, world_size())
-        kind = model_config(config.model, len(self.tokenizer), config.batch.seq)
-        device = torch.device("cuda", local_rank()) if torch.cuda.is_available() else torch.device("cpu")
-        self.model = build_model(kind, config.seed, dtype, device)
-        self.optimizer = build_optimizer(self.model, config.optimizer)
-        self.step = tutti.parallelize(
-            self.model,
-            self.optimizer,
-            self.loader(0),
-            cluster=parallel.cluster,
-            plan=parallel.plan,
-            level=parallel.level,
-            clip_norm=config.optimizer.clip_norm,
-            accumulate=config.batch.accumulate,
-            fp32_master_weights=dtype is not torch.float32 and not config.optimizer.stochastic_rounding,
-            stochastic_rounding=config.optimizer.stochastic_rounding,
-            seed=config.seed,
-            max_nonfinite_steps=config.optimizer.max_nonfinite_steps,
-            memory=parallel.memory,
-        )
-        self.dtype = str(dtype).removeprefix("torch.")
-        self.peak_seconds = self.step.flops / self.step.cluster.peak(dtype)  # seconds of a step at peak FLOP/s
+        trainer = Trainer(model, TrainingArguments("out", plan="auto"), train_dataset=data, eval_dataset=held_out)
+        trainer.train()
+        trainer.evaluate()
 
-    def _facts(self) -> dict[str, Any]:
-        """What the report says about the step besides its plan."""
-        shapes = {name: tuple(p.shape) for name, p in self.model.named_parameters()}
-        return {
-            "cluster": str(self.step.cluster),
-            "dtype": self.dtype,
-            "plan": describe(self.step),
-            "explain": self.step.plan.explain(),
-            "parameters": sum(math.prod(shape) for shape in shapes.values()),
-            "shapes": shapes,
-            "flops": self.step.flops,
-            "peak_seconds": self.peak_seconds,
-        }
+    Arguments, callbacks, logs and files are those of `transformers.Trainer`; args may be a
+    `transformers.TrainingArguments`, too. Start it in several processes with `tutti run -n 4 script.py` or torchrun.
 
-    def resume(self) -> None:
-        """Resume from the newest complete checkpoint, if there is one."""
-        found = self.checkpoints.latest(self.display.say)
-        if found is not None:
-            self._check_same(found.about if isinstance(found, PeerCheckpoint) else manifest(found))
-            self.step.load(found)
-            self.done = self.saved = self.step.steps
-            self.display.say(f"continuing after step {self.done}, from {found}")
+    Subclasses may override `compute_loss`, `create_optimizer`, `create_scheduler`, `get_train_dataloader`,
+    `get_eval_dataloader`, `log` and `prediction_step`. `compute_loss` is captured: it computes with tensors.
 
-    def _check_same(self, about: dict[str, Any]) -> None:
-        """Raise ValueError if a checkpoint is of another run. A checkpoint in memory may be its only trace."""
-        differs = changes(about["config"], json.loads(json.dumps(asdict(self.config))))
-        if other := [text for key, text in differs.items() if is_fixed(key)]:
-            raise ValueError(f"{self.folder} holds another run: {'; '.join(other)}; choose another --out")
+    Losses are means over all items of all ranks and microbatches. During training the model itself is not changed; it
+    has the trained values when `train` returns.
 
-    def run(self) -> None:
-        """The loop: step, measure, and at intervals evaluate and save."""
-        if self.first_rank:
-            self.step.plan.save(self.folder / "plan.json")
-            (self.folder / "step.json").write_text(json.dumps(self._facts()))
-        config, steps = self.config, self.config.schedule.steps
-        tokens = config.batch.size * config.batch.seq
-        recent: deque[float] = deque(maxlen=20)  # (seconds of a step, seconds of it waiting for its batch)
-        waits: deque[float] = deque(maxlen=20)
-        logs = tensorboard(self.folder / "tensorboard" / f"rank-{rank()}", self.done)
-        self._record(steps - self.done)
-        with (
-            History(self.folder, self.done, write=self.first_rank) as history,
-            Phases(self.folder / MONITOR, rank(), self.done, logs.add_scalar) as self.phases,
-            closing(logs),
-            Prefetch(self.loader, range(self.done, steps), config.data.ahead) as self.batches,
-            self.display.training(steps, self.done, config.parallel.level != "O0", self.dtype) as bar,
-            StopSignal() as stop,
-        ):
-            report = (lambda peak: history.add(self.done, peak_bytes=peak)) if self.first_rank else None
-            memory = PeakMemory(report, self.model.parameters())
-            if self.done == 0:
-                history.add(0, held_out_loss=self._evaluate())
-            while self.done < steps:
-                rate = learning_rate(self.done, config.optimizer.lr, config.schedule)
-                start = time.perf_counter()
-                loss, skipped = memory(self._advance, rate)
-                recent.append(time.perf_counter() - start)
-                waits.append(self.batches.waited)
-                data = {"data_seconds": waits[-1], "data_share": waits[-1] / recent[-1]}
-                measured = {"skipped": self.step.skipped} if skipped else {"loss": loss}
-                speed = {"tokens_per_second": tokens / recent[-1], "fraction_of_peak": self.peak_seconds / recent[-1]}
-                history.add(self.done, **measured, learning_rate=rate, seconds=recent[-1], **data, **speed)
-                bar.step(self.done, loss, median_low(recent), tokens, self.peak_seconds, sum(waits) / sum(recent))
-                if skipped:
-                    self.display.say(f"step {self.done}  left out: loss or gradients are not finite")
-                else:
-                    self._check(loss)
-                if self.done % config.eval.every == 0 or self.done == steps:
-                    history.add(self.done, held_out_loss=self._evaluate())
-                signal = stop.agreed()
-                last = self.done == steps or bool(signal)
-                if config.parallel.compare and (last or self.done % config.parallel.compare == 0):
-                    self.step.compare_replicas()
-                self._tell(last=False, wait=False)
-                if self.done % config.checkpoint.every == 0 or last:
-                    self._save(last)
-                elif self.checkpoints.copying and self.done % config.checkpoint.memory_every == 0:
-                    self._keep()
-                self.phases.end(self.done, peak_bytes=peak_bytes())
-                if signal:
-                    self.display.say("the same command again continues from here")
-                    raise Interrupted(signal)
+    Raises ValueError for arguments that mean nothing here, with what to use instead.
+    """
 
-    def _advance(self, rate: float) -> tuple[float, bool]:
-        """Run one optimizer step. Returns its loss, and whether its update was skipped."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        before = self.step.skipped
-        with self.phases(DATA):
-            batch = next(self.batches)
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        args: transformers.TrainingArguments | None = None,
+        data_collator: Callable | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        model_init: Callable[[], nn.Module] | None = None,
+        compute_loss_func: Callable | None = None,
+        compute_metrics: Callable[[EvalPrediction], dict] | None = None,
+        callbacks: list[Any] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        optimizer_cls_and_kwargs: tuple[type[torch.optim.Optimizer], dict[str, Any]] | None = None,
+        preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
+    ):
+        args = TrainingArguments("tmp_trainer") if args is None else args
+        arguments.check(args)
+        if (model is None) == (model_init is None):
+            raise ValueError("Trainer takes either a model or model_init")
+        self.args, self.model_init = args, model_init
+        set_seed(args.seed)
+        self.model: Any = model_init() if model is None and model_init else model
+        self._check_head()
+        inner = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        self.model_accepts_loss_kwargs = loss.accepts_loss_kwargs(inner)
+        self.shifts_labels = loss.shifts_labels(inner)
+        found = find_labels(type(inner)) if args.label_names is None else args.label_names
+        self.label_names: list[str] = list(found)
+        self.can_return_loss = can_return_loss(type(inner))
+        self.label_smoother = LabelSmoother(args.label_smoothing_factor) if args.label_smoothing_factor else None
+        pads = isinstance(processing_class, PreTrainedTokenizerBase | SequenceFeatureExtractor)
+        usual = DataCollatorWithPadding(processing_class) if pads else default_data_collator
+        self.data_collator = data_collator or usual
+        self.train_dataset, self.eval_dataset, self.processing_class = train_dataset, eval_dataset, processing_class
+        self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
+        self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
+        self.optimizer, self.lr_scheduler = optimizers
+        if optimizer_cls_and_kwargs is not None and self.optimizer is not None:
+            raise ValueError("give optimizers or optimizer_cls_and_kwargs, not both")
+        self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
+        if args.max_steps <= 0 and train_dataset is not None and not has_length(train_dataset):
+            raise ValueError("the train_dataset has no length: give args.max_steps")
+        if args.eval_strategy != "no" and eval_dataset is None:
+            raise ValueError(f"eval_strategy={args.eval_strategy.value!r} needs an eval_dataset")
+        self.callback_handler = CallbackHandler(
+            [DefaultFlowCallback, *get_reporting_integration_callbacks(args.report_to), *(callbacks or [])],
+            self.model, processing_class, self.optimizer, self.lr_scheduler,
+        )  # fmt: skip
+        self.callback_handler.add_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
+        self.control = TrainerControl()
+        self.state = self._new_state()
+        self.is_in_train = False
+        self.step: tutti.Step | None = None  # while training
+        self.objective = loss.Objective(self)
+        self._forward: tuple[Any, Any] | None = None  # objective and function, outside of training
+        self._hook: Any = None
+        self._fallen_behind = False  # whether the model lacks the values of the step
+        if rank() == 0:
+            Path(args.output_dir).mkdir(parents=True, exist_ok=True)
+        self.control = self.callback_handler.on_init_end(args, self.state, self.control)
+        if getattr(self.model, "config", None) is not None:
+            self.model.config.use_cache = args.use_cache
+
+    def _check_head(self) -> None:
+        from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+        kind = type(self.model).__name__
+        if kind in MODEL_MAPPING_NAMES.values():
+            raise ValueError(f"{kind} has no head and computes no loss; use one of AutoModelFor..., such as "
+                             "AutoModelForSequenceClassification")  # fmt: skip
+
+    def _new_state(self) -> TrainerState:
+        kept = [x for x in [*self.callback_handler.callbacks, self.control] if isinstance(x, ExportableState)]
+        return TrainerState(is_local_process_zero=self.is_local_process_zero(),
+                            is_world_process_zero=self.is_world_process_zero(), stateful_callbacks=kept)  # fmt: skip
+
+    # -- data ------------------------------------------------------------------------------------------------------
+
+    def get_train_dataloader(self) -> Any:
+        """Microbatches of all processes. An override returns global microbatches, equal on all ranks."""
+        if self.train_dataset is None:
+            raise ValueError("Trainer: training needs a train_dataset")
+        data, collate = self._readable(self.train_dataset, "training")
+        names = getattr(self.processing_class, "model_input_names", None)
+        return batches.training_loader(data, collate, self.args, names[0] if names else None)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Batches of all processes, in the order of the dataset. eval_dataset: a dataset, or the name of one."""
+        if isinstance(eval_dataset, str):
+            eval_dataset = self.eval_dataset[eval_dataset]
+        chosen = self.eval_dataset if eval_dataset is None else eval_dataset
+        if chosen is None:
+            raise ValueError("Trainer: evaluation needs an eval_dataset")
+        data, collate = self._readable(chosen, "evaluation")
+        return batches.evaluation_loader(data, collate, self.args)
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """Batches of all processes, in the order of the dataset."""
+        return self.get_eval_dataloader(test_dataset)
+
+    def num_examples(self, dataloader: Any) -> int:
+        """The number of rows of a data loader."""
+        return len(dataloader.dataset)
+
+    def _readable(self, dataset: Any, what: str) -> tuple[Any, Callable]:
+        if not self.args.remove_unused_columns:
+            return dataset, self.data_collator
+        columns = batches.columns_of(self.model, self.label_names)
+        collate = self.data_collator if batches.is_dataset(dataset) else None
+        return (batches.readable(dataset, columns, what),
+                collate or batches.OnlyColumns(self.data_collator, columns))  # fmt: skip
+
+    def _pads(self) -> dict[str, int]:
+        """The values that pad entries of a batch."""
+        known = getattr(self.processing_class or getattr(self.data_collator, "tokenizer", None), "pad_token_id", None)
+        config = getattr(self.model, "config", None)
+        pad = known if known is not None else getattr(config, "pad_token_id", None)
+        return {"input_ids": pad or 0, "decoder_input_ids": pad or 0}
+
+    def _bucketed(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        most = getattr(getattr(self.model, "config", None), "max_position_embeddings", None)
+        return batches.bucketed(batch, self._pads(), most)
+
+    # -- optimizer, schedule and loss --------------------------------------------------------------------------------
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """The optimizer of `args.optim`, unless there is one. Biases and norms have no weight decay."""
+        if self.optimizer is None:
+            model = self.model if model is None else model
+            assert model is not None
+            decayed = set(self.get_decay_parameter_names(model))
+            trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+            groups = [
+                {"params": [p for name, p in trained if name in decayed], "weight_decay": self.args.weight_decay},
+                {"params": [p for name, p in trained if name not in decayed], "weight_decay": 0.0},
+            ]
+            kind, options = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, model)
+            self.optimizer = kind([group for group in groups if group["params"]], **options)
+        return self.optimizer
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> tuple[type[torch.optim.Optimizer], dict]:
+        """The class and the options of `args.optim`."""
+        return transformers.Trainer.get_optimizer_cls_and_kwargs(args, model)
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """The names of parameters with weight decay: all but biases and norms."""
+        return get_parameter_names(model, [nn.LayerNorm], NO_DECAY)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """The learning-rate schedule of `args.lr_scheduler_type`, unless there is one."""
+        if self.lr_scheduler is None:
+            self.lr_scheduler = get_scheduler(
+                self.args.lr_scheduler_type,
+                optimizer=optimizer or self.optimizer,
+                num_warmup_steps=self.args.get_warmup_steps(num_training_steps),
+                num_training_steps=num_training_steps,
+                scheduler_specific_kwargs=self.args.lr_scheduler_kwargs,
+            )
+        return self.lr_scheduler
+
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
+        """Create both, unless they exist."""
+        self.create_optimizer()
+        self.create_scheduler(num_training_steps)
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False,
+                     num_items_in_batch: Tensor | None = None) -> Any:  # fmt: skip
+        """The loss of a microbatch, a 0-d tensor, or (loss, outputs).
+
+        num_items_in_batch: what to divide sums over items by, so that the mean over microbatches is the mean over all
+            items: their number in the step, over the number of microbatches.
+        """
+        value, outputs = loss.computed(self, model, inputs, num_items_in_batch)
+        return (value, outputs) if return_outputs else value
+
+    # -- training ----------------------------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, trial: Any = None,
+              ignore_keys_for_eval: list[str] | None = None) -> TrainOutput:  # fmt: skip
+        """Train. Every rank of a job calls it.
+
+        resume_from_checkpoint: a folder `checkpoint-N`, or True for the newest in `args.output_dir`. Any plan continues
+        a checkpoint of any other, with the same losses.
+        """
+        from tutti.train.training import Training
+
+        if trial is not None:
+            raise ValueError("tutti.Trainer has no hyperparameter_search: call train() from a search library")
+        self.is_in_train = True
         try:
-            with self.phases(STEP):
-                loss = self.step(batch).item()
-        except NonFinite as error:
-            raise NonFinite(f"{error}; {self._advice()}") from None
-        self.done += 1
-        return loss, self.step.skipped > before
+            return Training(self, tuple(ignore_keys_for_eval or ())).run(resume_from_checkpoint)
+        finally:
+            self.is_in_train = False
 
-    def _evaluate(self) -> float:
-        """Mean loss over the held-out windows."""
-        seq, windows = self.config.batch.seq, self.windows
-        with (
-            self.phases("evaluation"),
-            Prefetch(lambda i: batch_at(self.text, windows[i], seq), range(len(windows))) as batches,
-        ):
-            losses = [self.step.evaluate(batch).item() for batch in batches]
-        loss = sum(losses) / len(losses)
-        self.display.say(f"step {self.done}  held-out loss {loss:.4f}")
-        return loss
+    # -- evaluation --------------------------------------------------------------------------------------------------
 
-    def _save(self, last: bool) -> None:
-        """Start a checkpoint of this step. Wait for it if it is the `last`."""
-        self._tell(last=False, wait=True)  # about the one before
+    def evaluate(self, eval_dataset: Any = None, ignore_keys: list[str] | None = None,
+                 metric_key_prefix: str = "eval") -> dict[str, float]:  # fmt: skip
+        """Loss and metrics of `eval_dataset`, or of each of a dict of them, under the names of `transformers`."""
+        chosen = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(chosen, dict):
+            found: dict[str, float] = {}
+            for name, dataset in chosen.items():
+                found |= self.evaluate(dataset, ignore_keys, f"{metric_key_prefix}_{name}")
+            return found
+        loss_only = self.compute_metrics is None or self.args.prediction_loss_only
+        loader, begin = self.get_eval_dataloader(chosen), time.time()
+        output = self.evaluation_loop(loader, "Evaluation", loss_only, ignore_keys, metric_key_prefix)
+        metrics: Any = output.metrics
+        steps = math.ceil(output.num_samples / arguments.rows_of_evaluation(self.args))  # pyright: ignore
+        metrics |= speed_metrics(metric_key_prefix, begin, num_samples=output.num_samples, num_steps=steps)
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
 
-        def fill(folder: Path) -> None:
-            self.model.config.save_pretrained(folder)
-            self.tokenizer.save_pretrained(folder)
+    def predict(self, test_dataset: Any, ignore_keys: list[str] | None = None,
+                metric_key_prefix: str = "test") -> PredictionOutput:  # fmt: skip
+        """Predictions for a dataset, and loss and metrics if it has labels."""
+        loader, begin = self.get_test_dataloader(test_dataset), time.time()
+        output = self.evaluation_loop(loader, "Prediction", None, ignore_keys, metric_key_prefix)
+        metrics: Any = output.metrics
+        steps = math.ceil(output.num_samples / arguments.rows_of_evaluation(self.args))  # pyright: ignore
+        metrics |= speed_metrics(metric_key_prefix, begin, num_samples=output.num_samples, num_steps=steps)
+        self.control = self.callback_handler.on_predict(self.args, self.state, self.control, metrics)
+        return PredictionOutput(output.predictions, output.label_ids, metrics)  # pyright: ignore
 
-        with self.phases("checkpoint"):
-            self.step.save(self.checkpoints, {"config": asdict(self.config)}, fill)
-            if last:
-                self._tell(last=True, wait=True)
-                self.checkpoints.forget()
+    def evaluation_loop(self, dataloader: Any, description: str, prediction_loss_only: bool | None = None,
+                        ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval") -> Any:  # fmt: skip
+        """Loss, predictions and metrics of a data loader: a `transformers` EvalLoopOutput."""
+        loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+        if ignore_keys is None:
+            config = getattr(self.model, "config", None)
+            ignore_keys = getattr(config, "keys_to_ignore_at_inference", ["cache"])
+        self.callback_handler.eval_dataloader = dataloader
+        return evaluation.evaluation_loop(self, dataloader, metric_key_prefix, loss_only, tuple(ignore_keys or ()))
 
-    def _keep(self) -> None:
-        """Start a copy of this step in memory, unless memory did not suffice for the one before."""
-        with self.phases("copy in memory"):
-            self._tell(last=False, wait=True)
-            if self.checkpoints.copying:
-                self.step.save(self.checkpoints, {"config": asdict(self.config)}, in_memory=True)
+    def prediction_step(self, model: nn.Module, inputs: Any, prediction_loss_only: bool,
+                        ignore_keys: Any = None) -> tuple[Any, Any, Any]:  # fmt: skip
+        """(loss, outputs, labels) of a batch; each may be None."""
+        return evaluation.prediction_step(self, inputs, prediction_loss_only, tuple(ignore_keys or ()))
 
-    def _record(self, steps: int) -> None:
-        """Record the next steps, for `tutti diagnose`."""
-        every = self.config.monitor.every
-        virtual = len(self.step.runtime.ranks) > 1  # devices that take turns
-        if every and not virtual and (self.done + steps) // every - self.done // every >= 2:
-            self.step.record(self.folder / MONITOR, every)
+    def forward(self, batch: Mapping[str, Any], *, has_loss: bool, wanted: bool,
+                ignored: tuple[str, ...]) -> tuple[Tensor | None, Any]:  # fmt: skip
+        """Loss and outputs of a batch in evaluation mode, distributed by the plan."""
+        objective = self.objective
+        objective.wanted, objective.ignored = wanted, ignored
+        objective.look()
+        given = self._bucketed(batch)
+        if has_loss:
+            given |= loss.items_of(given, self.shifts_labels, 1)
+        if self.step is not None and has_loss:
+            value = self.step.evaluate(given)
+            named: Mapping[str, Tensor] = self.step.metrics
+        else:
+            value, named = self._function(given, has_loss)(given)
+        if not wanted:
+            return value, None
+        return value, evaluation.cut(objective.structured(named), given, batch)
 
-    def _tell(self, last: bool, wait: bool) -> None:
-        """Report the outcome of the checkpoint in progress. If the disk is full, training continues, unless this is the
-        `last`."""
-        try:
-            saved = self.checkpoints.wait() if wait else self.checkpoints.done()
-        except SaveError as e:
-            if last:
-                raise
-            self.display.say(f"{e}; training continues")
-            return
-        if saved is not None:
-            self.saved = step_of(saved)
-            self.display.say(f"step {self.saved}  saved {saved}")
+    def _function(self, batch: Mapping[str, Any], has_loss: bool) -> Callable:
+        """The forward pass as a Function over the model's parameters, outside of training."""
+        if self.step is not None:
+            checkpointing.take_back(self)
+        key = (has_loss, self.objective.wanted, self.objective.ignored, checkpointing.version(self.model))
+        if self._forward is None or self._forward[0] != key:
+            objective, model = self.objective, self.model
 
-    def _check(self, loss: float) -> None:
-        if not math.isfinite(loss):
-            raise ValueError(f"the loss of step {self.done} is {loss}; {self._advice()}")
+            @torch.no_grad()
+            def forward(batch: Mapping[str, Any]) -> tuple[Tensor | None, dict[str, Tensor]]:
+                if has_loss:
+                    made = objective(model, batch)
+                    return made if objective.wanted else (made, {})
+                return None, objective.named(model(**batch), batch, self)
 
-    def _advice(self) -> str:
-        lower = f"a lower optimizer.lr than {self.config.optimizer.lr} may help"
-        return f"the newest checkpoint is of step {self.saved}; {lower}"
+            training = model.training
+            model.eval()
+            plan, level = option(self.args, "plan"), option(self.args, "level")
+            with self.autocast():
+                made = tutti.function(forward, dict(batch), store=tutti.Store(model=model), plan=plan, level=level,
+                                      cluster=option(self.args, "cluster"), seed=self.args.seed)  # fmt: skip
 
+            def call(given: Mapping[str, Any]) -> Any:
+                was = model.training
+                model.eval()
+                try:
+                    with self.autocast():
+                        return made(dict(given))
+                finally:
+                    model.train(was)
 
-def describe(step: "tutti.Step") -> str:
-    """A plan in one line: `dp 2 on cpu:2; expected 0.31 s a step, 0.42 GB a rank`."""
-    mesh = mesh_name(step.plan.mesh)
-    expected = step.plan.predicted
-    costs = f"expected {expected.step_seconds:.3f} s a step, {expected.peak_bytes / 1e9:.2f} GB a rank"
-    return f"{step.plan.name} ({mesh}) on {step.cluster}; {costs}"
+            model.train(training)
+            self._forward = key, call
+        return self._forward[1]
 
+    def autocast(self) -> Any:
+        """The context in which the model computes: bfloat16 autocast with `args.bf16`."""
+        kind = next((p.device.type for p in self.model.parameters()), "cpu")
+        return torch.autocast(kind, torch.bfloat16) if self.args.bf16 else nullcontext()
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Lock the folder against a second job. The lock ends with the process."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"{folder} is in use by another job; wait for it, or choose another --out") from None
-        yield
+    # -- files, logs, callbacks --------------------------------------------------------------------------------------
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model for `from_pretrained`, and the processing class. Every rank of a job calls it."""
+        checkpointing.save_model(self, Path(output_dir or self.args.output_dir))
+
+    def save_state(self) -> None:
+        """Save `trainer_state.json` in `args.output_dir`."""
+        if self.is_world_process_zero():
+            self.state.save_to_json(str(Path(self.args.output_dir, checkpointing.STATE)))
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log numbers: to the state's history and to callbacks."""
+        if self.state.epoch is not None:
+            logs["epoch"] = self.state.epoch
+        if self.args.include_num_input_tokens_seen != "no":
+            logs["num_input_tokens_seen"] = self.state.num_input_tokens_seen
+            if start_time is not None:
+                logs |= speed_metrics("train", start_time, num_tokens=self.state.num_input_tokens_seen)
+        self.state.log_history.append({**logs, "step": self.state.global_step})
+        self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)
+
+    def log_metrics(self, split: str, metrics: dict[str, float]) -> None:
+        """Print the metrics of a split."""
+        transformers.Trainer.log_metrics(self, split, metrics)  # pyright: ignore
+
+    def save_metrics(self, split: str, metrics: dict[str, float], combined: bool = True) -> None:
+        """Save metrics as `{split}_results.json`, and in `all_results.json` if `combined`."""
+        transformers.Trainer.save_metrics(self, split, metrics, combined)  # pyright: ignore
+
+    def metrics_format(self, metrics: dict[str, float]) -> dict[str, Any]:
+        """Metrics as texts."""
+        return transformers.Trainer.metrics_format(self, metrics)  # pyright: ignore
+
+    def add_callback(self, callback: Any) -> None:
+        """Add a `transformers.TrainerCallback`, or its class."""
+        self.callback_handler.add_callback(callback)
+
+    def pop_callback(self, callback: Any) -> Any:
+        """Remove a callback and return it."""
+        return self.callback_handler.pop_callback(callback)
+
+    def remove_callback(self, callback: Any) -> None:
+        """Remove a callback."""
+        self.callback_handler.remove_callback(callback)
+
+    def is_local_process_zero(self) -> bool:
+        """Whether this is the first process of this machine."""
+        return local_rank() == 0
+
+    def is_world_process_zero(self) -> bool:
+        """Whether this is the first process of the job."""
+        return rank() == 0
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Floating-point operations of a step."""
+        return self.step.flops if self.step else 0

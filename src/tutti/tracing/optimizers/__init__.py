@@ -15,11 +15,16 @@ docs/extend/optimizer.md.
 from tutti.tracing.optimizers import (
     adadelta,  # noqa: F401  (each module registers its rules)
     adafactor,  # noqa: F401
+    adafactor_relative,  # noqa: F401
     adagrad,  # noqa: F401
     adam,  # noqa: F401
+    adam_8bit,  # noqa: F401
     adamax,  # noqa: F401
     asgd,  # noqa: F401
+    lamb,  # noqa: F401
+    lion,  # noqa: F401
     muon,  # noqa: F401
+    muon_adamw,  # noqa: F401
     nadam,  # noqa: F401
     radam,  # noqa: F401
     rmsprop,  # noqa: F401
@@ -32,10 +37,13 @@ from tutti.tracing.optimizers.clipping import not_finite as not_finite
 from tutti.tracing.optimizers.clipping import poisoned as poisoned
 from tutti.tracing.optimizers.lookup import check as check
 from tutti.tracing.optimizers.lookup import check_hooks as check_hooks
+from tutti.tracing.optimizers.precision import rate_of as rate_of
+from tutti.tracing.optimizers.states import initial_state as initial_state
 from tutti.tracing.optimizers.states import state_of as state_of
 from tutti.tracing.optimizers.states import states_of as states_of
 from tutti.tracing.optimizers.states import step_count as step_count
 from tutti.tracing.optimizers.states import update_counts as update_counts
+from tutti.tracing.optimizers.table import NAMED as NAMED
 from tutti.tracing.optimizers.table import TABLE as TABLE
 from tutti.tracing.optimizers.table import register as register
 from tutti.tracing.optimizers.table import register_optimizer as register_optimizer

@@ -27,3 +27,17 @@ def decayed(group: Group, param: Tensor, grad: Tensor, lr: Tensor) -> tuple[Tens
 def shrunk(param: Tensor, lr: Tensor, decay: float) -> Tensor:
     """p <- p - lr lambda p, decoupled weight decay."""
     return param * (1 - lr * decay).to(param.dtype) if decay else param
+
+
+def shrunk_by(group: Group, param: Tensor, lr: Tensor) -> Tensor:
+    """p <- p - lr lambda p, or p <- p - lambda p if `fixed_decay`."""
+    decay = group["weight_decay"]
+    return param * (1 - decay) if decay and group.get("fixed_decay") else shrunk(param, lr, decay)
+
+
+def weight_decayed(group: Group, param: Tensor, grad: Tensor, lr: Tensor) -> tuple[Tensor, Tensor]:
+    """Parameter and gradient after weight decay: `shrunk_by`, or g <- g + lambda p without `weight_decouple`."""
+    if group.get("weight_decouple", True):
+        return shrunk_by(group, param, lr), grad
+    decay = group["weight_decay"]
+    return param, torch.add(grad, param, alpha=decay) if decay else grad

@@ -6,7 +6,8 @@ import torch
 from torch.optim import Optimizer
 
 from tutti import compat
-from tutti.tracing.optimizers.table import TABLE, Group, Rule
+from tutti.tracing.optimizers.marks import check_marks
+from tutti.tracing.optimizers.table import TABLE, Group, Rule, rule_for
 
 # Keys of a parameter group that select an implementation in torch and do not change the result.
 WITHOUT_EFFECT = frozenset({"params", "param_names", "lr", "initial_lr", "foreach", "fused", "capturable"})
@@ -27,8 +28,11 @@ def check(optimizer: Optimizer) -> None:
     overridden or patched method that takes part in the update.
     """
     check_hooks(optimizer)
-    known, _ = find(optimizer)
+    known, rule = find(optimizer)
     _check_patches(optimizer, known)
+    for name, wanted in rule.attributes.items():
+        if (value := getattr(optimizer, name, wanted)) != wanted:
+            raise ValueError(f"{known.__name__}({name}={value!r}) is not supported; only {name}={wanted!r} is")
     for group in optimizer.param_groups:
         check_options(optimizer, group)
 
@@ -41,16 +45,16 @@ def rule_of(optimizer: Optimizer) -> Rule:
 def find(optimizer: Optimizer) -> tuple[type[Optimizer], Rule]:
     """The class in the table that the optimizer belongs to, and its rule."""
     kind = type(optimizer)
-    if kind in TABLE:
-        return kind, TABLE[kind]
+    if rule := rule_for(kind):
+        return kind, rule
     for cls in kind.__mro__:
-        if cls in TABLE:
+        if rule := rule_for(cls):
             if overridden := _overridden(kind, cls):
                 raise ValueError(
                     f"{kind.__name__} overrides {cls.__name__}.{overridden}, which takes part in the update; register "
                     f"the update of {kind.__name__} with tutti.register_optimizer"
                 )
-            return cls, TABLE[cls]
+            return cls, rule
         if cls in REFUSED:
             raise ValueError(f"{kind.__name__} is not supported: {REFUSED[cls]}")
     known = ", ".join(sorted(cls.__name__ for cls in TABLE))
@@ -63,6 +67,7 @@ def check_options(optimizer: Optimizer, group: Group) -> None:
     """Raise ValueError for an option of the group that the rule does not honour."""
     known, rule = find(optimizer)
     name = type(optimizer).__name__
+    check_marks(group)
     for key, value in group.items():
         if key in WITHOUT_EFFECT or key in rule.options:
             continue
@@ -103,7 +108,10 @@ def _check_patches(optimizer: Optimizer, known: type[Optimizer]) -> None:
 
 
 def check_hooks(optimizer: Optimizer) -> None:
+    """Raise ValueError for a step hook whose effect is not in the captured update."""
     for where, hook in compat.step_hooks(optimizer):
+        if getattr(hook, "captured", False):  # does in `step()` what a mark of a group does in the captured update
+            continue
         name = getattr(hook, "__qualname__", repr(hook))
         raise ValueError(
             f"{type(optimizer).__name__} has the hook {name} ({where}); a captured update runs no hooks. Remove it, "

@@ -47,13 +47,16 @@ def muon(group: Group, param: Tensor, grad: Tensor, state: State, step: Tensor, 
     momentum = group["momentum"]
     buffer = torch.lerp(state["momentum_buffer"], grad, 1 - momentum)
     direction = torch.lerp(grad, buffer, momentum) if group["nesterov"] else buffer
-    direction = orthogonalized(direction, group["ns_coefficients"], group["ns_steps"], group["eps"])
+    narrow = group.get("ns_dtype", torch.bfloat16) is torch.bfloat16
+    direction = orthogonalized(direction, group["ns_coefficients"], group["ns_steps"], group["eps"], narrow)
     rate = (lr * SCALES[group["adjust_lr_fn"]](*param.shape)).to(param.dtype)
     return shrunk(param, lr, group["weight_decay"]) - rate * direction.to(param.dtype), {"momentum_buffer": buffer}
 
 
-def orthogonalized(x: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """Move the singular values of a matrix towards 1, in bfloat16.
+def orthogonalized(
+    x: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float, narrow: bool = True
+) -> Tensor:
+    """Move the singular values of a matrix towards 1, in bfloat16 if `narrow`, else in the dtype of `x`.
 
     It rounds and adds up in the same order under every plan and level, because it amplifies rounding errors.
     """
@@ -63,10 +66,10 @@ def orthogonalized(x: Tensor, coefficients: tuple[float, float, float], steps: i
         raise ValueError("Coefficients must be a tuple of exactly 3 values")
     a, b, c = coefficients
     tall = x.shape[0] > x.shape[1]
-    rounded = torch.ops.tutti.round_to_nearest
+    rounded = torch.ops.tutti.round_to_nearest if narrow else lambda y: y
     y = rounded(x)
     y = y.T if tall else y
-    y = y / rounded(y.to(torch.float32).square().sum().sqrt()).clamp(min=eps)
+    y = y / rounded((y.to(torch.float32) if narrow else y).square().sum().sqrt()).clamp(min=eps)
     for _ in range(steps):
         gram = ordered_mm(y, y.T)
         y = ordered_mm(ordered_mm(gram, gram, gram, beta=b, alpha=c), y, y, beta=a)

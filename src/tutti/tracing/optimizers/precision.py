@@ -25,6 +25,11 @@ def value_of(number: Any) -> float:
         return float(number)
 
 
+def rate_of(group: dict[str, Any]) -> float:
+    """The learning rate of a parameter group; 0 for an optimizer that computes its own (Adafactor's `lr=None`)."""
+    return 0.0 if group["lr"] is None else float(group["lr"])
+
+
 def number(value: float, param: Tensor) -> Tensor:
     """A 0-d state tensor on the device of `param`, in the dtype that torch.optim gives it."""
     dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)

@@ -7,6 +7,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from tutti.tracing.optimizers.lookup import check_options, rule_of
+from tutti.tracing.optimizers.marks import EMA, EMA_DECAY, first_average
 from tutti.tracing.optimizers.precision import LOW_PRECISION, value_of
 from tutti.tracing.optimizers.table import Group, State
 
@@ -44,13 +45,24 @@ def states_of(
             continue
         value, old = param.detach(), optimizer.state.get(param, {})
         held = {"master": value.to(torch.float32)} if fp32_master_weights and param.dtype in LOW_PRECISION else {}
-        state = rule.state(group, held.get("master", value))
+        start = held.get("master", value)
+        state = rule.state(group, start)
         missing = [key for key in state if old.get(key) is None]
         if (stepped and not missing) or not (
             missing or held
         ):  # a fresh Adagrad has bfloat16 state, which masters do not start from
             state = {key: _copied(old[key], like, f"{key} of {name_of[param]}") for key, like in state.items()}
+        if group.get(EMA_DECAY) is not None:
+            average = first_average(start)
+            state[EMA] = _copied(old[EMA], average, f"{EMA} of {name_of[param]}") if EMA in old else average
         yield name_of[param], held | state
+
+
+def initial_state(optimizer: Optimizer, group: Group, param: torch.Tensor) -> State:
+    """The state of a parameter before its first update."""
+    check_options(optimizer, group)
+    state = rule_of(optimizer).state(group, param)
+    return state if group.get(EMA_DECAY) is None else {**state, EMA: first_average(param)}
 
 
 def step_count(optimizer: Optimizer) -> int:
@@ -65,17 +77,23 @@ def update_counts(optimizer: Optimizer) -> dict[Parameter, int]:
     know whether it is the first.
     """
     rule_of(optimizer)
-    trained = [p for _, p in _parameters(optimizer) if p.requires_grad]
-    return {p: _updates(optimizer.state.get(p, {})) for p in trained}
+    trained = [(group, p) for group, p in _parameters(optimizer) if p.requires_grad]
+    return {p: _updates(group, optimizer.state.get(p, {})) for group, p in trained}
 
 
-def _updates(held: dict) -> int:
-    return int(value_of(held["step"])) if "step" in held else int(any(x is not None for x in held.values()))
+def _updates(group: Group, held: dict) -> int:
+    if held and isinstance(group.get("step"), int):  # pytorch_optimizer counts by group
+        return group["step"]
+    return (
+        int(value_of(held["step"]))
+        if "step" in held
+        else int(any(x is not None for key, x in held.items() if key != EMA))
+    )
 
 
 def _has_stepped(optimizer: Optimizer) -> bool:
     """Adagrad has state before its first step."""
-    return any(value_of(held.get("step", 1)) for held in optimizer.state.values() if held)
+    return any(value_of(held.get("step", 1)) for held in optimizer.state.values() if held.keys() - {EMA})
 
 
 def _copied(old: torch.Tensor, like: torch.Tensor, name: str) -> torch.Tensor:

@@ -23,9 +23,16 @@ class Rule:
     supports: dict[str, Any] = field(default_factory=dict)
     low_precision: bool = False
     fused: bool = False
+    attributes: dict[str, Any] = field(default_factory=dict)
 
 
 TABLE: dict[type[Optimizer], Rule] = {}
+NAMED: dict[str, Rule] = {}  # "package.Class" -> rule, for classes that are not imported here
+
+
+def rule_for(cls: type) -> Rule | None:
+    """The rule of exactly this class, by the class itself or by its top-level package and name."""
+    return TABLE.get(cls) or NAMED.get(f"{cls.__module__.partition('.')[0]}.{cls.__name__}")
 
 
 def register_optimizer(
@@ -78,6 +85,32 @@ def register_optimizer(
     def enter(update: Update) -> Update:
         for cls in classes:
             TABLE[cls] = Rule(update, state, frozenset(options), dict(supports or {}), low_precision, fused)
+        return update
+
+    return enter
+
+
+def register_named(
+    *names: str,
+    state: Callable[[Group, Tensor], State],
+    options: tuple[str, ...],
+    supports: dict[str, Any] | None = None,
+    attributes: dict[str, Any] | None = None,
+    low_precision: bool = False,
+) -> Callable[[Update], Update]:
+    """Register a pure update for classes of packages that need not be installed.
+
+    names: "package.Class", the top-level package and the name of a class: "transformers.Adafactor". Classes of
+        `tutti.optim` are named here too, because that package is imported on first use.
+    attributes: attributes of the optimizer with the only value they may have.
+
+    The other arguments are those of `register_optimizer`.
+    """
+
+    def enter(update: Update) -> Update:
+        rule = Rule(update, state, frozenset(options), dict(supports or {}), low_precision, False,
+                    dict(attributes or {}))  # fmt: skip
+        NAMED.update(dict.fromkeys(names, rule))
         return update
 
     return enter

@@ -1,4 +1,4 @@
-"""One parameter's update: the optimizer's rule, with masters, loss scaling, skipping and rounding around it."""
+"""One parameter's update: the optimizer's rule, with masters, loss scaling, skipping, rounding and marks around it."""
 
 import torch
 from torch import Tensor
@@ -6,6 +6,7 @@ from torch.optim import Optimizer
 
 import tutti.nn.rounding  # noqa: F401  (registers the operators)
 from tutti.tracing.optimizers.lookup import check_options, rule_of
+from tutti.tracing.optimizers.marks import CENTRALIZE, EMA, EMA_DECAY, averaged, centralized
 from tutti.tracing.optimizers.precision import wide
 from tutti.tracing.optimizers.table import Group, Rule, State
 
@@ -25,7 +26,8 @@ def update(
             smaller than the spacing of bfloat16 take effect on average. Not with masters.
 
     If `state` has a "master", it is updated in float32 and the parameter is its rounding. A complex parameter is
-    updated as the real tensor of its real and imaginary parts, as in torch.
+    updated as the real tensor of its real and imaginary parts, as in torch. `centralize` and `ema_decay` of the group
+    are honoured (`marks`).
     """
     rule = rule_of(optimizer)
     check_options(optimizer, group)
@@ -35,6 +37,19 @@ def update(
         new, held = update(optimizer, group, _parts(param), _parts(grad), parts, *numbers)
         whole = {key: torch.complex(*x.unbind(-1)) if state[key].is_complex() else x for key, x in held.items()}
         return torch.complex(*new.unbind(-1)), whole
+    if group.get(CENTRALIZE):
+        grad = centralized(grad)
+    if EMA in state:
+        others = {key: value for key, value in state.items() if key != EMA}
+        new, held = _updated(rule, group, param, grad, others, step, lr, skip, scale, stochastic)
+        average = averaged(group[EMA_DECAY], state[EMA], held.get("master", new), skip)
+        return new, {**held, EMA: average}
+    return _updated(rule, group, param, grad, state, step, lr, skip, scale, stochastic)
+
+
+def _updated(rule: Rule, group: Group, param: Tensor, grad: Tensor, state: State, step: Tensor, lr: Tensor,
+             skip: Tensor | None, scale: Tensor | None, stochastic: bool) -> tuple[Tensor, State]:  # fmt: skip
+    """The rule's update with masters or stochastic rounding."""
     if stochastic and param.dtype is torch.bfloat16:
         widened = {key: wide(value) for key, value in state.items()}
         new, held = _chosen(rule, group, param.to(torch.float32), grad, widened, step, lr, skip, scale)

@@ -1,0 +1,15 @@
+"""Boost: algorithms that make training steps cheaper, or fewer. One file per algorithm.
+
+| name | idea | file |
+|---|---|---|
+| less_bn | fewer batch norms in residual networks, and a normalized head | less_bn.py |
+| grad_freeze | some steps train the last layers only | grad_freeze.py |
+| adasum | gradients of parts of a batch are added where they are orthogonal | adasum.py |
+| layer_skip | steps leave out some layers | layer_skip.py |
+
+Level O0 is none, O1 less_bn and grad_freeze, O2 also adasum. `boost.py` has the object that a training loop calls.
+"""
+
+from tutti.train.boost.boost import Boost as Boost
+from tutti.train.boost.levels import ALGORITHMS as ALGORITHMS
+from tutti.train.boost.levels import LEVELS as LEVELS

@@ -1,0 +1,58 @@
+"""What an algorithm of Boost may do, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+Loss = Callable[[nn.Module, Any], Any]
+
+
+class NothingToDo(ValueError):
+    """The model has nothing that an algorithm could change."""
+
+
+class Algorithm:
+    """One algorithm. A training run calls its methods in this order; by default they do nothing.
+
+    An instance belongs to one run.
+    """
+
+    def prepare_model(self, model: nn.Module, batch: Any, loss: Loss) -> None:
+        """Change the model in place, before an optimizer is made of its parameters. Raises NothingToDo."""
+
+    def loss(self, loss: Loss) -> Loss:
+        """The loss to train with. loss: `loss(model, batch)`, as in `tutti.parallelize`."""
+        return loss
+
+    def classes(self, model: nn.Module) -> Mapping[str, int]:
+        """Parameter -> class, from 1, if some steps train only some of the classes (`tutti.Step.count_apart`)."""
+        return {}
+
+    def before(self, step: Any, number: int) -> None:
+        """Called before a `tutti.Step` is trained. number: of steps done so far."""
+
+    def after(self, step: Any) -> None:
+        """Called after a step was trained, also if it failed."""
+
+
+@runtime_checkable
+class Training(Protocol):
+    """What `Boost.make_step` returns: the part of `tutti.Step` that a training loop needs."""
+
+    model: nn.Module
+    steps: int
+
+    def __call__(self, batch: Any) -> Tensor: ...
+    def evaluate(self, batch: Any) -> Tensor: ...
+    def state_dict(self) -> dict[str, Tensor]: ...
+    def training_state(self) -> dict[str, Tensor]: ...
+    def load_training_state(self, state: Mapping[str, Tensor]) -> None: ...
+
+
+def default_loss(model: nn.Module, batch: Any) -> Any:
+    """The loss of `tutti.parallelize(..., loss=None)`: the model's output, or its `.loss`."""
+    output = model(**batch) if isinstance(batch, Mapping) else model(*batch)
+    return output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)

@@ -1,0 +1,22 @@
+"""The algorithms by name, and the levels that combine them."""
+
+from __future__ import annotations
+
+from tutti.train.boost.adasum import AdaSum
+from tutti.train.boost.algorithm import Algorithm
+from tutti.train.boost.grad_freeze import GradFreeze
+from tutti.train.boost.layer_skip import LayerSkip
+from tutti.train.boost.less_bn import LessBN
+
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    "less_bn": LessBN,
+    "grad_freeze": GradFreeze,
+    "adasum": AdaSum,
+    "layer_skip": LayerSkip,
+}
+
+LEVELS: dict[str, tuple[str, ...]] = {
+    "O0": (),
+    "O1": ("less_bn", "grad_freeze"),
+    "O2": ("less_bn", "grad_freeze", "adasum"),
+}

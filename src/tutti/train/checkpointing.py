@@ -1,0 +1,138 @@
+"""The checkpoints of `tutti.Trainer`: folders `checkpoint-N` as `transformers` writes them, resumable by any plan.
+
+Each has the model for `from_pretrained`, `trainer_state.json`, the schedule, the states of random number generators,
+and in `state/` all state of the step, sharded, which resuming reads.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.trainer_callback import ExportableState, TrainerState
+from transformers.trainer_utils import get_last_checkpoint
+
+from tutti.checkpoint.checkpoints import Checkpoints
+from tutti.launch.launch import rank
+
+STATE, SCHEDULE, RANDOM, ARGUMENTS, STEP = (
+    "trainer_state.json", "scheduler.pt", "rng_state.pth", "training_args.bin", "state"
+)  # fmt: skip
+
+
+def found(resume: str | bool | None, output_dir: str) -> Path | None:
+    """The checkpoint to resume from. Raises ValueError if there is none."""
+    if not resume:
+        return None
+    folder = get_last_checkpoint(output_dir) if resume is True else resume
+    if folder is None:
+        raise ValueError(f"resume_from_checkpoint=True, but {output_dir} has no folder checkpoint-N")
+    if not Path(folder, STATE).exists():
+        raise ValueError(f"{folder} is no checkpoint of a Trainer: it has no {STATE}")
+    return Path(folder)
+
+
+def save(trainer: Any) -> None:
+    """Save a checkpoint of this step. Every rank of a job calls it."""
+    args, state = trainer.args, trainer.state
+    folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
+    save_model(trainer, folder)
+    best = Path(args.output_dir, f"checkpoint-{state.best_global_step}")
+    if state.best_global_step and best.exists():
+        state.best_model_checkpoint = str(best)
+    if not args.save_only_model:
+        checkpoints = Checkpoints(folder / STEP, keep=1)
+        trainer.step.save(checkpoints)
+        checkpoints.wait()
+    if rank() == 0:
+        if not args.save_only_model:
+            from tutti.train.training import random_states
+
+            torch.save(trainer.lr_scheduler.state_dict(), folder / SCHEDULE)
+            torch.save(random_states(), folder / RANDOM)
+        for one in [*trainer.callback_handler.callbacks, trainer.control]:
+            if isinstance(one, ExportableState):
+                kept = state.stateful_callbacks.get(type(one).__name__)
+                if isinstance(kept, list):
+                    kept.append(one.state())
+                else:
+                    state.stateful_callbacks[type(one).__name__] = one.state()
+        state.save_to_json(str(folder / STATE))
+    rotate(trainer)
+
+
+def save_model(trainer: Any, folder: Path) -> None:
+    """Save the model and the processing class for `from_pretrained`. Every rank of a job calls it."""
+    values = trainer.model.state_dict() if trainer.step is None else trainer.step.state_dict()
+    if rank() != 0:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    if hasattr(trainer.model, "save_pretrained"):
+        trainer.model.save_pretrained(folder, state_dict=values)
+    else:
+        from safetensors.torch import save_file
+
+        save_file({name: x.contiguous() for name, x in values.items()}, folder / "model.safetensors", {"format": "pt"})
+    processing = trainer.processing_class or getattr(trainer.data_collator, "tokenizer", None)
+    if processing is not None:
+        processing.save_pretrained(folder)
+    torch.save(trainer.args, folder / ARGUMENTS)
+
+
+def restore(trainer: Any, folder: Path) -> dict[str, Any] | None:
+    """Restore counts, callbacks and the schedule. Returns the states of random number generators, if they are there."""
+    trainer.state = state = TrainerState.load_from_json(str(folder / STATE))
+    if state.best_model_checkpoint is not None and not Path(state.best_model_checkpoint).is_dir():
+        state.best_model_checkpoint = None
+    if trainer.args.restore_callback_states_from_checkpoint:
+        _restore_callbacks(trainer)
+    if not (folder / SCHEDULE).exists():
+        raise ValueError(f"{folder} has the model only (save_only_model=True), so no run resumes from it; load it with "
+                         "from_pretrained and train anew")  # fmt: skip
+    trainer.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULE, weights_only=False))
+    for group, rate in zip(trainer.optimizer.param_groups, trainer.lr_scheduler.get_last_lr(), strict=True):
+        group["lr"] = rate
+    return torch.load(folder / RANDOM, weights_only=False)
+
+
+def _restore_callbacks(trainer: Any) -> None:
+    for i, callback in enumerate(trainer.callback_handler.callbacks):
+        data = trainer.state.stateful_callbacks.get(type(callback).__name__)
+        if isinstance(callback, ExportableState) and data is not None:
+            data = data[-1] if isinstance(data, list) else data
+            trainer.callback_handler.callbacks[i] = type(callback).from_state(data)
+
+
+def load(step: Any, folder: Path) -> None:
+    """Load the values of a checkpoint into a step: all state, or the model's alone if there is no more."""
+    known = sorted((folder / STEP).glob("step-*"))
+    step.load(known[-1] if known else folder)
+
+
+def take_back(trainer: Any) -> None:
+    """Give the model the values that the step has trained."""
+    if trainer.step is not None:
+        trainer.model.load_state_dict(trainer.step.state_dict(), strict=False)
+
+
+def version(model: nn.Module) -> int:
+    """A number that changes when the model's tensors are written into."""
+    return sum(x._version for x in model.state_dict(keep_vars=True).values() if isinstance(x, torch.Tensor))
+
+
+def rotate(trainer: Any, last: bool = False) -> None:
+    """Delete the oldest checkpoints beyond `args.save_total_limit`, never the best one. last: keep only the best if the
+    limit is 1."""
+    limit, best = trainer.args.save_total_limit, trainer.state.best_model_checkpoint
+    if rank() != 0 or limit is None or limit <= 0:
+        return
+    known = sorted(Path(trainer.args.output_dir).glob("checkpoint-*"), key=lambda x: int(x.name.partition("-")[2]))
+    if best is not None:
+        known.sort(key=lambda x: x.resolve() == Path(best).resolve())
+        if limit == 1 and not last:
+            limit = 2  # the newest, to resume from, beside the best
+    for folder in known[:-limit]:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,107 @@
+"""Evaluation and prediction of `tutti.Trainer`: the loop of `transformers.Trainer.evaluation_loop`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from transformers.trainer_pt_utils import EvalLoopContainer, find_batch_size, nested_detach
+from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, denumpify_detensorize
+
+from tutti.train.loss import labels_of
+
+
+def evaluation_loop(trainer: Any, loader: Any, prefix: str, loss_only: bool, ignored: tuple[str, ...]) -> EvalLoopOutput:
+    """The mean loss over all rows, predictions, labels and metrics of a dataset.
+
+    Losses of batches are weighted with their rows. Predictions of different lengths are padded with -100.
+    """
+    args, kept = trainer.args, trainer.args.eval_do_concat_batches
+    losses: list[tuple[float, int]] = []
+    predictions, labels, inputs = (EvalLoopContainer(kept, padding_index=-100) for _ in range(3))
+    metrics: dict[str, Any] | None = None
+    batches, seen = list_ahead(loader), 0
+    for batch, last in batches:
+        rows = find_batch_size(batch) or 0
+        seen += rows
+        loss, made, given = trainer.prediction_step(trainer.model, batch, loss_only, ignored)
+        if loss is not None:
+            losses.append((float(loss), rows))
+        trainer.control = trainer.callback_handler.on_prediction_step(args, trainer.state, trainer.control)
+        if args.batch_eval_metrics and trainer.compute_metrics is not None and made is not None and given is not None:
+            more = _asked(args, batch, loss, trainer)
+            metrics = trainer.compute_metrics(EvalPrediction(made, given, **more), compute_result=last)
+            continue
+        if made is not None:
+            predictions.add(made)
+        if given is not None:
+            labels.add(given)
+        if "inputs" in args.include_for_metrics:
+            inputs.add(batch[getattr(trainer.model, "main_input_name", "input_ids")])
+    if not seen:
+        raise ValueError("the dataset to evaluate is empty")
+    all_made, all_labels = predictions.get_arrays(), labels.get_arrays()
+    if metrics is None and trainer.compute_metrics is not None and all_made is not None and all_labels is not None:
+        more = {"inputs": inputs.get_arrays()} if "inputs" in args.include_for_metrics else {}
+        if "loss" in args.include_for_metrics:
+            more["losses"] = np.concatenate([np.full(rows, loss) for loss, rows in losses])
+        metrics = trainer.compute_metrics(EvalPrediction(all_made, all_labels, **more))
+    metrics = denumpify_detensorize(metrics or {})
+    if losses:
+        finite = [(loss, rows) for loss, rows in losses if np.isfinite(loss)] if args.logging_nan_inf_filter else []
+        values, weights = zip(*(finite or losses), strict=True)
+        metrics["loss"] = float(np.average(values, weights=weights))
+    named = {key if key.startswith(f"{prefix}_") else f"{prefix}_{key}": x for key, x in metrics.items()}
+    return EvalLoopOutput(all_made, all_labels, named, seen)  # pyright: ignore[reportArgumentType]
+
+
+def list_ahead(loader: Any):
+    """Each batch, and whether it is the last."""
+    held = None
+    for batch in loader:
+        if held is not None:
+            yield held, False
+        held = batch
+    if held is not None:
+        yield held, True
+
+
+def prediction_step(trainer: Any, batch: Mapping[str, Any], loss_only: bool,
+                    ignored: tuple[str, ...]) -> tuple[Tensor | None, Any, Any]:  # fmt: skip
+    """Loss, outputs and labels of a batch, each of them if there are any."""
+    labels = labels_of(batch, trainer.label_names)
+    has_loss = labels is not None or (not trainer.label_names and trainer.can_return_loss)
+    loss, outputs = trainer.forward(batch, has_loss=has_loss, wanted=not loss_only, ignored=ignored)
+    if loss_only:
+        return loss, None, None
+    return loss, outputs, nested_detach(labels) if labels is not None else None
+
+
+def _asked(args: Any, batch: Mapping[str, Any], loss: Tensor | None, trainer: Any) -> dict[str, Any]:
+    more: dict[str, Any] = {}
+    if "loss" in args.include_for_metrics:
+        more["losses"] = loss
+    if "inputs" in args.include_for_metrics:
+        more["inputs"] = batch[getattr(trainer.model, "main_input_name", "input_ids")]
+    return more
+
+
+
+
+def cut(outputs: Any, given: Mapping[str, Any], batch: Mapping[str, Any]) -> Any:
+    """Outputs without the positions that padding the batch to `given` added to dim 1."""
+    lengths = {}
+    for key in ("attention_mask", "labels"):  # an output for each label is as long as these
+        before, now = batch.get(key), given.get(key)
+        if isinstance(before, Tensor) and before.ndim == 2 and isinstance(now, Tensor):
+            lengths[now.shape[1]] = before.shape[1]
+
+    def shortened(x: Any) -> Any:
+        if not isinstance(x, Tensor) or x.ndim < 2:
+            return x
+        return x[:, : lengths.get(x.shape[1], x.shape[1])]
+
+    return pytree.tree_map(shortened, outputs)

@@ -1,0 +1,290 @@
+"""One call of `tutti.Trainer.train`: epochs, steps, logs, evaluations and checkpoints, as `transformers` orders them."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.trainer_utils import SaveStrategy, TrainOutput, has_length, set_seed, speed_metrics
+
+import tutti
+from tutti.train import checkpointing
+from tutti.train.arguments import option, rows_of_microbatch
+from tutti.train.batches import Order, joined
+from tutti.train.loss import items_of
+
+Plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+
+
+class Training:
+    """A run of a Trainer's training loop. ignored: outputs that evaluations do not return."""
+
+    def __init__(self, trainer: Any, ignored: tuple[str, ...]):
+        self.trainer, self.args, self.ignored = trainer, trainer.args, ignored
+        self.parts: int = self.args.gradient_accumulation_steps
+        self.random: dict[str, Any] | None = None  # states to restore before the first batch of a resumed run
+
+    def run(self, resume: str | bool | None) -> TrainOutput:
+        """Train from the beginning, or from a checkpoint."""
+        trainer, args = self.trainer, self.args
+        folder = checkpointing.found(resume, args.output_dir)
+        if trainer.model_init is not None and trainer.step is not None:
+            set_seed(args.seed)
+            trainer.model, trainer.optimizer, trainer.lr_scheduler = trainer.model_init(), None, None
+        trainer.step, trainer._forward = None, None
+        self.loader = trainer.get_train_dataloader()
+        self.count()
+        trainer.model.train()
+        self._add_noise()
+        self.made_optimizer, self.made_scheduler = trainer.optimizer is None, trainer.lr_scheduler is None
+        trainer.create_optimizer_and_scheduler(self.steps)
+        trainer.state = trainer._new_state()
+        trainer.state.train_batch_size = rows_of_microbatch(args)
+        trainer.state.compute_steps(args, self.steps)
+        if folder is not None:
+            self.random = checkpointing.restore(trainer, folder)
+        trainer.state.max_steps, trainer.state.num_train_epochs = self.steps, self.epochs
+        trainer.state.is_local_process_zero = trainer.is_local_process_zero()
+        trainer.state.is_world_process_zero = trainer.is_world_process_zero()
+        for name in ("model", "optimizer", "lr_scheduler"):
+            setattr(trainer.callback_handler, name, getattr(trainer, name))
+        trainer.callback_handler.train_dataloader = self.loader
+        self.folder, self.first = folder, trainer.state.global_step
+        self.begin, self.total, self.recent = time.time(), 0.0, []
+        self.logged = self.first
+        self._call("on_train_begin")
+        if args.eval_on_start:
+            trainer.evaluate(ignore_keys=list(self.ignored) or None)
+        self.skipped = self.first % self.updates if has_length(self.loader) else self.first
+        for epoch in range(self.first // self.updates, self.epochs):
+            self.epoch(epoch)
+            if trainer.control.should_training_stop:
+                break
+        return self.finish()
+
+    def count(self) -> None:
+        """Steps in an epoch and in all."""
+        args = self.args
+        if has_length(self.loader):
+            self.microbatches = len(self.loader)
+            if not self.microbatches:
+                raise ValueError(f"the train_dataset has fewer rows than a batch ({rows_of_microbatch(args)}), and "
+                                 "dataloader_drop_last drops it")  # fmt: skip
+            self.updates = -(-self.microbatches // self.parts)
+            self.steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * self.updates)
+            self.epochs = -(-self.steps // self.updates)
+            self.rows = self.trainer.num_examples(self.loader) * self.steps / self.updates
+        else:
+            self.updates, self.microbatches = args.max_steps, args.max_steps * self.parts
+            self.steps, self.epochs = args.max_steps, sys.maxsize
+            self.rows = args.max_steps * rows_of_microbatch(args) * self.parts
+
+    def epoch(self, epoch: int) -> None:
+        """One pass over the data, or what is left of it."""
+        trainer, before = self.trainer, self.trainer.state.global_step
+        self._call("on_epoch_begin")
+        for batch, microbatches, seen in self.batches(epoch):
+            self._call("on_step_begin")
+            value = self.advance(batch, microbatches)
+            trainer.state.global_step += 1
+            trainer.state.epoch = epoch + seen / self.microbatches
+            trainer.state.total_flos += trainer.floating_point_ops(batch)
+            self._count_tokens(batch)
+            self.recent.append(value)
+            self._call("on_step_end")
+            self.log_evaluate_save()
+            if trainer.control.should_epoch_stop or trainer.control.should_training_stop:
+                break
+        if trainer.state.global_step == before:
+            trainer.control.should_training_stop = True  # a stream has ended
+        self._call("on_epoch_end")
+        self.log_evaluate_save()
+
+    def batches(self, epoch: int) -> Iterator[tuple[dict[str, Any], int, int]]:
+        """Of each step left in an epoch: the batch, its microbatches, and those of the epoch so far."""
+        loader, pads = self.loader, self.trainer._pads()
+        order = getattr(loader, "batch_sampler", None)
+        for sampler in {id(x): x for x in (loader, order, getattr(loader, "dataset", None))}.values():
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
+        seen = 0 if self.args.ignore_data_skip else self.skipped * self.parts
+        if isinstance(order, Order):
+            order.first = seen
+        stream = iter(loader)
+        if not isinstance(order, Order):
+            for _ in range(seen):
+                if next(stream, None) is None:  # a later pass over a stream
+                    stream = iter(loader)
+                    next(stream)
+        if self.random is not None:
+            _set_random(self.random)
+        self.random, self.skipped = None, 0
+        while parts := list(islice(stream, self.parts)):
+            seen += len(parts)
+            yield self.trainer._bucketed(joined(parts, pads)), len(parts), seen
+
+    def advance(self, batch: dict[str, Any], microbatches: int) -> Tensor:
+        """One optimizer step. Returns its loss."""
+        trainer = self.trainer
+        divides = len(next(iter(batch.values()))) % self.parts == 0  # else the step takes the batch as a whole
+        given = batch | items_of(batch, trainer.shifts_labels, self.parts if divides else 1)
+        trainer.objective.wanted = False
+        trainer.objective.look()
+        if trainer.step is None:
+            self.parallelize(given)
+        value = trainer.step(given)
+        for event in ["on_substep_end"] * (microbatches - 1) + ["on_pre_optimizer_step", "on_optimizer_step"]:
+            self._call(event)
+        self.rate = self._rate()
+        if not isinstance(trainer.lr_scheduler, Plateau):
+            trainer.lr_scheduler.step()
+        return value
+
+    def parallelize(self, batch: Mapping[str, Any]) -> None:
+        """Make the step, with the values of the checkpoint if the run resumes."""
+        trainer, args = self.trainer, self.args
+        plan = option(args, "plan")
+        recompute = ("layers",) if args.activation_checkpointing and plan != "auto" else ()
+        with trainer.autocast():
+            trainer.step = tutti.parallelize(
+                trainer.model,
+                trainer.optimizer,
+                dict(batch),
+                loss=trainer.objective,
+                cluster=option(args, "cluster"),
+                plan=plan,
+                level=option(args, "level"),
+                clip_norm=args.max_grad_norm or None,
+                accumulate=self.parts if len(next(iter(batch.values()))) % self.parts == 0 else 1,
+                seed=args.seed,
+                memory=option(args, "memory"),
+                recompute=recompute,
+            )
+        if self.folder is not None:
+            checkpointing.load(trainer.step, self.folder)
+
+    def log_evaluate_save(self) -> None:
+        """Do what callbacks have asked for."""
+        trainer, state = self.trainer, self.trainer.state
+        if trainer.control.should_log and state.global_step > self.logged:
+            logs = {"loss": self._drained() / (state.global_step - self.logged)}
+            if self.args.max_grad_norm:
+                logs["grad_norm"] = float(trainer.step.grad_norm())
+            logs["learning_rate"] = self.rate
+            self.logged = state.global_step
+            trainer.log(logs, self.begin)
+        if trainer.control.should_evaluate:
+            metrics = trainer.evaluate(ignore_keys=list(self.ignored) or None)
+            if isinstance(trainer.lr_scheduler, Plateau):
+                trainer.lr_scheduler.step(_metric(metrics, self.args.metric_for_best_model))
+            best = self._is_best(metrics)
+            if self.args.save_strategy == SaveStrategy.BEST:
+                trainer.control.should_save = best
+        if trainer.control.should_save:
+            checkpointing.save(trainer)
+            self._call("on_save")
+
+    def finish(self) -> TrainOutput:
+        """Log the totals, and give the model the trained values."""
+        trainer, state = self.trainer, self.trainer.state
+        self._drained()
+        done = state.global_step - self.first
+        mean = self.total / max(done, 0.001)
+        rows = self.rows * done / max(self.steps, 1)
+        metrics = speed_metrics("train", self.begin, num_samples=rows, num_steps=done)
+        metrics |= {"total_flos": state.total_flos, "train_loss": mean}
+        trainer.log(metrics)
+        if trainer.step is not None:
+            if self.args.load_best_model_at_end and state.best_model_checkpoint is not None:
+                checkpointing.load(trainer.step, checkpointing.Path(state.best_model_checkpoint))
+            checkpointing.take_back(trainer)
+        checkpointing.rotate(trainer, last=True)
+        self._call("on_train_end")
+        if trainer._hook is not None:
+            trainer._hook.remove()
+            trainer._hook = None
+        if self.made_scheduler:
+            trainer.lr_scheduler = None
+        return TrainOutput(state.global_step, mean, metrics)
+
+    # -- details ---------------------------------------------------------------------------------------------------
+
+    def _drained(self) -> float:
+        """The sum of the losses since the last call, without those that are not finite if `logging_nan_inf_filter`."""
+        values = [float(x) for x in self.recent]
+        self.recent = []
+        if self.args.logging_nan_inf_filter:
+            finite = [x for x in values if math.isfinite(x)]
+            values = [x if math.isfinite(x) else sum(finite) / max(len(finite), 1) for x in values]
+        self.total += sum(values)
+        return sum(values)
+
+    def _is_best(self, metrics: Mapping[str, float]) -> bool:
+        args, state = self.args, self.trainer.state
+        if args.metric_for_best_model is None:
+            return False
+        value, best = _metric(metrics, args.metric_for_best_model), state.best_metric
+        if best is not None and not (value > best if args.greater_is_better else value < best):
+            return False
+        state.best_metric = value
+        if args.save_strategy != SaveStrategy.NO:
+            state.best_global_step = state.global_step
+        return True
+
+    def _rate(self) -> float:
+        scheduler = self.trainer.lr_scheduler
+        if isinstance(scheduler, Plateau):
+            return float(self.trainer.optimizer.param_groups[0]["lr"])
+        return float(scheduler.get_last_lr()[0])
+
+    def _count_tokens(self, batch: Mapping[str, Any]) -> None:
+        how, state = self.args.include_num_input_tokens_seen, self.trainer.state
+        ids = batch.get(getattr(self.trainer.model, "main_input_name", "input_ids"))
+        if how != "no" and isinstance(ids, Tensor):
+            mask = batch.get("attention_mask")
+            state.num_input_tokens_seen += int(
+                mask.sum() if how == "non_padding" and isinstance(mask, Tensor) else ids.numel()
+            )
+
+    def _add_noise(self) -> None:
+        """Add noise to embeddings in training (NEFTune, Jain et al. 2023), if asked for."""
+        if self.args.neftune_noise_alpha is not None:
+            from transformers.integrations.neftune import neftune_post_forward_hook
+
+            embeddings = self.trainer.model.get_input_embeddings()
+            embeddings.neftune_noise_alpha = self.args.neftune_noise_alpha
+            self.trainer._hook = embeddings.register_forward_hook(neftune_post_forward_hook)
+
+    def _call(self, event: str) -> None:
+        trainer = self.trainer
+        trainer.control = getattr(trainer.callback_handler, event)(self.args, trainer.state, trainer.control)
+
+
+def _metric(metrics: Mapping[str, float], name: str) -> float:
+    key = name if name.startswith("eval_") else f"eval_{name}"
+    if key not in metrics:
+        raise KeyError(f"metric_for_best_model is {name!r}, but the evaluation gave {', '.join(metrics)}: "
+                       "compute_metrics must return it")  # fmt: skip
+    return metrics[key]
+
+
+def random_states() -> dict[str, Any]:
+    """The states of the random number generators that collators may draw from."""
+    return {"python": random.getstate(), "numpy": np.random.get_state(), "cpu": torch.random.get_rng_state()}
+
+
+def _set_random(states: Mapping[str, Any]) -> None:
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.random.set_rng_state(states["cpu"])
+    with suppress(KeyError, RuntimeError):
+        torch.cuda.set_rng_state(states["cuda"])

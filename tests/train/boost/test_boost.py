@@ -1,0 +1,82 @@
+"""Levels, names and options of Boost, and several algorithms together."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from resnets import BasicBlock, ResNet
+from tutti.train.boost import ALGORITHMS, LEVELS, Boost
+from tutti.train.boost.boost import Boosted, combined
+from tutti.train.boost.grad_freeze import split
+
+
+def test_levels():
+    assert not Boost.parse(None).algorithms and not Boost.parse("O0").algorithms
+    assert list(Boost.parse("O1").algorithms) == ["less_bn", "grad_freeze"]
+    assert list(Boost.parse("O2").algorithms) == ["less_bn", "grad_freeze", "adasum"]
+    assert all(name in ALGORITHMS for names in LEVELS.values() for name in names)
+
+
+def test_names_and_options():
+    boost = Boost.parse({"adasum": {"parts": 4}, "grad_freeze": {}})
+    assert list(boost.algorithms) == ["grad_freeze", "adasum"] and boost.algorithms["adasum"].parts == 4
+    assert Boost.parse(boost) is boost
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("O9", "boost is 'O9'; it may be O0, O1, O2"),
+        ("grad_freeze", r"or a list of algorithms; write boost=\['grad_freeze'\]"),
+        (["gradfreeze"], "'gradfreeze' is no algorithm of boost; the nearest is 'grad_freeze'"),
+        ({"grad_freeze": {"p": 1}}, "grad_freeze has no option 'p'; it has groups, kind, full_share, seed"),
+        ({"adasum": {"parts": 6}}, "parts is 6; adasum needs a power of two"),
+    ],
+)
+def test_errors(value, message):
+    with pytest.raises(ValueError, match=message):
+        Boost.parse(value)
+
+
+def test_divisions_are_combined():
+    assert combined([{}, {"a": 0, "b": 1}]) == {"a": 0, "b": 1}
+    assert combined([{"a": 0, "b": 1, "c": 1}, {"c": 2}]) == {"a": 0, "b": 1, "c": 2}
+
+
+def loss(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def test_level_2_of_a_residual_network():
+    """Under zero3 on two devices it trains as on one."""
+    found = {}
+    for cluster, plan in (("cpu:1", "single"), ("cpu:2", "zero3")):
+        torch.manual_seed(0)
+        model = ResNet(BasicBlock, (1, 1), width=4, classes=4)
+        batch = torch.randn(8, 3, 8, 8), torch.arange(8) % 4
+        boost = Boost.parse("O2")
+        boost.prepare_model(model, batch, loss)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        step = boost.make_step(
+            model, optimizer, batch, loss=loss, cluster=cluster, plan=plan, level="O0", clip_norm=1.0
+        )
+        assert isinstance(step, Boosted)
+        before = step.state_dict()
+        losses = [step(batch).item() for _ in range(4)]
+        assert step.steps == 4 and losses[-1] < losses[0]
+        index = boost.algorithms["grad_freeze"].index(1)
+        assert index > 0 and len(split(model, 10)) > index
+        found[plan] = step.state_dict()
+        assert any(not torch.equal(found[plan][name], x) for name, x in before.items())
+    for name, exact in found["single"].items():
+        torch.testing.assert_close(found["zero3"][name], exact, rtol=1e-4, atol=1e-5)
+
+
+def test_level_0_is_a_plain_step():
+    model = torch.nn.Linear(2, 2)
+    batch = (torch.ones(2, 2), torch.zeros(2, dtype=torch.int64))
+    step = Boost.parse("O0").make_step(model, torch.optim.SGD(model.parameters(), lr=0.1), batch, loss=loss,
+                                       cluster="cpu:1", level="O0")  # fmt: skip
+    assert type(step).__name__ == "Step" and step(batch).ndim == 0
