@@ -206,17 +206,17 @@ def test_blocks_of_a_parquet_file_are_read_once(tmp_path):
 
 
 def _write(folder, part, parts, batches, source):
-    """A reader in a process: appends the samples of each batch to a file, and then the state to another."""
+    """A reader in a process: writes the samples of each batch to a file, and then its state to another."""
     with Stream(_of_files(source), 12, 3, part, parts, window=20) as stream:
         states = sorted((folder / "states").iterdir(), key=lambda p: int(p.stem))
         if states:
             stream.load_state_dict(json.loads(states[-1].read_text()))
         while batches is None or stream.samples < batches * 12:
             got = [[row["sample_index"], row["x"]] for row in next(stream)]
-            with open(folder / f"{stream.samples}-{part}-of-{parts}", "w") as file:
-                json.dump(got, file)
+            scratch = folder / f"scratch-{part}"
+            scratch.write_text(json.dumps(got))
+            scratch.rename(folder / f"{stream.samples}-{part}-of-{parts}")
             if part == 0:
-                scratch = folder / "scratch"
                 scratch.write_text(json.dumps(stream.state_dict()))
                 scratch.rename(folder / "states" / f"{stream.samples}.json")
 
@@ -234,8 +234,7 @@ def test_processes_that_are_killed_and_others_that_go_on(tmp_path):
         with gzip.open(data / f"{name}.jsonl.gz", "wt") as file:
             file.write("\n".join(json.dumps(row) for row in rows(name, 300)))
     (data / "b.jsonl").write_text("\n".join(json.dumps(row) for row in rows("b", 500)))
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tutti.data.stream"])
+    context = multiprocessing.get_context("fork")
 
     def start(parts, batches):
         made = [context.Process(target=_write, args=(out, p, parts, batches, data)) for p in range(parts)]
