@@ -3,12 +3,13 @@
 import gzip
 import json
 import multiprocessing
+from itertools import islice
 
 import pytest
 import torch
 
 from tutti.data import BadRow, Mixture, Stream, open_source
-from tutti.data.sources.source import StreamingSource
+from tutti.data.sources.source import MappedStream, Regrouped, StreamingSource
 
 
 class Shards(StreamingSource):
@@ -205,12 +206,11 @@ def test_blocks_of_a_parquet_file_are_read_once(tmp_path):
     assert sorted(flat) == list(range(200)) and sorted(read) == list(range(20))
 
 
-def _write(folder, part, parts, batches, source):
+def _write(folder, part, parts, batches, source, state):
     """A reader in a process: writes the samples of each batch to a file, and then its state to another."""
     with Stream(_of_files(source), 12, 3, part, parts, window=20) as stream:
-        states = sorted((folder / "states").iterdir(), key=lambda p: int(p.stem))
-        if states:
-            stream.load_state_dict(json.loads(states[-1].read_text()))
+        if state is not None:
+            stream.load_state_dict(state)
         while batches is None or stream.samples < batches * 12:
             got = [[row["sample_index"], row["x"]] for row in next(stream)]
             scratch = folder / f"scratch-{part}"
@@ -236,8 +236,8 @@ def test_processes_that_are_killed_and_others_that_go_on(tmp_path):
     (data / "b.jsonl").write_text("\n".join(json.dumps(row) for row in rows("b", 500)))
     context = multiprocessing.get_context("fork")
 
-    def start(parts, batches):
-        made = [context.Process(target=_write, args=(out, p, parts, batches, data)) for p in range(parts)]
+    def start(parts, batches, state=None):
+        made = [context.Process(target=_write, args=(out, p, parts, batches, data, state)) for p in range(parts)]
         for process in made:
             process.start()
         return made
@@ -251,7 +251,7 @@ def test_processes_that_are_killed_and_others_that_go_on(tmp_path):
         process.join()
     newest = max(int(p.stem) for p in (out / "states").iterdir())
     last = newest // 12 + 6
-    for process in start(3, last):
+    for process in start(3, last, json.loads((out / "states" / f"{newest}.json").read_text())):
         process.join()
         assert process.exitcode == 0
     with Stream(_of_files(data), 12, 3, window=20) as stream:
@@ -264,3 +264,45 @@ def test_processes_that_are_killed_and_others_that_go_on(tmp_path):
                 assert got == expected
             else:
                 assert got == expected[:6]
+
+
+class Once:
+    """A function that counts its rows."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, row):
+        self.seen.append(row["x"])
+        return {"y": row["x"], "k": row["sample_index"]}
+
+
+def test_a_mapped_stream_is_computed_for_the_rows_of_a_part():
+    function = Once()
+    stream = Stream(MappedStream(Shards("s", [40]), function), 10, part=1, parts=2, ahead=0, window=20)
+    got = next(stream)
+    assert [row["k"] for row in got] == [row["sample_index"] for row in got] == [5, 6, 7, 8, 9]
+    assert function.seen == [row["y"] for row in got]
+
+
+def pairs(rows):
+    """Two rows a group, and the last alone."""
+    while group := [row["x"] for row in islice(rows, 2)]:
+        yield {"x": "+".join(group)}
+
+
+def test_regrouped_rows_resume_inside_of_a_shard():
+    def source():
+        return Regrouped(Shards("s", [5, 4], bad={(0, 1), (1, 0)}), pairs)
+
+    assert list(map(str, source().open(0, 0))) == [
+        "s0.1: bad", "{'x': 's0.0+s0.2'}", "{'x': 's0.3+s0.4'}"
+    ]  # fmt: skip
+    assert list(source().open(0, 2)) == [{"x": "s0.3+s0.4"}]
+    expected = whole(source(), 2, 8, on_bad="skip")
+    first = Stream(source(), 2, 7, window=6, on_bad="skip")
+    got = taken(first, 3)
+    second = Stream(source(), 2, 7, window=6, on_bad="skip")
+    second.load_state_dict(first.state_dict())
+    assert got + taken(second, 5) == expected
+    first.close(), second.close()

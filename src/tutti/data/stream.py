@@ -13,7 +13,7 @@ from tutti.data.cursor import Cursor
 from tutti.data.mixture import Mixture
 from tutti.data.order import Order
 from tutti.data.rows import SAMPLE, BadRow, name_of
-from tutti.data.sources.source import StreamingSource
+from tutti.data.sources.source import MappedStream, StreamingSource
 
 MEGABYTE = 2**20
 WINDOW = 1000
@@ -112,7 +112,8 @@ class Stream:
             else Order(len(s), (seed, 2, i), self._shuffle_of(s), getattr(s, "blocks", None))
             for i, s in enumerate(self.mixture.sources)
         ]  # fmt: skip
-        self._make = _Make(self.mixture.sources, transform, collate, on_bad)
+        functions = tuple(s.function if isinstance(s, MappedStream) else None for s in self.mixture.sources)
+        self._make = _Make(self.mixture.sources, functions, transform, collate, on_bad)
 
     def _shuffle_of(self, source: Any) -> str | None:
         """In a mixture, "blocks" is for the sources that have them."""
@@ -189,7 +190,7 @@ class Stream:
             found.append(str(error))
 
         made = {
-            i: Cursor(s, (self.seed, 2, i), self.shuffle, self.window, bad)
+            i: Cursor(s.source if isinstance(s, MappedStream) else s, (self.seed, 2, i), self.shuffle, self.window, bad)
             for i, s in enumerate(self.mixture.sources)
             if isinstance(s, StreamingSource)
         }
@@ -235,6 +236,7 @@ class _Make:
     """Makes the batch of a unit: (batch, errors of bad rows)."""
 
     sources: tuple[Any, ...]
+    functions: tuple[Callable[[dict[str, Any]], dict[str, Any]] | None, ...]
     transform: Callable[[dict[str, Any]], Any] | None
     collate: Callable[[list[Any]], Any] | None
     on_bad: str
@@ -260,8 +262,10 @@ class _Make:
                     if other.row is None:
                         continue
                     name, row = other.name, other.row
-                row = {**row, SAMPLE: item.sample}
-                return row if self.transform is None else self.transform(row)
+                for function in (self.functions[item.source], self.transform):
+                    if function is not None:
+                        row = function({**row, SAMPLE: item.sample})
+                return {**row, SAMPLE: item.sample} if isinstance(row, dict) else row
             except BadRow as error:
                 last = error
             except Exception as error:

@@ -27,6 +27,9 @@ class HuggingFace(Source):
     def row(self, i: int) -> dict[str, Any]:
         return self.dataset[i]
 
+    def cell(self, i: int, column: str) -> Any:
+        return self.dataset.select_columns(column)[i][column]
+
     def name(self, i: int) -> str:
         return f"{self.dataset.info.builder_name or 'dataset'}, row {i}"
 

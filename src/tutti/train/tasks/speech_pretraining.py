@@ -132,7 +132,8 @@ class SpeechPretraining(Task):
                 "the model decides in Python which layers it drops, which a captured step would repeat; "
                 "set config.layerdrop = 0"
             )
-        made = int(model._get_feat_extract_output_lengths(torch.tensor(self.samples)))
+        inner: Any = model
+        made = int(inner._get_feat_extract_output_lengths(torch.tensor(self.samples)))
         given = self.frames if self.frames is not None else frames_of(self.samples)
         if made != given:
             raise ValueError(f"the model makes {made} frames of {self.samples} samples, not {given}; set frames={made}")

@@ -11,7 +11,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from tutti.data.buckets import pad_to_bucket
-from tutti.data.rows import SAMPLE, BadRow, Mapped, name_of, no_column
+from tutti.data.rows import SAMPLE, BadRow, Mapped, Rows, name_of, no_column
+from tutti.data.sources.source import MappedStream, StreamingSource
 
 Feature = dict[str, Any]
 Collator = Callable[[list[Feature]], dict[str, Tensor]]
@@ -51,7 +52,7 @@ class Task:
     # -- what a trainer calls ------------------------------------------------------------------------------------
 
     def prepare(self, rows: Any, processor: Any, **options: Any) -> Any:
-        """Features of the rows: a sequence of dicts, to be read by the collator.
+        """Features of the rows: a sequence of dicts, to be read by the collator; a streaming source of a streaming one.
 
         rows: a `tutti.data` source, a `datasets.Dataset`, or a list of dicts.
         processor: a tokenizer, an image processor, a feature extractor or a processor, as `model_class` needs.
@@ -59,6 +60,9 @@ class Task:
         Raises ValueError if there are no rows or a column does not exist.
         """
         task = self.but(**options)
+        if isinstance(rows, StreamingSource):
+            task._check_first(rows)
+            return task._streamed(rows, processor)
         task._check_rows(rows)
         return task._prepared(rows, processor)
 
@@ -74,8 +78,11 @@ class Task:
         """Raise ValueError if the model, the processor or the raw rows do not fit this task."""
         self._check_model(model)
         self._check_processor(model, processor)
-        self._check_rows(dataset)
-        self._check_labels(model, dataset)
+        if isinstance(dataset, StreamingSource):
+            self._check_first(dataset)
+        else:
+            self._check_rows(dataset)
+            self._check_labels(model, dataset)
 
     # -- what a task defines -------------------------------------------------------------------------------------
 
@@ -94,6 +101,9 @@ class Task:
     def _prepared(self, rows: Any, processor: Any) -> Any:
         return Mapped(rows, Featured(self, processor))
 
+    def _streamed(self, rows: StreamingSource, processor: Any) -> StreamingSource:
+        return MappedStream(rows, Featured(self, processor))
+
     # -- checks --------------------------------------------------------------------------------------------------
 
     def _check_rows(self, rows: Any) -> None:
@@ -104,7 +114,17 @@ class Task:
             )
         if len(rows) == 0:
             raise ValueError(f"{self.name}: the dataset is empty")
-        first = rows[0]
+        self._check_columns(rows[0])
+
+    def _check_first(self, rows: StreamingSource) -> None:
+        """`_check_rows` of the first row of a streaming source."""
+        every = (row for shard in range(rows.shards) for row in rows.open(shard, 0))
+        first = next((row for row in every if not isinstance(row, BadRow)), None)
+        if first is None:
+            raise ValueError(f"{self.name}: the dataset is empty")
+        self._check_columns(first)
+
+    def _check_columns(self, first: dict[str, Any]) -> None:
         for name in self.columns():
             if name not in first:
                 raise ValueError(f"{self.name}: {no_column(name, list(first), 'the dataset')}")
@@ -219,7 +239,7 @@ def check_length(length: int | None, model: nn.Module, processor: Any) -> None:
 def labels_of(rows: Any, name: str) -> Iterator[tuple[str, Any]]:
     """(name of the row, label) of the first rows."""
     for i in range(min(len(rows), CHECKED)):
-        yield name_of(rows, i), rows[i][name]
+        yield name_of(rows, i), rows.cell(i, name) if isinstance(rows, Rows) else rows[i][name]
 
 
 def classes_of(model: nn.Module) -> int | None:
