@@ -117,6 +117,13 @@ def test_epochs_end_with_a_smaller_batch(make):
     assert sizes == [4, 4, 4, 2] and stream.samples == 14
 
 
+def test_a_length_is_known_for_epochs_of_rows_by_index():
+    assert len(Stream(rows("m", 7), 4, epochs=2)) == 4
+    for stream in (Stream(rows("m", 7), 4), Stream(Shards("s", [3]), 4, epochs=1)):
+        with pytest.raises(TypeError, match="has no length"):
+            len(stream)
+
+
 def test_a_bad_row_stops_the_stream_or_is_counted():
     source = Shards("s", [4, 4], bad={(1, 2)})
     with pytest.raises(BadRow, match=r"s1\.2: bad"):

@@ -49,6 +49,13 @@ class CausalLM(Task):
         if self.layout not in LAYOUTS:
             raise ValueError(f"layout is {self.layout!r}; it must be one of {', '.join(LAYOUTS)}")
 
+    def _check_texts(self, rows: Any) -> None:
+        if self.text in rows[0]:
+            super()._check_texts(rows)
+
+    def texts(self):
+        return (self.text,)
+
     def _check_columns(self, first: dict[str, Any]) -> None:
         if not {"input_ids", "sequences"} & set(first):
             column(first, self.text, f"{self.name}: the dataset")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tutti.data.rows import BadRow, name_of
+from tutti.data.rows import BadRow
 from tutti.data.sources.source import Regrouped
 from tutti.train.tasks.task import Task, check_length, labels_of, length_of, padded, without_index
 
@@ -44,6 +44,9 @@ class QuestionAnswering(Task):
 
     def columns(self):
         return self.question, self.context, self.answers
+
+    def texts(self):
+        return self.question, self.context
 
     def _prepared(self, rows, processor):
         if not processor.is_fast:
@@ -128,8 +131,7 @@ class QuestionAnswering(Task):
             for text, start in zip(answers["text"], answers["answer_start"], strict=True):
                 if rows[i][self.context][start : start + len(text)] != text:
                     raise BadRow(
-                        f"{where or name_of(rows, i)}: the answer {text!r} is not at character {start} of the context; "
-                        "correct answer_start"
+                        f"{where}: the answer {text!r} is not at character {start} of the context; correct answer_start"
                     )
 
 

@@ -11,7 +11,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from tutti.data.buckets import pad_to_bucket
-from tutti.data.rows import SAMPLE, BadRow, Mapped, Rows, name_of, no_column
+from tutti.data.rows import SAMPLE, BadRow, Mapped, no_column
+from tutti.data.sources.open import open_source
 from tutti.data.sources.source import MappedStream, StreamingSource
 
 Feature = dict[str, Any]
@@ -82,12 +83,17 @@ class Task:
             self._check_first(dataset)
         else:
             self._check_rows(dataset)
+            self._check_texts(dataset)
             self._check_labels(model, dataset)
 
     # -- what a task defines -------------------------------------------------------------------------------------
 
     def columns(self) -> tuple[str, ...]:
         """Columns that rows must have."""
+        return ()
+
+    def texts(self) -> tuple[str, ...]:
+        """Columns whose values must be texts."""
         return ()
 
     def feature(self, row: dict[str, Any], processor: Any) -> Feature:
@@ -152,6 +158,13 @@ class Task:
                 f"the tokenizer has {len(processor)} tokens, the model's embedding {size}; "
                 f"call model.resize_token_embeddings({len(processor)})"
             )
+
+    def _check_texts(self, rows: Any) -> None:
+        """Raise BadRow for a value that is not a text."""
+        for column in self.texts():
+            for where, value in labels_of(rows, column):
+                if not isinstance(value, str):
+                    raise BadRow(f"{where}: {column} is {value!r}, not a text; fill it in, or leave the row out")
 
     def _check_labels(self, model: nn.Module, rows: Any) -> None:
         """Raise ValueError for labels that the model has no output for."""
@@ -238,8 +251,9 @@ def check_length(length: int | None, model: nn.Module, processor: Any) -> None:
 
 def labels_of(rows: Any, name: str) -> Iterator[tuple[str, Any]]:
     """(name of the row, label) of the first rows."""
-    for i in range(min(len(rows), CHECKED)):
-        yield name_of(rows, i), rows.cell(i, name) if isinstance(rows, Rows) else rows[i][name]
+    source = open_source(rows)
+    for i, value in enumerate(source.cells(name, CHECKED)):
+        yield source.name(i), value
 
 
 def classes_of(model: nn.Module) -> int | None:
