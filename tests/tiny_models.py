@@ -84,10 +84,19 @@ def unet(kind="UNet2DModel", channels=3, size=8, **options):
     )
 
 
+WAV2VEC2 = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64,
+            "conv_dim": (16, 16), "conv_kernel": (10, 4), "conv_stride": (5, 4), "num_conv_pos_embeddings": 8,
+            "num_conv_pos_embedding_groups": 2, "feat_extract_norm": "layer"}  # fmt: skip
+
+
 def wav2vec2(vocabulary, **options):
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64,
-             "conv_dim": (16, 16), "conv_kernel": (10, 4), "conv_stride": (5, 4), "num_conv_pos_embeddings": 8,
-             "num_conv_pos_embedding_groups": 2, "feat_extract_norm": "layer"}  # fmt: skip
     plain = {"apply_spec_augment": False, "layerdrop": 0.0, "vocab_size": vocabulary, "pad_token_id": 0}
-    return transformers.Wav2Vec2ForCTC(transformers.Wav2Vec2Config(**(sizes | plain | options))).train()
+    return transformers.Wav2Vec2ForCTC(transformers.Wav2Vec2Config(**(WAV2VEC2 | plain | options))).train()
+
+
+def wav2vec2_pretraining(**options):
+    torch.manual_seed(0)
+    sizes = {**WAV2VEC2, "num_codevectors_per_group": 8, "codevector_dim": 16, "proj_codevector_dim": 16}
+    plain = {"layerdrop": 0.0, "apply_spec_augment": True, "mask_feature_prob": 0.0}
+    return transformers.Wav2Vec2ForPreTraining(transformers.Wav2Vec2Config(**(sizes | plain | options))).train()

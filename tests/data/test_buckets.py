@@ -38,13 +38,24 @@ def test_a_mask_that_is_missing_is_made():
 def test_a_mask_of_four_dims_is_padded_in_two():
     ids, mask = torch.ones(2, 3, dtype=torch.long), torch.ones(2, 1, 3, 3, dtype=torch.bool)
     made = pad_to_bucket({"input_ids": ids, "attention_mask": mask}, (4,))["attention_mask"]
-    assert made.shape == (2, 1, 4, 4) and made.dtype == torch.bool and made.sum() == 2 * 9
+    assert made.dtype == torch.bool and made[0, 0].int().tolist() == [[1, 1, 1, 0]] * 3 + [[0, 0, 0, 1]]
+    made = pad_to_bucket({"input_ids": ids, "attention_mask": mask.float() - 1}, (4,), side="left")["attention_mask"]
+    low = torch.finfo(torch.float32).min
+    assert made[0, 0].tolist() == [[0, low, low, low]] + [[low, 0, 0, 0]] * 3
+
+
+def test_packed_positions_get_no_mask():
+    ids = torch.ones(1, 3, dtype=torch.long)
+    made = pad_to_bucket({"input_ids": ids, "position_ids": torch.tensor([[0, 1, 0]]), "use_cache": False}, (4,))
+    assert made["position_ids"].tolist() == [[0, 1, 0, 0]] and "attention_mask" not in made
 
 
 def test_labels_of_rows_and_other_entries_are_unchanged():
     batch = {"input_ids": torch.ones(2, 3, dtype=torch.long), "labels": torch.tensor([0, 1]),
              "pixel_values": torch.zeros(2, 3, 5, 5)}  # fmt: skip
     made = pad_to_bucket(batch, (8,))
+    several = torch.zeros(2, 3)
+    assert pad_to_bucket({**batch, "labels": several}, (8,))["labels"] is several
     assert made["labels"] is batch["labels"] and made["pixel_values"] is batch["pixel_values"]
 
 

@@ -2,12 +2,14 @@
 
 import gzip
 import json
+import multiprocessing
+from itertools import islice
 
 import pytest
 import torch
 
 from tutti.data import BadRow, Mixture, Stream, open_source
-from tutti.data.sources.source import StreamingSource
+from tutti.data.sources.source import MappedStream, Regrouped, StreamingSource
 
 
 class Shards(StreamingSource):
@@ -115,6 +117,13 @@ def test_epochs_end_with_a_smaller_batch(make):
     assert sizes == [4, 4, 4, 2] and stream.samples == 14
 
 
+def test_a_length_is_known_for_epochs_of_rows_by_index():
+    assert len(Stream(rows("m", 7), 4, epochs=2)) == 4
+    for stream in (Stream(rows("m", 7), 4), Stream(Shards("s", [3]), 4, epochs=1)):
+        with pytest.raises(TypeError, match="has no length"):
+            len(stream)
+
+
 def test_a_bad_row_stops_the_stream_or_is_counted():
     source = Shards("s", [4, 4], bad={(1, 2)})
     with pytest.raises(BadRow, match=r"s1\.2: bad"):
@@ -202,3 +211,105 @@ def test_blocks_of_a_parquet_file_are_read_once(tmp_path):
     with Stream(source, 10, shuffle="blocks", ahead=0) as stream:
         flat = [row["x"] for _ in range(20) for row in next(stream)]
     assert sorted(flat) == list(range(200)) and sorted(read) == list(range(20))
+
+
+def _write(folder, part, parts, batches, source, state):
+    """A reader in a process: writes the samples of each batch to a file, and then its state to another."""
+    with Stream(_of_files(source), 12, 3, part, parts, window=20) as stream:
+        if state is not None:
+            stream.load_state_dict(state)
+        while batches is None or stream.samples < batches * 12:
+            got = [[row["sample_index"], row["x"]] for row in next(stream)]
+            scratch = folder / f"scratch-{part}"
+            scratch.write_text(json.dumps(got))
+            scratch.rename(folder / f"{stream.samples}-{part}-of-{parts}")
+            if part == 0:
+                scratch.write_text(json.dumps(stream.state_dict()))
+                scratch.rename(folder / "states" / f"{stream.samples}.json")
+
+
+def _of_files(folder):
+    return Mixture({str(folder / "*.jsonl.gz"): 0.6, str(folder / "b.jsonl"): 0.4})
+
+
+@pytest.mark.starts
+def test_processes_that_are_killed_and_others_that_go_on(tmp_path):
+    """Two readers of a streaming, weighted mixture are killed in the middle of an epoch; three go on."""
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.mkdir(), (out / "states").mkdir(parents=True)
+    for name in ("a", "c", "d"):
+        with gzip.open(data / f"{name}.jsonl.gz", "wt") as file:
+            file.write("\n".join(json.dumps(row) for row in rows(name, 300)))
+    (data / "b.jsonl").write_text("\n".join(json.dumps(row) for row in rows("b", 500)))
+    context = multiprocessing.get_context("fork")
+
+    def start(parts, batches, state=None):
+        made = [context.Process(target=_write, args=(out, p, parts, batches, data, state)) for p in range(parts)]
+        for process in made:
+            process.start()
+        return made
+
+    two = start(2, None)
+    while sum(1 for _ in (out / "states").iterdir()) < 5:
+        assert all(process.is_alive() for process in two)
+        two[0].join(0.01)
+    for process in two:
+        process.kill()
+        process.join()
+    newest = max(int(p.stem) for p in (out / "states").iterdir())
+    last = newest // 12 + 6
+    for process in start(3, last, json.loads((out / "states" / f"{newest}.json").read_text())):
+        process.join()
+        assert process.exitcode == 0
+    with Stream(_of_files(data), 12, 3, window=20) as stream:
+        for k in range(1, last + 1):
+            parts = 2 if 12 * k <= newest else 3
+            files = [out / f"{12 * k}-{p}-of-{parts}" for p in range(parts)]
+            got = [row for file in files if file.exists() for row in json.loads(file.read_text())]
+            expected = [[row["sample_index"], row["x"]] for row in next(stream)]
+            if parts == 3 or files[1].exists():  # the second reader may have been behind when it was killed
+                assert got == expected
+            else:
+                assert got == expected[:6]
+
+
+class Once:
+    """A function that counts its rows."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, row):
+        self.seen.append(row["x"])
+        return {"y": row["x"], "k": row["sample_index"]}
+
+
+def test_a_mapped_stream_is_computed_for_the_rows_of_a_part():
+    function = Once()
+    stream = Stream(MappedStream(Shards("s", [40]), function), 10, part=1, parts=2, ahead=0, window=20)
+    got = next(stream)
+    assert [row["k"] for row in got] == [row["sample_index"] for row in got] == [5, 6, 7, 8, 9]
+    assert function.seen == [row["y"] for row in got]
+
+
+def pairs(rows):
+    """Two rows a group, and the last alone."""
+    while group := [row["x"] for row in islice(rows, 2)]:
+        yield {"x": "+".join(group)}
+
+
+def test_regrouped_rows_resume_inside_of_a_shard():
+    def source():
+        return Regrouped(Shards("s", [5, 4], bad={(0, 1), (1, 0)}), pairs)
+
+    assert list(map(str, source().open(0, 0))) == [
+        "s0.1: bad", "{'x': 's0.0+s0.2'}", "{'x': 's0.3+s0.4'}"
+    ]  # fmt: skip
+    assert list(source().open(0, 2)) == [{"x": "s0.3+s0.4"}]
+    expected = whole(source(), 2, 8, on_bad="skip")
+    first = Stream(source(), 2, 7, window=6, on_bad="skip")
+    got = taken(first, 3)
+    second = Stream(source(), 2, 7, window=6, on_bad="skip")
+    second.load_state_dict(first.state_dict())
+    assert got + taken(second, 5) == expected
+    first.close(), second.close()

@@ -55,8 +55,11 @@ def pad_to_bucket(
     values: padding values of further entries, by name.
     side: "right" or "left".
 
-    A missing attention mask is added if `input_ids` is padded, and `decoder_attention_mask` likewise. Labels with one
-    value per row (no sequence dim) are unchanged. Raises ValueError if a sequence is longer than the last bucket.
+    A missing attention mask is added if `input_ids` is padded, and `decoder_attention_mask` likewise, unless there are
+    `position_ids`, which tell packed sequences apart where there is no mask. Labels with one value per row (no sequence
+    dim) and floating-point labels are unchanged. In a mask of 4 dims, padding attends to padding.
+
+    Raises ValueError if a sequence is longer than the last bucket.
     """
     if side not in ("right", "left"):
         raise ValueError(f"side is {side!r}; it must be 'right' or 'left'")
@@ -64,14 +67,15 @@ def pad_to_bucket(
     made = dict(batch)
     groups: dict[int, list[str]] = {}
     for name, x in made.items():
-        if name in fills and isinstance(x, torch.Tensor) and x.ndim >= 2:
+        floats = isinstance(x, torch.Tensor) and x.is_floating_point() and name == "labels"
+        if name in fills and isinstance(x, torch.Tensor) and x.ndim >= 2 and not floats:
             groups.setdefault(x.shape[-1], []).append(name)
     for length, names in groups.items():
         target = _bucket(length, lengths, longest)
         if target == length:
             continue
         for ids, mask in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
-            if ids in names and mask not in made:
+            if ids in names and mask not in made and "position_ids" not in made:
                 made[mask] = torch.ones_like(made[ids])
                 names = [*names, mask]
         for name in names:
@@ -93,6 +97,10 @@ def _bucket(length: int, lengths: Sequence[int] | None, longest: int | None) -> 
 
 def _padded(x: torch.Tensor, more: int, value: float, side: str) -> torch.Tensor:
     pads = (0, more) if side == "right" else (more, 0)
-    if x.ndim == 4:  # (batch, heads, queries, keys)
-        pads = pads * 2
-    return F.pad(x, pads, value=bool(value) if x.dtype == torch.bool else value)
+    if x.ndim != 4:
+        return F.pad(x, pads, value=bool(value) if x.dtype == torch.bool else value)
+    closed = torch.finfo(x.dtype).min if x.is_floating_point() else False  # (batch, heads, queries, keys)
+    made = F.pad(x, pads * 2, value=closed)
+    corner = slice(-more, None) if side == "right" else slice(more)
+    made[..., corner, corner] = 0 if x.is_floating_point() else True
+    return made

@@ -31,6 +31,14 @@ class Rows:
         """The name of row `i` in errors: `train.jsonl:17`."""
         return f"row {i}"
 
+    def cell(self, i: int, column: str) -> Any:
+        """One value of row `i`. Sources that decode override it, to decode no more than this value."""
+        return self.row(i)[column]
+
+    def cells(self, column: str, count: int) -> Iterator[Any]:
+        """The values of a column in the first `count` rows."""
+        return (self.cell(i, column) for i in range(min(count, len(self))))
+
     def __getitem__(self, i: int) -> dict[str, Any]:
         place = i + len(self) if i < 0 else i
         if not 0 <= place < len(self):

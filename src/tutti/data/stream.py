@@ -13,10 +13,11 @@ from tutti.data.cursor import Cursor
 from tutti.data.mixture import Mixture
 from tutti.data.order import Order
 from tutti.data.rows import SAMPLE, BadRow, name_of
-from tutti.data.sources.source import StreamingSource
+from tutti.data.sources.source import MappedStream, StreamingSource
 
 MEGABYTE = 2**20
 WINDOW = 1000
+KEPT = 1000  # errors of bad rows
 REPLACED = 100  # rows after a bad one that are tried in its place
 
 
@@ -56,7 +57,8 @@ class Stream:
     transform: row -> feature, called for the rows of this part only.
     collate: list of features -> batch; None: batches are lists.
     on_bad: "raise", or "skip": a row that cannot be read or transformed is replaced by the one after it in its source
-        (of a streaming source, in its batch), counted in `bad_rows`, and its error kept in `bad`.
+        (of a streaming source, in its batch), counted in `bad_rows`, and its error kept in `bad` (the first 1000).
+        Both count what this object has read; a window that is read again counts again.
     workers: processes that read, transform and collate; 0: a thread.
     ahead: bytes of batches that may wait, in MiB; 0: make each batch when it is requested.
     window: rows of a streaming source that are shuffled together.
@@ -104,7 +106,7 @@ class Stream:
         self.shuffle, self.epochs, self.on_bad, self.window = shuffle, epochs, on_bad, window
         self.workers, self.ahead = workers, int(ahead * MEGABYTE)
         self.samples = 0  # consumed, of all parts together
-        self.bad_rows, self.bad = 0, []
+        self.bad_rows, self.bad = 0, list[str]()
         self._streams: dict[str, dict[str, int]] = {}
         self._ahead: Ahead | None = None
         self._orders = [
@@ -112,7 +114,8 @@ class Stream:
             else Order(len(s), (seed, 2, i), self._shuffle_of(s), getattr(s, "blocks", None))
             for i, s in enumerate(self.mixture.sources)
         ]  # fmt: skip
-        self._make = _Make(self.mixture.sources, transform, collate, on_bad)
+        functions = tuple(s.function if isinstance(s, MappedStream) else None for s in self.mixture.sources)
+        self._make = _Make(self.mixture.sources, functions, transform, collate, on_bad)
 
     def _shuffle_of(self, source: Any) -> str | None:
         """In a mixture, "blocks" is for the sources that have them."""
@@ -135,10 +138,16 @@ class Stream:
             raise
         unit: Any = self._ahead.unit
         self.samples, self._streams = unit.state["samples"], unit.state["streams"]
-        for error in (*unit.bad, *bad):
-            self.bad_rows += 1
-            self.bad.append(error)
+        errors = (*unit.bad, *bad)
+        self.bad_rows += len(errors)
+        self.bad += errors[: KEPT - len(self.bad)]
         return batch
+
+    def __len__(self) -> int:
+        """Batches of all epochs, of sources with random access. Raises TypeError where they are not known."""
+        if self.epochs is None or self._orders[0] is None:
+            raise TypeError("the stream has no length: it is endless, or its source is streamed")
+        return -(-self.epochs * len(self.mixture.sources[0]) // self.batch)
 
     def _units(self) -> Iterator[_Unit]:
         """The batches from the present state on."""
@@ -189,7 +198,7 @@ class Stream:
             found.append(str(error))
 
         made = {
-            i: Cursor(s, (self.seed, 2, i), self.shuffle, self.window, bad)
+            i: Cursor(s.source if isinstance(s, MappedStream) else s, (self.seed, 2, i), self.shuffle, self.window, bad)
             for i, s in enumerate(self.mixture.sources)
             if isinstance(s, StreamingSource)
         }
@@ -235,6 +244,7 @@ class _Make:
     """Makes the batch of a unit: (batch, errors of bad rows)."""
 
     sources: tuple[Any, ...]
+    functions: tuple[Callable[[dict[str, Any]], dict[str, Any]] | None, ...]
     transform: Callable[[dict[str, Any]], Any] | None
     collate: Callable[[list[Any]], Any] | None
     on_bad: str
@@ -260,8 +270,10 @@ class _Make:
                     if other.row is None:
                         continue
                     name, row = other.name, other.row
-                row = {**row, SAMPLE: item.sample}
-                return row if self.transform is None else self.transform(row)
+                for function in (self.functions[item.source], self.transform):
+                    if function is not None:
+                        row = function({**row, SAMPLE: item.sample})
+                return {**row, SAMPLE: item.sample} if isinstance(row, dict) else row
             except BadRow as error:
                 last = error
             except Exception as error:

@@ -239,3 +239,18 @@ def test_what_cannot_be_opened_says_why(tmp_path):
     (tmp_path / "a.parquet").write_text("no")
     with pytest.raises(ValueError, match=r"a\.parquet: not a Parquet file"):
         open_source(tmp_path / "a.parquet")
+
+
+def test_a_cell_decodes_nothing_else(tmp_path):
+    (tmp_path / "images" / "cat").mkdir(parents=True)
+    (tmp_path / "images" / "cat" / "1.png").write_bytes(b"no image")
+    assert open_source(tmp_path / "images").cell(0, "label") == 0
+    with tarfile.open(tmp_path / "a.tar", "w") as file:
+        for kind, content in (("png", b"no image"), ("cls", b"3")):
+            member = tarfile.TarInfo(f"1.{kind}")
+            member.size = len(content)
+            file.addfile(member, io.BytesIO(content))
+    assert open_source(tmp_path / "a.tar").cell(0, "cls") == 3
+    import datasets
+
+    assert open_source(datasets.Dataset.from_list(ROWS)).cell(2, "label") == 2

@@ -1,8 +1,12 @@
+import gzip
+import json
+
 import numpy as np
 import pytest
 from transformers import EvalPrediction
 
 from tiny_models import llama
+from tutti.data import Stream, open_source
 from tutti.train.tasks import get_task
 
 ROWS = [{"text": t} for t in ["the cat runs", "a dog", "the red bird sings in the tree", "dog"]]
@@ -54,3 +58,17 @@ def test_a_llama_learns(tokenizer, train):
     rows = [{"text": "the red cat sleeps under the big tree"}] * 40
     losses = train(get_task("causal-lm", length=16), llama(tokenizer), rows, tokenizer, steps=30)
     assert losses[0] > 5 and losses[-1] < 1.0
+
+
+def test_a_streaming_source_gives_the_same_windows_and_packs(tokenizer, tmp_path):
+    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
+        file.write("\n".join(json.dumps(row) for row in ROWS))
+    streamed = open_source(tmp_path / "a.jsonl.gz")
+    for layout, key in (("windows", "input_ids"), ("packed", "sequences")):
+        task = get_task("causal-lm", length=8, layout=layout)
+        expected = [list(f[key]) for f in task.prepare(ROWS, tokenizer)]
+        assert [f[key] for f in task.prepare(streamed, tokenizer).open(0, 0)] == expected
+        with Stream(task.prepare(streamed, tokenizer), 2, shuffle=None, collate=task.collator(tokenizer)) as stream:
+            assert next(stream)["input_ids"].shape == (2, 8)
+    with pytest.raises(ValueError, match=r"no column 'body'; its columns are text"):
+        task.check(llama(tokenizer), tokenizer, streamed) or task.prepare(streamed, tokenizer, text="body")

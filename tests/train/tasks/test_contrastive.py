@@ -1,8 +1,7 @@
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
+import transformers
 from transformers import BertModel, EvalPrediction
 
 import tutti
@@ -32,9 +31,10 @@ def split(batch):
 
 
 def test_a_clip_learns(tokenizer, train):
-    processor = SimpleNamespace(tokenizer=tokenizer, image_processor=None)
+    sizes = {"size": {"shortest_edge": 8}, "crop_size": {"height": 8, "width": 8}}
+    processor = transformers.CLIPProcessor(transformers.CLIPImageProcessor(**sizes), tokenizer)
     losses = train(TASK, clip(tokenizer), colors(2), processor, batch=2, steps=20)
-    assert losses[0] > 0.4 and losses[-1] < 0.05
+    assert losses[0] > 0.4 and losses[-1] < 0.1
 
 
 def test_scores_are_within_batches():

@@ -129,6 +129,7 @@ def test_a_diffusion_transformer_learns_a_flow(train):
     assert losses[0] > 1.0 and np.mean(losses[-5:]) < 0.6
 
 
+@pytest.mark.slow
 def test_a_text_to_image_model_learns_and_samples(tokenizer, train):
     from tiny_models import clip
 

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from transformers import EvalPrediction
 
 from tiny_models import t5
@@ -23,6 +24,7 @@ def test_scores_are_of_the_same_place():
     assert get_task("seq2seq").metrics(made)["accuracy"] == 1
 
 
+@pytest.mark.slow
 def test_a_t5_learns_to_translate(tokenizer, train):
     losses = train(get_task("seq2seq"), t5(tokenizer), ROWS * 8, tokenizer, steps=30, lr=1e-2)
     assert losses[0] > 5 and losses[-1] < 1.0

@@ -1,5 +1,4 @@
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,10 +18,8 @@ VOCABULARY = ["<pad>", "<s>", "</s>", "<unk>", "|", "a", "b", "c"]
 def processor(tmp_path_factory):
     file = tmp_path_factory.mktemp("ctc") / "vocab.json"
     file.write_text(json.dumps({token: i for i, token in enumerate(VOCABULARY)}))
-    return SimpleNamespace(
-        tokenizer=transformers.Wav2Vec2CTCTokenizer(str(file)),
-        feature_extractor=transformers.Wav2Vec2FeatureExtractor(sampling_rate=1000, return_attention_mask=True),
-    )
+    extractor = transformers.Wav2Vec2FeatureExtractor(sampling_rate=1000, return_attention_mask=True)
+    return transformers.Wav2Vec2Processor(extractor, transformers.Wav2Vec2CTCTokenizer(str(file)))
 
 
 def rows(count=8):
@@ -64,9 +61,7 @@ def test_what_does_not_fit_is_an_error(processor):
     with pytest.raises(ValueError, match=r"set config\.layerdrop = 0"):
         TASK.check(wav2vec2(8, layerdrop=0.1), processor, rows(1))
     with pytest.raises(ValueError, match="1000 samples a second, the model 16000"):
-        other = SimpleNamespace(
-            tokenizer=processor.tokenizer, feature_extractor=transformers.Wav2Vec2FeatureExtractor()
-        )
+        other = transformers.Wav2Vec2Processor(transformers.Wav2Vec2FeatureExtractor(), processor.tokenizer)
         TASK.prepare(rows(1), other)[0]
 
 

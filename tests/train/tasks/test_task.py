@@ -1,5 +1,6 @@
 """What tasks have in common, by example of classification."""
 
+import datasets
 import pytest
 from transformers import BertForSequenceClassification
 
@@ -38,6 +39,18 @@ def test_a_label_out_of_range_names_the_row(tokenizer):
         TASK.check(bert(BertForSequenceClassification, tokenizer), tokenizer, rows)
     with pytest.raises(ValueError, match=r"row 0: label is 'no'; labels are integers in \[0, 2\)"):
         TASK.check(bert(BertForSequenceClassification, tokenizer), tokenizer, [{"text": "a", "label": "no"}])
+
+
+def test_a_text_that_is_missing_names_the_row(tokenizer):
+    rows = [*ROWS, {"text": None, "label": 0}]
+    with pytest.raises(ValueError, match=r"row 2: text is None, not a text; fill it in, or leave the row out"):
+        TASK.check(bert(BertForSequenceClassification, tokenizer), tokenizer, rows)
+
+
+def test_a_dataset_is_checked_by_its_columns(tokenizer):
+    rows = datasets.Dataset.from_list([*ROWS, {"text": "bird", "label": 7}])
+    with pytest.raises(ValueError, match=r"dataset, row 2: label is 7"):
+        TASK.check(bert(BertForSequenceClassification, tokenizer), tokenizer, rows)
 
 
 def test_another_model_is_an_error_that_names_the_right_class(tokenizer):

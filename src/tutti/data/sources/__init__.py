@@ -1,6 +1,6 @@
 """Sources of rows, one format a file."""
 
 from tutti.data.sources.open import open_source
-from tutti.data.sources.source import Joined, Source, StreamingSource
+from tutti.data.sources.source import Joined, MappedStream, Regrouped, Source, StreamingSource
 
-__all__ = ["Joined", "Source", "StreamingSource", "open_source"]
+__all__ = ["Joined", "MappedStream", "Regrouped", "Source", "StreamingSource", "open_source"]

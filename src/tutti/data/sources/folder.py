@@ -58,12 +58,22 @@ class Folder(Source):
             content = path.read_bytes()
         except OSError as error:
             raise BadRow(f"{path}: {error.strerror}; restore it, or read with on_bad='skip'") from None
-        row = {self.column: self.value(content, path), "path": str(path)}
+        return {self.column: self.value(content, path), **self._about(i)}
+
+    def cell(self, i: int, column: str) -> Any:
+        if column == self.column:
+            return self.row(i)[column]
+        return self._about(i)[column]
+
+    def _about(self, i: int) -> dict[str, Any]:
+        """The columns of a row besides its content."""
+        path = self.paths[i]
+        about: dict[str, Any] = {"path": str(path)}
         if self.metadata is not None:
-            return row | self.metadata[i]
+            return about | self.metadata[i]
         if self.classes:
-            row["label"] = self.classes.index(path.relative_to(self.folder).parts[0])
-        return row
+            about["label"] = self.classes.index(path.relative_to(self.folder).parts[0])
+        return about
 
     def value(self, content: bytes, path: Path) -> Any:
         """The decoded content of a file."""
@@ -89,6 +99,21 @@ class AudioFolder(Folder):
     def __init__(self, folder: str | Path, sampling_rate: int | None = None):
         super().__init__(folder)
         self.sampling_rate = sampling_rate
+
+    def cell(self, i: int, column: str) -> Any:
+        if column == self.column:
+            return self.row(i)[column]
+        return self._about(i)[column]
+
+    def _about(self, i: int) -> dict[str, Any]:
+        """The columns of a row besides its content."""
+        path = self.paths[i]
+        about: dict[str, Any] = {"path": str(path)}
+        if self.metadata is not None:
+            return about | self.metadata[i]
+        if self.classes:
+            about["label"] = self.classes.index(path.relative_to(self.folder).parts[0])
+        return about
 
     def value(self, content: bytes, path: Path) -> Any:
         audio = super().value(content, path)

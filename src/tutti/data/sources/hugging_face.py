@@ -27,6 +27,12 @@ class HuggingFace(Source):
     def row(self, i: int) -> dict[str, Any]:
         return self.dataset[i]
 
+    def cell(self, i: int, column: str) -> Any:
+        return self.dataset.select_columns(column)[i][column]
+
+    def cells(self, column: str, count: int) -> Iterator[Any]:
+        return iter(self.dataset.select_columns(column)[:count][column])
+
     def name(self, i: int) -> str:
         return f"{self.dataset.info.builder_name or 'dataset'}, row {i}"
 

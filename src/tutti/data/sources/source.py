@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,55 @@ class StreamingSource:
         return f"shard {shard}, row {i}"
 
 
+class MappedStream(StreamingSource):
+    """The rows of a streaming source through a function. `Stream` applies it to the rows of its own part only."""
+
+    def __init__(self, source: StreamingSource, function: Callable[[dict[str, Any]], dict[str, Any]]):
+        self.source, self.function, self.shards = source, function, source.shards
+
+    def open(self, shard: int, start: int) -> Iterator[dict[str, Any] | BadRow]:
+        return (row if isinstance(row, BadRow) else self.function(row) for row in self.source.open(shard, start))
+
+    def name(self, shard: int, i: int) -> str:
+        return self.source.name(shard, i)
+
+
+class Regrouped(StreamingSource):
+    """What a function makes of the rows of each shard, one shard at a time: windows of tokens, packs, windows of texts.
+
+    function: rows of a shard -> features, as many as it likes; the same for the same rows.
+
+    A stream that resumes inside a shard reads and regroups that shard from its beginning.
+    """
+
+    def __init__(
+        self, source: StreamingSource, function: Callable[[Iterator[dict[str, Any]]], Iterator[dict[str, Any]]]
+    ):
+        self.source, self.function, self.shards = source, function, source.shards
+
+    def open(self, shard: int, start: int) -> Iterator[dict[str, Any] | BadRow]:
+        return islice(self._every(shard), start, None)
+
+    def _every(self, shard: int) -> Iterator[dict[str, Any] | BadRow]:
+        bad: list[BadRow] = []
+
+        def good() -> Iterator[dict[str, Any]]:
+            for row in self.source.open(shard, 0):
+                if isinstance(row, BadRow):
+                    bad.append(row)
+                else:
+                    yield row
+
+        for made in self.function(good()):
+            yield from bad
+            bad.clear()
+            yield made
+        yield from bad
+
+    def name(self, shard: int, i: int) -> str:
+        return f"shard {shard}, group {i}"
+
+
 class Joined(Source):
     """The rows of several sources, one source after the other."""
 
@@ -70,6 +120,10 @@ class Joined(Source):
     def name(self, i: int) -> str:
         source, place = self._place(i)
         return name_of(source, place)
+
+    def cell(self, i: int, column: str) -> Any:
+        source, place = self._place(i)
+        return source.cell(place, column) if isinstance(source, Rows) else source[place][column]
 
 
 def needed(module: str, package: str, what: str) -> Any:

@@ -39,11 +39,20 @@ class WebDataset(Source):
         return f"{self.path}:{_key(str(self.names[self.starts[i]]))[0]}"
 
     def row(self, i: int) -> dict[str, Any]:
+        return self._read(i, None)
+
+    def cell(self, i: int, column: str) -> Any:
+        return self._read(i, column)[column]
+
+    def _read(self, i: int, column: str | None) -> dict[str, Any]:
+        """A row, or one column of it."""
         if self._file is None:
             self._file = os.open(self.path, os.O_RDONLY)
         row: dict[str, Any] = {}
         for m in range(int(self.starts[i]), int(self.starts[i + 1])):
             row["__key__"], kind = _key(str(self.names[m]))
+            if column not in (None, kind):
+                continue
             content = os.pread(self._file, int(self.sizes[m]), int(self.offsets[m]))
             if len(content) != self.sizes[m]:
                 raise BadRow(f"{self.name(i)}: the file ends inside of {self.names[m]}; write or copy it again")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import nn
 
 from tutti.data.packs import Packs, packed_batch
 from tutti.data.rows import Mapped, column
+from tutti.data.sources.source import MappedStream, Regrouped, StreamingSource
 from tutti.data.windows import Windows
 from tutti.train.tasks.scores import next_token_scores
 from tutti.train.tasks.task import Task, check_length, length_of, pad_id, padded
@@ -47,13 +49,19 @@ class CausalLM(Task):
         if self.layout not in LAYOUTS:
             raise ValueError(f"layout is {self.layout!r}; it must be one of {', '.join(LAYOUTS)}")
 
-    def _check_rows(self, rows: Any) -> None:
-        super()._check_rows(rows)
-        if not {"input_ids", "sequences"} & set(rows[0]):
-            column(rows[0], self.text, f"{self.name}: the dataset")
+    def _check_texts(self, rows: Any) -> None:
+        if self.text in rows[0]:
+            super()._check_texts(rows)
+
+    def texts(self):
+        return (self.text,)
+
+    def _check_columns(self, first: dict[str, Any]) -> None:
+        if not {"input_ids", "sequences"} & set(first):
+            column(first, self.text, f"{self.name}: the dataset")
 
     def _prepared(self, rows: Any, processor: Any) -> Any:
-        if "input_ids" in rows[0]:
+        if {"input_ids", "sequences"} & set(rows[0]):
             return rows
         length = length_of(self.length, processor)
         if self.layout == "padded":
@@ -61,8 +69,13 @@ class CausalLM(Task):
         ids = token_ids(processor, (rows[i][self.text] for i in range(len(rows))), end=True)
         if self.layout == "windows":
             return Windows(np.concatenate([np.asarray(row, np.int32) for row in ids]), length)
-        pieces = [row[at : at + length] for row in ids for at in range(0, len(row), length)]
-        return Packs([{"input_ids": piece} for piece in pieces], length, self.window)
+        return Packs([{"input_ids": piece} for piece in _pieces(ids, length)], length, self.window)
+
+    def _streamed(self, rows: StreamingSource, processor: Any) -> StreamingSource:
+        length = length_of(self.length, processor)
+        if self.layout == "padded":
+            return MappedStream(rows, _Cut(self, processor, length))
+        return Regrouped(rows, _Regroup(self, processor, length))
 
     def batch(self, features, processor):
         if "sequences" in features[0]:
@@ -84,6 +97,34 @@ class CausalLM(Task):
     def check(self, model: nn.Module, processor: Any, dataset: Any) -> None:
         super().check(model, processor, dataset)
         check_length(self.length, model, processor)
+
+
+def _pieces(ids: Iterator[list[int]], length: int) -> Iterator[list[int]]:
+    """Texts, those longer than `length` in several pieces."""
+    return (row[at : at + length] for row in ids for at in range(0, len(row), length))
+
+
+@dataclass(frozen=True)
+class _Regroup:
+    """Windows or packs of the texts of a shard."""
+
+    task: CausalLM
+    processor: Any
+    length: int
+
+    def __call__(self, rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        ids = token_ids(self.processor, (row[self.task.text] for row in rows), end=True)
+        if self.task.layout == "packed":
+            pieces = _pieces(ids, self.length)
+            while window := list(islice(pieces, self.task.window)):
+                yield from Packs([{"input_ids": piece} for piece in window], self.length, self.task.window)
+            return
+        waiting: list[int] = []
+        for row in ids:
+            waiting += row
+            while len(waiting) >= self.length:
+                yield {"input_ids": waiting[: self.length]}
+                del waiting[: self.length]
 
 
 @dataclass(frozen=True)

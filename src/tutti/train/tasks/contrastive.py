@@ -45,6 +45,9 @@ class Contrastive(Task):
     def columns(self):
         return self.image, self.text
 
+    def texts(self):
+        return (self.text,)
+
     def feature(self, row, processor):
         return {"image": row[self.image], "text": row[self.text]}
 

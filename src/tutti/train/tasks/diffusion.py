@@ -86,6 +86,9 @@ class Diffusion(Task):
     def columns(self):
         return tuple(name for name in (self.image, self.label, self.text) if name is not None)
 
+    def texts(self):
+        return () if self.text is None else (self.text,)
+
     def feature(self, row, processor):
         kinds = {"image": self.image, "label": self.label, "text": self.text}
         return {kind: row[name] for kind, name in kinds.items() if name is not None}

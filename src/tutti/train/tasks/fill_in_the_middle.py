@@ -56,6 +56,8 @@ class FillInTheMiddle(Task):
     def columns(self):
         return (self.text,)
 
+    texts = columns
+
     def feature(self, row, processor):
         return {"text": row[self.text]}
 

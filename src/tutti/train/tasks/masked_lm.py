@@ -51,6 +51,8 @@ class MaskedLM(Task):
     def columns(self):
         return (self.text,)
 
+    texts = columns
+
     def feature(self, row, processor):
         encoded = processor(
             row[self.text],

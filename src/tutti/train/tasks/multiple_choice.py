@@ -36,6 +36,9 @@ class MultipleChoice(Task):
     def columns(self):
         return self.context, self.choices, self.label
 
+    def texts(self):
+        return (self.context,)
+
     def feature(self, row, processor):
         choices = list(row[self.choices])
         limit = length_of(self.length, processor)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tutti.data.rows import BadRow, name_of
+from tutti.data.rows import BadRow
+from tutti.data.sources.source import Regrouped
 from tutti.train.tasks.task import Task, check_length, labels_of, length_of, padded, without_index
 
 
@@ -44,10 +45,16 @@ class QuestionAnswering(Task):
     def columns(self):
         return self.question, self.context, self.answers
 
+    def texts(self):
+        return self.question, self.context
+
     def _prepared(self, rows, processor):
         if not processor.is_fast:
             raise ValueError("question-answering needs a fast tokenizer, which knows the characters of its tokens")
         return [f for i in range(len(rows)) for f in self.windows(rows[i], processor, i)]
+
+    def _streamed(self, rows, processor):
+        return Regrouped(rows, _Windows(self, processor))
 
     def windows(self, row: dict[str, Any], processor: Any, number: int = 0) -> list[dict[str, Any]]:
         """The features of a row, one for each window. Each notes the `number` of its row."""
@@ -124,9 +131,19 @@ class QuestionAnswering(Task):
             for text, start in zip(answers["text"], answers["answer_start"], strict=True):
                 if rows[i][self.context][start : start + len(text)] != text:
                     raise BadRow(
-                        f"{where or name_of(rows, i)}: the answer {text!r} is not at character {start} of the context; "
-                        "correct answer_start"
+                        f"{where}: the answer {text!r} is not at character {start} of the context; correct answer_start"
                     )
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """The windows of the rows of a shard."""
+
+    task: QuestionAnswering
+    processor: Any
+
+    def __call__(self, rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        return (f for i, row in enumerate(rows) for f in self.task.windows(row, self.processor, i))
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:

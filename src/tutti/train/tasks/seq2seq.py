@@ -33,6 +33,8 @@ class Seq2Seq(Task):
     def columns(self):
         return self.source, self.target
 
+    texts = columns
+
     def feature(self, row, processor):
         encoded = processor(
             self.prefix + row[self.source], truncation=True, max_length=length_of(self.length, processor)

@@ -37,6 +37,9 @@ class SequenceClassification(Task):
     def columns(self):
         return (self.text, self.label) if self.pair is None else (self.text, self.pair, self.label)
 
+    def texts(self):
+        return self.columns()[:-1]
+
     def feature(self, row, processor):
         second = None if self.pair is None else row[self.pair]
         encoded = processor(row[self.text], second, truncation=True, max_length=length_of(self.length, processor))

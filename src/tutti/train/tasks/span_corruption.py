@@ -46,6 +46,8 @@ class SpanCorruption(Task):
     def columns(self):
         return (self.text,)
 
+    texts = columns
+
     def feature(self, row, processor):
         limit = length_of(self.length, processor) - (self.length is None)
         ids = processor(row[self.text], add_special_tokens=False, verbose=False)["input_ids"]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tutti.data.buckets import pad_to_bucket
 from tutti.data.rows import BadRow
 from tutti.train.tasks.scores import IGNORED, arrays
-from tutti.train.tasks.task import Task, labels_of
+from tutti.train.tasks.task import Task
 from tutti.train.tasks.text import stacked
 
 
@@ -42,6 +42,9 @@ class SpeechCTC(Task):
 
     def columns(self):
         return self.audio, self.text
+
+    def texts(self):
+        return (self.text,)
 
     def feature(self, row, processor):
         audio = row[self.audio]
@@ -119,11 +122,6 @@ class SpeechCTC(Task):
             raise ValueError(f"blank is {self.blank}, the model's is {config.pad_token_id}; set blank")
         if config.vocab_size < len(processor.tokenizer):
             raise ValueError(f"the tokenizer has {len(processor.tokenizer)} tokens, the model {config.vocab_size}")
-
-    def _check_labels(self, model, rows) -> None:
-        for where, text in labels_of(rows, self.text):
-            if not isinstance(text, str):
-                raise BadRow(f"{where}: {self.text} is {text!r}, not a text")
 
 
 def _collapsed(path: np.ndarray, blank: int) -> list[int]:

@@ -23,6 +23,7 @@ TASKS = {
     "contrastive": "contrastive:Contrastive",
     "diffusion": "diffusion:Diffusion",
     "speech-ctc": "speech_ctc:SpeechCTC",
+    "speech-pretraining": "speech_pretraining:SpeechPretraining",
 }
 """Name -> module and class, imported on first use."""
 

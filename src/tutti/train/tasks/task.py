@@ -11,7 +11,9 @@ import numpy as np
 from torch import Tensor, nn
 
 from tutti.data.buckets import pad_to_bucket
-from tutti.data.rows import SAMPLE, BadRow, Mapped, name_of, no_column
+from tutti.data.rows import SAMPLE, BadRow, Mapped, no_column
+from tutti.data.sources.open import open_source
+from tutti.data.sources.source import MappedStream, StreamingSource
 
 Feature = dict[str, Any]
 Collator = Callable[[list[Feature]], dict[str, Tensor]]
@@ -51,7 +53,7 @@ class Task:
     # -- what a trainer calls ------------------------------------------------------------------------------------
 
     def prepare(self, rows: Any, processor: Any, **options: Any) -> Any:
-        """Features of the rows: a sequence of dicts, to be read by the collator.
+        """Features of the rows: a sequence of dicts, to be read by the collator; a streaming source of a streaming one.
 
         rows: a `tutti.data` source, a `datasets.Dataset`, or a list of dicts.
         processor: a tokenizer, an image processor, a feature extractor or a processor, as `model_class` needs.
@@ -59,6 +61,9 @@ class Task:
         Raises ValueError if there are no rows or a column does not exist.
         """
         task = self.but(**options)
+        if isinstance(rows, StreamingSource):
+            task._check_first(rows)
+            return task._streamed(rows, processor)
         task._check_rows(rows)
         return task._prepared(rows, processor)
 
@@ -74,13 +79,21 @@ class Task:
         """Raise ValueError if the model, the processor or the raw rows do not fit this task."""
         self._check_model(model)
         self._check_processor(model, processor)
-        self._check_rows(dataset)
-        self._check_labels(model, dataset)
+        if isinstance(dataset, StreamingSource):
+            self._check_first(dataset)
+        else:
+            self._check_rows(dataset)
+            self._check_texts(dataset)
+            self._check_labels(model, dataset)
 
     # -- what a task defines -------------------------------------------------------------------------------------
 
     def columns(self) -> tuple[str, ...]:
         """Columns that rows must have."""
+        return ()
+
+    def texts(self) -> tuple[str, ...]:
+        """Columns whose values must be texts."""
         return ()
 
     def feature(self, row: dict[str, Any], processor: Any) -> Feature:
@@ -94,6 +107,9 @@ class Task:
     def _prepared(self, rows: Any, processor: Any) -> Any:
         return Mapped(rows, Featured(self, processor))
 
+    def _streamed(self, rows: StreamingSource, processor: Any) -> StreamingSource:
+        return MappedStream(rows, Featured(self, processor))
+
     # -- checks --------------------------------------------------------------------------------------------------
 
     def _check_rows(self, rows: Any) -> None:
@@ -104,7 +120,17 @@ class Task:
             )
         if len(rows) == 0:
             raise ValueError(f"{self.name}: the dataset is empty")
-        first = rows[0]
+        self._check_columns(rows[0])
+
+    def _check_first(self, rows: StreamingSource) -> None:
+        """`_check_rows` of the first row of a streaming source."""
+        every = (row for shard in range(rows.shards) for row in rows.open(shard, 0))
+        first = next((row for row in every if not isinstance(row, BadRow)), None)
+        if first is None:
+            raise ValueError(f"{self.name}: the dataset is empty")
+        self._check_columns(first)
+
+    def _check_columns(self, first: dict[str, Any]) -> None:
         for name in self.columns():
             if name not in first:
                 raise ValueError(f"{self.name}: {no_column(name, list(first), 'the dataset')}")
@@ -132,6 +158,13 @@ class Task:
                 f"the tokenizer has {len(processor)} tokens, the model's embedding {size}; "
                 f"call model.resize_token_embeddings({len(processor)})"
             )
+
+    def _check_texts(self, rows: Any) -> None:
+        """Raise BadRow for a value that is not a text."""
+        for column in self.texts():
+            for where, value in labels_of(rows, column):
+                if not isinstance(value, str):
+                    raise BadRow(f"{where}: {column} is {value!r}, not a text; fill it in, or leave the row out")
 
     def _check_labels(self, model: nn.Module, rows: Any) -> None:
         """Raise ValueError for labels that the model has no output for."""
@@ -218,8 +251,9 @@ def check_length(length: int | None, model: nn.Module, processor: Any) -> None:
 
 def labels_of(rows: Any, name: str) -> Iterator[tuple[str, Any]]:
     """(name of the row, label) of the first rows."""
-    for i in range(min(len(rows), CHECKED)):
-        yield name_of(rows, i), rows[i][name]
+    source = open_source(rows)
+    for i, value in enumerate(source.cells(name, CHECKED)):
+        yield source.name(i), value
 
 
 def classes_of(model: nn.Module) -> int | None:
