@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tutti.tracing.pattern_table import register_pattern as register_pattern
     from tutti.tracing.patterns import Pattern as Pattern
     from tutti.train.arguments import TrainingArguments as TrainingArguments
+    from tutti.train.pipeline import pipeline as pipeline
     from tutti.train.trainer import Trainer as Trainer
 
 # Public name -> its module, imported on first use: `tutti --help` need not wait for torch.
@@ -63,6 +64,7 @@ NAMES = {
     "jit": "tutti.api.jit",
     "parallelize": "tutti.api.step",
     "pin": "tutti.plan.pin",
+    "pipeline": "tutti.train.pipeline",
     "prefill": "tutti.api.builders",
     "random_plan": "tutti.plan.random",
     "register_device": "tutti.hardware",

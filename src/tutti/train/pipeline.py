@@ -1,0 +1,83 @@
+"""`tutti.pipeline`: the pipelines of transformers, with the model distributed by a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import tutti
+from tutti.api.step import cluster_of
+from tutti.tracing.capture import device_of
+from tutti.train import batches, evaluation
+
+GENERATE = ("generation", "text2text", "summarization", "translation", "automatic-speech", "image-to-text",
+            "image-text-to-text", "text-to-audio", "any-to-any")  # fmt: skip
+
+
+def pipeline(
+    task: str | None = None,
+    model: Any = None,
+    *args: Any,
+    plan: Any = "auto",
+    cluster: Any = "auto",
+    level: str = "O0",
+    **kwargs: Any,
+) -> Any:
+    """A `transformers.pipeline` whose model runs on a cluster: `tutti.pipeline("text-classification", "out/model")`.
+
+    task, model, args, kwargs: those of `transformers.pipeline`.
+    plan, cluster, level: as for `tutti.parallelize`. Every rank of a job calls the pipeline with the same inputs.
+
+    Inputs are padded to a power of two of rows and to one of a few lengths, because each shape is captured once. Pipelines that generate run the model
+    as it is, on one device.
+    """
+    made = transformers.pipeline(task, model, *args, **kwargs)  # pyright: ignore
+    if not any(word in made.task for word in GENERATE):
+        Distributed(made.model, getattr(made, "tokenizer", None), plan, cluster, level)
+    return made
+
+
+class Distributed:
+    """The forward pass of a model as a Function. It replaces `model.forward`."""
+
+    def __init__(self, model: nn.Module, tokenizer: Any, plan: Any, cluster: Any, level: str):
+        self.model, self.plain = model.eval(), model.forward
+        self.options = {"plan": plan, "cluster": cluster, "level": level}
+        config: Any = getattr(model, "config", None)
+        pad = getattr(tokenizer, "pad_token_id", None) or getattr(config, "pad_token_id", None) or 0
+        self.pads = {"input_ids": pad, "decoder_input_ids": pad}
+        self.most = getattr(config, "max_position_embeddings", None)
+        self.two = bool(getattr(config, "is_encoder_decoder", False))
+        self.store = tutti.Store(model=model)
+        self.devices = cluster_of(cluster, device_of(model)).size
+        self.made: dict[tuple, tutti.Function] = {}
+        self.kinds: dict[tuple, type] = {}
+        model.forward = self  # pyright: ignore[reportAttributeAccessIssue]
+
+    def __call__(self, **inputs: Any) -> Any:
+        tensors = {key: x for key, x in inputs.items() if isinstance(x, Tensor)}
+        others = {key: x for key, x in inputs.items() if not isinstance(x, Tensor)}
+        rows = len(next(iter(tensors.values())))
+        most = max(self.devices, 1 << (rows - 1).bit_length())
+        given = batches.bucketed(tensors, self.pads, self.most, self.two)
+        given = {name: torch.cat([x, x[-1:].expand(most - rows, *x.shape[1:])]) for name, x in given.items()}
+        key = (tuple(sorted(given)), tuple(sorted((k, repr(x)) for k, x in others.items())))
+        if key not in self.made:
+            self.made[key] = tutti.function(self._forward(key, others), given, store=self.store, **self.options)
+        found = self.made[key](given)
+        found = pytree.tree_map_only(Tensor, lambda x: x[:rows] if x.ndim and len(x) == most else x, found)
+        return self.kinds[key](**evaluation.cut(found, given, tensors))
+
+    def _forward(self, key: tuple, others: Mapping[str, Any]) -> Any:
+        @torch.no_grad()
+        def forward(batch: dict[str, Tensor]) -> dict[str, Any]:
+            made = self.plain(**batch, **others)
+            self.kinds[key] = type(made)
+            return {name: x for name, x in made.items() if name != "past_key_values"}
+
+        return forward
