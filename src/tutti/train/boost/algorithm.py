@@ -17,8 +17,12 @@ class NothingToDo(ValueError):
 class Algorithm:
     """One algorithm. A training run calls its methods in this order; by default they do nothing.
 
-    An instance belongs to one run.
+    An instance belongs to one run. acts: whether it has a `before` or an `after`.
     """
+
+    @property
+    def acts(self) -> bool:
+        return type(self).before is not Algorithm.before or type(self).after is not Algorithm.after
 
     def prepare_model(self, model: nn.Module, batch: Any, loss: Loss) -> None:
         """Change the model in place, before an optimizer is made of its parameters. Raises NothingToDo."""
@@ -34,8 +38,16 @@ class Algorithm:
     def before(self, step: Any, number: int) -> None:
         """Called before a `tutti.Step` is trained. number: of steps done so far."""
 
-    def after(self, step: Any) -> None:
-        """Called after a step was trained, also if it failed."""
+    def after(self, step: Any, batch: Any) -> None:
+        """Called after a `tutti.Step` was trained on a batch, also if that raised an error."""
+
+    def options(self) -> dict[str, Any]:
+        """Options of `tutti.parallelize` that it needs, unless they are given."""
+        return {}
+
+    def replaced(self, step: Any, batch: Any, loss: Loss, options: Mapping[str, Any]) -> Any:
+        """The step that training calls, in place of a step made with these arguments."""
+        return step
 
 
 @runtime_checkable

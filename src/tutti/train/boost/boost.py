@@ -88,12 +88,16 @@ class Boost:
         loss = changed = given or _with_metrics(options.get("metrics", ()))
         for algorithm in self.algorithms.values():
             changed = algorithm.loss(changed)
+            options = {**algorithm.options(), **options}
         step = parallelize(model, optimizer, batch, loss=given if changed is loss else changed, **options)
         classes = [algorithm.classes(model) for algorithm in self.algorithms.values()]
         if joint := combined(classes):
             step.count_apart(joint)
-        active = [a for a in self.algorithms.values() if type(a).before is not Algorithm.before]
-        return Boosted(step, active) if active else step
+        active = [a for a in self.algorithms.values() if a.acts]
+        made = Boosted(step, active) if active else step
+        for algorithm in self.algorithms.values():
+            made = algorithm.replaced(made, batch, changed, options)
+        return made
 
 
 class Boosted:
@@ -110,7 +114,7 @@ class Boosted:
             return self.step(batch)
         finally:
             for algorithm in self._algorithms:
-                algorithm.after(self.step)
+                algorithm.after(self.step, batch)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.step, name)
