@@ -139,6 +139,25 @@ def test_goes_on_from_eager_steps(name):
     assert_equal(step.state_dict(), eagerly(CAPTURED[name], batches()[:10]))
 
 
+@pytest.mark.parametrize("name", ["Lion", "Muon", "AdamW8bit"])
+def test_masters_of_bfloat16_parameters_are_the_float32_update(name):
+    """Gradients are those of the rounded parameters; the update, and its state, are those of float32."""
+    model, exact = MLP().bfloat16(), MLP()
+    data = [{key: x.bfloat16() for key, x in batch.items()} for batch in batches()[:4]]
+    step = tutti.parallelize(model, CAPTURED[name](model), data[0], cluster="cpu:2", plan="zero3", level="O0",
+                             fp32_master_weights=True)  # fmt: skip
+    exact.load_state_dict({key: x.float() for key, x in model.state_dict().items()})
+    optimizer = CAPTURED[name](exact)
+    for batch in data:
+        gradients = step.gradients(batch)
+        for key, p in exact.named_parameters():
+            p.grad = gradients[key].float()
+        optimizer.step()
+        step(batch)
+    held = {key: step.store.whole(f"master:{key}") for key, _ in exact.named_parameters()}
+    assert_equal(held, {key: p.detach() for key, p in exact.named_parameters()})
+
+
 def test_8bit_state_survives_a_state_dict():
     model = MLP()
     optimizer = tutti.optim.AdamW8bit(model.parameters(), smallest=0)

@@ -95,13 +95,14 @@ class DimReduce(Algorithm):
             q = torch.stack([projected(b, g) for b, g in zip(basis, gradients, strict=True)]).sum(0)
             direction = -self._inverse(state, q) @ q
             moves = [lifted(b, direction) for b in basis]
-            slope, rate, found = self.sigma * (q @ direction), torch.full_like(value, self.rho ** (TRIES - 1)), None
+            slope, rate = self.sigma * (q @ direction), torch.full_like(value, self.rho ** (TRIES - 1))
+            found = torch.zeros_like(value, dtype=torch.bool)
             for i in reversed(range(TRIES)):
                 rho = self.rho**i
                 trial = self._trial(model, batch, loss, params, moves, rho)
                 better = trial < value + rho * slope
                 rate = torch.where(better, rho, rate)
-                found = better if found is None else found | better
+                found = found | better
             state["last_step"] = torch.where(found, rate * direction, state["last_step"])
             for i, (p, g) in enumerate(zip(params.values(), gradients, strict=True)):
                 rest = self.gamma * state["momentum"][i] + (g - lifted(basis[i], q))

@@ -100,15 +100,15 @@ class LossScaleGroup(Algorithm):
 
     def update(self, step: Any, overflowed: list[bool]) -> None:
         """Adapt the scales after a step in which the gradients of these groups were not finite."""
-        scales = old = step.store.whole(f"buffer:{SCALES}")
+        self._good = [0 if bad else good + 1 for good, bad in zip(self._good, overflowed, strict=True)]
+        if not any(overflowed) and self.interval not in self._good:
+            return
+        scales = step.store.whole(f"buffer:{SCALES}").clone()
         for group, bad in enumerate(overflowed):
-            self._good[group] = 0 if bad else self._good[group] + 1
             if bad or self._good[group] == self.interval:
-                scales = scales.clone()
                 scales[group] = scales[group] / 2 if bad else min(2 * scales[group].item(), self.largest)
                 self._good[group] = 0
-        if scales is not old:
-            step.store.place(f"buffer:{SCALES}", scales)
+        step.store.place(f"buffer:{SCALES}", scales)
 
 
 def groups_of(model: nn.Module, batch: Any, loss: Loss, starts: list[nn.Module]) -> dict[str, int]:

@@ -28,7 +28,8 @@ class Reduced:
     """
 
     def __init__(self, step: Any, algorithm: Any, batch: Any, loss: Loss, options: Mapping[str, Any]):
-        self.step, self.model, self.optimizer = step, step.model, step.optimizer
+        self.step: Any = step
+        self.model, self.optimizer = step.model, step.optimizer
         self._algorithm, self._example, self._loss = algorithm, batch, loss
         self._options = {key: options[key] for key in OPTIONS if key in options}
         if isinstance(self._options.get("plan"), Plan | Path):
