@@ -115,6 +115,16 @@ def test_muon_in_bfloat16_drifts_little(plan):
     assert_equal(found, eagerly(TwoOfTorch), tolerance=2e-3)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Lion", "Lamb", "Muon", "AdamW8bit", "transformers.Adafactor"])
+def test_compiled(name):
+    model, data = MLP(), batches()[:5]
+    step = tutti.parallelize(model, CAPTURED[name](model), data[0], cluster="cpu:2", plan="zero3", level="O2")
+    for batch in data:
+        step(batch)
+    assert_equal(step.state_dict(), eagerly(CAPTURED[name], data))
+
+
 def test_zero_shards_the_state():
     """Half of each moment, and of the momentum that is orthogonalized, is on each device."""
     for name, kinds in {"AdamW8bit": ("exp_avg", "exp_avg_scale", "exp_avg_sq"), "Muon": ("momentum_buffer",)}.items():

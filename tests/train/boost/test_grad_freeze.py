@@ -83,11 +83,11 @@ def plainly(make, count):
     return {name: p.detach() for name, p in params.items()}
 
 
-def boosted(make, plan, **options):
+def boosted(make, plan, level="O0", **options):
     model = Net()
     boost = Boost.parse({"grad_freeze": {"groups": 3, "full_share": 0.5, "seed": 3}})
     boost.prepare_model(model, batches(1)[0])
-    return boost.make_step(model, make(model), batches(1)[0], cluster="cpu:2", plan=plan, level="O0", **options)
+    return boost.make_step(model, make(model), batches(1)[0], cluster="cpu:2", plan=plan, level=level, **options)
 
 
 @pytest.mark.parametrize(("name", "plan"), [("AdamW", "zero3"), ("SGD", "tp2")])
@@ -121,6 +121,15 @@ def test_with_microbatches_clipping_and_skipped_steps():
     for state in found.values():
         for name, p in params.items():
             torch.testing.assert_close(state[name], p.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_compiled():
+    step = boosted(OPTIMIZERS["AdamW"], "zero3", level="O2")
+    for batch in batches(12):
+        step(batch)
+    for key, exact in plainly(OPTIMIZERS["AdamW"], 12).items():
+        assert (step.state_dict()[key] - exact).norm() <= 1e-5 * exact.norm()
 
 
 def test_each_suffix_is_captured_once():

@@ -13,6 +13,7 @@ Level O0 is none, O1 less_bn and grad_freeze, O2 also adasum, O3 also dim_reduce
 has the object that a training loop calls.
 """
 
+from tutti.train.boost.algorithm import Training as Training
 from tutti.train.boost.boost import Boost as Boost
 from tutti.train.boost.levels import ALGORITHMS as ALGORITHMS
 from tutti.train.boost.levels import LEVELS as LEVELS

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
+
+from tutti.checkpoint.checkpoints import Checkpoints
+from tutti.plan.plan import Plan
 
 Loss = Callable[[nn.Module, Any], Any]
 
@@ -50,18 +54,26 @@ class Algorithm:
         return step
 
 
-@runtime_checkable
 class Training(Protocol):
-    """What `Boost.make_step` returns: the part of `tutti.Step` that a training loop needs."""
+    """What `Boost.make_step` returns: the part of `tutti.Step` that every algorithm keeps."""
 
     model: nn.Module
-    steps: int
+    optimizer: torch.optim.Optimizer
+    metrics: dict[str, Tensor]
 
+    @property
+    def steps(self) -> int: ...
+    @property
+    def skipped(self) -> int: ...
+    @property
+    def plan(self) -> Plan: ...
     def __call__(self, batch: Any) -> Tensor: ...
     def evaluate(self, batch: Any) -> Tensor: ...
     def state_dict(self) -> dict[str, Tensor]: ...
     def training_state(self) -> dict[str, Tensor]: ...
     def load_training_state(self, state: Mapping[str, Tensor]) -> None: ...
+    def save(self, checkpoints: Checkpoints, facts: Mapping[str, Any] | None = None) -> None: ...
+    def load(self, folder: Any) -> Any: ...
 
 
 def default_loss(model: nn.Module, batch: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tutti.api.step import Step, parallelize
-from tutti.train.boost.algorithm import Algorithm, Loss, NothingToDo, default_loss
+from tutti.train.boost.algorithm import Algorithm, Loss, NothingToDo, Training, default_loss
 from tutti.train.boost.levels import ALGORITHMS, LEVELS
 
 Value = str | Iterable[str] | Mapping[str, Mapping[str, Any]] | None
@@ -79,8 +79,10 @@ class Boost:
                 del self.algorithms[name]
         return model
 
-    def make_step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, **options: Any) -> Any:
-        """A training step: a `tutti.Step`, or an object with its methods and attributes.
+    def make_step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, **options: Any) -> Training:
+        """A training step: a `tutti.Step`, or an object that passes everything but a call on to one.
+
+        With dim_reduce, only what `Training` lists is left after the switch to the subspace.
 
         options: those of `tutti.parallelize`.
         """
@@ -94,7 +96,7 @@ class Boost:
         if joint := combined(classes):
             step.count_apart(joint)
         active = [a for a in self.algorithms.values() if a.acts]
-        made = Boosted(step, active) if active else step
+        made: Any = Boosted(step, active) if active else step
         for algorithm in self.algorithms.values():
             made = algorithm.replaced(made, batch, changed, options)
         return made

@@ -22,7 +22,7 @@ Nocedal and Wright, "Numerical optimization" (2006), chapter 6, for BFGS.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,7 +122,7 @@ class DimReduce(Algorithm):
         state["started"] = torch.ones_like(state["started"])
         return new
 
-    def _trial(self, model: nn.Module, batch: Any, loss: Loss, params: dict[str, Tensor], moves: list[Tensor],
+    def _trial(self, model: nn.Module, batch: Any, loss: Loss, params: Mapping[str, Tensor], moves: list[Tensor],
                rho: float) -> Tensor:  # fmt: skip
         """The loss after a step of rho times the moves."""
         moved = {f"model.{name}": p + rho * move for (name, p), move in zip(params.items(), moves, strict=True)}
