@@ -80,3 +80,20 @@ def default_loss(model: nn.Module, batch: Any) -> Any:
     """The loss of `tutti.parallelize(..., loss=None)`: the model's output, or its `.loss`."""
     output = model(**batch) if isinstance(batch, Mapping) else model(*batch)
     return output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
+
+
+def loss_with(params: Mapping[str, Tensor], model: nn.Module, batch: Any, loss: Loss) -> Any:
+    """`loss(model, batch)` with these tensors, by name, in place of the model's parameters."""
+    held = {f"model.{name}": x for name, x in params.items()}
+    return torch.func.functional_call(_Bound(model, loss), held, (batch,))
+
+
+class _Bound(nn.Module):
+    """A loss as a module, so that the parameters of its model can be replaced for one call."""
+
+    def __init__(self, model: nn.Module, loss: Loss):
+        super().__init__()
+        self.model, self.of = model, loss
+
+    def forward(self, batch: Any) -> Any:
+        return self.of(self.model, batch)

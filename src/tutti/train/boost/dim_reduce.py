@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tutti.train.boost.algorithm import Algorithm, Loss
+from tutti.train.boost.algorithm import Algorithm, Loss, loss_with
 from tutti.train.boost.reduced import Reduced
 
 TRIES = 3  # of the line search
@@ -125,8 +125,8 @@ class DimReduce(Algorithm):
     def _trial(self, model: nn.Module, batch: Any, loss: Loss, params: Mapping[str, Tensor], moves: list[Tensor],
                rho: float) -> Tensor:  # fmt: skip
         """The loss after a step of rho times the moves."""
-        moved = {f"model.{name}": p + rho * move for (name, p), move in zip(params.items(), moves, strict=True)}
-        made = torch.func.functional_call(_Bound(model, loss), moved, (batch,))
+        moved = {name: p + rho * move for (name, p), move in zip(params.items(), moves, strict=True)}
+        made = loss_with(moved, model, batch, loss)
         return made[0] if isinstance(made, tuple) else made
 
 
@@ -152,14 +152,3 @@ def projected(basis: Tensor, x: Tensor) -> Tensor:
 def lifted(basis: Tensor, coordinates: Tensor) -> Tensor:
     """The parameter-shaped tensor with these coordinates: (k, *shape), (k,) -> shape."""
     return (basis * coordinates.reshape(-1, *[1] * (basis.ndim - 1))).sum(0)
-
-
-class _Bound(nn.Module):
-    """A loss as a module, so that the parameters of its model can be replaced for one call."""
-
-    def __init__(self, model: nn.Module, loss: Loss):
-        super().__init__()
-        self.model, self.of = model, loss
-
-    def forward(self, batch: Any) -> Any:
-        return self.of(self.model, batch)
