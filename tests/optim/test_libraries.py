@@ -8,6 +8,7 @@ import math
 import pytest
 import pytorch_optimizer
 import torch
+from transformers import Trainer, TrainingArguments
 from transformers.optimization import Adafactor
 
 import tutti
@@ -279,6 +280,16 @@ def test_bad_options(make, message):
 def test_options_of_others_that_the_rule_does_not_honour(make, message):
     with pytest.raises(ValueError, match=message):
         check(make([torch.nn.Parameter(torch.zeros(2, 2))]))
+
+
+@pytest.mark.parametrize("name", ["adafactor", "adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"])
+def test_what_training_arguments_name(name, tmp_path):
+    """`optim=` of transformers.TrainingArguments, where it needs no further package."""
+    arguments = TrainingArguments(output_dir=str(tmp_path), optim=name, use_cpu=True)
+    cls, options = Trainer.get_optimizer_cls_and_kwargs(arguments)
+    step, found = captured(lambda model: cls(model.parameters(), **options), "zero3", batches()[:3])
+    assert_equal(found, eagerly(lambda model: cls(model.parameters(), **options), batches()[:3]))
+    assert step.steps == 3
 
 
 def test_every_class_has_a_rule_with_all_its_options():
