@@ -57,6 +57,26 @@ def test_only_the_subspace_moves_without_alpha():
     assert (rows @ gradient).norm() < 1e-6 and loss < model(torch.zeros(1)) + 1e-9  # and the best there
 
 
+def test_a_reset_after_a_failed_line_search():
+    """The curvature is too large for three tries: the step is the momentum alone, and BFGS begins anew."""
+    batch = {"x": torch.zeros(1)}
+    for reset in (False, True):
+        model, algorithm = Quadratic(), DimReduce(components=6, reset=reset, alpha=0.0)
+        model.a *= 40
+        state = algorithm.first_state([torch.eye(6, dtype=torch.float64)])
+        before = model(torch.zeros(1)).item()
+        for _ in range(3):
+            algorithm.update(state, model, batch, default_loss)
+        after = model(torch.zeros(1)).item()
+        assert after == before if reset else after > 10 * before
+        assert torch.equal(state["inverse"], torch.eye(6, dtype=torch.float64))
+        assert state["started"].item() == (not reset)
+    model.a /= 40
+    for _ in range(16):
+        algorithm.update(state, model, batch, default_loss)
+    assert (model.w - 1).norm() < 1e-12
+
+
 def reference(state, w, gradient, value_of, algorithm):
     """One step on a vector of weights, line by line as in the definition."""
     p, k = state["P"], algorithm.components

@@ -11,7 +11,9 @@ copies are the rows of P (k x number of weights), orthonormal. Each later step, 
     w <- w + P^T rho^m d - alpha v
 
 B begins as I. If no m is found, the step still is rho^2 d, but BFGS keeps the s of the last one that was found. So
-where the curvature exceeds 2 (1 - sigma) / rho^2, about 4 with the default constants, BFGS does not start.
+where the curvature exceeds 2 (1 - sigma) / rho^2, about 4 with the default constants, BFGS does not start, and where
+batches disagree, such a step can raise the loss without bound. With `reset`, a step without an m is v alone, B becomes
+I again, and the next step leaves it so.
 
 The loss is computed three more times per step, on the same batch; the captured step has no early exit. The formula and
 the constants are those of `mindspore.boost.DimReduce`. Learning rates and the state of the optimizer play no part after
@@ -42,6 +44,7 @@ class DimReduce(Algorithm):
 
     components: dims k of the subspace.
     every: number of ordinary steps between copies of the weights. After (components + 1) of them training switches.
+    reset: take no step in the subspace, and forget B, where the line search fails. Not in MindSpore.
     rho, sigma: of the line search. gamma, alpha: decay and step size of the momentum outside of the subspace.
 
     The copies take (components + 1) times the memory of the weights in the process, and P takes `components` times that
@@ -52,6 +55,7 @@ class DimReduce(Algorithm):
 
     components: int = 32
     every: int = 10
+    reset: bool = False
     rho: float = 0.55
     sigma: float = 0.4
     gamma: float = 0.9
@@ -104,6 +108,12 @@ class DimReduce(Algorithm):
                 rate = torch.where(better, rho, rate)
                 found = found | better
             state["last_step"] = torch.where(found, rate * direction, state["last_step"])
+            if self.reset:
+                rate = torch.where(found, rate, 0.0)
+                state["inverse"] = torch.where(
+                    found, state["inverse"], torch.eye(len(q), dtype=q.dtype, device=q.device)
+                )
+                state["started"] = found.to(q.dtype)
             for i, (p, g) in enumerate(zip(params.values(), gradients, strict=True)):
                 rest = self.gamma * state["momentum"][i] + (g - lifted(basis[i], q))
                 state["momentum"][i] = rest
