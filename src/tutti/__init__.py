@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tutti import optim as optim
     from tutti.api.builders import decode as decode
     from tutti.api.builders import forward as forward
     from tutti.api.builders import prefill as prefill

@@ -8,6 +8,7 @@ import math
 import pytest
 import pytorch_optimizer
 import torch
+from transformers import Trainer, TrainingArguments
 from transformers.optimization import Adafactor
 
 import tutti
@@ -115,6 +116,16 @@ def test_muon_in_bfloat16_drifts_little(plan):
     assert_equal(found, eagerly(TwoOfTorch), tolerance=2e-3)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Lion", "Lamb", "Muon", "AdamW8bit", "transformers.Adafactor"])
+def test_compiled(name):
+    model, data = MLP(), batches()[:5]
+    step = tutti.parallelize(model, CAPTURED[name](model), data[0], cluster="cpu:2", plan="zero3", level="O2")
+    for batch in data:
+        step(batch)
+    assert_equal(step.state_dict(), eagerly(CAPTURED[name], data))
+
+
 def test_zero_shards_the_state():
     """Half of each moment, and of the momentum that is orthogonalized, is on each device."""
     for name, kinds in {"AdamW8bit": ("exp_avg", "exp_avg_scale", "exp_avg_sq"), "Muon": ("momentum_buffer",)}.items():
@@ -137,6 +148,25 @@ def test_goes_on_from_eager_steps(name):
     for batch in batches()[5:10]:
         step(batch)
     assert_equal(step.state_dict(), eagerly(CAPTURED[name], batches()[:10]))
+
+
+@pytest.mark.parametrize("name", ["Lion", "Muon", "AdamW8bit"])
+def test_masters_of_bfloat16_parameters_are_the_float32_update(name):
+    """Gradients are those of the rounded parameters; the update, and its state, are those of float32."""
+    model, exact = MLP().bfloat16(), MLP()
+    data = [{key: x.bfloat16() for key, x in batch.items()} for batch in batches()[:4]]
+    step = tutti.parallelize(model, CAPTURED[name](model), data[0], cluster="cpu:2", plan="zero3", level="O0",
+                             fp32_master_weights=True)  # fmt: skip
+    exact.load_state_dict({key: x.float() for key, x in model.state_dict().items()})
+    optimizer = CAPTURED[name](exact)
+    for batch in data:
+        gradients = step.gradients(batch)
+        for key, p in exact.named_parameters():
+            p.grad = gradients[key].float()
+        optimizer.step()
+        step(batch)
+    held = {key: step.store.whole(f"master:{key}") for key, _ in exact.named_parameters()}
+    assert_equal(held, {key: p.detach() for key, p in exact.named_parameters()})
 
 
 def test_8bit_state_survives_a_state_dict():
@@ -250,6 +280,16 @@ def test_bad_options(make, message):
 def test_options_of_others_that_the_rule_does_not_honour(make, message):
     with pytest.raises(ValueError, match=message):
         check(make([torch.nn.Parameter(torch.zeros(2, 2))]))
+
+
+@pytest.mark.parametrize("name", ["adafactor", "adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"])
+def test_what_training_arguments_name(name, tmp_path):
+    """`optim=` of transformers.TrainingArguments, where it needs no further package."""
+    arguments = TrainingArguments(output_dir=str(tmp_path), optim=name, use_cpu=True)
+    cls, options = Trainer.get_optimizer_cls_and_kwargs(arguments)
+    step, found = captured(lambda model: cls(model.parameters(), **options), "zero3", batches()[:3])
+    assert_equal(found, eagerly(lambda model: cls(model.parameters(), **options), batches()[:3]))
+    assert step.steps == 3
 
 
 def test_every_class_has_a_rule_with_all_its_options():

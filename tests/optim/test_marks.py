@@ -72,6 +72,22 @@ def test_plain_steps_do_the_same(name):
     assert_equal(tutti.optim.ema_state_dict(step), averages)
 
 
+def test_plain_steps_with_a_closure():
+    model = MLP()
+    optimizer = tutti.optim.with_ema(torch.optim.SGD(model.parameters(), lr=0.1), 0.5)
+    start = model.inner.weight.detach().clone()
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(**batches()[0])
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    wanted = 0.5 * start + 0.5 * model.inner.weight.detach()
+    torch.testing.assert_close(optimizer.state[model.inner.weight]["ema"], wanted)
+
+
 def test_an_average_that_begins_later():
     """The optimizer has stepped before: its moments go on, and the average starts with the present parameters."""
     model = MLP()

@@ -95,10 +95,11 @@ def _averages(step: Any) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _begin(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """Keep the first values in the group, because a fresh optimizer knows by empty state that it is fresh."""
+    """Remember parameters without an average. It must not be in `optimizer.state` yet: optimizers of torch.optim
+    initialize the state of a parameter only while it is empty."""
     for group in optimizer.param_groups:
         for p in group["params"] if group.get(EMA_DECAY) is not None else ():
-            if p.grad is not None and EMA not in optimizer.state.get(p, {}):
+            if p.requires_grad and EMA not in optimizer.state.get(p, {}):
                 _FIRST[id(p)] = first_average(p.detach())
 
 
@@ -106,10 +107,10 @@ def _begin(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 def _average(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     for group in optimizer.param_groups:
         for p in group["params"] if group.get(EMA_DECAY) is not None else ():
+            first = _FIRST.pop(id(p), None)
             if p.grad is not None:
                 state = optimizer.state[p]
-                old = state.get(EMA, _FIRST.pop(id(p), None))
-                state[EMA] = average_of(group[EMA_DECAY], old, p.detach())
+                state[EMA] = average_of(group[EMA_DECAY], state.get(EMA, first), p.detach())
 
 
 _FIRST: dict[int, Tensor] = {}  # between the two hooks of a step

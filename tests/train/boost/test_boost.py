@@ -16,6 +16,7 @@ def test_levels():
     assert not Boost.parse(None).algorithms and not Boost.parse("O0").algorithms
     assert list(Boost.parse("O1").algorithms) == ["less_bn", "grad_freeze"]
     assert list(Boost.parse("O2").algorithms) == ["less_bn", "grad_freeze", "adasum"]
+    assert list(Boost.parse("O3").algorithms) == ["less_bn", "grad_freeze", "adasum", "dim_reduce"]
     assert all(name in ALGORITHMS for names in LEVELS.values() for name in names)
 
 
@@ -28,7 +29,7 @@ def test_names_and_options():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("O9", "boost is 'O9'; it may be O0, O1, O2"),
+        ("O9", "boost is 'O9'; it may be O0, O1, O2, O3"),
         ("grad_freeze", r"or a list of algorithms; write boost=\['grad_freeze'\]"),
         (["gradfreeze"], "'gradfreeze' is no algorithm of boost; the nearest is 'grad_freeze'"),
         ({"grad_freeze": {"p": 1}}, "grad_freeze has no option 'p'; it has groups, kind, full_share, seed"),

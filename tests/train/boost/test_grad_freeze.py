@@ -83,11 +83,11 @@ def plainly(make, count):
     return {name: p.detach() for name, p in params.items()}
 
 
-def boosted(make, plan):
+def boosted(make, plan, level="O0", **options):
     model = Net()
     boost = Boost.parse({"grad_freeze": {"groups": 3, "full_share": 0.5, "seed": 3}})
     boost.prepare_model(model, batches(1)[0])
-    return boost.make_step(model, make(model), batches(1)[0], cluster="cpu:2", plan=plan, level="O0", clip_norm=None)
+    return boost.make_step(model, make(model), batches(1)[0], cluster="cpu:2", plan=plan, level=level, **options)
 
 
 @pytest.mark.parametrize(("name", "plan"), [("AdamW", "zero3"), ("SGD", "tp2")])
@@ -96,6 +96,39 @@ def test_equals_plain_training_without_the_gradients(name, plan):
     for batch in batches(12):
         step(batch)
     for key, exact in plainly(OPTIMIZERS[name], 12).items():
+        assert (step.state_dict()[key] - exact).norm() <= 1e-5 * exact.norm()
+
+
+def test_with_microbatches_clipping_and_skipped_steps():
+    """The norm that is clipped is that of the gradients of the trained groups."""
+    found = {}
+    for plan, accumulate in (("dp", 1), ("zero3", 2)):
+        step = boosted(OPTIMIZERS["AdamW"], plan, clip_norm=1e-3, accumulate=accumulate, max_nonfinite_steps=2)
+        for i, batch in enumerate(batches(8)):
+            step({"x": batch["x"] * torch.nan} if i == 3 else batch)
+        assert step.skipped == 1
+        found[accumulate] = step.state_dict()
+    model = Net()
+    optimizer, params, groups = OPTIMIZERS["AdamW"](model), dict(model.named_parameters()), split(model, 3)
+    for i, (batch, index) in enumerate(zip(batches(8), sequence(3, 1, 0.5, seed=3), strict=False)):
+        optimizer.zero_grad()
+        model(**batch).backward()
+        for name in [name for part in groups[:index] for name in part]:
+            params[name].grad = None
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        if i != 3:
+            optimizer.step()
+    for state in found.values():
+        for name, p in params.items():
+            torch.testing.assert_close(state[name], p.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_compiled():
+    step = boosted(OPTIMIZERS["AdamW"], "zero3", level="O2")
+    for batch in batches(12):
+        step(batch)
+    for key, exact in plainly(OPTIMIZERS["AdamW"], 12).items():
         assert (step.state_dict()[key] - exact).norm() <= 1e-5 * exact.norm()
 
 

@@ -70,6 +70,16 @@ def test_the_head_is_the_formula():
     assert [name for name, _ in NormalizedLinear(linear).named_parameters()] == ["weight", "multiplier"]
 
 
+def test_a_network_without_a_linear_layer():
+    model = ResNet(BasicBlock, (1,), width=4, classes=4)
+    model.fc = nn.Identity()
+    with pytest.raises(ValueError, match="normalizes the last linear layer, and ResNet has none: give head=False"):
+        LessBN().prepare_model(model, batch_of(), loss)
+    assert sum(isinstance(m, nn.BatchNorm2d) for m in model.modules()) == 3
+    LessBN(head=False).prepare_model(model, batch_of(), loss)
+    assert sum(isinstance(m, nn.BatchNorm2d) for m in model.modules()) == 2
+
+
 def test_the_model_keeps_its_modes():
     model = ResNet(BasicBlock, (1,), width=4, classes=4)
     model.layer1.eval()

@@ -6,10 +6,14 @@
 | grad_freeze | some steps train the last layers only | grad_freeze.py |
 | adasum | gradients of parts of a batch are added where they are orthogonal | adasum.py |
 | layer_skip | steps leave out some layers | layer_skip.py |
+| loss_scale_group | each group of layers has its own loss scale | loss_scale_group.py |
+| dim_reduce | quasi-Newton steps in the subspace of past weights | dim_reduce.py |
 
-Level O0 is none, O1 less_bn and grad_freeze, O2 also adasum. `boost.py` has the object that a training loop calls.
+Level O0 is none, O1 less_bn and grad_freeze, O2 also adasum, O3 also dim_reduce. `boost.py`
+has the object that a training loop calls.
 """
 
+from tutti.train.boost.algorithm import Training as Training
 from tutti.train.boost.boost import Boost as Boost
 from tutti.train.boost.levels import ALGORITHMS as ALGORITHMS
 from tutti.train.boost.levels import LEVELS as LEVELS

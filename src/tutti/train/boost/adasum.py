@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tutti.train.boost.algorithm import Algorithm, Loss
+from tutti.train.boost.algorithm import Algorithm, Loss, loss_with
 
 EPSILON = 1e-12
 
@@ -77,11 +77,10 @@ def in_parts(loss: Loss, parts: int) -> Loss:
         if not model.training:
             return loss(model, batch)
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        copies = {name: _Copies.apply(p, parts) for name, p in trained.items()}
-        bound, found = _Bound(model, loss), []
+        copies, found = {name: _Copies.apply(p, parts) for name, p in trained.items()}, []
         for i, part in enumerate(divided(batch, parts)):
-            held = {f"model.{name}": each[i] for name, each in copies.items()}
-            found.append(torch.func.functional_call(bound, held, (part,)))
+            held = {name: each[i] for name, each in copies.items()}
+            found.append(loss_with(held, model, part, loss))
         if isinstance(found[0], tuple):
             return _mean([x for x, _ in found]), {key: _joined([x[key] for _, x in found]) for key in found[0][1]}
         return _mean(found)
@@ -120,17 +119,6 @@ class _Copies(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:  # pyright: ignore
         return adasum([g * len(gradients) for g in gradients]), None
-
-
-class _Bound(nn.Module):
-    """A loss as a module, so that the parameters of its model can be replaced for one call."""
-
-    def __init__(self, model: nn.Module, loss: Loss):
-        super().__init__()
-        self.model, self.of = model, loss
-
-    def forward(self, batch: Any) -> Any:
-        return self.of(self.model, batch)
 
 
 def _mean(values: Sequence[Tensor]) -> Tensor:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
+
+from tutti.checkpoint.checkpoints import Checkpoints
+from tutti.plan.plan import Plan
 
 Loss = Callable[[nn.Module, Any], Any]
 
@@ -17,8 +21,12 @@ class NothingToDo(ValueError):
 class Algorithm:
     """One algorithm. A training run calls its methods in this order; by default they do nothing.
 
-    An instance belongs to one run.
+    An instance belongs to one run. acts: whether it has a `before` or an `after`.
     """
+
+    @property
+    def acts(self) -> bool:
+        return type(self).before is not Algorithm.before or type(self).after is not Algorithm.after
 
     def prepare_model(self, model: nn.Module, batch: Any, loss: Loss) -> None:
         """Change the model in place, before an optimizer is made of its parameters. Raises NothingToDo."""
@@ -34,25 +42,58 @@ class Algorithm:
     def before(self, step: Any, number: int) -> None:
         """Called before a `tutti.Step` is trained. number: of steps done so far."""
 
-    def after(self, step: Any) -> None:
-        """Called after a step was trained, also if it failed."""
+    def after(self, step: Any, batch: Any) -> None:
+        """Called after a `tutti.Step` was trained on a batch, also if that raised an error."""
+
+    def options(self) -> dict[str, Any]:
+        """Options of `tutti.parallelize` that it needs, unless they are given."""
+        return {}
+
+    def replaced(self, step: Any, batch: Any, loss: Loss, options: Mapping[str, Any]) -> Any:
+        """The step that training calls, in place of a step made with these arguments."""
+        return step
 
 
-@runtime_checkable
 class Training(Protocol):
-    """What `Boost.make_step` returns: the part of `tutti.Step` that a training loop needs."""
+    """What `Boost.make_step` returns: the part of `tutti.Step` that every algorithm keeps."""
 
     model: nn.Module
-    steps: int
+    optimizer: torch.optim.Optimizer
+    metrics: dict[str, Tensor]
 
+    @property
+    def steps(self) -> int: ...
+    @property
+    def skipped(self) -> int: ...
+    @property
+    def plan(self) -> Plan: ...
     def __call__(self, batch: Any) -> Tensor: ...
     def evaluate(self, batch: Any) -> Tensor: ...
     def state_dict(self) -> dict[str, Tensor]: ...
     def training_state(self) -> dict[str, Tensor]: ...
     def load_training_state(self, state: Mapping[str, Tensor]) -> None: ...
+    def save(self, checkpoints: Checkpoints, facts: Mapping[str, Any] | None = None) -> None: ...
+    def load(self, folder: Any) -> Any: ...
 
 
 def default_loss(model: nn.Module, batch: Any) -> Any:
     """The loss of `tutti.parallelize(..., loss=None)`: the model's output, or its `.loss`."""
     output = model(**batch) if isinstance(batch, Mapping) else model(*batch)
     return output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
+
+
+def loss_with(params: Mapping[str, Tensor], model: nn.Module, batch: Any, loss: Loss) -> Any:
+    """`loss(model, batch)` with these tensors, by name, in place of the model's parameters."""
+    held = {f"model.{name}": x for name, x in params.items()}
+    return torch.func.functional_call(_Bound(model, loss), held, (batch,))
+
+
+class _Bound(nn.Module):
+    """A loss as a module, so that the parameters of its model can be replaced for one call."""
+
+    def __init__(self, model: nn.Module, loss: Loss):
+        super().__init__()
+        self.model, self.of = model, loss
+
+    def forward(self, batch: Any) -> Any:
+        return self.of(self.model, batch)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tutti.api.step import Step, parallelize
-from tutti.train.boost.algorithm import Algorithm, Loss, NothingToDo, default_loss
+from tutti.train.boost.algorithm import Algorithm, Loss, NothingToDo, Training, default_loss
 from tutti.train.boost.levels import ALGORITHMS, LEVELS
 
 Value = str | Iterable[str] | Mapping[str, Mapping[str, Any]] | None
@@ -79,8 +79,10 @@ class Boost:
                 del self.algorithms[name]
         return model
 
-    def make_step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, **options: Any) -> Any:
-        """A training step: a `tutti.Step`, or an object with its methods and attributes.
+    def make_step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, **options: Any) -> Training:
+        """A training step: a `tutti.Step`, or an object that passes everything but a call on to one.
+
+        With dim_reduce, only what `Training` lists is left after the switch to the subspace.
 
         options: those of `tutti.parallelize`.
         """
@@ -88,12 +90,16 @@ class Boost:
         loss = changed = given or _with_metrics(options.get("metrics", ()))
         for algorithm in self.algorithms.values():
             changed = algorithm.loss(changed)
+            options = {**algorithm.options(), **options}
         step = parallelize(model, optimizer, batch, loss=given if changed is loss else changed, **options)
         classes = [algorithm.classes(model) for algorithm in self.algorithms.values()]
         if joint := combined(classes):
             step.count_apart(joint)
-        active = [a for a in self.algorithms.values() if type(a).before is not Algorithm.before]
-        return Boosted(step, active) if active else step
+        active = [a for a in self.algorithms.values() if a.acts]
+        made: Any = Boosted(step, active) if active else step
+        for algorithm in self.algorithms.values():
+            made = algorithm.replaced(made, batch, changed, options)
+        return made
 
 
 class Boosted:
@@ -110,7 +116,7 @@ class Boosted:
             return self.step(batch)
         finally:
             for algorithm in self._algorithms:
-                algorithm.after(self.step)
+                algorithm.after(self.step, batch)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.step, name)

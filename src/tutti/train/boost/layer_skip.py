@@ -46,10 +46,13 @@ class LayerSkip(Algorithm):
             raise ValueError(f"patterns is {self.patterns!r}; layer_skip needs at least 1")
 
     def prepare_model(self, model: nn.Module, batch: Any, loss: Loss) -> None:
-        self._layers = layers_of(model, batch, loss)
-        for layer in self._layers:
+        kinds = layers_of(model, batch, loss)
+        self._layers = list(kinds)
+        for layer, in_tuple in kinds.items():
+            layer.in_tuple = in_tuple  # pyright: ignore[reportArgumentType]
             cls = type(layer)
             layer.__class__ = type(cls.__name__, (_Skippable, cls), {"__module__": cls.__module__})
+            layer.skipped = False  # pyright: ignore[reportArgumentType]
 
     def classes(self, model: nn.Module) -> Mapping[str, int]:
         own = {p: i for i, layer in enumerate(self._layers, start=1) for p in layer.parameters()}
@@ -67,7 +70,7 @@ class LayerSkip(Algorithm):
         for i in self.skipped(number):
             self._layers[i].skipped = True  # pyright: ignore[reportArgumentType]
 
-    def after(self, step: Any) -> None:
+    def after(self, step: Any, batch: Any) -> None:
         for layer in self._layers:
             layer.skipped = False  # pyright: ignore[reportArgumentType]
 
@@ -84,8 +87,9 @@ class _Skippable(nn.Module):
         return super().forward(x, *args, **kwargs)
 
 
-def layers_of(model: nn.Module, batch: Any, loss: Loss) -> list[nn.Module]:
-    """The modules of the longest list of layers that can be skipped. `loss(model, batch)` runs once."""
+def layers_of(model: nn.Module, batch: Any, loss: Loss, who: str = "layer_skip") -> dict[nn.Module, bool]:
+    """The modules of the longest list of layers that map a tensor to one of the same shape, and whether each returns it
+    in a tuple. `loss(model, batch)` runs once. Raises NothingToDo, in the name of `who`, if there is no such list."""
     kinds: dict[nn.Module, bool] = {}
 
     def see(layer: nn.Module, args: tuple, output: Any) -> None:
@@ -101,9 +105,7 @@ def layers_of(model: nn.Module, batch: Any, loss: Loss) -> list[nn.Module]:
         loss(model, batch)
     usable = [list(found) for found in lists if len(found) and all(layer in kinds for layer in found)]
     if not usable:
-        raise NothingToDo(f"layer_skip found no nn.ModuleList in {type(model).__name__} whose modules map a tensor to "
+        raise NothingToDo(f"{who} found no nn.ModuleList in {type(model).__name__} whose modules map a tensor to "
                           "one of the same shape")  # fmt: skip
     longest = max(usable, key=len)
-    for layer in longest:
-        layer.skipped, layer.in_tuple = False, kinds[layer]  # pyright: ignore
-    return longest
+    return {layer: kinds[layer] for layer in longest}

@@ -36,7 +36,8 @@ class LessBN(Algorithm):
     multiplier: first value of the head's scale s, a trained parameter of shape (1,).
     bias: keep the bias of the head, if it has one.
 
-    `prepare_model` raises NothingToDo if the model has no residual branch with an inner batch norm.
+    `prepare_model` raises NothingToDo if the model has no residual branch with an inner batch norm, and ValueError if
+    it has no linear layer for the head. Checkpoints of the changed model do not fit the original one.
     """
 
     head: bool = True
@@ -48,10 +49,14 @@ class LessBN(Algorithm):
         if not found:
             raise NothingToDo(f"less_bn found no residual branch conv - BN - ReLU - conv - BN in "
                               f"{type(model).__name__}; leave it out: boost=['grad_freeze']")  # fmt: skip
+        linears = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear)]
+        if self.head and not linears:
+            raise ValueError(f"less_bn normalizes the last linear layer, and {type(model).__name__} has none: give "
+                             "head=False")  # fmt: skip
         for name in found:
             _put(model, name, nn.Identity())
         if self.head:
-            name, linear = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)][-1]
+            name, linear = linears[-1]
             _put(model, name, NormalizedLinear(linear, self.multiplier, self.bias))
 
 

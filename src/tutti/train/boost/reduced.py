@@ -1,0 +1,163 @@
+"""A training run that begins as a `tutti.Step` and continues as a function over a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tutti.api.function import Function, function
+from tutti.api.store import Store
+from tutti.checkpoint.checkpoints import Checkpoints
+from tutti.checkpoint.peer_checkpoint import opened
+from tutti.plan.plan import Plan
+from tutti.train.boost.algorithm import Loss
+
+OPTIONS = ("cluster", "plan", "level", "pins", "budget", "seed")  # those of `parallelize` that functions have
+MARK = "dim_reduce:"  # of entries of the training state
+
+
+class Reduced:
+    """First an ordinary step that keeps copies of the weights, then steps of `DimReduce`.
+
+    It has the methods of a `tutti.Step` that training loops call. Before the switch everything else is the step's, too.
+    `step` is None afterwards.
+    """
+
+    def __init__(self, step: Any, algorithm: Any, batch: Any, loss: Loss, options: Mapping[str, Any]):
+        self.step: Any = step
+        self.model, self.optimizer = step.model, step.optimizer
+        self._algorithm, self._example, self._loss = algorithm, batch, loss
+        self._options = {key: options[key] for key in OPTIONS if key in options}
+        if isinstance(self._options.get("plan"), Plan | Path):
+            self._options["plan"] = "auto"  # a plan of the other graph
+        self._cluster = step.cluster
+        self._copies: list[Tensor] = []
+        self.store: Any = step.store
+        self._train: Function | None = None
+        self._evaluate: Callable[[Any], Tensor] | None = None
+        self.metrics: dict[str, Tensor] = {}
+
+    @property
+    def _trained(self) -> dict[str, Tensor]:
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    @property
+    def steps(self) -> int:
+        """Number of steps done, of both kinds."""
+        return self.store.calls if self.step is None else self.step.steps
+
+    @property
+    def skipped(self) -> int:
+        """Number of skipped steps: none after the switch."""
+        return 0 if self.step is None else self.step.skipped
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that runs, with its prediction."""
+        return self.step.plan if self._train is None else self._train.plan
+
+    def __call__(self, batch: Any) -> Tensor:
+        """Train on a global batch. Returns the mean loss, a 0-d tensor."""
+        if self._train is not None:
+            return self._train(batch)
+        value, algorithm = self.step(batch), self._algorithm
+        self.metrics = self.step.metrics
+        if self.step.steps % algorithm.every == 0:
+            self._copies.append(torch.cat([self.store.whole(f"param:{name}").flatten() for name in self._trained]))
+            if len(self._copies) > algorithm.components:
+                self._switch(algorithm.basis_of(self._copies))
+        return value
+
+    def _switch(self, rows: Tensor) -> None:
+        """Continue in the subspace. rows: its basis, (k, number of weights)."""
+        self.model.load_state_dict(self.step.state_dict())
+        shapes = [p.shape for p in self._trained.values()]
+        parts = rows.split([shape.numel() for shape in shapes], dim=1)
+        device = next(iter(self._trained.values())).device
+        basis = [part.reshape(-1, *shape).contiguous().to(device) for part, shape in zip(parts, shapes, strict=True)]
+        state, done = self._algorithm.first_state(basis), self.step.steps
+        self.store = Store(model=self.model, state=state)
+        self.store.calls = done
+        algorithm, model, loss = self._algorithm, self.model, self._loss
+        self.step, self._copies = None, []
+
+        def reduced_step(batch: Any) -> Tensor:
+            return algorithm.update(state, model, batch, loss)
+
+        self._train = function(reduced_step, self._example, store=self.store, **self._options)
+
+    def evaluate(self, batch: Any) -> Tensor:
+        """Compute the mean loss of a batch in evaluation mode, without an update. Returns a 0-d tensor."""
+        if self.step is not None:
+            return self.step.evaluate(batch)
+        model, loss = self.model, self._loss
+
+        @torch.no_grad()
+        def evaluation(batch: Any) -> Tensor:
+            made = loss(model, batch)
+            return made[0] if isinstance(made, tuple) else made
+
+        modes, calls = {module: module.training for module in model.modules()}, self.store.calls
+        model.eval()
+        try:
+            if self._evaluate is None:
+                self._evaluate = function(evaluation, batch, store=self.store, **self._options)
+            return self._evaluate(batch)
+        finally:
+            self.store.calls = calls  # counts steps
+            for module, mode in modes.items():
+                module.training = mode
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Parameters and buffers under the model's names: full CPU tensors."""
+        return self.store.state_dict("model") if self.step is None else self.step.state_dict()
+
+    def training_state(self) -> dict[str, Tensor]:
+        """All state that resuming needs, as full CPU tensors, with the copies of weights so far."""
+        if self.step is None:
+            return {f"{MARK}{name}": x for name, x in self.store.training_state().items()}
+        copies = {f"{MARK}copies": torch.stack(self._copies)} if self._copies else {}
+        return {**self.step.training_state(), **copies}
+
+    def load_training_state(self, state: Mapping[str, Tensor]) -> None:
+        """The inverse of `training_state`. A run that has switched can only load the state of one that has."""
+        held = {name.removeprefix(MARK): x for name, x in state.items() if name.startswith(MARK)}
+        if "calls" in held:
+            self._prepare()
+            self.store.load_training_state(held)
+            return
+        if self.step is None:
+            raise ValueError("the state is of a run before dim_reduce has switched to its subspace, this run is after")
+        self._copies = list(held.get("copies", ()))
+        self.step.load_training_state({name: x for name, x in state.items() if not name.startswith(MARK)})
+
+    def save(self, checkpoints: Checkpoints, facts: Mapping[str, Any] | None = None, *args: Any, **kwargs: Any) -> None:
+        """Start a checkpoint, as `tutti.Step.save`. Copies of weights are not in it: a resumed run begins them anew."""
+        if self.step is None:
+            self.store.save(checkpoints, {**(facts or {}), "dim_reduce": True}, *args, **kwargs)
+        else:
+            self.step.save(checkpoints, facts, *args, **kwargs)
+
+    def load(self, folder: Any) -> None:
+        """Load a checkpoint of `save`, of before or after the switch."""
+        if opened(folder)[0].get("dim_reduce"):
+            self._prepare()
+            self.store.load(folder)
+        else:
+            self.step.load(folder)
+
+    def _prepare(self) -> None:
+        """Switch, to load all state afterwards."""
+        if self.step is not None:
+            sizes = sum(p.numel() for p in self._trained.values())
+            self._switch(torch.zeros(self._algorithm.components, sizes))
+
+    def __getattr__(self, name: str) -> Any:
+        step = self.__dict__.get("step")
+        if step is None:
+            raise AttributeError(f"a step in the subspace of dim_reduce has no {name!r}")
+        return getattr(step, name)
