@@ -1,34 +1,54 @@
 """A small artificial language of reviews, with known labels, for tests of few-shot and multi-task learning.
 
 A review is one to three clauses about things of one topic, all praise or all blame. Praise and blame are told by
-adjectives of which there are many, so that a few labelled reviews show few of them, and by negation. Some reviews end
-with a verdict, as texts on the web do: what masked language modelling learns from them, a cloze question can ask for.
+adjectives of which there are many, so that a few labelled reviews show few of them, and by negation. In text to learn
+the language from, a verdict follows some clauses, as it does on the web: what masked language modelling learns from
+them, a cloze question can ask for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-SYLLABLES = ["ba", "do", "fi", "gu", "ke", "la", "mo", "ni", "pu", "ra", "so", "ti", "vu", "we", "ze", "cho", "she", "thu"]
+SYLLABLES = [
+    "ba",
+    "do",
+    "fi",
+    "gu",
+    "ke",
+    "la",
+    "mo",
+    "ni",
+    "pu",
+    "ra",
+    "so",
+    "ti",
+    "vu",
+    "we",
+    "ze",
+    "cho",
+    "she",
+    "thu",
+]
 CLAUSES = ["the {n} was {a}", "i found the {n} {a}", "its {n} is really {a}", "we had a {a} {n}", "{a} {n} indeed"]
 VERDICTS = [["bad", "awful", "poor"], ["good", "great", "fine"]]
-ENDINGS = ["all in all it was {v} .", "in short , {v} .", "overall {v} ."]
+ASIDES = ["{c} , {v} !", "{c} , so {v} !"]
 
 
 @dataclass(frozen=True)
 class Reviews:
     """The language. adjectives: number for praise, and for blame. topics, nouns: number of topics, and of nouns of each.
+    negated: fraction of clauses with "not".
 
     seed: of the words of the language; the reviews have seeds of their own.
     """
 
-    adjectives: int = 120
+    adjectives: int = 60
     topics: int = 6
     nouns: int = 8
-    negated: float = 0.2
+    negated: float = 0.1
     seed: int = 0
     words: list[str] = field(init=False, repr=False, compare=False)
 
@@ -46,7 +66,7 @@ class Reviews:
         return self.words[2 * self.adjectives + topic * self.nouns + number]
 
     def rows(self, count: int, seed: int, verdicts: float = 0.0) -> list[dict[str, str | int]]:
-        """Reviews: `text`, `label` (1 praise, 0 blame) and `topic`. verdicts: fraction that ends with a verdict."""
+        """Reviews: `text`, `label` (1 praise, 0 blame) and `topic`. verdicts: fraction of clauses before one."""
         draw = np.random.default_rng([self.seed, seed])
         return [self._row(draw, verdicts) for _ in range(count)]
 
@@ -58,9 +78,9 @@ class Reviews:
             adjective = self.adjective(label ^ int(negated), int(draw.integers(self.adjectives)))
             clause = CLAUSES[draw.integers(len(CLAUSES))]
             noun = self.noun(topic, int(draw.integers(self.nouns)))
-            clauses.append(clause.format(n=noun, a=f"not {adjective}" if negated else adjective))
-        text = " , ".join(clauses) + " ."
-        if draw.random() < verdicts:
-            words: Sequence[str] = VERDICTS[label]
-            text += " " + ENDINGS[draw.integers(len(ENDINGS))].format(v=words[draw.integers(len(words))])
-        return {"text": text, "label": label, "topic": topic}
+            clause = clause.format(n=noun, a=f"not {adjective}" if negated else adjective)
+            if draw.random() < verdicts:
+                aside, words = ASIDES[draw.integers(len(ASIDES))], VERDICTS[label]
+                clause = aside.format(c=clause, v=words[draw.integers(len(words))])
+            clauses.append(clause)
+        return {"text": " , ".join(clauses) + " .", "label": label, "topic": topic}

@@ -56,7 +56,10 @@ class TrainingArguments(transformers.TrainingArguments):
         metadata={"help": "Rows of a step over all processes and microbatches; replaces per_device_train_batch_size."},
     )
     memory: str | None = field(default=None, metadata={"help": 'Memory limit of each device, as in "2GiB".'})
-    boost: str = field(default="O0", metadata={"help": "Algorithms that cost accuracy for speed: O0 (none) to O3."})
+    boost: Any = field(
+        default="O0",
+        metadata={"help": "Algorithms that trade accuracy for speed (docs/guide/boost.md): O0 (none) to O3, or names."},
+    )
 
 
 def option(args: transformers.TrainingArguments, name: str) -> Any:

@@ -49,7 +49,9 @@ class Order:
         args, n = self.args, len(self.dataset)
         if args.train_sampling_strategy == "sequential":
             return list(range(n))
-        generator = torch.Generator().manual_seed((args.seed if args.data_seed is None else args.data_seed) + self.epoch)
+        generator = torch.Generator().manual_seed(
+            (args.seed if args.data_seed is None else args.data_seed) + self.epoch
+        )
         if args.train_sampling_strategy == "group_by_length":
             known = is_dataset(self.dataset) and args.length_column_name in self.dataset.column_names
             return list(

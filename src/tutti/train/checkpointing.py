@@ -6,6 +6,7 @@ and in `state/` all state of the step, sharded, which resuming reads.
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from transformers.trainer_utils import get_last_checkpoint
 from tutti.checkpoint.checkpoints import Checkpoints
 from tutti.launch.launch import rank
 
-STATE, SCHEDULE, RANDOM, ARGUMENTS, STEP = (
-    "trainer_state.json", "scheduler.pt", "rng_state.pth", "training_args.bin", "state"
+STATE, SCHEDULE, RANDOM, ARGUMENTS, STREAM, STEP = (
+    "trainer_state.json", "scheduler.pt", "rng_state.pth", "training_args.bin", "stream.json", "state"
 )  # fmt: skip
 
 
@@ -53,6 +54,9 @@ def save(trainer: Any) -> None:
 
             torch.save(trainer.lr_scheduler.state_dict(), folder / SCHEDULE)
             torch.save(random_states(), folder / RANDOM)
+            loader = trainer.callback_handler.train_dataloader
+            if hasattr(loader, "state_dict"):
+                (folder / STREAM).write_text(json.dumps(loader.state_dict()))
         for one in [*trainer.callback_handler.callbacks, trainer.control]:
             if isinstance(one, ExportableState):
                 kept = state.stateful_callbacks.get(type(one).__name__)

@@ -14,7 +14,9 @@ from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, denumpify
 from tutti.train.loss import labels_of
 
 
-def evaluation_loop(trainer: Any, loader: Any, prefix: str, loss_only: bool, ignored: tuple[str, ...]) -> EvalLoopOutput:
+def evaluation_loop(
+    trainer: Any, loader: Any, prefix: str, loss_only: bool, ignored: tuple[str, ...]
+) -> EvalLoopOutput:
     """The mean loss over all rows, predictions, labels and metrics of a dataset.
 
     Losses of batches are weighted with their rows. Predictions of different lengths are padded with -100.
@@ -87,8 +89,6 @@ def _asked(args: Any, batch: Mapping[str, Any], loss: Tensor | None, trainer: An
     if "inputs" in args.include_for_metrics:
         more["inputs"] = batch[getattr(trainer.model, "main_input_name", "input_ids")]
     return more
-
-
 
 
 def cut(outputs: Any, given: Mapping[str, Any], batch: Mapping[str, Any]) -> Any:

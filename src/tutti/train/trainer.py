@@ -38,9 +38,11 @@ from transformers.trainer_utils import (
 from transformers.utils.generic import can_return_loss, find_labels
 
 import tutti
+from tutti.data import Mixture, Stream, StreamingSource
 from tutti.launch.launch import local_rank, rank
-from tutti.train import arguments, batches, checkpointing, evaluation, loss
+from tutti.train import arguments, batches, checkpointing, evaluation, loss, rows
 from tutti.train.arguments import TrainingArguments, option
+from tutti.train.tasks import Task, get_task
 
 NO_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]  # as in transformers
 
@@ -59,6 +61,10 @@ class Trainer:
 
     Subclasses may override `compute_loss`, `create_optimizer`, `create_scheduler`, `get_train_dataloader`,
     `get_eval_dataloader`, `log` and `prediction_step`. `compute_loss` is captured: it computes with tensors.
+
+    task: how rows become batches, a loss and scores: a name of `tutti.train.tasks.TASKS`, or a `Task`. Datasets are then
+        raw rows: whatever `tutti.data.open_source` takes, or a `tutti.data.Mixture` or `Stream` to train on. It replaces
+        data_collator, and compute_metrics where predictions are small.
 
     Losses are means over all items of all ranks and microbatches. During training the model itself is not changed; it
     has the trained values when `train` returns.
@@ -81,6 +87,7 @@ class Trainer:
         optimizers: tuple[Any, Any] = (None, None),
         optimizer_cls_and_kwargs: tuple[type[torch.optim.Optimizer], dict[str, Any]] | None = None,
         preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
+        task: Task | str | None = None,
     ):
         args = TrainingArguments("tmp_trainer") if args is None else args
         arguments.check(args)
@@ -102,12 +109,15 @@ class Trainer:
         self.data_collator = data_collator or usual
         self.train_dataset, self.eval_dataset, self.processing_class = train_dataset, eval_dataset, processing_class
         self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
+        self.task = get_task(task) if isinstance(task, str) else task
+        if self.task is not None:
+            rows.take(self, self.task, data_collator is None)
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self.optimizer, self.lr_scheduler = optimizers
         if optimizer_cls_and_kwargs is not None and self.optimizer is not None:
             raise ValueError("give optimizers or optimizer_cls_and_kwargs, not both")
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
-        if args.max_steps <= 0 and train_dataset is not None and not has_length(train_dataset):
+        if args.max_steps <= 0 and self.train_dataset is not None and not has_length(self.train_dataset):
             raise ValueError("the train_dataset has no length: give args.max_steps")
         if args.eval_strategy != "no" and eval_dataset is None:
             raise ValueError(f"eval_strategy={args.eval_strategy.value!r} needs an eval_dataset")
@@ -149,6 +159,8 @@ class Trainer:
         """Microbatches of all processes. An override returns global microbatches, equal on all ranks."""
         if self.train_dataset is None:
             raise ValueError("Trainer: training needs a train_dataset")
+        if isinstance(self.train_dataset, Mixture | Stream | StreamingSource):
+            return rows.stream(self)
         data, collate = self._readable(self.train_dataset, "training")
         names = getattr(self.processing_class, "model_input_names", None)
         return batches.training_loader(data, collate, self.args, names[0] if names else None)
@@ -172,7 +184,7 @@ class Trainer:
         return len(dataloader.dataset)
 
     def _readable(self, dataset: Any, what: str) -> tuple[Any, Callable]:
-        if not self.args.remove_unused_columns:
+        if not self.args.remove_unused_columns or self.task is not None:
             return dataset, self.data_collator
         columns = batches.columns_of(self.model, self.label_names)
         collate = self.data_collator if batches.is_dataset(dataset) else None
@@ -241,7 +253,10 @@ class Trainer:
         num_items_in_batch: what to divide sums over items by, so that the mean over microbatches is the mean over all
             items: their number in the step, over the number of microbatches.
         """
-        value, outputs = loss.computed(self, model, inputs, num_items_in_batch)
+        if self.task is not None and self.task.loss is not None:
+            value, outputs = self.task.loss(model, inputs), {}
+        else:
+            value, outputs = loss.computed(self, model, inputs, num_items_in_batch)
         return (value, outputs) if return_outputs else value
 
     # -- training ----------------------------------------------------------------------------------------------------

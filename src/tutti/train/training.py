@@ -20,7 +20,9 @@ import tutti
 from tutti.train import checkpointing
 from tutti.train.arguments import option, rows_of_microbatch
 from tutti.train.batches import Order, joined
+from tutti.train.boost import Boost
 from tutti.train.loss import items_of
+from tutti.train.rows import StreamLoader
 
 Plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
 
@@ -45,6 +47,9 @@ class Training:
         self.count()
         trainer.model.train()
         self._add_noise()
+        self.boost = Boost.parse(option(args, "boost"))
+        if self.boost.algorithms:
+            self._prepare_model()
         self.made_optimizer, self.made_scheduler = trainer.optimizer is None, trainer.lr_scheduler is None
         trainer.create_optimizer_and_scheduler(self.steps)
         trainer.state = trainer._new_state()
@@ -120,7 +125,9 @@ class Training:
         if isinstance(order, Order):
             order.first = seen
         stream = iter(loader)
-        if not isinstance(order, Order):
+        if isinstance(loader, StreamLoader):
+            loader.go_on(self.folder if seen else None)
+        elif not isinstance(order, Order):
             for _ in range(seen):
                 if next(stream, None) is None:  # a later pass over a stream
                     stream = iter(loader)
@@ -155,7 +162,8 @@ class Training:
         plan = option(args, "plan")
         recompute = ("layers",) if args.activation_checkpointing and plan != "auto" else ()
         with trainer.autocast():
-            trainer.step = tutti.parallelize(
+            make: Any = self.boost.make_step if self.boost.algorithms else tutti.parallelize
+            trainer.step = make(
                 trainer.model,
                 trainer.optimizer,
                 dict(batch),
@@ -245,6 +253,16 @@ class Training:
         if isinstance(scheduler, Plateau):
             return float(self.trainer.optimizer.param_groups[0]["lr"])
         return float(scheduler.get_last_lr()[0])
+
+    def _prepare_model(self) -> None:
+        """Let Boost change the model, before the optimizer is made of its parameters."""
+        before = random_states()
+        parts = list(islice(iter(self.loader), self.parts))
+        batch = self.trainer._bucketed(joined(parts, self.trainer._pads()))
+        self.boost.prepare_model(self.trainer.model, batch, self.trainer.objective)
+        _set_random(before)
+        if hasattr(self.loader, "rewind"):
+            self.loader.rewind()
 
     def _count_tokens(self, batch: Mapping[str, Any]) -> None:
         how, state = self.args.include_num_input_tokens_seen, self.trainer.state

@@ -1,0 +1,153 @@
+"""`tutti.Trainer` with tasks, streams and Boost."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers import TrainerCallback
+
+import tutti
+from gloo import Pool
+from tutti.data import Mixture, Stream
+from tutti.data.tokenizer import train_wordpiece
+
+WORDS = ["one", "two", "three", "four", "five", "six", "seven"]
+
+
+def arguments(folder, **options):
+    known = {"global_batch_size": 4, "learning_rate": 1e-2, "logging_steps": 1, "max_steps": 5, "save_strategy": "no",
+             "report_to": "none", "disable_tqdm": True, "use_cpu": True, "level": "O0", "plan": "dp"}  # fmt: skip
+    return tutti.TrainingArguments(str(folder), **(known | options))
+
+
+def losses(trainer):
+    return [line["loss"] for line in trainer.state.log_history if "loss" in line]
+
+
+def bert(tokenizer, kind="BertForSequenceClassification", **options):
+    torch.manual_seed(0)
+    config = transformers.BertConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1,
+                                     num_attention_heads=2, intermediate_size=32, max_position_embeddings=32,
+                                     hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **options)  # fmt: skip
+    return getattr(transformers, kind)(config)
+
+
+def test_a_task_by_name(tmp_path):
+    rows = [{"text": f"{WORDS[i % 7]} {WORDS[i % 3]}", "label": i % 2} for i in range(24)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    tokenizer = train_wordpiece((row["text"] for row in rows), 60)
+    options = {"processing_class": tokenizer, "task": "sequence-classification", "eval_dataset": rows[:8]}
+    trainer = tutti.Trainer(bert(tokenizer), arguments(tmp_path), train_dataset=str(file), **options)
+    trainer.train()
+    assert {"eval_loss", "eval_accuracy"} <= trainer.evaluate().keys()
+    masked = options | {"task": "masked-lm"}
+    made = [
+        tutti.Trainer(bert(tokenizer, "BertForMaskedLM"), arguments(tmp_path, **more), train_dataset=rows, **masked)
+        for more in ({}, {"cluster": "cpu:2", "plan": "tp"})
+    ]
+    for one in made:
+        one.train()
+    np.testing.assert_allclose(losses(made[0]), losses(made[1]), rtol=1e-4)
+    for wrong, said in [(rows[:0], "empty"), ([{"txt": "a", "label": 0}], "'text'"),
+                        ([{"text": "a", "label": 5}], "label")]:  # fmt: skip
+        with pytest.raises(ValueError, match=said):
+            tutti.Trainer(bert(tokenizer), arguments(tmp_path), train_dataset=wrong, **options)
+    with pytest.raises(ValueError, match="does not fit"):
+        tutti.Trainer(bert(tokenizer), arguments(tmp_path), train_dataset=rows, **masked)
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(2, 1)
+
+    def forward(self, x, labels):
+        return {"loss": (self.layer(x)[:, 0] - labels).square().mean()}
+
+
+class Seen:
+    """A collator that notes which rows it got."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __call__(self, features):
+        with open(self.file, "a") as file:
+            file.write("".join(f"{f['sample_index']} {f['name']}\n" for f in features))
+        x = torch.tensor([[f["x"], 1.0] for f in features])
+        return {"x": x, "labels": 2 * x[:, 0]}
+
+
+class Stop(TrainerCallback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = state.global_step == self.step
+
+
+def mixture(folder):
+    """A streamed and a stored source."""
+    for name, count in (("a", 37), ("b", 23)):
+        rows = [{"x": i / count, "name": f"{name}{i}"} for i in range(count)]
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    datasets = pytest.importorskip("datasets")
+    streamed = datasets.load_dataset("json", data_files=str(folder / "a.jsonl"), split="train", streaming=True,
+                                     cache_dir=str(folder))  # fmt: skip
+    return Mixture([(streamed, 2.0), (str(folder / "b.jsonl"), 1.0)])
+
+
+def stream_job(folder, name, steps, stop, resume):
+    """Train on the mixture in this process of a job; the losses."""
+    rank = int(tutti.launch.launch.rank())
+    args = arguments(
+        folder / name, global_batch_size=6, max_steps=steps, save_strategy="steps", save_steps=3, plan="auto"
+    )
+    trainer = tutti.Trainer(Net(), args, Seen(folder / f"{name}-{rank}.txt"), mixture(folder),
+                            callbacks=[Stop(stop)] if stop else [])  # fmt: skip
+    trainer.train(resume_from_checkpoint=resume)
+    return losses(trainer)
+
+
+def test_a_stream_continues_on_other_ranks(tmp_path):
+    alone = stream_job(tmp_path, "alone", 9, 0, None)
+    two, three = Pool(2), Pool(3)
+    try:
+        first = two.run(stream_job, tmp_path, "moved", 9, 3, None)[0]
+        second = three.run(stream_job, tmp_path, "moved", 9, 0, True)[0]
+    finally:
+        two.close()
+        three.close()
+    np.testing.assert_allclose(second, alone, rtol=1e-5)
+    np.testing.assert_allclose(first, alone[:3], rtol=1e-5)
+    read = [line for rank in range(3) for line in (tmp_path / f"moved-{rank}.txt").read_text().splitlines()]
+    wanted = (tmp_path / "alone-0.txt").read_text().splitlines()
+    trained = [line for line in wanted if int(line.split()[0]) < 54]
+    assert set(trained) <= set(read)
+    numbers = sorted(int(line.split()[0]) for line in set(read))
+    assert numbers == sorted(set(numbers)), "no sample has two rows"
+
+
+def test_a_stream_of_the_users_own(tmp_path):
+    rows = [{"x": i / 10, "name": str(i)} for i in range(10)]
+    stream = Stream(rows, batch=4, seed=3, collate=Seen(tmp_path / "seen.txt"))
+    trainer = tutti.Trainer(Net(), arguments(tmp_path), train_dataset=stream)
+    trainer.train()
+    assert len(losses(trainer)) == 5 and stream.samples == 20
+
+
+def test_boost_by_name(tmp_path):
+    rows = [{"x": torch.tensor([i / 10, 1.0]), "labels": torch.tensor(i / 5)} for i in range(16)]
+    for boost in ("O0", ["adasum"], {"grad_freeze": {"groups": 2}}):
+        args = arguments(tmp_path, boost=boost, global_batch_size=16, learning_rate=0.1)
+        trainer = tutti.Trainer(Net(), args, train_dataset=rows)
+        trainer.train()
+        assert losses(trainer)[-1] < losses(trainer)[0], "each step sees all rows"
+    with pytest.raises(ValueError, match="O0"):
+        tutti.Trainer(Net(), arguments(tmp_path, boost="O7"), train_dataset=rows).train()
