@@ -25,7 +25,8 @@ class Ahead(Iterator[Any]):
     budget: bytes of results that may wait. One result is computed ahead in any case; 0: none.
     workers: processes; 0: one thread.
 
-    If there is a GPU, the tensors of a result are in pinned memory. Errors are raised when the result of their unit is requested. `unit` is the unit of the last result.
+    If there is a GPU, the tensors of a result are in pinned memory. Errors are raised when the result of their unit is
+    requested. `unit` is the unit of the last result.
     """
 
     def __init__(self, units: Iterator[Any], work: Callable[[Any], Any], budget: int, workers: int = 0):
