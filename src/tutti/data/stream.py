@@ -172,14 +172,12 @@ class Stream:
         samples = np.arange(at, at + self.batch)
         if self.epochs is not None and not cursors:
             samples = samples[samples < self.epochs * len(self.mixture.sources[0])]
-        numbers, ranks = self.mixture.places(self.seed, samples)
-        if len(self.mixture.sources) == 1:
-            ranks = samples
+        numbers, turns = self.mixture.places(self.seed, samples)
         rows = np.zeros(len(samples), np.int64)
         for source, order in enumerate(self._orders):
             here = numbers == source
             if order is not None and here.any():
-                rows[here] = order.rows(ranks[here])
+                rows[here] = order.rows(turns[here])
         items = []
         for sample, source, row in zip(samples.tolist(), numbers.tolist(), rows.tolist(), strict=True):
             if source in cursors:
