@@ -16,18 +16,18 @@ def test_every_block_has_the_proportions():
     assert abs(early - [0.7, 0.2, 0.1]).max() < 0.1
 
 
-def test_ranks_count_the_samples_of_a_source():
+def test_turns_count_the_samples_of_a_source():
     mixture = Mixture([(A, 2), (B, 1)])
-    numbers, ranks = mixture.places(4, np.arange(2 * BLOCK + 50))
+    numbers, turns = mixture.places(4, np.arange(2 * BLOCK + 50))
     for source in (0, 1):
-        assert (ranks[numbers == source] == np.arange((numbers == source).sum())).all()
+        assert (turns[numbers == source] == np.arange((numbers == source).sum())).all()
 
 
 def test_a_place_is_a_function_of_seed_and_sample():
     one, two = Mixture([(A, 1), (B, 1)]), Mixture([(A, 1), (B, 1)])
-    numbers, ranks = one.places(3, np.arange(25_000))
+    numbers, turns = one.places(3, np.arange(25_000))
     for k in (24_999, 7, 10_000):
-        assert [int(x[0]) for x in two.places(3, np.array([k]))] == [numbers[k], ranks[k]]
+        assert [int(x[0]) for x in two.places(3, np.array([k]))] == [numbers[k], turns[k]]
     assert (one.places(4, np.arange(100))[0] != numbers[:100]).any()
 
 

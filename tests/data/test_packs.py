@@ -106,7 +106,7 @@ def test_loss_and_gradients_are_those_of_separate_sequences(make, causal, attent
     loss.backward()
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
     for name, p in model.named_parameters():
-        torch.testing.assert_close(p.grad, gradients[name], rtol=1e-4, atol=1e-5, msg=name)
+        torch.testing.assert_close(p.grad, gradients[name], rtol=1e-5, atol=1e-6, msg=name)
 
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -114,7 +114,7 @@ def test_loss_and_gradients_are_those_of_separate_sequences(make, causal, attent
     torch.testing.assert_close(step(batch), expected.detach(), rtol=1e-5, atol=1e-6)
     after = step.state_dict()
     for name, gradient in gradients.items():
-        torch.testing.assert_close(before[name] - after[name], gradient, rtol=1e-4, atol=1e-5, msg=name)
+        torch.testing.assert_close(before[name] - after[name], gradient, rtol=1e-5, atol=1e-6, msg=name)
 
 
 def test_positions_are_not_for_models_that_look_both_ways():

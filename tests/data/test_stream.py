@@ -189,6 +189,13 @@ def test_a_state_is_of_one_seed():
         Stream(rows("m", 3), 1).load_state_dict(state)
 
 
+def test_a_state_is_of_its_sources():
+    state = Stream(Mixture([(rows("m", 3), 3), (Shards("s", [5, 6]), 1)]), 1).state_dict()
+    for other in ([(rows("m", 4), 3), (Shards("s", [5, 6]), 1)], [(rows("m", 3), 1), (Shards("s", [5, 6]), 1)]):
+        with pytest.raises(ValueError, match=r"over other sources: \[\[3, 7500\], \[2, 2500\]\]"):
+            Stream(Mixture(other), 1).load_state_dict(state)
+
+
 def test_more_parts_than_rows_are_an_error():
     with pytest.raises(ValueError, match="a batch of 2 has no rows for some of 3 parts"):
         Stream(rows("m", 3), 2, parts=3)

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from tutti.data.prefetch import pinned
+
 MOST = 64  # results that wait, however small
 
 
@@ -23,7 +25,8 @@ class Ahead(Iterator[Any]):
     budget: bytes of results that may wait. One result is computed ahead in any case; 0: none.
     workers: processes; 0: one thread.
 
-    Errors are raised when the result of their unit is requested. `unit` is the unit of the last result.
+    If there is a GPU, the tensors of a result are in pinned memory. Errors are raised when the result of their unit is
+    requested. `unit` is the unit of the last result.
     """
 
     def __init__(self, units: Iterator[Any], work: Callable[[Any], Any], budget: int, workers: int = 0):
@@ -40,7 +43,7 @@ class Ahead(Iterator[Any]):
     def _both(self) -> tuple[Any, Any]:
         """The next unit and its result; `_END` after the last."""
         unit = next(self.units, _END)
-        return unit, None if unit is _END else self.work(unit)
+        return unit, None if unit is _END else _pinned(self.work(unit))
 
     def _fill(self) -> None:
         while self._pool is not None and self._room():
@@ -77,7 +80,7 @@ class Ahead(Iterator[Any]):
             if self.workers == 0:
                 self.unit, made = made
             else:
-                made = pytree.tree_map_only(_Array, lambda x: torch.from_numpy(x.values), made)
+                made = _pinned(pytree.tree_map_only(_Array, lambda x: torch.from_numpy(x.values), made))
         if self.unit is _END:
             self.close()
             raise StopIteration
@@ -95,6 +98,10 @@ class Ahead(Iterator[Any]):
 
 
 _END = object()
+
+
+def _pinned(x: Any) -> Any:
+    return pinned(x) if torch.cuda.is_available() else x
 
 
 class _Array:

@@ -41,22 +41,24 @@ class Mixture:
 
     def places(self, seed: int, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """For each sample: the number of its source, and how many samples of that source are before it."""
-        number, rank = np.empty(len(samples), np.int64), np.empty(len(samples), np.int64)
+        if len(self.sources) == 1:
+            return np.zeros(len(samples), np.int64), np.asarray(samples, np.int64)
+        number, turn = np.empty(len(samples), np.int64), np.empty(len(samples), np.int64)
         blocks, inside = np.divmod(np.asarray(samples, np.int64), BLOCK)
         for block in np.unique(blocks):
             here = blocks == block
             if self._block is None or self._block[:2] != (seed, int(block)):
                 self._block = seed, int(block), *self._made(seed, int(block))
-            number[here], rank[here] = self._block[2][inside[here]], self._block[3][inside[here]]
-        return number, rank
+            number[here], turn[here] = self._block[2][inside[here]], self._block[3][inside[here]]
+        return number, turn
 
     def _made(self, seed: int, block: int) -> tuple[np.ndarray, np.ndarray]:
         edges = np.cumsum(self.counts)
         numbers = np.searchsorted(edges, permute(np.arange(BLOCK), BLOCK, key(seed, 1, block)), side="right")
-        ranks = np.empty(BLOCK, np.int64)
+        turns = np.empty(BLOCK, np.int64)
         for source, count in enumerate(self.counts):
-            ranks[numbers == source] = block * count + np.arange(count)
-        return numbers, ranks
+            turns[numbers == source] = block * count + np.arange(count)
+        return numbers, turns
 
 
 def _counts(weights: tuple[float, ...]) -> np.ndarray:

@@ -71,7 +71,7 @@ class Stream:
 
     >>> stream = Stream([{"x": i} for i in range(4)], batch=2, shuffle=None)
     >>> [row["x"] for row in next(stream)], stream.state_dict()
-    ([0, 1], {'samples': 2, 'seed': 0, 'streams': {}})
+    ([0, 1], {'samples': 2, 'seed': 0, 'sources': [[4, 10000]], 'streams': {}})
     """
 
     def __init__(
@@ -172,14 +172,12 @@ class Stream:
         samples = np.arange(at, at + self.batch)
         if self.epochs is not None and not cursors:
             samples = samples[samples < self.epochs * len(self.mixture.sources[0])]
-        numbers, ranks = self.mixture.places(self.seed, samples)
-        if len(self.mixture.sources) == 1:
-            ranks = samples
+        numbers, turns = self.mixture.places(self.seed, samples)
         rows = np.zeros(len(samples), np.int64)
         for source, order in enumerate(self._orders):
             here = numbers == source
             if order is not None and here.any():
-                rows[here] = order.rows(ranks[here])
+                rows[here] = order.rows(turns[here])
         items = []
         for sample, source, row in zip(samples.tolist(), numbers.tolist(), rows.tolist(), strict=True):
             if source in cursors:
@@ -211,7 +209,12 @@ class Stream:
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last batch that was returned, the same on all parts; it can be saved as JSON."""
-        return {"samples": self.samples, "seed": self.seed, "streams": self._streams}
+        return {"samples": self.samples, "seed": self.seed, "sources": self._sources(), "streams": self._streams}
+
+    def _sources(self) -> list[list[int]]:
+        """Rows (or shards, of a streaming source) and share in 10,000 samples of each source."""
+        sizes = [s.shards if isinstance(s, StreamingSource) else len(s) for s in self.mixture.sources]
+        return [[size, int(share)] for size, share in zip(sizes, self.mixture.counts, strict=True)]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the batch of a `state_dict`, with any number of parts and any batch size.
@@ -220,9 +223,11 @@ class Stream:
         """
         if state["seed"] != self.seed:
             raise ValueError(f"the state is of a stream with seed {state['seed']}, this one has {self.seed}")
-        streamed = {str(i) for i, order in enumerate(self._orders) if order is None}
-        if state["streams"] and set(state["streams"]) != streamed:
-            raise ValueError("the state is of a stream over other sources; open those it was saved with")
+        if [list(source) for source in state["sources"]] != self._sources():
+            raise ValueError(
+                f"the state is of a stream over other sources: {state['sources']} (rows or shards, and share in "
+                f"10,000), these are {self._sources()}; open those it was saved with"
+            )
         self.close()
         self.samples, self._streams = state["samples"], dict(state["streams"])
 

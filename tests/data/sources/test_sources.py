@@ -86,6 +86,18 @@ def test_lines_of_text(tmp_path):
     assert source.name(1).endswith("a.txt:3")
 
 
+def test_files_of_text(tmp_path):
+    for name, text in (("a", "one\ntwo\n"), ("b", "")):
+        (tmp_path / f"{name}.txt").write_text(text)
+    source = open_source(tmp_path, rows="files")
+    assert [row["text"] for row in source] == ["one\ntwo\n", ""] and source[1]["path"].endswith("b.txt")
+    (tmp_path / "b.txt").write_bytes(b"\xff")
+    with pytest.raises(BadRow, match=r"b\.txt: 'utf-8' codec .* give the encoding"):
+        source[1]
+    with pytest.raises(ValueError, match="rows is 'words'; a row of text is one of its 'lines' or"):
+        open_source(tmp_path, rows="words")
+
+
 def test_csv_values_may_span_lines(tmp_path):
     (tmp_path / "a.csv").write_text('x,y\n1,"a\nb, ""c"""\n\n2,d\n')
     source = open_source(tmp_path / "a.csv")

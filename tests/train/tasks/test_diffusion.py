@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+import tutti
 from tiny_models import colors, unet
 from tutti.data.rows import Numbered
 from tutti.train.tasks import get_task
@@ -69,6 +70,31 @@ def test_what_the_loss_draws_agrees_with_the_schedulers_of_diffusers():
     torch.testing.assert_close(v, sampler.get_velocity(x, noise, time))
     noised, flow, at = get_task("diffusion", prediction="flow").noised(x, noise, uniform)
     torch.testing.assert_close(noised - flow * (at / 1000).view(-1, 1, 1, 1), x)
+
+
+def test_noise_and_timesteps_do_not_depend_on_the_devices():
+    def losses(cluster, plan):
+        torch.manual_seed(0)
+        model, batch = nn.Conv2d(1, 1, 3, padding=1), {"pixel_values": torch.rand(8, 1, 4, 4)}
+        task = get_task("diffusion", image="latents")
+
+        class Denoiser(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = model
+
+            def forward(self, x, time):
+                return self.inner(x) * (time / STEPS).view(-1, 1, 1, 1)
+
+        denoiser = Denoiser()
+        optimizer = torch.optim.SGD(denoiser.parameters(), 0.1)
+        step = tutti.parallelize(
+            denoiser, optimizer, batch, loss=task.loss, cluster=cluster, plan=plan, level="O0", seed=3
+        )
+        return [step(batch).item() for _ in range(3)]
+
+    one, two = losses("cpu:1", "dp"), losses("cpu:2", "dp2")
+    assert one == pytest.approx(two, rel=1e-5) and len({round(x, 4) for x in one}) == 3
 
 
 def test_conditions_are_dropped_by_the_sample(tokenizer):

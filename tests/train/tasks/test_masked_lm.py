@@ -3,7 +3,7 @@ import pytest
 from transformers import BertForMaskedLM
 
 from tiny_models import bert
-from tutti.data.rows import Numbered
+from tutti.data import Numbered, Stream
 from tutti.train.tasks import get_task
 
 TEXT = "the red cat sleeps under the big tree in the house"
@@ -39,6 +39,27 @@ def test_a_mask_is_a_function_of_seed_and_sample(tokenizer):
     together, alone = collate([features[0], features[1]]), collate([features[1]])
     assert together["input_ids"][1].tolist() == alone["input_ids"][0].tolist()
     assert not np.array_equal(task.but(seed=4).masked(features[0], tokenizer)[1], first[1])
+
+
+@pytest.mark.starts
+def test_masks_do_not_depend_on_parts_workers_or_interruptions(tokenizer):
+    task = get_task("masked-lm", seed=1)
+    features = task.prepare([{"text": f"{TEXT} {i}"} for i in range(20)], tokenizer)
+
+    def stream(**options):
+        return Stream(features, 8, collate=task.collator(tokenizer), **options)
+
+    with stream() as whole:
+        expected = [next(whole)["input_ids"] for _ in range(4)]
+    with stream(workers=1) as other:
+        assert all((next(other)["input_ids"] == ids).all() for ids in expected[:2])
+        state = other.state_dict()
+    for part in range(2):
+        with stream(part=part, parts=2) as half:
+            half.load_state_dict(state)
+            made, rows = next(half)["input_ids"], expected[2][4 * part : 4 * part + 4]
+            shared = min(made.shape[1], rows.shape[1])  # each is padded to its longest row
+            assert (made[:, :shared] == rows[:, :shared]).all()
 
 
 def test_whole_words_are_masked_together(tokenizer):

@@ -1,8 +1,9 @@
+import doctest
 import pickle
 
 import pytest
 
-from tutti.train.tasks import TASKS, Task, get_task
+from tutti.train.tasks import TASKS, Task, get_task, speech_pretraining, table
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -10,6 +11,12 @@ def test_each_task_has_its_name_and_can_be_pickled(name):
     task = get_task(name)
     assert isinstance(task, Task) and task.name == name
     assert pickle.loads(pickle.dumps(task.collator(None))).task == task
+
+
+@pytest.mark.parametrize("module", (table, speech_pretraining))
+def test_examples(module):
+    found = doctest.testmod(module)
+    assert found.attempted and not found.failed
 
 
 def test_an_unknown_name_names_the_nearest():

@@ -15,7 +15,7 @@ from tutti.data.sources.hugging_face import HuggingFace, HuggingFaceStream, from
 from tutti.data.sources.jsonl import CompressedJsonLines, JsonLines
 from tutti.data.sources.parquet import Parquet
 from tutti.data.sources.source import Joined, Source, StreamingSource
-from tutti.data.sources.text import TextLines
+from tutti.data.sources.text import TextFiles, TextLines
 from tutti.data.sources.webdataset import WebDataset
 
 FORMATS: dict[str, type[Source]] = {
@@ -47,7 +47,8 @@ def open_source(spec: Any, **options: Any) -> Any:
         a folder, or a list of paths of one format. The suffix says the format: .jsonl, .ndjson, .parquet, .csv, .tsv,
         .txt (a row for each line), .tar (WebDataset); .jsonl.gz is streamed. A folder is a dataset of `save_to_disk`,
         a folder of images or audio (`ImageFolder`, `AudioFolder`), or files of one format.
-    options: options of the format's class, such as `cache`, `columns`, `types`, `decode`, `sampling_rate`.
+    options: options of the format's class, such as `cache`, `columns`, `types`, `decode`, `sampling_rate`. With
+        `rows="files"` a row is a whole .txt file.
 
     Raises ValueError if nothing is there, or the format is not known.
     """
@@ -105,6 +106,10 @@ def _of_files(paths: list[Path], options: dict[str, Any]) -> Any:
     kind = kinds.pop()
     if kind in STREAMED:
         return CompressedJsonLines(paths, **options)
+    if kind == ".txt" and (unit := options.pop("rows", "lines")) != "lines":
+        if unit != "files":
+            raise ValueError(f"rows is {unit!r}; a row of text is one of its 'lines' or one of the 'files'")
+        return TextFiles(paths, **options)
     if kind not in FORMATS:
         raise ValueError(f"{paths[0]}: the format {kind or 'without suffix'} is not known; known are {_formats()}")
     opened = [FORMATS[kind](path, **options) for path in paths]  # pyright: ignore[reportCallIssue]
