@@ -16,7 +16,8 @@ def parts(kind):
     torch.manual_seed(0)
     tokenizer = train_wordpiece(TEXTS, 100)
     config = transformers.BertConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_labels=3,
-                                     num_attention_heads=2, intermediate_size=32, max_position_embeddings=32)  # fmt: skip
+                                     num_attention_heads=2, intermediate_size=32,
+                                     max_position_embeddings=32)  # fmt: skip
     return getattr(transformers, kind)(config).eval(), tokenizer
 
 

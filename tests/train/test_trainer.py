@@ -230,6 +230,19 @@ def test_predictions_and_metrics_are_those_of_transformers(tmp_path):
         assert ours.metrics[key] == pytest.approx(theirs.metrics[key], rel=1e-3)
 
 
+def test_a_model_that_is_changed_after_training_is_evaluated_as_it_is(tmp_path):
+    trainer = trained(tmp_path, "vit")
+    before = trainer.evaluate()["eval_loss"]
+    with torch.no_grad():
+        trainer.model.classifier.bias += 3 * torch.arange(3)
+    after = trainer.evaluate()["eval_loss"]
+    with torch.no_grad():
+        rows = images()[:9]
+        wanted = trainer.model.eval()(torch.stack([x["pixel_values"] for x in rows]),
+                                      torch.tensor([x["labels"] for x in rows])).loss  # fmt: skip
+    assert after == pytest.approx(float(wanted), rel=1e-5) and after != before
+
+
 def test_it_predicts_without_labels_and_before_training(tmp_path):
     trainer = tutti.Trainer(vit(), arguments(tmp_path))
     rows = [{"pixel_values": x["pixel_values"]} for x in images(6)]

@@ -2,8 +2,8 @@
 
 A review is one to three clauses about things of one topic, all praise or all blame. Praise and blame are told by
 adjectives of which there are many, so that a few labelled reviews show few of them, and by negation. In text to learn
-the language from, a verdict follows some clauses, as it does on the web: what masked language modelling learns from
-them, a cloze question can ask for.
+the language from, a verdict follows one of the clauses, as it may on the web: what masked language modelling learns
+from them, a cloze question can ask for.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ ASIDES = ["{c} , {v} !", "{c} , so {v} !"]
 
 @dataclass(frozen=True)
 class Reviews:
-    """The language. adjectives: number for praise, and for blame. topics, nouns: number of topics, and of nouns of each.
+    """The language.
+
+    adjectives: number for praise, and for blame. topics, nouns: number of topics, and of nouns of each.
     negated: fraction of clauses with "not".
 
     seed: of the words of the language; the reviews have seeds of their own.
@@ -66,7 +68,7 @@ class Reviews:
         return self.words[2 * self.adjectives + topic * self.nouns + number]
 
     def rows(self, count: int, seed: int, verdicts: float = 0.0) -> list[dict[str, str | int]]:
-        """Reviews: `text`, `label` (1 praise, 0 blame) and `topic`. verdicts: fraction of clauses before one."""
+        """Reviews: `text`, `label` (1 praise, 0 blame) and `topic`. verdicts: fraction with one."""
         draw = np.random.default_rng([self.seed, seed])
         return [self._row(draw, verdicts) for _ in range(count)]
 
@@ -78,9 +80,8 @@ class Reviews:
             adjective = self.adjective(label ^ int(negated), int(draw.integers(self.adjectives)))
             clause = CLAUSES[draw.integers(len(CLAUSES))]
             noun = self.noun(topic, int(draw.integers(self.nouns)))
-            clause = clause.format(n=noun, a=f"not {adjective}" if negated else adjective)
-            if draw.random() < verdicts:
-                aside, words = ASIDES[draw.integers(len(ASIDES))], VERDICTS[label]
-                clause = aside.format(c=clause, v=words[draw.integers(len(words))])
-            clauses.append(clause)
+            clauses.append(clause.format(n=noun, a=f"not {adjective}" if negated else adjective))
+        if draw.random() < verdicts:
+            at, aside, words = draw.integers(len(clauses)), ASIDES[draw.integers(len(ASIDES))], VERDICTS[label]
+            clauses[at] = aside.format(c=clauses[at], v=words[draw.integers(len(words))])
         return {"text": " , ".join(clauses) + " .", "label": label, "topic": topic}

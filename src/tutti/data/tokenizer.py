@@ -40,7 +40,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 
 
 def train_wordpiece(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Learn at most `vocab_size` word pieces (Schuster and Nakajima 2012) of lower-case text, with BERT's special tokens.
+    """Learn word pieces of lower-case text (Schuster and Nakajima 2012), at most `vocab_size` with BERT's special ones.
 
     A text becomes `[CLS] text [SEP]`, a pair `[CLS] a [SEP] b [SEP]` with token types 0 and 1.
     """

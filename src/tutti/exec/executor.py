@@ -25,7 +25,7 @@ from tutti.exec.runtime import Distributed, Virtual, own_part, raw
 from tutti.exec.tensor_store import TensorStore
 from tutti.exec.transfer_engine import TransferEngine
 from tutti.hardware import Cluster
-from tutti.ir.step_graph import OUTPUT, Spec, StepGraph, TOLD
+from tutti.ir.step_graph import OUTPUT, TOLD, Spec, StepGraph
 from tutti.launch.heartbeat import HEARTBEAT, Meeting
 from tutti.lower.actions import ONCE, Action, Message, actions_of, had, orders
 from tutti.lower.cut import Place

@@ -37,9 +37,9 @@ INSTEAD = {
 class TrainingArguments(transformers.TrainingArguments):
     """Options of a training run, with the names, defaults and meanings of `transformers.TrainingArguments`, and more.
 
-    `per_device_train_batch_size` counts rows per process, whatever the plan: a step sees as many rows as processes times
-    that times `gradient_accumulation_steps`. `global_batch_size` says the rows of a step instead, so that a script
-    computes the same numbers on any number of processes.
+    `per_device_train_batch_size` counts rows per process, whatever the plan: a step sees that many rows times the
+    processes times `gradient_accumulation_steps`. `global_batch_size` is the number of rows of a step instead, so that
+    a script computes the same numbers on any number of processes.
     """
 
     plan: str = field(

@@ -14,7 +14,7 @@ import torch
 import transformers
 from torch.utils.data import DataLoader, IterableDataset
 from transformers.trainer_pt_utils import LengthGroupedSampler
-from transformers.utils import is_datasets_available
+from transformers.utils.import_utils import is_datasets_available
 
 from tutti.train.arguments import rows_of_evaluation, rows_of_microbatch
 
@@ -104,8 +104,12 @@ def is_dataset(dataset: Any) -> bool:
 
 def columns_of(model: torch.nn.Module, label_names: Sequence[str]) -> list[str]:
     """The columns of a dataset that a model reads."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # of peft
-    return [*inspect.signature(inner.forward).parameters, "label", "label_ids", *label_names]  # pyright: ignore
+    return [*inspect.signature(without_adapters(model).forward).parameters, "label", "label_ids", *label_names]
+
+
+def without_adapters(model: Any) -> Any:
+    """The model inside of one of peft."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def readable(dataset: Any, columns: Sequence[str], what: str) -> Any:
@@ -116,7 +120,8 @@ def readable(dataset: Any, columns: Sequence[str], what: str) -> Any:
     if len(unread) == len(dataset.column_names):
         raise ValueError(
             f"no column of the {what} dataset ({', '.join(unread)}) is an argument of the model's forward "
-            f"({', '.join(columns[:8])}, ...); tokenize it first, or give remove_unused_columns=False and a data_collator"
+            f"({', '.join(columns[:8])}, ...); tokenize it first, give task=..., or give remove_unused_columns=False "
+            "and a data_collator"
         )
     return dataset.remove_columns(unread)
 
@@ -152,7 +157,8 @@ def bucketed(batch: Mapping[str, Any], pads: Mapping[str, int], most: int | None
              two_sequences: bool) -> dict[str, Any]:  # fmt: skip
     """Pad token sequences to one of a few lengths, so that few shapes are compiled.
 
-    Only entries beside a mask that tells padding are padded: those as long as `attention_mask`, and those of the decoder.
+    Only entries beside an `attention_mask` are padded: those of its length, and those of the decoder.
+
     most: no sequence is padded beyond this length. two_sequences: the model has an encoder and a decoder.
     """
     mask = batch.get("attention_mask")

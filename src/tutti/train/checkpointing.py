@@ -120,6 +120,7 @@ def take_back(trainer: Any) -> None:
     """Give the model the values that the step has trained."""
     if trainer.step is not None:
         trainer.model.load_state_dict(trainer.step.state_dict(), strict=False)
+        trainer._values = version(trainer.model)
 
 
 def version(model: nn.Module) -> int:

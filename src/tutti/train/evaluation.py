@@ -24,7 +24,7 @@ def evaluation_loop(
     args, kept = trainer.args, trainer.args.eval_do_concat_batches
     losses: list[tuple[float, int]] = []
     predictions, labels, inputs = (EvalLoopContainer(kept, padding_index=-100) for _ in range(3))
-    metrics: dict[str, Any] | None = None
+    metrics: Any = None
     batches, seen = list_ahead(loader), 0
     for batch, last in batches:
         rows = find_batch_size(batch) or 0
@@ -45,9 +45,10 @@ def evaluation_loop(
             inputs.add(batch[getattr(trainer.model, "main_input_name", "input_ids")])
     if not seen:
         raise ValueError("the dataset to evaluate is empty")
-    all_made, all_labels = predictions.get_arrays(), labels.get_arrays()
+    all_made: Any = predictions.get_arrays()
+    all_labels: Any = labels.get_arrays()
     if metrics is None and trainer.compute_metrics is not None and all_made is not None and all_labels is not None:
-        more = {"inputs": inputs.get_arrays()} if "inputs" in args.include_for_metrics else {}
+        more: Any = {"inputs": inputs.get_arrays()} if "inputs" in args.include_for_metrics else {}
         if "loss" in args.include_for_metrics:
             more["losses"] = np.concatenate([np.full(rows, loss) for loss, rows in losses])
         metrics = trainer.compute_metrics(EvalPrediction(all_made, all_labels, **more))

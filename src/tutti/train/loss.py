@@ -1,8 +1,8 @@
 """The loss of `tutti.Trainer`, as `tutti.parallelize` captures it.
 
-The loss of a step is the mean over all items (labels other than -100) of all ranks and microbatches: a microbatch's loss
-is divided by its share of them. Models of transformers that take `num_items_in_batch` divide by it themselves. For
-others, the mean of a microbatch is weighted with its number of items.
+The loss of a step is the mean over all items (labels other than -100) of all ranks and microbatches. Models of
+transformers that read `num_items_in_batch` divide the sum of a microbatch by it. For others, the mean of a microbatch
+is weighted with its number of items.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Objective:
     """
 
     def __init__(self, trainer: Any):
-        self._trainer = weakref.ref(trainer)
+        self._trainer: Any = weakref.ref(trainer)
         self.wanted, self.structure = False, None
         self.ignored: tuple[str, ...] = ()  # outputs that nobody wants
         self.read: dict[str, Any] = {}
@@ -70,7 +70,7 @@ class Objective:
         return pytree.tree_unflatten(leaves, self.structure)
 
 
-def computed(trainer: Any, model: nn.Module, inputs: dict[str, Any], items: Tensor | None) -> tuple[Tensor, Any]:
+def computed(trainer: Any, model: Any, inputs: dict[str, Any], items: Tensor | None) -> tuple[Tensor, Any]:
     """The loss and the outputs of a model, as `transformers.Trainer.compute_loss` defines them."""
     labels = None
     if (trainer.label_smoother is not None or trainer.compute_loss_func is not None) and "labels" in inputs:
@@ -80,7 +80,7 @@ def computed(trainer: Any, model: nn.Module, inputs: dict[str, Any], items: Tens
         outputs = model(**inputs, **extra)
         if trainer.compute_loss_func is not None:
             loss = trainer.compute_loss_func(outputs, labels, num_items_in_batch=items)
-        elif labels is not None:
+        elif trainer.label_smoother is not None and labels is not None:
             shifts = {"shift_labels": True} if trainer.shifts_labels else {}
             loss = trainer.label_smoother(outputs, labels, num_items_in_batch=items, **shifts)
         elif isinstance(outputs, Mapping) and "loss" not in outputs:

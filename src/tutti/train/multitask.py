@@ -1,8 +1,8 @@
 """Multi-task training: one encoder, a head for each task, and batches in which rows of several tasks are mixed.
 
-Each row knows its task by number. All heads see all rows and a row's logits are those of its task, so that shapes do not
-depend on the mixture, and one captured step trains all tasks under any plan. Afterwards `single` gives the model of one
-task, for further training.
+Each row has the number of its task. All heads see all rows, and a row's logits are those of its task. So shapes do not
+depend on the mixture, and one captured step trains all tasks under any plan. Afterwards `single` gives the model of
+one task, for further training.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _classifier(model: PreTrainedModel, classes: int) -> Any:
 
 
 def mixed(features: Mapping[str, Sequence[dict[str, Any]]], model: MultiTaskModel) -> list[dict[str, Any]]:
-    """The features of all tasks, each with its task's number: rows for a `tutti.Trainer`, or for `tutti.data.Mixture`."""
+    """The features of all tasks, each with its task's number, as rows for a `tutti.Trainer`."""
     for name in features:
         if name not in model.tasks:
             raise ValueError(f"the model has no task {name!r}; it has {', '.join(model.tasks)}")

@@ -1,11 +1,11 @@
 """Pattern-exploiting training: classify with few labels by asking a masked language model (Schick and Schuetze 2021).
 
-A pattern turns a row into a cloze text, `"{text} All in all it was {mask}."`. A verbalizer names the words that stand for
-each label. The model learns the few labelled rows as such clozes, with a copy of the model for each pattern; together
-they label unlabelled rows, on which a classifier is trained ("Exploiting Cloze Questions for Few Shot Text
+A pattern turns a row into a cloze text, `"{text} All in all it was {mask}."`. A verbalizer names the words that stand
+for each label. A copy of the model for each pattern learns the few labelled rows as such clozes. Together the copies
+label unlabelled rows, on which a classifier is trained ("Exploiting Cloze Questions for Few Shot Text
 Classification and Natural Language Inference", EACL 2021).
 
-A word of several tokens takes as many masks; its score is the mean log-probability of its tokens, all masks being filled
+A word of several tokens takes as many masks. Its score is the mean log-probability of its tokens, with all masks filled
 at once.
 """
 
@@ -124,6 +124,7 @@ class ClozeModel(nn.Module):
     """
 
     accepts_loss_kwargs = False
+    words: Tensor
 
     def __init__(self, model: PreTrainedModel, words: Tensor):
         super().__init__()
@@ -133,7 +134,7 @@ class ClozeModel(nn.Module):
     def forward(self, input_ids: Tensor, mask_positions: Tensor, attention_mask: Tensor | None = None,
                 labels: Tensor | None = None) -> SequenceClassifierOutput:  # fmt: skip
         """labels: (rows,) int64. mask_positions: (rows, masks) int64."""
-        logits = self.model(input_ids=input_ids, attention_mask=attention_mask).logits
+        logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask).logits
         at = mask_positions[:, :, None].expand(-1, -1, logits.shape[-1])
         told = logits.gather(1, at).log_softmax(-1)  # (rows, masks, vocabulary)
         count, several, masks = self.words.shape

@@ -33,8 +33,8 @@ def pipeline(
     task, model, args, kwargs: those of `transformers.pipeline`.
     plan, cluster, level: as for `tutti.parallelize`. Every rank of a job calls the pipeline with the same inputs.
 
-    Inputs are padded to a power of two of rows and to one of a few lengths, because each shape is captured once. Pipelines that generate run the model
-    as it is, on one device.
+    Inputs are padded to a power of two of rows and to one of a few lengths, because each shape is captured once.
+    Pipelines that generate run the model as it is, on one device.
     """
     made = transformers.pipeline(task, model, *args, **kwargs)  # pyright: ignore
     if not any(word in made.task for word in GENERATE):

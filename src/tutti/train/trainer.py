@@ -62,9 +62,9 @@ class Trainer:
     Subclasses may override `compute_loss`, `create_optimizer`, `create_scheduler`, `get_train_dataloader`,
     `get_eval_dataloader`, `log` and `prediction_step`. `compute_loss` is captured: it computes with tensors.
 
-    task: how rows become batches, a loss and scores: a name of `tutti.train.tasks.TASKS`, or a `Task`. Datasets are then
-        raw rows: whatever `tutti.data.open_source` takes, or a `tutti.data.Mixture` or `Stream` to train on. It replaces
-        data_collator, and compute_metrics where predictions are small.
+    task: how rows become batches, a loss and scores: a name of `tutti.train.tasks.TASKS`, or a `Task`. Datasets are
+        then raw rows: whatever `tutti.data.open_source` takes, or a `tutti.data.Mixture` or `Stream` to train on. It
+        replaces data_collator, and compute_metrics where predictions are small.
 
     Losses are means over all items of all ranks and microbatches. During training the model itself is not changed; it
     has the trained values when `train` returns.
@@ -93,11 +93,12 @@ class Trainer:
         arguments.check(args)
         if (model is None) == (model_init is None):
             raise ValueError("Trainer takes either a model or model_init")
-        self.args, self.model_init = args, model_init
+        self.args: Any = args
+        self.model_init = model_init
         set_seed(args.seed)
         self.model: Any = model_init() if model is None and model_init else model
         self._check_head()
-        inner = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        inner = batches.without_adapters(self.model)
         self.model_accepts_loss_kwargs = loss.accepts_loss_kwargs(inner)
         self.shifts_labels = loss.shifts_labels(inner)
         found = find_labels(type(inner)) if args.label_names is None else args.label_names
@@ -105,7 +106,7 @@ class Trainer:
         self.can_return_loss = can_return_loss(type(inner))
         self.label_smoother = LabelSmoother(args.label_smoothing_factor) if args.label_smoothing_factor else None
         pads = isinstance(processing_class, PreTrainedTokenizerBase | SequenceFeatureExtractor)
-        usual = DataCollatorWithPadding(processing_class) if pads else default_data_collator
+        usual = DataCollatorWithPadding(processing_class) if pads else default_data_collator  # pyright: ignore
         self.data_collator = data_collator or usual
         self.train_dataset, self.eval_dataset, self.processing_class = train_dataset, eval_dataset, processing_class
         self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
@@ -113,6 +114,8 @@ class Trainer:
         if self.task is not None:
             rows.take(self, self.task, data_collator is None)
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
+        self.optimizer: Any
+        self.lr_scheduler: Any
         self.optimizer, self.lr_scheduler = optimizers
         if optimizer_cls_and_kwargs is not None and self.optimizer is not None:
             raise ValueError("give optimizers or optimizer_cls_and_kwargs, not both")
@@ -120,7 +123,7 @@ class Trainer:
         if args.max_steps <= 0 and self.train_dataset is not None and not has_length(self.train_dataset):
             raise ValueError("the train_dataset has no length: give args.max_steps")
         if args.eval_strategy != "no" and eval_dataset is None:
-            raise ValueError(f"eval_strategy={args.eval_strategy.value!r} needs an eval_dataset")
+            raise ValueError(f"eval_strategy={str(self.args.eval_strategy.value)!r} needs an eval_dataset")
         self.callback_handler = CallbackHandler(
             [DefaultFlowCallback, *get_reporting_integration_callbacks(args.report_to), *(callbacks or [])],
             self.model, processing_class, self.optimizer, self.lr_scheduler,
@@ -133,9 +136,9 @@ class Trainer:
         self.objective = loss.Objective(self)
         self._forward: tuple[Any, Any] | None = None  # objective and function, outside of training
         self._hook: Any = None
-        self._fallen_behind = False  # whether the model lacks the values of the step
+        self._values = 0  # version of the model's values when it got those of the step
         if rank() == 0:
-            Path(args.output_dir).mkdir(parents=True, exist_ok=True)
+            Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
         self.control = self.callback_handler.on_init_end(args, self.state, self.control)
         if getattr(self.model, "config", None) is not None:
             self.model.config.use_cache = args.use_cache
@@ -149,7 +152,7 @@ class Trainer:
                              "AutoModelForSequenceClassification")  # fmt: skip
 
     def _new_state(self) -> TrainerState:
-        kept = [x for x in [*self.callback_handler.callbacks, self.control] if isinstance(x, ExportableState)]
+        kept: Any = [x for x in [*self.callback_handler.callbacks, self.control] if isinstance(x, ExportableState)]
         return TrainerState(is_local_process_zero=self.is_local_process_zero(),
                             is_world_process_zero=self.is_world_process_zero(), stateful_callbacks=kept)  # fmt: skip
 
@@ -334,7 +337,8 @@ class Trainer:
         given = self._bucketed(batch)
         if has_loss:
             given |= loss.items_of(given, self.shifts_labels, 1)
-        if self.step is not None and has_loss:
+        if has_loss and self._trains():
+            assert self.step is not None
             value = self.step.evaluate(given)
             named: Mapping[str, Tensor] = self.step.metrics
         else:
@@ -343,9 +347,13 @@ class Trainer:
             return value, None
         return value, evaluation.cut(objective.structured(named), given, batch)
 
+    def _trains(self) -> bool:
+        """Whether the step has the values to evaluate: in training, and until the model is written into."""
+        return self.step is not None and (self.is_in_train or self._values == checkpointing.version(self.model))
+
     def _function(self, batch: Mapping[str, Any], has_loss: bool) -> Callable:
         """The forward pass as a Function over the model's parameters, outside of training."""
-        if self.step is not None:
+        if self.is_in_train:
             checkpointing.take_back(self)
         key = (has_loss, self.objective.wanted, self.objective.ignored, checkpointing.version(self.model))
         if self._forward is None or self._forward[0] != key:

@@ -1,4 +1,4 @@
-"""One call of `tutti.Trainer.train`: epochs, steps, logs, evaluations and checkpoints, as `transformers` orders them."""
+"""One call of `tutti.Trainer.train`: epochs, steps, logs, evaluations and checkpoints as `transformers` has them."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Training:
         loader, pads = self.loader, self.trainer._pads()
         order = getattr(loader, "batch_sampler", None)
         for sampler in {id(x): x for x in (loader, order, getattr(loader, "dataset", None))}.values():
-            if hasattr(sampler, "set_epoch"):
+            if sampler is not None and hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)
         seen = 0 if self.args.ignore_data_skip else self.skipped * self.parts
         if isinstance(order, Order):
@@ -141,14 +141,15 @@ class Training:
 
     def advance(self, batch: dict[str, Any], microbatches: int) -> Tensor:
         """One optimizer step. Returns its loss."""
-        trainer = self.trainer
+        trainer: Any = self.trainer
         divides = len(next(iter(batch.values()))) % self.parts == 0  # else the step takes the batch as a whole
         given = batch | items_of(batch, trainer.shifts_labels, self.parts if divides else 1)
         trainer.objective.wanted = False
         trainer.objective.look()
         if trainer.step is None:
             self.parallelize(given)
-        value = trainer.step(given)
+        step: Any = trainer.step
+        value: Tensor = step(given)
         for event in ["on_substep_end"] * (microbatches - 1) + ["on_pre_optimizer_step", "on_optimizer_step"]:
             self._call(event)
         self.rate = self._rate()
