@@ -16,8 +16,8 @@ batches disagree, such a step can raise the loss without bound. With `reset`, th
 alone, B becomes I again, and the next step leaves it so.
 
 The loss is computed three more times per step, on the same batch; the captured step has no early exit. The formula and
-the constants are those of `mindspore.boost.DimReduce`, which never resets. Learning rates and the state of the optimizer play no part after
-the ordinary training.
+the constants are those of `mindspore.boost.DimReduce`, which never resets. Learning rates and optimizer
+state play no part after the ordinary training.
 
 Nocedal and Wright, "Numerical optimization" (2006), chapter 6, for BFGS.
 """
