@@ -33,7 +33,7 @@ class Quadratic(nn.Module):
 
 def test_superlinear_convergence_on_a_quadratic():
     """With a subspace of all weights: each error is a smaller part of the one before."""
-    model, algorithm, batch = Quadratic(), DimReduce(components=6), {"x": torch.zeros(1)}
+    model, algorithm, batch = Quadratic(), DimReduce(components=6, reset=False), {"x": torch.zeros(1)}
     state = algorithm.first_state([torch.eye(6, dtype=torch.float64)])
     errors = []
     for _ in range(30):
@@ -77,6 +77,23 @@ def test_a_reset_after_a_failed_line_search():
     assert (model.w - 1).norm() < 1e-12
 
 
+def test_trials_leave_statistics_of_batch_norms_alone():
+    """They see the batch once, with the parameters before the step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    other, batch = copy.deepcopy(model), (torch.randn(8, 3),)
+    loss = lambda model, batch: model(batch[0]).square().mean()  # noqa: E731
+    algorithm = DimReduce(components=1)
+    size = sum(p.numel() for p in model.parameters())
+    row = nn.functional.normalize(torch.randn(size), dim=0)
+    parts = row.split([p.numel() for p in model.parameters()])
+    basis = [part.reshape(1, *p.shape) for part, p in zip(parts, model.parameters(), strict=True)]
+    algorithm.update(algorithm.first_state(basis), model, batch, loss)
+    loss(other, batch)
+    for ours, theirs in zip(model.buffers(), other.buffers(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def reference(state, w, gradient, value_of, algorithm):
     """One step on a vector of weights, line by line as in the definition."""
     p, k = state["P"], algorithm.components
@@ -98,7 +115,7 @@ def reference(state, w, gradient, value_of, algorithm):
 
 
 def test_steps_equal_the_definition():
-    model, algorithm, batch = Quadratic(), DimReduce(components=3, alpha=0.05), {"x": torch.zeros(1)}
+    model, algorithm, batch = Quadratic(), DimReduce(components=3, alpha=0.05, reset=False), {"x": torch.zeros(1)}
     rows = torch.linalg.qr(torch.randn(6, 3, dtype=torch.float64)).Q.T
     state, w = algorithm.first_state([rows]), model.w.detach().clone()
     known = {"P": rows, "B": torch.eye(3, dtype=torch.float64), "last_q": None, "s": torch.zeros(3).double(),

@@ -32,12 +32,12 @@ def batches(count):
 
 
 def test_layers_are_skipped_with_their_probabilities():
-    skip = LayerSkip(rate=0.4, patterns=4000)
+    skip = LayerSkip(rate=0.4, patterns=2000)
     skip.prepare_model(Net(), batches(1)[0], default_loss)
     counts = torch.zeros(4)
-    for number in range(4000):
+    for number in range(1000):
         counts[skip.skipped(number)] += 1
-    assert (counts / 4000).tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4], abs=0.04)
+    assert (counts / 1000).tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4], abs=0.05)
 
 
 def test_few_sets_and_a_function_of_the_step():

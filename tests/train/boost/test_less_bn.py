@@ -103,7 +103,7 @@ def test_a_plain_network_has_nothing_to_remove():
 
 def test_trains_under_a_plan_like_on_one_device():
     torch.manual_seed(0)
-    model, batch = ResNet(BasicBlock, (1, 1), width=4, classes=4), batch_of(rows=8)
+    model, batch = ResNet(BasicBlock, (1,), width=4, classes=4), batch_of(size=4, rows=8)
     LessBN(multiplier=4.0).prepare_model(model, batch, loss)
     found = {}
     for cluster, plan in (("cpu:1", "single"), ("cpu:2", "zero3")):

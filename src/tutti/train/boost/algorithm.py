@@ -82,9 +82,9 @@ def default_loss(model: nn.Module, batch: Any) -> Any:
     return output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
 
 
-def loss_with(params: Mapping[str, Tensor], model: nn.Module, batch: Any, loss: Loss) -> Any:
-    """`loss(model, batch)` with these tensors, by name, in place of the model's parameters."""
-    held = {f"model.{name}": x for name, x in params.items()}
+def loss_with(tensors: Mapping[str, Tensor], model: nn.Module, batch: Any, loss: Loss) -> Any:
+    """`loss(model, batch)` with these tensors, by name, in place of the model's parameters and buffers."""
+    held = {f"model.{name}": x for name, x in tensors.items()}
     return torch.func.functional_call(_Bound(model, loss), held, (batch,))
 
 

@@ -12,12 +12,12 @@ copies are the rows of P (k x number of weights), orthonormal. Each later step, 
 
 B begins as I. If no m is found, the step still is rho^2 d, but BFGS keeps the s of the last one that was found. So
 where the curvature exceeds 2 (1 - sigma) / rho^2, about 4 with the default constants, BFGS does not start, and where
-batches disagree, such a step can raise the loss without bound. With `reset`, a step without an m is v alone, B becomes
-I again, and the next step leaves it so.
+batches disagree, such a step can raise the loss without bound. With `reset`, the default, a step without an m is v
+alone, B becomes I again, and the next step leaves it so.
 
 The loss is computed three more times per step, on the same batch; the captured step has no early exit. The formula and
-the constants are those of `mindspore.boost.DimReduce`. Learning rates and the state of the optimizer play no part after
-the ordinary training.
+the constants are those of `mindspore.boost.DimReduce`, which never resets. Learning rates and optimizer
+state play no part after the ordinary training.
 
 Nocedal and Wright, "Numerical optimization" (2006), chapter 6, for BFGS.
 """
@@ -44,7 +44,7 @@ class DimReduce(Algorithm):
 
     components: dims k of the subspace.
     every: number of ordinary steps between copies of the weights. After (components + 1) of them training switches.
-    reset: take no step in the subspace, and forget B, where the line search fails. Not in MindSpore.
+    reset: take no step in the subspace, and forget B, where the line search fails. False is the behavior of MindSpore.
     rho, sigma: of the line search. gamma, alpha: decay and step size of the momentum outside of the subspace.
 
     The copies take (components + 1) times the memory of the weights in the process, and P takes `components` times that
@@ -55,7 +55,7 @@ class DimReduce(Algorithm):
 
     components: int = 32
     every: int = 10
-    reset: bool = False
+    reset: bool = True
     rho: float = 0.55
     sigma: float = 0.4
     gamma: float = 0.9
@@ -134,9 +134,10 @@ class DimReduce(Algorithm):
 
     def _trial(self, model: nn.Module, batch: Any, loss: Loss, params: Mapping[str, Tensor], moves: list[Tensor],
                rho: float) -> Tensor:  # fmt: skip
-        """The loss after a step of rho times the moves."""
+        """The loss after a step of rho times the moves. Buffers (statistics of batch norms) do not see it."""
+        buffers = {name: b.clone() for name, b in model.named_buffers()}
         moved = {name: p + rho * move for (name, p), move in zip(params.items(), moves, strict=True)}
-        made = loss_with(moved, model, batch, loss)
+        made = loss_with(moved | buffers, model, batch, loss)
         return made[0] if isinstance(made, tuple) else made
 
 
