@@ -32,9 +32,15 @@ SYLLABLES = [
     "she",
     "thu",
 ]
-CLAUSES = ["the {n} was {a}", "i found the {n} {a}", "its {n} is really {a}", "we had a {a} {n}", "{a} {n} indeed"]
+CLAUSES = ["the {n} was {a}", "i found the {n} {a}", "its {n} is really {a}", "we think the {n} {a}", "a {n} , {a}"]
+    "the {n} was {a}",
+    "i found the {n} {a}",
+    "its {n} is really {a}",
+    "we think the {n} {a}",
+    "what a {n} , {a}",
+]
 VERDICTS = [["bad", "awful", "poor"], ["good", "great", "fine"]]
-ASIDES = ["{c} , {v} !", "{c} , so {v} !"]
+ASIDES = ["{c} : {v} !", "{c} , {v} !"]
 
 
 @dataclass(frozen=True)
@@ -84,4 +90,4 @@ class Reviews:
         if draw.random() < verdicts:
             at, aside, words = draw.integers(len(clauses)), ASIDES[draw.integers(len(ASIDES))], VERDICTS[label]
             clauses[at] = aside.format(c=clauses[at], v=words[draw.integers(len(words))])
-        return {"text": " , ".join(clauses) + " .", "label": label, "topic": topic}
+        return {"text": " and ".join(clauses), "label": label, "topic": topic}

@@ -1,8 +1,10 @@
-"""A run's config from a TOML file and the command line.
+"""A run's config from a TOML or YAML file and the command line.
 
 The tables of the file are the sections of `Config`, `[optimizer] lr = 3e-4`; the command line overrides them,
 `--optimizer.lr 3e-4`. An unknown key is an error that names the nearest key; a value of another type is one that names
 the type.
+
+`include = "base.toml"`, or a list of files, merges other files first. Their paths are relative to the file.
 """
 
 import tomllib
@@ -33,15 +35,51 @@ def parse(args: list[str]) -> Config:
 
 
 def load(file: Path) -> Config:
-    """Read a TOML file. A ValueError names the file, the key, and what is expected."""
+    """Read a TOML or YAML file. A ValueError names the file, the key, and what is expected."""
+    return from_table(read(file), str(file))
+
+
+def read(file: Path, within: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The tables of a TOML or YAML file, over those of the files that it includes.
+
+    within: the files that include this one. Raises ValueError for files that cannot be read or include themselves.
+    """
+    if file.resolve() in within:
+        raise ValueError(f"{file} includes itself, through {' and '.join(x.name for x in within)}")
     try:
-        table = tomllib.loads(file.read_text("utf-8"))
+        text = file.read_text("utf-8")
+        table = _yaml(text) if file.suffix in (".yaml", ".yml") else tomllib.loads(text)
     except FileNotFoundError:
-        near = get_close_matches(str(file), map(str, file.parent.glob("*.toml")), 1, 0.5)
+        near = get_close_matches(str(file), [str(x) for x in file.parent.glob("*.*ml")], 1, 0.5)
         raise ValueError(f"no file {file}{f'; did you mean {near[0]}?' if near else ''}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+    except (ValueError, UnicodeDecodeError) as e:
         raise ValueError(f"{file}: {e}") from None
-    return from_table(table, str(file))
+    others = table.pop("include", [])
+    merged: dict[str, Any] = {}
+    for other in [others] if isinstance(others, str) else others:
+        merged = _over(merged, read(file.parent / other, (*within, file.resolve())))
+    return _over(merged, table)
+
+
+def _yaml(text: str) -> dict[str, Any]:
+    import yaml
+
+    try:
+        table = yaml.safe_load(text)
+    except yaml.YAMLError as e:
+        raise ValueError(" ".join(str(e).split())) from None
+    if not isinstance(table, dict):
+        raise ValueError("it holds no keys and values")
+    return table
+
+
+def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Nested tables merged; values of `above` win."""
+    made = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(made.get(key), dict)
+        made[key] = _over(made[key], value) if both else value
+    return made
 
 
 def from_table(table: dict[str, Any], file: str) -> Config:

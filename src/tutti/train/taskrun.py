@@ -1,0 +1,187 @@
+"""`tutti train` with a config that names a task: a thin layer over `tutti.Trainer`.
+
+    out = "out/reviews"
+    task = "masked-lm"                     # a name of tutti.train.tasks.TASKS
+
+    [options]                              # of the task
+    probability = 0.2
+
+    [model]
+    type = "bert"                          # or folder = "out/other/model", a folder of save_pretrained
+    hidden_size = 128
+
+    [tokenizer]                            # learned from the training texts; or folder = "..."
+    kind = "wordpiece"                     # or "bytes"
+    vocab_size = 4000
+
+    [data]
+    train = "reviews.jsonl"                # whatever tutti.data.open_source opens, or a table of weights
+    held_out = "held-out.jsonl"
+
+    [trainer]                              # of tutti.TrainingArguments
+    max_steps = 1000
+    learning_rate = 3e-4
+
+    [parallel]
+    processes = 2
+
+The same command continues an interrupted run. The trained model lies in `out/model`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tutti.launch.launch import launch, rank, under_launcher
+
+TEXTS = 20_000  # rows that a tokenizer is learned from
+
+
+@dataclass(frozen=True)
+class TaskRun:
+    """The sections of the config; the docstring of this file shows them."""
+
+    task: str
+    out: str = "out/run"
+    seed: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    tokenizer: dict[str, Any] = field(default_factory=dict)
+    processor: str | None = None
+    data: dict[str, Any] = field(default_factory=dict)
+    trainer: dict[str, Any] = field(default_factory=dict)
+    parallel: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any], file: str) -> TaskRun:
+        """The config of nested tables. Raises ValueError for unknown keys and missing data."""
+        for key in table:
+            _known(key, [f.name for f in fields(cls)], f"{file}: there is no key {key!r}")
+        made = cls(**table)
+        for section, known in {
+            "data": ("train", "held_out", "streaming"), "parallel": ("processes", "restarts"),
+            "tokenizer": ("kind", "vocab_size", "folder", "column"),
+        }.items():  # fmt: skip
+            for key in getattr(made, section):
+                _known(key, known, f"{file}: [{section}] has no key {key!r}")
+        if "train" not in made.data:
+            raise ValueError(f'{file}: [data] needs train = "FILE", the rows to train on')
+        return made
+
+
+def run(config: TaskRun, file: str) -> None:
+    """Train on this machine, in as many processes as the config says. Every rank of a job may call it."""
+    processes = config.parallel.get("processes", 1)
+    if under_launcher() or processes == 1:
+        train(config, file)
+    else:
+        launch(train, processes, config, file, restarts=config.parallel.get("restarts", 0))
+
+
+def train(config: TaskRun, file: str) -> None:
+    """Build everything, train, evaluate and save, as one rank of a job."""
+    import tutti
+    from tutti.data import Mixture, open_source
+    from tutti.train.arguments import TrainingArguments
+    from tutti.train.tasks import get_task
+
+    out, task = Path(config.out), get_task(config.task, **config.options)
+    given = config.data["train"]
+    rows = Mixture(given) if isinstance(given, dict) else open_source(given)
+    processor = _processor(config, task, rows.sources[0] if isinstance(rows, Mixture) else rows)
+    model = _model(config, task, processor, file)
+    options = {"report_to": "none", "seed": config.seed, "save_strategy": "epoch", **config.trainer}
+    for key in options:
+        known = [f.name for f in fields(TrainingArguments)]
+        _known(key, known, f"{file}: tutti.TrainingArguments has no option {key!r} ([trainer])")
+    held_out = config.data.get("held_out")
+    trainer = tutti.Trainer(model, TrainingArguments(str(out), **options), train_dataset=rows, task=task,
+                            eval_dataset=None if held_out is None else open_source(held_out),
+                            processing_class=processor)  # fmt: skip
+    trainer.train(resume_from_checkpoint=any(out.glob("checkpoint-*/trainer_state.json")))
+    trainer.save_model(str(out / "model"))
+    metrics = trainer.evaluate() if held_out is not None else {}
+    if rank() == 0:
+        (out / "metrics.json").write_text(json.dumps(metrics, indent=1))
+        trainer.save_state()
+        for name, value in metrics.items():
+            print(f"{name:30} {value:.6g}" if isinstance(value, float) else f"{name:30} {value}")
+        print(f"model                          {out / 'model'}", flush=True)
+
+
+def _processor(config: TaskRun, task: Any, rows: Any) -> Any:
+    """The tokenizer or processor of a folder, or a tokenizer learned from the rows and kept in the run's folder."""
+    from transformers import AutoProcessor, AutoTokenizer
+
+    from tutti.data.tokenizer import train_tokenizer, train_wordpiece
+
+    if config.processor is not None:
+        return AutoProcessor.from_pretrained(config.processor)
+    kept = Path(config.tokenizer.get("folder", Path(config.out, "tokenizer")))
+    if not kept.exists() and config.tokenizer:
+        if "folder" in config.tokenizer:
+            raise ValueError(f"there is no tokenizer in {kept} ([tokenizer] folder)")
+        kind = config.tokenizer.get("kind", "bytes")
+        _known(kind, ("bytes", "wordpiece"), f"[tokenizer] kind is {kind!r}")
+        learn = train_wordpiece if kind == "wordpiece" else train_tokenizer
+        column = config.tokenizer.get("column", getattr(task, "text", "text"))
+        if rank() == 0:
+            learn(_texts(rows, column), config.tokenizer.get("vocab_size", 4096)).save_pretrained(kept)
+    if not config.tokenizer:
+        return None
+    _wait()
+    return AutoTokenizer.from_pretrained(kept)
+
+
+def _texts(rows: Any, column: str) -> Iterator[str]:
+    source = (rows[i] for i in range(len(rows))) if hasattr(rows, "__len__") else rows.rows()
+    for row in islice(source, TEXTS):
+        if column not in row:
+            raise ValueError(f"the rows have no column {column!r}, but {', '.join(row)}: give [tokenizer] column")
+        yield str(row[column])
+
+
+def _wait() -> None:
+    """Until all ranks are here."""
+    if under_launcher():
+        import torch
+        import torch.distributed as dist
+
+        from tutti.exec.runtime import join_job
+
+        join_job(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        dist.barrier()
+
+
+def _model(config: TaskRun, task: Any, processor: Any, file: str) -> Any:
+    """The model of the config, with weights from a folder or from the seed."""
+    import torch
+    import transformers
+
+    options = dict(config.model)
+    folder, kind = options.pop("folder", None), options.pop("type", None)
+    if not task.model_class:
+        raise ValueError(f"{file}: models of the task {task.name} are not of transformers: use tutti.Trainer in Python")
+    auto = getattr(transformers, task.model_class)
+    if folder is not None:
+        return auto.from_pretrained(folder, **options)
+    if kind is None:
+        raise ValueError(f'{file}: [model] needs type = "bert" (a model type of transformers), or folder = "..."')
+    if processor is not None and hasattr(processor, "pad_token_id"):
+        usual = {"vocab_size": len(processor), "pad_token_id": processor.pad_token_id}
+        usual |= {"bos_token_id": processor.bos_token_id, "eos_token_id": processor.eos_token_id}
+        options = {key: x for key, x in usual.items() if x is not None or key == "pad_token_id"} | options
+    torch.manual_seed(config.seed)
+    return auto.from_config(transformers.AutoConfig.for_model(kind, **options))
+
+
+def _known(key: str, known: Any, said: str) -> None:
+    if key not in known:
+        near = get_close_matches(key, list(known), 1)
+        raise ValueError(said + (f"; did you mean {near[0]}?" if near else f"; it may be {', '.join(known)}"))

@@ -1,0 +1,84 @@
+"""`tutti train` with a config that names a task."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import transformers
+
+from tutti.cli import main
+from tutti.data.reviews import Reviews
+
+BASE = """
+out = "OUT"
+task = "masked-lm"
+
+[options]
+length = 32
+
+[model]
+type = "bert"
+hidden_size = 16
+num_hidden_layers = 1
+num_attention_heads = 2
+intermediate_size = 32
+max_position_embeddings = 32
+
+[tokenizer]
+kind = "wordpiece"
+vocab_size = 300
+
+[data]
+train = "ROWS"
+held_out = "ROWS"
+
+[trainer]
+max_steps = 3
+global_batch_size = 4
+disable_tqdm = true
+use_cpu = true
+level = "O0"
+plan = "dp"
+"""
+
+
+@pytest.fixture
+def base(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("\n".join(json.dumps(row) for row in Reviews().rows(24, 0)))
+    file = tmp_path / "base.toml"
+    file.write_text(BASE.replace("OUT", str(tmp_path / "out")).replace("ROWS", str(rows)))
+    return file
+
+
+def test_a_task_is_trained_from_a_config(base, tmp_path, capsys):
+    assert main(["train", str(base)]) in (0, None)
+    assert "eval_loss" in json.loads((tmp_path / "out/metrics.json").read_text())
+    model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out/model")
+    assert model.config.vocab_size == len(transformers.AutoTokenizer.from_pretrained(tmp_path / "out/model"))
+    assert "model" in capsys.readouterr().out
+
+
+def test_a_file_includes_another_and_may_be_yaml(base, tmp_path):
+    file = tmp_path / "more.yaml"
+    file.write_text(f"include: base.toml\nout: {tmp_path / 'classes'}\ntask: sequence-classification\n"
+                    f"model:\n  num_labels: 2\n  folder: null\n")  # fmt: skip
+    assert main(["train", str(file)]) in (0, None)
+    assert "eval_accuracy" in json.loads((tmp_path / "classes/metrics.json").read_text())
+
+
+def test_mistakes_are_named(base, tmp_path, capsys):
+    def said(text):
+        file = tmp_path / "wrong.toml"
+        file.write_text(text)
+        assert main(["train", str(file)]) not in (0, None)
+        return capsys.readouterr().err
+
+    assert "did you mean trainer" in said('task = "masked-lm"\n[trainr]\n')
+    assert "learning_rate" in said('include = "base.toml"\n[trainer]\nlearning_rat = 1.0\n')
+    assert "masked-lm" in said('include = "base.toml"\ntask = "masked-lms"\n')
+    assert "includes itself" in said('include = "wrong.toml"\n')
+    assert "no file" in said('include = "nothing.toml"\n')
+    assert "needs train" in said('task = "masked-lm"\n')
+    assert main(["train", str(base), "--seed", "1"]) not in (0, None)
