@@ -1,7 +1,7 @@
 """Few labels: pattern-exploiting training against a classification head, and multi-task training before a scarce task.
 
-The texts are reviews in an artificial language with known labels (`tutti.data.reviews`). A small BERT learns the language
-as a masked language model. Then, for each of several seeds, which choose the labelled rows and the new heads:
+The texts are reviews in an artificial language with known labels (`tutti.data.reviews`). A small BERT learns the
+language as a masked language model. Then, for each of several seeds, which choose the labelled rows and the new heads:
 
 - PET (`tutti.train.pet`) and a classifier with a new head learn praise and blame from 16 and from 32 labelled reviews;
   PET also reads 300 reviews without labels.

@@ -33,12 +33,6 @@ SYLLABLES = [
     "thu",
 ]
 CLAUSES = ["the {n} was {a}", "i found the {n} {a}", "its {n} is really {a}", "we think the {n} {a}", "a {n} , {a}"]
-    "the {n} was {a}",
-    "i found the {n} {a}",
-    "its {n} is really {a}",
-    "we think the {n} {a}",
-    "what a {n} , {a}",
-]
 VERDICTS = [["bad", "awful", "poor"], ["good", "great", "fine"]]
 ASIDES = ["{c} : {v} !", "{c} , {v} !"]
 
