@@ -192,6 +192,30 @@ def test_checkpoints_are_models_of_transformers(tmp_path):
         trained(tmp_path / "other", resume=True)
 
 
+class Tied(torch.nn.Module):
+    """A module that is not of transformers, with tied weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = torch.nn.Embedding(WORDS, 8), torch.nn.Linear(8, WORDS, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, input_ids, labels):
+        logits = self.head(self.embedding(input_ids))
+        return {"loss": torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
+
+
+def test_a_module_with_tied_weights_is_saved_and_its_best_loaded(tmp_path):
+    rows = [{"input_ids": [i % WORDS] * 4, "labels": [(i + 1) % WORDS] * 4} for i in range(20)]
+    options = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "max_steps": 4}
+    for more in ({}, {"save_only_model": True}):
+        args = arguments(tmp_path, load_best_model_at_end=True, **options, **more)
+        trainer = tutti.Trainer(Tied(), args, train_dataset=rows, eval_dataset=rows)
+        trainer.train()
+        assert trainer.state.best_global_step == 4
+        assert trainer.evaluate()["eval_loss"] == pytest.approx(trainer.state.best_metric, rel=1e-6)
+
+
 def test_the_best_model_is_loaded_and_training_stops_early(tmp_path):
     seen = iter([3.0, 2.0, 2.5, 2.6, 1.0])
     trainer = trained(

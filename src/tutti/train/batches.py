@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import transformers
 from torch.utils.data import DataLoader, IterableDataset
+from transformers import PreTrainedModel
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.utils.import_utils import is_datasets_available
 
@@ -102,9 +103,13 @@ def is_dataset(dataset: Any) -> bool:
     return isinstance(dataset, datasets.Dataset)
 
 
-def columns_of(model: torch.nn.Module, label_names: Sequence[str]) -> list[str]:
-    """The columns of a dataset that a model reads."""
-    return [*inspect.signature(without_adapters(model).forward).parameters, "label", "label_ids", *label_names]
+def columns_of(model: torch.nn.Module, label_names: Sequence[str]) -> list[str] | None:
+    """The columns of a dataset that a model reads; None for a module of the user's own that takes any."""
+    inner = without_adapters(model)
+    parameters = inspect.signature(inner.forward).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) and not isinstance(inner, PreTrainedModel):
+        return None
+    return [*parameters, "label", "label_ids", *label_names]
 
 
 def without_adapters(model: Any) -> Any:

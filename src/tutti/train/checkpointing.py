@@ -40,6 +40,8 @@ def save(trainer: Any) -> None:
     """Save a checkpoint of this step. Every rank of a job calls it."""
     args, state = trainer.args, trainer.state
     folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
+    if rank() == 0:
+        shutil.rmtree(folder / STEP, ignore_errors=True)  # of an earlier run
     save_model(trainer, folder)
     best = Path(args.output_dir, f"checkpoint-{state.best_global_step}")
     if state.best_global_step and best.exists():
@@ -79,7 +81,9 @@ def save_model(trainer: Any, folder: Path) -> None:
     else:
         from safetensors.torch import save_file
 
-        save_file({name: x.contiguous() for name, x in values.items()}, folder / "model.safetensors", {"format": "pt"})
+        own = {x.data_ptr(): name for name, x in reversed(values.items())}  # the first name of tied tensors
+        kept = {name: x.contiguous() for name, x in values.items() if own[x.data_ptr()] == name or not x.numel()}
+        save_file(kept, folder / "model.safetensors", {"format": "pt"})
     processing = trainer.processing_class or getattr(trainer.data_collator, "tokenizer", None)
     if processing is not None:
         processing.save_pretrained(folder)

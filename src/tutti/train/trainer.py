@@ -190,6 +190,8 @@ class Trainer:
         if not self.args.remove_unused_columns or self.task is not None:
             return dataset, self.data_collator
         columns = batches.columns_of(self.model, self.label_names)
+        if columns is None:
+            return dataset, self.data_collator
         collate = self.data_collator if batches.is_dataset(dataset) else None
         return (batches.readable(dataset, columns, what),
                 collate or batches.OnlyColumns(self.data_collator, columns))  # fmt: skip
