@@ -76,7 +76,8 @@ def prediction_step(trainer: Any, batch: Mapping[str, Any], loss_only: bool,
                     ignored: tuple[str, ...]) -> tuple[Tensor | None, Any, Any]:  # fmt: skip
     """Loss, outputs and labels of a batch, each of them if there are any."""
     labels = labels_of(batch, trainer.label_names)
-    has_loss = labels is not None or (not trainer.label_names and trainer.can_return_loss)
+    own = trainer.task is not None and trainer.task.loss is not None
+    has_loss = labels is not None or own or (not trainer.label_names and trainer.can_return_loss)
     loss, outputs = trainer.forward(batch, has_loss=has_loss, wanted=not loss_only, ignored=ignored)
     if loss_only:
         return loss, None, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -146,8 +147,8 @@ class Trainer:
     def _check_head(self) -> None:
         from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
-        kind = type(self.model).__name__
-        if kind in MODEL_MAPPING_NAMES.values():
+        kind, told = type(self.model).__name__, inspect.signature(self.model.forward).parameters
+        if kind in MODEL_MAPPING_NAMES.values() and not {"labels", "return_loss"} & told.keys():
             raise ValueError(f"{kind} has no head and computes no loss; use one of AutoModelFor..., such as "
                              "AutoModelForSequenceClassification")  # fmt: skip
 

@@ -168,3 +168,9 @@ def test_a_text_to_image_model_learns_and_samples(tokenizer, train):
     made = task.sample(model, (2, 3, 8, 8), 3, texts=["red", "blue"], processor=tokenizer, guidance=2.0)
     assert made.shape == (2, 3, 8, 8) and made.isfinite().all()
     assert not any(p.requires_grad for p in model.text_encoder.parameters())
+
+
+@pytest.mark.parametrize("schedule", ["linear", "scaled_linear", "squaredcos_cap_v2"])
+def test_schedules_are_those_of_diffusers(schedule):
+    wanted = diffusers.DDPMScheduler(num_train_timesteps=1000, beta_schedule=schedule).alphas_cumprod
+    torch.testing.assert_close(alphas(schedule), wanted, rtol=1e-4, atol=1e-7)

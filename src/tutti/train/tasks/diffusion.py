@@ -285,8 +285,20 @@ def denoised(model: Any, x: Tensor, time: Tensor, condition: dict[str, Tensor]) 
     return getattr(made, "sample", made)[:, : x.shape[1]]
 
 
-@cache
 def alphas(schedule: str) -> Tensor:
-    """a_t^2 for 1000 timesteps, float32, as diffusers computes it."""
-    diffusers = needed("diffusers", "diffusers", "a schedule of noise")
-    return diffusers.DDPMScheduler(num_train_timesteps=STEPS, beta_schedule=schedule).alphas_cumprod
+    """a_t^2 for 1000 timesteps, float32 of shape (1000,), as the schedulers of diffusers have it."""
+    return torch.tensor(_alphas(schedule))
+
+
+@cache
+def _alphas(schedule: str) -> list[float]:
+    if schedule == "linear":  # Ho et al. 2020
+        betas = np.linspace(1e-4, 0.02, STEPS)
+    elif schedule == "scaled_linear":  # Rombach et al. 2022
+        betas = np.linspace(1e-4**0.5, 0.02**0.5, STEPS) ** 2
+    elif schedule == "squaredcos_cap_v2":  # Nichol and Dhariwal 2021
+        square = np.cos((np.arange(STEPS + 1) / STEPS + 0.008) / 1.008 * np.pi / 2) ** 2
+        betas = np.minimum(1 - square[1:] / square[:-1], 0.999)
+    else:
+        raise ValueError(f"schedule is {schedule!r}; it may be linear, scaled_linear or squaredcos_cap_v2")
+    return np.cumprod(1 - betas).tolist()
