@@ -197,9 +197,9 @@ class PanGuBetaForSequenceClassification(PanGuBetaPreTrainedModel):
 
 
 class PanGuBetaForConditionalGeneration(PanGuBetaPreTrainedModel, GenerationMixin):
-    """Encoder and decoder. With `masked_labels`, the loss of the masked-LM head on the encoder is added.
+    """Encoder and decoder. With `masked_tokens`, the loss of the masked-LM head on the encoder is added.
 
-    The output layer is the embedding of tokens, with outputs scaled by 1 / sqrt(width) as in T5.
+    The output layer is the embedding of tokens.
     """
 
     _keys_to_ignore_on_load_unexpected = [r"classifier", r"^dense"]  # noqa: RUF012
@@ -222,12 +222,12 @@ class PanGuBetaForConditionalGeneration(PanGuBetaPreTrainedModel, GenerationMixi
 
     def forward(self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None,
                 decoder_input_ids: Tensor | None = None, decoder_attention_mask: Tensor | None = None,
-                encoder_outputs: Any = None, labels: Tensor | None = None, masked_labels: Tensor | None = None,
+                encoder_outputs: Any = None, labels: Tensor | None = None, masked_tokens: Tensor | None = None,
                 use_cache: bool | None = None, num_items_in_batch: Tensor | None = None,
                 **kwargs: Any) -> Seq2SeqLMOutput:  # fmt: skip
         """labels: what the decoder writes, (batch, target) int64, -100 at padding.
 
-        masked_labels: what the masked tokens of input_ids were, (batch, source) int64, -100 elsewhere.
+        masked_tokens: what the masked tokens of input_ids were, (batch, source) int64, -100 elsewhere.
         Logits: (batch, target, vocabulary).
         """
         cache = kwargs.pop(CACHE, None)
@@ -244,10 +244,10 @@ class PanGuBetaForConditionalGeneration(PanGuBetaPreTrainedModel, GenerationMixi
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         hidden = self.model.decode(decoder_input_ids, decoder_attention_mask, encoded, attention_mask, cache)
         tokens = self.model.tokens.weight
-        logits = nn.functional.linear(hidden * hidden.shape[-1] ** -0.5, tokens)
+        logits = nn.functional.linear(hidden, tokens)
         loss = None if labels is None else token_loss(logits, labels, num_items_in_batch)
-        if masked_labels is not None:
-            masked = token_loss(self.masked_head(encoded, tokens), masked_labels)
+        if masked_tokens is not None:
+            masked = token_loss(self.masked_head(encoded, tokens), masked_tokens)
             loss = masked if loss is None else loss + masked
         held: Any = {CACHE: cache}
         return Seq2SeqLMOutput(loss=loss, logits=logits, encoder_last_hidden_state=encoded, **held)
