@@ -97,5 +97,7 @@ def test_one_saved_model_serves_all_classes(tmp_path, comes_back):
     torch.testing.assert_close(classifier.model(ids())[0], encoded)
     assert classifier(ids()).logits.shape == (4, 3)
     reader.save_pretrained(tmp_path / "reader")
+    assert not reader.config.is_encoder_decoder and whole.config.is_encoder_decoder
     again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "reader").eval()
+    assert again.config.is_encoder_decoder
     torch.testing.assert_close(again.get_encoder()(ids())[0], encoded)

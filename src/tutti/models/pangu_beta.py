@@ -13,6 +13,7 @@ together generate. One saved model serves all classes:
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -81,12 +82,18 @@ class Stack(nn.Module):
 
 
 class PanGuBetaPreTrainedModel(PreTrainedModel):
-    """Base of the classes with this configuration."""
+    """Base of the classes with this configuration. Those without a decoder say so in their copy of it."""
 
+    has_decoder = False
     config_class = PanGuBetaConfig
     base_model_prefix = "model"
     _no_split_modules = ["Block"]  # noqa: RUF012
     _keys_to_ignore_on_load_unexpected = [r"decoder", r"head\."]  # noqa: RUF012
+
+    def __init__(self, config: PanGuBetaConfig):
+        config = copy.deepcopy(config)
+        config.is_encoder_decoder = self.has_decoder
+        super().__init__(config)
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -121,6 +128,7 @@ class PanGuBetaEncoder(PanGuBetaPreTrainedModel):
 class PanGuBetaModel(PanGuBetaEncoder):
     """The shared embedding, the encoder and the decoder."""
 
+    has_decoder = True
     _keys_to_ignore_on_load_unexpected = [r"head\."]  # noqa: RUF012
 
     def __init__(self, config: PanGuBetaConfig):
@@ -202,6 +210,7 @@ class PanGuBetaForConditionalGeneration(PanGuBetaPreTrainedModel, GenerationMixi
     The output layer is the embedding of tokens.
     """
 
+    has_decoder = True
     _keys_to_ignore_on_load_unexpected = [r"classifier", r"^dense"]  # noqa: RUF012
 
     def __init__(self, config: PanGuBetaConfig):

@@ -78,7 +78,8 @@ def score_folder(
     if task in OF_TOKENS:
         measured["perplexity"] = math.exp(measured["loss"])
     if set(wanted) & set(OF_TEXT):
-        texts = written(model, processor, chosen, rows, batch, new_tokens), [row[chosen.target] for row in rows]  # pyright: ignore
+        wanted_texts = [row[chosen.target] for row in rows]  # pyright: ignore[reportAttributeAccessIssue]
+        texts = written(model, processor, chosen, rows, batch, new_tokens), wanted_texts
         measured |= {"bleu": bleu(*texts)} if "bleu" in wanted else {}
         measured |= rouge(*texts) if "rouge" in wanted else {}
     if not wanted:
