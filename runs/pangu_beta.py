@@ -80,7 +80,7 @@ def multi_task(encoder: Any, tokenizer: Any, run: Any, steps: int, rows: int) ->
     """Accuracies: each task alone; both together; both together, then each alone."""
     trained = {name: features(LANGUAGE.rows(rows, 10 + i), tokenizer, column)
                for i, (name, (column, _)) in enumerate(TASKS.items())}  # fmt: skip
-    held_out = {name: features(LANGUAGE.rows(500, 20), tokenizer, column) for name, (column, _) in TASKS.items()}
+    held_out = {name: features(LANGUAGE.rows(rows // 2, 20), tokenizer, column) for name, (column, _) in TASKS.items()}
     torch.manual_seed(1)
     both = MultiTaskModel(encoder, {name: classes for name, (_, classes) in TASKS.items()})
     args = arguments(run, "multi", steps, 1e-3, 16, remove_unused_columns=False)

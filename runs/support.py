@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 import tutti
 
@@ -28,7 +29,8 @@ def arguments(run: argparse.Namespace, name: str, steps: int, rate: float, batch
     """Options of a training in the folder `name`, with a checkpoint every fifth of it."""
     given: dict[str, Any] = {
         "max_steps": steps, "learning_rate": rate, "per_device_train_batch_size": batch, "warmup_steps": steps // 20,
-        "lr_scheduler_type": "cosine", "save_steps": max(1, steps // 5), "save_total_limit": 1, "logging_steps": 20,
+        "lr_scheduler_type": "cosine", "save_steps": max(4, steps // 5), "save_total_limit": 1,
+        "logging_steps": max(1, min(20, steps // 4)),
         "report_to": "none", "disable_tqdm": True, "level": "O0", "cluster": run.cluster, "plan": run.plan,
         "use_cpu": not torch.cuda.is_available(),
     }  # fmt: skip
@@ -36,10 +38,19 @@ def arguments(run: argparse.Namespace, name: str, steps: int, rate: float, batch
 
 
 def train(trainer: tutti.Trainer) -> list[tuple[int, float]]:
-    """Train from the newest checkpoint, if there is one. Returns (step, loss) of the whole training."""
-    out = Path(trainer.args.output_dir)
-    trainer.train(resume_from_checkpoint=any(out.glob("checkpoint-*")) or None)
-    return [(line["step"], line["loss"]) for line in trainer.state.log_history if "loss" in line]
+    """Train from the newest checkpoint, if there is one. Returns (step, loss) of the whole training.
+
+    A training that has ended is not started again: the model gets the values of its last checkpoint.
+    """
+    folders = {int(x.name.partition("-")[2]): x for x in Path(trainer.args.output_dir).glob("checkpoint-*")}
+    last = max(folders, default=0)
+    if last < trainer.args.max_steps:
+        trainer.train(resume_from_checkpoint=last > 0)
+        history = trainer.state.log_history
+    else:
+        trainer.model.load_state_dict(load_file(folders[last] / "model.safetensors"), strict=False)  # but tied weights
+        history = json.loads((folders[last] / "trainer_state.json").read_text())["log_history"]
+    return [(line["step"], line["loss"]) for line in history if "loss" in line]
 
 
 class Results:
