@@ -2,7 +2,7 @@
 
 1. A Llama of one million parameters learns Python from the standard library. Half of the texts have their middle
    moved to the end (Bavarian et al. 2022).
-2. It learns small functions with a docstring, of which some are held out.
+2. It learns to write the body of small functions with a docstring, of which some are held out.
 3. For each function held out it writes the body, once after the docstring and once between docstring and call, where
    it sees what follows. The samples are executed in a process with limits (`tutti.train.scores.execution`); pass@k is
    the unbiased estimate of Chen et al. 2021.
@@ -115,6 +115,31 @@ def write(model: Any, tokenizer: Any, ids: list[int], samples: int, temperature:
     return tokenizer.batch_decode(made[:, len(ids) :], skip_special_tokens=True)
 
 
+def lessons(known: list[Problem], tokenizer: Any) -> list[dict[str, list[int]]]:
+    """Tokens of each function as it is, and with its body moved to the end; only the body has labels."""
+    prefix, middle, suffix = markers(tokenizer)
+    made = []
+    for problem in known:
+        before, body, after = (tokenizer(x)["input_ids"] for x in (problem.before, problem.body, problem.after))
+        body = [*body, tokenizer.eos_token_id]
+        for first in (before, [prefix, *before, suffix, *after, middle]):
+            made.append({"input_ids": [*first, *body], "labels": [-100] * len(first) + body})
+    return made
+
+
+@dataclass(frozen=True)
+class Pad:
+    """A batch of lessons, padded to one length."""
+
+    length: int
+
+    def __call__(self, rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+        filled = {"input_ids": 0, "labels": -100, "attention_mask": 0}
+        rows = [row | {"attention_mask": [1] * len(row["labels"])} for row in rows]
+        return {key: torch.tensor([(row[key] + [value] * self.length)[: self.length] for row in rows])
+                for key, value in filled.items()}  # fmt: skip
+
+
 def correct(problem: Problem, bodies: list[str]) -> int:
     """How many of the bodies pass the tests. Equal bodies are executed once."""
     verdict: dict[str, bool] = {}
@@ -158,10 +183,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     first = train(trainer)
     results.get("library", lambda: {"texts": len(pieces), "loss": first})
 
-    args = arguments(run, "functions", 4 if run.quick else 500, 1e-3, 16)
-    rows = [{"text": x.text} for x in known] + [{"text": x.before + x.body} for x in known]
-    bodies = get_task("fill-in-the-middle", length=128, rate=0.8, spm=0.2, buckets=[128] if run.quick else None)
-    trainer = tutti.Trainer(model, args, train_dataset=rows, processing_class=tokenizer, task=bodies)
+    args = arguments(run, "functions", 4 if run.quick else 700, 2e-3, 32, remove_unused_columns=False)
+    trainer = tutti.Trainer(model, args, Pad(64), lessons(known, tokenizer), processing_class=tokenizer)
     second = train(trainer)
     results.get("functions", lambda: {"known": len(known), "held out": len(held_out), "loss": second})
     trainer.save_model(str(run.out / "model"))

@@ -188,7 +188,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     torch.manual_seed(0)
     encoder = PanGuBetaForMaskedLM(config)
     task = get_task("masked-lm", length=LENGTH, buckets=[LENGTH])
-    args = arguments(run, "pretrained", 6 if quick else 1500, 2e-3, 32)
+    args = arguments(run, "pretrained", 6 if quick else 1000, 2e-3, 32)
     trainer = tutti.Trainer(encoder, args, train_dataset=corpus, eval_dataset=LANGUAGE.rows(100, 2, verdicts=0.3),
                             processing_class=tokenizer, task=task)  # fmt: skip
     losses = {"masked-LM": train(trainer)}
@@ -198,13 +198,13 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     steps, rows = (4, 40) if quick else (200, 1000)
     results.get("multi-task", lambda: multi_task(encoder, tokenizer, run, steps, rows))
     results.show("multi-task")
-    results.get("few-shot", lambda: few_shot(encoder, tokenizer, run, *((2, 8, 1) if quick else (30, 16, 3))))
+    results.get("few-shot", lambda: few_shot(encoder, tokenizer, run, *((2, 8, 1) if quick else (30, 16, 2))))
     results.show("few-shot")
 
     torch.manual_seed(0)
     model = PanGuBetaForConditionalGeneration(config)
     model.load_state_dict(encoder.state_dict(), strict=False)
-    args = arguments(run, "writer", 6 if quick else 600, 1e-3, 32, remove_unused_columns=False)
+    args = arguments(run, "writer", 6 if quick else 500, 1e-3, 32, remove_unused_columns=False)
     trainer = tutti.Trainer(model, args, Pairs(tokenizer), pairs(corpus))
     losses["writer"] = train(trainer)
     trainer.save_model(str(run.out / "model"))
