@@ -39,7 +39,7 @@ VERBS = {
     "eval": Verb(
         "tutti.train.evaluate:evaluate",
         "score a model: loss on held-out text, scores of a task, lm-eval",
-        extra="train",
+        extra="eval,train",
     ),
     "generate": Verb("tutti.train.generate:generate", "generate text with a trained model", extra="train"),
     "export": Verb("tutti.train.export:command", "export a checkpoint as a transformers model", extra="train"),

@@ -114,7 +114,9 @@ def test_lm_eval_runs_tasks_from_disk(causal, tmp_path, monkeypatch, capsys):
     assert f"{right / len(test):.4f}" in capsys.readouterr().out
 
 
-def test_without_lm_eval(scorer, monkeypatch):
+def test_without_lm_eval(scorer, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
-    with pytest.raises(ImportError, match=r"no package lm_eval; pip install 'tutti\[eval\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"no package lm_eval; pip install 'tutti\[eval\]'"):
         harness_model(scorer)
+    assert cli.main(["eval", str(scorer.tokenizer.name_or_path), "--harness", "sums"]) == 2
+    assert "no package lm_eval; pip install 'tutti[eval,train]'" in capsys.readouterr().err

@@ -44,5 +44,5 @@ def test_errors(monkeypatch):
     with pytest.raises(ValueError, match="0 predictions"):
         rouge([], [])
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
-    with pytest.raises(ImportError, match=r"no package sacrebleu; pip install 'tutti\[eval\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"no package sacrebleu; pip install 'tutti\[eval\]'"):
         bleu(["a"], ["a"])

@@ -74,4 +74,4 @@ def library(name: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         package = name.partition(".")[0]
-        raise ImportError(f"there is no package {package}; pip install 'tutti[eval]'", name=package) from error
+        raise ModuleNotFoundError(f"there is no package {package}; pip install 'tutti[eval]'", name=package) from error
