@@ -90,6 +90,7 @@ FUNCTIONS = {
     "embedding with padding": ((8, 6), lambda w, i: F.embedding(i, w, padding_idx=2).tanh(), ids(4, 6)),
     "embedding scaled": ((8, 6), lambda w, i: F.embedding(i, w, scale_grad_by_freq=True).tanh(), ids(4, 6)),
     "embedding bags": ((8, 6), lambda w, i: F.embedding_bag(i, w, mode="sum").tanh(), ids(4, 6)),
+    "embedding bags of one": ((8, 6), lambda w, i: F.embedding_bag(i[:, 1:2], w, mode="sum").tanh(), ids(4, 6)),
     "means of bags": ((8, 6), lambda w, i: F.embedding_bag(i, w, padding_idx=2).tanh(), ids(4, 6)),
     "maxima of bags": ((8, 6), lambda w, i: F.embedding_bag(i, w, mode="max").tanh(), ids(4, 6)),
     "weighted bags": (

@@ -36,7 +36,11 @@ VERBS = {
     "train": Verb(
         "tutti.train.command:train", "train a language model as described by a config file", raw=True, extra="train"
     ),
-    "eval": Verb("tutti.train.evaluate:evaluate", "compute the loss of a checkpoint on held-out text", extra="train"),
+    "eval": Verb(
+        "tutti.train.evaluate:evaluate",
+        "score a model: loss on held-out text, scores of a task, lm-eval",
+        extra="eval,train",
+    ),
     "generate": Verb("tutti.train.generate:generate", "generate text with a trained model", extra="train"),
     "export": Verb("tutti.train.export:command", "export a checkpoint as a transformers model", extra="train"),
     "plan": Verb(

@@ -33,7 +33,7 @@ def _numel(x: Call) -> int:
 def _regular(indices: Call, offsets: Call) -> bool:
     """Whether all bags are known to have one size."""
     if offsets.target is aten.arange.start_step:
-        start, end, step = offsets.args[:3]
+        start, end, step = (*offsets.args, 1)[:3]
     elif offsets.target in (aten.arange.default, aten.arange.start):
         start, end, step = (*(0, *offsets.args)[-2:], 1)
     else:
@@ -148,4 +148,5 @@ def _bag_weights(here, grad, weight, indices, offsets, bag, mode, padding=-1):
 
 
 LOCAL |= dict.fromkeys(FORWARD, _bag_sums) | {GRADIENT: _bag_rows, OF_WEIGHTS: _bag_weights}
-CONTIGUOUS |= dict.fromkeys(FORWARD, (0,))  # else torch chooses another kernel with other outputs
+# With other weights torch chooses another kernel with other outputs. Kernels overlook the strides of indices.
+CONTIGUOUS |= dict.fromkeys(FORWARD, (0, 1, 2)) | {GRADIENT: (1, 2)}

@@ -1,11 +1,11 @@
-"""The verb `tutti eval`: the loss of a model on held-out text."""
+"""The verb `tutti eval`: the loss of a run on held-out text, and scores of a model on a file or on lm-eval's tasks."""
 
 import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import tyro
@@ -37,13 +37,51 @@ class Score:
         )
 
 
-def evaluate(run: Annotated[str, tyro.conf.Positional], batches: int | None = None) -> None:
-    """Print loss, perplexity and bits per byte of a run's newest checkpoint on its held-out text.
+def evaluate(
+    run: Annotated[str, tyro.conf.Positional],
+    batches: int | None = None,
+    task: str | None = None,
+    data: str | None = None,
+    metrics: str | None = None,
+    harness: str | None = None,
+    tasks_from: str | None = None,
+    few_shot: int | None = None,
+    batch: int = 8,
+    length: int | None = None,
+    cluster: str = "auto",
+    plan: str = "auto",
+) -> None:
+    """Print scores of a model: by default loss, perplexity and bits per byte of a run on its held-out text.
 
     Args:
-        run: Folder of a run (the `out` of its config).
-        batches: Evaluate this many batches, evenly spaced in the text. Default: all.
+        run: Folder of a run (the `out` of its config); with --task or --harness also of a saved model.
+        batches: Evaluate this many batches of held-out text, evenly spaced in it. Default: all.
+        task: Score rows of this task, such as sequence-classification or seq2seq, from the file of --data.
+        data: File or folder of rows.
+        metrics: Scores of the task, such as accuracy,f1,f1_macro,perplexity,bleu,rouge. Default: those of the task.
+        harness: Tasks of lm-eval, separated by commas.
+        tasks_from: Folder of lm-eval's task files. Default: those that lm-eval comes with.
+        few_shot: Examples in front of each question of lm-eval. Default: as its task says.
+        batch: Rows computed together, with --task or --harness.
+        length: Longest sequence in tokens, with --task or --harness.
+        cluster: Devices, as in `cpu:2`, with --task or --harness. Default: the processes of this job.
+        plan: How the model is distributed, with --task or --harness.
     """
+    if harness is not None:
+        _print(_harness(run, harness, tasks_from, few_shot, batch, length, cluster, plan))
+        return
+    if task is not None:
+        if data is None:
+            raise ValueError("--task needs --data, the file of rows to score")
+        from tutti.train.scores import score_folder
+
+        options: dict[str, Any] = {} if length is None else {"length": length}
+        names = None if metrics is None else [name.strip() for name in metrics.split(",") if name.strip()]
+        found = score_folder(model_folder(run), task, data, names, batch=batch, cluster=cluster, plan=plan, **options)
+        _print({task: found})
+        return
+    if data is not None or metrics is not None:
+        raise ValueError("--data and --metrics need --task, which says what rows are")
     file = Path(run) / "run.json"
     if not file.exists():
         raise ValueError(f"no {file}; give the folder of a run (the `out` of its config)")
@@ -53,6 +91,22 @@ def evaluate(run: Annotated[str, tyro.conf.Positional], batches: int | None = No
     size, seq = config.batch.size, config.batch.seq
     with display.stage("evaluate") as stage:
         stage.result(str(score(folder, prepared.held_out, size, seq, batches, stage.update)))
+
+
+def _harness(run: str, names: str, tasks_from: str | None, few_shot: int | None, batch: int, length: int | None,
+             cluster: str, plan: str) -> dict[str, dict[str, float]]:  # fmt: skip
+    from tutti.train.scores.harness import run_harness
+
+    tasks = [name.strip() for name in names.split(",") if name.strip()]
+    options = {"batch": batch, "length": length, "cluster": cluster, "plan": plan}
+    return run_harness(model_folder(run), tasks, tasks_from, few_shot, **options)
+
+
+def _print(found: dict[str, dict[str, float]]) -> None:
+    for task, values in found.items():
+        print(task)
+        for name, value in values.items():
+            print(f"  {name:24}  {value:.4f}")
 
 
 @torch.no_grad()

@@ -204,6 +204,8 @@ def class_names(auto: str) -> dict[str, str]:
         for name in (names,) if isinstance(names, str) else names:
             found.setdefault(kind, name)
             found[name] = name
+    for config, kind in mapping._extra_content.items():  # registered by others
+        found[config.model_type] = found[kind.__name__] = kind.__name__
     return found
 
 

@@ -1,0 +1,66 @@
+"""Metrics by name, for `compute_metrics` of a Trainer and for `tutti eval`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+
+from tutti.train.scores.classes import accuracy, f1
+from tutti.train.scores.text import bleu, perplexity, rouge
+from tutti.train.tasks.scores import IGNORED, arrays
+
+METRICS = ("accuracy", "f1", "f1_macro", "perplexity", "bleu", "rouge")
+"""Names of `compute_metrics`. `f1` is that of class 1; `rouge` gives rouge1, rouge2 and rougeL."""
+OF_TEXT = ("bleu", "rouge")
+
+
+def compute_metrics(names: Sequence[str], tokenizer: Any = None, shift: int = 0) -> Callable[[Any], dict[str, float]]:
+    """A function from a `transformers.EvalPrediction` to scores, for `Trainer(compute_metrics=...)`.
+
+        Trainer(model, args, eval_dataset=rows, compute_metrics=compute_metrics(["accuracy", "f1_macro"]))
+
+    names: of `METRICS`.
+    tokenizer: decodes predictions and labels for `bleu` and `rouge`. Predictions are then tokens, or logits.
+    shift: how many positions before its label a prediction stands: 1 for causal models.
+
+    Raises ValueError for an unknown name, or for a score of text without a tokenizer.
+    """
+    for name in names:
+        if name not in METRICS:
+            near = get_close_matches(name, METRICS, 1)
+            hint = f"; the nearest is {near[0]!r}" if near else ""
+            raise ValueError(f"there is no metric {name!r}{hint}; the metrics are {', '.join(METRICS)}")
+        if name in OF_TEXT and tokenizer is None:
+            raise ValueError(f"{name} compares texts: give the tokenizer")
+
+    def compute(prediction: Any) -> dict[str, float]:
+        made, labels = arrays(prediction)
+        if shift:
+            made, labels = made[:, :-shift], labels[:, shift:]
+        found: dict[str, float] = {}
+        for name in names:
+            found |= _score(name, made, labels, tokenizer)
+        return found
+
+    return compute
+
+
+def _score(name: str, made: np.ndarray, labels: np.ndarray, tokenizer: Any) -> dict[str, float]:
+    if name == "accuracy":
+        return {name: accuracy(made, labels)}
+    if name in ("f1", "f1_macro"):
+        return {name: f1(made, labels, "macro" if name == "f1_macro" else "binary")}
+    if name == "perplexity":
+        return {name: perplexity(made, labels, shift=0)}
+    tokens = made.argmax(-1) if made.ndim == labels.ndim + 1 else made
+    texts = decoded(tokens, tokenizer), decoded(labels, tokenizer)
+    return {name: bleu(*texts)} if name == "bleu" else rouge(*texts)
+
+
+def decoded(tokens: np.ndarray, tokenizer: Any) -> list[str]:
+    """The text of each row of tokens; -100 is padding."""
+    tokens = np.where(tokens == IGNORED, tokenizer.pad_token_id, tokens)
+    return [text.strip() for text in tokenizer.batch_decode(tokens, skip_special_tokens=True)]

@@ -1,0 +1,99 @@
+"""The runs: each with `--quick`, and again, which resumes. And the formulas that they measure with."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tutti.data.tokenizer import train_wordpiece
+from tutti.models.pangu_beta import PanGuBetaForConditionalGeneration
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """Modules of `runs` by name."""
+    monkeypatch.syspath_prepend(str(ROOT / "runs"))
+    names = {path.stem for path in (ROOT / "runs").glob("*.py")}
+    yield __import__
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+def quick(runs, name, folder):
+    """The results of a quick run, which the second call does not measure again."""
+    main = runs(name).main
+    found = main(["--quick", "--out", str(folder)])
+    again = main(["--quick", "--out", str(folder)])
+    assert json.dumps(again) == json.dumps(found) == json.dumps(json.loads((folder / "results.json").read_text()))
+    assert (folder / "picture.png").read_bytes().startswith(b"\x89PNG")
+    return found
+
+
+def test_code_model(runs, tmp_path):
+    found = quick(runs, "code_model", tmp_path)
+    assert found["functions"] == found["functions"] | {"held out": 2}
+    assert all(0 <= x <= 1 for values in found["pass"].values() for x in values.values())
+    assert [step for step, _ in found["library"]["loss"]] == [1, 2, 3, 4]
+
+
+def test_reference_solutions_pass_and_others_fail(runs):
+    module = runs("code_model")
+    every = module.made_problems()
+    assert len({problem.before for problem in every}) > 0.9 * len(every) > 250
+    for problem in every[:4]:
+        assert module.correct(problem, [problem.body, "    return None\n", problem.body]) == 2
+
+
+def test_peptides(runs, tmp_path):
+    found = quick(runs, "peptides", tmp_path)
+    assert 0 < found["all"]["validity"] <= 1 and 0 < found["all"]["uniqueness"] <= 1
+    assert found["shift"]["charge"] == pytest.approx(found["best decile"]["charge"] - found["all"]["charge"])
+
+
+def test_properties_of_peptides(runs):
+    module = runs("peptides")
+    ends = 1 / (1 + 10**-1.6) - 1 / (1 + 10**-3.4)
+    assert module.net_charge("GG") == pytest.approx(ends)
+    assert module.net_charge("GKG") == pytest.approx(ends + 1 / (1 + 10**-3.8))
+    assert module.net_charge("GDG") == pytest.approx(ends - 1 / (1 + 10**-3.1))
+    assert module.net_charge("GHG", ph=6.5) == pytest.approx(module.net_charge("GG", ph=6.5) + 0.5)
+    assert module.hydrophobic_moment("I") == pytest.approx(1.38)
+    assert module.hydrophobic_moment("I" * 18) == pytest.approx(0, abs=1e-9)  # five whole turns
+    two = math.sqrt(1.38**2 + 2.53**2 + 2 * 1.38 * -2.53 * math.cos(math.radians(100))) / 2
+    assert module.hydrophobic_moment("IR") == pytest.approx(two)
+    assert module.is_valid("A" * 10, True) and not module.is_valid("A" * 10, False)
+    assert not module.is_valid("A" * 9, True) and not module.is_valid("X" * 10, True)
+
+
+def test_verdicts_are_the_same_on_two_virtual_devices(runs):
+    module = runs("pangu_beta")
+    rows = module.pairs(module.LANGUAGE.rows(4, 3))
+    assert all(row["target"].split()[0] in ("good", "bad") for row in rows)
+    assert all(row["target"].split()[1] in row["source"].split() for row in rows)
+    tokenizer = train_wordpiece([row["source"] for row in rows], 100)
+    torch.manual_seed(0)
+    model = PanGuBetaForConditionalGeneration(module.make_config(tokenizer, True))
+    found = module.inference(model, tokenizer, rows)
+    for plan in ("dp2", "tp2"):
+        assert found[plan]["same tokens"] and found[plan]["largest difference of logits"] < 1e-5
+    batch = module.Pairs(tokenizer)(rows)
+    assert batch["input_ids"].shape == (4, module.LENGTH) and batch["labels"].shape == (4, 8)
+    assert (batch["labels"] == tokenizer.sep_token_id).sum() == 4
+
+
+@pytest.mark.slow
+def test_pangu_beta(runs, tmp_path):
+    found = quick(runs, "pangu_beta", tmp_path)
+    for plan in ("dp2", "tp2"):
+        assert (
+            found["inference"][plan]["same tokens"] and found["inference"][plan]["largest difference of logits"] < 1e-5
+        )
+    assert set(found["multi-task"]) == {"together", "together, then alone", "alone"}
+    assert len(found["few-shot"]["PET"]) == len(found["few-shot"]["new head"]) == 1
