@@ -7,7 +7,7 @@
 4. Encoder and decoder learn to write a verdict about a review. The trained model then runs on one device and on two
    virtual devices, which must give the same outputs.
 
-    python runs/pangu_beta.py                  # about ten minutes on two cores
+    python runs/pangu_beta.py                  # about five minutes on two cores
     python runs/pangu_beta.py --quick          # seconds; the model learns little
 """
 
@@ -181,15 +181,15 @@ def inference(model: Any, tokenizer: Any, rows: list[dict[str, str]]) -> dict[st
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     run = options("Pre-train, fine-tune and run a PanGu-beta style model.", "out/pangu_beta", argv)
     results, quick = Results(run.out), run.quick
-    corpus = LANGUAGE.rows(300 if quick else 6000, 1, verdicts=0.3)
+    corpus = LANGUAGE.rows(300 if quick else 12000, 1, verdicts=0.8)
     tokenizer = train_wordpiece([str(row["text"]) for row in corpus], 300 if quick else 600)
     config = make_config(tokenizer, quick)
 
     torch.manual_seed(0)
     encoder = PanGuBetaForMaskedLM(config)
     task = get_task("masked-lm", length=LENGTH, buckets=[LENGTH])
-    args = arguments(run, "pretrained", 6 if quick else 1000, 2e-3, 32)
-    trainer = tutti.Trainer(encoder, args, train_dataset=corpus, eval_dataset=LANGUAGE.rows(100, 2, verdicts=0.3),
+    args = arguments(run, "pretrained", 6 if quick else 2200, 1.5e-3, 32)
+    trainer = tutti.Trainer(encoder, args, train_dataset=corpus, eval_dataset=LANGUAGE.rows(100, 2, verdicts=0.8),
                             processing_class=tokenizer, task=task)  # fmt: skip
     losses = {"masked-LM": train(trainer)}
     results.get("masked-LM", lambda: {"held-out loss": trainer.evaluate()["eval_loss"]})
@@ -204,7 +204,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     torch.manual_seed(0)
     model = PanGuBetaForConditionalGeneration(config)
     model.load_state_dict(encoder.state_dict(), strict=False)
-    args = arguments(run, "writer", 6 if quick else 500, 1e-3, 32, remove_unused_columns=False)
+    args = arguments(run, "writer", 6 if quick else 400, 1e-3, 32, remove_unused_columns=False)
     trainer = tutti.Trainer(model, args, Pairs(tokenizer), pairs(corpus))
     losses["writer"] = train(trainer)
     trainer.save_model(str(run.out / "model"))

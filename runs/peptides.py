@@ -10,7 +10,7 @@ The properties are formulas, so that no predictor has to be trusted:
     net charge at pH 7   Henderson-Hasselbalch with the pK values of EMBOSS (Rice et al. 2000, program `iep`)
     hydrophobic moment   Eisenberg et al. 1982, with the consensus scale of Eisenberg et al. 1984, 100 degrees a residue
 
-    python runs/peptides.py                    # about five minutes on two cores
+    python runs/peptides.py                    # about two minutes on two cores
     python runs/peptides.py --quick            # seconds; the model learns little
 """
 
