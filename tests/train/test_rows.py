@@ -149,5 +149,15 @@ def test_boost_by_name(tmp_path):
         trainer = tutti.Trainer(Net(), args, train_dataset=rows)
         trainer.train()
         assert losses(trainer)[-1] < losses(trainer)[0], "each step sees all rows"
+    sentences = [{"input_ids": [1 + i % 5] * 6, "labels": [1 + i % 5] * 6} for i in range(16)]
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    first = []
+    for boost in ("O0", ["adasum"]):  # a loss that is divided by the number of items
+        torch.manual_seed(0)
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=8, **sizes))
+        trainer = tutti.Trainer(model, arguments(tmp_path, boost=boost), train_dataset=sentences)
+        trainer.train()
+        first.append(losses(trainer)[0])
+    assert first[0] == pytest.approx(first[1], rel=1e-5)
     with pytest.raises(ValueError, match="O0"):
         tutti.Trainer(Net(), arguments(tmp_path, boost="O7"), train_dataset=rows).train()

@@ -100,6 +100,9 @@ CASES = {
 }
 
 
+BOTH = (transformers.Trainer, transformers.TrainingArguments), (tutti.Trainer, tutti.TrainingArguments)
+
+
 def arguments(folder, kind=tutti.TrainingArguments, **options):
     known = {"per_device_train_batch_size": 4, "learning_rate": 1e-2, "logging_steps": 1, "max_steps": 7,
              "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True,
@@ -188,7 +191,7 @@ def test_checkpoints_are_models_of_transformers(tmp_path):
     for name, x in loaded.state_dict().items():
         assert torch.equal(x, trainer.model.state_dict()[name])
     assert json.loads((folder / "trainer_state.json").read_text())["global_step"] == 7
-    with pytest.raises(ValueError, match="no folder checkpoint-N"):
+    with pytest.raises(ValueError, match="no whole folder checkpoint-N"):
         trained(tmp_path / "other", resume=True)
 
 
@@ -239,10 +242,7 @@ def test_predictions_and_metrics_are_those_of_transformers(tmp_path):
         return {"accuracy": float((best == prediction.label_ids)[counts].mean())}
 
     made = {}
-    for whose, kind in [
-        (transformers.Trainer, transformers.TrainingArguments),
-        (tutti.Trainer, tutti.TrainingArguments),
-    ]:
+    for whose, kind in BOTH:
         trainer = trained(tmp_path, "bert", whose, kind, more={"compute_metrics": metrics}, eval_strategy="steps",
                           eval_steps=3)  # fmt: skip
         made[whose] = trainer.predict(CASES["bert"][1]()[3:12]), logged(trainer, "eval_accuracy", "eval_loss")
@@ -364,6 +364,87 @@ def test_few_lengths_are_compiled():
     lengths = {bucket(n) for n in range(1, 4097)}
     assert all(bucket(n) >= n and bucket(n) <= max(n + 7, 1.25 * n) for n in range(1, 4097))
     assert len(lengths) < 50
+
+
+def test_a_finished_run_resumes_to_its_model(tmp_path):
+    done = trained(tmp_path, save_strategy="steps", save_steps=7)
+    again = trained(tmp_path, resume=True, eval_on_start=True)
+    for name, x in done.model.state_dict().items():
+        assert torch.equal(x, again.model.state_dict()[name])
+    assert logged(again, "eval_loss")[0][0] == pytest.approx(done.evaluate()["eval_loss"], rel=1e-6)
+    assert again.state.global_step == 7
+
+
+def test_it_resumes_where_the_next_batch_is_partial(tmp_path):
+    options = {"gradient_accumulation_steps": 3, "max_steps": 6, "save_strategy": "steps", "save_steps": 1}
+    whole = trained(tmp_path, **options)  # 22 rows: batches of 12 and of 10
+    again = trained(tmp_path, resume=str(tmp_path / "checkpoint-1"), **(options | {"save_strategy": "no"}))
+    np.testing.assert_allclose(logged(again, "loss"), logged(whole, "loss"), rtol=1e-6)
+
+
+def test_a_stream_resumes_at_the_end_of_a_pass(tmp_path):
+    more = {"train_dataset": Stream()}
+    whole = trained(tmp_path, "vit", more=more, max_steps=9, save_strategy="steps", save_steps=6)
+    again = trained(tmp_path, "vit", more=more, max_steps=9, resume=str(tmp_path / "checkpoint-6"))
+    assert again.state.global_step == 9
+    np.testing.assert_allclose(logged(again, "loss"), logged(whole, "loss"), rtol=1e-6)
+
+
+def test_outputs_are_not_cut_by_chance(tmp_path):
+    """The number of classes is a length that sequences are padded to."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.BertConfig(vocab_size=WORDS, num_labels=16, **sizes)
+    model = transformers.BertForSequenceClassification(config)
+    rows = [{"input_ids": [1] * n, "attention_mask": [1] * n, "labels": 3} for n in (9, 13)]
+    made = tutti.Trainer(model, arguments(tmp_path, per_device_eval_batch_size=1)).predict(rows)
+    assert made.predictions.shape == (2, 16)
+    with torch.no_grad():
+        wanted = model.eval()(torch.ones(1, 13, dtype=torch.long)).logits
+    np.testing.assert_allclose(made.predictions[1:], wanted, atol=1e-5)
+
+
+def test_microbatches_that_cannot_be_joined_are_refused(tmp_path):
+    rows = [{"input_ids": torch.arange(1, 4 + i % 3), "labels": torch.arange(1, 4 + i % 3)} for i in range(8)]
+    args = arguments(tmp_path, per_device_train_batch_size=1, gradient_accumulation_steps=2)
+    with pytest.raises(ValueError, match="no attention_mask"):
+        tutti.Trainer(llama(), args, train_dataset=rows).train()
+
+
+def test_training_goes_on_with_the_optimizer_that_it_had(tmp_path):
+    found = []
+    for whose, kind in BOTH:
+        trainer = trained(tmp_path, "vit", whose, kind, max_steps=3, lr_scheduler_type="constant")
+        trainer.train()
+        found.append([x for (x,) in logged(trainer, "loss")])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
+
+
+def test_a_method_that_is_never_called_is_refused(tmp_path):
+    class Own(tutti.Trainer):
+        def training_step(self, *args):
+            raise AssertionError
+
+    with pytest.raises(ValueError, match="overrides training_step"):
+        Own(vit(), arguments(tmp_path))
+
+
+def test_what_a_loss_reads_in_another_method_is_seen(tmp_path):
+    class Scaled(tutti.Trainer):
+        def factor(self):
+            return self.scale
+
+        def compute_loss(self, model, inputs, **kwargs):
+            return self.factor() * model(**inputs).loss
+
+    class Zero(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            trainer.scale = 0.0
+
+    trainer = Scaled(vit(), arguments(tmp_path, max_steps=2), train_dataset=images(), callbacks=[Zero()])
+    trainer.scale = 1.0
+    trainer.train()
+    assert logged(trainer, "loss")[1] == [0.0]
 
 
 def test_the_folder_is_there(tmp_path):

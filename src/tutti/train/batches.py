@@ -15,6 +15,7 @@ import transformers
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import PreTrainedModel
 from transformers.trainer_pt_utils import LengthGroupedSampler
+from transformers.trainer_utils import has_length
 from transformers.utils.import_utils import is_datasets_available
 
 from tutti.train.arguments import rows_of_evaluation, rows_of_microbatch
@@ -70,19 +71,21 @@ class Order:
 def training_loader(dataset: Any, collate: Callable, args: transformers.TrainingArguments,
                     model_input: str | None) -> DataLoader:  # fmt: skip
     """Microbatches to train on, over all processes."""
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        return DataLoader(dataset, rows_of_microbatch(args), collate_fn=collate, drop_last=args.dataloader_drop_last,
+    rows: Any = dataset
+    if isinstance(dataset, IterableDataset) or not has_length(dataset):
+        return DataLoader(rows, rows_of_microbatch(args), collate_fn=collate, drop_last=args.dataloader_drop_last,
                           **_workers(args))  # fmt: skip
-    if len(dataset) == 0:
+    if not len(rows):
         raise ValueError("train_dataset is empty: there is nothing to train on")
-    return DataLoader(dataset, batch_sampler=Order(dataset, args, model_input), collate_fn=collate, **_workers(args))
+    return DataLoader(rows, batch_sampler=Order(dataset, args, model_input), collate_fn=collate, **_workers(args))
 
 
 def evaluation_loader(dataset: Any, collate: Callable, args: transformers.TrainingArguments) -> DataLoader:
     """Batches to evaluate, over all processes, in the order of the dataset."""
-    if hasattr(dataset, "__len__") and len(dataset) == 0:
+    rows: Any = dataset
+    if has_length(dataset) and not len(rows):
         raise ValueError("the dataset to evaluate is empty")
-    return DataLoader(dataset, rows_of_evaluation(args), collate_fn=collate, **_workers(args))
+    return DataLoader(rows, rows_of_evaluation(args), collate_fn=collate, **_workers(args))
 
 
 def _workers(args: transformers.TrainingArguments) -> dict[str, Any]:
@@ -144,54 +147,91 @@ class OnlyColumns:
 
 
 def joined(parts: Sequence[Mapping[str, Any]], pads: Mapping[str, int]) -> dict[str, Any]:
-    """One batch of several: tensors are padded on the right to one shape and concatenated along dim 0."""
+    """One batch of several: tensors are padded at the ends of dims to one shape and concatenated along dim 0.
+
+    Raises ValueError if token ids without an attention mask have different lengths, or if entries that are shared by
+    all rows differ.
+    """
+    if len(parts) == 1:
+        return dict(parts[0])
     batch = {}
     for key in parts[0]:
         values = [part[key] for part in parts]
-        if not isinstance(values[0], torch.Tensor) or values[0].ndim == 0:
+        if isinstance(values[0], torch.Tensor) and values[0].ndim:
+            sizes = [max(x.shape[d] for x in values) for d in range(1, values[0].ndim)]
+            uneven = any(list(x.shape[1:]) != sizes for x in values)
+            if uneven and key == "input_ids" and "attention_mask" not in parts[0]:
+                raise ValueError(
+                    "microbatches have sequences of different lengths and no attention_mask: use a collator that makes "
+                    "one, or pad all rows to one length"
+                )
+            batch[key] = torch.cat([padded(x, sizes, pads.get(key, PADS.get(key, 0))) for x in values])
+        elif any(not _same(x, values[0]) for x in values):
+            raise ValueError(f"the batch entry {key!r} differs between microbatches and has no rows: give it one value "
+                             "for each row, as a tensor")  # fmt: skip
+        else:
             batch[key] = values[0]
-            continue
-        if values[0].ndim > 1:
-            lengths = [max(x.shape[1] for x in values)] * len(values)
-            values = [padded(x, n, pads.get(key, PADS.get(key, 0))) for x, n in zip(values, lengths, strict=True)]
-        batch[key] = torch.cat(values) if len(values) > 1 else values[0]
     return batch
 
 
-def bucketed(batch: Mapping[str, Any], pads: Mapping[str, int], most: int | None,
-             two_sequences: bool) -> dict[str, Any]:  # fmt: skip
-    """Pad token sequences to one of a few lengths, so that few shapes are compiled.
+def _same(a: Any, b: Any) -> bool:
+    return bool(torch.equal(a, b)) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else a == b
 
-    Only entries beside an `attention_mask` are padded: those of its length, and those of the decoder.
 
-    most: no sequence is padded beyond this length. two_sequences: the model has an encoder and a decoder.
+class Buckets:
+    """Pads token sequences to one of a few lengths, so that few shapes are compiled.
+
+    Nothing is padded before a second length occurs. Only entries beside an `attention_mask` are padded: those of its
+    length, and those of the decoder. No two lengths of a batch become equal, and none becomes the number of classes,
+    so that outputs can be cut again by their sizes.
     """
-    mask = batch.get("attention_mask")
-    if not isinstance(mask, torch.Tensor) or mask.ndim != 2:
-        return dict(batch)
-    made, length = dict(batch), mask.shape[1]
-    tensors = [x for x in batch.values() if isinstance(x, torch.Tensor)]
-    if any(x.is_floating_point() and x.ndim > 1 and x.shape[1] == length for x in tensors):  # sound, not tokens
+
+    def __init__(self, config: Any):
+        self.most = getattr(config, "max_position_embeddings", None)
+        self.two_sequences = bool(getattr(config, "is_encoder_decoder", False))
+        self.classes = getattr(config, "num_labels", None)
+        self.seen: set[int] = set()
+
+    def __call__(self, batch: Mapping[str, Any], pads: Mapping[str, int]) -> dict[str, Any]:
+        mask, made = batch.get("attention_mask"), dict(batch)
+        if not isinstance(mask, torch.Tensor) or mask.ndim != 2:
+            return made
+        length = mask.shape[1]
+        tensors = [x for x in batch.values() if isinstance(x, torch.Tensor)]
+        if any(x.is_floating_point() and x.ndim > 1 and x.shape[1] == length for x in tensors):  # sound, not tokens
+            return made
+        others = {"labels", "decoder_input_ids", "decoder_attention_mask"} if self.two_sequences else set()
+        targets: dict[int, int] = {}
+        for key, x in batch.items():
+            if not isinstance(x, torch.Tensor) or x.ndim != 2 or x.is_floating_point():
+                continue
+            if key in others or x.shape[1] == length:
+                self.seen.add(x.shape[1] if key not in others else -x.shape[1])
+                if x.shape[1] not in targets:
+                    targets[x.shape[1]] = self.target(x.shape[1], {*targets.values(), self.classes})
+                made[key] = padded(x, [targets[x.shape[1]]], pads.get(key, PADS.get(key, 0)))
         return made
-    others = {"labels", "decoder_input_ids", "decoder_attention_mask"} if two_sequences else set()
-    for key, x in batch.items():
-        if isinstance(x, torch.Tensor) and x.ndim == 2 and (key in others or x.shape[1] == length):
-            target = bucket(x.shape[1])
-            if most is not None and x.shape[1] <= most:
-                target = min(target, most)
-            made[key] = padded(x, target, pads.get(key, PADS.get(key, 0)))
-    return made
+
+    def target(self, length: int, taken: set[int | None]) -> int:
+        """The length that sequences of a length are padded to."""
+        if sum(n > 0 for n in self.seen) < 2 and sum(n < 0 for n in self.seen) < 2:
+            return length
+        made = bucket(length)
+        while made in taken:
+            made += EVERY
+        return length if self.most is not None and made > self.most else made
 
 
 def bucket(length: int) -> int:
-    """The length that sequences of a length are padded to: a multiple of an eighth of the next power of two."""
+    """A multiple of an eighth of the next power of two, and of 8."""
     every = max(EVERY, 1 << max(0, (length - 1).bit_length() - 3))
     return -(-length // every) * every
 
 
-def padded(x: torch.Tensor, length: int, value: int) -> torch.Tensor:
-    """Pad dim 1 on the right."""
-    if x.shape[1] >= length:
+def padded(x: torch.Tensor, sizes: Sequence[int], value: int) -> torch.Tensor:
+    """Pad dims 1, 2, ... at their ends to some sizes."""
+    gaps = [size - n for size, n in zip(sizes, x.shape[1:], strict=False)]
+    if not any(gaps):
         return x
-    filler = x.new_full((x.shape[0], length - x.shape[1], *x.shape[2:]), value)
-    return torch.cat([x, filler], 1)
+    rest = x.ndim - 1 - len(gaps)
+    return torch.nn.functional.pad(x, [0, 0] * rest + [n for gap in reversed(gaps) for n in (0, gap)], value=value)

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 from transformers.trainer_callback import ExportableState, TrainerState
-from transformers.trainer_utils import get_last_checkpoint
 
 from tutti.checkpoint.checkpoints import Checkpoints
 from tutti.launch.launch import rank
@@ -28,12 +27,20 @@ def found(resume: str | bool | None, output_dir: str) -> Path | None:
     """The checkpoint to resume from. Raises ValueError if there is none."""
     if not resume:
         return None
-    folder = get_last_checkpoint(output_dir) if resume is True else resume
+    folder: Any = resume
+    if resume is True:
+        folder = next((x for x in reversed(checkpoints_of(output_dir)) if (x / STATE).exists()), None)
     if folder is None:
-        raise ValueError(f"resume_from_checkpoint=True, but {output_dir} has no folder checkpoint-N")
+        raise ValueError(f"resume_from_checkpoint=True, but {output_dir} has no whole folder checkpoint-N")
     if not Path(folder, STATE).exists():
         raise ValueError(f"{folder} is no checkpoint of a Trainer: it has no {STATE}")
     return Path(folder)
+
+
+def checkpoints_of(output_dir: str) -> list[Path]:
+    """The folders checkpoint-N, oldest first."""
+    known = [x for x in Path(output_dir).glob("checkpoint-*") if x.name.partition("-")[2].isdecimal()]
+    return sorted(known, key=lambda x: int(x.name.partition("-")[2]))
 
 
 def save(trainer: Any) -> None:
@@ -42,10 +49,10 @@ def save(trainer: Any) -> None:
     folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
     if rank() == 0:
         shutil.rmtree(folder / STEP, ignore_errors=True)  # of an earlier run
+        (folder / STATE).unlink(missing_ok=True)  # it is written last
     save_model(trainer, folder)
-    best = Path(args.output_dir, f"checkpoint-{state.best_global_step}")
-    if state.best_global_step and best.exists():
-        state.best_model_checkpoint = str(best)
+    if state.best_global_step == state.global_step:
+        state.best_model_checkpoint = str(folder)
     if not args.save_only_model:
         checkpoints = Checkpoints(folder / STEP, keep=1)
         trainer.step.save(checkpoints)
@@ -72,7 +79,7 @@ def save(trainer: Any) -> None:
 
 def save_model(trainer: Any, folder: Path) -> None:
     """Save the model and the processing class for `from_pretrained`. Every rank of a job calls it."""
-    values = trainer.model.state_dict() if trainer.step is None else trainer.step.state_dict()
+    values = trainer.step.state_dict() if trainer._trains() else trainer.model.state_dict()
     if rank() != 0:
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -138,7 +145,7 @@ def rotate(trainer: Any, last: bool = False) -> None:
     limit, best = trainer.args.save_total_limit, trainer.state.best_model_checkpoint
     if rank() != 0 or limit is None or limit <= 0:
         return
-    known = sorted(Path(trainer.args.output_dir).glob("checkpoint-*"), key=lambda x: int(x.name.partition("-")[2]))
+    known = checkpoints_of(trainer.args.output_dir)
     if best is not None:
         known.sort(key=lambda x: x.resolve() == Path(best).resolve())
         if limit == 1 and not last:

@@ -34,7 +34,7 @@ class Objective:
         self.wanted, self.structure = False, None
         self.ignored: tuple[str, ...] = ()  # outputs that nobody wants
         self.read: dict[str, Any] = {}
-        self._names = frozenset(_names(type(trainer).compute_loss)) | frozenset(_names(trainer.compute_loss_func))
+        self._names = _read_by(type(trainer)) | frozenset(_names(trainer.compute_loss_func))
 
     def look(self) -> None:
         """Read what the loss depends on besides the batch."""
@@ -152,6 +152,19 @@ def shifts_labels(model: nn.Module) -> bool:
 
     kind = LOSS_MAPPING.get(getattr(model, "loss_type", None))  # pyright: ignore[reportArgumentType]
     return kind is ForCausalLMLoss and not getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+
+
+def _read_by(kind: type) -> frozenset[str]:
+    """Names in a `compute_loss` of the user's own, in those it inherits, and in methods that these name."""
+    found: set[str] = set()
+    todo = ["compute_loss"]
+    while todo:
+        name = todo.pop()
+        for base in kind.__mro__:
+            new = set(_names(vars(base).get(name))) - found
+            found |= new
+            todo += new
+    return frozenset(found)
 
 
 def _names(function: Any) -> tuple[str, ...]:

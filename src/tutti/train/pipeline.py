@@ -51,8 +51,7 @@ class Distributed:
         config: Any = getattr(model, "config", None)
         pad = getattr(tokenizer, "pad_token_id", None) or getattr(config, "pad_token_id", None) or 0
         self.pads = {"input_ids": pad, "decoder_input_ids": pad}
-        self.most = getattr(config, "max_position_embeddings", None)
-        self.two = bool(getattr(config, "is_encoder_decoder", False))
+        self.buckets = batches.Buckets(config)
         self.store = tutti.Store(model=model)
         self.devices = cluster_of(cluster, device_of(model)).size
         self.made: dict[tuple, tutti.Function] = {}
@@ -64,7 +63,7 @@ class Distributed:
         others = {key: x for key, x in inputs.items() if not isinstance(x, Tensor)}
         rows = len(next(iter(tensors.values())))
         most = max(self.devices, 1 << (rows - 1).bit_length())
-        given = batches.bucketed(tensors, self.pads, self.most, self.two)
+        given = self.buckets(tensors, self.pads)
         given = {name: torch.cat([x, x[-1:].expand(most - rows, *x.shape[1:])]) for name, x in given.items()}
         key = (tuple(sorted(given)), tuple(sorted((k, repr(x)) for k, x in others.items())))
         if key not in self.made:

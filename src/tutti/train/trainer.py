@@ -40,7 +40,7 @@ from transformers.utils.generic import can_return_loss, find_labels
 
 import tutti
 from tutti.data import Mixture, Stream, StreamingSource
-from tutti.launch.launch import local_rank, rank
+from tutti.launch.launch import local_rank, rank, world_size
 from tutti.train import arguments, batches, checkpointing, evaluation, loss, rows
 from tutti.train.arguments import TrainingArguments, option
 from tutti.train.tasks import Task, get_task
@@ -92,6 +92,7 @@ class Trainer:
     ):
         args = TrainingArguments("tmp_trainer") if args is None else args
         arguments.check(args)
+        _check_overrides(type(self))
         if (model is None) == (model_init is None):
             raise ValueError("Trainer takes either a model or model_init")
         self.args: Any = args
@@ -135,6 +136,7 @@ class Trainer:
         self.is_in_train = False
         self.step: tutti.Step | None = None  # while training
         self.objective = loss.Objective(self)
+        self.buckets = batches.Buckets(getattr(self.model, "config", None))
         self._forward: tuple[Any, Any] | None = None  # objective and function, outside of training
         self._hook: Any = None
         self._values = 0  # version of the model's values when it got those of the step
@@ -202,12 +204,11 @@ class Trainer:
         known = getattr(self.processing_class or getattr(self.data_collator, "tokenizer", None), "pad_token_id", None)
         config = getattr(self.model, "config", None)
         pad = known if known is not None else getattr(config, "pad_token_id", None)
-        return {"input_ids": pad or 0, "decoder_input_ids": pad or 0}
+        labels = dict.fromkeys([*self.label_names, "labels", "shift_labels"], loss.IGNORED)
+        return labels | {"input_ids": pad or 0, "decoder_input_ids": pad or 0}
 
     def _bucketed(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        config = getattr(self.model, "config", None)
-        most, two = getattr(config, "max_position_embeddings", None), getattr(config, "is_encoder_decoder", False)
-        return batches.bucketed(batch, self._pads(), most, two)
+        return self.buckets(batch, self._pads())
 
     # -- optimizer, schedule and loss --------------------------------------------------------------------------------
 
@@ -281,8 +282,15 @@ class Trainer:
         self.is_in_train = True
         try:
             return Training(self, tuple(ignore_keys_for_eval or ())).run(resume_from_checkpoint)
+        except BaseException:
+            if self.step is not None and world_size() == 1:  # on several ranks, others may not be here
+                checkpointing.take_back(self)
+            raise
         finally:
             self.is_in_train = False
+            if self._hook is not None:
+                self._hook.remove()
+                self._hook = None
 
     # -- evaluation --------------------------------------------------------------------------------------------------
 
@@ -352,13 +360,16 @@ class Trainer:
 
     def _trains(self) -> bool:
         """Whether the step has the values to evaluate: in training, and until the model is written into."""
-        return self.step is not None and (self.is_in_train or self._values == checkpointing.version(self.model))
+        if self.step is None or self.is_in_train:
+            return self.step is not None
+        return self.step.model is self.model and self._values == checkpointing.version(self.model)
 
     def _function(self, batch: Mapping[str, Any], has_loss: bool) -> Callable:
         """The forward pass as a Function over the model's parameters, outside of training."""
         if self.is_in_train:
             checkpointing.take_back(self)
-        key = (has_loss, self.objective.wanted, self.objective.ignored, checkpointing.version(self.model))
+        version = id(self.model), checkpointing.version(self.model)
+        key = (has_loss, self.objective.wanted, self.objective.ignored, *version)
         if self._forward is None or self._forward[0] != key:
             objective, model = self.objective, self.model
 
@@ -451,3 +462,15 @@ class Trainer:
     def floating_point_ops(self, inputs: Any) -> int:
         """Floating-point operations of a step."""
         return self.step.flops if self.step else 0
+
+
+def _check_overrides(kind: type) -> None:
+    """Raise ValueError if a subclass overrides a method of `transformers.Trainer` that is never called here."""
+    for base in kind.__mro__[: kind.__mro__.index(Trainer)]:
+        for name in vars(base):
+            if callable(getattr(transformers.Trainer, name, None)) and not hasattr(Trainer, name):
+                raise ValueError(
+                    f"{base.__name__} overrides {name}, which tutti.Trainer does not call; override compute_loss, "
+                    "create_optimizer, create_scheduler, get_train_dataloader, get_eval_dataloader or log, or use a "
+                    "callback"
+                )

@@ -7,7 +7,6 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -42,6 +41,7 @@ class Training:
         if trainer.model_init is not None and trainer.step is not None:
             set_seed(args.seed)
             trainer.model, trainer.optimizer, trainer.lr_scheduler = trainer.model_init(), None, None
+        self.before = trainer.step if trainer.optimizer is not None and trainer._trains() else None
         trainer.step, trainer._forward = None, None
         self.loader = trainer.get_train_dataloader()
         self.count()
@@ -49,8 +49,8 @@ class Training:
         self._add_noise()
         self.boost = Boost.parse(option(args, "boost"))
         if self.boost.algorithms:
-            self._prepare_model()
-        self.made_optimizer, self.made_scheduler = trainer.optimizer is None, trainer.lr_scheduler is None
+            self.boost.prepare_model(trainer.model, self.first_batch(), trainer.objective)
+        self.made_scheduler = trainer.lr_scheduler is None
         trainer.create_optimizer_and_scheduler(self.steps)
         trainer.state = trainer._new_state()
         trainer.state.train_batch_size = rows_of_microbatch(args)
@@ -66,11 +66,16 @@ class Training:
         self.folder, self.first = folder, trainer.state.global_step
         self.begin, self.total, self.recent = time.time(), 0.0, []
         self.logged = self.first
+        if folder is not None:
+            self.parallelize(self.with_items(self.first_batch()))
+            checkpointing.take_back(trainer)
         self._call("on_train_begin")
         if args.eval_on_start:
             trainer.evaluate(ignore_keys=list(self.ignored) or None)
         self.skipped = self.first % self.updates if has_length(self.loader) else self.first
         for epoch in range(self.first // self.updates, self.epochs):
+            if trainer.state.global_step >= self.steps:
+                break
             self.epoch(epoch)
             if trainer.control.should_training_stop:
                 break
@@ -95,7 +100,7 @@ class Training:
 
     def epoch(self, epoch: int) -> None:
         """One pass over the data, or what is left of it."""
-        trainer, before = self.trainer, self.trainer.state.global_step
+        trainer, before, resumes = self.trainer, self.trainer.state.global_step, self.skipped > 0
         self._call("on_epoch_begin")
         for batch, microbatches, seen in self.batches(epoch):
             self._call("on_step_begin")
@@ -103,13 +108,12 @@ class Training:
             trainer.state.global_step += 1
             trainer.state.epoch = epoch + seen / self.microbatches
             trainer.state.total_flos += trainer.floating_point_ops(batch)
-            self._count_tokens(batch)
             self.recent.append(value)
             self._call("on_step_end")
             self.log_evaluate_save()
             if trainer.control.should_epoch_stop or trainer.control.should_training_stop:
                 break
-        if trainer.state.global_step == before:
+        if trainer.state.global_step == before and not resumes:
             trainer.control.should_training_stop = True  # a stream has ended
         self._call("on_epoch_end")
         self.log_evaluate_save()
@@ -124,6 +128,9 @@ class Training:
         seen = 0 if self.args.ignore_data_skip else self.skipped * self.parts
         if isinstance(order, Order):
             order.first = seen
+        if self.random is not None and not self.skipped:  # the iterator of an epoch draws a seed
+            _set_random(self.random)
+            self.random = None
         stream = iter(loader)
         if isinstance(loader, StreamLoader):
             loader.go_on(self.folder if seen else None)
@@ -137,13 +144,30 @@ class Training:
         self.random, self.skipped = None, 0
         while parts := list(islice(stream, self.parts)):
             seen += len(parts)
-            yield self.trainer._bucketed(joined(parts, pads)), len(parts), seen
+            batch = joined(parts, pads)
+            self._count_tokens(batch)
+            yield self.trainer._bucketed(batch), len(parts), seen
+
+    def first_batch(self) -> dict[str, Any]:
+        """The first batch of the data, without a trace in random numbers or in the order."""
+        before = random_states()
+        parts = list(islice(iter(self.loader), self.parts))
+        _set_random(before)
+        if isinstance(self.loader, StreamLoader):
+            self.loader.rewind()
+        return self.trainer._bucketed(joined(parts, self.trainer._pads()))
+
+    def with_items(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """The batch, and by how many items the loss of each of its microbatches is divided."""
+        step = self.trainer.step
+        parts = self.parts if step is None else step.accumulate
+        divides = len(next(iter(batch.values()))) % parts == 0  # else the step takes the batch as a whole
+        return batch | items_of(batch, self.trainer.shifts_labels, parts if divides else 1)
 
     def advance(self, batch: dict[str, Any], microbatches: int) -> Tensor:
         """One optimizer step. Returns its loss."""
         trainer: Any = self.trainer
-        divides = len(next(iter(batch.values()))) % self.parts == 0  # else the step takes the batch as a whole
-        given = batch | items_of(batch, trainer.shifts_labels, self.parts if divides else 1)
+        given = self.with_items(batch)
         trainer.objective.wanted = False
         trainer.objective.look()
         if trainer.step is None:
@@ -180,6 +204,10 @@ class Training:
             )
         if self.folder is not None:
             checkpointing.load(trainer.step, self.folder)
+        elif self.before is not None and self.before.model is trainer.model:  # train() was called before
+            done = self.before.training_state()
+            trainer.step.load_training_state(done)
+            self.before = None
 
     def log_evaluate_save(self) -> None:
         """Do what callbacks have asked for."""
@@ -218,9 +246,6 @@ class Training:
             checkpointing.take_back(trainer)
         checkpointing.rotate(trainer, last=True)
         self._call("on_train_end")
-        if trainer._hook is not None:
-            trainer._hook.remove()
-            trainer._hook = None
         if self.made_scheduler:
             trainer.lr_scheduler = None
         return TrainOutput(state.global_step, mean, metrics)
@@ -242,7 +267,8 @@ class Training:
         if args.metric_for_best_model is None:
             return False
         value, best = _metric(metrics, args.metric_for_best_model), state.best_metric
-        if best is not None and not (value > best if args.greater_is_better else value < best):
+        best = (-math.inf if args.greater_is_better else math.inf) if best is None else best
+        if not (value > best if args.greater_is_better else value < best):
             return False
         state.best_metric = value
         if args.save_strategy != SaveStrategy.NO:
@@ -254,16 +280,6 @@ class Training:
         if isinstance(scheduler, Plateau):
             return float(self.trainer.optimizer.param_groups[0]["lr"])
         return float(scheduler.get_last_lr()[0])
-
-    def _prepare_model(self) -> None:
-        """Let Boost change the model, before the optimizer is made of its parameters."""
-        before = random_states()
-        parts = list(islice(iter(self.loader), self.parts))
-        batch = self.trainer._bucketed(joined(parts, self.trainer._pads()))
-        self.boost.prepare_model(self.trainer.model, batch, self.trainer.objective)
-        _set_random(before)
-        if hasattr(self.loader, "rewind"):
-            self.loader.rewind()
 
     def _count_tokens(self, batch: Mapping[str, Any]) -> None:
         how, state = self.args.include_num_input_tokens_seen, self.trainer.state
@@ -305,5 +321,3 @@ def _set_random(states: Mapping[str, Any]) -> None:
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.random.set_rng_state(states["cpu"])
-    with suppress(KeyError, RuntimeError):
-        torch.cuda.set_rng_state(states["cuda"])

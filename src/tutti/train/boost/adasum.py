@@ -17,7 +17,7 @@ computations, which a plan may place on different devices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from tutti.train.boost.algorithm import Algorithm, Loss, loss_with
+
+ITEMS = "num_items_in_batch"
 
 EPSILON = 1e-12
 
@@ -103,7 +105,10 @@ def divided(batch: Any, parts: int) -> list[Any]:
         whole = not isinstance(x, Tensor) or not x.ndim or x.shape[0] != rows
         return x if whole else x[i * size : (i + 1) * size]
 
-    return [pytree.tree_unflatten([part(x, i) for x in leaves], tree) for i in range(parts)]
+    made = [pytree.tree_unflatten([part(x, i) for x in leaves], tree) for i in range(parts)]
+    if isinstance(batch, Mapping) and ITEMS in batch:  # what a part divides its sum by, for the mean over parts
+        made = [{**one, ITEMS: batch[ITEMS] / parts} for one in made]
+    return made
 
 
 class _Copies(torch.autograd.Function):
