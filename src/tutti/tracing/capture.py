@@ -397,7 +397,7 @@ class _Step:
         skip = None if norm is None or not self.guarded else optimizers.not_finite(norm)
         sign(path="")
         outputs = {} if skip is None else {"skipped": skip}
-        if self.clip_norm is not None:
+        if norm is not None and self.clip_norm is not None:
             outputs["grad_norm"] = norm
         for i, group in enumerate(self.optimizer.param_groups):
             for name in [names[param] for param in group["params"]]:
