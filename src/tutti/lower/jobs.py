@@ -97,6 +97,8 @@ def overlapped(jobs: Sequence[Job], sizes: Sequence[int], kept: set[int], room: 
                 found.append((makespan(jobs, order), needs, order))
                 break
     enough = NEARLY * min((seconds for seconds, _, _ in found), default=0.0)
+    if needed <= most:
+        enough = min(enough, found[0][0])  # never slower than the given order
     return min(((needs, seconds, order) for seconds, needs, order in found if seconds <= enough), default=(0, 0, []))[2]
 
 
