@@ -18,9 +18,9 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import has_length
 from transformers.utils.import_utils import is_datasets_available
 
+from tutti.data.buckets import PADDED
 from tutti.train.arguments import rows_of_evaluation, rows_of_microbatch
 
-PADS = {"labels": -100, "decoder_input_ids": 0, "special_tokens_mask": 1}  # other entries are padded with 0
 EVERY = 8  # lengths are padded to multiples of this, or of an eighth of the next power of two if that is more
 
 
@@ -165,7 +165,7 @@ def joined(parts: Sequence[Mapping[str, Any]], pads: Mapping[str, int]) -> dict[
                     "microbatches have sequences of different lengths and no attention_mask: use a collator that makes "
                     "one, or pad all rows to one length"
                 )
-            batch[key] = torch.cat([padded(x, sizes, pads.get(key, PADS.get(key, 0))) for x in values])
+            batch[key] = torch.cat([padded(x, sizes, pads.get(key, PADDED.get(key, 0))) for x in values])
         elif any(not _same(x, values[0]) for x in values):
             raise ValueError(f"the batch entry {key!r} differs between microbatches and has no rows: give it one value "
                              "for each row, as a tensor")  # fmt: skip
@@ -209,7 +209,7 @@ class Buckets:
                 self.seen.add(x.shape[1] if key not in others else -x.shape[1])
                 if x.shape[1] not in targets:
                     targets[x.shape[1]] = self.target(x.shape[1], {*targets.values(), self.classes})
-                made[key] = padded(x, [targets[x.shape[1]]], pads.get(key, PADS.get(key, 0)))
+                made[key] = padded(x, [targets[x.shape[1]]], pads.get(key, PADDED.get(key, 0)))
         return made
 
     def target(self, length: int, taken: set[int | None]) -> int:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 
+from tutti.train.tasks.text import stacked
 from tutti.train.trainer import Trainer
 
 MASK = "mask"
@@ -266,10 +267,6 @@ class SoftCollator:
 
 def padded(features: list[dict[str, Any]], tokenizer: Any) -> dict[str, Tensor]:
     """`input_ids` and `attention_mask`, padded on the right to the longest, (rows, tokens) int64."""
-    most = max(len(x["input_ids"]) for x in features)
-    ids = torch.full((len(features), most), tokenizer.pad_token_id)
-    mask = torch.zeros_like(ids)
-    for i, x in enumerate(features):
-        n = len(x["input_ids"])
-        ids[i, :n], mask[i, :n] = torch.tensor(x["input_ids"]), 1
-    return {"input_ids": ids, "attention_mask": mask}
+    rows = [x["input_ids"] for x in features]
+    return {"input_ids": stacked(rows, tokenizer.pad_token_id),
+            "attention_mask": stacked([[1] * len(row) for row in rows], 0)}  # fmt: skip

@@ -100,21 +100,6 @@ class AudioFolder(Folder):
         super().__init__(folder)
         self.sampling_rate = sampling_rate
 
-    def cell(self, i: int, column: str) -> Any:
-        if column == self.column:
-            return self.row(i)[column]
-        return self._about(i)[column]
-
-    def _about(self, i: int) -> dict[str, Any]:
-        """The columns of a row besides its content."""
-        path = self.paths[i]
-        about: dict[str, Any] = {"path": str(path)}
-        if self.metadata is not None:
-            return about | self.metadata[i]
-        if self.classes:
-            about["label"] = self.classes.index(path.relative_to(self.folder).parts[0])
-        return about
-
     def value(self, content: bytes, path: Path) -> Any:
         audio = super().value(content, path)
         array, rate = audio["array"], audio["sampling_rate"]
