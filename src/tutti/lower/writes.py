@@ -12,6 +12,7 @@ from torch import fx
 from tutti.ir.costs import FREE
 from tutti.lower.shard import dense
 from tutti.lower.transfers import store
+from tutti.nn import paged_write
 from tutti.nn.adam import IN_PLACE
 
 aten = torch.ops.aten
@@ -19,6 +20,7 @@ aten = torch.ops.aten
 # operator -> positions of the tensors, or lists of tensors, it writes
 WRITES: dict[Any, tuple[int, ...]] = {
     **{in_place: positions for in_place, _, positions in IN_PLACE.values()},
+    **dict.fromkeys(paged_write.IN_PLACE.values(), (0,)),
     aten.copy_.default: (0,),
     aten.add_.Tensor: (0,),
     store: (0,),

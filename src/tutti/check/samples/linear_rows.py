@@ -1,0 +1,38 @@
+"""Linear layers for few rows."""
+
+import torch
+
+from tutti.check.samples.sample import Draw, samples
+from tutti.nn.linear_int4 import pack
+
+ops = torch.ops.tutti
+
+
+@samples(ops.linear_rows.default)
+def linear_rows(d: Draw):
+    (m, n, k), dtype = d.sizes(3), d.dtype()
+    bias = d.floats(n, dtype=dtype) if d.flag() else None
+    return (d.floats(m, k, dtype=dtype), d.floats(n, k, dtype=dtype), bias), {}
+
+
+def kinds(d: Draw):
+    """The dtype of x, and whether it is rounded: in bfloat16 that makes no difference to be seen."""
+    return d.pick([(torch.float32, False), (torch.bfloat16, False), (torch.float32, True)])
+
+
+@samples(ops.linear_int8.default)
+def linear_int8(d: Draw):
+    (m, n, k), (dtype, rounded) = d.sizes(3), kinds(d)
+    bias = d.floats(n, dtype=dtype) if d.flag() else None
+    weight = d.integers(n, k, low=-127, below=128).to(torch.int8), 10 * d.floats(n, dtype=torch.float32)
+    return (d.floats(m, k, dtype=dtype), *weight, bias), {"rounded": rounded}
+
+
+@samples(ops.linear_int4.default)
+def linear_int4(d: Draw):
+    (m, n), k, (dtype, rounded) = d.sizes(2), d.pick([128, 256]), kinds(d)
+    groups = n, k // d.pick([32, 64, 128])
+    weight = pack(d.integers(n, k, below=16).to(torch.uint8)), 10 * d.floats(*groups, dtype=torch.float32)
+    zeros = d.integers(*groups, below=16).to(torch.uint8) if d.flag() else None
+    bias = d.floats(n, dtype=dtype) if d.flag() else None
+    return (d.floats(m, k, dtype=dtype), *weight, zeros, bias), {"rounded": rounded}

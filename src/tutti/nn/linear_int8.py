@@ -1,0 +1,74 @@
+"""A linear layer with a weight of int8 and one scale for each row: y = x (scales q)^T + bias.
+
+| operand | shape | |
+|---|---|---|
+| x | (m, k) | floating |
+| weight | (n, k) int8 | q |
+| scales | (n) float32 | |
+| bias | (n) or none | of the dtype of x |
+
+With `rounded`, each row of x is rounded to int8 with a scale of its own, and products are summed in integers: on
+processors with VNNI instructions several times faster for many rows. Otherwise the result is exact in the weight.
+On a CPU, float32 and bfloat16 are computed by `linear_rows.cpp`; a row's bits do not depend on the other rows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tutti.nn.linear_rows import INT8, KNOWN, call, kernels
+
+_library = torch.library.Library("tutti", "FRAGMENT")
+_library.define(
+    "linear_int8(Tensor x, Tensor weight, Tensor scales, Tensor? bias=None, *, bool rounded=False) -> Tensor"
+)
+
+
+def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The nearest int8 weight (n, k) and its scales (n): of each row, the largest magnitude is 127 scales."""
+    scales = weight.float().abs().amax(1) / 127
+    return _rounded(weight, scales), scales
+
+
+def dequantize_int8(weight: Tensor, scales: Tensor) -> Tensor:
+    """The weight in the dtype of the scales."""
+    return weight * scales.unsqueeze(1)
+
+
+def _rounded(x: Tensor, scales: Tensor) -> Tensor:
+    return (x.float() / torch.where(scales == 0, 1, scales).unsqueeze(1)).round().to(torch.int8)
+
+
+def reference(x, weight, scales, bias=None, *, rounded=False):
+    """The operator in plain PyTorch."""
+    _check(x, weight, scales)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    rows = x.to(wide)
+    if rounded:
+        of_rows = rows.abs().amax(1) / 127
+        rows, scales = _rounded(x, of_rows).to(wide), of_rows.unsqueeze(1) * scales
+    made = (rows @ weight.to(wide).T) * scales
+    return (made if bias is None else made + bias).to(x.dtype)
+
+
+def _check(x: Tensor, weight: Tensor, scales: Tensor) -> None:
+    if x.ndim != 2 or weight.dtype != torch.int8 or x.shape[1] != weight.shape[1] or scales.shape != weight.shape[:1]:
+        raise ValueError(
+            f"linear_int8: x {tuple(x.shape)}, weight {tuple(weight.shape)} {weight.dtype} and scales "
+            f"{tuple(scales.shape)}: expected (m, k), (n, k) int8 and (n)"
+        )
+
+
+def _cpu(x, weight, scales, bias=None, *, rounded=False):
+    if x.dtype not in KNOWN or (rounded and not kernels().rounds()):
+        return reference(x, weight, scales, bias, rounded=rounded)
+    _check(x, weight, scales)
+    return call(INT8, x, weight, None if bias is None else bias.to(x.dtype), scales.float(), rounded=rounded)
+
+
+_library.impl("linear_int8", _cpu, "CPU")
+_library.impl("linear_int8", reference, "CUDA")
+torch.library.register_fake(
+    "tutti::linear_int8", lambda x, weight, scales, bias=None, *, rounded=False: x.new_empty(len(x), len(weight))
+)

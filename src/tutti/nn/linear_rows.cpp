@@ -1,0 +1,473 @@
+// Linear layers for few rows (linear_rows.py, linear_quantized.py): out = x W^T + bias, with W (n, k) as it is stored.
+//
+// The product of a row of x and a row of W is a vector of partial sums over k, which is summed up at the end: always in
+// the same order, so a row of the result does not depend on the others. WIDE rows of W at a time stay in a cache while
+// rows of x pass, up to TALL at a time. Weights of other types become floats or BFloat16 first, PIECE numbers of a row at
+// a time. Threads share the rows of W.
+
+#include <ATen/Parallel.h>
+#include <ATen/cpu/vec/functional.h>
+#include <ATen/cpu/vec/vec.h>
+#include <ATen/native/CPUBlas.h>
+#include <c10/util/BFloat16.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#if defined(CPU_CAPABILITY_AVX512) && defined(__x86_64__) && !defined(GENERIC)
+#include <immintrin.h>
+#define X86_512 1
+#define WITH_BFLOAT16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")))
+#define WITH_INT8 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
+#else
+#define X86_512 0
+#endif
+
+namespace {
+
+using c10::BFloat16;
+using Floats = at::vec::Vectorized<float>;
+using Halves = at::vec::Vectorized<BFloat16>;
+
+#if X86_512
+bool multiplies_bfloat16() { return __builtin_cpu_supports("avx512bf16"); }
+bool multiplies_int8() { return __builtin_cpu_supports("avx512vnni"); }
+#else
+bool multiplies_bfloat16() { return false; }
+bool multiplies_int8() { return false; }
+#endif
+
+constexpr int64_t N = Floats::size();
+constexpr int WIDE = 8, TALL = N == 16 ? 3 : 1;
+constexpr int64_t PIECE = 1024;      // numbers of a row of W that are converted at once
+constexpr int64_t NEAR = 512 << 10;  // bytes of x that stay in a core's cache
+
+enum Kind { SAME, INT8, INT4 };
+
+struct Weight {
+  const void* data;      // (n, k) of the type of x or of int8; (n, k / 2) of pairs of int4
+  Kind kind;
+  int64_t stride;        // elements between rows
+  const float* scales;   // (n) of int8, (n, k / group) of int4
+  const uint8_t* zeros;  // (n, k / group) of int4, or null: 8
+  int64_t group;
+
+  template <class T>
+  const T* row(int64_t i) const { return static_cast<const T*>(data) + i * stride; }
+};
+
+template <class T>
+struct Problem {
+  const T* x;
+  int64_t stride;  // elements between rows of x
+  Weight w;
+  const T* bias;
+  T* out;
+  int64_t m, n, k;
+};
+
+// ---- sums of products --------------------------------------------------------------------------------------------------
+
+// sums (ROWS, WIDE) of partial sums += the products of rows of x and of w over `count` numbers
+template <int ROWS>
+void multiply(const float* x, int64_t stride, const float* const* w, int64_t count, float* sums) {
+  Floats sum[ROWS][WIDE];
+#pragma GCC unroll 3
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+    for (int i = 0; i < WIDE; ++i) sum[r][i] = Floats::loadu(sums + (r * WIDE + i) * N);
+  for (int64_t k = 0; k < count; k += N) {
+    const int64_t left = std::min(N, count - k);
+    Floats a[ROWS];
+#pragma GCC unroll 3
+    for (int r = 0; r < ROWS; ++r)
+      a[r] = left == N ? Floats::loadu(x + r * stride + k) : Floats::loadu(x + r * stride + k, left);
+#pragma GCC unroll 8
+    for (int i = 0; i < WIDE; ++i) {
+      const Floats b = left == N ? Floats::loadu(w[i] + k) : Floats::loadu(w[i] + k, left);
+#pragma GCC unroll 3
+      for (int r = 0; r < ROWS; ++r) sum[r][i] = at::vec::fmadd(a[r], b, sum[r][i]);
+    }
+  }
+#pragma GCC unroll 3
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+    for (int i = 0; i < WIDE; ++i) sum[r][i].store(sums + (r * WIDE + i) * N);
+}
+
+#if X86_512
+template <int ROWS>
+WITH_BFLOAT16 void multiply(const BFloat16* x, int64_t stride, const BFloat16* const* w, int64_t count, float* sums) {
+  __m512 sum[ROWS][WIDE];
+#pragma GCC unroll 3
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+    for (int i = 0; i < WIDE; ++i) sum[r][i] = _mm512_loadu_ps(sums + (r * WIDE + i) * N);
+  int64_t k = 0;
+  for (; k + 32 <= count; k += 32) {
+    __m512bh a[ROWS];
+#pragma GCC unroll 3
+    for (int r = 0; r < ROWS; ++r) a[r] = (__m512bh)_mm512_loadu_si512(x + r * stride + k);
+#pragma GCC unroll 8
+    for (int i = 0; i < WIDE; ++i) {
+      const __m512bh b = (__m512bh)_mm512_loadu_si512(w[i] + k);
+#pragma GCC unroll 3
+      for (int r = 0; r < ROWS; ++r) sum[r][i] = _mm512_dpbf16_ps(sum[r][i], a[r], b);
+    }
+  }
+  if (k < count) {
+    const __mmask32 rest = (1u << (count - k)) - 1;
+#pragma GCC unroll 8
+    for (int i = 0; i < WIDE; ++i) {
+      const __m512bh b = (__m512bh)_mm512_maskz_loadu_epi16(rest, w[i] + k);
+#pragma GCC unroll 3
+      for (int r = 0; r < ROWS; ++r)
+        sum[r][i] = _mm512_dpbf16_ps(sum[r][i], (__m512bh)_mm512_maskz_loadu_epi16(rest, x + r * stride + k), b);
+    }
+  }
+#pragma GCC unroll 3
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+    for (int i = 0; i < WIDE; ++i) _mm512_storeu_ps(sums + (r * WIDE + i) * N, sum[r][i]);
+}
+#else
+template <int ROWS>
+void multiply(const BFloat16*, int64_t, const BFloat16* const*, int64_t, float*) {}  // never called
+#endif
+
+// The totals of four vectors.
+void total(const float* x, float* to) {
+#if X86_512
+  const __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + N), c = _mm512_loadu_ps(x + 2 * N),
+               d = _mm512_loadu_ps(x + 3 * N);
+  const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  const __m512d p = _mm512_castps_pd(ab), q = _mm512_castps_pd(cd);
+  const __m512 all = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(p, q)), _mm512_castpd_ps(_mm512_unpackhi_pd(p, q)));
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+  _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+#else
+  for (int i = 0; i < 4; ++i)
+    to[i] = at::vec::vec_reduce_all<float>([](Floats& p, Floats& q) { return p + q; }, Floats::loadu(x + i * N));
+#endif
+}
+
+// ---- weights of another type -------------------------------------------------------------------------------------------
+
+void widen(const BFloat16* x, int64_t count, float* y) {
+  int64_t i = 0;
+  for (; i + Halves::size() <= count; i += Halves::size()) {
+    auto [a, b] = at::vec::convert_to_float(Halves::loadu(x + i));
+    a.store(y + i);
+    b.store(y + i + N);
+  }
+  for (; i < count; ++i) y[i] = x[i];
+}
+
+void widen(const float* x, int64_t count, float* y) { std::copy(x, x + count, y); }
+
+// int8, without its scale
+void widen(const int8_t* x, int64_t count, float* y) {
+  for (int64_t i = 0; i < count; ++i) y[i] = x[i];
+}
+
+float zero_of(const Weight& w, int64_t at) { return w.zeros ? w.zeros[at] : 8.f; }
+
+// int4: 64 numbers in 32 bytes, whose low halves are the first 32 numbers
+void widen_int4(const Weight& w, int64_t row, int64_t begin, int64_t count, float* y) {
+  const uint8_t* x = w.row<uint8_t>(row) + begin / 2;
+  const int64_t groups = w.stride * 2 / w.group;
+  for (int64_t i = 0; i < count; i += 32) {
+    const int64_t at = row * groups + (begin + i) / w.group;
+    const float scale = w.scales[at], zero = zero_of(w, at);
+    const uint8_t* block = x + i / 64 * 32;
+    const int shift = i % 64 ? 4 : 0;
+    for (int64_t j = 0; j < 32; ++j) y[i + j] = scale * (float((block[j] >> shift) & 15) - zero);
+  }
+}
+
+#if X86_512
+WITH_BFLOAT16 void widen(const int8_t* x, int64_t count, BFloat16* y) {
+  int64_t i = 0;
+  for (; i + 32 <= count; i += 32) {
+    const __m512 a = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(x + i))));
+    const __m512 b = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(x + i + 16))));
+    _mm512_storeu_si512(y + i, (__m512i)_mm512_cvtne2ps_pbh(b, a));
+  }
+  for (; i < count; ++i) y[i] = float(x[i]);
+}
+
+// By a table of the 16 numbers of a group.
+WITH_BFLOAT16 void widen_int4(const Weight& w, int64_t row, int64_t begin, int64_t count, BFloat16* y) {
+  const uint8_t* x = w.row<uint8_t>(row) + begin / 2;
+  const int64_t groups = w.stride * 2 / w.group;
+  const __m512 steps = _mm512_cvtepi32_ps(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
+  __m512i table = _mm512_setzero_si512();
+  for (int64_t i = 0, known = -1; i < count; i += 64) {
+    const __m256i bytes = _mm256_loadu_si256((const __m256i*)(x + i / 2));
+    const __m512i pairs = _mm512_cvtepu8_epi16(bytes);
+    for (int64_t half = 0; half < 2; ++half) {
+      const int64_t at = row * groups + (begin + i + 32 * half) / w.group;
+      if (at != known) {
+        const __m512 values = _mm512_mul_ps(_mm512_set1_ps(w.scales[at]), _mm512_sub_ps(steps, _mm512_set1_ps(zero_of(w, at))));
+        table = _mm512_castsi256_si512((__m256i)_mm512_cvtneps_pbh(values));
+        known = at;
+      }
+      const __m512i index = _mm512_and_si512(half ? _mm512_srli_epi16(pairs, 4) : pairs, _mm512_set1_epi16(15));
+      _mm512_storeu_si512(y + i + 32 * half, _mm512_permutexvar_epi16(index, table));
+    }
+  }
+}
+#else
+void widen(const int8_t*, int64_t, BFloat16*) {}  // never called
+void widen_int4(const Weight&, int64_t, int64_t, int64_t, BFloat16*) {}
+#endif
+
+// Numbers `begin` to `begin + count` of a row of W as C: where they are stored, if they are of that type, or copied.
+template <class C, class T>
+const C* numbers(const Weight& w, int64_t row, int64_t begin, int64_t count, C* copy) {
+  if (w.kind == INT8)
+    widen(w.row<int8_t>(row) + begin, count, copy);
+  else if (w.kind == INT4)
+    widen_int4(w, row, begin, count, copy);
+  else if constexpr (std::is_same_v<C, T>)
+    return w.row<T>(row) + begin;
+  else
+    widen(w.row<T>(row) + begin, count, copy);
+  return copy;
+}
+
+// ---- the product -------------------------------------------------------------------------------------------------------
+
+template <class T>
+void finish(const Problem<T>& p, int64_t row, int64_t column, const float* sums) {
+  float found[WIDE];
+  for (int i = 0; i < WIDE; i += 4) total(sums + i * N, found + i);
+  T* out = p.out + row * p.n + column;
+  for (int64_t i = 0; i < std::min<int64_t>(WIDE, p.n - column); ++i) {
+    const float y = p.w.kind == INT8 ? found[i] * p.w.scales[column + i] : found[i];
+    out[i] = p.bias ? T(y + float(p.bias[column + i])) : T(y);
+  }
+}
+
+// Columns `begin` to `end` of rows `first` to `first + count`. x: of the first row.
+template <class C, class T>
+void columns(const Problem<T>& p, const C* x, int64_t stride, int64_t first, int64_t count, int64_t begin, int64_t end) {
+  const bool stored = p.w.kind == SAME && std::is_same_v<C, T>;
+  const int64_t piece = stored ? p.k : PIECE;
+  std::vector<C> copies(stored ? 0 : WIDE * PIECE);
+  std::vector<float> sums(count * WIDE * N);
+  const C* w[WIDE];
+  for (int64_t column = begin; column < end; column += WIDE) {
+    std::fill(sums.begin(), sums.end(), 0.f);
+    for (int64_t k = 0; k < p.k; k += piece) {
+      const int64_t now = std::min(piece, p.k - k);
+      for (int64_t i = 0; i < WIDE; ++i)
+        w[i] = numbers<C, T>(p.w, std::min(column + i, p.n - 1), k, now, copies.data() + i * PIECE);
+      int64_t r = 0;
+      for (; r + TALL <= count; r += TALL) multiply<TALL>(x + r * stride + k, stride, w, now, &sums[r * WIDE * N]);
+      if (TALL > 2 && r + 2 == count)
+        multiply<TALL == 3 ? 2 : 1>(x + r * stride + k, stride, w, now, &sums[r * WIDE * N]);
+      else if (r < count)
+        multiply<1>(x + r * stride + k, stride, w, now, &sums[r * WIDE * N]);
+    }
+    for (int64_t r = 0; r < count; ++r) finish(p, first + r, column, &sums[r * WIDE * N]);
+  }
+}
+
+template <class C, class T>
+void linear(const Problem<T>& p, const C* x, int64_t stride) {
+  const int64_t tiles = (p.n + WIDE - 1) / WIDE;
+  const int64_t rows = std::max<int64_t>(48, NEAR / (sizeof(C) * std::max<int64_t>(p.k, 1)) / TALL * TALL);
+  const int64_t grain = std::max<int64_t>(1, (1 << 16) / std::max<int64_t>(1, p.k * WIDE));
+  at::parallel_for(0, tiles, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t r = 0; r < p.m; r += rows)
+      columns<C, T>(p, x + r * stride, stride, r, std::min(rows, p.m - r), begin * WIDE, std::min(end * WIDE, p.n));
+  });
+}
+
+// ---- rows of int8 ------------------------------------------------------------------------------------------------------
+
+// Rows as int8 with a scale each, and the totals of their groups.
+struct Rounded {
+  int64_t stride, groups;
+  std::vector<int8_t> x;
+  std::vector<float> scales, sums;
+
+  Rounded(int64_t rows, int64_t k, int64_t groups)
+      : stride((k + 63) / 64 * 64), groups(groups), x(rows * stride), scales(rows), sums(rows * groups) {}
+};
+
+template <class T>
+void round_row(const T* x, int64_t k, Rounded& to, int64_t row) {
+  int8_t* y = &to.x[row * to.stride];
+  float most = 0.f;
+  for (int64_t i = 0; i < k; ++i) most = std::max(most, std::abs(float(x[i])));
+  to.scales[row] = most / 127.f;
+  const float inverse = most > 0.f ? 127.f / most : 0.f;
+  for (int64_t i = 0; i < k; ++i) y[i] = int8_t(std::nearbyint(float(x[i]) * inverse));
+  const int64_t each = k / to.groups;
+  for (int64_t g = 0; g < to.groups; ++g) {
+    int sum = 0;
+    for (int64_t i = g * each; i < (g + 1) * each; ++i) sum += y[i];
+    to.sums[row * to.groups + g] = sum;
+  }
+}
+
+#if X86_512
+// Products of ROWS rows of x and WIDE rows of W of int8, offset by 128.
+template <int ROWS, class T>
+WITH_INT8 void multiply_int8(const Problem<T>& p, const Rounded& x, int64_t row, int64_t column) {
+  __m512i sum[ROWS][WIDE];
+  const int8_t* w[WIDE];
+  for (int i = 0; i < WIDE; ++i) w[i] = p.w.template row<int8_t>(std::min(column + i, p.n - 1));
+#pragma GCC unroll 3
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+    for (int i = 0; i < WIDE; ++i) sum[r][i] = _mm512_setzero_si512();
+  const __m512i offset = _mm512_set1_epi8(char(128));
+  for (int64_t k = 0; k < p.k; k += 64) {
+    const __mmask64 here = p.k - k >= 64 ? ~0ull : (1ull << (p.k - k)) - 1;
+    __m512i a[ROWS];
+#pragma GCC unroll 3
+    for (int r = 0; r < ROWS; ++r) a[r] = _mm512_loadu_si512(&x.x[(row + r) * x.stride + k]);
+#pragma GCC unroll 8
+    for (int i = 0; i < WIDE; ++i) {
+      const __m512i b = _mm512_xor_si512(_mm512_maskz_loadu_epi8(here, w[i] + k), offset);
+#pragma GCC unroll 3
+      for (int r = 0; r < ROWS; ++r) sum[r][i] = _mm512_dpbusd_epi32(sum[r][i], b, a[r]);
+    }
+  }
+  for (int r = 0; r < ROWS; ++r) {
+    const int64_t offsets = 128 * int64_t(x.sums[row + r]);
+    for (int64_t i = 0; i < std::min<int64_t>(WIDE, p.n - column); ++i) {
+      const int64_t found = int64_t(_mm512_reduce_add_epi32(sum[r][i])) - offsets;
+      const float y = float(found) * x.scales[row + r] * p.w.scales[column + i];
+      p.out[(row + r) * p.n + column + i] = p.bias ? T(y + float(p.bias[column + i])) : T(y);
+    }
+  }
+}
+
+// The sum over groups of scale zero sum
+WITH_INT8 inline float of_zeros(const float* scales, const uint8_t* zeros, const float* sums, int64_t groups) {
+  __m512 all = _mm512_setzero_ps();
+  for (int64_t g = 0; g < groups; g += 16) {
+    const __mmask16 here = groups - g >= 16 ? 0xffff : (1 << (groups - g)) - 1;
+    const __m512 zero = zeros ? _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(here, zeros + g)))
+                              : _mm512_set1_ps(8.f);
+    all = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_maskz_loadu_ps(here, scales + g), zero),
+                          _mm512_maskz_loadu_ps(here, sums + g), all);
+  }
+  return _mm512_reduce_add_ps(all);
+}
+
+// The same of int4, each 32 numbers with a scale and a zero.
+template <int ROWS, class T>
+WITH_INT8 void multiply_int4(const Problem<T>& p, const Rounded& x, int64_t row, int64_t column) {
+  __m512 sum[ROWS][WIDE];
+  const uint8_t* w[WIDE];
+  const float* scales[WIDE];
+  const int64_t groups = x.groups;
+  for (int i = 0; i < WIDE; ++i) {
+    const int64_t own = std::min(column + i, p.n - 1);
+    w[i] = p.w.template row<uint8_t>(own);
+    scales[i] = p.w.scales + own * groups;
+  }
+#pragma GCC unroll 3
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+    for (int i = 0; i < WIDE; ++i) sum[r][i] = _mm512_setzero_ps();
+  const __m256i low = _mm256_set1_epi8(15);
+  for (int64_t k = 0; k < p.k; k += 64) {
+    __m512i a[ROWS];
+#pragma GCC unroll 3
+    for (int r = 0; r < ROWS; ++r) a[r] = _mm512_loadu_si512(&x.x[(row + r) * x.stride + k]);
+    const int64_t at = k / p.w.group, next = (k + 32) / p.w.group;
+#pragma GCC unroll 8
+    for (int i = 0; i < WIDE; ++i) {
+      const __m256i pairs = _mm256_loadu_si256((const __m256i*)(w[i] + k / 2));
+      const __m512i b = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_and_si256(pairs, low)),
+                                           _mm256_and_si256(_mm256_srli_epi16(pairs, 4), low), 1);
+      __m512 scale = _mm512_set1_ps(scales[i][at]);
+      if (next != at) scale = _mm512_insertf32x8(scale, _mm256_set1_ps(scales[i][next]), 1);
+#pragma GCC unroll 3
+      for (int r = 0; r < ROWS; ++r)
+        sum[r][i] = _mm512_fmadd_ps(
+            _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(_mm512_setzero_si512(), b, a[r])), scale, sum[r][i]);
+    }
+  }
+  for (int r = 0; r < ROWS; ++r) {
+    for (int64_t i = 0; i < std::min<int64_t>(WIDE, p.n - column); ++i) {
+      const uint8_t* zeros = p.w.zeros ? p.w.zeros + (column + i) * groups : nullptr;
+      const float unwanted = of_zeros(scales[i], zeros, &x.sums[(row + r) * groups], groups);
+      const float y = (_mm512_reduce_add_ps(sum[r][i]) - unwanted) * x.scales[row + r];
+      p.out[(row + r) * p.n + column + i] = p.bias ? T(y + float(p.bias[column + i])) : T(y);
+    }
+  }
+}
+
+template <int ROWS, class T>
+void multiply_rounded(const Problem<T>& p, const Rounded& x, int64_t row, int64_t column) {
+  if (p.w.kind == INT8)
+    multiply_int8<ROWS, T>(p, x, row, column);
+  else
+    multiply_int4<ROWS, T>(p, x, row, column);
+}
+
+template <class T>
+void linear_rounded(const Problem<T>& p) {
+  Rounded x(p.m, p.k, p.w.kind == INT4 ? p.k / p.w.group : 1);
+  at::parallel_for(0, p.m, std::max<int64_t>(1, (1 << 15) / std::max<int64_t>(1, p.k)), [&](int64_t i, int64_t end) {
+    for (; i < end; ++i) round_row(p.x + i * p.stride, p.k, x, i);
+  });
+  const int64_t grain = std::max<int64_t>(1, (1 << 16) / std::max<int64_t>(1, p.k * WIDE));
+  at::parallel_for(0, (p.n + WIDE - 1) / WIDE, grain, [&](int64_t i, int64_t end) {
+    for (; i < end; ++i) {
+      int64_t r = 0;
+      for (; r + 3 <= p.m; r += 3) multiply_rounded<3>(p, x, r, i * WIDE);
+      if (r + 2 == p.m)
+        multiply_rounded<2>(p, x, r, i * WIDE);
+      else if (r < p.m)
+        multiply_rounded<1>(p, x, r, i * WIDE);
+    }
+  });
+}
+#else
+template <class T>
+void linear_rounded(const Problem<T>&) {}  // never called
+#endif
+
+template <class T>
+void compute(const void* const* data, const int64_t* sizes) {
+  Problem<T> p;
+  p.x = static_cast<const T*>(data[0]);
+  p.w = {data[1], Kind(sizes[0]), sizes[2], static_cast<const float*>(data[2]), static_cast<const uint8_t*>(data[3]),
+         sizes[3]};
+  p.bias = static_cast<const T*>(data[4]);
+  p.out = static_cast<T*>(const_cast<void*>(data[5]));
+  p.stride = sizes[1];
+  p.m = sizes[4], p.n = sizes[5], p.k = sizes[6];
+  if (sizes[7]) return linear_rounded(p);
+  if (std::is_same_v<T, float> || multiplies_bfloat16()) return linear<T, T>(p, p.x, p.stride);
+  std::vector<float> x(p.m * p.k);
+  for (int64_t i = 0; i < p.m; ++i) widen(p.x + i * p.stride, p.k, &x[i * p.k]);
+  linear<float, T>(p, x.data(), p.k);
+}
+
+}  // namespace
+
+// data: x, weight, scales, zeros, bias, out, of which the third to the fifth may be null. sizes: the kind of the weight,
+// strides of rows of x and of weight, group; m, n, k; whether rows of x are rounded to int8, if `rounds`. half: whether x,
+// bias and out are BFloat16.
+extern "C" void linear_rows(const void* const* data, const int64_t* sizes, int64_t half) {
+  if (half)
+    compute<BFloat16>(data, sizes);
+  else
+    compute<float>(data, sizes);
+}
+
+// Whether rows of x can be rounded to int8.
+extern "C" int64_t rounds() { return multiplies_int8(); }

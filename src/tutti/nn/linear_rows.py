@@ -1,0 +1,111 @@
+"""A linear layer for few rows: x (m, k), weight (n, k) as `torch.nn.Linear` stores it, bias (n) or none -> (m, n).
+
+`tutti::linear_rows` equals `torch.nn.functional.linear`. On a CPU, float32 and bfloat16 are computed by
+`linear_rows.cpp`, which is compiled at first use. It reads the weight once, and a row of the result has the same bits
+whatever the other rows are, and for any number of threads: PyTorch's kernels differ for one row and for several.
+bfloat16 is accumulated in float32, by bfloat16 instructions where the processor has them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from tutti import compat
+
+aten, ops = torch.ops.aten, torch.ops.tutti
+SOURCE = Path(__file__).with_suffix(".cpp")
+KNOWN = torch.float32, torch.bfloat16  # dtypes of x of the compiled kernels
+SAME, INT8, INT4 = range(3)  # kinds of weights
+FASTER = 32  # rows up to which it is faster than PyTorch's
+
+_library = torch.library.Library("tutti", "FRAGMENT")
+_library.define("linear_rows(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+
+
+@cache
+def kernels() -> ctypes.CDLL:
+    """The compiled kernels."""
+    library = compat.compile_cpp(SOURCE.read_text())
+    library.linear_rows.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+    library.linear_rows.restype, library.rounds.restype = None, ctypes.c_int64
+    return library
+
+
+def call(
+    kind: int, x: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None,
+    zeros: Tensor | None = None, group: int = 0, rounded: bool = False,
+) -> Tensor:  # fmt: skip
+    """The compiled kernel: see `linear_rows.cpp`. rounded: rows of x are rounded to int8."""
+    x = x if x.stride(1) == 1 else x.contiguous()
+    weight = weight if weight.stride(1) == 1 else weight.contiguous()
+    scales, zeros, bias = (t if t is None else t.contiguous() for t in (scales, zeros, bias))
+    (m, k), n = x.shape, len(weight)
+    out = x.new_empty(m, n)
+    if not out.numel():
+        return out
+    tensors = [None if t is None else t.data_ptr() for t in (x, weight, scales, zeros, bias, out)]
+    sizes = (kind, x.stride(0), weight.stride(0), group, m, n, k, rounded)
+    half = x.dtype == torch.bfloat16
+    kernels().linear_rows((ctypes.c_void_p * 6)(*tensors), (ctypes.c_int64 * len(sizes))(*sizes), half)
+    return out
+
+
+def _cpu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    alike = weight.dtype == x.dtype and (bias is None or (bias.dtype == x.dtype and bias.shape == weight.shape[:1]))
+    if not alike or x.dtype not in KNOWN or x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1]:
+        return F.linear(x, weight, bias)  # which raises for operands that do not fit
+    return call(SAME, x, weight, bias)
+
+
+_library.impl("linear_rows", _cpu, "CPU")
+_library.impl("linear_rows", F.linear, "CUDA")
+torch.library.register_fake("tutti::linear_rows", lambda x, weight, bias: F.linear(x, weight, bias))
+
+
+def use(graph: fx.Graph, rows: float = FASTER) -> None:
+    """Use this kernel for the products of a graph with at most so many rows and the transpose of a stored weight, in
+    place. Starts its compilation. rows: infinity for bits that do not depend on the number of rows."""
+    found = [(node, given) for node in graph.nodes if (given := _operands(node)) and _fits(given[0], rows)]
+    if found:
+        threading.Thread(target=_compile, name="tutti compiler", daemon=True).start()
+    for node, given in found:
+        node.target, node.args, node.kwargs = ops.linear_rows.default, given, {}
+
+
+def _compile() -> None:
+    with suppress(Exception):  # raised again where it is called
+        kernels()
+
+
+def _fits(x: fx.Node, rows: float) -> bool:
+    spec = x.meta["val"]
+    return spec.dtype in KNOWN and len(spec.shape) == 2 and spec.shape[0] <= rows
+
+
+def _operands(node: Any) -> tuple | None:
+    """(x, weight, bias) of a product with a transposed input of the graph, or None."""
+    if node.target is aten.mm.default:
+        (x, right), bias = node.args, None
+    elif node.target is aten.addmm.default and len(node.args) == 3 and not node.kwargs:
+        bias, x, right = node.args
+        if len(bias.meta["val"].shape) != 1 or bias.meta["val"].shape[0] != right.meta["val"].shape[1]:
+            return None
+    elif node.target is aten.linear.default:
+        return (*node.args, None)[:3] if _is_stored(node.args[1]) else None
+    else:
+        return None
+    turned = right.target in (aten.t.default, aten.transpose.int, aten.permute.default)
+    return (x, right.args[0], bias) if turned and _is_stored(right.args[0]) else None
+
+
+def _is_stored(weight: fx.Node) -> bool:
+    return weight.op == "placeholder" and len(weight.meta["val"].shape) == 2

@@ -1,0 +1,131 @@
+"""Attention over a paged cache of keys and values (Kwon et al., "PagedAttention", 2023).
+
+    out[i, h] = sum_j p_j values[slot(s, j), g],    p = softmax_j(cap(scale query[i, h] . keys[slot(s, j), g]))
+    g = h / group,    slot(s, j) = tables[s, j / block] block + j mod block,    cap(x) = softcap tanh(x / softcap) or x
+
+| operand | shape | |
+|---|---|---|
+| query | (tokens, heads, width) | tokens of all sequences, one sequence after another |
+| keys | (slots, key_heads, width) | heads = group key_heads |
+| values | (slots, key_heads, value_width) | |
+| tables | (sequences, n) int32 | numbers of the cache blocks of each sequence |
+| starts | (sequences + 1) int32 | the first token of each sequence |
+| lengths | (sequences) int32 | cached tokens of the sequence, those of this call included |
+| sinks | (heads) or none | a logit in the denominator of the softmax, without a value |
+| out | (tokens, heads, value_width) | |
+
+Token i of sequence s has the position p = lengths[s] - (starts[s + 1] - i). It sees the keys at positions up to p, of
+which only the last `window`, if that is not 0; with `causal=False` all lengths[s] keys. Tokens from starts[-1] on are
+padding, and their results are zero.
+
+On a CPU, float32 and bfloat16 are computed in float32 by `paged.cpp`, which is compiled at first use. The bits
+of a token's result depend on its query, the keys and values that it sees, and their positions only: not on other
+sequences, on the part of the prompt that is computed at once, on the cache blocks or on the number of threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tutti import compat
+
+SOURCE = Path(__file__).with_name("paged.cpp")
+KNOWN = torch.float32, torch.bfloat16  # dtypes of the compiled kernel
+
+_library = torch.library.Library("tutti", "FRAGMENT")
+_library.define(
+    "paged_attention(Tensor query, Tensor keys, Tensor values, Tensor tables, Tensor starts, Tensor lengths, *, "
+    "int block, float scale, int window=0, float softcap=0.0, Tensor? sinks=None, bool causal=True) -> Tensor"
+)
+
+
+def reference(
+    query, keys, values, tables, starts, lengths, *, block, scale, window=0, softcap=0.0, sinks=None, causal=True
+):
+    """The operator in plain PyTorch, a sequence at a time."""
+    _check(query, keys, values, window, causal)
+    out = _made(query, keys, values).zero_()
+    wide = torch.promote_types(query.dtype, torch.float32)
+    bounds = starts.tolist()
+    for table, first, last, length in zip(tables, bounds[:-1], bounds[1:], lengths.tolist(), strict=True):
+        at = torch.arange(length, device=query.device)
+        slots = table[at // block] * block + at % block
+        q = query[first:last].to(wide).unflatten(1, (keys.shape[1], -1))
+        logits = torch.einsum("qhgd,khd->hgqk", q, keys[slots].to(wide)) * scale
+        if softcap:
+            logits = softcap * torch.tanh(logits / softcap)
+        if causal:
+            own = at[length - (last - first) :, None]
+            unseen = (at > own) | (at <= own - window) if window else at > own
+            logits = logits.masked_fill(unseen, -torch.inf)
+        if sinks is not None:
+            sink = sinks.to(wide).view(keys.shape[1], -1, 1, 1)
+            logits = torch.cat([logits, sink.expand(*logits.shape[:3], 1)], -1)
+        weights = logits.softmax(-1)[..., :length]
+        out[first:last] = torch.einsum("hgqk,khd->qhgd", weights, values[slots].to(wide)).flatten(1, 2).to(out.dtype)
+    return out
+
+
+def _check(query: Tensor, keys: Tensor, values: Tensor, window: int, causal: bool) -> None:
+    heads, groups = query.shape[1], keys.shape[1]
+    if query.shape[2] != keys.shape[2] or keys.shape[:2] != values.shape[:2] or heads % groups:
+        raise ValueError(
+            f"paged_attention: query {tuple(query.shape)}, keys {tuple(keys.shape)} and values {tuple(values.shape)}: "
+            "expected (tokens, heads, width), (slots, key_heads, width) and (slots, key_heads, value_width), with "
+            "heads a multiple of key_heads"
+        )
+    if window and not causal:
+        raise ValueError(f"paged_attention: window={window} needs causal=True")
+
+
+def _made(query: Tensor, keys: Tensor, values: Tensor, *rest: object, **options: object) -> Tensor:
+    return query.new_empty((*query.shape[:2], values.shape[2]))
+
+
+@cache
+def kernels() -> ctypes.CDLL:
+    """The compiled kernels of the paged cache."""
+    library = compat.compile_cpp(SOURCE.read_text())
+    pointer, integer, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+    library.paged_attention.argtypes = [pointer, integer, *[pointer] * 5, number, number]
+    library.paged_write.argtypes = [pointer, integer, pointer, integer, pointer, integer, integer]
+    library.paged_attention.restype = library.paged_write.restype = None
+    return library
+
+
+def _cpu(query, keys, values, tables, starts, lengths, *, block, scale, window=0, softcap=0.0, sinks=None, causal=True):
+    if not (query.dtype == keys.dtype == values.dtype and query.dtype in KNOWN):
+        return reference(query, keys, values, tables, starts, lengths, block=block, scale=scale, window=window,
+                         softcap=softcap, sinks=sinks, causal=causal)  # fmt: skip
+    _check(query, keys, values, window, causal)
+    query, keys, values = (x if x.stride(2) == 1 else x.contiguous() for x in (query, keys, values))
+    tables, starts, lengths = (x.to(torch.int32).contiguous() for x in (tables, starts, lengths))
+    sinks = sinks if sinks is None else sinks.to(torch.float32).contiguous()
+    out = _made(query, keys, values)
+    used = int(starts[-1])
+    out[used:].zero_()
+    (_, heads, width), groups = query.shape, keys.shape[1]
+    sizes = (
+        heads, groups, width, values.shape[2], block, window, causal, *tables.shape,
+        *(n for x in (query, keys, values) for n in x.stride()[:2]),
+    )  # fmt: skip
+    kernels().paged_attention(
+        (ctypes.c_void_p * 4)(*[x.data_ptr() for x in (query, keys, values, out)]),
+        query.dtype == torch.bfloat16,
+        None if sinks is None else sinks.data_ptr(),
+        *(x.data_ptr() for x in (tables, starts, lengths)),
+        (ctypes.c_int64 * len(sizes))(*sizes),
+        scale,
+        softcap,
+    )
+    return out
+
+
+_library.impl("paged_attention", _cpu, "CPU")
+_library.impl("paged_attention", reference, "CUDA")
+torch.library.register_fake("tutti::paged_attention", _made)

@@ -1,0 +1,81 @@
+"""Write keys or values of new tokens into a paged cache.
+
+    cache[slots[i]] = values[i],    where slots[i] >= 0
+
+| operand | shape |
+|---|---|
+| cache | (slots, heads, width) |
+| values | (tokens, heads, width) |
+| slots | (tokens) int64; no two are equal, except negative ones, which are padding |
+
+`tutti::paged_write` returns the new cache. Graphs contain it; where the cache is an input that the result replaces,
+`tutti.lower.inplace` makes it `tutti::paged_write_`, which writes in place.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tutti.nn.paged_attention import kernels
+
+_library = torch.library.Library("tutti", "FRAGMENT")
+_library.define("paged_write(Tensor cache, Tensor values, Tensor slots) -> Tensor")
+_library.define("paged_write_(Tensor(a!) cache, Tensor values, Tensor slots) -> ()")
+
+
+def reference(cache: Tensor, values: Tensor, slots: Tensor) -> None:
+    """The operator in place, in plain PyTorch, without waiting for a GPU. Padding repeats another row."""
+    if not len(slots):
+        return
+    valid = slots >= 0
+    other = valid.int().argmax()
+    row = torch.where(valid[other], values[other].to(cache.dtype), cache[0])
+    rows = torch.where(valid.view(-1, 1, 1), values.to(cache.dtype), row)
+    cache.index_copy_(0, torch.where(valid, slots, slots[other].clamp(min=0)), rows)
+
+
+def _check(cache: Tensor, values: Tensor, slots: Tensor) -> None:
+    if cache.shape[1:] != values.shape[1:] or slots.shape != values.shape[:1] or slots.dtype != torch.int64:
+        raise ValueError(
+            f"paged_write: values {tuple(values.shape)} at slots {tuple(slots.shape)} {slots.dtype} into a cache of "
+            f"{tuple(cache.shape)}: expected (tokens, heads, width), (tokens) int64 and (slots, heads, width)"
+        )
+
+
+def _cpu(cache: Tensor, values: Tensor, slots: Tensor) -> None:
+    _check(cache, values, slots)
+    if len(slots) and int(slots.max()) >= len(cache):
+        raise IndexError(f"paged_write: slot {int(slots.max())} of a cache with {len(cache)} slots")
+    values, slots = values.to(cache.dtype), slots.contiguous()
+    if not cache[:1].is_contiguous():
+        reference(cache, values, slots)
+        return
+    values = values if values[:1].is_contiguous() else values.contiguous()
+    size = cache.element_size()
+    places = [n for x in (cache, values) for n in (x.data_ptr(), size * x.stride(0))]
+    kernels().paged_write(*places, slots.data_ptr(), len(slots), size * values.shape[1] * values.shape[2])
+
+
+def _cuda(cache: Tensor, values: Tensor, slots: Tensor) -> None:
+    _check(cache, values, slots)
+    reference(cache, values, slots)
+
+
+def _functional(write):
+    def made(cache: Tensor, values: Tensor, slots: Tensor) -> Tensor:
+        new = cache.clone()
+        write(new, values, slots)
+        return new
+
+    return made
+
+
+for _device, _run in (("CPU", _cpu), ("CUDA", _cuda)):
+    _library.impl("paged_write_", _run, _device)
+    _library.impl("paged_write", _functional(_run), _device)
+torch.library.register_fake("tutti::paged_write", lambda cache, values, slots: torch.empty_like(cache))
+torch.library.register_fake("tutti::paged_write_", lambda cache, values, slots: None)
+
+# functional operator -> the operator that writes into its first operand
+IN_PLACE = {torch.ops.tutti.paged_write.default: torch.ops.tutti.paged_write_.default}

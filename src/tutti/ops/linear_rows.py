@@ -1,0 +1,66 @@
+"""Linear layers for few rows, with weights of floats, int8 and int4: rows, outputs and the contracted dim can be split.
+
+Where rows are rounded to int8, the contracted dim cannot: a scale is that of a whole row.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+
+import tutti.nn.linear_int4
+import tutti.nn.linear_int8
+import tutti.nn.linear_rows  # noqa: F401  (registers the operators)
+from tutti.ir.op_info import FLOPS, SECONDS
+from tutti.ir.step_graph import Call
+from tutti.nn.linear_int4 import BLOCK
+from tutti.ops.registry import named, operands, rules, shape_of
+
+ops = torch.ops.tutti
+ROWS, INT8, INT4 = ops.linear_rows.default, ops.linear_int8.default, ops.linear_int4.default
+
+
+def _rows(node: Call) -> str:
+    bias, marks = (", +n", "~02 ~12") if len(operands(node)) > 2 else ("", "~0 ~1")
+    return f"m k, n k{bias} -> m n | {marks}"
+
+
+def _int8(node: Call) -> str:
+    given = named(node.target, node.args, node.kwargs)
+    bias, k = ", +n" if given["bias"] is not None else "", "k!" if given["rounded"] else "k"
+    return f"m {k}, n {k}, n{bias} -> m n | {_linear(given, '3' if bias else '')}"
+
+
+def _int4(node: Call):
+    """k is split in units of whole blocks and groups."""
+    given = named(node.target, node.args, node.kwargs)
+    k, groups = shape_of(given["x"])[1], shape_of(given["scales"])[1]
+    units = k // max(BLOCK, k // groups)
+    u = "u!" if given["rounded"] else "u"
+    zeros, bias = (", n (u g!)" if given["zeros"] is not None else ""), (", +n" if given["bias"] is not None else "")
+    linear = _linear(given, str(3 + bool(zeros)) if bias else "")
+    return f"m ({u} s!), n (u b!), n (u g!){zeros}{bias} -> m n | {linear}", {"u": units}
+
+
+def _linear(given: dict[str, Any], bias: str) -> str:
+    """Linear in the scales, and in x unless it is rounded, with the bias."""
+    return f"~2{bias}" if given["rounded"] else f"~0{bias} ~2{bias}"
+
+
+rules({ROWS: _rows, INT8: _int8, INT4: _int4})
+
+
+def _flops(node: Call) -> int:
+    return 2 * prod(shape_of(node.args[0])) * shape_of(node.args[1])[0]
+
+
+def _seconds(device: Any, call: Any) -> float:
+    """The product, or reading the weight."""
+    products = call.flops / device.rate(device.known(call.dtype))
+    return max(products, device.stream_seconds(call.bytes, "add", call.dtype))
+
+
+FLOPS |= dict.fromkeys((ROWS, INT8, INT4), _flops)
+SECONDS |= dict.fromkeys((ROWS, INT8, INT4), _seconds)

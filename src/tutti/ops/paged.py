@@ -1,0 +1,59 @@
+"""A paged cache: heads can be split, of queries and keys together, and the width of what is written.
+
+With grouped queries, a split is over key heads, or within each group, whose key head is then on all ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import tutti.nn.paged_attention
+import tutti.nn.paged_write  # noqa: F401  (registers the operators)
+from tutti.ir.op_info import FLOPS, SECONDS
+from tutti.ir.step_graph import Call
+from tutti.ops.registry import named, rules, shape_of
+
+ops = torch.ops.tutti
+ATTENTION, WRITE, WRITE_IN_PLACE = ops.paged_attention.default, ops.paged_write.default, ops.paged_write_.default
+
+
+def _attention(node: Call):
+    heads, groups = shape_of(node.args[0])[1], shape_of(node.args[1])[1]
+    sinks = ", (g r)" if node.kwargs.get("sinks") is not None else ""
+    line = f"t! (g r) d!, n! g d!, n! g e, s! b!, u!, s!{sinks} -> t! (g r) e | ~2"
+    return line, {"g": groups, "r": heads // groups}
+
+
+rules({ATTENTION: _attention, WRITE: "n! h d, t! h d, t! -> n! h d | ~01"})
+
+
+def _seen(node: Call) -> int:
+    """The keys that a token sees at most: the capacity of a sequence's cache blocks, or the window."""
+    keys = shape_of(node.args[3])[1] * node.kwargs["block"]
+    return min(keys, named(node.target, node.args, node.kwargs)["window"] or keys)
+
+
+def _flops(node: Call) -> int:
+    tokens, heads, width = shape_of(node.args[0])
+    return 2 * tokens * heads * _seen(node) * (width + shape_of(node.args[2])[2])
+
+
+def _seconds(device: Any, call: Any) -> float:
+    """The products, or reading the cached keys and values of each sequence once, not the whole cache."""
+    query, keys, values, tables, *_ = call.shapes()
+    cached = min(keys[0], tables[0] * _seen(call.node))
+    moved = cached * keys[1] * (keys[2] + values[2]) + query[0] * query[1] * (query[2] + values[2])
+    products = call.flops / device.rate(device.known(call.dtype))
+    return max(products, device.stream_seconds(moved * call.dtype.itemsize, "add", call.dtype))
+
+
+def _write_seconds(device: Any, call: Any) -> float:
+    """Only the new rows are moved, if the cache is written in place."""
+    tokens, heads, width = call.shapes()[1]
+    return device.stream_seconds(2 * tokens * heads * width * call.dtype.itemsize, "scatter", call.dtype)
+
+
+FLOPS[ATTENTION] = _flops
+SECONDS |= {ATTENTION: _seconds, WRITE: _write_seconds, WRITE_IN_PLACE: _write_seconds}

@@ -1,0 +1,104 @@
+"""Rows written into a paged cache, in a copy and in place."""
+
+import pytest
+import torch
+from torch.library import opcheck
+
+import tutti
+from tutti.nn import paged_write
+
+ops = torch.ops.tutti
+
+
+def drawn(dtype=torch.float32):
+    torch.manual_seed(0)
+    return torch.randn(20, 2, 4).to(dtype), torch.randn(5, 2, 4).to(dtype), torch.tensor([3, -1, 19, 0, -1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8])
+@pytest.mark.starts
+def test_rows_go_to_their_slots(dtype):
+    cache, values, slots = drawn(dtype)
+    wanted = cache.clone()
+    wanted[[3, 19, 0]] = values[[0, 2, 3]]
+    assert torch.equal(ops.paged_write(cache, values, slots), wanted)
+    paged_write.reference(by_formula := cache.clone(), values, slots)
+    assert torch.equal(by_formula, wanted)
+    ops.paged_write_(cache, values, slots)
+    assert torch.equal(cache, wanted)
+
+
+@pytest.mark.parametrize("write", [ops.paged_write, lambda c, *x: (paged_write.reference(c, *x), c)[1]])
+def test_padding_writes_nothing(write):
+    cache, values, slots = drawn()
+    before = cache.clone()
+    assert torch.equal(write(cache, values, torch.full_like(slots, -1)), before)
+    assert torch.equal(write(cache, values[:0], slots[:0]), before)
+
+
+def test_strides_and_dtypes():
+    cache, values, slots = drawn()
+    wanted = ops.paged_write(cache, values, slots)
+    fused = torch.cat([cache, cache], 1)
+    ops.paged_write_(fused[:, 2:], torch.cat([values, values], 1)[:, 2:], slots)
+    assert torch.equal(fused[:, 2:], wanted) and torch.equal(fused[:, :2], cache)
+    turned = cache.mT.contiguous().mT
+    ops.paged_write_(turned, values.mT.contiguous().mT, slots)
+    assert torch.equal(turned, wanted)
+    assert torch.equal(ops.paged_write(cache.bfloat16(), values, slots), wanted.bfloat16())
+
+
+def test_registration():
+    opcheck(ops.paged_write.default, drawn())
+    opcheck(ops.paged_write_.default, drawn())
+
+
+def test_what_does_not_fit():
+    cache, values, slots = drawn()
+    with pytest.raises(ValueError, match=r"values \(5, 1, 4\)"):
+        ops.paged_write(cache, values[:, :1], slots)
+    with pytest.raises(ValueError, match=r"\(5,\) torch.int32"):
+        ops.paged_write(cache, values, slots.int())
+    with pytest.raises(IndexError, match="slot 20 of a cache with 20 slots"):
+        ops.paged_write(cache, values, slots + 1)
+
+
+class Cache:
+    def __init__(self, slots):
+        self.keys = torch.zeros(slots, 2, 4)
+
+
+@pytest.mark.parametrize("level", ["O0", "O1"])
+@pytest.mark.parametrize("plan, devices", [("single", 1), ("tp", 2)])
+def test_a_stored_cache_is_written_in_place(plan, devices, level):
+    cache = Cache(20)
+    store = tutti.Store(cache=cache)
+
+    def write(values, slots):
+        cache.keys = ops.paged_write(cache.keys, values, slots)
+        return cache.keys.sum()
+
+    _, values, slots = drawn()
+    fn = tutti.function(write, values, slots, store=store, cluster=f"cpu:{devices}", plan=plan, level=level)
+    wanted = torch.zeros(20, 2, 4)
+    for scale in (1, 2, 3):
+        total = fn(scale * values, slots)
+        wanted = ops.paged_write(wanted, scale * values, slots)
+        torch.testing.assert_close(total, wanted.sum())
+    targets = [n.target for n in fn.program.graph.nodes]
+    assert ops.paged_write_.default in targets and ops.paged_write.default not in targets
+
+
+def test_a_cache_that_is_read_afterwards_is_copied():
+    cache = Cache(20)
+    store = tutti.Store(cache=cache)
+
+    def write(values, slots):
+        before = cache.keys
+        cache.keys = ops.paged_write(before, values, slots)
+        return (cache.keys - before).sum()
+
+    _, values, slots = drawn()
+    fn = tutti.function(write, values, slots, store=store, cluster="cpu:1", plan="single")
+    torch.testing.assert_close(fn(values, slots), values[slots >= 0].sum())
+    torch.testing.assert_close(fn(values, slots), torch.tensor(0.0))
