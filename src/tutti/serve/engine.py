@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tutti.api.step import Step
 from tutti.hardware import Cluster
 from tutti.plan.plan import Plan
 from tutti.serve.blocks import Blocks
@@ -27,6 +28,8 @@ from tutti.serve.sampling import adjusted, drawn, probabilities, report, uniform
 from tutti.serve.scheduler import Batch, Piece, Scheduler
 from tutti.serve.sequence import Sequence
 from tutti.serve.speculate import Guesser, PromptLookup
+from tutti.serve.weights import Weights, read, skeleton, update
+from tutti.train.generate import model_folder
 
 
 class Wanted(NamedTuple):
@@ -41,8 +44,9 @@ class Wanted(NamedTuple):
 class Engine:
     """Serves requests to a causal language model.
 
-    model: a causal language model of `transformers`, a folder with one, or a checkpoint of training. It runs in its own
-        dtype. The model object is not changed and can be trained.
+    model: a causal language model of `transformers`, a folder with one, a run or checkpoint of training, or a
+        `tutti.Step` that trains one. It runs in its own dtype. A model object is not changed and can be trained. Of a
+        folder, each process reads only its parts.
     tokenizer: for prompts that are text, stop texts and constraints. By default that of the folder, if it has one.
     cluster, plan, level: as for `tutti.function`.
     block: tokens in a block of the cache. blocks: number of blocks; by default as many as `memory` bytes hold.
@@ -59,7 +63,7 @@ class Engine:
 
     def __init__(
         self,
-        model: nn.Module | str | Path,
+        model: nn.Module | Step | str | Path,
         *,
         tokenizer: Any = None,
         cluster: Cluster | str = "auto",
@@ -76,17 +80,19 @@ class Engine:
         speculate: int | Guesser = 0,
         seed: int = 0,
     ):
-        if not isinstance(model, nn.Module):
-            from tutti.train.generate import load_model, model_folder
-
+        folder, source = None, None
+        if isinstance(model, Step):
+            model, source = model.model, model
+        elif not isinstance(model, nn.Module):
             folder = model_folder(model)
-            model, tokenizer = load_model(folder), tokenizer or _tokenizer(folder)
-        assert isinstance(model, nn.Module)
-        self.model, self.tokenizer, self.config = model.eval(), tokenizer, _text_config(model)
+            model, tokenizer = skeleton(folder), tokenizer or _tokenizer(folder)
+        self.model, self.tokenizer = model.eval(), tokenizer
+        self.config: Any = model.config.get_text_config()  # pyright: ignore[reportAttributeAccessIssue]
         self.vocabulary = self.config.vocab_size
         self.runner = Runner(model, block=block, blocks=blocks, memory=memory, host_memory=host_memory, budget=budget,
                              most=most, longest=longest or _positions(self.config),
                              options={"cluster": cluster, "plan": plan, "level": level})  # fmt: skip
+        self.bytes = read(self.runner.store, model, folder) if folder else 0
         self.longest = self.runner.longest
         self.pool = Blocks(self.runner.blocks, block, prefix_cache)
         host = Blocks(self.runner.host_blocks, block, False) if self.runner.host_blocks else None
@@ -99,6 +105,17 @@ class Engine:
         self.jobs: dict[str, Job] = {}
         self.random = random.Random(seed)
         self.steps = self.guessed = self.accepted = 0
+        if source is not None:
+            self.update(source)
+
+    def update(self, weights: Weights) -> int:
+        """Take new weights: those of a `tutti.Step` or `tutti.Store` that trains the model in this job, or a state dict.
+
+        What the prefix cache knows is forgotten. Returns the bytes received. Every rank of a job must call it. Raises
+        ValueError if a parameter is missing or has another shape.
+        """
+        self.pool.forget_all()
+        return update(self.runner.store, weights)
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -380,11 +397,6 @@ def _tokenizer(folder: Path) -> Any:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError):
         return None
-
-
-def _text_config(model: nn.Module) -> Any:
-    config: Any = model.config
-    return config.get_text_config()
 
 
 def _positions(config: Any) -> int:
