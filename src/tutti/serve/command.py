@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
 from tutti.serve.engine import Engine
-from tutti.serve.replicas import Replicas
 from tutti.serve.request import Request, Sampling
 
 
@@ -18,10 +18,10 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     name: str = "",
+    workers: int = 1,
     plan: str = "auto",
     cluster: str = "auto",
     level: Literal["O0", "O1", "O2"] = "O0",
-    replicas: int = 1,
     memory: float = 1.0,
     budget: int = 512,
     most: int = 32,
@@ -35,44 +35,66 @@ def serve(
     """Serve a model over HTTP, as the OpenAI API does. Open http://127.0.0.1:8000 to chat with it.
 
     Args:
-        model: Folder of a training run, of a checkpoint, or of a transformers model; or a hub id.
+        model: Folder of a training run, of a checkpoint, or of a transformers model.
         host: Address to bind to. 0.0.0.0 lets other machines in: set `keys` then.
         port: Port to bind to.
         name: Name of the model in the API. By default the name of its folder.
+        workers: Processes with an engine each, behind this port. A worker that ends is started again.
         plan: How the model is split over devices, such as tp2.
         cluster: The devices, such as cpu:2. By default those of this job.
         level: How steps are compiled.
-        replicas: Number of engines in this process.
-        memory: GiB of the KV cache, of each engine.
+        memory: GiB of the KV cache, of each worker.
         budget: Tokens computed in a step.
         most: Sequences that run at once.
         longest: Tokens of a sequence, prompt included.
         speculate: Tokens to guess by prompt look-up.
         keys: API keys. Without any, everybody may ask.
         rate: Requests of a key, or an address, in a minute; 0 is no limit.
-        queue: Requests that may be unfinished at once; more are answered with 429.
+        queue: Requests that a worker may have unfinished at once; more are answered with 429.
         body: Largest body of a request in bytes.
     """
+    given = dict(locals())
     import uvicorn
 
     from tutti.serve.server.app import Options, application
+    from tutti.serve.server.router import Router, end_with_the_router, worker_command
 
-    def make() -> Engine:
-        return Engine(model, plan=plan, cluster=cluster, level=level, memory=round(memory * 2**30), budget=budget,
-                      most=most, longest=longest, speculate=speculate)  # fmt: skip
-
-    first = make()
-    if not first.runner.leads:
-        first.runner.follow()
+    name = name or Path(model).resolve().name
+    if workers > 1:
+        apart = ("model", "host", "port", "name", "workers")
+        app = Router(worker_command([model, "--name", name, *_arguments(given, apart)]), workers, body).application()
+        _listen(uvicorn, app, host, port, f"{name} by {workers} workers")
         return
-    engine: Any = first if replicas == 1 else Replicas([first, *(make() for _ in range(replicas - 1))])
-    first.warm_up(say=print)
-    app = application(engine, Options(name or Path(model).name, keys, rate, body, queue))
-    print(f"serving {name or Path(model).name} on http://{host}:{port}", flush=True)
+    end_with_the_router()
+    engine = Engine(model, plan=plan, cluster=cluster, level=level, memory=round(memory * 2**30), budget=budget,
+                    most=most, longest=longest, speculate=speculate)  # fmt: skip
+    if not engine.runner.leads:
+        engine.runner.follow()
+        return
+    engine.warm_up()
     try:
-        uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=60)
+        _listen(uvicorn, application(engine, Options(name, keys, rate, body, queue)), host, port, name)
     finally:
-        first.runner.release(None)
+        engine.runner.release(None)
+
+
+def _arguments(given: dict[str, Any], apart: Sequence[str]) -> list[str]:
+    """Options as arguments of the command line, except some."""
+    made = []
+    for key, value in given.items():
+        if key not in apart and value not in (None, ()):
+            made += [f"--{key}", *(map(str, value) if isinstance(value, tuple) else [str(value)])]
+    return made
+
+
+def _listen(uvicorn: Any, app: Any, host: str, port: int, what: str) -> None:
+    """Serve an application until SIGTERM or Ctrl-C; requests that run are finished then."""
+    server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning",
+                                           timeout_graceful_shutdown=60))  # fmt: skip
+    print(f"serving {what} on http://{host}:{port}", flush=True)
+    server.run()
+    if not server.started:
+        raise ValueError(f"cannot listen on {host}:{port}: is another server there?")
 
 
 def generate(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from collections.abc import Sequence as Several
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from tutti.api.step import Step
 from tutti.hardware import Cluster
+from tutti.launch.progress import progress
 from tutti.plan.plan import Plan
 from tutti.serve.blocks import Blocks
 from tutti.serve.constrain import Constraints
@@ -109,7 +110,7 @@ class Engine:
             self.update(source)
 
     def update(self, weights: Weights) -> int:
-        """Take new weights: those of a `tutti.Step` or `tutti.Store` that trains the model in this job, or a state dict.
+        """Take new weights, of a `tutti.Step` or `tutti.Store` that trains the model in this job or of a state dict.
 
         What the prefix cache knows is forgotten. Returns the bytes received. Every rank of a job must call it. Raises
         ValueError if a parameter is missing or has another shape.
@@ -198,12 +199,13 @@ class Engine:
         self.runner.release(outputs)
         return outputs
 
-    def warm_up(self, say: Callable[[str], None] = lambda text: None) -> None:
+    def warm_up(self) -> None:
         """Capture and compile the steps of all sizes, so that no request waits for it."""
         shapes = self.runner.shapes()
-        for i, shape in enumerate(shapes):
-            say(f"preparing steps of {shape[0]} tokens ({i + 1} of {len(shapes)})")
-            self.runner.prepare(shape)
+        with progress("preparing steps") as tell:
+            for i, shape in enumerate(shapes):
+                tell(f"{i + 1} of {len(shapes)}")
+                self.runner.prepare(shape)
 
     def embed(self, prompts: Several[Several[int]]) -> Tensor:
         """The mean of the last hidden states of each prompt, of length one: (prompts, hidden), float32."""

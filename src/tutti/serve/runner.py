@@ -62,6 +62,7 @@ class Runner:
         self.store = Store(model=model, cache=self.cache)
         self.host: list[dict[str, Tensor]] = []  # blocks on the host, by local rank
         self.sizes = buckets(budget)
+        self.ready: dict[tuple[int, ...], Callable[..., Tensor]] = {}  # captured steps, by shape
         self._hidden: Function | None = None
         self.function = function(_step(model, self.cache, block), *self._example(1, 1, 1), store=self.store, **options)
 
@@ -74,10 +75,9 @@ class Runner:
 
     def shape(self, tokens: int, sequences: int, rows: int) -> tuple[int, int, int]:
         """The bucket of a step: numbers of tokens, sequences and results."""
-        size = self._bucket(tokens)
         if tokens == sequences == rows <= self.most:  # only generates
-            return size, size, size
-        return size, self.most, self.most if rows <= self.most else self._bucket(rows)
+            return (self._bucket(tokens),) * 3
+        return self._bucket(max(tokens, self.most)), self.most, self._bucket(max(rows, self.most))
 
     def _bucket(self, n: int) -> int:
         return next((x for x in self.sizes if x >= n), n)
@@ -114,12 +114,15 @@ class Runner:
 
     def _execute(self, moves: Several[Move], arguments: tuple[Tensor, ...]) -> Tensor:
         self.move(moves)
-        return self.function(*arguments)
+        shape = tuple(len(x) for x in arguments)
+        if shape not in self.ready:
+            self.ready[shape] = self.function.fixed(*arguments)
+        return self.ready[shape](*arguments)
 
     def shapes(self) -> list[tuple[int, int, int]]:
         """The buckets of steps that only generate, and of steps with prompts."""
-        generating = [(n, n, n) for n in self.sizes if n <= self._bucket(self.most)]
-        return generating + [(n, self.most, self.most) for n in self.sizes]
+        most = self._bucket(self.most)
+        return [(n, n, n) for n in self.sizes if n <= most] + [(n, self.most, most) for n in self.sizes if n >= most]
 
     def prepare(self, shape: tuple[int, int, int]) -> None:
         """Capture and compile the step of a bucket, and run it once without a token."""

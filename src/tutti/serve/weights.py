@@ -59,9 +59,9 @@ def read(store: Store, model: nn.Module, folder: Path) -> int:
 def update(store: Store, weights: Weights) -> int:
     """Replace the parameters by those of a step or store in the same process, or of a state dict.
 
-    Between layouts on as many devices, each rank receives only the blocks that it lacks. Returns the bytes received from
-    other ranks, or placed where layouts cannot be moved (pipelines, other numbers of devices). Every rank of a job must
-    call it. Raises ValueError if a parameter is missing or has another shape.
+    Between layouts on as many devices, each rank receives only the blocks that it lacks. Returns the bytes received
+    from other ranks, or placed where layouts cannot be moved (pipelines, other numbers of devices). Every rank of a job
+    must call it. Raises ValueError if a parameter is missing or has another shape.
     """
     source: TensorStore | None = weights if isinstance(weights, Store) else getattr(weights, "store", None)
     count = 0
