@@ -25,7 +25,7 @@ QUANTILES = (50, 90, 99)
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request of a load. at: seconds after the start. prompt: a text, or a number of tokens. tokens: of the output."""
+    """A request of a load. at: seconds after the start. prompt: a text or a number of tokens. tokens: of the output."""
 
     at: float
     prompt: int | str

@@ -27,6 +27,7 @@ def serve(
     most: int = 32,
     longest: int | None = None,
     speculate: int = 0,
+    adapters: tuple[str, ...] = (),
     keys: tuple[str, ...] = (),
     rate: float = 0,
     queue: int = 256,
@@ -48,6 +49,7 @@ def serve(
         most: Sequences that run at once.
         longest: Tokens of a sequence, prompt included.
         speculate: Tokens to guess by prompt look-up.
+        adapters: LoRA adapters of peft as name=folder. Requests choose one by giving its name as the model.
         keys: API keys. Without any, everybody may ask.
         rate: Requests of a key, or an address, in a minute; 0 is no limit.
         queue: Requests that a worker may have unfinished at once; more are answered with 429.
@@ -67,15 +69,29 @@ def serve(
         return
     end_with_the_router()
     engine = Engine(model, plan=plan, cluster=cluster, level=level, memory=round(memory * 2**30), budget=budget,
-                    most=most, longest=longest, speculate=speculate)  # fmt: skip
+                    most=most, longest=longest, speculate=speculate,
+                    adapters=dict(_pair(x) for x in adapters))  # fmt: skip
     if not engine.runner.leads:
         engine.runner.follow()
         return
     engine.warm_up()
     try:
-        _listen(uvicorn, application(engine, Options(name, keys, rate, body, queue)), host, port, name)
+        _listen(
+            uvicorn,
+            application(engine, Options(name, keys, rate, body, queue, tuple(dict(map(_pair, adapters))))),
+            host,
+            port,
+            name,
+        )
     finally:
         engine.runner.release(None)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, sign, folder = text.partition("=")
+    if not sign:
+        raise ValueError(f"adapter {text!r}: expected name=folder")
+    return name, folder
 
 
 def _arguments(given: dict[str, Any], apart: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Several
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from tutti.plan.plan import Plan
 from tutti.serve.blocks import Blocks
 from tutti.serve.constrain import Constraints
 from tutti.serve.job import Job
+from tutti.serve.lora import Adapters
 from tutti.serve.request import Output, Request, Sampling
 from tutti.serve.runner import Runner
 from tutti.serve.sampling import adjusted, drawn, probabilities, report, uniform
@@ -56,7 +57,8 @@ class Engine:
     budget: tokens of a step. most: sequences that run at once. longest: tokens of a sequence, prompt included; by
         default as many as the model has positions, and the cache has room for.
     prefix_cache: whether prompts with the same beginning share its blocks.
-    speculate: number of tokens to guess by prompt look-up, or an object that guesses.
+    speculate: number of tokens to guess by prompt look-up, or an object that guesses, such as a `DraftModel`.
+    adapters: folders of LoRA adapters of `peft` by name, which requests choose.
     seed: of requests that have none.
 
     Raises ValueError for models whose attention cannot be paged, and for a cache that is too small.
@@ -79,6 +81,7 @@ class Engine:
         longest: int | None = None,
         prefix_cache: bool = True,
         speculate: int | Guesser = 0,
+        adapters: Mapping[str, str | Path] | None = None,
         seed: int = 0,
     ):
         folder, source = None, None
@@ -90,8 +93,9 @@ class Engine:
         self.model, self.tokenizer = model.eval(), tokenizer
         self.config: Any = model.config.get_text_config()  # pyright: ignore[reportAttributeAccessIssue]
         self.vocabulary = self.config.vocab_size
+        self.adapters = Adapters(model, adapters) if adapters else None
         self.runner = Runner(model, block=block, blocks=blocks, memory=memory, host_memory=host_memory, budget=budget,
-                             most=most, longest=longest or _positions(self.config),
+                             most=most, longest=longest or _positions(self.config), adapters=self.adapters,
                              options={"cluster": cluster, "plan": plan, "level": level})  # fmt: skip
         self.bytes = read(self.runner.store, model, folder) if folder else 0
         self.longest = self.runner.longest
@@ -100,9 +104,9 @@ class Engine:
         self.scheduler = Scheduler(self.pool, host, budget, most)
         self.ends = _ends(model)
         self.constraints = Constraints(tokenizer, self.vocabulary, self.ends)
-        self.guesser: Guesser | None = PromptLookup(speculate) if isinstance(speculate, int) else speculate
-        if speculate == 0:
-            self.guesser = None
+        self.guesser = (PromptLookup(speculate) if speculate else None) if isinstance(speculate, int) else speculate
+        if self.guesser:
+            self.guesser.bind(budget, most, self.longest, self.vocabulary)
         self.jobs: dict[str, Job] = {}
         self.random = random.Random(seed)
         self.steps = self.guessed = self.accepted = 0
@@ -134,6 +138,8 @@ class Engine:
             raise ValueError("stop texts need the model's tokenizer")
         for token in (*sampling.logit_bias, *(sampling.allowed or ()), *sampling.stop_tokens):
             self._check(token)
+        if request.adapter and (self.adapters is None or not self.adapters.number(request.adapter)):
+            raise ValueError(f"there is no adapter {request.adapter!r}: the engine has none")
         constraint = self.constraints.make(*sampling.constraint) if sampling.constraint else None
         output = Output(request.id, prompt, [], arrival=request.arrival)
         seed = self.random.getrandbits(63) if sampling.seed is None else sampling.seed
@@ -242,10 +248,21 @@ class Engine:
         if self.guesser is None:
             return
         able = [x for x in self.scheduler.running if x.wanted == 1 and self._may_guess(x)]
-        for sequence, tokens in zip(able, self.guesser.guess(able), strict=True):
+        for sequence, tokens in zip(able, self.guesser.guess(able, self._choose), strict=True):
             job = self.jobs[sequence.request.id]
             left = min(job.most - len(sequence.output), self.longest - len(sequence.tokens)) - 1
             sequence.drafts = tokens[: max(0, left)]
+
+    def _choose(self, owners: Several[tuple[Sequence, list[int]]], logits: Tensor) -> list[int]:
+        """The tokens that follow some sequences and drafts, from their logits."""
+        jobs = [self.jobs[sequence.request.id] for sequence, _ in owners]
+        rows = [job.row(sequence, drafts) for job, (sequence, drafts) in zip(jobs, owners, strict=True)]
+        logits, samplings = adjusted(logits, rows), [job.request.sampling for job in jobs]
+        if all(x.temperature == 0 for x in samplings):
+            return logits.argmax(-1).tolist()
+        numbers = [uniform(job.seed, sequence.number, len(sequence.tokens) + len(drafts))
+                   for job, (sequence, drafts) in zip(jobs, owners, strict=True)]  # fmt: skip
+        return drawn(probabilities(logits, samplings), numbers).tolist()
 
     def _may_guess(self, sequence: Sequence) -> bool:
         job = self.jobs[sequence.request.id]
@@ -306,19 +323,13 @@ class Engine:
         """Choose tokens for sequences from logits of their last token and each draft."""
         if not chosen:
             return
-        owners = [(sequence, i) for sequence, rows in chosen for i in range(len(rows))]
+        owners = [(sequence, sequence.drafts[:i]) for sequence, rows in chosen for i in range(len(rows))]
         jobs = [self.jobs[sequence.request.id] for sequence, _ in owners]
         logits = torch.cat([rows for _, rows in chosen])
         samplings = [job.request.sampling for job in jobs]
         reported = [x.logprobs is not None or x.sequences > 1 for x in samplings]
         raw = logits.float().clone() if any(reported) else None
-        logits = adjusted(logits, [job.row(sequence, i) for job, (sequence, i) in zip(jobs, owners, strict=True)])
-        if all(x.temperature == 0 for x in samplings):
-            tokens = logits.argmax(-1).tolist()
-        else:
-            numbers = [uniform(job.seed, sequence.number, len(sequence.tokens) + i)
-                       for job, (sequence, i) in zip(jobs, owners, strict=True)]  # fmt: skip
-            tokens = drawn(probabilities(logits, samplings), numbers).tolist()
+        tokens = self._choose(owners, logits)
         logprobs: list[Any] = [None] * len(tokens)
         if raw is not None:
             told = report(raw, tokens, [x.logprobs for x in samplings])
@@ -350,7 +361,7 @@ class Engine:
         for sequence, rows in chosen:
             job = self.jobs[sequence.request.id]
             assert job.beams
-            logits = adjusted(rows[-1:].clone(), [job.row(sequence, 0)])
+            logits = adjusted(rows[-1:].clone(), [job.row(sequence, [])])
             job.rows[sequence.number] = logits.log_softmax(-1)[0]
             if len(job.rows) == len(job.branches):
                 self._advance(job)

@@ -60,9 +60,9 @@ class Job:
         self.output.completions.append(completion)
         self.branches[sequence.number] = Branch(sequence, completion, text, constraint)
 
-    def row(self, sequence: Sequence, drafts: int) -> Row:
-        """What decides about the token after so many drafts of a sequence."""
-        sampling, output = self.request.sampling, sequence.output + sequence.drafts[:drafts]
+    def row(self, sequence: Sequence, drafts: list[int]) -> Row:
+        """What decides about the token after a sequence and some drafts."""
+        sampling, output = self.request.sampling, sequence.output + drafts
         constraint = self.branches[sequence.number].constraint
         early = tuple(self.ends) if len(output) < sampling.min_tokens else ()
         return Row(sampling, sequence.tokens[: sequence.prompt], output, constraint and constraint.allowed(), early)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Several
+from contextlib import nullcontext
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from tutti.api.function import Function, function
 from tutti.api.store import Store
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.serve.attention import Cache, Step, empty_cache, layers_of, paging, slot_bytes
+from tutti.serve.lora import Adapters
 from tutti.serve.scheduler import Batch, Move
 
 
@@ -43,11 +45,12 @@ class Runner:
 
     model: a causal language model. block: tokens of a block. blocks: number of blocks, or None: as many as `memory`
     bytes hold. host_memory: bytes for blocks on the host. budget, most: tokens and sequences of a step. longest: tokens
-    of a sequence, at most. options: those of `tutti.function`.
+    of a sequence, at most. options: those of `tutti.function`. adapters: of the requests.
     """
 
     def __init__(self, model: nn.Module, *, block: int, blocks: int | None, memory: int, host_memory: int, budget: int,
-                 most: int, longest: int, options: dict[str, Any]):  # fmt: skip
+                 most: int, longest: int, options: dict[str, Any], adapters: Adapters | None = None):  # fmt: skip
+        self.adapters = adapters
         self.model, self.block, self.budget, self.most = model, block, budget, most
         self.layers = layers_of(model)
         device, dtype = next(model.parameters()).device, next(model.parameters()).dtype
@@ -59,19 +62,21 @@ class Runner:
         self.longest = min(longest, self.blocks * block)
         self.width = -(-self.longest // block)  # blocks of a sequence
         self.cache = empty_cache(self.layers, self.blocks * block, dtype, device)
-        self.store = Store(model=model, cache=self.cache)
+        self.store = Store(model=model, cache=self.cache, **({"adapters": adapters} if adapters else {}))
         self.host: list[dict[str, Tensor]] = []  # blocks on the host, by local rank
         self.sizes = buckets(budget)
         self.ready: dict[tuple[int, ...], Callable[..., Tensor]] = {}  # captured steps, by shape
         self._hidden: Function | None = None
-        self.function = function(_step(model, self.cache, block), *self._example(1, 1, 1), store=self.store, **options)
+        self.function = function(
+            _step(model, self.cache, block, adapters), *self._example(1, 1, 1), store=self.store, **options
+        )
 
     def _example(self, tokens: int, sequences: int, rows: int) -> tuple[Tensor, ...]:
         zeros = torch.zeros(tokens, dtype=torch.int64)
         of_sequences = torch.zeros(sequences, dtype=torch.int32)
         return (zeros, zeros, zeros - 1, torch.zeros(sequences, self.width, dtype=torch.int32),
-                torch.zeros(sequences + 1, dtype=torch.int32), of_sequences,
-                torch.zeros(rows, dtype=torch.int64))  # fmt: skip
+                torch.zeros(sequences + 1, dtype=torch.int32), of_sequences, torch.zeros(rows, dtype=torch.int64),
+                *([zeros] if self.adapters else []))  # fmt: skip
 
     def shape(self, tokens: int, sequences: int, rows: int) -> tuple[int, int, int]:
         """The bucket of a step: numbers of tokens, sequences and results."""
@@ -104,7 +109,11 @@ class Runner:
             starts[i + 1 :], lengths[i] = at, end
         wanted = np.zeros(results, np.int64)
         wanted[: len(rows)] = rows
-        return tuple(map(torch.from_numpy, (ids, positions, slots, tables, starts, lengths, wanted)))
+        made = [ids, positions, slots, tables, starts, lengths, wanted]
+        if self.adapters:
+            numbers = [self.adapters.number(x.sequence.request.adapter) for x in pieces]
+            made.append(np.pad(np.repeat(numbers, [x.count for x in pieces]), (0, tokens - at)))
+        return tuple(map(torch.from_numpy, made))
 
     def run(self, batch: Batch, rows: Several[int]) -> Tensor:
         """Execute a batch. Returns logits (len(rows), vocabulary)."""
@@ -186,14 +195,18 @@ class Runner:
             target.view(-1, self.block, *target.shape[1:])[targets.to(target.device)] = blocks.to(target.device)
 
 
-def _step(model: nn.Module, cache: Cache, block: int) -> Callable[..., Tensor]:
+def _step(model: nn.Module, cache: Cache, block: int, adapters: Adapters | None) -> Callable[..., Tensor]:
     """The step of a model as a function of tensors."""
 
     @torch.no_grad()
     def step(tokens: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, starts: Tensor, lengths: Tensor,
-             rows: Tensor) -> Tensor:  # fmt: skip
-        """The logits (rows, vocabulary) after tokens (tokens,) at these positions; rows: which tokens' are returned."""
-        with paging(model, cache, Step(slots, tables, starts, lengths, block)):
+             rows: Tensor, numbers: Tensor | None = None) -> Tensor:  # fmt: skip
+        """The logits (rows, vocabulary) after tokens (tokens,) at these positions.
+
+        rows: the tokens whose logits are returned. numbers: the adapter of each token.
+        """
+        added = nullcontext() if numbers is None or adapters is None else adapters.added(model, numbers)
+        with added, paging(model, cache, Step(slots, tables, starts, lengths, block)):
             made = model(input_ids=tokens[None], position_ids=positions[None], use_cache=False, logits_to_keep=rows)
         return made.logits[0]
 

@@ -7,16 +7,26 @@ draft model draws its guesses with the same numbers, which makes the two agree o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Several
 from typing import Protocol
 
+from torch import Tensor
+
 from tutti.serve.sequence import Sequence
+
+# What the engine would choose after sequences that are followed by some drafts, from logits (rows, vocabulary).
+Choose = Callable[[Several[tuple[Sequence, list[int]]], Tensor], list[int]]
 
 
 class Guesser(Protocol):
     """Proposes tokens that follow those of each sequence."""
 
-    def guess(self, sequences: Several[Sequence]) -> list[list[int]]:
+    def bind(self, budget: int, most: int, longest: int, vocabulary: int) -> None:
+        """Called by the engine that uses it, with its sizes."""
+        ...
+
+    def guess(self, sequences: Several[Sequence], choose: Choose) -> list[list[int]]:
         """For each sequence, the guessed tokens."""
         ...
 
@@ -31,7 +41,10 @@ class PromptLookup:
         self.count, self.longest, self.shortest = count, longest, shortest
         self.seen: dict[Sequence, tuple[int, dict[tuple[int, ...], int]]] = {}
 
-    def guess(self, sequences: Several[Sequence]) -> list[list[int]]:
+    def bind(self, budget: int, most: int, longest: int, vocabulary: int) -> None:
+        """It needs nothing of the engine."""
+
+    def guess(self, sequences: Several[Sequence], choose: Choose) -> list[list[int]]:
         """For each sequence, what followed its last tokens the last time."""
         self.seen = {x: self.seen.get(x, (0, {})) for x in sequences}
         return [self._after(x) for x in sequences]
