@@ -44,7 +44,7 @@ def test_equals_a_linear_layer(m, n, k, dtype):
 def test_without_special_instructions(monkeypatch, dtype):
     x, weight, bias = drawn(6, 50, 192, dtype)
     library = compat.compile_cpp("#define GENERIC\n" + linear_rows.SOURCE.read_text())
-    library.linear_rows.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+    library.linear_rows.argtypes = [*[ctypes.c_void_p] * 7, ctypes.c_int64]
     q8, q4 = quantize_int8(weight), quantize_int4(weight)
     own = ops.linear_rows(x, weight, bias), ops.linear_int8(x, *q8, bias), ops.linear_int4(x, *q4, bias)
     monkeypatch.setattr(linear_rows, "kernels", lambda: library)

@@ -553,10 +553,11 @@ void compute(const void* const* data, const int64_t* sizes) {
 
 }  // namespace
 
-// data: x, weight, scales, zeros, bias, out, of which the third to the fifth may be null. sizes: the kind of the weight,
-// strides of rows of x and of weight, group; m, n, k; whether rows of x are rounded to int8, if `rounds`. half: whether x,
-// bias and out are BFloat16.
-extern "C" void linear_rows(const void* const* data, const int64_t* sizes, int64_t half) {
+// scales, zeros and bias may be null. sizes: the kind of the weight, strides of rows of x and of weight, group; m, n, k;
+// whether rows of x are rounded to int8, if `rounds`. half: whether x, bias and out are BFloat16.
+extern "C" void linear_rows(const void* x, const void* weight, const void* scales, const void* zeros, const void* bias,
+                            void* out, const int64_t* sizes, int64_t half) {
+  const void* data[] = {x, weight, scales, zeros, bias, out};
   if (half)
     compute<BFloat16>(data, sizes);
   else
