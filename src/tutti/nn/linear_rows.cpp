@@ -2,8 +2,8 @@
 //
 // The product of a row of x and a row of W is a vector of partial sums over k, which is summed up at the end: always in
 // the same order, so a row of the result does not depend on the others. WIDE rows of W at a time stay in a cache while
-// rows of x pass, up to TALL at a time. Weights of other types become floats or BFloat16 first, PIECE numbers of a row at
-// a time. Threads share the rows of W.
+// rows of x pass, up to TALL at a time. Weights of other types become floats or BFloat16 first, PIECE numbers of a row
+// at a time. Threads share the rows of W.
 
 #include <ATen/Parallel.h>
 #include <ATen/cpu/vec/functional.h>
@@ -24,6 +24,7 @@
 #define WITH_INT8 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
 #else
 #define X86_512 0
+#define WITH_BFLOAT16
 #endif
 
 namespace {
@@ -61,7 +62,9 @@ struct Weight {
 
   int64_t pair() const { return kind == INT4 ? 1 : 2 * size; }  // bytes of two numbers
 
-  const char* at(int64_t i, int64_t k) const { return static_cast<const char*>(data) + i * stride * size + k * pair() / 2; }
+  const char* at(int64_t i, int64_t k) const {
+    return static_cast<const char*>(data) + i * stride * size + k * pair() / 2;
+  }
 };
 
 template <class T>
@@ -74,7 +77,7 @@ struct Problem {
   int64_t m, n, k;
 };
 
-// ---- sums of products --------------------------------------------------------------------------------------------------
+// ---- sums of products -----------------------------------------------------------------------------------------------
 
 // The totals of four vectors.
 inline void total(Floats a, Floats b, Floats c, Floats d, float* to) {
@@ -82,7 +85,8 @@ inline void total(Floats a, Floats b, Floats c, Floats d, float* to) {
   const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
   const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
   const __m512d p = _mm512_castps_pd(ab), q = _mm512_castps_pd(cd);
-  const __m512 all = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(p, q)), _mm512_castpd_ps(_mm512_unpackhi_pd(p, q)));
+  const __m512 all =
+      _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(p, q)), _mm512_castpd_ps(_mm512_unpackhi_pd(p, q)));
   const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
   _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
 #else
@@ -111,82 +115,74 @@ struct Ahead {
   }
 };
 
-// sums (ROWS, WIDE) of vectors += the products of rows of x and of w. In the end their totals stand in the first WIDE
-// numbers of each row.
-template <int ROWS>
-void multiply(const float* x, int64_t stride, const float* const* w, Part part, float* sums, Ahead ahead) {
-  Floats sum[ROWS][WIDE];
-#pragma GCC unroll 3
-  for (int r = 0; r < ROWS; ++r)
-#pragma GCC unroll 8
-    for (int i = 0; i < WIDE; ++i) sum[r][i] = part.first ? Floats(0.f) : Floats::loadu(sums + (r * WIDE + i) * N);
-  int64_t k = 0;
-  for (; k + N <= part.count; k += N) {
-    ahead.fetch(k);
-    Floats a[ROWS];
-#pragma GCC unroll 3
-    for (int r = 0; r < ROWS; ++r) a[r] = Floats::loadu(x + r * stride + k);
-#pragma GCC unroll 8
-    for (int i = 0; i < WIDE; ++i) {
-      const Floats b = Floats::loadu(w[i] + k);
-#pragma GCC unroll 3
-      for (int r = 0; r < ROWS; ++r) sum[r][i] = at::vec::fmadd(a[r], b, sum[r][i]);
-    }
-  }
-  if (k < part.count) {
-#pragma GCC unroll 8
-    for (int i = 0; i < WIDE; ++i) {
-      const Floats b = Floats::loadu(w[i] + k, part.count - k);
-#pragma GCC unroll 3
-      for (int r = 0; r < ROWS; ++r)
-        sum[r][i] = at::vec::fmadd(Floats::loadu(x + r * stride + k, part.count - k), b, sum[r][i]);
-    }
-  }
-  if (part.last) {
-#pragma GCC unroll 3
-    for (int r = 0; r < ROWS; ++r) {
-      total(sum[r][0], sum[r][1], sum[r][2], sum[r][3], sums + r * WIDE * N);
-      total(sum[r][4], sum[r][5], sum[r][6], sum[r][7], sums + r * WIDE * N + 4);
-    }
-    return;
-  }
-#pragma GCC unroll 3
-  for (int r = 0; r < ROWS; ++r)
-#pragma GCC unroll 8
-    for (int i = 0; i < WIDE; ++i) sum[r][i].store(sums + (r * WIDE + i) * N);
-}
+// A vector of numbers that are multiplied at once, all or the first few of them, and what their products are added to.
+template <class T>
+struct Lanes;
 
 #if X86_512
-template <int ROWS>
-WITH_BFLOAT16 void multiply(const BFloat16* x, int64_t stride, const BFloat16* const* w, Part part, float* sums,
-                            Ahead ahead) {
-  __m512 sum[ROWS][WIDE];
+template <>
+struct Lanes<float> {
+  using Vector = __m512;
+  using Sum = __m512;
+  static constexpr int64_t COUNT = 16;
+  static inline Vector load(const float* x) { return _mm512_loadu_ps(x); }
+  static inline Vector load(const float* x, int64_t few) { return _mm512_maskz_loadu_ps((1 << few) - 1, x); }
+  static inline Sum add(Sum sum, Vector a, Vector b) { return _mm512_fmadd_ps(a, b, sum); }
+};
+
+template <>
+struct Lanes<BFloat16> {
+  using Vector = __m512i;
+  using Sum = __m512;
+  static constexpr int64_t COUNT = 32;
+  static inline Vector load(const BFloat16* x) { return _mm512_loadu_si512(x); }
+  static inline Vector load(const BFloat16* x, int64_t few) { return _mm512_maskz_loadu_epi16((1u << few) - 1, x); }
+  WITH_BFLOAT16 static inline Sum add(Sum sum, Vector a, Vector b) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
+  }
+};
+#else
+template <>
+struct Lanes<float> {
+  using Vector = Floats;
+  using Sum = Floats;
+  static constexpr int64_t COUNT = N;
+  static inline Vector load(const float* x) { return Floats::loadu(x); }
+  static inline Vector load(const float* x, int64_t few) { return Floats::loadu(x, few); }
+  static inline Sum add(Sum sum, Vector a, Vector b) { return at::vec::fmadd(a, b, sum); }
+};
+#endif
+
+// sums (ROWS, WIDE) of vectors += the products of rows of x and of w. In the end their totals stand in the first WIDE
+// numbers of each row.
+template <int ROWS, class T>
+WITH_BFLOAT16 void multiply(const T* x, int64_t stride, const T* const* w, Part part, float* sums, Ahead ahead) {
+  using L = Lanes<T>;
+  typename L::Sum sum[ROWS][WIDE];
 #pragma GCC unroll 3
   for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
     for (int i = 0; i < WIDE; ++i)
-      sum[r][i] = part.first ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + (r * WIDE + i) * N);
+      sum[r][i] = part.first ? typename L::Sum(Floats(0.f)) : typename L::Sum(Floats::loadu(sums + (r * WIDE + i) * N));
   int64_t k = 0;
-  for (; k + 32 <= part.count; k += 32) {
+  for (; k + L::COUNT <= part.count; k += L::COUNT) {
     ahead.fetch(k);
-    __m512bh a[ROWS];
+    typename L::Vector a[ROWS];
 #pragma GCC unroll 3
-    for (int r = 0; r < ROWS; ++r) a[r] = (__m512bh)_mm512_loadu_si512(x + r * stride + k);
+    for (int r = 0; r < ROWS; ++r) a[r] = L::load(x + r * stride + k);
 #pragma GCC unroll 8
     for (int i = 0; i < WIDE; ++i) {
-      const __m512bh b = (__m512bh)_mm512_loadu_si512(w[i] + k);
+      const typename L::Vector b = L::load(w[i] + k);
 #pragma GCC unroll 3
-      for (int r = 0; r < ROWS; ++r) sum[r][i] = _mm512_dpbf16_ps(sum[r][i], a[r], b);
+      for (int r = 0; r < ROWS; ++r) sum[r][i] = L::add(sum[r][i], a[r], b);
     }
   }
   if (k < part.count) {
-    const __mmask32 rest = (1u << (part.count - k)) - 1;
 #pragma GCC unroll 8
     for (int i = 0; i < WIDE; ++i) {
-      const __m512bh b = (__m512bh)_mm512_maskz_loadu_epi16(rest, w[i] + k);
+      const typename L::Vector b = L::load(w[i] + k, part.count - k);
 #pragma GCC unroll 3
-      for (int r = 0; r < ROWS; ++r)
-        sum[r][i] = _mm512_dpbf16_ps(sum[r][i], (__m512bh)_mm512_maskz_loadu_epi16(rest, x + r * stride + k), b);
+      for (int r = 0; r < ROWS; ++r) sum[r][i] = L::add(sum[r][i], L::load(x + r * stride + k, part.count - k), b);
     }
   }
   if (part.last) {
@@ -200,14 +196,10 @@ WITH_BFLOAT16 void multiply(const BFloat16* x, int64_t stride, const BFloat16* c
 #pragma GCC unroll 3
   for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
-    for (int i = 0; i < WIDE; ++i) _mm512_storeu_ps(sums + (r * WIDE + i) * N, sum[r][i]);
+    for (int i = 0; i < WIDE; ++i) Floats(sum[r][i]).store(sums + (r * WIDE + i) * N);
 }
-#else
-template <int ROWS>
-void multiply(const BFloat16*, int64_t, const BFloat16* const*, Part, float*, Ahead) {}  // never called
-#endif
 
-// ---- weights of another type -------------------------------------------------------------------------------------------
+// ---- weights of another type ----------------------------------------------------------------------------------------
 
 void widen(const BFloat16* x, int64_t count, float* y) {
   int64_t i = 0;
@@ -273,7 +265,8 @@ WITH_BFLOAT16 void widen_int4(const Weight& w, int64_t row, int64_t begin, int64
     for (int64_t half = 0; half < 2; ++half) {
       const int64_t at = row * groups + (begin + i + 32 * half) / w.group;
       if (at != known) {
-        const __m512 values = _mm512_mul_ps(_mm512_set1_ps(w.scales[at]), _mm512_sub_ps(steps, _mm512_set1_ps(zero_of(w, at))));
+        const __m512 zero = _mm512_set1_ps(zero_of(w, at));
+        const __m512 values = _mm512_mul_ps(_mm512_set1_ps(w.scales[at]), _mm512_sub_ps(steps, zero));
         table = _mm512_castsi256_si512((__m256i)_mm512_cvtneps_pbh(values));
         known = at;
       }
@@ -282,13 +275,10 @@ WITH_BFLOAT16 void widen_int4(const Weight& w, int64_t row, int64_t begin, int64
     }
   }
 }
-#else
-void widen(const int8_t*, int64_t, BFloat16*) {}  // never called
-void widen_int4(const Weight&, int64_t, int64_t, int64_t, BFloat16*) {}
 #endif
 
-// Numbers `begin` to `begin + count` of a row of W as C, in `copy` or, if they are of that type and `copy` is null, where
-// they are stored.
+// Numbers `begin` to `begin + count` of a row of W as C: in `copy` or, if they are of that type and `copy` is null,
+// where they are stored.
 template <class C, class T>
 const C* numbers(const Weight& w, int64_t row, int64_t begin, int64_t count, C* copy) {
   if (w.kind == INT8)
@@ -304,7 +294,7 @@ const C* numbers(const Weight& w, int64_t row, int64_t begin, int64_t count, C* 
   return copy;
 }
 
-// ---- the product -------------------------------------------------------------------------------------------------------
+// ---- the product ----------------------------------------------------------------------------------------------------
 
 // factor: of the row
 template <class T>
@@ -330,7 +320,8 @@ void passes(const Problem<T>& p, int64_t count, int64_t next, int64_t at, F f) {
 // Columns `begin` to `end` of rows `first` to `first + count`. x: of the first row. Many rows pass copies of weights:
 // rows that are a power of two apart would compete for the same lines of a cache.
 template <class C, class T>
-void columns(const Problem<T>& p, const C* x, int64_t stride, int64_t first, int64_t count, int64_t begin, int64_t end) {
+void columns(const Problem<T>& p, const C* x, int64_t stride, int64_t first, int64_t count, int64_t begin,
+             int64_t end) {
   const bool stored = p.w.kind == SAME && std::is_same_v<C, T>, copied = !stored || count > 4 * TALL;
   const int64_t piece = copied ? PIECE : p.k;
   std::vector<C> copies(copied ? WIDE * APART : 0);
@@ -367,7 +358,59 @@ void linear(const Problem<T>& p, const C* x, int64_t stride) {
   });
 }
 
-// ---- rows of int8 ------------------------------------------------------------------------------------------------------
+// ---- the product by tiles -------------------------------------------------------------------------------------------
+
+// W x^T by oneDNN's brgemm, which uses AMX where there is any: SQUARE rows of x at a time, filled up with zeros, so
+// that all rows are computed alike.
+#if X86_512
+constexpr int64_t SQUARE = 32;
+
+// Rows of x as brgemm takes its second operand: (k / 2, SQUARE) pairs.
+void pack(const BFloat16* x, int64_t stride, int64_t rows, int64_t k, BFloat16* packed) {
+  auto to = reinterpret_cast<uint32_t*>(packed);
+  for (int64_t r = 0; r < SQUARE; ++r)
+    for (int64_t i = 0; i < k / 2; ++i) {
+      uint32_t pair = 0;
+      if (r < rows) std::memcpy(&pair, x + r * stride + 2 * i, sizeof pair);
+      to[i * SQUARE + r] = pair;
+    }
+}
+
+void linear_by_tiles(const Problem<BFloat16>& p) {
+  const int64_t groups = (p.m + SQUARE - 1) / SQUARE, each = SQUARE * p.k;
+  std::vector<BFloat16> x(groups * each);
+  at::parallel_for(0, groups, 1, [&](int64_t g, int64_t end) {
+    for (; g < end; ++g)
+      pack(p.x + g * SQUARE * p.stride, p.stride, std::min(SQUARE, p.m - g * SQUARE), p.k, &x[g * each]);
+  });
+  at::parallel_for(0, (p.n + SQUARE - 1) / SQUARE, 1, [&](int64_t tile, int64_t end) {
+    std::vector<BFloat16> copy(p.w.kind == SAME ? 0 : each);
+    float sums[SQUARE * SQUARE], found[WIDE];
+    for (; tile < end; ++tile) {
+      const int64_t column = tile * SQUARE, rows = std::min(SQUARE, p.n - column);
+      const BFloat16* w = p.w.row<BFloat16>(column);
+      if (p.w.kind != SAME) {
+        for (int64_t i = 0; i < rows; ++i) numbers<BFloat16, BFloat16>(p.w, column + i, 0, p.k, &copy[i * p.k]);
+        w = copy.data();
+      }
+      for (int64_t g = 0; g < groups; ++g) {
+        at::native::cpublas::brgemm(rows, SQUARE, p.k, p.w.kind == SAME ? p.w.stride : p.k, SQUARE, SQUARE, false, w,
+                                    &x[g * each], sums);
+        for (int64_t r = 0; r < std::min(SQUARE, p.m - g * SQUARE); ++r)
+          for (int64_t i = 0; i < rows; i += WIDE) {
+            for (int64_t j = 0; j < std::min<int64_t>(WIDE, rows - i); ++j) found[j] = sums[(i + j) * SQUARE + r];
+            finish(p, g * SQUARE + r, column + i, found);
+          }
+      }
+    }
+    at::native::cpublas::brgemm_release();
+  });
+}
+#else
+void linear_by_tiles(const Problem<BFloat16>&) {}  // never called
+#endif
+
+// ---- rows of int8 ---------------------------------------------------------------------------------------------------
 
 // Rows as int8 with a scale each, and the totals of their groups.
 struct Rounded {
@@ -392,7 +435,8 @@ void round_row(const T* x, int64_t k, Rounded& to, int64_t row, std::vector<floa
   for (int64_t i = 0; i < k; i += N) (Floats::loadu(&wide[i]) * inverse).round().store(&wide[i]);
   const int64_t each = k / to.groups;
   for (int64_t g = 0; g < to.groups; ++g)
-    to.sums[row * to.groups + g] = at::vec::reduce_all<float>([](Floats p, Floats q) { return p + q; }, &wide[g * each], each);
+    to.sums[row * to.groups + g] =
+        at::vec::reduce_all<float>([](Floats p, Floats q) { return p + q; }, &wide[g * each], each);
   narrow(wide.data(), k, &to.x[row * to.stride]);
 }
 
@@ -433,8 +477,10 @@ WITH_INT8 void multiply_int8(const Problem<T>& p, const Rounded& x, int64_t row,
   for (int r = 0; r < ROWS; ++r) {
     const __m128i offsets = _mm_set1_epi32(128 * int(x.sums[row + r]));
     alignas(32) float found[WIDE];
-    _mm_store_ps(found, _mm_cvtepi32_ps(_mm_sub_epi32(total(sum[r][0], sum[r][1], sum[r][2], sum[r][3]), offsets)));
-    _mm_store_ps(found + 4, _mm_cvtepi32_ps(_mm_sub_epi32(total(sum[r][4], sum[r][5], sum[r][6], sum[r][7]), offsets)));
+    const __m128i low = total(sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
+    const __m128i high = total(sum[r][4], sum[r][5], sum[r][6], sum[r][7]);
+    _mm_store_ps(found, _mm_cvtepi32_ps(_mm_sub_epi32(low, offsets)));
+    _mm_store_ps(found + 4, _mm_cvtepi32_ps(_mm_sub_epi32(high, offsets)));
     finish(p, row + r, column, found, x.scales[row + r]);
   }
 }
@@ -538,14 +584,18 @@ template <class T>
 void compute(const void* const* data, const int64_t* sizes) {
   Problem<T> p;
   p.x = static_cast<const T*>(data[0]);
-  p.w = {data[1], Kind(sizes[0]), sizes[0] == SAME ? int64_t(sizeof(T)) : 1, sizes[2], static_cast<const float*>(data[2]), static_cast<const uint8_t*>(data[3]),
+  p.w = {data[1], Kind(sizes[0]), sizes[0] == SAME ? int64_t(sizeof(T)) : 1, sizes[2],
+         static_cast<const float*>(data[2]), static_cast<const uint8_t*>(data[3]),
          sizes[3]};
   p.bias = static_cast<const T*>(data[4]);
   p.out = static_cast<T*>(const_cast<void*>(data[5]));
   p.stride = sizes[1];
   p.m = sizes[4], p.n = sizes[5], p.k = sizes[6];
   if (sizes[7]) return linear_rounded(p);
-  if (std::is_same_v<T, float> || multiplies_bfloat16()) return linear<T, T>(p, p.x, p.stride);
+  if constexpr (std::is_same_v<T, BFloat16> && X86_512)
+    if (sizes[8] && p.k % 2 == 0) return linear_by_tiles(p);
+  if constexpr (std::is_same_v<T, float> || X86_512)
+    if (std::is_same_v<T, float> || multiplies_bfloat16()) return linear<T, T>(p, p.x, p.stride);
   std::vector<float> x(p.m * p.k);
   for (int64_t i = 0; i < p.m; ++i) widen(p.x + i * p.stride, p.k, &x[i * p.k]);
   linear<float, T>(p, x.data(), p.k);
@@ -553,8 +603,9 @@ void compute(const void* const* data, const int64_t* sizes) {
 
 }  // namespace
 
-// scales, zeros and bias may be null. sizes: the kind of the weight, strides of rows of x and of weight, group; m, n, k;
-// whether rows of x are rounded to int8, if `rounds`. half: whether x, bias and out are BFloat16.
+// scales, zeros and bias may be null. sizes: the kind of the weight; strides of rows of x and of weight; group; m, n, k;
+// whether rows of x are rounded to int8, if `rounds`; whether BFloat16 is multiplied by tiles. half: whether x, bias and
+// out are BFloat16.
 extern "C" void linear_rows(const void* x, const void* weight, const void* scales, const void* zeros, const void* bias,
                             void* out, const int64_t* sizes, int64_t half) {
   const void* data[] = {x, weight, scales, zeros, bias, out};

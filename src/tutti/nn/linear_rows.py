@@ -3,7 +3,7 @@
 `tutti::linear_rows` equals `torch.nn.functional.linear`. On a CPU, float32 and bfloat16 are computed by
 `linear_rows.cpp`, which is compiled at first use. It reads the weight once, and a row of the result has the same bits
 whatever the other rows are, and for any number of threads: PyTorch's kernels differ for one row and for several.
-bfloat16 is accumulated in float32, by bfloat16 instructions where the processor has them.
+bfloat16 is accumulated in float32, by AMX or bfloat16 instructions where the processor has them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ aten, ops = torch.ops.aten, torch.ops.tutti
 SOURCE = Path(__file__).with_suffix(".cpp")
 KNOWN = torch.float32, torch.bfloat16  # dtypes of x of the compiled kernels
 SAME, INT8, INT4 = range(3)  # kinds of weights
-SIZES = ctypes.c_int64 * 8
-FASTER = 32  # rows up to which it is faster than PyTorch's
+SIZES = ctypes.c_int64 * 9
+FASTER = 64  # rows up to which it is faster than PyTorch's
 
 _library = torch.library.Library("tutti", "FRAGMENT")
 _library.define("linear_rows(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
@@ -41,6 +41,12 @@ def kernels() -> ctypes.CDLL:
     return library
 
 
+@cache
+def tiles() -> bool:
+    """Whether the processor multiplies tiles (AMX)."""
+    return compat.multiplies_tiles()
+
+
 def call(
     kind: int, x: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None,
     zeros: Tensor | None = None, group: int = 0, rounded: bool = False,
@@ -53,7 +59,7 @@ def call(
     if m and n:
         others = [t if t is None else t.contiguous() for t in (scales, zeros, bias)]
         pointers = [t if t is None else t.data_ptr() for t in others]
-        sizes = SIZES(kind, x.stride(0), weight.stride(0), group, m, n, k, rounded)
+        sizes = SIZES(kind, x.stride(0), weight.stride(0), group, m, n, k, rounded, tiles())
         half = x.dtype == torch.bfloat16
         kernels().linear_rows(x.data_ptr(), weight.data_ptr(), *pointers, out.data_ptr(), sizes, half)
     return out

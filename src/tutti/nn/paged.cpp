@@ -1,13 +1,13 @@
-// A paged cache: attention over it (paged_attention.py), in float32, and rows written into it (paged_write.py). Processors
-// with bfloat16 instructions multiply queries and keys by these, two numbers at a time.
+// A paged cache: attention over it (paged_attention.py), in float32, and rows written into it (paged_write.py).
+// Processors with bfloat16 instructions multiply queries and keys by these, two numbers at a time.
 //
 // The queries of a key head and of a tile of tokens see the keys in blocks, counted from the start of the sequence:
 //
 //     s = scale q K^T,   most' = max(most, max(s)),   f = exp(most - most'),   p = exp(s - most')
 //     sum' = f sum + sum(p),   o' = f o + p V
 //
-// (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.) A block that a query does not see changes
-// none of its numbers, so these do not depend on the tile. Threads share the tiles.
+// (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.) A block that a query does not see
+// changes none of its numbers, so these do not depend on the tile. Threads share the tiles.
 
 #include <ATen/Parallel.h>
 #include <ATen/cpu/vec/functional.h>
