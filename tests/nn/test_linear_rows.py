@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import fx
 from torch.library import opcheck
 
+import tutti
 from tutti import compat
 from tutti.ir.step_graph import Spec
 from tutti.nn import linear_int4, linear_int8, linear_rows
@@ -44,7 +45,7 @@ def test_equals_a_linear_layer(m, n, k, dtype):
 def test_without_special_instructions(monkeypatch, dtype):
     x, weight, bias = drawn(6, 50, 192, dtype)
     library = compat.compile_cpp("#define GENERIC\n" + linear_rows.SOURCE.read_text())
-    library.linear_rows.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+    library.linear_rows.argtypes = [*[ctypes.c_void_p] * 7, ctypes.c_int64]
     q8, q4 = quantize_int8(weight), quantize_int4(weight)
     own = ops.linear_rows(x, weight, bias), ops.linear_int8(x, *q8, bias), ops.linear_int4(x, *q4, bias)
     monkeypatch.setattr(linear_rows, "kernels", lambda: library)
@@ -53,6 +54,21 @@ def test_without_special_instructions(monkeypatch, dtype):
     for a, b in zip(own, general, strict=True):
         close(a, b, BOUND[dtype])
     close(ops.linear_int8(x, *q8, bias, rounded=True), general[1], 0.02)
+
+
+@pytest.mark.parametrize("m", [1, 31, 33, 70])
+@pytest.mark.skipif(not compat.multiplies_bfloat16(), reason="needs bfloat16 instructions")
+def test_by_tiles(monkeypatch, m):
+    x, weight, bias = drawn(m, 72, 448, torch.bfloat16)
+    q8, q4 = quantize_int8(weight), quantize_int4(weight)
+    own = ops.linear_rows(x, weight, bias), ops.linear_int8(x, *q8, bias), ops.linear_int4(x, *q4, bias)
+    monkeypatch.setattr(linear_rows, "tiles", lambda: True)
+    for linear, operands, wanted in zip(
+        (ops.linear_rows, ops.linear_int8, ops.linear_int4), ((weight,), q8, q4), own, strict=True
+    ):
+        found = linear(x, *operands, bias)
+        close(found, wanted, BOUND[torch.bfloat16])
+        assert torch.equal(linear(x[m // 2 :], *operands, bias), found[m // 2 :])
 
 
 @BOTH
@@ -179,7 +195,7 @@ def graph_of(rows, right="t", bias=None, kind="placeholder"):
 
 @pytest.mark.parametrize("options, replaced", [
     (dict(rows=4), True), (dict(rows=4, bias=(8,)), True), (dict(rows=4, bias=(4, 8)), False),
-    (dict(rows=4, right="plain"), False), (dict(rows=33), False), (dict(rows=4, kind="computed"), False),
+    (dict(rows=4, right="plain"), False), (dict(rows=65), False), (dict(rows=4, kind="computed"), False),
 ])  # fmt: skip
 def test_which_products_of_a_graph_are_replaced(options, replaced):
     graph, call = graph_of(**options)
@@ -188,4 +204,19 @@ def test_which_products_of_a_graph_are_replaced(options, replaced):
     if replaced:
         assert [None if a is None else a.name for a in call.args] == ["x", "w", "b" if "bias" in options else None]
     linear_rows.use(graph, rows=torch.inf)
-    assert (call.target is ops.linear_rows.default) == (replaced or options["rows"] == 33)
+    assert (call.target is ops.linear_rows.default) == (replaced or options["rows"] == 65)
+
+
+def test_products_of_a_graph_with_a_paged_cache():
+    linear = torch.nn.Linear(16, 64, bias=False)
+    keys = torch.randn(32, 2, 16)
+    tables, starts, lengths = (torch.tensor(x, dtype=torch.int32) for x in ([[0, 1]], [0, 3], [20]))
+
+    def attend(x):
+        query = linear(x).unflatten(1, (4, 16))
+        return ops.paged_attention(query, keys, keys, tables, starts, lengths, block=16, scale=0.25)
+
+    x = torch.randn(3, 16)
+    fn = tutti.function(attend, x, store=tutti.Store(linear=linear), cluster="cpu:1", plan="single", level="O1")
+    torch.testing.assert_close(fn(x), attend(x).detach())
+    assert ops.linear_rows.default in [node.target for node in fn.program.graph.nodes]

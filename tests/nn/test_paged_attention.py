@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.library import opcheck
 
+from tutti import compat
 from tutti.nn import paged_attention
 
 attention = torch.ops.tutti.paged_attention
@@ -60,6 +61,14 @@ def test_equals_the_formula(name, dtype):
     bound = {"rtol": 1e-5, "atol": 2e-6} if dtype == torch.float32 else {"rtol": 8e-3, "atol": 4e-3}
     torch.testing.assert_close(out.double(), wanted, **bound)
     assert out[-3:].eq(0).all(), "padding"
+
+
+def test_without_special_instructions(monkeypatch):
+    library = compat.compile_cpp("#define GENERIC\n" + paged_attention.SOURCE.read_text())
+    library.paged_attention.argtypes = paged_attention.kernels().paged_attention.argtypes
+    monkeypatch.setattr(paged_attention, "kernels", lambda: library)
+    args, options = drawn(**CASES["all"], dtype=torch.bfloat16)
+    torch.testing.assert_close(attention(*args, **options).double(), exact(args, options), rtol=8e-3, atol=4e-3)
 
 
 def test_the_formula_is_that_of_pytorch():

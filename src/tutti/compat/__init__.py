@@ -12,6 +12,7 @@ from tutti.compat.compiler import (
     forget_compiled,
     get_compiler_ready,
     multiplies_bfloat16,
+    multiplies_tiles,
     tell_of_compilation,
 )
 from tutti.compat.distributed import all_gather_single, job_store, pin, reduce_scatter_single
@@ -86,6 +87,7 @@ __all__ = [
     "job_store",
     "mark_stepped",
     "multiplies_bfloat16",
+    "multiplies_tiles",
     "no_warnings_of_compilation",
     "of_packed_sequences",
     "operators",

@@ -110,6 +110,11 @@ def multiplies_bfloat16() -> bool:
     return torch.cpu._is_avx512_bf16_supported() and not {"ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"} & os.environ.keys()
 
 
+def multiplies_tiles() -> bool:
+    """Whether the processor multiplies tiles of bfloat16 (AMX), and the environment does not disable that."""
+    return torch.cpu._is_amx_tile_supported() and multiplies_bfloat16()
+
+
 def compile_cpp(source: str) -> ctypes.CDLL:
     """Compile a C++ library that may use torch's vectors and products. torch caches the result on disk."""
     from torch._inductor import codecache  # slow to import

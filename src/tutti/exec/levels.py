@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 
+import torch
 from torch import fx
 
 from tutti.analysis import overlap
@@ -22,7 +24,9 @@ from tutti.exec.transfer_engine import TransferEngine
 from tutti.hardware import Cluster
 from tutti.lower.program import Program
 from tutti.lower.regions import divide
-from tutti.nn import attention, linear_cross_entropy
+from tutti.nn import attention, linear_cross_entropy, linear_rows
+
+PAGED = torch.ops.tutti.paged_attention.default
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,8 @@ def _prepared(program: Program, level: str, engine: TransferEngine | None, budge
         attention.use(graph)
         if on is CPU:
             linear_cross_entropy.use_kernels(graph)
+            if graph.find_nodes(op="call_function", target=PAGED):
+                linear_rows.use(graph, rows=inf)  # the bits of a request must not depend on the others
     compile_segments(graph, level)
     if budget:
         meter = Meter(budget, _needs(graph, known))

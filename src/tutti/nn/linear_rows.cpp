@@ -2,8 +2,8 @@
 //
 // The product of a row of x and a row of W is a vector of partial sums over k, which is summed up at the end: always in
 // the same order, so a row of the result does not depend on the others. WIDE rows of W at a time stay in a cache while
-// rows of x pass, up to TALL at a time. Weights of other types become floats or BFloat16 first, PIECE numbers of a row at
-// a time. Threads share the rows of W.
+// rows of x pass, up to TALL at a time. Weights of other types become floats or BFloat16 first, PIECE numbers of a row
+// at a time. Threads share the rows of W.
 
 #include <ATen/Parallel.h>
 #include <ATen/cpu/vec/functional.h>
@@ -24,6 +24,7 @@
 #define WITH_INT8 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
 #else
 #define X86_512 0
+#define WITH_BFLOAT16
 #endif
 
 namespace {
@@ -42,7 +43,8 @@ bool multiplies_int8() { return false; }
 
 constexpr int64_t N = Floats::size();
 constexpr int WIDE = 8, TALL = N == 16 ? 3 : 1;
-constexpr int64_t PIECE = 1024;      // numbers of a row of W that are converted at once
+constexpr int64_t PIECE = 1024;      // numbers of a row of W that are copied or converted at once
+constexpr int64_t APART = PIECE + 32;
 constexpr int64_t NEAR = 512 << 10;  // bytes of x that stay in a core's cache
 
 enum Kind { SAME, INT8, INT4 };
@@ -50,13 +52,19 @@ enum Kind { SAME, INT8, INT4 };
 struct Weight {
   const void* data;      // (n, k) of the type of x or of int8; (n, k / 2) of pairs of int4
   Kind kind;
-  int64_t stride;        // elements between rows
+  int64_t size, stride;  // bytes of an element; elements between rows
   const float* scales;   // (n) of int8, (n, k / group) of int4
   const uint8_t* zeros;  // (n, k / group) of int4, or null: 8
   int64_t group;
 
   template <class T>
   const T* row(int64_t i) const { return static_cast<const T*>(data) + i * stride; }
+
+  int64_t pair() const { return kind == INT4 ? 1 : 2 * size; }  // bytes of two numbers
+
+  const char* at(int64_t i, int64_t k) const {
+    return static_cast<const char*>(data) + i * stride * size + k * pair() / 2;
+  }
 };
 
 template <class T>
@@ -69,93 +77,129 @@ struct Problem {
   int64_t m, n, k;
 };
 
-// ---- sums of products --------------------------------------------------------------------------------------------------
-
-// sums (ROWS, WIDE) of partial sums += the products of rows of x and of w over `count` numbers
-template <int ROWS>
-void multiply(const float* x, int64_t stride, const float* const* w, int64_t count, float* sums) {
-  Floats sum[ROWS][WIDE];
-#pragma GCC unroll 3
-  for (int r = 0; r < ROWS; ++r)
-#pragma GCC unroll 8
-    for (int i = 0; i < WIDE; ++i) sum[r][i] = Floats::loadu(sums + (r * WIDE + i) * N);
-  for (int64_t k = 0; k < count; k += N) {
-    const int64_t left = std::min(N, count - k);
-    Floats a[ROWS];
-#pragma GCC unroll 3
-    for (int r = 0; r < ROWS; ++r)
-      a[r] = left == N ? Floats::loadu(x + r * stride + k) : Floats::loadu(x + r * stride + k, left);
-#pragma GCC unroll 8
-    for (int i = 0; i < WIDE; ++i) {
-      const Floats b = left == N ? Floats::loadu(w[i] + k) : Floats::loadu(w[i] + k, left);
-#pragma GCC unroll 3
-      for (int r = 0; r < ROWS; ++r) sum[r][i] = at::vec::fmadd(a[r], b, sum[r][i]);
-    }
-  }
-#pragma GCC unroll 3
-  for (int r = 0; r < ROWS; ++r)
-#pragma GCC unroll 8
-    for (int i = 0; i < WIDE; ++i) sum[r][i].store(sums + (r * WIDE + i) * N);
-}
-
-#if X86_512
-template <int ROWS>
-WITH_BFLOAT16 void multiply(const BFloat16* x, int64_t stride, const BFloat16* const* w, int64_t count, float* sums) {
-  __m512 sum[ROWS][WIDE];
-#pragma GCC unroll 3
-  for (int r = 0; r < ROWS; ++r)
-#pragma GCC unroll 8
-    for (int i = 0; i < WIDE; ++i) sum[r][i] = _mm512_loadu_ps(sums + (r * WIDE + i) * N);
-  int64_t k = 0;
-  for (; k + 32 <= count; k += 32) {
-    __m512bh a[ROWS];
-#pragma GCC unroll 3
-    for (int r = 0; r < ROWS; ++r) a[r] = (__m512bh)_mm512_loadu_si512(x + r * stride + k);
-#pragma GCC unroll 8
-    for (int i = 0; i < WIDE; ++i) {
-      const __m512bh b = (__m512bh)_mm512_loadu_si512(w[i] + k);
-#pragma GCC unroll 3
-      for (int r = 0; r < ROWS; ++r) sum[r][i] = _mm512_dpbf16_ps(sum[r][i], a[r], b);
-    }
-  }
-  if (k < count) {
-    const __mmask32 rest = (1u << (count - k)) - 1;
-#pragma GCC unroll 8
-    for (int i = 0; i < WIDE; ++i) {
-      const __m512bh b = (__m512bh)_mm512_maskz_loadu_epi16(rest, w[i] + k);
-#pragma GCC unroll 3
-      for (int r = 0; r < ROWS; ++r)
-        sum[r][i] = _mm512_dpbf16_ps(sum[r][i], (__m512bh)_mm512_maskz_loadu_epi16(rest, x + r * stride + k), b);
-    }
-  }
-#pragma GCC unroll 3
-  for (int r = 0; r < ROWS; ++r)
-#pragma GCC unroll 8
-    for (int i = 0; i < WIDE; ++i) _mm512_storeu_ps(sums + (r * WIDE + i) * N, sum[r][i]);
-}
-#else
-template <int ROWS>
-void multiply(const BFloat16*, int64_t, const BFloat16* const*, int64_t, float*) {}  // never called
-#endif
+// ---- sums of products -----------------------------------------------------------------------------------------------
 
 // The totals of four vectors.
-void total(const float* x, float* to) {
+inline void total(Floats a, Floats b, Floats c, Floats d, float* to) {
 #if X86_512
-  const __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + N), c = _mm512_loadu_ps(x + 2 * N),
-               d = _mm512_loadu_ps(x + 3 * N);
   const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
   const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
   const __m512d p = _mm512_castps_pd(ab), q = _mm512_castps_pd(cd);
-  const __m512 all = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(p, q)), _mm512_castpd_ps(_mm512_unpackhi_pd(p, q)));
+  const __m512 all =
+      _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(p, q)), _mm512_castpd_ps(_mm512_unpackhi_pd(p, q)));
   const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
   _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
 #else
-  for (int i = 0; i < 4; ++i)
-    to[i] = at::vec::vec_reduce_all<float>([](Floats& p, Floats& q) { return p + q; }, Floats::loadu(x + i * N));
+  const auto sum = [](const Floats& x) {
+    return at::vec::vec_reduce_all<float>([](Floats& p, Floats& q) { return p + q; }, x);
+  };
+  to[0] = sum(a), to[1] = sum(b), to[2] = sum(c), to[3] = sum(d);
 #endif
 }
 
-// ---- weights of another type -------------------------------------------------------------------------------------------
+// Which part of k is multiplied: of several, the first begins the sums, and the last adds up each.
+struct Part {
+  int64_t count;
+  bool first, last;
+};
+
+// Rows of weights that are needed next, `apart` bytes from each other, with two numbers in `pair` bytes.
+struct Ahead {
+  const char* data;
+  int64_t rows, apart, pair;
+
+  // Number k of each row, if it begins a line of a cache.
+  void fetch(int64_t k) const {
+    if (k * pair % 128) return;
+    for (int64_t i = 0; i < rows; ++i) __builtin_prefetch(data + i * apart + k * pair / 2, 0, 2);
+  }
+};
+
+// A vector of numbers that are multiplied at once, all or the first few of them, and what their products are added to.
+template <class T>
+struct Lanes;
+
+#if X86_512
+template <>
+struct Lanes<float> {
+  using Vector = __m512;
+  using Sum = __m512;
+  static constexpr int64_t COUNT = 16;
+  static inline Vector load(const float* x) { return _mm512_loadu_ps(x); }
+  static inline Vector load(const float* x, int64_t few) { return _mm512_maskz_loadu_ps((1 << few) - 1, x); }
+  static inline Sum add(Sum sum, Vector a, Vector b) { return _mm512_fmadd_ps(a, b, sum); }
+};
+
+template <>
+struct Lanes<BFloat16> {
+  using Vector = __m512i;
+  using Sum = __m512;
+  static constexpr int64_t COUNT = 32;
+  static inline Vector load(const BFloat16* x) { return _mm512_loadu_si512(x); }
+  static inline Vector load(const BFloat16* x, int64_t few) { return _mm512_maskz_loadu_epi16((1u << few) - 1, x); }
+  WITH_BFLOAT16 static inline Sum add(Sum sum, Vector a, Vector b) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
+  }
+};
+#else
+template <>
+struct Lanes<float> {
+  using Vector = Floats;
+  using Sum = Floats;
+  static constexpr int64_t COUNT = N;
+  static inline Vector load(const float* x) { return Floats::loadu(x); }
+  static inline Vector load(const float* x, int64_t few) { return Floats::loadu(x, few); }
+  static inline Sum add(Sum sum, Vector a, Vector b) { return at::vec::fmadd(a, b, sum); }
+};
+#endif
+
+// sums (ROWS, WIDE) of vectors += the products of rows of x and of w. In the end their totals stand in the first WIDE
+// numbers of each row.
+template <int ROWS, class T>
+WITH_BFLOAT16 void multiply(const T* x, int64_t stride, const T* const* w, Part part, float* sums, Ahead ahead) {
+  using L = Lanes<T>;
+  typename L::Sum sum[ROWS][WIDE];
+#pragma GCC unroll 3
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+    for (int i = 0; i < WIDE; ++i)
+      sum[r][i] = part.first ? typename L::Sum(Floats(0.f)) : typename L::Sum(Floats::loadu(sums + (r * WIDE + i) * N));
+  int64_t k = 0;
+  for (; k + L::COUNT <= part.count; k += L::COUNT) {
+    ahead.fetch(k);
+    typename L::Vector a[ROWS];
+#pragma GCC unroll 3
+    for (int r = 0; r < ROWS; ++r) a[r] = L::load(x + r * stride + k);
+#pragma GCC unroll 8
+    for (int i = 0; i < WIDE; ++i) {
+      const typename L::Vector b = L::load(w[i] + k);
+#pragma GCC unroll 3
+      for (int r = 0; r < ROWS; ++r) sum[r][i] = L::add(sum[r][i], a[r], b);
+    }
+  }
+  if (k < part.count) {
+#pragma GCC unroll 8
+    for (int i = 0; i < WIDE; ++i) {
+      const typename L::Vector b = L::load(w[i] + k, part.count - k);
+#pragma GCC unroll 3
+      for (int r = 0; r < ROWS; ++r) sum[r][i] = L::add(sum[r][i], L::load(x + r * stride + k, part.count - k), b);
+    }
+  }
+  if (part.last) {
+#pragma GCC unroll 3
+    for (int r = 0; r < ROWS; ++r) {
+      total(sum[r][0], sum[r][1], sum[r][2], sum[r][3], sums + r * WIDE * N);
+      total(sum[r][4], sum[r][5], sum[r][6], sum[r][7], sums + r * WIDE * N + 4);
+    }
+    return;
+  }
+#pragma GCC unroll 3
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+    for (int i = 0; i < WIDE; ++i) Floats(sum[r][i]).store(sums + (r * WIDE + i) * N);
+}
+
+// ---- weights of another type ----------------------------------------------------------------------------------------
 
 void widen(const BFloat16* x, int64_t count, float* y) {
   int64_t i = 0;
@@ -168,6 +212,15 @@ void widen(const BFloat16* x, int64_t count, float* y) {
 }
 
 void widen(const float* x, int64_t count, float* y) { std::copy(x, x + count, y); }
+
+void narrow(const float* x, int64_t count, int8_t* y) {
+  int64_t i = 0;
+#if X86_512
+  for (; i + 16 <= count; i += 16)
+    _mm_storeu_si128((__m128i*)(y + i), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_loadu_ps(x + i))));
+#endif
+  for (; i < count; ++i) y[i] = int8_t(x[i]);
+}
 
 // int8, without its scale
 void widen(const int8_t* x, int64_t count, float* y) {
@@ -212,7 +265,8 @@ WITH_BFLOAT16 void widen_int4(const Weight& w, int64_t row, int64_t begin, int64
     for (int64_t half = 0; half < 2; ++half) {
       const int64_t at = row * groups + (begin + i + 32 * half) / w.group;
       if (at != known) {
-        const __m512 values = _mm512_mul_ps(_mm512_set1_ps(w.scales[at]), _mm512_sub_ps(steps, _mm512_set1_ps(zero_of(w, at))));
+        const __m512 zero = _mm512_set1_ps(zero_of(w, at));
+        const __m512 values = _mm512_mul_ps(_mm512_set1_ps(w.scales[at]), _mm512_sub_ps(steps, zero));
         table = _mm512_castsi256_si512((__m256i)_mm512_cvtneps_pbh(values));
         known = at;
       }
@@ -221,58 +275,73 @@ WITH_BFLOAT16 void widen_int4(const Weight& w, int64_t row, int64_t begin, int64
     }
   }
 }
-#else
-void widen(const int8_t*, int64_t, BFloat16*) {}  // never called
-void widen_int4(const Weight&, int64_t, int64_t, int64_t, BFloat16*) {}
 #endif
 
-// Numbers `begin` to `begin + count` of a row of W as C: where they are stored, if they are of that type, or copied.
+// Numbers `begin` to `begin + count` of a row of W as C: in `copy` or, if they are of that type and `copy` is null,
+// where they are stored.
 template <class C, class T>
 const C* numbers(const Weight& w, int64_t row, int64_t begin, int64_t count, C* copy) {
   if (w.kind == INT8)
     widen(w.row<int8_t>(row) + begin, count, copy);
   else if (w.kind == INT4)
     widen_int4(w, row, begin, count, copy);
-  else if constexpr (std::is_same_v<C, T>)
-    return w.row<T>(row) + begin;
-  else
+  else if constexpr (!std::is_same_v<C, T>)
     widen(w.row<T>(row) + begin, count, copy);
+  else if (copy)
+    std::copy(w.row<T>(row) + begin, w.row<T>(row) + begin + count, copy);
+  else
+    return w.row<T>(row) + begin;
   return copy;
 }
 
-// ---- the product -------------------------------------------------------------------------------------------------------
+// ---- the product ----------------------------------------------------------------------------------------------------
 
+// factor: of the row
 template <class T>
-void finish(const Problem<T>& p, int64_t row, int64_t column, const float* sums) {
-  float found[WIDE];
-  for (int i = 0; i < WIDE; i += 4) total(sums + i * N, found + i);
+void finish(const Problem<T>& p, int64_t row, int64_t column, const float* found, float factor = 1.f) {
   T* out = p.out + row * p.n + column;
   for (int64_t i = 0; i < std::min<int64_t>(WIDE, p.n - column); ++i) {
-    const float y = p.w.kind == INT8 ? found[i] * p.w.scales[column + i] : found[i];
+    const float y = factor * (p.w.kind == INT8 ? found[i] * p.w.scales[column + i] : found[i]);
     out[i] = p.bias ? T(y + float(p.bias[column + i])) : T(y);
   }
 }
 
-// Columns `begin` to `end` of rows `first` to `first + count`. x: of the first row.
+// Call f for the rows of x, TALL at a time, each with a part of the WIDE rows of W that are needed next: those from
+// `next` on, from number `at` of each.
+template <class T, class F>
+void passes(const Problem<T>& p, int64_t count, int64_t next, int64_t at, F f) {
+  const int64_t times = (count + TALL - 1) / TALL, each = (WIDE + times - 1) / times;
+  for (int64_t r = 0, row = next; r < count; r += TALL, row += each) {
+    const int64_t rows = std::min({each, next + WIDE - row, p.n - row});
+    f(r, std::min<int64_t>(TALL, count - r), Ahead{p.w.at(row, at), rows, p.w.stride * p.w.size, p.w.pair()});
+  }
+}
+
+// Columns `begin` to `end` of rows `first` to `first + count`. x: of the first row. Many rows pass copies of weights:
+// rows that are a power of two apart would compete for the same lines of a cache.
 template <class C, class T>
-void columns(const Problem<T>& p, const C* x, int64_t stride, int64_t first, int64_t count, int64_t begin, int64_t end) {
-  const bool stored = p.w.kind == SAME && std::is_same_v<C, T>;
-  const int64_t piece = stored ? p.k : PIECE;
-  std::vector<C> copies(stored ? 0 : WIDE * PIECE);
+void columns(const Problem<T>& p, const C* x, int64_t stride, int64_t first, int64_t count, int64_t begin,
+             int64_t end) {
+  const bool stored = p.w.kind == SAME && std::is_same_v<C, T>, copied = !stored || count > 4 * TALL;
+  const int64_t piece = copied ? PIECE : p.k;
+  std::vector<C> copies(copied ? WIDE * APART : 0);
   std::vector<float> sums(count * WIDE * N);
   const C* w[WIDE];
   for (int64_t column = begin; column < end; column += WIDE) {
-    std::fill(sums.begin(), sums.end(), 0.f);
     for (int64_t k = 0; k < p.k; k += piece) {
-      const int64_t now = std::min(piece, p.k - k);
+      const Part part{std::min(piece, p.k - k), k == 0, k + piece >= p.k};
       for (int64_t i = 0; i < WIDE; ++i)
-        w[i] = numbers<C, T>(p.w, std::min(column + i, p.n - 1), k, now, copies.data() + i * PIECE);
-      int64_t r = 0;
-      for (; r + TALL <= count; r += TALL) multiply<TALL>(x + r * stride + k, stride, w, now, &sums[r * WIDE * N]);
-      if (TALL > 2 && r + 2 == count)
-        multiply<TALL == 3 ? 2 : 1>(x + r * stride + k, stride, w, now, &sums[r * WIDE * N]);
-      else if (r < count)
-        multiply<1>(x + r * stride + k, stride, w, now, &sums[r * WIDE * N]);
+        w[i] = numbers<C, T>(p.w, std::min(column + i, p.n - 1), k, part.count, copied ? &copies[i * APART] : nullptr);
+      passes(p, count, part.last ? column + WIDE : column, part.last ? 0 : k + piece,
+             [&](int64_t r, int64_t rows, Ahead ahead) {
+               float* to = &sums[r * WIDE * N];
+               if (rows == TALL)
+                 multiply<TALL>(x + r * stride + k, stride, w, part, to, ahead);
+               else if (rows == 2)
+                 multiply<TALL == 3 ? 2 : 1>(x + r * stride + k, stride, w, part, to, ahead);
+               else
+                 multiply<1>(x + r * stride + k, stride, w, part, to, ahead);
+             });
     }
     for (int64_t r = 0; r < count; ++r) finish(p, first + r, column, &sums[r * WIDE * N]);
   }
@@ -289,7 +358,59 @@ void linear(const Problem<T>& p, const C* x, int64_t stride) {
   });
 }
 
-// ---- rows of int8 ------------------------------------------------------------------------------------------------------
+// ---- the product by tiles -------------------------------------------------------------------------------------------
+
+// W x^T by oneDNN's brgemm, which uses AMX where there is any: SQUARE rows of x at a time, filled up with zeros, so
+// that all rows are computed alike.
+#if X86_512
+constexpr int64_t SQUARE = 32;
+
+// Rows of x as brgemm takes its second operand: (k / 2, SQUARE) pairs.
+void pack(const BFloat16* x, int64_t stride, int64_t rows, int64_t k, BFloat16* packed) {
+  auto to = reinterpret_cast<uint32_t*>(packed);
+  for (int64_t r = 0; r < SQUARE; ++r)
+    for (int64_t i = 0; i < k / 2; ++i) {
+      uint32_t pair = 0;
+      if (r < rows) std::memcpy(&pair, x + r * stride + 2 * i, sizeof pair);
+      to[i * SQUARE + r] = pair;
+    }
+}
+
+void linear_by_tiles(const Problem<BFloat16>& p) {
+  const int64_t groups = (p.m + SQUARE - 1) / SQUARE, each = SQUARE * p.k;
+  std::vector<BFloat16> x(groups * each);
+  at::parallel_for(0, groups, 1, [&](int64_t g, int64_t end) {
+    for (; g < end; ++g)
+      pack(p.x + g * SQUARE * p.stride, p.stride, std::min(SQUARE, p.m - g * SQUARE), p.k, &x[g * each]);
+  });
+  at::parallel_for(0, (p.n + SQUARE - 1) / SQUARE, 1, [&](int64_t tile, int64_t end) {
+    std::vector<BFloat16> copy(p.w.kind == SAME ? 0 : each);
+    float sums[SQUARE * SQUARE], found[WIDE];
+    for (; tile < end; ++tile) {
+      const int64_t column = tile * SQUARE, rows = std::min(SQUARE, p.n - column);
+      const BFloat16* w = p.w.row<BFloat16>(column);
+      if (p.w.kind != SAME) {
+        for (int64_t i = 0; i < rows; ++i) numbers<BFloat16, BFloat16>(p.w, column + i, 0, p.k, &copy[i * p.k]);
+        w = copy.data();
+      }
+      for (int64_t g = 0; g < groups; ++g) {
+        at::native::cpublas::brgemm(rows, SQUARE, p.k, p.w.kind == SAME ? p.w.stride : p.k, SQUARE, SQUARE, false, w,
+                                    &x[g * each], sums);
+        for (int64_t r = 0; r < std::min(SQUARE, p.m - g * SQUARE); ++r)
+          for (int64_t i = 0; i < rows; i += WIDE) {
+            for (int64_t j = 0; j < std::min<int64_t>(WIDE, rows - i); ++j) found[j] = sums[(i + j) * SQUARE + r];
+            finish(p, g * SQUARE + r, column + i, found);
+          }
+      }
+    }
+    at::native::cpublas::brgemm_release();
+  });
+}
+#else
+void linear_by_tiles(const Problem<BFloat16>&) {}  // never called
+#endif
+
+// ---- rows of int8 ---------------------------------------------------------------------------------------------------
 
 // Rows as int8 with a scale each, and the totals of their groups.
 struct Rounded {
@@ -301,26 +422,36 @@ struct Rounded {
       : stride((k + 63) / 64 * 64), groups(groups), x(rows * stride), scales(rows), sums(rows * groups) {}
 };
 
+// A row, of which `wide` has room for a copy.
 template <class T>
-void round_row(const T* x, int64_t k, Rounded& to, int64_t row) {
-  int8_t* y = &to.x[row * to.stride];
-  float most = 0.f;
-  for (int64_t i = 0; i < k; ++i) most = std::max(most, std::abs(float(x[i])));
+void round_row(const T* x, int64_t k, Rounded& to, int64_t row, std::vector<float>& wide) {
+  wide.assign((k + N - 1) / N * N, 0.f);
+  widen(x, k, wide.data());
+  Floats top(0.f);
+  for (int64_t i = 0; i < k; i += N) top = at::vec::maximum(top, Floats::loadu(&wide[i]).abs());
+  const float most = at::vec::vec_reduce_all<float>([](Floats& p, Floats& q) { return at::vec::maximum(p, q); }, top);
   to.scales[row] = most / 127.f;
-  const float inverse = most > 0.f ? 127.f / most : 0.f;
-  for (int64_t i = 0; i < k; ++i) y[i] = int8_t(std::nearbyint(float(x[i]) * inverse));
+  const Floats inverse(most > 0.f ? 127.f / most : 0.f);
+  for (int64_t i = 0; i < k; i += N) (Floats::loadu(&wide[i]) * inverse).round().store(&wide[i]);
   const int64_t each = k / to.groups;
-  for (int64_t g = 0; g < to.groups; ++g) {
-    int sum = 0;
-    for (int64_t i = g * each; i < (g + 1) * each; ++i) sum += y[i];
-    to.sums[row * to.groups + g] = sum;
-  }
+  for (int64_t g = 0; g < to.groups; ++g)
+    to.sums[row * to.groups + g] =
+        at::vec::reduce_all<float>([](Floats p, Floats q) { return p + q; }, &wide[g * each], each);
+  narrow(wide.data(), k, &to.x[row * to.stride]);
 }
 
 #if X86_512
+WITH_INT8 inline __m128i total(__m512i a, __m512i b, __m512i c, __m512i d) {
+  const __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+  const __m512i cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+  const __m512i all = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+  const __m256i half = _mm256_add_epi32(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
+  return _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+}
+
 // Products of ROWS rows of x and WIDE rows of W of int8, offset by 128.
 template <int ROWS, class T>
-WITH_INT8 void multiply_int8(const Problem<T>& p, const Rounded& x, int64_t row, int64_t column) {
+WITH_INT8 void multiply_int8(const Problem<T>& p, const Rounded& x, int64_t row, int64_t column, Ahead ahead) {
   __m512i sum[ROWS][WIDE];
   const int8_t* w[WIDE];
   for (int i = 0; i < WIDE; ++i) w[i] = p.w.template row<int8_t>(std::min(column + i, p.n - 1));
@@ -330,6 +461,7 @@ WITH_INT8 void multiply_int8(const Problem<T>& p, const Rounded& x, int64_t row,
     for (int i = 0; i < WIDE; ++i) sum[r][i] = _mm512_setzero_si512();
   const __m512i offset = _mm512_set1_epi8(char(128));
   for (int64_t k = 0; k < p.k; k += 64) {
+    ahead.fetch(k);
     const __mmask64 here = p.k - k >= 64 ? ~0ull : (1ull << (p.k - k)) - 1;
     __m512i a[ROWS];
 #pragma GCC unroll 3
@@ -341,13 +473,15 @@ WITH_INT8 void multiply_int8(const Problem<T>& p, const Rounded& x, int64_t row,
       for (int r = 0; r < ROWS; ++r) sum[r][i] = _mm512_dpbusd_epi32(sum[r][i], b, a[r]);
     }
   }
+#pragma GCC unroll 3
   for (int r = 0; r < ROWS; ++r) {
-    const int64_t offsets = 128 * int64_t(x.sums[row + r]);
-    for (int64_t i = 0; i < std::min<int64_t>(WIDE, p.n - column); ++i) {
-      const int64_t found = int64_t(_mm512_reduce_add_epi32(sum[r][i])) - offsets;
-      const float y = float(found) * x.scales[row + r] * p.w.scales[column + i];
-      p.out[(row + r) * p.n + column + i] = p.bias ? T(y + float(p.bias[column + i])) : T(y);
-    }
+    const __m128i offsets = _mm_set1_epi32(128 * int(x.sums[row + r]));
+    alignas(32) float found[WIDE];
+    const __m128i low = total(sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
+    const __m128i high = total(sum[r][4], sum[r][5], sum[r][6], sum[r][7]);
+    _mm_store_ps(found, _mm_cvtepi32_ps(_mm_sub_epi32(low, offsets)));
+    _mm_store_ps(found + 4, _mm_cvtepi32_ps(_mm_sub_epi32(high, offsets)));
+    finish(p, row + r, column, found, x.scales[row + r]);
   }
 }
 
@@ -366,7 +500,7 @@ WITH_INT8 inline float of_zeros(const float* scales, const uint8_t* zeros, const
 
 // The same of int4, each 32 numbers with a scale and a zero.
 template <int ROWS, class T>
-WITH_INT8 void multiply_int4(const Problem<T>& p, const Rounded& x, int64_t row, int64_t column) {
+WITH_INT8 void multiply_int4(const Problem<T>& p, const Rounded& x, int64_t row, int64_t column, Ahead ahead) {
   __m512 sum[ROWS][WIDE];
   const uint8_t* w[WIDE];
   const float* scales[WIDE];
@@ -382,6 +516,7 @@ WITH_INT8 void multiply_int4(const Problem<T>& p, const Rounded& x, int64_t row,
     for (int i = 0; i < WIDE; ++i) sum[r][i] = _mm512_setzero_ps();
   const __m256i low = _mm256_set1_epi8(15);
   for (int64_t k = 0; k < p.k; k += 64) {
+    ahead.fetch(k);
     __m512i a[ROWS];
 #pragma GCC unroll 3
     for (int r = 0; r < ROWS; ++r) a[r] = _mm512_loadu_si512(&x.x[(row + r) * x.stride + k]);
@@ -399,40 +534,45 @@ WITH_INT8 void multiply_int4(const Problem<T>& p, const Rounded& x, int64_t row,
             _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(_mm512_setzero_si512(), b, a[r])), scale, sum[r][i]);
     }
   }
+#pragma GCC unroll 3
   for (int r = 0; r < ROWS; ++r) {
+    float found[WIDE];
+    total(sum[r][0], sum[r][1], sum[r][2], sum[r][3], found);
+    total(sum[r][4], sum[r][5], sum[r][6], sum[r][7], found + 4);
     for (int64_t i = 0; i < std::min<int64_t>(WIDE, p.n - column); ++i) {
       const uint8_t* zeros = p.w.zeros ? p.w.zeros + (column + i) * groups : nullptr;
-      const float unwanted = of_zeros(scales[i], zeros, &x.sums[(row + r) * groups], groups);
-      const float y = (_mm512_reduce_add_ps(sum[r][i]) - unwanted) * x.scales[row + r];
-      p.out[(row + r) * p.n + column + i] = p.bias ? T(y + float(p.bias[column + i])) : T(y);
+      found[i] -= of_zeros(scales[i], zeros, &x.sums[(row + r) * groups], groups);
     }
+    finish(p, row + r, column, found, x.scales[row + r]);
   }
 }
 
 template <int ROWS, class T>
-void multiply_rounded(const Problem<T>& p, const Rounded& x, int64_t row, int64_t column) {
+void multiply_rounded(const Problem<T>& p, const Rounded& x, int64_t row, int64_t column, Ahead ahead) {
   if (p.w.kind == INT8)
-    multiply_int8<ROWS, T>(p, x, row, column);
+    multiply_int8<ROWS, T>(p, x, row, column, ahead);
   else
-    multiply_int4<ROWS, T>(p, x, row, column);
+    multiply_int4<ROWS, T>(p, x, row, column, ahead);
 }
 
 template <class T>
 void linear_rounded(const Problem<T>& p) {
   Rounded x(p.m, p.k, p.w.kind == INT4 ? p.k / p.w.group : 1);
   at::parallel_for(0, p.m, std::max<int64_t>(1, (1 << 15) / std::max<int64_t>(1, p.k)), [&](int64_t i, int64_t end) {
-    for (; i < end; ++i) round_row(p.x + i * p.stride, p.k, x, i);
+    std::vector<float> wide;
+    for (; i < end; ++i) round_row(p.x + i * p.stride, p.k, x, i, wide);
   });
   const int64_t grain = std::max<int64_t>(1, (1 << 16) / std::max<int64_t>(1, p.k * WIDE));
   at::parallel_for(0, (p.n + WIDE - 1) / WIDE, grain, [&](int64_t i, int64_t end) {
-    for (; i < end; ++i) {
-      int64_t r = 0;
-      for (; r + 3 <= p.m; r += 3) multiply_rounded<3>(p, x, r, i * WIDE);
-      if (r + 2 == p.m)
-        multiply_rounded<2>(p, x, r, i * WIDE);
-      else if (r < p.m)
-        multiply_rounded<1>(p, x, r, i * WIDE);
-    }
+    for (; i < end; ++i)
+      passes(p, p.m, (i + 1) * WIDE, 0, [&](int64_t r, int64_t rows, Ahead ahead) {
+        if (rows == 3)
+          multiply_rounded<3>(p, x, r, i * WIDE, ahead);
+        else if (rows == 2)
+          multiply_rounded<2>(p, x, r, i * WIDE, ahead);
+        else
+          multiply_rounded<1>(p, x, r, i * WIDE, ahead);
+      });
   });
 }
 #else
@@ -444,14 +584,18 @@ template <class T>
 void compute(const void* const* data, const int64_t* sizes) {
   Problem<T> p;
   p.x = static_cast<const T*>(data[0]);
-  p.w = {data[1], Kind(sizes[0]), sizes[2], static_cast<const float*>(data[2]), static_cast<const uint8_t*>(data[3]),
+  p.w = {data[1], Kind(sizes[0]), sizes[0] == SAME ? int64_t(sizeof(T)) : 1, sizes[2],
+         static_cast<const float*>(data[2]), static_cast<const uint8_t*>(data[3]),
          sizes[3]};
   p.bias = static_cast<const T*>(data[4]);
   p.out = static_cast<T*>(const_cast<void*>(data[5]));
   p.stride = sizes[1];
   p.m = sizes[4], p.n = sizes[5], p.k = sizes[6];
   if (sizes[7]) return linear_rounded(p);
-  if (std::is_same_v<T, float> || multiplies_bfloat16()) return linear<T, T>(p, p.x, p.stride);
+  if constexpr (std::is_same_v<T, BFloat16> && X86_512)
+    if (sizes[8] && p.k % 2 == 0) return linear_by_tiles(p);
+  if constexpr (std::is_same_v<T, float> || X86_512)
+    if (std::is_same_v<T, float> || multiplies_bfloat16()) return linear<T, T>(p, p.x, p.stride);
   std::vector<float> x(p.m * p.k);
   for (int64_t i = 0; i < p.m; ++i) widen(p.x + i * p.stride, p.k, &x[i * p.k]);
   linear<float, T>(p, x.data(), p.k);
@@ -459,10 +603,12 @@ void compute(const void* const* data, const int64_t* sizes) {
 
 }  // namespace
 
-// data: x, weight, scales, zeros, bias, out, of which the third to the fifth may be null. sizes: the kind of the weight,
-// strides of rows of x and of weight, group; m, n, k; whether rows of x are rounded to int8, if `rounds`. half: whether x,
-// bias and out are BFloat16.
-extern "C" void linear_rows(const void* const* data, const int64_t* sizes, int64_t half) {
+// scales, zeros and bias may be null. sizes: the kind of the weight; strides of rows of x and of weight; group; m, n, k;
+// whether rows of x are rounded to int8, if `rounds`; whether BFloat16 is multiplied by tiles. half: whether x, bias and
+// out are BFloat16.
+extern "C" void linear_rows(const void* x, const void* weight, const void* scales, const void* zeros, const void* bias,
+                            void* out, const int64_t* sizes, int64_t half) {
+  const void* data[] = {x, weight, scales, zeros, bias, out};
   if (half)
     compute<BFloat16>(data, sizes);
   else

@@ -3,7 +3,7 @@
 `tutti::linear_rows` equals `torch.nn.functional.linear`. On a CPU, float32 and bfloat16 are computed by
 `linear_rows.cpp`, which is compiled at first use. It reads the weight once, and a row of the result has the same bits
 whatever the other rows are, and for any number of threads: PyTorch's kernels differ for one row and for several.
-bfloat16 is accumulated in float32, by bfloat16 instructions where the processor has them.
+bfloat16 is accumulated in float32, by AMX or bfloat16 instructions where the processor has them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ aten, ops = torch.ops.aten, torch.ops.tutti
 SOURCE = Path(__file__).with_suffix(".cpp")
 KNOWN = torch.float32, torch.bfloat16  # dtypes of x of the compiled kernels
 SAME, INT8, INT4 = range(3)  # kinds of weights
-FASTER = 32  # rows up to which it is faster than PyTorch's
+SIZES = ctypes.c_int64 * 9
+FASTER = 64  # rows up to which it is faster than PyTorch's
 
 _library = torch.library.Library("tutti", "FRAGMENT")
 _library.define("linear_rows(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
@@ -35,9 +36,15 @@ _library.define("linear_rows(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
 def kernels() -> ctypes.CDLL:
     """The compiled kernels."""
     library = compat.compile_cpp(SOURCE.read_text())
-    library.linear_rows.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+    library.linear_rows.argtypes = [*[ctypes.c_void_p] * 7, ctypes.c_int64]
     library.linear_rows.restype, library.rounds.restype = None, ctypes.c_int64
     return library
+
+
+@cache
+def tiles() -> bool:
+    """Whether the processor multiplies tiles (AMX)."""
+    return compat.multiplies_tiles()
 
 
 def call(
@@ -47,15 +54,14 @@ def call(
     """The compiled kernel: see `linear_rows.cpp`. rounded: rows of x are rounded to int8."""
     x = x if x.stride(1) == 1 else x.contiguous()
     weight = weight if weight.stride(1) == 1 else weight.contiguous()
-    scales, zeros, bias = (t if t is None else t.contiguous() for t in (scales, zeros, bias))
-    (m, k), n = x.shape, len(weight)
+    (m, k), n = x.shape, weight.shape[0]
     out = x.new_empty(m, n)
-    if not out.numel():
-        return out
-    tensors = [None if t is None else t.data_ptr() for t in (x, weight, scales, zeros, bias, out)]
-    sizes = (kind, x.stride(0), weight.stride(0), group, m, n, k, rounded)
-    half = x.dtype == torch.bfloat16
-    kernels().linear_rows((ctypes.c_void_p * 6)(*tensors), (ctypes.c_int64 * len(sizes))(*sizes), half)
+    if m and n:
+        others = [t if t is None else t.contiguous() for t in (scales, zeros, bias)]
+        pointers = [t if t is None else t.data_ptr() for t in others]
+        sizes = SIZES(kind, x.stride(0), weight.stride(0), group, m, n, k, rounded, tiles())
+        half = x.dtype == torch.bfloat16
+        kernels().linear_rows(x.data_ptr(), weight.data_ptr(), *pointers, out.data_ptr(), sizes, half)
     return out
 
 

@@ -1,12 +1,13 @@
 // A paged cache: attention over it (paged_attention.py), in float32, and rows written into it (paged_write.py).
+// Processors with bfloat16 instructions multiply queries and keys by these, two numbers at a time.
 //
 // The queries of a key head and of a tile of tokens see the keys in blocks, counted from the start of the sequence:
 //
 //     s = scale q K^T,   most' = max(most, max(s)),   f = exp(most - most'),   p = exp(s - most')
 //     sum' = f sum + sum(p),   o' = f o + p V
 //
-// (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.) A block that a query does not see changes
-// none of its numbers, so these do not depend on the tile. Threads share the tiles.
+// (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.) A block that a query does not see
+// changes none of its numbers, so these do not depend on the tile. Threads share the tiles.
 
 #include <ATen/Parallel.h>
 #include <ATen/cpu/vec/functional.h>
@@ -22,6 +23,14 @@
 #include <type_traits>
 #include <vector>
 
+#if defined(CPU_CAPABILITY_AVX512) && defined(__x86_64__) && !defined(GENERIC)
+#include <immintrin.h>
+#define X86_512 1
+#define WITH_BFLOAT16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")))
+#else
+#define X86_512 0
+#endif
+
 namespace {
 
 using c10::BFloat16;
@@ -29,13 +38,14 @@ using Floats = at::vec::Vectorized<float>;
 using Halves = at::vec::Vectorized<BFloat16>;
 
 constexpr int64_t KEYS = 64, ROWS = 64;  // of a block; of a tile
+constexpr int64_t LINE = 64;             // bytes of a line of a cache
 constexpr int64_t N = Floats::size();
 constexpr int64_t SIDE = 4;                // vectors beside each other in registers
 constexpr int QUERIES = N == 16 ? 4 : 2;  // queries in registers at once
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 
 struct Sizes {
-  int64_t heads, key_heads, width, value_width, block, window, causal, sequences, tables;
+  int64_t tokens, heads, key_heads, width, value_width, block, window, causal, sequences, tables;
   int64_t query_token, query_head, key_slot, key_head, value_slot, value_head;  // strides
 };
 
@@ -54,6 +64,17 @@ void widen(const T* x, int64_t count, float* y, int64_t to) {
   }
   for (; i < count; ++i) y[i] = x[i];
   std::fill(y + i, y + to, 0.f);
+}
+
+void load(const float* x, Floats (&y)[SIDE]) {
+#pragma GCC unroll 4
+  for (int v = 0; v < SIDE; ++v) y[v] = Floats::loadu(x + v * N);
+}
+
+void load(const BFloat16* x, Floats (&y)[SIDE]) {
+  auto [a, b] = at::vec::convert_to_float(Halves::loadu(x));
+  auto [c, d] = at::vec::convert_to_float(Halves::loadu(x + 2 * N));
+  y[0] = a, y[1] = b, y[2] = c, y[3] = d;
 }
 
 template <class T>
@@ -95,13 +116,73 @@ void product(const float* a, int64_t of_a, const float* b, int64_t of_b, int64_t
   }
 }
 
-template <bool ADD>
-void products(int64_t rows, const float* a, int64_t of_a, const float* b, int64_t of_b, int64_t depth, int64_t columns,
-              float* out, int64_t of_out) {
+// out += a (Q, depth) times rows of b, columns a multiple of SIDE vectors.
+template <int Q, class T>
+void product_of_rows(const float* a, int64_t of_a, const T* const* b, int64_t depth, int64_t columns, float* out,
+                     int64_t of_out) {
+  for (int64_t c = 0; c < columns; c += SIDE * N) {
+    Floats sum[Q][SIDE];
+#pragma GCC unroll 4
+    for (int q = 0; q < Q; ++q)
+#pragma GCC unroll 4
+      for (int v = 0; v < SIDE; ++v) sum[q][v] = Floats::loadu(out + q * of_out + c + v * N);
+    for (int64_t d = 0; d < depth; ++d) {
+      Floats right[SIDE];
+      load(b[d] + c, right);
+#pragma GCC unroll 4
+      for (int q = 0; q < Q; ++q) {
+        const Floats left(a[q * of_a + d]);
+#pragma GCC unroll 4
+        for (int v = 0; v < SIDE; ++v) sum[q][v] = at::vec::fmadd(left, right[v], sum[q][v]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int q = 0; q < Q; ++q)
+#pragma GCC unroll 4
+      for (int v = 0; v < SIDE; ++v) sum[q][v].store(out + q * of_out + c + v * N);
+  }
+}
+
+#if X86_512
+bool multiplies_bfloat16() { return __builtin_cpu_supports("avx512bf16"); }
+
+// out (Q, KEYS) = a (Q, depth) b (depth, KEYS), of pairs of BFloat16
+template <int Q>
+WITH_BFLOAT16 void product_of_pairs(const float* a, int64_t of_a, const float* b, int64_t depth, float* out) {
+  __m512 sum[Q][SIDE];
+#pragma GCC unroll 4
+  for (int q = 0; q < Q; ++q)
+#pragma GCC unroll 4
+    for (int v = 0; v < SIDE; ++v) sum[q][v] = _mm512_setzero_ps();
+  for (int64_t d = 0; d < depth; ++d) {
+    __m512bh right[SIDE];
+#pragma GCC unroll 4
+    for (int v = 0; v < SIDE; ++v) right[v] = (__m512bh)_mm512_loadu_ps(b + d * KEYS + v * N);
+#pragma GCC unroll 4
+    for (int q = 0; q < Q; ++q) {
+      const __m512bh left = (__m512bh)_mm512_set1_ps(a[q * of_a + d]);
+#pragma GCC unroll 4
+      for (int v = 0; v < SIDE; ++v) sum[q][v] = _mm512_dpbf16_ps(sum[q][v], left, right[v]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int q = 0; q < Q; ++q)
+#pragma GCC unroll 4
+    for (int v = 0; v < SIDE; ++v) _mm512_storeu_ps(out + q * KEYS + v * N, sum[q][v]);
+}
+#else
+bool multiplies_bfloat16() { return false; }
+
+template <int Q>
+void product_of_pairs(const float*, int64_t, const float*, int64_t, float*) {}  // never called
+#endif
+
+// Call f with the first of QUERIES rows, as often as there are so many, and then with one row at a time.
+template <class F>
+void by_rows(int64_t rows, F f) {
   int64_t r = 0;
-  for (; r + QUERIES <= rows; r += QUERIES)
-    product<QUERIES, ADD>(a + r * of_a, of_a, b, of_b, depth, columns, out + r * of_out, of_out);
-  for (; r < rows; ++r) product<1, ADD>(a + r * of_a, of_a, b, of_b, depth, columns, out + r * of_out, of_out);
+  for (; r + QUERIES <= rows; r += QUERIES) f(r, std::integral_constant<int, QUERIES>());
+  for (; r < rows; ++r) f(r, std::integral_constant<int, 1>());
 }
 
 float reduce_max(const Floats& x) {
@@ -150,14 +231,17 @@ float weigh(float* s, int64_t low, int64_t high, float scale, float softcap, flo
   return fades;
 }
 
-// One thread's memory.
+// One thread's memory. depth: of the products of queries and keys, in numbers or pairs of them.
+template <class T>
 struct Memory {
-  int64_t width, value_width;
-  std::vector<float> q, k, rows, v, s, o, most, sum;
+  int64_t depth, value_width;
+  std::vector<float> q, k, wide, v, s, o, most, sum;
+  const T* rows[KEYS];
 
-  Memory(int64_t queries, int64_t width, int64_t values)
-      : width(width), value_width(padded(values)), q(queries * width), k(KEYS * width), rows(KEYS * width),
-        v(KEYS * value_width), s(queries * KEYS), o(queries * value_width), most(queries), sum(queries) {}
+  Memory(int64_t queries, int64_t width, int64_t values, bool pairs)
+      : depth(pairs ? width / 2 : width), value_width(padded(values)), q(queries * depth), k(KEYS * depth),
+        wide(KEYS * width), v(KEYS * value_width), s(queries * KEYS), o(queries * value_width), most(queries),
+        sum(queries) {}
 };
 
 struct Tile {
@@ -174,40 +258,68 @@ struct Attention {
   float scale, softcap;
   Sizes n;
 
-  // The keys and values of a block, the keys transposed.
-  void fetch(const Tile& tile, int64_t head, int64_t begin, int64_t count, Memory& m) const {
+  bool pairs() const {
+    return std::is_same_v<T, BFloat16> && n.width % 2 == 0 && multiplies_bfloat16();
+  }
+
+  // Call f with each run of keys that lie behind each other: how many, the first among the `count` from `begin` on, and
+  // where its key and value are.
+  template <class F>
+  void runs(const Tile& tile, int64_t head, int64_t begin, int64_t count, F f) const {
     const int32_t* table = tables + tile.sequence * n.tables;
     for (int64_t j = 0, run; j < count; j += run) {
       const int64_t at = begin + j, slot = table[at / n.block] * n.block + at % n.block;
       run = std::min(count - j, n.block - at % n.block);
-      const T* k = keys + slot * n.key_slot + head * n.key_head;
+      f(run, j, keys + slot * n.key_slot + head * n.key_head, values + slot * n.value_slot + head * n.value_head);
+    }
+  }
+
+  // The keys and values of a block, the keys transposed. wide: whether the values, too, are copied.
+  void fetch(const Tile& tile, int64_t head, int64_t begin, int64_t count, bool wide, Memory<T>& m) const {
+    runs(tile, head, begin, count, [&](int64_t run, int64_t j, const T* k, const T* v) {
       if constexpr (std::is_same_v<T, float>) {
-        turn(k, n.key_slot, run, m.k.data() + j);
+        turn(k, n.key_slot, run, m.depth, &m.k[j]);
+      } else if (pairs()) {
+        turn(reinterpret_cast<const float*>(k), n.key_slot / 2, run, m.depth, &m.k[j]);
       } else {
-        for (int64_t i = 0; i < run; ++i) widen(k + i * n.key_slot, n.width, &m.rows[i * n.width], n.width);
-        turn(m.rows.data(), n.width, run, m.k.data() + j);
+        for (int64_t i = 0; i < run; ++i) widen(k + i * n.key_slot, n.width, &m.wide[i * n.width], n.width);
+        turn(m.wide.data(), n.width, run, m.depth, &m.k[j]);
       }
-      const T* v = values + slot * n.value_slot + head * n.value_head;
-      for (int64_t i = 0; i < run; ++i)
-        widen(v + i * n.value_slot, n.value_width, &m.v[(j + i) * m.value_width], m.value_width);
-    }
-    if (count < KEYS) {
-      for (int64_t d = 0; d < n.width; ++d) std::fill(&m.k[d * KEYS + count], &m.k[d * KEYS] + KEYS, 0.f);
-    }
+      for (int64_t i = 0; i < run; ++i) {
+        m.rows[j + i] = v + i * n.value_slot;
+        if (wide) widen(m.rows[j + i], n.value_width, &m.v[(j + i) * m.value_width], m.value_width);
+      }
+    });
+    for (int64_t d = 0; count < KEYS && d < m.depth; ++d) std::fill(&m.k[d * KEYS + count], &m.k[d * KEYS] + KEYS, 0.f);
   }
 
-  void turn(const float* x, int64_t stride, int64_t count, float* to) const {
+  // Fetch a later block into a cache.
+  void prefetch(const Tile& tile, int64_t head, int64_t begin, int64_t count) const {
+    runs(tile, head, begin, count, [&](int64_t run, int64_t, const T* k, const T* v) {
+      for (int64_t i = 0; i < run; ++i) {
+        for (int64_t d = 0; d < n.width; d += LINE / sizeof(T)) __builtin_prefetch(k + i * n.key_slot + d);
+        for (int64_t d = 0; d < n.value_width; d += LINE / sizeof(T)) __builtin_prefetch(v + i * n.value_slot + d);
+      }
+    });
+  }
+
+  static void turn(const float* x, int64_t stride, int64_t count, int64_t depth, float* to) {
     for (int64_t i = 0; i < count; i += N)
-      for (int64_t d = 0; d < n.width; d += N)
-        at::vec::transpose_mxn<float>(x + i * stride + d, stride, to + d * KEYS + i, KEYS,
-                                      std::min(N, count - i), std::min(N, n.width - d));
+      for (int64_t d = 0; d < depth; d += N)
+        at::vec::transpose_mxn<float>(x + i * stride + d, stride, to + d * KEYS + i, KEYS, std::min(N, count - i),
+                                      std::min(N, depth - d));
   }
 
-  void run(const Tile& tile, int64_t head, Memory& m) const {
+  void run(const Tile& tile, int64_t head, Memory<T>& m) const {
     const int64_t group = n.heads / n.key_heads, rows = tile.count * group;
-    for (int64_t r = 0; r < rows; ++r)
-      widen(query + (tile.first + r / group) * n.query_token + (head * group + r % group) * n.query_head, n.width,
-            &m.q[r * n.width], n.width);
+    const bool wide = rows > QUERIES || n.value_width != m.value_width;
+    for (int64_t r = 0; r < rows; ++r) {
+      const T* q = query + (tile.first + r / group) * n.query_token + (head * group + r % group) * n.query_head;
+      if (pairs())
+        std::memcpy(&m.q[r * m.depth], q, n.width * sizeof(T));
+      else
+        widen(q, n.width, &m.q[r * m.depth], n.width);
+    }
     std::fill(m.o.begin(), m.o.begin() + rows * m.value_width, 0.f);
     std::fill(m.most.begin(), m.most.begin() + rows, NOTHING);
     std::fill(m.sum.begin(), m.sum.begin() + rows, 0.f);
@@ -215,8 +327,14 @@ struct Attention {
     const int64_t begin = n.window ? std::max<int64_t>(0, tile.position - n.window + 1) / KEYS * KEYS : 0;
     for (int64_t j = begin; j < end; j += KEYS) {
       const int64_t count = std::min(KEYS, end - j);
-      fetch(tile, head, j, count, m);
-      products<false>(rows, m.q.data(), n.width, m.k.data(), KEYS, n.width, KEYS, m.s.data(), KEYS);
+      fetch(tile, head, j, count, wide, m);
+      if (j + KEYS < end) prefetch(tile, head, j + KEYS, std::min(KEYS, end - j - KEYS));
+      by_rows(rows, [&](int64_t r, auto q) {
+        if (pairs())
+          product_of_pairs<q>(&m.q[r * m.depth], m.depth, m.k.data(), m.depth, &m.s[r * KEYS]);
+        else
+          product<q, false>(&m.q[r * m.depth], m.depth, m.k.data(), KEYS, m.depth, KEYS, &m.s[r * KEYS], KEYS);
+      });
       for (int64_t r = 0; r < rows; ++r) {
         const int64_t own = tile.position + r / group;
         const int64_t high = n.causal ? std::min(count, own + 1 - j) : count;
@@ -226,8 +344,13 @@ struct Attention {
         if (fades != 1.f)
           for (int64_t d = 0; d < m.value_width; d += N) (Floats::loadu(o + d) * Floats(fades)).store(o + d);
       }
-      products<true>(rows, m.s.data(), KEYS, m.v.data(), m.value_width, count, m.value_width, m.o.data(),
-                     m.value_width);
+      by_rows(rows, [&](int64_t r, auto q) {
+        const int64_t w = m.value_width;
+        if (wide)
+          product<q, true>(&m.s[r * KEYS], KEYS, m.v.data(), w, count, w, &m.o[r * w], w);
+        else
+          product_of_rows<q>(&m.s[r * KEYS], KEYS, m.rows, count, w, &m.o[r * w], w);
+      });
     }
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t token = tile.first + r / group, h = head * group + r % group;
@@ -251,21 +374,23 @@ void attend(const void* const* x, const float* sinks, const int32_t* tables, con
       tiles.push_back({s, t, std::min(tokens, starts[s + 1] - t), lengths[s] - starts[s + 1] + t, lengths[s]});
   const Attention<T> work{static_cast<const T*>(x[0]), static_cast<const T*>(x[1]), static_cast<const T*>(x[2]),
                           static_cast<T*>(const_cast<void*>(x[3])), tables, sinks, float(scale), float(softcap), n};
-  const int64_t items = tiles.size() * n.key_heads;
+  const int64_t items = tiles.size() * n.key_heads, row = n.heads * n.value_width;
+  std::fill(work.out + starts[n.sequences] * row, work.out + n.tokens * row, T(0));
   std::atomic<int64_t> next{0};
   at::parallel_for(0, std::min<int64_t>(items, at::get_num_threads()), 1, [&](int64_t, int64_t) {
-    Memory memory(tokens * group, n.width, n.value_width);
+    Memory<T> memory(tokens * group, n.width, n.value_width, work.pairs());
     for (int64_t i; (i = next++) < items;) work.run(tiles[i / n.key_heads], i % n.key_heads, memory);
   });
 }
 
 }  // namespace
 
-// x: query, keys, values, out, of BFloat16 (half) or float; out is contiguous.
-extern "C" void paged_attention(const void* const* x, int64_t half, const float* sinks, const int32_t* tables,
-                                const int32_t* starts, const int32_t* lengths, const int64_t* sizes, double scale,
-                                double softcap) {
+// Operands of BFloat16 (half) or float; out is contiguous.
+extern "C" void paged_attention(const void* query, const void* keys, const void* values, void* out, int64_t half,
+                                const float* sinks, const int32_t* tables, const int32_t* starts,
+                                const int32_t* lengths, const int64_t* sizes, double scale, double softcap) {
   const Sizes& n = *reinterpret_cast<const Sizes*>(sizes);
+  const void* x[] = {query, keys, values, out};
   if (half)
     attend<BFloat16>(x, sinks, tables, starts, lengths, n, scale, softcap);
   else
@@ -273,11 +398,14 @@ extern "C" void paged_attention(const void* const* x, int64_t half, const float*
 }
 
 // Row i of `rows`, of `size` bytes and `apart` bytes from the next, goes to row slots[i] of the cache unless that is
-// negative.
-extern "C" void paged_write(char* cache, int64_t stride, const char* rows, int64_t apart, const int64_t* slots,
-                            int64_t count, int64_t size) {
+// negative. Returns a slot of `total` or more, if there is one, and writes nothing then; or -1.
+extern "C" int64_t paged_write(char* cache, int64_t stride, const char* rows, int64_t apart, const int64_t* slots,
+                               int64_t count, int64_t size, int64_t total) {
+  for (int64_t i = 0; i < count; ++i)
+    if (slots[i] >= total) return slots[i];
   at::parallel_for(0, count, std::max<int64_t>(1, (1 << 16) / std::max<int64_t>(size, 1)), [&](int64_t i, int64_t end) {
     for (; i < end; ++i)
       if (slots[i] >= 0) std::memcpy(cache + slots[i] * stride, rows + i * apart, size);
   });
+  return -1;
 }

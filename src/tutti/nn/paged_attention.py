@@ -36,6 +36,7 @@ from tutti import compat
 
 SOURCE = Path(__file__).with_name("paged.cpp")
 KNOWN = torch.float32, torch.bfloat16  # dtypes of the compiled kernel
+SIZES = ctypes.c_int64 * 16
 
 _library = torch.library.Library("tutti", "FRAGMENT")
 _library.define(
@@ -92,9 +93,10 @@ def kernels() -> ctypes.CDLL:
     """The compiled kernels of the paged cache."""
     library = compat.compile_cpp(SOURCE.read_text())
     pointer, integer, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-    library.paged_attention.argtypes = [pointer, integer, *[pointer] * 5, number, number]
-    library.paged_write.argtypes = [pointer, integer, pointer, integer, pointer, integer, integer]
-    library.paged_attention.restype = library.paged_write.restype = None
+    library.paged_attention.argtypes = [*[pointer] * 4, integer, *[pointer] * 5, number, number]
+    library.paged_attention.restype = None
+    library.paged_write.argtypes = [pointer, integer, pointer, integer, pointer, *[integer] * 3]
+    library.paged_write.restype = integer
     return library
 
 
@@ -103,27 +105,29 @@ def _cpu(query, keys, values, tables, starts, lengths, *, block, scale, window=0
         return reference(query, keys, values, tables, starts, lengths, block=block, scale=scale, window=window,
                          softcap=softcap, sinks=sinks, causal=causal)  # fmt: skip
     _check(query, keys, values, window, causal)
-    query, keys, values = (x if x.stride(2) == 1 else x.contiguous() for x in (query, keys, values))
+    query, keys, values = map(_in_rows, (query, keys, values))
     tables, starts, lengths = (x.to(torch.int32).contiguous() for x in (tables, starts, lengths))
     sinks = sinks if sinks is None else sinks.to(torch.float32).contiguous()
     out = _made(query, keys, values)
-    used = int(starts[-1])
-    out[used:].zero_()
-    (_, heads, width), groups = query.shape, keys.shape[1]
-    sizes = (
-        heads, groups, width, values.shape[2], block, window, causal, *tables.shape,
-        *(n for x in (query, keys, values) for n in x.stride()[:2]),
+    (tokens, heads, width), (_, groups, value_width) = query.shape, values.shape
+    sizes = SIZES(
+        tokens, heads, groups, width, value_width, block, window, causal, *tables.shape,
+        *query.stride()[:2], *keys.stride()[:2], *values.stride()[:2],
     )  # fmt: skip
     kernels().paged_attention(
-        (ctypes.c_void_p * 4)(*[x.data_ptr() for x in (query, keys, values, out)]),
-        query.dtype == torch.bfloat16,
-        None if sinks is None else sinks.data_ptr(),
-        *(x.data_ptr() for x in (tables, starts, lengths)),
-        (ctypes.c_int64 * len(sizes))(*sizes),
-        scale,
-        softcap,
-    )
+        query.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), query.dtype == torch.bfloat16,
+        sinks if sinks is None else sinks.data_ptr(), tables.data_ptr(), starts.data_ptr(), lengths.data_ptr(), sizes,
+        scale, softcap,
+    )  # fmt: skip
     return out
+
+
+def _in_rows(x: Tensor) -> Tensor:
+    """The tensor as the kernel reads it: contiguous rows that begin at multiples of 4 bytes."""
+    step = 4 // x.element_size()
+    apart, beside, within = x.stride()
+    fits = within == 1 and not (apart % step or beside % step or x.storage_offset() % step)
+    return x if fits else x.contiguous()
 
 
 _library.impl("paged_attention", _cpu, "CPU")

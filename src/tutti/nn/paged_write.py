@@ -45,16 +45,18 @@ def _check(cache: Tensor, values: Tensor, slots: Tensor) -> None:
 
 def _cpu(cache: Tensor, values: Tensor, slots: Tensor) -> None:
     _check(cache, values, slots)
-    if len(slots) and int(slots.max()) >= len(cache):
-        raise IndexError(f"paged_write: slot {int(slots.max())} of a cache with {len(cache)} slots")
     values, slots = values.to(cache.dtype), slots.contiguous()
-    if not cache[:1].is_contiguous():
+    width, size = cache.shape[2], cache.element_size()
+    if cache.stride()[1:] != (width, 1):
         reference(cache, values, slots)
         return
-    values = values if values[:1].is_contiguous() else values.contiguous()
-    size = cache.element_size()
-    places = [n for x in (cache, values) for n in (x.data_ptr(), size * x.stride(0))]
-    kernels().paged_write(*places, slots.data_ptr(), len(slots), size * values.shape[1] * values.shape[2])
+    values = values if values.stride()[1:] == (width, 1) else values.contiguous()
+    wrong = kernels().paged_write(
+        cache.data_ptr(), size * cache.stride(0), values.data_ptr(), size * values.stride(0), slots.data_ptr(),
+        len(slots), size * cache.shape[1] * width, len(cache),
+    )  # fmt: skip
+    if wrong >= 0:
+        raise IndexError(f"paged_write: slot {wrong} of a cache with {len(cache)} slots")
 
 
 def _cuda(cache: Tensor, values: Tensor, slots: Tensor) -> None:

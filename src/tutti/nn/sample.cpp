@@ -1,7 +1,7 @@
 // Drawing tokens from logits (sample.py), a row at a time: exponentials, their histogram by magnitude, and the draw.
 //
-// A cut is a number e and a place i. It keeps the numbers greater than e, and those equal to e up to place i. It is found
-// in the histogram: only the numbers of the bucket that it falls into are sorted. Threads share the rows.
+// A cut is a number e and a place i. It keeps the numbers greater than e, and those equal to e up to place i. It is
+// found in the histogram: only the numbers of the bucket that it falls into are sorted. Threads share the rows.
 
 #include <ATen/Parallel.h>
 #include <ATen/cpu/vec/functional.h>
