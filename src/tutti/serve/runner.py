@@ -68,7 +68,7 @@ class Runner:
         self.ready: dict[tuple[int, ...], Callable[..., Tensor]] = {}  # captured steps, by shape
         self._hidden: Function | None = None
         self.function = function(
-            _step(model, self.cache, block, adapters), *self._example(1, 1, 1), store=self.store, **options
+            step_function(model, self.cache, block, adapters), *self._example(1, 1, 1), store=self.store, **options
         )
 
     def _example(self, tokens: int, sequences: int, rows: int) -> tuple[Tensor, ...]:
@@ -115,13 +115,28 @@ class Runner:
             made.append(np.pad(np.repeat(numbers, [x.count for x in pieces]), (0, tokens - at)))
         return tuple(map(torch.from_numpy, made))
 
+    def synthetic(self, pieces: Several[tuple[int, int]]) -> tuple[Tensor, ...]:
+        """Arguments of a step to measure. It reads the cache and writes nothing. pieces: (new tokens, tokens with those
+        before them) of each sequence."""
+        total = sum(n for n, _ in pieces)
+        arguments = self._example(*self.shape(total, len(pieces), len(pieces)))
+        _, positions, _, tables, starts, lengths, _ = arguments[:7]
+        tables += torch.arange(self.width, dtype=torch.int32) % self.blocks
+        at = 0
+        for i, (count, context) in enumerate(pieces):
+            positions[at : at + count] = torch.arange(context - count, context)
+            at += count
+            starts[i + 1 :], lengths[i] = at, context
+        return arguments
+
     def run(self, batch: Batch, rows: Several[int]) -> Tensor:
         """Execute a batch. Returns logits (len(rows), vocabulary)."""
         arguments = self.arguments(batch, rows)
         self._tell((batch.moves, arguments))
-        return self._execute(batch.moves, arguments)[: len(rows)]
+        return self.execute(arguments, batch.moves)[: len(rows)]
 
-    def _execute(self, moves: Several[Move], arguments: tuple[Tensor, ...]) -> Tensor:
+    def execute(self, arguments: tuple[Tensor, ...], moves: Several[Move] = ()) -> Tensor:
+        """Execute a step on this process: the moves, then the Function. Returns its logits, padding included."""
         self.move(moves)
         shape = tuple(len(x) for x in arguments)
         if shape not in self.ready:
@@ -137,7 +152,7 @@ class Runner:
         """Capture and compile the step of a bucket, and run it once without a token."""
         arguments = self._example(*shape)
         self._tell(([], arguments))
-        self._execute([], arguments)
+        self.execute(arguments)
 
     def hidden(self, tokens: Several[int]) -> Tensor:
         """The last hidden states (len(tokens), hidden) of a sequence. The cache is not used."""
@@ -170,7 +185,8 @@ class Runner:
                 if isinstance(box[0].what, Exception):
                     raise box[0].what
                 return box[0].what
-            self._execute(*box[0])
+            moves, arguments = box[0]
+            self.execute(arguments, moves)
 
     def release(self, what: Any) -> None:
         """End `follow` on the other ranks."""
@@ -195,7 +211,9 @@ class Runner:
             target.view(-1, self.block, *target.shape[1:])[targets.to(target.device)] = blocks.to(target.device)
 
 
-def _step(model: nn.Module, cache: Cache, block: int, adapters: Adapters | None) -> Callable[..., Tensor]:
+def step_function(
+    model: nn.Module, cache: Cache, block: int, adapters: Adapters | None = None
+) -> Callable[..., Tensor]:
     """The step of a model as a function of tensors."""
 
     @torch.no_grad()
