@@ -1,7 +1,5 @@
 """Linear layers for few rows, of floats, int8 and int4, against their formulas; bits that depend on nothing else."""
 
-import ctypes
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -44,16 +42,16 @@ def test_equals_a_linear_layer(m, n, k, dtype):
 @BOTH
 def test_without_special_instructions(monkeypatch, dtype):
     x, weight, bias = drawn(6, 50, 192, dtype)
-    library = compat.compile_cpp("#define GENERIC\n" + linear_rows.SOURCE.read_text())
-    library.linear_rows.argtypes = [*[ctypes.c_void_p] * 7, ctypes.c_int64]
+    general = compat.compile_operators("#define TUTTI_GENERIC\n" + linear_rows.SOURCE.read_text(), "tutti_generic")
     q8, q4 = quantize_int8(weight), quantize_int4(weight)
     own = ops.linear_rows(x, weight, bias), ops.linear_int8(x, *q8, bias), ops.linear_int4(x, *q4, bias)
-    monkeypatch.setattr(linear_rows, "kernels", lambda: library)
-    monkeypatch.setattr(linear_int8, "kernels", lambda: library)
-    general = ops.linear_rows(x, weight, bias), ops.linear_int8(x, *q8, bias), ops.linear_int4(x, *q4, bias)
-    for a, b in zip(own, general, strict=True):
+    for module in (linear_rows, linear_int8, linear_int4):
+        monkeypatch.setattr(module, "kernels", lambda: general)
+        monkeypatch.setattr(module, "rounds", general.rounds)
+    found = ops.linear_rows(x, weight, bias), ops.linear_int8(x, *q8, bias), ops.linear_int4(x, *q4, bias)
+    for a, b in zip(own, found, strict=True):
         close(a, b, BOUND[dtype])
-    close(ops.linear_int8(x, *q8, bias, rounded=True), general[1], 0.02)
+    close(ops.linear_int8(x, *q8, bias, rounded=True), found[1], 0.02)
 
 
 @pytest.mark.parametrize("m", [1, 31, 33, 70])
@@ -62,7 +60,8 @@ def test_by_tiles(monkeypatch, m):
     x, weight, bias = drawn(m, 72, 448, torch.bfloat16)
     q8, q4 = quantize_int8(weight), quantize_int4(weight)
     own = ops.linear_rows(x, weight, bias), ops.linear_int8(x, *q8, bias), ops.linear_int4(x, *q4, bias)
-    monkeypatch.setattr(linear_rows, "tiles", lambda: True)
+    for module in (linear_rows, linear_int8, linear_int4):
+        monkeypatch.setattr(module, "tiles", lambda: True)
     for linear, operands, wanted in zip(
         (ops.linear_rows, ops.linear_int8, ops.linear_int4), ((weight,), q8, q4), own, strict=True
     ):

@@ -64,9 +64,8 @@ def test_equals_the_formula(name, dtype):
 
 
 def test_without_special_instructions(monkeypatch):
-    library = compat.compile_cpp("#define GENERIC\n" + paged_attention.SOURCE.read_text())
-    library.paged_attention.argtypes = paged_attention.kernels().paged_attention.argtypes
-    monkeypatch.setattr(paged_attention, "kernels", lambda: library)
+    general = compat.compile_operators("#define TUTTI_GENERIC\n" + paged_attention.SOURCE.read_text(), "tutti_generic")
+    monkeypatch.setattr(paged_attention, "kernels", lambda: general)
     args, options = drawn(**CASES["all"], dtype=torch.bfloat16)
     torch.testing.assert_close(attention(*args, **options).double(), exact(args, options), rtol=8e-3, atol=4e-3)
 

@@ -128,6 +128,13 @@ def compile_cpp(source: str) -> ctypes.CDLL:
     return WithHeader.load(source)
 
 
+def compile_operators(source: str, namespace: str = "tutti_compiled") -> Any:
+    """Compile C++ that registers operators in a namespace, the macro NAMESPACE. They are called without ctypes, with a
+    fifth of its time. Returns the namespace."""
+    compile_cpp(f"#define NAMESPACE {namespace}\n{source}")
+    return getattr(torch.ops, namespace)
+
+
 _postponing = threading.Lock()
 KERNELS = 4  # kernels per C++ file
 

@@ -30,6 +30,7 @@ from tutti.ir.step_graph import Call
 from tutti.launch.heartbeat import Meeting
 from tutti.lower.collectives import COLLECTIVES, exchange, is_begun, wait
 from tutti.lower.transfers import TRANSFERS
+from tutti.nn.direct import DIRECT
 
 if TYPE_CHECKING:
     from tutti.exec.memory_budget import MemoryBudget
@@ -167,7 +168,7 @@ class _Writer:
         values = [self._value(a) for a in node.args] + [self._keyword(k, v) for k, v in node.kwargs.items()]
         if self.engine and "host" in node.meta:
             return f"{self._constant(self.engine.compute)}({', '.join([self._constant(node.target), *values])})"
-        return f"{self._constant(node.target)}({', '.join(values)})"
+        return f"{self._constant(DIRECT.get(node.target, node.target))}({', '.join(values)})"
 
     def _keyword(self, name: str, value: Any) -> str:
         """`name=value`, or a form for names that are Python keywords, such as `from` of random_."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tutti.nn.linear_rows import INT4, KNOWN, call, kernels
+from tutti.nn.linear_rows import INT4, KNOWN, kernels, rounds, tiles
 
 GROUPS = 32, 64, 128
 BLOCK = 64  # numbers that are packed together
@@ -107,15 +107,19 @@ def _check_group(k: int, group: int) -> None:
         )
 
 
-def _cpu(x, weight, scales, zeros=None, bias=None, *, rounded=False):
-    if x.dtype not in KNOWN or (rounded and not kernels().rounds()):
+def cpu(x, weight, scales, zeros=None, bias=None, *, rounded=False):
+    """The operator on a CPU."""
+    if x.dtype not in KNOWN or (rounded and not rounds()):
         return reference(x, weight, scales, zeros, bias, rounded=rounded)
     _check(x, weight, scales, zeros)
-    bias, group = None if bias is None else bias.to(x.dtype), x.shape[1] // scales.shape[1]
-    return call(INT4, x, weight.contiguous(), bias, scales.float(), zeros, group, rounded)
+    weight, scales = weight.contiguous(), scales.float().contiguous()
+    zeros = zeros if zeros is None else zeros.contiguous()
+    bias = bias if bias is None else bias.to(x.dtype).contiguous()
+    group = x.shape[1] // scales.shape[1]
+    return kernels().linear_rows.default(x, weight, scales, zeros, bias, INT4, group, rounded, tiles())
 
 
-_library.impl("linear_int4", _cpu, "CPU")
+_library.impl("linear_int4", cpu, "CPU")
 _library.impl("linear_int4", reference, "CUDA")
 torch.library.register_fake(
     "tutti::linear_int4",

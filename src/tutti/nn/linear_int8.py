@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tutti.nn.linear_rows import INT8, KNOWN, call, kernels
+from tutti.nn.linear_rows import INT8, KNOWN, kernels, rounds, tiles
 
 _library = torch.library.Library("tutti", "FRAGMENT")
 _library.define(
@@ -60,14 +60,16 @@ def _check(x: Tensor, weight: Tensor, scales: Tensor) -> None:
         )
 
 
-def _cpu(x, weight, scales, bias=None, *, rounded=False):
-    if x.dtype not in KNOWN or (rounded and not kernels().rounds()):
+def cpu(x, weight, scales, bias=None, *, rounded=False):
+    """The operator on a CPU."""
+    if x.dtype not in KNOWN or (rounded and not rounds()):
         return reference(x, weight, scales, bias, rounded=rounded)
     _check(x, weight, scales)
-    return call(INT8, x, weight, None if bias is None else bias.to(x.dtype), scales.float(), rounded=rounded)
+    bias = bias if bias is None else bias.to(x.dtype).contiguous()
+    return kernels().linear_rows.default(x, weight, scales.float().contiguous(), None, bias, INT8, 0, rounded, tiles())
 
 
-_library.impl("linear_int8", _cpu, "CPU")
+_library.impl("linear_int8", cpu, "CPU")
 _library.impl("linear_int8", reference, "CUDA")
 torch.library.register_fake(
     "tutti::linear_int8", lambda x, weight, scales, bias=None, *, rounded=False: x.new_empty(len(x), len(weight))

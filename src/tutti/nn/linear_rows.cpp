@@ -6,10 +6,13 @@
 // at a time. Threads share the rows of W.
 
 #include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/cpu/vec/functional.h>
 #include <ATen/cpu/vec/vec.h>
 #include <ATen/native/CPUBlas.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/BFloat16.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <cmath>
@@ -17,7 +20,7 @@
 #include <cstring>
 #include <vector>
 
-#if defined(CPU_CAPABILITY_AVX512) && defined(__x86_64__) && !defined(GENERIC)
+#if defined(CPU_CAPABILITY_AVX512) && defined(__x86_64__) && !defined(TUTTI_GENERIC)
 #include <immintrin.h>
 #define X86_512 1
 #define WITH_BFLOAT16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")))
@@ -25,6 +28,10 @@
 #else
 #define X86_512 0
 #define WITH_BFLOAT16
+#endif
+
+#ifndef NAMESPACE
+#define NAMESPACE tutti_compiled
 #endif
 
 namespace {
@@ -581,19 +588,10 @@ void linear_rounded(const Problem<T>&) {}  // never called
 #endif
 
 template <class T>
-void compute(const void* const* data, const int64_t* sizes) {
-  Problem<T> p;
-  p.x = static_cast<const T*>(data[0]);
-  p.w = {data[1], Kind(sizes[0]), sizes[0] == SAME ? int64_t(sizeof(T)) : 1, sizes[2],
-         static_cast<const float*>(data[2]), static_cast<const uint8_t*>(data[3]),
-         sizes[3]};
-  p.bias = static_cast<const T*>(data[4]);
-  p.out = static_cast<T*>(const_cast<void*>(data[5]));
-  p.stride = sizes[1];
-  p.m = sizes[4], p.n = sizes[5], p.k = sizes[6];
-  if (sizes[7]) return linear_rounded(p);
+void compute(const Problem<T>& p, bool rounded, bool tiles) {
+  if (rounded) return linear_rounded(p);
   if constexpr (std::is_same_v<T, BFloat16> && X86_512)
-    if (sizes[8] && p.k % 2 == 0) return linear_by_tiles(p);
+    if (tiles && p.k % 2 == 0) return linear_by_tiles(p);
   if constexpr (std::is_same_v<T, float> || X86_512)
     if (std::is_same_v<T, float> || multiplies_bfloat16()) return linear<T, T>(p, p.x, p.stride);
   std::vector<float> x(p.m * p.k);
@@ -601,19 +599,47 @@ void compute(const void* const* data, const int64_t* sizes) {
   linear<float, T>(p, x.data(), p.k);
 }
 
-}  // namespace
+at::Tensor in_rows(const at::Tensor& x) { return x.stride(1) == 1 ? x : x.contiguous(); }
 
-// scales, zeros and bias may be null. sizes: the kind of the weight; strides of rows of x and of weight; group; m, n, k;
-// whether rows of x are rounded to int8, if `rounds`; whether BFloat16 is multiplied by tiles. half: whether x, bias and
-// out are BFloat16.
-extern "C" void linear_rows(const void* x, const void* weight, const void* scales, const void* zeros, const void* bias,
-                            void* out, const int64_t* sizes, int64_t half) {
-  const void* data[] = {x, weight, scales, zeros, bias, out};
-  if (half)
-    compute<BFloat16>(data, sizes);
-  else
-    compute<float>(data, sizes);
+using Optional = std::optional<at::Tensor>;
+
+template <class T>
+const T* data_of(const Optional& x) {
+  return x ? static_cast<const T*>(x->const_data_ptr()) : nullptr;
+}
+
+template <class T>
+void run(const at::Tensor& x, const at::Tensor& weight, const Optional& scales, const Optional& zeros,
+         const Optional& bias, const at::Tensor& out, Kind kind, int64_t group, bool rounded, bool tiles) {
+  const Weight w{weight.const_data_ptr(), kind, weight.element_size(), weight.stride(0), data_of<float>(scales),
+                 data_of<uint8_t>(zeros), group};
+  const Problem<T> p{static_cast<const T*>(x.const_data_ptr()), x.stride(0), w, data_of<T>(bias),
+                     static_cast<T*>(out.data_ptr()), x.size(0), weight.size(0), x.size(1)};
+  compute(p, rounded, tiles);
+}
+
+// x, bias and the result are of float or BFloat16, and so is the weight if it is not of int8 or int4 (kind); scales,
+// zeros and bias are contiguous. rounded: rows of x are rounded to int8, if `rounds`. tiles: BFloat16 is multiplied by
+// tiles.
+at::Tensor linear_rows(const at::Tensor& x, const at::Tensor& weight, const Optional& scales, const Optional& zeros,
+                       const Optional& bias, int64_t kind, int64_t group, bool rounded, bool tiles) {
+  const at::Tensor rows = in_rows(x), w = in_rows(weight);
+  at::Tensor out = at::empty({x.size(0), w.size(0)}, x.options());
+  if (!out.numel()) return out;
+  const auto f = x.scalar_type() == at::kBFloat16 ? run<BFloat16> : run<float>;
+  f(rows, w, scales, zeros, bias, out, Kind(kind), group, rounded, tiles);
+  return out;
 }
 
 // Whether rows of x can be rounded to int8.
-extern "C" int64_t rounds() { return multiplies_int8(); }
+bool rounds() { return multiplies_int8(); }
+
+TORCH_LIBRARY_FRAGMENT(NAMESPACE, library) {
+  library.def(
+      "linear_rows(Tensor x, Tensor weight, Tensor? scales, Tensor? zeros, Tensor? bias, int kind, int group, "
+      "bool rounded, bool tiles) -> Tensor",
+      linear_rows);
+  library.def("rounds() -> bool", rounds);
+}
+
+}  // namespace

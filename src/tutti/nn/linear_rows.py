@@ -8,7 +8,6 @@ bfloat16 is accumulated in float32, by AMX or bfloat16 instructions where the pr
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from contextlib import suppress
 from functools import cache
@@ -25,7 +24,6 @@ aten, ops = torch.ops.aten, torch.ops.tutti
 SOURCE = Path(__file__).with_suffix(".cpp")
 KNOWN = torch.float32, torch.bfloat16  # dtypes of x of the compiled kernels
 SAME, INT8, INT4 = range(3)  # kinds of weights
-SIZES = ctypes.c_int64 * 9
 FASTER = 64  # rows up to which it is faster than PyTorch's
 
 _library = torch.library.Library("tutti", "FRAGMENT")
@@ -33,12 +31,15 @@ _library.define("linear_rows(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
 
 
 @cache
-def kernels() -> ctypes.CDLL:
-    """The compiled kernels."""
-    library = compat.compile_cpp(SOURCE.read_text())
-    library.linear_rows.argtypes = [*[ctypes.c_void_p] * 7, ctypes.c_int64]
-    library.linear_rows.restype, library.rounds.restype = None, ctypes.c_int64
-    return library
+def kernels() -> Any:
+    """The compiled operators: see the end of `linear_rows.cpp`."""
+    return compat.compile_operators(SOURCE.read_text())
+
+
+@cache
+def rounds() -> bool:
+    """Whether rows of x can be rounded to int8 (AVX-512 VNNI)."""
+    return kernels().rounds()
 
 
 @cache
@@ -47,32 +48,16 @@ def tiles() -> bool:
     return compat.multiplies_tiles()
 
 
-def call(
-    kind: int, x: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None,
-    zeros: Tensor | None = None, group: int = 0, rounded: bool = False,
-) -> Tensor:  # fmt: skip
-    """The compiled kernel: see `linear_rows.cpp`. rounded: rows of x are rounded to int8."""
-    x = x if x.stride(1) == 1 else x.contiguous()
-    weight = weight if weight.stride(1) == 1 else weight.contiguous()
-    (m, k), n = x.shape, weight.shape[0]
-    out = x.new_empty(m, n)
-    if m and n:
-        others = [t if t is None else t.contiguous() for t in (scales, zeros, bias)]
-        pointers = [t if t is None else t.data_ptr() for t in others]
-        sizes = SIZES(kind, x.stride(0), weight.stride(0), group, m, n, k, rounded, tiles())
-        half = x.dtype == torch.bfloat16
-        kernels().linear_rows(x.data_ptr(), weight.data_ptr(), *pointers, out.data_ptr(), sizes, half)
-    return out
-
-
-def _cpu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    alike = weight.dtype == x.dtype and (bias is None or (bias.dtype == x.dtype and bias.shape == weight.shape[:1]))
+def cpu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The operator on a CPU."""
+    alike = x.dtype == weight.dtype and (bias is None or (bias.dtype == x.dtype and bias.shape == weight.shape[:1]))
     if not alike or x.dtype not in KNOWN or x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1]:
         return F.linear(x, weight, bias)  # which raises for operands that do not fit
-    return call(SAME, x, weight, bias)
+    bias = bias if bias is None else bias.contiguous()
+    return kernels().linear_rows.default(x, weight, None, None, bias, SAME, 0, False, tiles())
 
 
-_library.impl("linear_rows", _cpu, "CPU")
+_library.impl("linear_rows", cpu, "CPU")
 _library.impl("linear_rows", F.linear, "CUDA")
 torch.library.register_fake("tutti::linear_rows", lambda x, weight, bias: F.linear(x, weight, bias))
 

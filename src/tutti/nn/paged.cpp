@@ -10,9 +10,12 @@
 // changes none of its numbers, so these do not depend on the tile. Threads share the tiles.
 
 #include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/cpu/vec/functional.h>
 #include <ATen/cpu/vec/vec.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/BFloat16.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <atomic>
@@ -23,12 +26,16 @@
 #include <type_traits>
 #include <vector>
 
-#if defined(CPU_CAPABILITY_AVX512) && defined(__x86_64__) && !defined(GENERIC)
+#if defined(CPU_CAPABILITY_AVX512) && defined(__x86_64__) && !defined(TUTTI_GENERIC)
 #include <immintrin.h>
 #define X86_512 1
 #define WITH_BFLOAT16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")))
 #else
 #define X86_512 0
+#endif
+
+#ifndef NAMESPACE
+#define NAMESPACE tutti_compiled
 #endif
 
 namespace {
@@ -383,29 +390,55 @@ void attend(const void* const* x, const float* sinks, const int32_t* tables, con
   });
 }
 
-}  // namespace
-
-// Operands of BFloat16 (half) or float; out is contiguous.
-extern "C" void paged_attention(const void* query, const void* keys, const void* values, void* out, int64_t half,
-                                const float* sinks, const int32_t* tables, const int32_t* starts,
-                                const int32_t* lengths, const int64_t* sizes, double scale, double softcap) {
-  const Sizes& n = *reinterpret_cast<const Sizes*>(sizes);
-  const void* x[] = {query, keys, values, out};
-  if (half)
-    attend<BFloat16>(x, sinks, tables, starts, lengths, n, scale, softcap);
-  else
-    attend<float>(x, sinks, tables, starts, lengths, n, scale, softcap);
+// Contiguous rows that begin at multiples of 4 bytes.
+at::Tensor in_rows(const at::Tensor& x) {
+  const int64_t step = std::max<int64_t>(1, 4 / x.element_size());
+  const bool fits = x.stride(2) == 1 && !(x.stride(0) % step || x.stride(1) % step || x.storage_offset() % step);
+  return fits ? x : x.contiguous();
 }
 
-// Row i of `rows`, of `size` bytes and `apart` bytes from the next, goes to row slots[i] of the cache unless that is
-// negative. Returns a slot of `total` or more, if there is one, and writes nothing then; or -1.
-extern "C" int64_t paged_write(char* cache, int64_t stride, const char* rows, int64_t apart, const int64_t* slots,
-                               int64_t count, int64_t size, int64_t total) {
+at::Tensor integers(const at::Tensor& x) { return x.to(at::kInt).contiguous(); }
+
+// query, keys and values are of float or BFloat16.
+at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& keys, const at::Tensor& values,
+                           const at::Tensor& tables, const at::Tensor& starts, const at::Tensor& lengths,
+                           int64_t block, double scale, int64_t window, double softcap,
+                           const std::optional<at::Tensor>& sinks, bool causal) {
+  const at::Tensor q = in_rows(query), k = in_rows(keys), v = in_rows(values);
+  const at::Tensor t = integers(tables), s = integers(starts), l = integers(lengths);
+  const at::Tensor sunk = sinks ? sinks->to(at::kFloat).contiguous() : at::Tensor();
+  at::Tensor out = at::empty({q.size(0), q.size(1), v.size(2)}, q.options());
+  const Sizes n{q.size(0), q.size(1), k.size(1), q.size(2), v.size(2), block, window, causal, t.size(0), t.size(1),
+                q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1)};
+  const void* x[] = {q.const_data_ptr(), k.const_data_ptr(), v.const_data_ptr(), out.data_ptr()};
+  const auto f = q.scalar_type() == at::kBFloat16 ? attend<BFloat16> : attend<float>;
+  f(x, sinks ? sunk.const_data_ptr<float>() : nullptr, t.const_data_ptr<int32_t>(), s.const_data_ptr<int32_t>(),
+    l.const_data_ptr<int32_t>(), n, scale, softcap);
+  return out;
+}
+
+// Row i of values goes to slot slots[i] of the cache unless that is negative. The rows of both are contiguous, and of one
+// type. Returns a slot that is not in the cache, if there is one, and writes nothing then; or -1.
+int64_t paged_write(at::Tensor cache, const at::Tensor& values, const at::Tensor& slots) {
+  const int64_t bytes = cache.element_size(), size = bytes * cache.size(1) * cache.size(2), count = slots.size(0);
+  const auto to = static_cast<char*>(cache.data_ptr());
+  const auto from = static_cast<const char*>(values.const_data_ptr());
+  const auto at = slots.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < count; ++i)
-    if (slots[i] >= total) return slots[i];
+    if (at[i] >= cache.size(0)) return at[i];
   at::parallel_for(0, count, std::max<int64_t>(1, (1 << 16) / std::max<int64_t>(size, 1)), [&](int64_t i, int64_t end) {
     for (; i < end; ++i)
-      if (slots[i] >= 0) std::memcpy(cache + slots[i] * stride, rows + i * apart, size);
+      if (at[i] >= 0) std::memcpy(to + at[i] * cache.stride(0) * bytes, from + i * values.stride(0) * bytes, size);
   });
   return -1;
 }
+
+TORCH_LIBRARY_FRAGMENT(NAMESPACE, library) {
+  library.def(
+      "paged_attention(Tensor query, Tensor keys, Tensor values, Tensor tables, Tensor starts, Tensor lengths, "
+      "int block, float scale, int window, float softcap, Tensor? sinks, bool causal) -> Tensor",
+      paged_attention);
+  library.def("paged_write(Tensor(a!) cache, Tensor values, Tensor slots) -> int", paged_write);
+}
+
+}  // namespace

@@ -25,9 +25,9 @@ sequences, on the part of the prompt that is computed at once, on the cache bloc
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +36,6 @@ from tutti import compat
 
 SOURCE = Path(__file__).with_name("paged.cpp")
 KNOWN = torch.float32, torch.bfloat16  # dtypes of the compiled kernel
-SIZES = ctypes.c_int64 * 16
 
 _library = torch.library.Library("tutti", "FRAGMENT")
 _library.define(
@@ -89,47 +88,22 @@ def _made(query: Tensor, keys: Tensor, values: Tensor, *rest: object, **options:
 
 
 @cache
-def kernels() -> ctypes.CDLL:
-    """The compiled kernels of the paged cache."""
-    library = compat.compile_cpp(SOURCE.read_text())
-    pointer, integer, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-    library.paged_attention.argtypes = [*[pointer] * 4, integer, *[pointer] * 5, number, number]
-    library.paged_attention.restype = None
-    library.paged_write.argtypes = [pointer, integer, pointer, integer, pointer, *[integer] * 3]
-    library.paged_write.restype = integer
-    return library
+def kernels() -> Any:
+    """The compiled operators: see the end of `paged.cpp`."""
+    return compat.compile_operators(SOURCE.read_text())
 
 
-def _cpu(query, keys, values, tables, starts, lengths, *, block, scale, window=0, softcap=0.0, sinks=None, causal=True):
+def cpu(query, keys, values, tables, starts, lengths, *, block, scale, window=0, softcap=0.0, sinks=None, causal=True):
+    """The operator on a CPU."""
     if not (query.dtype == keys.dtype == values.dtype and query.dtype in KNOWN):
         return reference(query, keys, values, tables, starts, lengths, block=block, scale=scale, window=window,
                          softcap=softcap, sinks=sinks, causal=causal)  # fmt: skip
     _check(query, keys, values, window, causal)
-    query, keys, values = map(_in_rows, (query, keys, values))
-    tables, starts, lengths = (x.to(torch.int32).contiguous() for x in (tables, starts, lengths))
-    sinks = sinks if sinks is None else sinks.to(torch.float32).contiguous()
-    out = _made(query, keys, values)
-    (tokens, heads, width), (_, groups, value_width) = query.shape, values.shape
-    sizes = SIZES(
-        tokens, heads, groups, width, value_width, block, window, causal, *tables.shape,
-        *query.stride()[:2], *keys.stride()[:2], *values.stride()[:2],
-    )  # fmt: skip
-    kernels().paged_attention(
-        query.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), query.dtype == torch.bfloat16,
-        sinks if sinks is None else sinks.data_ptr(), tables.data_ptr(), starts.data_ptr(), lengths.data_ptr(), sizes,
-        scale, softcap,
-    )  # fmt: skip
-    return out
+    return kernels().paged_attention.default(
+        query, keys, values, tables, starts, lengths, block, scale, window, softcap, sinks, causal
+    )
 
 
-def _in_rows(x: Tensor) -> Tensor:
-    """The tensor as the kernel reads it: contiguous rows that begin at multiples of 4 bytes."""
-    step = 4 // x.element_size()
-    apart, beside, within = x.stride()
-    fits = within == 1 and not (apart % step or beside % step or x.storage_offset() % step)
-    return x if fits else x.contiguous()
-
-
-_library.impl("paged_attention", _cpu, "CPU")
+_library.impl("paged_attention", cpu, "CPU")
 _library.impl("paged_attention", reference, "CUDA")
 torch.library.register_fake("tutti::paged_attention", _made)

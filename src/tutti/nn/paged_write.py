@@ -43,18 +43,16 @@ def _check(cache: Tensor, values: Tensor, slots: Tensor) -> None:
         )
 
 
-def _cpu(cache: Tensor, values: Tensor, slots: Tensor) -> None:
+def cpu(cache: Tensor, values: Tensor, slots: Tensor) -> None:
+    """The operator in place on a CPU."""
     _check(cache, values, slots)
     values, slots = values.to(cache.dtype), slots.contiguous()
-    width, size = cache.shape[2], cache.element_size()
-    if cache.stride()[1:] != (width, 1):
+    row = cache.shape[2], 1
+    if cache.stride()[1:] != row:
         reference(cache, values, slots)
         return
-    values = values if values.stride()[1:] == (width, 1) else values.contiguous()
-    wrong = kernels().paged_write(
-        cache.data_ptr(), size * cache.stride(0), values.data_ptr(), size * values.stride(0), slots.data_ptr(),
-        len(slots), size * cache.shape[1] * width, len(cache),
-    )  # fmt: skip
+    values = values if values.stride()[1:] == row else values.contiguous()
+    wrong = kernels().paged_write.default(cache, values, slots)
     if wrong >= 0:
         raise IndexError(f"paged_write: slot {wrong} of a cache with {len(cache)} slots")
 
@@ -73,7 +71,7 @@ def _functional(write):
     return made
 
 
-for _device, _run in (("CPU", _cpu), ("CUDA", _cuda)):
+for _device, _run in (("CPU", cpu), ("CUDA", _cuda)):
     _library.impl("paged_write_", _run, _device)
     _library.impl("paged_write", _functional(_run), _device)
 torch.library.register_fake("tutti::paged_write", lambda cache, values, slots: torch.empty_like(cache))
