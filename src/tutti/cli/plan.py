@@ -33,7 +33,7 @@ def plan(argv: list[str]) -> None:
     elif argv[:1] == ["--compare"]:
         tyro.cli(compare, prog="tutti plan --compare", args=argv[1:])
     elif argv[:1] == ["--serve"]:
-        from tutti.serve.planning import plan_serve
+        from tutti.cli.plan_serve import plan_serve
 
         tyro.cli(plan_serve, prog="tutti plan --serve", args=argv[1:])
     else:
