@@ -168,8 +168,17 @@ class Function:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function on global arguments. Returns the same pytree as the original, with full tensors."""
-        HEARTBEAT.moves += 1
+        return self._run(self._executable(args, kwargs), args, kwargs)
+
+    def fixed(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        """The function for arguments of these shapes, captured now. Its calls take less time: they do not look whether
+        arguments, Python attributes of the objects, options of optimizers and layouts are still those of the capture.
+        """
         executable = self._executable(args, kwargs)
+        return lambda *args, **kwargs: self._run(executable, args, kwargs)
+
+    def _run(self, executable: Executable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+        HEARTBEAT.moves += 1
         captured, executor, store = executable.captured, executable.executor, self.store
         given = self._given(captured.graph, inputs(arguments(args, kwargs, store.holdings)))
         executor.run(lambda _: given)

@@ -41,7 +41,10 @@ VERBS = {
         "score a model: loss on held-out text, scores of a task, lm-eval",
         extra="eval,train",
     ),
-    "generate": Verb("tutti.train.generate:generate", "generate text with a trained model", extra="train"),
+    "generate": Verb("tutti.serve.command:generate", "generate text with a trained model", extra="serve"),
+    "chat": Verb("tutti.serve.command:chat", "chat with a model in the terminal", extra="serve"),
+    "serve": Verb("tutti.serve.command:serve", "serve a model over HTTP, as the OpenAI API does", extra="serve"),
+    "bench-serve": Verb("tutti.serve.bench:bench_serve", "load a server and measure what clients see", extra="serve"),
     "export": Verb("tutti.train.export:command", "export a checkpoint as a transformers model", extra="train"),
     "plan": Verb(
         "tutti.cli.plan:plan",

@@ -26,11 +26,16 @@ from tutti.sim.planning import Simulator
 
 
 def plan(argv: list[str]) -> None:
-    """`tutti plan --model ... --cluster ...`, `tutti plan show FILE`, `tutti plan --compare FILE FILE`."""
+    """`tutti plan --model ... --cluster ...`, `tutti plan show FILE`, `tutti plan --compare FILE FILE`, and
+    `tutti plan --serve MODEL --cluster ...`."""
     if argv[:1] == ["show"]:
         tyro.cli(show, prog="tutti plan show", args=argv[1:])
     elif argv[:1] == ["--compare"]:
         tyro.cli(compare, prog="tutti plan --compare", args=argv[1:])
+    elif argv[:1] == ["--serve"]:
+        from tutti.serve.planning import plan_serve
+
+        tyro.cli(plan_serve, prog="tutti plan --serve", args=argv[1:])
     else:
         tyro.cli(make, prog="tutti plan", args=argv)
 

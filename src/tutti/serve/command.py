@@ -1,0 +1,189 @@
+"""The verbs `tutti serve`, `tutti generate` and `tutti chat`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from tutti.serve.engine import Engine
+from tutti.serve.request import Request, Sampling
+
+
+def serve(
+    model: Annotated[str, tyro.conf.Positional],
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    name: str = "",
+    workers: int = 1,
+    plan: str = "auto",
+    cluster: str = "auto",
+    level: Literal["O0", "O1", "O2"] = "O0",
+    memory: float = 1.0,
+    budget: int = 512,
+    most: int = 32,
+    longest: int | None = None,
+    speculate: int = 0,
+    adapters: tuple[str, ...] = (),
+    keys: tuple[str, ...] = (),
+    rate: float = 0,
+    queue: int = 256,
+    body: int = 4 << 20,
+) -> None:
+    """Serve a model over HTTP, as the OpenAI API does. Open http://127.0.0.1:8000 to chat with it.
+
+    Args:
+        model: Folder of a training run, of a checkpoint, or of a transformers model.
+        host: Address to bind to. 0.0.0.0 lets other machines in: set `keys` then.
+        port: Port to bind to.
+        name: Name of the model in the API. By default the name of its folder.
+        workers: Processes with an engine each, behind this port. A worker that ends is started again.
+        plan: How the model is split over devices, such as tp2.
+        cluster: The devices, such as cpu:2. By default those of this job.
+        level: How steps are compiled.
+        memory: GiB of the KV cache, of each worker.
+        budget: Tokens computed in a step.
+        most: Sequences that run at once.
+        longest: Tokens of a sequence, prompt included.
+        speculate: Tokens to guess by prompt look-up.
+        adapters: LoRA adapters of peft as name=folder. Requests choose one by giving its name as the model.
+        keys: API keys. Without any, everybody may ask.
+        rate: Requests of a key, or an address, in a minute; 0 is no limit.
+        queue: Requests that a worker may have unfinished at once; more are answered with 429.
+        body: Largest body of a request in bytes.
+    """
+    given = dict(locals())
+    import uvicorn
+
+    from tutti.serve.server.app import Options, application
+    from tutti.serve.server.router import Router, end_with_the_router, worker_command
+
+    name = name or Path(model).resolve().name
+    if workers > 1:
+        apart = ("model", "host", "port", "name", "workers")
+        app = Router(worker_command([model, "--name", name, *_arguments(given, apart)]), workers, body).application()
+        _listen(uvicorn, app, host, port, f"{name} by {workers} workers")
+        return
+    end_with_the_router()
+    engine = Engine(model, plan=plan, cluster=cluster, level=level, memory=round(memory * 2**30), budget=budget,
+                    most=most, longest=longest, speculate=speculate,
+                    adapters=dict(_pair(x) for x in adapters))  # fmt: skip
+    if not engine.runner.leads:
+        engine.runner.follow()
+        return
+    engine.warm_up()
+    try:
+        _listen(
+            uvicorn,
+            application(engine, Options(name, keys, rate, body, queue, tuple(dict(map(_pair, adapters))))),
+            host,
+            port,
+            name,
+        )
+    finally:
+        engine.runner.release(None)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, sign, folder = text.partition("=")
+    if not sign:
+        raise ValueError(f"adapter {text!r}: expected name=folder")
+    return name, folder
+
+
+def _arguments(given: dict[str, Any], apart: Sequence[str]) -> list[str]:
+    """Options as arguments of the command line, except some."""
+    made = []
+    for key, value in given.items():
+        if key not in apart and value not in (None, ()):
+            made += [f"--{key}", *(map(str, value) if isinstance(value, tuple) else [str(value)])]
+    return made
+
+
+def _listen(uvicorn: Any, app: Any, host: str, port: int, what: str) -> None:
+    """Serve an application until SIGTERM or Ctrl-C; requests that run are finished then."""
+    server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning",
+                                           timeout_graceful_shutdown=60))  # fmt: skip
+    print(f"serving {what} on http://{host}:{port}", flush=True)
+    server.run()
+    if not server.started:
+        raise ValueError(f"cannot listen on {host}:{port}: is another server there?")
+
+
+def generate(
+    model: Annotated[str, tyro.conf.Positional],
+    prompt: str = "def ",
+    tokens: int = 200,
+    temperature: float = 0.7,
+    top_p: float = 1.0,
+    n: int = 1,
+    seed: int = 0,
+    plan: str = "auto",
+    cluster: str = "auto",
+) -> None:
+    """Continue a text with a trained model, and print both.
+
+    Args:
+        model: Folder of a run, whose newest checkpoint is used, or of a checkpoint or transformers model.
+        prompt: The text to continue.
+        tokens: Number of tokens to generate, unless the model ends the text before.
+        temperature: Sampling temperature. 0 takes the most likely token.
+        top_p: Probability of the tokens that may be drawn together.
+        n: Number of continuations.
+        seed: Random seed of sampling.
+        plan: How the model is split over devices, such as tp2.
+        cluster: The devices, such as cpu:2. By default those of this job.
+    """
+    if not prompt:
+        raise ValueError("the prompt is empty; give at least one character to continue")
+    engine = Engine(model, plan=plan, cluster=cluster)
+    sampling = Sampling(max_tokens=tokens, temperature=temperature, top_p=top_p, n=n, seed=seed)
+    (output,) = engine.generate([Request(prompt, sampling)])
+    if engine.runner.leads:
+        for completion in output.completions:
+            print(prompt + completion.text)
+
+
+def chat(
+    model: Annotated[str, tyro.conf.Positional],
+    system: str = "",
+    tokens: int = 512,
+    temperature: float = 0.7,
+    plan: str = "auto",
+    cluster: str = "auto",
+) -> None:
+    """Chat with a model in the terminal. An empty line ends it.
+
+    Args:
+        model: Folder of a model whose tokenizer has a chat template.
+        system: Instructions for the whole chat.
+        tokens: Most tokens of an answer.
+        temperature: Sampling temperature. 0 takes the most likely token.
+        plan: How the model is split over devices, such as tp2.
+        cluster: The devices, such as cpu:2.
+    """
+    engine = Engine(model, plan=plan, cluster=cluster)
+    if not getattr(engine.tokenizer, "chat_template", None):
+        raise ValueError(f"the tokenizer of {model} has no chat template; use tutti generate")
+    turns = [{"role": "system", "content": system}] if system else []
+    while text := _read("> "):
+        turns.append({"role": "user", "content": text})
+        prompt = engine.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)["input_ids"]
+        output = engine.add(Request(prompt, Sampling(max_tokens=tokens, temperature=temperature)))
+        printed = ""
+        while not output.finished:
+            engine.step()
+            print(output.text[len(printed) :], end="", flush=True)
+            printed = output.text
+        print()
+        turns.append({"role": "assistant", "content": output.text})
+
+
+def _read(mark: str) -> str:
+    try:
+        return input(mark if sys.stdin.isatty() else "")
+    except EOFError:
+        return ""

@@ -1,0 +1,424 @@
+"""The engine: serves requests to a causal language model with one continuous batch.
+
+engine = tutti.serve.Engine(model, tokenizer=tokenizer)
+outputs = engine.generate(["The capital of France is", [1, 2, 3]], tutti.serve.Sampling(max_tokens=20))
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Several
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tutti.api.step import Step
+from tutti.hardware import Cluster
+from tutti.launch.progress import progress
+from tutti.plan.plan import Plan
+from tutti.serve.blocks import Blocks
+from tutti.serve.constrain import Constraints
+from tutti.serve.job import Job
+from tutti.serve.lora import Adapters
+from tutti.serve.request import Output, Request, Sampling
+from tutti.serve.runner import Runner
+from tutti.serve.sampling import adjusted, drawn, probabilities, report, uniform
+from tutti.serve.scheduler import Batch, Piece, Scheduler
+from tutti.serve.sequence import Sequence
+from tutti.serve.speculate import Guesser, PromptLookup
+from tutti.serve.weights import Weights, read, skeleton, update
+from tutti.train.generate import model_folder
+
+
+class Wanted(NamedTuple):
+    """Tokens of a batch whose logits are needed: of a piece's prompt, to report them, and to choose tokens after them:
+    its last token and each draft."""
+
+    piece: Piece
+    told: list[int]
+    chosen: list[int]
+
+
+class Engine:
+    """Serves requests to a causal language model.
+
+    model: a causal language model of `transformers`, a folder with one, a run or checkpoint of training, or a
+        `tutti.Step` that trains one. It runs in its own dtype. A model object is not changed and can be trained. Of a
+        folder, each process reads only its parts.
+    tokenizer: for prompts that are text, stop texts and constraints. By default that of the folder, if it has one.
+    cluster, plan, level: as for `tutti.function`.
+    block: tokens in a block of the cache. blocks: number of blocks; by default as many as `memory` bytes hold.
+    memory: bytes of the KV cache on all devices together.
+    host_memory: bytes on the host for the blocks of preempted sequences; without it they are computed again.
+    budget: tokens of a step. most: sequences that run at once. longest: tokens of a sequence, prompt included; by
+        default as many as the model has positions, and the cache has room for.
+    prefix_cache: whether prompts with the same beginning share its blocks.
+    speculate: number of tokens to guess by prompt look-up, or an object that guesses, such as a `DraftModel`.
+    adapters: folders of LoRA adapters of `peft` by name, which requests choose.
+    seed: of requests that have none.
+
+    Raises ValueError for models whose attention cannot be paged, and for a cache that is too small.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Step | str | Path,
+        *,
+        tokenizer: Any = None,
+        cluster: Cluster | str = "auto",
+        plan: Plan | str | Path = "auto",
+        level: str = "O0",
+        block: int = 16,
+        blocks: int | None = None,
+        memory: int = 1 << 30,
+        host_memory: int = 0,
+        budget: int = 512,
+        most: int = 32,
+        longest: int | None = None,
+        prefix_cache: bool = True,
+        speculate: int | Guesser = 0,
+        adapters: Mapping[str, str | Path] | None = None,
+        seed: int = 0,
+    ):
+        folder, source = None, None
+        if isinstance(model, Step):
+            model, source = model.model, model
+        elif not isinstance(model, nn.Module):
+            folder = model_folder(model)
+            model, tokenizer = skeleton(folder), tokenizer or _tokenizer(folder)
+        self.model, self.tokenizer = model.eval(), tokenizer
+        self.config: Any = model.config.get_text_config()  # pyright: ignore[reportAttributeAccessIssue]
+        self.vocabulary = self.config.vocab_size
+        self.adapters = Adapters(model, adapters) if adapters else None
+        self.runner = Runner(model, block=block, blocks=blocks, memory=memory, host_memory=host_memory, budget=budget,
+                             most=most, longest=longest or _positions(self.config), adapters=self.adapters,
+                             options={"cluster": cluster, "plan": plan, "level": level})  # fmt: skip
+        self.bytes = read(self.runner.store, model, folder) if folder else 0
+        self.longest = self.runner.longest
+        self.pool = Blocks(self.runner.blocks, block, prefix_cache)
+        host = Blocks(self.runner.host_blocks, block, False) if self.runner.host_blocks else None
+        self.scheduler = Scheduler(self.pool, host, budget, most)
+        self.ends = _ends(model)
+        self.constraints = Constraints(tokenizer, self.vocabulary, self.ends)
+        self.guesser = (PromptLookup(speculate) if speculate else None) if isinstance(speculate, int) else speculate
+        if self.guesser:
+            self.guesser.bind(budget, most, self.longest, self.vocabulary)
+        self.jobs: dict[str, Job] = {}
+        self.random = random.Random(seed)
+        self.steps = self.guessed = self.accepted = 0
+        if source is not None:
+            self.update(source)
+
+    def update(self, weights: Weights) -> int:
+        """Take new weights, of a `tutti.Step` or `tutti.Store` that trains the model in this job or of a state dict.
+
+        What the prefix cache knows is forgotten. Returns the bytes received. Every rank of a job must call it. Raises
+        ValueError if a parameter is missing or has another shape.
+        """
+        self.pool.forget_all()
+        return update(self.runner.store, weights)
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> Output:
+        """A new request. Its output grows with each `step`.
+
+        Raises ValueError for a request that can never be served; nothing has changed then.
+        """
+        sampling, prompt = request.sampling, self.tokens(request.prompt)
+        if request.id in self.jobs:
+            raise ValueError(f"there is a request {request.id!r} already")
+        if sampling.sequences > self.scheduler.most:
+            raise ValueError(f"the request has {sampling.sequences} sequences; {self.scheduler.most} run at once")
+        if sampling.stop and self.tokenizer is None:
+            raise ValueError("stop texts need the model's tokenizer")
+        for token in (*sampling.logit_bias, *(sampling.allowed or ()), *sampling.stop_tokens):
+            self._check(token)
+        if request.adapter and (self.adapters is None or not self.adapters.number(request.adapter)):
+            raise ValueError(f"there is no adapter {request.adapter!r}: the engine has none")
+        constraint = self.constraints.make(*sampling.constraint) if sampling.constraint else None
+        output = Output(request.id, prompt, [], arrival=request.arrival)
+        seed = self.random.getrandbits(63) if sampling.seed is None else sampling.seed
+        ends = {*sampling.stop_tokens, *(() if sampling.ignore_end else self.ends)}
+        most = min(sampling.max_tokens or self.longest, self.longest - len(prompt))
+        job = Job(request, output, seed, ends, most, self.tokenizer)
+        salt = request.adapter if sampling.prompt_logprobs is None else request.id  # all of the prompt is computed
+        sequence = Sequence(request, 0, list(prompt), len(prompt), salt.encode(), room=sampling.sequences)
+        job.begin(sequence, constraint)
+        self.jobs[request.id] = job
+        self.scheduler.add(sequence)
+        return output
+
+    def tokens(self, prompt: Any) -> list[int]:
+        """The tokens of a prompt. Raises ValueError if they cannot be continued."""
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise ValueError("the prompt is a text; give the engine a tokenizer, or a prompt of tokens")
+            prompt = self.tokenizer(prompt)["input_ids"]
+        tokens = [int(x) for x in prompt]
+        if not tokens:
+            raise ValueError("the prompt is empty; give at least one token")
+        if len(tokens) >= self.longest:
+            raise ValueError(f"the prompt has {len(tokens)} tokens; the engine holds {self.longest} with the output")
+        for token in tokens:
+            self._check(token)
+        return tokens
+
+    def _check(self, token: int) -> None:
+        if not 0 <= token < self.vocabulary:
+            raise ValueError(f"token {token} is not in the vocabulary of {self.vocabulary}")
+
+    def cancel(self, id: str, reason: str = "cancelled") -> None:
+        """End a request with what it has. Unknown and finished requests are ignored."""
+        if job := self.jobs.get(id):
+            for branch in list(job.branches.values()):
+                self.scheduler.remove(branch.sequence)
+                job.end(branch.sequence, reason)
+            self._conclude(job)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is unfinished."""
+        return bool(self.jobs)
+
+    def generate(self, requests: Iterable[Any], sampling: Sampling | None = None) -> list[Output]:
+        """The outputs of requests, in their order. Every rank of a job must call it; rank 0's requests are served.
+
+        requests: `Request` objects, texts, or lists of tokens. sampling: of the latter two.
+        """
+        if not self.runner.leads:
+            return self.runner.follow()
+        made = [x if isinstance(x, Request) else Request(x, sampling or Sampling()) for x in requests]
+        try:
+            outputs = [self.add(x) for x in made]
+            while not all(x.finished for x in outputs):
+                self.step()
+        except Exception as error:
+            for request in made:
+                self.cancel(request.id)
+            self.runner.release(error)
+            raise
+        self.runner.release(outputs)
+        return outputs
+
+    def warm_up(self) -> None:
+        """Capture and compile the steps of all sizes, so that no request waits for it."""
+        shapes = self.runner.shapes()
+        with progress("preparing steps") as tell:
+            for i, shape in enumerate(shapes):
+                tell(f"{i + 1} of {len(shapes)}")
+                self.runner.prepare(shape)
+
+    def embed(self, prompts: Several[Several[int]]) -> Tensor:
+        """The mean of the last hidden states of each prompt, of length one: (prompts, hidden), float32."""
+        means = [self.runner.hidden(self.tokens(x)).float().mean(0) for x in prompts]
+        return torch.nn.functional.normalize(torch.stack(means), dim=-1)
+
+    # -- a step ---------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[Output]:
+        """Compute the next batch. Returns the outputs that have changed."""
+        changed = self._expire()
+        self._guess()
+        batch = self.scheduler.schedule()
+        if not batch.pieces:
+            if self.jobs and not changed:
+                raise RuntimeError("no sequence fits into the KV cache; give the engine more blocks")
+            return changed
+        wanted = self._rows(batch)
+        logits = self.runner.run(batch, [row for _, told, chosen in wanted for row in (*told, *chosen)])
+        self.steps += 1
+        return [*changed, *self._take(wanted, logits)]
+
+    def _expire(self) -> list[Output]:
+        """End requests whose deadline has passed."""
+        now, over = time.monotonic(), []
+        for job in list(self.jobs.values()):
+            if job.request.deadline is not None and now > job.request.arrival + job.request.deadline:
+                self.cancel(job.request.id, "deadline")
+                over.append(job.output)
+        return over
+
+    def _guess(self) -> None:
+        """Give sequences that generate guesses to verify."""
+        if self.guesser is None:
+            return
+        able = [x for x in self.scheduler.running if x.wanted == 1 and self._may_guess(x)]
+        for sequence, tokens in zip(able, self.guesser.guess(able, self._choose), strict=True):
+            job = self.jobs[sequence.request.id]
+            left = min(job.most - len(sequence.output), self.longest - len(sequence.tokens)) - 1
+            sequence.drafts = tokens[: max(0, left)]
+
+    def _choose(self, owners: Several[tuple[Sequence, list[int]]], logits: Tensor) -> list[int]:
+        """The tokens that follow some sequences and drafts, from their logits."""
+        jobs = [self.jobs[sequence.request.id] for sequence, _ in owners]
+        rows = [job.row(sequence, drafts) for job, (sequence, drafts) in zip(jobs, owners, strict=True)]
+        logits, samplings = adjusted(logits, rows), [job.request.sampling for job in jobs]
+        if all(x.temperature == 0 for x in samplings):
+            return logits.argmax(-1).tolist()
+        numbers = [uniform(job.seed, sequence.number, len(sequence.tokens) + len(drafts))
+                   for job, (sequence, drafts) in zip(jobs, owners, strict=True)]  # fmt: skip
+        return drawn(probabilities(logits, samplings), numbers).tolist()
+
+    def _may_guess(self, sequence: Sequence) -> bool:
+        job = self.jobs[sequence.request.id]
+        return job.beams is None and job.branches[sequence.number].constraint is None
+
+    def _rows(self, batch: Batch) -> list[Wanted]:
+        """The tokens of a batch whose logits are needed."""
+        found, at = [], 0
+        for piece in batch.pieces:
+            (sequence, start, count), told = piece, range(0)
+            if sequence.request.sampling.prompt_logprobs is not None:
+                first = max(start, len(self.jobs[sequence.request.id].output.prompt_logprobs))
+                told = range(first, min(start + count, sequence.prompt - 1))
+            chosen = range(max(start, len(sequence.tokens) - 1), start + count)
+            found.append(Wanted(piece, [at + p - start for p in told], [at + p - start for p in chosen]))
+            at += count
+        return found
+
+    def _take(self, wanted: list[Wanted], logits: Tensor) -> list[Output]:
+        """Choose tokens from the logits, and note what the step has computed."""
+        changed, plain, beams, at = [], [], [], 0
+        for piece, told, chosen in wanted:
+            sequence, job = piece.sequence, self.jobs[piece.sequence.request.id]
+            if told:
+                self._report_prompt(job, sequence, logits[at : at + len(told)])
+            rows = logits[at + len(told) : at + len(told) + len(chosen)]
+            at += len(told) + len(chosen)
+            sequence.computed = piece.start + piece.count - (len(sequence.drafts) if chosen else 0)
+            sequence.register(self.pool)
+            job.output.cached = max(job.output.cached, sequence.cached)
+            if chosen:
+                changed.append(job.output)
+                kind = beams if job.beams else plain
+                kind += [(x, rows) for x in (sequence, *self._fork(job, sequence))]
+        self._sample(plain)
+        self._search(beams)
+        return changed
+
+    def _fork(self, job: Job, sequence: Sequence) -> list[Sequence]:
+        """When the prompt is in the cache, the other sequences of its request begin."""
+        if job.beams or sequence.room == 1:
+            return []
+        made = [sequence.fork(self.pool, number) for number in range(1, sequence.room)]
+        for one in made:
+            self.scheduler.join(one)
+            job.fork(one)
+        sequence.room = 1
+        return made
+
+    def _report_prompt(self, job: Job, sequence: Sequence, logits: Tensor) -> None:
+        """Log-probabilities of prompt tokens, in the order of their positions."""
+        found = job.output.prompt_logprobs
+        first = len(found) + 1
+        tokens = sequence.tokens[first : first + len(logits)]
+        found += report(logits, tokens, [job.request.sampling.prompt_logprobs] * len(tokens))
+
+    def _sample(self, chosen: list[tuple[Sequence, Tensor]]) -> None:
+        """Choose tokens for sequences from logits of their last token and each draft."""
+        if not chosen:
+            return
+        owners = [(sequence, sequence.drafts[:i]) for sequence, rows in chosen for i in range(len(rows))]
+        jobs = [self.jobs[sequence.request.id] for sequence, _ in owners]
+        logits = torch.cat([rows for _, rows in chosen])
+        samplings = [job.request.sampling for job in jobs]
+        reported = [x.logprobs is not None or x.sequences > 1 for x in samplings]
+        raw = logits.float().clone() if any(reported) else None
+        tokens = self._choose(owners, logits)
+        logprobs: list[Any] = [None] * len(tokens)
+        if raw is not None:
+            told = report(raw, tokens, [x.logprobs for x in samplings])
+            logprobs = [x if wanted else None for x, wanted in zip(told, reported, strict=True)]
+        at = 0
+        for sequence, rows in chosen:
+            self._accept(sequence, tokens[at : at + len(rows)], logprobs[at : at + len(rows)])
+            at += len(rows)
+
+    def _accept(self, sequence: Sequence, tokens: list[int], logprobs: list[Any]) -> None:
+        """Append the tokens up to the first that a draft had not guessed."""
+        job, drafts = self.jobs[sequence.request.id], sequence.drafts
+        sequence.drafts = []
+        self.guessed += len(drafts)
+        for i, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
+            if job.take(sequence, token, logprob):
+                self.scheduler.remove(sequence)
+                if not job.branches:
+                    self._conclude(job)
+                return
+            if i == len(drafts) or drafts[i] != token:
+                return
+            sequence.computed += 1
+            self.accepted += 1
+        sequence.register(self.pool)
+
+    def _search(self, chosen: list[tuple[Sequence, Tensor]]) -> None:
+        """Advance beam searches whose beams all have logits."""
+        for sequence, rows in chosen:
+            job = self.jobs[sequence.request.id]
+            assert job.beams
+            logits = adjusted(rows[-1:].clone(), [job.row(sequence, [])])
+            job.rows[sequence.number] = logits.log_softmax(-1)[0]
+            if len(job.rows) == len(job.branches):
+                self._advance(job)
+
+    def _advance(self, job: Job) -> None:
+        beams, rows = job.beams, job.rows
+        assert beams
+        job.rows = {}
+        branches = [job.branches[number] for number in sorted(job.branches)]
+        chosen = beams.advance(torch.stack([rows[x.sequence.number] for x in branches]), job.ends, job.most)
+        if not chosen:
+            self.cancel(job.request.id, "stop")
+            return
+        kept: dict[int, Sequence] = {}
+        parents = [x.sequence for x in branches]
+        used: set[int] = set()
+        for number, (beam, token) in enumerate(chosen):
+            parent = parents[beam]
+            if beam in used:
+                kept[number] = parent.fork(self.pool, number)
+                kept[number].tokens = list(parent.tokens[: parent.prompt + len(beams.outputs[number]) - 1])
+                self.scheduler.join(kept[number])
+            else:
+                used.add(beam)
+                kept[number] = parent
+            kept[number].extend([token])
+        for i, parent in enumerate(parents):
+            if i not in used:
+                self.scheduler.remove(parent)
+        first = branches[0]
+        job.branches = {}
+        for number, sequence in kept.items():
+            sequence.number, sequence.room = number, 1
+            job.branches[number] = type(first)(sequence, first.completion, None, None)
+        next(iter(kept.values())).room = beams.width - len(kept) + 1
+
+    def _conclude(self, job: Job) -> None:
+        job.conclude()
+        del self.jobs[job.request.id]
+
+
+def _tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError):
+        return None
+
+
+def _positions(config: Any) -> int:
+    """The number of positions that a model has."""
+    return getattr(config, "max_position_embeddings", None) or 1 << 20
+
+
+def _ends(model: Any) -> list[int]:
+    """The tokens that end an output."""
+    found = getattr(model, "generation_config", None) and model.generation_config.eos_token_id
+    found = model.config.get_text_config().eos_token_id if found is None else found
+    return [] if found is None else [found] if isinstance(found, int) else list(found)

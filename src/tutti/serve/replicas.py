@@ -1,0 +1,76 @@
+"""Data parallelism: several engines behind one interface.
+
+A request goes to the engine whose prefix cache has most of its prompt, unless that one has much more to do than
+another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tutti.serve.blocks import digests
+from tutti.serve.engine import Engine
+from tutti.serve.request import Output, Request, Sampling
+
+SLACK = 4  # requests that an engine may have more than the idlest, and still get one whose prompt it knows
+
+
+def route(known: Sequence[int], load: Sequence[int]) -> int:
+    """Which engine gets a request. known: tokens of its prompt in each prefix cache. load: requests of each."""
+    idlest = min(load)
+    able = [i for i, n in enumerate(load) if n <= idlest + SLACK]
+    return max(able, key=lambda i: (known[i], -load[i], -i))
+
+
+class Replicas:
+    """Engines of the same model. It has the methods of an engine."""
+
+    def __init__(self, engines: Sequence[Engine]):
+        if not engines:
+            raise ValueError("no engines: give at least one")
+        self.engines = list(engines)
+        self.place: dict[str, Engine] = {}
+
+    @classmethod
+    def of(cls, model: Any, count: int, **options: Any) -> Replicas:
+        """So many engines with the options of `Engine`."""
+        return cls([Engine(model, **options) for _ in range(count)])
+
+    def add(self, request: Request) -> Output:
+        """As `Engine.add`."""
+        engine = self.engines[
+            route([self._known(x, request) for x in self.engines], [len(x.jobs) for x in self.engines])
+        ]
+        output = engine.add(request)
+        self.place[request.id] = engine
+        return output
+
+    def _known(self, engine: Engine, request: Request) -> int:
+        pool = engine.pool
+        return len(pool.find(digests(engine.tokens(request.prompt), pool.size, request.adapter.encode()))) * pool.size
+
+    def step(self) -> list[Output]:
+        """A step of each engine that has requests."""
+        changed = [x for engine in self.engines if engine.busy for x in engine.step()]
+        for output in changed:
+            if output.finished:
+                self.place.pop(output.id, None)
+        return changed
+
+    def cancel(self, id: str, reason: str = "cancelled") -> None:
+        """As `Engine.cancel`."""
+        if engine := self.place.pop(id, None):
+            engine.cancel(id, reason)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is unfinished."""
+        return any(x.busy for x in self.engines)
+
+    def generate(self, requests: Iterable[Any], sampling: Sampling | None = None) -> list[Output]:
+        """As `Engine.generate`."""
+        outputs = [self.add(x if isinstance(x, Request) else Request(x, sampling or Sampling())) for x in requests]
+        while not all(x.finished for x in outputs):
+            self.step()
+        return outputs

@@ -1,0 +1,214 @@
+"""The scheduler: which tokens the next step computes, and in which blocks of the cache.
+
+Each step has a budget of tokens. Sequences that generate come first, with a token each (and drafts to verify); chunks
+of prompts fill the rest. So prompts neither wait for a free engine nor delay the tokens of others (Agrawal et al.,
+"Taming throughput-latency tradeoff in LLM inference with Sarathi-Serve", 2024).
+
+Requests run in the order of their priority; among equals, those of the user who was served least (Sheng et al.,
+"Fairness in serving large language models", 2024); then as they came. If blocks run out, the last sequence in this
+order is preempted: its blocks are copied to the host tier, or released and computed again later.
+
+Pure data structures: a step's blocks and moves are numbers, which the engine executes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tutti.serve.blocks import Blocks
+from tutti.serve.sequence import Sequence
+
+
+class Piece(NamedTuple):
+    """Tokens of a sequence that a step computes: `count` from position `start`, drafts included."""
+
+    sequence: Sequence
+    start: int
+    count: int
+
+    @property
+    def ends(self) -> bool:
+        """Whether it reaches the last token, so that the next can be chosen."""
+        return self.start + self.count >= len(self.sequence.tokens)
+
+
+class Move(NamedTuple):
+    """A copy of a block: "copy" within the cache, "out" to a block on the host, "in" from one."""
+
+    kind: str
+    source: int
+    target: int
+
+
+@dataclass
+class Batch:
+    """What a step computes, after the moves, which are executed in order."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens."""
+        return sum(piece.count for piece in self.pieces)
+
+
+class Scheduler:
+    """Waiting and running sequences.
+
+    pool: the blocks of the cache. host: blocks of the host tier; None if preempted sequences are computed again.
+    budget: tokens in a step. most: sequences that run at once.
+    """
+
+    def __init__(self, pool: Blocks, host: Blocks | None, budget: int, most: int):
+        if budget < most:
+            raise ValueError(f"a step of {budget} tokens cannot hold a token of each of {most} sequences")
+        self.pool, self.host, self.budget, self.most = pool, host, budget, most
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.served: Counter[str] = Counter()  # tokens, by user
+        self.preemptions = 0
+
+    def add(self, sequence: Sequence) -> None:
+        """A new sequence. It waits until there is room."""
+        user, active = sequence.request.user, {x.request.user for x in (*self.waiting, *self.running)}
+        if active and user not in active:  # time away earns no credit
+            self.served[user] = max(self.served[user], min(self.served[x] for x in active))
+        self.waiting.append(sequence)
+
+    def join(self, sequence: Sequence) -> None:
+        """A fork of a running sequence. It holds blocks already."""
+        self.running.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """A sequence has ended, or is cancelled."""
+        (self.running if sequence in self.running else self.waiting).remove(sequence)
+        self._release_host(sequence)
+        sequence.release(self.pool)
+
+    def schedule(self) -> Batch:
+        """The next step. Its blocks are reserved."""
+        batch = Batch()
+        for sequence in sorted(self.running, key=lambda x: (x.wanted > 1 + len(x.drafts), self._rank(x))):
+            if sequence in self.running and sequence.wanted and batch.tokens < self.budget:
+                self._continue(sequence, batch)
+        self._admit(batch)
+        for piece in batch.pieces:
+            self.served[piece.sequence.request.user] += piece.count
+        return batch
+
+    def _rank(self, sequence: Sequence) -> tuple:
+        """What comes first is smallest."""
+        request = sequence.request
+        return request.priority, self.served[request.user], request.arrival, sequence.number
+
+    def _continue(self, sequence: Sequence, batch: Batch) -> None:
+        """Schedule what a running sequence wants, as far as the budget and the blocks go."""
+        left = self.budget - batch.tokens
+        if sequence.wanted > left:
+            sequence.drafts = []
+        count = min(sequence.wanted, left)
+        while not self._reserve(sequence, count, batch):
+            if sequence.drafts:
+                count -= len(sequence.drafts)
+                sequence.drafts = []
+                continue
+            victim = self._victim(batch)
+            if victim is None:
+                return  # it waits, with its blocks
+            self._preempt(victim, batch)
+            if victim is sequence:
+                return
+        batch.pieces.append(Piece(sequence, sequence.computed, count))
+
+    def _victim(self, batch: Batch) -> Sequence | None:
+        """The last running sequence, unless the step computes it."""
+        last = max(self.running, key=self._rank)
+        return None if any(piece.sequence is last for piece in batch.pieces) else last
+
+    def _admit(self, batch: Batch) -> None:
+        """Start waiting sequences while there is room for them."""
+        while self.waiting and batch.tokens < self.budget:
+            first = min(self.waiting, key=self._rank)
+            while not self._start(first, batch):
+                victim = max(self.running, key=self._rank, default=None)
+                scheduled = any(piece.sequence is victim for piece in batch.pieces)
+                if victim is None or scheduled or victim.request.priority <= first.request.priority:
+                    return
+                self._preempt(victim, batch)
+
+    def _start(self, sequence: Sequence, batch: Batch) -> bool:
+        """Make a waiting sequence run; whether there was room."""
+        pool = self.pool
+        if sum(x.room for x in self.running) + sequence.room > self.most:
+            return False
+        if sequence.swapped:
+            found, needed = [], len(sequence.swapped)
+        else:
+            found = pool.find(sequence.digests(pool.size)[: (len(sequence.tokens) - 1) // pool.size])
+            needed = 0
+        start = sequence.computed if sequence.swapped else len(found) * pool.size
+        count = min(len(sequence.tokens) - start, self.budget - batch.tokens)
+        needed = max(needed, pool.needed(start + count) - len(found))
+        revived = sum(not pool.holders[block] for block in found)
+        if needed + revived > pool.free:
+            return False
+        for block in found:
+            pool.hold(block)
+        sequence.blocks = list(found)
+        for host in sequence.swapped:
+            sequence.blocks.append(pool.take())
+            batch.moves.append(Move("in", host, sequence.blocks[-1]))
+        self._release_host(sequence)
+        sequence.computed, sequence.registered = start, len(found)
+        if not sequence.preempted:
+            sequence.cached = start
+        self._reserve(sequence, count, batch)
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+        batch.pieces.append(Piece(sequence, start, count))
+        return True
+
+    def _reserve(self, sequence: Sequence, count: int, batch: Batch) -> bool:
+        """Take the blocks that the next tokens are written to; False, and nothing has changed, if there are too few."""
+        pool, first = self.pool, sequence.computed // self.pool.size
+        fresh = max(0, pool.needed(sequence.computed + count) - len(sequence.blocks))
+        shared = [i for i in range(first, len(sequence.blocks)) if not pool.is_own(sequence.blocks[i])]
+        if fresh + len(shared) > pool.free:
+            return False
+        for i in shared:
+            old, new = sequence.blocks[i], pool.take()
+            if sequence.computed > i * pool.size:
+                batch.moves.append(Move("copy", old, new))
+            sequence.blocks[i] = new
+            pool.release([old])
+        sequence.blocks += [pool.take() for _ in range(fresh)]
+        return True
+
+    def _preempt(self, sequence: Sequence, batch: Batch) -> None:
+        """Take the blocks of a running sequence away. It waits."""
+        host, pool = self.host, self.pool
+        kept = pool.needed(sequence.computed)
+        self.running.remove(sequence)
+        computed = sequence.computed
+        if host and 0 < kept <= host.free:
+            sequence.swapped = [host.take() for _ in range(kept)]
+            batch.moves += [Move("out", a, b) for a, b in zip(sequence.blocks, sequence.swapped, strict=False)]
+        sequence.release(pool)
+        if sequence.swapped:
+            sequence.computed = computed
+        sequence.preempted += 1
+        self.preemptions += 1
+        self.waiting.append(sequence)
+
+    def _release_host(self, sequence: Sequence) -> None:
+        if self.host and sequence.swapped:
+            self.host.release(sequence.swapped)
+        sequence.swapped = []
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """All sequences."""
+        return iter([*self.running, *self.waiting])

@@ -1,0 +1,80 @@
+"""A sequence of tokens that the engine extends, and how far its KV cache is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tutti.serve.blocks import Blocks, Digest, digests
+
+if TYPE_CHECKING:
+    from tutti.serve.request import Request
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One continuation of a request.
+
+    tokens: the prompt and what was generated. computed: number of leading tokens whose keys and values are in `blocks`.
+    drafts: tokens guessed to follow, which the next step verifies. swapped: host blocks, while it is swapped out.
+    room: number of sequences that it stands for until its forks exist.
+    """
+
+    request: Request
+    number: int  # among the sequences of its request
+    tokens: list[int]
+    prompt: int  # number of tokens in the prompt
+    salt: Digest = b""
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    drafts: list[int] = field(default_factory=list)
+    swapped: list[int] = field(default_factory=list)
+    known: list[Digest] = field(default_factory=list)  # of the full blocks of `tokens`
+    registered: int = 0  # number of leading blocks that the pool knows
+    preempted: int = 0  # how often
+    room: int = 1
+    cached: int = 0  # tokens of the prompt that were in the prefix cache
+    score: float = 0.0  # sum of log-probabilities
+
+    @property
+    def output(self) -> list[int]:
+        """The generated tokens."""
+        return self.tokens[self.prompt :]
+
+    @property
+    def wanted(self) -> int:
+        """Number of tokens, with drafts, whose keys and values are not in the cache yet."""
+        return len(self.tokens) + len(self.drafts) - self.computed
+
+    def digests(self, size: int) -> list[Digest]:
+        """The digests of the full blocks of its tokens."""
+        done = len(self.known)
+        first = self.known[-1] if self.known else self.salt
+        self.known += digests(self.tokens[done * size :], size, first)
+        return self.known
+
+    def register(self, pool: Blocks) -> None:
+        """Let later sequences find the blocks that are full and computed."""
+        full = min(self.computed, len(self.tokens)) // pool.size
+        if full > self.registered:
+            known = self.digests(pool.size)
+            for i in range(self.registered, full):
+                pool.know(self.blocks[i], known[i])
+            self.registered = full
+
+    def extend(self, tokens: Several[int]) -> None:
+        """Append generated tokens."""
+        self.tokens.extend(tokens)
+
+    def release(self, pool: Blocks) -> None:
+        """Let go of the cache."""
+        pool.release(self.blocks)
+        self.blocks, self.computed, self.registered, self.drafts = [], 0, 0, []
+
+    def fork(self, pool: Blocks, number: int) -> Sequence:
+        """A second sequence with the same tokens and blocks."""
+        for block in self.blocks:
+            pool.hold(block)
+        return Sequence(self.request, number, list(self.tokens), self.prompt, self.salt, self.computed,
+                        list(self.blocks), [], [], list(self.known), self.registered, score=self.score)  # fmt: skip

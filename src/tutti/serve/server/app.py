@@ -1,0 +1,368 @@
+"""The application: routes of the OpenAI API over a service."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import struct
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from tutti.serve.request import Output, Sampling
+from tutti.serve.request import Request as Ask
+from tutti.serve.server.answers import ChatAnswer, Sent, TextAnswer, event, usage
+from tutti.serve.server.errors import Refused, answer, body_of
+from tutti.serve.server.limits import Access, BodyLimit
+from tutti.serve.server.metrics import Metrics
+from tutti.serve.server.protocol import ChatBody, Common, CompletionBody, EmbeddingBody, ResponseBody
+from tutti.serve.server.tools import forced
+from tutti.serve.service import Service
+
+T = TypeVar("T")
+LOOK = 0.25  # seconds between looks whether a client is still there
+
+
+@dataclass
+class Options:
+    """Options of a server.
+
+    model: its name in the API. keys, rate: as for `Access`. body: largest body in bytes. queue: unfinished requests.
+    """
+
+    model: str
+    keys: Sequence[str] = ()
+    rate: float = 0
+    body: int = 4 << 20
+    queue: int = 256
+    adapters: Sequence[str] = field(default_factory=tuple)
+
+
+def application(engine: Any, options: Options) -> FastAPI:
+    """The application that serves an engine. It starts the engine's thread, and drains it when it ends."""
+    metrics = Metrics()
+    service = Service(engine, options.queue, metrics.observe)
+    server = Server(engine, service, metrics, options)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.start()
+        yield
+        await service.drain()
+        await asyncio.to_thread(service.stop)
+
+    app = FastAPI(title="Tutti", lifespan=lifespan, docs_url="/docs", redoc_url=None)
+    app.add_middleware(BodyLimit, most=options.body)
+    for kind in (Refused, RequestValidationError, Exception):
+        app.add_exception_handler(kind, server.fail)
+    app.add_exception_handler(HTTPException, server.fail_http)
+    app.add_api_route("/", server.page, methods=["GET"], response_class=HTMLResponse)
+    app.add_api_route("/live", server.live, methods=["GET"])
+    app.add_api_route("/health", server.health, methods=["GET"])
+    app.add_api_route("/metrics", server.metrics_text, methods=["GET"])
+    app.add_api_route("/v1/models", server.models, methods=["GET"])
+    app.add_api_route("/v1/completions", server.completions, methods=["POST"])
+    app.add_api_route("/v1/chat/completions", server.chat, methods=["POST"])
+    app.add_api_route("/v1/embeddings", server.embeddings, methods=["POST"])
+    app.add_api_route("/v1/responses", server.responses, methods=["POST"])
+    app.state.server = server
+    return app
+
+
+class Server:
+    """The routes."""
+
+    def __init__(self, engine: Any, service: Service, metrics: Metrics, options: Options):
+        self.engine, self.service, self.metrics, self.options = engine, service, metrics, options
+        self.tokenizer = getattr(engine, "engines", [engine])[0].tokenizer
+        self.access = Access(options.keys, options.rate)
+        self.started = int(time.time())
+
+    # -- about the server -----------------------------------------------------------------------------------------
+
+    async def page(self) -> HTMLResponse:
+        """The page for people."""
+        return HTMLResponse(resources.files("tutti.serve.server").joinpath("page.html").read_text())
+
+    async def live(self) -> dict[str, Any]:
+        """What the page draws: the last minute."""
+        return {"model": self.options.model, "recent": list(self.metrics.recent)}
+
+    async def health(self) -> JSONResponse:
+        """200 while requests are served, 503 otherwise."""
+        state = "failed" if self.service.failed else "draining" if self.service.draining else "ok"
+        return JSONResponse({"status": state}, 200 if state == "ok" else 503)
+
+    async def metrics_text(self) -> PlainTextResponse:
+        """Prometheus metrics."""
+        return PlainTextResponse(self.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    async def models(self, request: Request) -> dict[str, Any]:
+        """The names that requests may give as `model`."""
+        self.access.check(request)
+        names = [self.options.model, *self.options.adapters]
+        return {"object": "list", "data": [{"id": x, "object": "model", "created": self.started, "owned_by": "tutti"}
+                                           for x in names]}  # fmt: skip
+
+    async def fail(self, request: Request, error: Exception) -> JSONResponse:
+        """The answer to an error."""
+        made = await answer(request, error)
+        self.metrics.refused.labels(status=made.status_code).inc()
+        return made
+
+    async def fail_http(self, request: Request, error: Exception) -> JSONResponse:
+        """The answer to an unknown path or method."""
+        assert isinstance(error, HTTPException)
+        return await self.fail(request, Refused(error.status_code, f"{request.url.path}: {error.detail}"))
+
+    # -- completions ----------------------------------------------------------------------------------------------
+
+    async def completions(self, request: Request, body: CompletionBody) -> Any:
+        """`/v1/completions`"""
+        adapter = self._begin(request, body.model)
+        if body.suffix:
+            raise Refused(400, "suffix is not supported", "suffix")
+        sampling = body.sampling(body.max_tokens, body.logprobs)
+        prompts = [await self._tokens(x) for x in body.prompts()]
+        made = TextAnswer(body.model, self.tokenizer, body.n, echo=body.echo)
+        return await self._answer(request, body, made, [self._ask(x, sampling, body, adapter) for x in prompts])
+
+    async def chat(self, request: Request, body: ChatBody) -> Any:
+        """`/v1/chat/completions`"""
+        adapter = self._begin(request, body.model)
+        tools = [] if body.tool_choice == "none" else body.tools or []
+        if body.top_logprobs is not None and not body.logprobs:
+            raise Refused(400, "top_logprobs needs logprobs", "top_logprobs")
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        most = body.max_completion_tokens or body.max_tokens
+        sampling = body.sampling(most, logprobs, forced(tools, body.tool_choice))
+        prompt = await self._chat_tokens(body.messages, tools, body.chat_template_kwargs)
+        made = ChatAnswer(body.model, self.tokenizer, body.n, tools=tools)
+        return await self._answer(request, body, made, [self._ask(prompt, sampling, body, adapter)])
+
+    def _begin(self, request: Request, model: str) -> str:
+        """Check who asks, and for which model. Returns the name of an adapter, or an empty text."""
+        self.access.check(request)
+        if model == self.options.model:
+            return ""
+        if model in self.options.adapters:
+            return model
+        known = ", ".join([self.options.model, *self.options.adapters])
+        raise Refused(404, f"there is no model {model!r}; there is {known}", "model")
+
+    def _ask(self, prompt: list[int], sampling: Sampling, body: Common, adapter: str) -> Ask:
+        if body.stream and sampling.best_of and sampling.best_of > sampling.n:
+            raise Refused(400, "best_of cannot be streamed", "best_of")
+        return Ask(prompt, sampling, priority=body.priority, user=body.user or "", deadline=body.deadline,
+                   adapter=adapter, id=uuid4().hex)  # fmt: skip
+
+    async def _tokens(self, prompt: str | list[int]) -> list[int]:
+        if isinstance(prompt, list):
+            return prompt
+        try:
+            return await asyncio.to_thread(lambda: self.tokenizer(prompt)["input_ids"])
+        except (TypeError, UnicodeError) as error:
+            raise Refused(400, f"the prompt cannot be tokenized: {error}", "prompt") from error
+
+    async def _chat_tokens(
+        self, messages: list[dict[str, Any]], tools: Sequence[Any], more: dict[str, Any]
+    ) -> list[int]:
+        if not messages:
+            raise Refused(400, "messages is empty", "messages")
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise Refused(400, "the model's tokenizer has no chat template; use /v1/completions", "messages")
+        given = [{**x, "content": _joined(x.get("content"))} for x in messages]
+        shown: Any = [x.model_dump(exclude_none=True) for x in tools] or None
+
+        def tokens() -> Any:
+            return self.tokenizer.apply_chat_template(given, tools=shown, add_generation_prompt=True, tokenize=True,
+                                                      return_dict=True, **more)["input_ids"]  # fmt: skip
+
+        try:
+            return await asyncio.to_thread(tokens)
+        except Exception as error:  # a template raises what it likes
+            raise Refused(400, f"the chat template refuses these messages: {error}", "messages") from error
+
+    async def _answer(self, request: Request, body: Common, made: TextAnswer | ChatAnswer, asks: list[Ask]) -> Any:
+        """The answer, whole or as a stream."""
+        if not body.stream:
+            outputs = await self._unless_gone(request, asyncio.gather(*map(self.service.complete, asks)))
+            return made.whole(outputs)
+        shown = bool(body.stream_options and body.stream_options.include_usage)
+        events = self._events(request, made, asks, shown)
+        first = await anext(events)  # a request that is refused has a status
+        return StreamingResponse(_after(first, events), media_type="text/event-stream",
+                                 headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})  # fmt: skip
+
+    async def _events(self, request: Request, made: TextAnswer | ChatAnswer, asks: list[Ask], shown: bool
+                      ) -> AsyncIterator[str]:  # fmt: skip
+        """The events of a stream."""
+        last: dict[int, Output] = {}
+        sent: dict[int, Sent] = {}
+        streams = _merged([self.service.stream(x) for x in asks])
+        try:
+            while True:
+                try:
+                    i, output = await self._unless_gone(request, anext(streams))
+                except StopAsyncIteration:
+                    break
+                last[i] = output
+                for j, completion in enumerate(output.completions):
+                    number = i * made.n + j
+                    known = sent.setdefault(number, Sent())
+                    if known.done:
+                        continue
+                    for piece in made.piece(number, output, completion, known):
+                        known.begun = True
+                        yield event(piece)
+                    known.done = bool(completion.finish)
+            if shown:
+                yield event({**made.frame([]), "usage": usage([last[i] for i in sorted(last)])})
+            yield event("[DONE]")
+        except Refused as error:
+            if not sent or error.status == 499:
+                raise
+            yield event(body_of(error)[1])
+        except Exception as error:
+            if not sent:
+                raise
+            yield event(body_of(error)[1])
+        finally:
+            await streams.aclose()
+
+    async def _unless_gone(self, request: Request, wanted: Awaitable[T]) -> T:
+        """The result, unless the client leaves before; what it asked for is then cancelled."""
+        task = asyncio.ensure_future(wanted)
+        try:
+            while not (await asyncio.wait({task}, timeout=LOOK))[0]:
+                if await request.is_disconnected():
+                    raise Refused(499, "the client has left")
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+
+    # -- embeddings and responses ---------------------------------------------------------------------------------
+
+    async def embeddings(self, request: Request, body: EmbeddingBody) -> dict[str, Any]:
+        """`/v1/embeddings`: the mean of the last hidden states, of length one."""
+        self._begin(request, body.model)
+        given: Any = body.input
+        texts = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
+        if not texts:
+            raise Refused(400, "input is empty", "input")
+        tokens = [await self._tokens(x) for x in texts]
+        found = await self.service.call(lambda engine: getattr(engine, "engines", [engine])[0].embed(tokens))
+        if body.dimensions:
+            found = found[:, : body.dimensions]
+            found = found / found.norm(dim=-1, keepdim=True)
+        data = [{"object": "embedding", "index": i, "embedding": _written(x.tolist(), body.encoding_format)}
+                for i, x in enumerate(found)]  # fmt: skip
+        count = sum(map(len, tokens))
+        return {"object": "list", "data": data, "model": body.model,
+                "usage": {"prompt_tokens": count, "total_tokens": count}}  # fmt: skip
+
+    async def responses(self, request: Request, body: ResponseBody) -> Any:
+        """`/v1/responses`: text in, text out."""
+        adapter = self._begin(request, body.model)
+        turns = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
+        system = [{"role": "system", "content": body.instructions}] if body.instructions else []
+        messages = [*system, *({"role": x.get("role", "user"), "content": x.get("content")} for x in turns)]
+        common = Common(model=body.model, temperature=body.temperature, top_p=body.top_p, user=body.user)
+        prompt = await self._chat_tokens(messages, (), {})
+        ask = self._ask(prompt, common.sampling(body.max_output_tokens, None), common, adapter)
+        id, made = f"resp_{uuid4().hex}", f"msg_{uuid4().hex}"
+
+        def shown(text: str, status: str, output: Output | None) -> dict[str, Any]:
+            content = [{"type": "output_text", "text": text, "annotations": []}]
+            message = {"type": "message", "id": made, "role": "assistant", "status": status, "content": content}
+            counts = output and {"input_tokens": len(output.prompt), "output_tokens": len(output.tokens),
+                                 "total_tokens": len(output.prompt) + len(output.tokens),
+                                 "input_tokens_details": {"cached_tokens": output.cached},
+                                 "output_tokens_details": {"reasoning_tokens": 0}}  # fmt: skip
+            return {"id": id, "object": "response", "created_at": int(time.time()), "status": status,
+                    "model": body.model, "output": [message] if output else [], "usage": counts or None,
+                    "parallel_tool_calls": False, "tool_choice": "auto", "tools": [],
+                    "metadata": body.metadata or {}, "error": None, "instructions": body.instructions,
+                    "temperature": body.temperature, "top_p": body.top_p, "incomplete_details": None}  # fmt: skip
+
+        if not body.stream:
+            output = await self._unless_gone(request, self.service.complete(ask))
+            return shown(output.text, "completed", output)
+        stream = self.service.stream(ask)
+        first = await self._unless_gone(request, anext(stream))
+
+        async def events() -> AsyncIterator[str]:
+            number, text, output = 0, "", first
+            yield event({"type": "response.created", "sequence_number": number,
+                         "response": shown("", "in_progress", None)}, "response.created")  # fmt: skip
+            try:
+                while True:
+                    if len(output.text) > len(text):
+                        number += 1
+                        delta = {"type": "response.output_text.delta", "sequence_number": number, "item_id": made,
+                                 "output_index": 0, "content_index": 0, "delta": output.text[len(text) :]}  # fmt: skip
+                        text = output.text
+                        yield event(delta, "response.output_text.delta")
+                    if output.finished:
+                        break
+                    output = await self._unless_gone(request, anext(stream))
+                done = {"type": "response.completed", "sequence_number": number + 1,
+                        "response": shown(text, "completed", output)}  # fmt: skip
+                yield event(done, "response.completed")
+            finally:
+                await stream.aclose()
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+
+def _joined(content: Any) -> Any:
+    """The text of a message whose content is a list of texts."""
+    if isinstance(content, list) and all(x.get("type") in ("text", "input_text", "output_text") for x in content):
+        return "".join(x["text"] for x in content)
+    return content
+
+
+def _written(numbers: list[float], encoding: str) -> Any:
+    if encoding == "base64":
+        return base64.b64encode(struct.pack(f"<{len(numbers)}f", *numbers)).decode()
+    return numbers
+
+
+async def _after(first: str, rest: AsyncIterator[str]) -> AsyncIterator[str]:
+    yield first
+    async for x in rest:
+        yield x
+
+
+async def _merged(streams: Sequence[AsyncGenerator[Output]]) -> AsyncGenerator[tuple[int, Output]]:
+    """The outputs of several streams as they come, each with the number of its stream."""
+    todo = {asyncio.ensure_future(anext(x)): (i, x) for i, x in enumerate(streams)}
+    try:
+        while todo:
+            done, _ = await asyncio.wait(todo, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                i, stream = todo.pop(task)
+                try:
+                    output = task.result()
+                except StopAsyncIteration:
+                    continue
+                todo[asyncio.ensure_future(anext(stream))] = i, stream
+                yield i, output
+    finally:
+        for task in todo:
+            task.cancel()
+        if todo:
+            await asyncio.wait(todo)
+        for stream in streams:
+            await stream.aclose()

@@ -1,0 +1,61 @@
+"""Errors as the OpenAI API reports them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+
+from tutti.serve.service import Draining, Full
+
+KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class Refused(Exception):
+    """A request that is refused with a status. param: the field at fault. retry: seconds until it may be sent again."""
+
+    def __init__(self, status: int, message: str, param: str | None = None, retry: float | None = None):
+        super().__init__(message)
+        self.status, self.message, self.param, self.retry = status, message, param, retry
+
+
+def body_of(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """Status, body and headers of the answer to an error."""
+    refused = _refused(error)
+    kind = KINDS.get(refused.status, "invalid_request_error" if refused.status < 500 else "server_error")
+    told = {"message": refused.message, "type": kind, "param": refused.param, "code": refused.status}
+    headers = {} if refused.retry is None else {"Retry-After": str(max(1, round(refused.retry)))}
+    return refused.status, {"error": told}, headers
+
+
+def _refused(error: Exception) -> Refused:
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, Full):
+        return Refused(429, str(error), retry=error.retry)
+    if isinstance(error, Draining):
+        return Refused(503, str(error), retry=5)
+    if isinstance(error, RequestValidationError):
+        return _invalid(error)
+    if isinstance(error, ValueError):
+        return Refused(400, str(error))
+    return Refused(500, f"{type(error).__name__}: {error}")
+
+
+def _invalid(error: RequestValidationError) -> Refused:
+    """What is wrong with a body that does not fit its model."""
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return Refused(400, f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}")
+    where = ".".join(str(x) for x in first["loc"][1:]) or "body"
+    if first["type"] == "extra_forbidden":
+        return Refused(400, f"unknown field {where!r}", where)
+    return Refused(400, f"{where}: {first['msg']}", where)
+
+
+async def answer(request: Request, error: Exception) -> JSONResponse:
+    """The answer to an error."""
+    status, body, headers = body_of(error)
+    return JSONResponse(body, status, headers)

@@ -1,0 +1,81 @@
+"""Who may ask, how much, and how often."""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import Request
+
+from tutti.serve.server.errors import Refused, body_of
+
+CLIENTS = 10_000  # whose rates are remembered
+
+
+class BodyLimit:
+    """ASGI middleware: bodies of more than `most` bytes are refused with 413."""
+
+    def __init__(self, app: Any, most: int):
+        self.app, self.most = app, most
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        said = dict(scope["headers"]).get(b"content-length", b"0")
+        if said.isdigit() and int(said) > self.most:
+            return await self._refuse(scope, receive, send)
+        body = bytearray()
+        while True:  # read the body here, so that one without a length is limited too
+            message = await receive()
+            body += message.get("body", b"")
+            if len(body) > self.most:
+                return await self._refuse(scope, receive, send)
+            if message["type"] != "http.request" or not message.get("more_body"):
+                break
+        first = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+
+        async def replay() -> Any:
+            return first.pop() if first else await receive()
+
+        await self.app(scope, replay, send)
+
+    async def _refuse(self, scope: Any, receive: Any, send: Any) -> None:
+        from fastapi.responses import JSONResponse
+
+        error = Refused(413, f"the body is larger than {self.most} bytes")
+        status, body, headers = body_of(error)
+        await JSONResponse(body, status, {**headers, "Connection": "close"})(scope, receive, send)
+
+
+class Access:
+    """Checks keys and rates.
+
+    keys: who may ask; empty: everybody. rate: requests of a key or address in a minute; 0: as many as it likes.
+    """
+
+    def __init__(self, keys: Sequence[str] = (), rate: float = 0):
+        self.keys, self.rate = [x.encode() for x in keys], rate
+        self.left: OrderedDict[bytes, tuple[float, float]] = OrderedDict()  # requests left, and when that was
+
+    def check(self, request: Request) -> None:
+        """Raises Refused with 401 or 429."""
+        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
+        if self.keys and not any(hmac.compare_digest(given, key) for key in self.keys):
+            raise Refused(401, "the API key is missing or wrong: send the header 'Authorization: Bearer KEY'")
+        if self.rate:
+            who = given if self.keys else (request.client.host if request.client else "").encode()
+            self._count(who)
+
+    def _count(self, who: bytes) -> None:
+        now = time.monotonic()
+        left, then = self.left.pop(who, (self.rate, now))
+        left = min(self.rate, left + (now - then) * self.rate / 60)
+        self.left[who] = max(0.0, left - 1), now
+        if len(self.left) > CLIENTS:
+            self.left.popitem(last=False)
+        if left < 1:
+            self.left[who] = left, now
+            raise Refused(429, f"more than {self.rate:g} requests in a minute", retry=(1 - left) * 60 / self.rate)

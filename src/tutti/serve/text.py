@@ -1,0 +1,51 @@
+"""Text of generated tokens, as it grows, and where it must end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+from typing import Any
+
+UNFINISHED = "\ufffd"  # what tokenizers print for bytes that are not a character yet
+
+
+class Text:
+    """The text of one continuation. A token's text depends on the tokens around it, so a window of them is decoded.
+
+    stop: texts that end it.
+    """
+
+    def __init__(self, tokenizer: Any, prompt: Several[int], stop: Several[str]):
+        self.tokenizer, self.stop = tokenizer, stop
+        self.tokens: list[int] = list(prompt[-8:])
+        self.begin, self.read = 0, len(self.tokens)  # the window, and how much of it is in `text`
+        self.text = ""
+
+    def add(self, tokens: Several[int]) -> bool:
+        """Append tokens. Whether the text contains a stop text; it then ends before it."""
+        self.tokens += tokens
+        return self._grow(last=False)
+
+    def end(self) -> bool:
+        """No more tokens come: characters that are still incomplete are printed as they are."""
+        return self._grow(last=True)
+
+    def _grow(self, last: bool) -> bool:
+        known = self._decoded(self.tokens[self.begin : self.read])
+        now = self._decoded(self.tokens[self.begin :])
+        if len(now) <= len(known) or (now.endswith(UNFINISHED) and not last):
+            return False
+        before, self.text = len(self.text), self.text + now[len(known) :]
+        self.begin, self.read = self.read, len(self.tokens)
+        found = [at for stop in self.stop if (at := self.text.find(stop, max(0, before - len(stop) + 1))) >= 0]
+        if found:
+            self.text = self.text[: min(found)]
+        return bool(found)
+
+    def _decoded(self, tokens: list[int]) -> str:
+        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+    @property
+    def safe(self) -> str:
+        """The text that no stop text can take back."""
+        held = max((n for stop in self.stop for n in range(1, len(stop)) if self.text.endswith(stop[:n])), default=0)
+        return self.text[: len(self.text) - held]

@@ -1,0 +1,99 @@
+"""Where an engine's weights come from: a folder of safetensors, a checkpoint of training, or a step that trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tutti.api.step import Step
+from tutti.api.store import Store
+from tutti.checkpoint.folder import MANIFEST
+from tutti.checkpoint.reader import CheckpointReader
+from tutti.exec.relayout import Placed, move
+from tutti.exec.tensor_store import TensorStore
+from tutti.exec.weights import Wanted, load_weights
+
+PREFIX = "param:model."  # of parameters in the engine's store
+
+Weights = Step | Store | Mapping[str, torch.Tensor]
+
+
+def skeleton(folder: Path) -> Any:
+    """A model without weights, of the dtypes in a folder. Its memory is not touched, so it takes none."""
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers.initialization import no_init_weights
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    with no_init_weights():
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.float32)
+    model.tie_weights()
+    if (folder / MANIFEST).exists():
+        stored = CheckpointReader(folder).tensors
+        for name, p in model.named_parameters():
+            if found := stored.get(f"param:{name}"):
+                p.data = p.data.to(found.dtype)
+    if (folder / "generation_config.json").exists():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    return model
+
+
+def read(store: Store, model: nn.Module, folder: Path) -> int:
+    """Read the parts of the parameters that this process holds. Returns the bytes read.
+
+    Raises ValueError if a tensor is missing or has another shape.
+    """
+    held = {name.removeprefix(PREFIX): x for name, x in store.held().items() if name.startswith(PREFIX)}
+    if (folder / MANIFEST).exists():
+        reader = CheckpointReader(folder)
+        reader.load({f"param:{name}": x for name, x in held.items() if x.spec.bytes})
+        return reader.bytes
+    first = {p: name for name, p in model.named_parameters()}
+    aliases = {name: first[p] for name, p in model.named_parameters(remove_duplicate=False) if name != first[p]}
+    return load_weights(folder, [Wanted(name, x) for name, x in held.items()], aliases)
+
+
+def update(store: Store, weights: Weights) -> int:
+    """Replace the parameters by those of a step or store in the same process, or of a state dict.
+
+    Between layouts on as many devices, each rank receives only the blocks that it lacks. Returns the bytes received
+    from other ranks, or placed where layouts cannot be moved (pipelines, other numbers of devices). Every rank of a job
+    must call it. Raises ValueError if a parameter is missing or has another shape.
+    """
+    source: TensorStore | None = weights if isinstance(weights, Store) else getattr(weights, "store", None)
+    count = 0
+    for name in store.names("param"):
+        own, stored = name.removeprefix(PREFIX), store.tensors[name]
+        if source is None:
+            assert isinstance(weights, Mapping)
+            value = weights.get(own)
+            shape = None if value is None else tuple(value.shape)
+        else:
+            key = next((x for x in (name, f"param:{own}") if x in source.tensors), "")
+            shape = tuple(source.tensors[key].spec.shape) if key else None
+        if shape != tuple(stored.spec.shape):
+            raise ValueError(f"parameter {own!r} has shape {tuple(stored.spec.shape)}; the weights have {shape}")
+        if source is None:
+            store.place(name, value.to(stored.spec.dtype))  # pyright: ignore[reportOptionalMemberAccess]
+            count += stored.spec.bytes
+        else:
+            count += _take(store, name, source, key)
+    return count
+
+
+def _take(store: TensorStore, name: str, source: TensorStore, key: str) -> int:
+    """Replace a tensor by one of another store."""
+    new, old = store.tensors[name], source.tensors[key]
+    apart = new.device is not None or old.device is not None
+    if apart or old.spec.dtype != new.spec.dtype or len(store.runtime.ranks) != len(source.runtime.ranks):
+        store.place(name, source.whole(key).to(new.spec.dtype))
+        return new.spec.bytes
+    places = Placed(old.layout, source.mesh), Placed(new.layout, store.mesh)
+    parts = {rank: held[key] for rank, held in zip(source.runtime.ranks, source.parts, strict=True)}
+    made, received = move(source.runtime, parts, old.spec, *places, store.device)
+    for rank, held in zip(store.runtime.ranks, store.parts, strict=True):
+        held[name] = made[rank]
+    return received

@@ -1,0 +1,107 @@
+"""Served tokens equal those of `transformers`, for any family, under any plan, on virtual devices and processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as t
+
+from tutti.serve import Engine, Output, Sampling
+
+SMALL = dict(vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=256, eos_token_id=None, bos_token_id=None,
+             pad_token_id=None)  # fmt: skip
+OF_GPT2 = dict(vocab_size=256, n_embd=64, n_layer=2, n_head=4, n_positions=256, eos_token_id=None, bos_token_id=None)
+EXPERTS = dict(num_experts_per_tok=2, moe_intermediate_size=32)
+FAMILIES: dict[str, Any] = {
+    "Llama": lambda: t.LlamaConfig(**SMALL),
+    "Mistral, sliding window": lambda: t.MistralConfig(**SMALL, sliding_window=8),
+    "Qwen2": lambda: t.Qwen2Config(**SMALL),
+    "Qwen3": lambda: t.Qwen3Config(**SMALL, head_dim=16),
+    "Gemma 2, windows and caps": lambda: t.Gemma2Config(**SMALL, head_dim=16, sliding_window=8),
+    "Gemma 3": lambda: t.Gemma3TextConfig(**SMALL, head_dim=16, sliding_window=8),
+    "GPT-2": lambda: t.GPT2Config(**OF_GPT2),
+    "GPT-J": lambda: t.GPTJConfig(**OF_GPT2, rotary_dim=8),
+    "GPT-NeoX": lambda: t.GPTNeoXConfig(**{k: v for k, v in SMALL.items() if k != "num_key_value_heads"}),
+    "OPT": lambda: t.OPTConfig(vocab_size=256, hidden_size=64, ffn_dim=96, num_hidden_layers=2, num_attention_heads=4,
+                               max_position_embeddings=256, word_embed_proj_dim=64, eos_token_id=None),
+    "Phi": lambda: t.PhiConfig(**SMALL),
+    "Phi 3": lambda: t.Phi3Config(**SMALL),
+    "StableLM": lambda: t.StableLmConfig(**SMALL),
+    "Cohere": lambda: t.CohereConfig(**SMALL),
+    "Granite": lambda: t.GraniteConfig(**SMALL),
+    "OLMo 2": lambda: t.Olmo2Config(**SMALL),
+    "StarCoder 2": lambda: t.Starcoder2Config(**SMALL),
+    "Mixtral": lambda: t.MixtralConfig(**SMALL, num_local_experts=4),
+    "Qwen3, experts": lambda: t.Qwen3MoeConfig(**SMALL, **EXPERTS, head_dim=16, num_experts=4),
+    "gpt-oss, sinks": lambda: t.GptOssConfig(**SMALL, head_dim=16, num_local_experts=4, num_experts_per_tok=2,
+                                             sliding_window=8),
+    "DeepSeek-V3": lambda: t.DeepseekV3Config(
+        **{**SMALL, "num_key_value_heads": 4}, **EXPERTS, q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=16,
+        qk_rope_head_dim=8, v_head_dim=16, n_routed_experts=4, n_group=1, topk_group=1, first_k_dense_replace=1),
+}  # fmt: skip
+PLANS = {"tp2": 2, "pp2": 2, "pp2xtp2": 4}
+PLANNED = ("Llama", "GPT-2", "Gemma 2, windows and caps", "Mixtral", "DeepSeek-V3")
+LENGTHS = (5, 37, 21)
+GREEDY = Sampling(max_tokens=10, temperature=0)
+
+
+def model_of(family: str) -> Any:
+    torch.manual_seed(0)
+    model = t.AutoModelForCausalLM.from_config(FAMILIES[family](), dtype=torch.float32).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.ndim > 1:
+                p.normal_(0, 0.12)
+    return model
+
+
+def prompts() -> list[list[int]]:
+    draw = torch.Generator().manual_seed(0)
+    return [torch.randint(3, 250, (n,), generator=draw).tolist() for n in LENGTHS]
+
+
+def expected(model: Any) -> list[list[int]]:
+    made = [model.generate(torch.tensor([x]), do_sample=False, max_new_tokens=10, pad_token_id=0) for x in prompts()]
+    return [x[0, n:].tolist() for x, n in zip(made, LENGTHS, strict=True)]
+
+
+def served(model: Any, **options: Any) -> list[Output]:
+    engine = Engine(model, blocks=32, budget=32, most=4, **options)
+    return engine.generate(prompts(), GREEDY)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(family):
+    model = model_of(family)
+    wanted = expected(model)
+    assert [x.tokens for x in served(model, plan="single", prefix_cache=False)] == wanted
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("family", PLANNED)
+def test_plans_on_virtual_devices(family, plan):
+    model = model_of(family)
+    assert [x.tokens for x in served(model, plan=plan, cluster=f"cpu:{PLANS[plan]}", speculate=2)] == expected(model)
+
+
+def _rank(family: str, plan: str) -> list[list[int]]:
+    return [x.tokens for x in served(model_of(family), plan=plan)]
+
+
+@pytest.mark.parametrize("family, plan", [("Llama", "tp4"), ("Mixtral", "pp2xtp2"), ("GPT-2", "pp4")])
+def test_plans_on_processes(pool, family, plan):
+    results = pool.run(_rank, family, plan)
+    wanted = expected(model_of(family))
+    assert all(x == wanted for x in results)
+
+
+@pytest.mark.parametrize("config, why", [
+    (lambda: t.Llama4TextConfig(**SMALL, head_dim=16, num_local_experts=2, intermediate_size_mlp=64), "chunked"),
+    (lambda: t.BloomConfig(vocab_size=256, hidden_size=64, n_layer=2, n_head=4), "attention interface"),
+])  # fmt: skip
+def test_models_that_cannot_be_paged_are_refused(config, why):
+    with pytest.raises(ValueError, match=why):
+        Engine(t.AutoModelForCausalLM.from_config(config()), plan="single", blocks=8)

@@ -1,0 +1,202 @@
+"""The scheduler against a simulated cache: every token reads what its sequence wrote, whatever happens between."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tutti.serve.blocks import Blocks, digests
+from tutti.serve.request import Request, Sampling
+from tutti.serve.scheduler import Scheduler
+from tutti.serve.sequence import Sequence
+
+SIZE = 4
+
+
+class Simulated:
+    """A scheduler, and a cache that remembers which tokens each slot was computed after."""
+
+    def __init__(self, blocks: int = 12, host: int = 0, budget: int = 8, most: int = 4, keep: bool = True):
+        self.pool = Blocks(blocks, SIZE, keep)
+        self.host = Blocks(host, SIZE, False) if host else None
+        self.scheduler = Scheduler(self.pool, self.host, budget, most)
+        self.cache: dict[tuple[str, int], list] = {}
+        self.clock = itertools.count()
+
+    def add(self, prompt: list[int], priority: int = 0, user: str = "", n: int = 1) -> Sequence:
+        request = Request(prompt, Sampling(n=n), priority=priority, user=user, arrival=next(self.clock))
+        sequence = Sequence(request, 0, list(prompt), len(prompt), room=n)
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self, token: int = 0, drafts: int = 0, accepted: int = 0) -> None:
+        """Compute a step, and extend what it finished by a token (and by accepted drafts)."""
+        for sequence in self.scheduler.running:
+            if sequence.wanted == 1:
+                sequence.drafts = [7] * drafts
+        batch = self.scheduler.schedule()
+        assert batch.tokens <= self.scheduler.budget and len(batch.pieces) <= self.scheduler.most
+        assert batch.pieces or not any(x.wanted for x in self.scheduler)
+        for kind, source, target in batch.moves:
+            places = {"copy": ("cache", "cache"), "out": ("cache", "host"), "in": ("host", "cache")}[kind]
+            self.cache[places[1], target] = list(self.cache[places[0], source])
+        written: Counter[int] = Counter()
+        for sequence, start, count in batch.pieces:
+            tokens = (sequence.tokens + sequence.drafts)[: start + count]
+            assert start == sequence.computed and len(sequence.blocks) >= self.pool.needed(start + count)
+            for position in range(start, start + count):
+                block = sequence.blocks[position // SIZE]
+                assert self.pool.is_own(block), "a shared block is written"
+                written[block * SIZE + position % SIZE] += 1
+                held = self.cache.setdefault(("cache", block), [None] * SIZE)
+                held[position % SIZE] = tuple(tokens[: position + 1])
+            for position in range(start + count):
+                held = self.cache["cache", sequence.blocks[position // SIZE]][position % SIZE]
+                assert held == tuple(tokens[: position + 1]), "the cache has other tokens"
+        assert all(n == 1 for n in written.values())
+        for piece in batch.pieces:
+            sequence = piece.sequence
+            good = min(accepted, len(sequence.drafts)) if piece.ends else 0
+            sequence.computed = piece.start + piece.count - len(sequence.drafts) + good if piece.ends else (
+                piece.start + piece.count)  # fmt: skip
+            sequence.tokens += sequence.drafts[:good] + ([token] if piece.ends else [])
+            sequence.drafts = []
+            sequence.register(self.pool)
+            if piece.ends and sequence.room > 1:
+                for number in range(1, sequence.room):
+                    fork = sequence.fork(self.pool, number)
+                    fork.tokens[-1] = token + number
+                    self.scheduler.join(fork)
+                sequence.room = 1
+        self.check()
+
+    def check(self) -> None:
+        """No block is leaked, and holders are counted."""
+        held = Counter(block for x in self.scheduler for block in x.blocks)
+        assert [held[i] for i in range(self.pool.count)] == self.pool.holders
+        assert set(self.pool.unheld) == {i for i, n in enumerate(self.pool.holders) if not n}
+        assert len(self.scheduler.running) <= self.scheduler.most
+        if self.host:
+            kept = Counter(block for x in self.scheduler for block in x.swapped)
+            assert [kept[i] for i in range(self.host.count)] == self.host.holders
+
+    def end(self) -> None:
+        for sequence in list(self.scheduler):
+            self.scheduler.remove(sequence)
+        self.check()
+        assert self.pool.used == 0 and (self.host is None or self.host.used == 0)
+
+
+PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=14)  # few tokens: prefixes are often the same
+ACTIONS = st.one_of(
+    st.tuples(st.just("add"), PROMPTS, st.integers(0, 2), st.sampled_from("ab"), st.integers(1, 3)),
+    st.tuples(st.just("step"), st.integers(0, 2), st.integers(0, 3), st.integers(0, 3)),
+    st.tuples(st.just("remove"), st.integers(0, 5)),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(actions=st.lists(ACTIONS, max_size=40), host=st.sampled_from([0, 6]), keep=st.booleans(),
+       blocks=st.integers(6, 14))  # fmt: skip
+def test_any_sequence_of_events(actions, host, keep, blocks):
+    simulated = Simulated(blocks, host, keep=keep)
+    most = blocks * SIZE
+    for kind, *rest in actions:
+        if kind == "add":
+            prompt, priority, user, n = rest
+            simulated.add(prompt, priority, user, n)
+        elif kind == "step":
+            simulated.step(*rest)
+        elif found := list(simulated.scheduler):
+            simulated.scheduler.remove(found[rest[0] % len(found)])
+        for sequence in list(simulated.scheduler):
+            if len(sequence.tokens) + 4 > most:
+                simulated.scheduler.remove(sequence)
+        simulated.check()
+    simulated.end()
+
+
+def test_all_sequences_progress_when_blocks_are_scarce():
+    simulated = Simulated(blocks=6, budget=4)
+    sequences = [simulated.add([i] * 6) for i in range(4)]
+    for _ in range(200):
+        simulated.step()
+        for sequence in list(simulated.scheduler):
+            if len(sequence.tokens) >= 14:
+                simulated.scheduler.remove(sequence)
+    assert all(len(x.tokens) >= 14 for x in sequences) and simulated.scheduler.preemptions
+
+
+def test_generating_sequences_are_not_delayed_by_prompts():
+    simulated = Simulated(blocks=40, budget=8)
+    first = simulated.add([1, 2])
+    simulated.step()
+    simulated.add([0] * 60)
+    lengths = []
+    for _ in range(5):
+        simulated.step()
+        lengths.append(len(first.tokens))
+    assert lengths == [4, 5, 6, 7, 8]
+
+
+def test_a_known_prefix_is_not_computed_again():
+    simulated = Simulated(blocks=20, budget=40)
+    first = simulated.add([1] * 13)
+    simulated.step()
+    simulated.scheduler.remove(first)
+    again, other = simulated.add([1] * 9 + [2]), simulated.add([2] * 9)
+    simulated.step()
+    assert (again.cached, other.cached) == (8, 0)
+
+
+def test_priority_preempts_and_goes_first():
+    simulated = Simulated(blocks=8, most=2, budget=8)
+    late = [simulated.add([i] * 8, priority=1) for i in range(3)]
+    simulated.step()
+    urgent = simulated.add([9] * 8)
+    simulated.step()
+    assert urgent in simulated.scheduler.running and late[2] in simulated.scheduler.waiting
+
+
+def test_users_take_turns():
+    simulated = Simulated(blocks=40, most=1, budget=8)
+    greedy = [simulated.add([1] * 8, user="greedy") for _ in range(3)]
+    modest = simulated.add([2] * 8, user="modest")
+    simulated.step()
+    simulated.scheduler.remove(greedy[0])
+    simulated.step()
+    assert simulated.scheduler.running == [modest]
+
+
+def test_swapped_blocks_come_back():
+    simulated = Simulated(blocks=6, host=6, budget=8, most=2)
+    first, second = simulated.add([1] * 9), simulated.add([2] * 9)
+    for _ in range(9):
+        simulated.step()
+    assert second.swapped and second.computed and simulated.host and simulated.host.used
+    simulated.scheduler.remove(first)
+    simulated.step()
+    assert second in simulated.scheduler.running and simulated.host.used == 0 and second.preempted == 1
+
+
+def test_digests_depend_on_all_tokens_before():
+    a, b = digests([1, 2, 3, 4, 5, 6, 7, 8, 9], 4), digests([0, 2, 3, 4, 5, 6, 7, 8], 4)
+    assert len(a) == len(b) == 2 and a[1] != b[1]
+    assert digests([5, 6, 7, 8], 4, a[0])[0] == a[1] and digests([1, 2, 3, 4], 4, b"adapter") != a[:1]
+
+
+def test_misuse_is_refused():
+    pool = Blocks(2, 4)
+    block = pool.take()
+    pool.release([block])
+    with pytest.raises(ValueError, match="more often"):
+        pool.release([block])
+    with pytest.raises(ValueError, match="at least one"):
+        Blocks(0, 4)
+    pool.take(), pool.take()
+    with pytest.raises(IndexError, match="held"):
+        pool.take()

@@ -1,0 +1,240 @@
+"""The server, driven by the `openai` package."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+import tiny
+import uvicorn
+
+from tutti.serve import Engine
+from tutti.serve.server.app import Options, application
+
+JSON = {"Content-Type": "application/json"}
+
+
+class Running:
+    """A server in a thread."""
+
+    def __init__(self, engine: Engine, options: Options):
+        self.engine = engine
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.app = application(engine, options)
+        self.server = uvicorn.Server(uvicorn.Config(self.app, port=self.port, log_level="warning"))
+        self.thread = threading.Thread(target=self.server.run, daemon=True)
+        self.thread.start()
+        while not self.server.started:
+            time.sleep(0.01)
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def client(self, key: str = "none") -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)
+
+    def post(self, path: str, **body) -> httpx.Response:
+        return httpx.post(self.url + path, content=json.dumps(body), headers=JSON, timeout=60)
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(60)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    engine = Engine(tiny.model(), tokenizer=tiny.tokenizer(), plan="single", blocks=64, budget=64, most=8)
+    made = Running(engine, Options("tiny", queue=6, body=20_000))
+    yield made
+    made.stop()
+
+
+def test_completion_equals_the_engine(running):
+    made = running.client().completions.create(model="tiny", prompt="hello", max_tokens=8, temperature=0)
+    prompt = tiny.tokenizer()("hello")["input_ids"]
+    expected = tiny.greedy(tiny.model(), prompt, 8)
+    assert made.choices[0].text == tiny.tokenizer().decode(expected, skip_special_tokens=True)
+    assert made.usage.prompt_tokens == 5 and made.usage.completion_tokens == len(expected)
+    assert made.choices[0].finish_reason in ("stop", "length")
+
+
+def test_streams(running):
+    client = running.client()
+    whole = client.completions.create(model="tiny", prompt=["ab", "cd"], max_tokens=12, seed=1, n=2)
+    texts = [""] * 4
+    usage = None
+    for event in client.completions.create(model="tiny", prompt=["ab", "cd"], max_tokens=12, seed=1, n=2, stream=True,
+                                           stream_options={"include_usage": True}):  # fmt: skip
+        for choice in event.choices:
+            texts[choice.index] += choice.text
+        usage = event.usage or usage
+    assert texts == [x.text for x in whole.choices]
+    assert usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_chat_with_logprobs(running):
+    client = running.client()
+    messages = [{"role": "user", "content": "hi"}]
+    made = client.chat.completions.create(model="tiny", messages=messages, max_tokens=5, logprobs=True, top_logprobs=3,
+                                          temperature=0)  # fmt: skip
+    told = made.choices[0].logprobs.content
+    assert len(told) == made.usage.completion_tokens
+    assert all(x.logprob == max(y.logprob for y in x.top_logprobs) and len(x.top_logprobs) == 3 for x in told)
+    pieces = list(client.chat.completions.create(model="tiny", messages=messages, max_tokens=5, temperature=0,
+                                                 stream=True))  # fmt: skip
+    assert "".join(x.choices[0].delta.content or "" for x in pieces) == made.choices[0].message.content
+    assert pieces[-1].choices[0].finish_reason == made.choices[0].finish_reason
+    assert pieces[0].choices[0].delta.role == "assistant"
+
+
+def test_json_schema(running):
+    schema = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}},
+              "required": ["age"], "additionalProperties": False}  # fmt: skip
+    made = running.client().chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "age?"}], max_tokens=40, seed=0,
+        response_format={"type": "json_schema", "json_schema": {"name": "age", "schema": schema}},
+    )  # fmt: skip
+    assert 0 <= json.loads(made.choices[0].message.content)["age"] <= 99
+
+
+TOOL = {"type": "function", "function": {
+    "name": "weather", "parameters": {
+        "type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"],
+        "additionalProperties": False}}}  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tools(running, stream):
+    made = running.client().chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "weather?"}], tools=[TOOL], tool_choice="required",
+        max_tokens=80, seed=0, stream=stream,
+    )  # fmt: skip
+    if stream:
+        choices = [x.choices[0] for x in made]
+        calls = [x for choice in choices for x in choice.delta.tool_calls or []]
+        reason = choices[-1].finish_reason
+    else:
+        calls, reason = made.choices[0].message.tool_calls, made.choices[0].finish_reason
+    assert reason == "tool_calls" and calls[0].function.name == "weather"
+    assert json.loads(calls[0].function.arguments)["city"] in ("Rome", "Oslo")
+
+
+def test_stop_text_and_bias(running):
+    client, a, b = running.client(), ord("a") - 33, ord("b") - 33  # the byte-level alphabet begins with "!"
+    bias = {str(a): 100, str(b): 100}
+    made = client.completions.create(model="tiny", prompt="x", max_tokens=50, logit_bias=bias, stop="ab", seed=1)
+    assert set(made.choices[0].text) <= {"a", "b"} and "ab" not in made.choices[0].text
+    assert made.choices[0].finish_reason == "stop"
+
+
+def test_embeddings_and_responses(running):
+    client = running.client()
+    made = client.embeddings.create(model="tiny", input=["one", "two"])
+    assert [len(x.embedding) for x in made.data] == [32, 32]
+    assert sum(x * x for x in made.data[0].embedding) == pytest.approx(1, abs=1e-4)
+    response = client.responses.create(model="tiny", input="hi", max_output_tokens=6, temperature=0)
+    text = "".join(x.delta for x in client.responses.create(model="tiny", input="hi", max_output_tokens=6,
+                                                            temperature=0, stream=True)
+                   if x.type == "response.output_text.delta")  # fmt: skip
+    assert response.output_text == text and response.usage.output_tokens <= 6
+
+
+@pytest.mark.parametrize(
+    "path, body, status, says",
+    [
+        ("completions", {"prompt": "x", "max_tokens": -1}, 400, "max_tokens"),
+        ("completions", {"prompt": "x", "temperature": -1}, 400, "temperature"),
+        ("completions", {"prompt": "x", "top_p": 1.5}, 400, "top_p"),
+        ("completions", {"prompt": "x", "n": 0}, 400, "n"),
+        ("completions", {"prompt": "x", "colour": 1}, 400, "colour"),
+        ("completions", {"prompt": ""}, 400, "empty"),
+        ("completions", {"prompt": []}, 400, "empty"),
+        ("completions", {"prompt": [1, 300]}, 400, "300"),
+        ("completions", {"prompt": [1, 2**70]}, 400, "vocabulary"),
+        ("completions", {"prompt": "x" * 1000}, 400, "256"),
+        ("completions", {"prompt": "x" * 30_000}, 413, "larger"),
+        ("completions", {"prompt": "\ud800"}, 400, ""),
+        ("completions", {"prompt": "x", "logit_bias": {"a": 1}}, 400, "logit_bias"),
+        ("completions", {"prompt": "x", "logit_bias": {"999": 1}}, 400, "999"),
+        ("completions", {"prompt": "x", "regex": "("}, 400, "regex"),
+        ("completions", {"prompt": "x", "n": 100}, 400, "100"),
+        ("completions", {"prompt": "x", "stop": ""}, 400, "stop"),
+        ("completions", {}, 400, "prompt"),
+        ("chat/completions", {"messages": []}, 400, "messages"),
+        ("chat/completions", {"messages": "hi"}, 400, "messages"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "tool_choice": "required"}, 400, "tool"),
+        ("chat/completions", {"messages": [{"role": "user"}], "top_logprobs": 3}, 400, "logprobs"),
+        ("embeddings", {"input": []}, 400, "empty"),
+    ],
+)
+def test_bad_requests(running, path, body, status, says):
+    for stream in (False, True) if path != "embeddings" else (False,):
+        more = {"stream": True} if stream else {}
+        answer = running.post(f"/v1/{path}", model="tiny", **body, **more)
+        assert answer.status_code == status, answer.text
+        assert says in answer.json()["error"]["message"]
+
+
+def test_unknown_model_path_and_malformed_json(running):
+    with pytest.raises(openai.NotFoundError, match="there is tiny"):
+        running.client().completions.create(model="other", prompt="x")
+    assert running.post("/v1/nothing").status_code == 404
+    answer = httpx.post(running.url + "/v1/completions", content=b"{", headers=JSON)
+    assert answer.status_code == 400 and "JSON" in answer.json()["error"]["message"]
+
+
+def test_a_client_that_leaves_is_cancelled(running):
+    with httpx.stream("POST", running.url + "/v1/completions", timeout=60,
+                      json={"model": "tiny", "prompt": "x", "max_tokens": 240, "stream": True, "ignore_eos": True}
+                      ) as answer:  # fmt: skip
+        next(answer.iter_lines())
+    end = time.monotonic() + 5
+    while running.engine.busy and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not running.engine.busy and running.engine.pool.used == 0
+
+
+def test_a_full_queue_answers_429(running):
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 100, "ignore_eos": True}
+    answers: list[httpx.Response] = []
+    threads = [threading.Thread(target=lambda: answers.append(running.post("/v1/completions", **body)))
+               for _ in range(20)]  # fmt: skip
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    statuses = {x.status_code for x in answers}
+    assert statuses == {200, 429}
+    assert all(int(x.headers["Retry-After"]) >= 1 for x in answers if x.status_code == 429)
+    assert running.engine.pool.used == 0
+
+
+def test_health_models_metrics_and_page(running):
+    assert httpx.get(running.url + "/health").json() == {"status": "ok"}
+    assert [x.id for x in running.client().models.list()] == ["tiny"]
+    running.client().completions.create(model="tiny", prompt="x", max_tokens=4)
+    metrics = httpx.get(running.url + "/metrics").text
+    assert "tutti_time_to_first_token_seconds_count" in metrics and "tutti_generated_tokens_total" in metrics
+    assert "<title>Tutti</title>" in httpx.get(running.url + "/").text
+    assert httpx.get(running.url + "/live").json()["model"] == "tiny"
+
+
+def test_keys_and_rates():
+    engine = Engine(tiny.model(), tokenizer=tiny.tokenizer(), plan="single", blocks=16, budget=16, most=2)
+    made = Running(engine, Options("tiny", keys=("secret",), rate=2))
+    try:
+        with pytest.raises(openai.AuthenticationError):
+            made.client("wrong").completions.create(model="tiny", prompt="x", max_tokens=1)
+        client = made.client("secret")
+        for _ in range(2):
+            client.completions.create(model="tiny", prompt="x", max_tokens=1)
+        with pytest.raises(openai.RateLimitError):
+            client.completions.create(model="tiny", prompt="x", max_tokens=1)
+    finally:
+        made.stop()

@@ -1,0 +1,100 @@
+"""Loads on simulated engines, and plans for them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tiny
+from transformers import DeepseekV3Config, LlamaConfig
+
+from tutti.hardware import Cluster
+from tutti.serve import Engine
+from tutti.serve.bench import Arrival, poisson, report
+from tutti.serve.costs import Costs, measured
+from tutti.serve.planning import ServingPlanner, plan_serve, plans, why
+from tutti.serve.simulate import SimulatedEngine, Sizes, simulate
+
+FLAT = Costs((1, 100), (0.01, 0.01), 0.0, 0.0)  # each step takes 10 ms
+
+
+def test_a_request_alone():
+    (seen,) = simulate([Arrival(1.0, 40, 5)], [SimulatedEngine(Sizes(20, budget=32, most=4), FLAT)])
+    assert seen.times == pytest.approx([1.02, 1.03, 1.04, 1.05, 1.06])  # the prompt takes two steps
+    assert seen.good and seen.end == pytest.approx(1.06) and seen.tokens == 5
+
+
+def test_costs():
+    costs = Costs((1, 11), (0.1, 0.2), 0.001, 0.0001, 0.5)
+    assert costs([(1, 1)]) == pytest.approx(0.5 + 0.1 + 0.001)
+    assert costs([(6, 100)]) == pytest.approx(0.5 + 0.15 + 0.1)  # reading 100 tokens, more than 600 pairs
+    assert costs([(20, 100)]) == pytest.approx(0.5 + 0.29 + 0.2)  # 2000 pairs
+
+
+def test_two_engines_do_twice_the_work():
+    load = poisson(40, 0, (30, 30), (20, 20), 0)
+    slow = Costs((1, 100), (0.01, 1.0), 0.0, 0.0)
+    one = report(simulate(load, [SimulatedEngine(Sizes(200), slow)]), 1, 1)
+    two = report(simulate(load, [SimulatedEngine(Sizes(200), slow) for _ in range(2)]), 1, 1)
+    assert two.throughput == pytest.approx(2 * one.throughput, rel=0.1)
+
+
+def test_scarce_blocks_preempt_and_all_are_answered():
+    engine = SimulatedEngine(Sizes(12, most=8, budget=32), FLAT)
+    seen = simulate(poisson(10, 0, (20, 40), (30, 60), 0), [engine])
+    assert all(x.good and x.tokens == x.arrival.tokens for x in seen)
+    assert engine.scheduler.preemptions and engine.pool.used == 0
+
+
+def test_disaggregated_engines_do_not_delay_tokens():
+    """Prompts slow down the tokens of others where both share an engine."""
+    costs = Costs((1, 32, 512), (0.01, 0.01, 0.2), 0.0, 0.0)
+    load = poisson(30, 4.0, (400, 500), (30, 40), 1)
+    together = report(simulate(load, [SimulatedEngine(Sizes(4000), costs) for _ in range(2)]), 9, 9)
+    engines = [SimulatedEngine(Sizes(4000), costs, True)], [SimulatedEngine(Sizes(4000), costs)]
+    apart = report(simulate(load, *engines, lambda tokens: 0.001), 9, 9)
+    assert apart.answered == together.answered == 30
+    assert apart.itl["p99"] < 0.5 * together.itl["p99"]
+    assert engines[0][0].pool.used == engines[1][0].pool.used == 0
+
+
+def test_measured_costs_are_of_this_engine():
+    engine = Engine(tiny.model(), plan="single", blocks=32, budget=64, most=4)
+    costs = measured(engine, 1)
+    assert costs.tokens == (1, 2, 4, 8, 16, 24, 32, 48, 64) and all(x > 0 for x in costs.seconds)
+    engine.generate(tiny.prompts(9))  # nothing was written where it reads
+    assert engine.pool.used == 0
+
+
+def test_plans_of_a_cluster():
+    assert dict(plans(4)) == {"single": 1, "tp2": 2, "pp2": 2, "tp4": 4, "pp2xtp2": 4, "pp4": 4}
+
+
+@pytest.mark.parametrize("config", [
+    LlamaConfig(hidden_size=1024, intermediate_size=4096, num_hidden_layers=8, num_attention_heads=8,
+                num_key_value_heads=4, vocab_size=8192),
+    pytest.param(DeepseekV3Config(
+        hidden_size=256, intermediate_size=512, num_hidden_layers=6, num_attention_heads=8, vocab_size=1024,
+        num_key_value_heads=8, n_routed_experts=16, num_experts_per_tok=4, moe_intermediate_size=128, n_group=1,
+        topk_group=1, first_k_dense_replace=1), marks=pytest.mark.slow),
+])  # fmt: skip
+def test_placements(config, tmp_path, capsys):
+    planner = ServingPlanner(config, Cluster.parse("h100:2"), 256, 16)
+    found = planner.outcomes(poisson(20, 20.0, (20, 200), (5, 20), 0), 0.5, 0.05)
+    names = [str(x.placement) for x in found]
+    assert {"2 x single", "1 x tp2", "prompts 1 x single, generation 1 x single"} <= set(names)
+    assert found[0].report.goodput == pytest.approx(max(x.report.goodput for x in found), rel=1e-3)
+    assert "disaggregation" in why(found)
+    # depth and weights follow from two captured depths
+    deep = planner.predicted.on("single", Cluster.parse("h100:1"))
+    with_all = sum(p.numel() * 2 for p in planner.predicted._model(config.num_hidden_layers).parameters())
+    assert deep.weights == pytest.approx(with_all, rel=0.02)
+
+
+def test_the_verb(tmp_path, capsys):
+    LlamaConfig(hidden_size=256, intermediate_size=512, num_hidden_layers=3, num_attention_heads=4, vocab_size=1024,
+                architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)  # fmt: skip
+    plan_serve(str(tmp_path), "h100:2", requests=10, save=tmp_path / "found.json")
+    told = capsys.readouterr().out
+    assert "2 x single" in told and "TTFT p50 ms" in told
+    assert json.loads((tmp_path / "found.json").read_text())[0]["answered"] == 10

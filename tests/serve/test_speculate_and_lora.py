@@ -1,0 +1,102 @@
+"""Guesses never change the output; adapters give what `peft` gives, request by request."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import peft
+import pytest
+import tiny
+import torch
+
+from tutti.serve import DraftModel, Engine, PromptLookup, Request, Sampling
+
+
+def engine(**options) -> Engine:
+    return Engine(tiny.model(), **{"plan": "single", "blocks": 64, "budget": 64, "most": 8, **options})
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_draft_model_does_not_change_the_output(temperature):
+    prompts = tiny.prompts(5, 40, 21)
+    sampling = Sampling(max_tokens=16, temperature=temperature, seed=1, ignore_end=True)
+    expected = [x.tokens for x in engine().generate(prompts, sampling)]
+    other = tiny.model(seed=1, num_hidden_layers=1)
+    for draft, accepts in ((DraftModel(tiny.model(), 3, plan="single"), 1.0), (DraftModel(other, 3, plan="single"), 0)):
+        made = engine(speculate=draft)
+        assert [x.tokens for x in made.generate(prompts, sampling)] == expected
+        assert made.accepted >= 0.9 * accepts * made.guessed > 0 or not accepts
+        assert made.steps <= (6 if accepts else 18)
+        made.generate(prompts[:1], sampling)
+        assert draft.pool.used <= 4  # what the last sequence had
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused():
+    with pytest.raises(ValueError, match="vocabulary of 300"):
+        engine(speculate=DraftModel(tiny.model(vocab_size=300), plan="single"))
+
+
+def test_prompt_lookup_finds_what_followed():
+    lookup, prompt = PromptLookup(3, longest=3, shortest=1), [1, 2, 3, 4, 5, 1, 2, 3]
+    made = engine()
+    output = made.add(Request(prompt, Sampling(max_tokens=2)))
+    (sequence,) = made.scheduler
+    assert lookup.guess([sequence], lambda *_: []) == [[4, 5, 1]]
+    sequence.tokens.append(9)
+    assert lookup.guess([sequence], lambda *_: []) == [[]]
+    assert not output.finished
+
+
+PEFT = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # of peft
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory) -> dict[str, str]:
+    """Two adapters of different layers and ranks, with random factors."""
+    folders = {}
+    for i, (name, layers) in enumerate({"small": ["q_proj", "v_proj"], "large": ["q_proj", "down_proj"]}.items()):
+        torch.manual_seed(i)
+        config = peft.LoraConfig(r=2 + 2 * i, lora_alpha=8, target_modules=layers, use_rslora=bool(i))
+        model = peft.get_peft_model(tiny.model(), config)
+        with torch.no_grad():
+            for key, p in model.named_parameters():
+                if "lora_" in key:
+                    p.normal_(0, 0.3)
+        folders[name] = str(tmp_path_factory.mktemp(name))
+        model.save_pretrained(folders[name])
+    return folders
+
+
+@PEFT
+def test_each_request_has_its_adapter(adapters):
+    prompt, sampling = tiny.prompts(20)[0], Sampling(max_tokens=8, temperature=0, ignore_end=True)
+    made = engine(adapters=adapters)
+    outputs = made.generate([Request(prompt, sampling, adapter=x) for x in ("", "small", "large")])
+    for name, output in zip(("", "small", "large"), outputs, strict=True):
+        model = peft.PeftModel.from_pretrained(tiny.model(), adapters[name]) if name else tiny.model()
+        expected = model.generate(input_ids=torch.tensor([prompt]), do_sample=False, max_new_tokens=8,
+                                  eos_token_id=None)  # fmt: skip
+        assert output.tokens == expected[0, len(prompt) :].tolist()
+    assert len({tuple(x.tokens) for x in outputs}) == 3
+    again = made.generate([Request(prompt, sampling, adapter="small")])[0]
+    assert again.cached == 16 and again.tokens == outputs[1].tokens  # its own blocks
+    split = engine(adapters=adapters, plan="tp2", cluster="cpu:2")
+    assert split.generate([Request(prompt, sampling, adapter="large")])[0].tokens == outputs[2].tokens
+
+
+@PEFT
+def test_unfit_adapters_are_refused(adapters, tmp_path):
+    with pytest.raises(ValueError, match="no adapter 'other'; there is small, large"):
+        engine(adapters=adapters).add(Request([1], adapter="other"))
+    with pytest.raises(ValueError, match="no adapter"):
+        engine().add(Request([1], adapter="small"))
+    with pytest.raises(ValueError, match="no adapter of peft"):
+        engine(adapters={"a": tmp_path})
+    with pytest.raises(ValueError, match="another model"):
+        Engine(tiny.model(hidden_size=64), plan="single", blocks=8, adapters=adapters)
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "IA3"}))
+    shutil.copy(Path(adapters["small"], "adapter_model.safetensors"), tmp_path)
+    with pytest.raises(ValueError, match="IA3"):
+        engine(adapters={"a": tmp_path})
