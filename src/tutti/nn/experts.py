@@ -34,14 +34,14 @@ from tutti.nn import experts_grouped, experts_loop
 from tutti.nn.gate import gate_of
 from tutti.nn.once import differentiable_once
 
-_tensors = "Tensor x, Tensor index, Tensor weight, Tensor up, Tensor down, Tensor? up_bias, Tensor? down_bias"
-_options = "str activation, int first, int total"
+TENSORS = "Tensor x, Tensor index, Tensor weight, Tensor up, Tensor down, Tensor? up_bias, Tensor? down_bias"
+OPTIONS = "str activation, int first, int total"
 
 _library = torch.library.Library("tutti", "FRAGMENT")
-_library.define(f"experts({_tensors}, {_options}) -> Tensor")
-_library.define(f"experts_training({_tensors}, {_options}) -> (Tensor, Tensor)")
-_library.define(f"experts_backward(Tensor grad, {_tensors}, {_options}) -> Tensor[]")
-_library.define(f"experts_backward_kept(Tensor grad, {_tensors}, {_options}, Tensor rows) -> Tensor[]")
+_library.define(f"experts({TENSORS}, {OPTIONS}) -> Tensor")
+_library.define(f"experts_training({TENSORS}, {OPTIONS}) -> (Tensor, Tensor)")
+_library.define(f"experts_backward(Tensor grad, {TENSORS}, {OPTIONS}) -> Tensor[]")
+_library.define(f"experts_backward_kept(Tensor grad, {TENSORS}, {OPTIONS}, Tensor rows) -> Tensor[]")
 ops = torch.ops.tutti
 
 

@@ -82,6 +82,7 @@ struct Problem {
   const T* bias;
   T* out;
   int64_t m, n, k;
+  int64_t first = 0;  // row among those of all problems
 };
 
 // ---- sums of products -----------------------------------------------------------------------------------------------
@@ -354,14 +355,21 @@ void columns(const Problem<T>& p, const C* x, int64_t stride, int64_t first, int
   }
 }
 
+// Several products with as many columns, of C.
 template <class C, class T>
-void linear(const Problem<T>& p, const C* x, int64_t stride) {
-  const int64_t tiles = (p.n + WIDE - 1) / WIDE;
-  const int64_t rows = std::max<int64_t>(48, NEAR / (sizeof(C) * std::max<int64_t>(p.k, 1)) / TALL * TALL);
-  const int64_t grain = std::max<int64_t>(1, (1 << 16) / std::max<int64_t>(1, p.k * WIDE));
-  at::parallel_for(0, tiles, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t r = 0; r < p.m; r += rows)
-      columns<C, T>(p, x + r * stride, stride, r, std::min(rows, p.m - r), begin * WIDE, std::min(end * WIDE, p.n));
+void linear(const std::vector<Problem<T>>& problems, const C* x, int64_t stride) {
+  const int64_t k = problems[0].k, n = problems[0].n, tiles = (n + WIDE - 1) / WIDE;
+  const int64_t rows = std::max<int64_t>(48, NEAR / (sizeof(C) * std::max<int64_t>(k, 1)) / TALL * TALL);
+  const int64_t grain = std::max<int64_t>(1, (1 << 16) / std::max<int64_t>(1, k * WIDE));
+  at::parallel_for(0, tiles * problems.size(), grain, [&](int64_t begin, int64_t end) {
+    for (int64_t last; begin < end; begin = last) {
+      const Problem<T>& p = problems[begin / tiles];
+      const int64_t before = begin / tiles * tiles;
+      last = std::min(end, before + tiles);
+      for (int64_t r = 0; r < p.m; r += rows)
+        columns<C, T>(p, x + (p.first + r) * stride, stride, r, std::min(rows, p.m - r), (begin - before) * WIDE,
+                      std::min((last - before) * WIDE, n));
+    }
   });
 }
 
@@ -587,16 +595,24 @@ template <class T>
 void linear_rounded(const Problem<T>&) {}  // never called
 #endif
 
+// Products of parts of the same rows.
 template <class T>
-void compute(const Problem<T>& p, bool rounded, bool tiles) {
-  if (rounded) return linear_rounded(p);
-  if constexpr (std::is_same_v<T, BFloat16> && X86_512)
-    if (tiles && p.k % 2 == 0) return linear_by_tiles(p);
+void compute(const std::vector<Problem<T>>& problems, bool rounded, bool tiles) {
+  const Problem<T>&first = problems.front(), &last = problems.back();
+  if (rounded || (tiles && X86_512 && std::is_same_v<T, BFloat16> && first.k % 2 == 0)) {
+    for (const Problem<T>& p : problems)
+      if (rounded)
+        linear_rounded(p);
+      else if constexpr (std::is_same_v<T, BFloat16>)
+        linear_by_tiles(p);
+    return;
+  }
   if constexpr (std::is_same_v<T, float> || X86_512)
-    if (std::is_same_v<T, float> || multiplies_bfloat16()) return linear<T, T>(p, p.x, p.stride);
-  std::vector<float> x(p.m * p.k);
-  for (int64_t i = 0; i < p.m; ++i) widen(p.x + i * p.stride, p.k, &x[i * p.k]);
-  linear<float, T>(p, x.data(), p.k);
+    if (std::is_same_v<T, float> || multiplies_bfloat16()) return linear<T, T>(problems, first.x, first.stride);
+  const int64_t rows = last.first + last.m, k = first.k;
+  std::vector<float> x(rows * k);
+  for (int64_t i = 0; i < rows; ++i) widen(first.x + i * first.stride, k, &x[i * k]);
+  linear<float, T>(problems, x.data(), k);
 }
 
 at::Tensor in_rows(const at::Tensor& x) { return x.stride(1) == 1 ? x : x.contiguous(); }
@@ -615,7 +631,7 @@ void run(const at::Tensor& x, const at::Tensor& weight, const Optional& scales, 
                  data_of<uint8_t>(zeros), group};
   const Problem<T> p{static_cast<const T*>(x.const_data_ptr()), x.stride(0), w, data_of<T>(bias),
                      static_cast<T*>(out.data_ptr()), x.size(0), weight.size(0), x.size(1)};
-  compute(p, rounded, tiles);
+  compute<T>({p}, rounded, tiles);
 }
 
 // x, bias and the result are of float or BFloat16, and so is the weight if it is not of int8 or int4 (kind); scales,
@@ -631,6 +647,37 @@ at::Tensor linear_rows(const at::Tensor& x, const at::Tensor& weight, const Opti
   return out;
 }
 
+// Groups of rows of x (m, k), each with a weight of (groups, n, k) and a bias of (groups, n) or none. group: of each row,
+// not descending.
+template <class T>
+void run_groups(const at::Tensor& x, const at::Tensor& weight, const Optional& bias, const at::Tensor& group,
+                const at::Tensor& out, bool tiles) {
+  const int64_t m = x.size(0), n = weight.size(1), k = x.size(1);
+  const auto of_row = group.const_data_ptr<int64_t>();
+  std::vector<Problem<T>> problems;
+  for (int64_t i = 0, end; i < m; i = end) {
+    for (end = i; end < m && of_row[end] == of_row[i];) ++end;
+    const int64_t g = of_row[i];
+    TORCH_CHECK_INDEX(g >= 0 && g < weight.size(0), "group ", g, " of ", weight.size(0));
+    const Weight w{static_cast<const T*>(weight.const_data_ptr()) + g * weight.stride(0), SAME, weight.element_size(),
+                   weight.stride(1), nullptr, nullptr, 0};
+    problems.push_back({static_cast<const T*>(x.const_data_ptr()) + i * x.stride(0), x.stride(0), w,
+                        bias ? data_of<T>(bias) + g * n : nullptr, static_cast<T*>(out.data_ptr()) + i * n, end - i,
+                        n, k, i});
+  }
+  compute(problems, false, tiles);
+}
+
+at::Tensor linear_groups(const at::Tensor& x, const at::Tensor& weight, const Optional& bias, const at::Tensor& group,
+                         bool tiles) {
+  const at::Tensor rows = in_rows(x), w = weight.stride(2) == 1 ? weight : weight.contiguous();
+  at::Tensor out = at::empty({x.size(0), w.size(1)}, x.options());
+  if (!out.numel()) return out;
+  const auto f = x.scalar_type() == at::kBFloat16 ? run_groups<BFloat16> : run_groups<float>;
+  f(rows, w, bias, group, out, tiles);
+  return out;
+}
+
 // Whether rows of x can be rounded to int8.
 bool rounds() { return multiplies_int8(); }
 
@@ -639,6 +686,8 @@ TORCH_LIBRARY_FRAGMENT(NAMESPACE, library) {
       "linear_rows(Tensor x, Tensor weight, Tensor? scales, Tensor? zeros, Tensor? bias, int kind, int group, "
       "bool rounded, bool tiles) -> Tensor",
       linear_rows);
+  library.def(
+      "linear_groups(Tensor x, Tensor weight, Tensor? bias, Tensor group, bool tiles) -> Tensor", linear_groups);
   library.def("rounds() -> bool", rounds);
 }
 

@@ -67,9 +67,14 @@ def use(graph: fx.Graph, rows: float = FASTER) -> None:
     place. Starts its compilation. rows: infinity for bits that do not depend on the number of rows."""
     found = [(node, given) for node in graph.nodes if (given := _operands(node)) and _fits(given[0], rows)]
     if found:
-        threading.Thread(target=_compile, name="tutti compiler", daemon=True).start()
+        compile_ahead()
     for node, given in found:
         node.target, node.args, node.kwargs = ops.linear_rows.default, given, {}
+
+
+def compile_ahead() -> None:
+    """Start the compilation of the kernels."""
+    threading.Thread(target=_compile, name="tutti compiler", daemon=True).start()
 
 
 def _compile() -> None:
