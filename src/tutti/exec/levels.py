@@ -83,9 +83,9 @@ def _prepared(program: Program, level: str, engine: TransferEngine | None, budge
         attention.use(graph)
         if on is CPU:
             linear_cross_entropy.use_kernels(graph)
-            if graph.find_nodes(op="call_function", target=PAGED):
-                linear_rows.use(graph, rows=inf)  # the bits of a request must not depend on the others
-                experts_rows.use(graph)
+    if on is CPU and graph.find_nodes(op="call_function", target=PAGED):
+        linear_rows.use(graph, rows=inf)  # the bits of a request must not depend on the others
+        experts_rows.use(graph)
     compile_segments(graph, level)
     if budget:
         meter = Meter(budget, _needs(graph, known))
