@@ -24,7 +24,7 @@ from tutti.exec.transfer_engine import TransferEngine
 from tutti.hardware import Cluster
 from tutti.lower.program import Program
 from tutti.lower.regions import divide
-from tutti.nn import attention, experts_rows, linear_cross_entropy, linear_rows
+from tutti.nn import attention, experts_rows, linear_cross_entropy, linear_rows, rows
 
 PAGED = torch.ops.tutti.paged_attention.default
 
@@ -83,9 +83,11 @@ def _prepared(program: Program, level: str, engine: TransferEngine | None, budge
         attention.use(graph)
         if on is CPU:
             linear_cross_entropy.use_kernels(graph)
-            if graph.find_nodes(op="call_function", target=PAGED):
-                linear_rows.use(graph, rows=inf)  # the bits of a request must not depend on the others
-                experts_rows.use(graph)
+    if on is CPU and graph.find_nodes(op="call_function", target=PAGED):
+        linear_rows.use(graph, rows=inf)  # the bits of a request must not depend on the others
+        experts_rows.use(graph)
+        if level == "O0":  # the others compile them with what is around them
+            rows.use(graph)
     compile_segments(graph, level)
     if budget:
         meter = Meter(budget, _needs(graph, known))

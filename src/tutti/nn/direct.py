@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.nn import linear_int4, linear_int8, linear_rows, paged_attention, paged_write
+from tutti.nn import linear_int4, linear_int8, linear_rows, paged_attention, paged_write, rows
 
 ops = torch.ops.tutti
 
@@ -23,12 +23,15 @@ def _directly(op: Any, cpu: Callable) -> Callable:
 
 
 DIRECT: dict[Any, Callable] = {
-    op: _directly(op, module.cpu)
-    for op, module in (
-        (ops.linear_rows.default, linear_rows),
-        (ops.linear_int8.default, linear_int8),
-        (ops.linear_int4.default, linear_int4),
-        (ops.paged_attention.default, paged_attention),
-        (ops.paged_write_.default, paged_write),
+    op: _directly(op, cpu)
+    for op, cpu in (
+        (ops.linear_rows.default, linear_rows.cpu),
+        (ops.linear_int8.default, linear_int8.cpu),
+        (ops.linear_int4.default, linear_int4.cpu),
+        (ops.paged_attention.default, paged_attention.cpu),
+        (ops.paged_write_.default, paged_write.cpu),
+        (ops.norm_rows.default, rows.norm_cpu),
+        (ops.rotary_rows.default, rows.rotary_cpu),
+        (ops.glu_rows.default, rows.glu_cpu),
     )
 }

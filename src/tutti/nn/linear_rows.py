@@ -69,7 +69,11 @@ def use(graph: fx.Graph, rows: float = FASTER) -> None:
     if found:
         compile_ahead()
     for node, given in found:
+        rest = [x for x in node.all_input_nodes if x not in given]  # transposed weights
         node.target, node.args, node.kwargs = ops.linear_rows.default, given, {}
+        for turned in rest:
+            if not turned.users:
+                graph.erase_node(turned)
 
 
 def compile_ahead() -> None:

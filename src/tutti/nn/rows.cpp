@@ -1,0 +1,199 @@
+// Norms, rotary embedding and gated units of few rows (rows.py), in float32, rounded where the formulas round. Each row is
+// computed alike. Threads share the rows.
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/cpu/vec/functional.h>
+#include <ATen/cpu/vec/vec.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/util/BFloat16.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#ifndef NAMESPACE
+#define NAMESPACE tutti_compiled
+#endif
+
+namespace {
+
+using c10::BFloat16;
+using Floats = at::vec::Vectorized<float>;
+using Halves = at::vec::Vectorized<BFloat16>;
+using Optional = std::optional<at::Tensor>;
+
+constexpr int64_t N = Floats::size();
+constexpr int64_t GRAIN = 1 << 14;  // numbers that are worth a thread
+
+// A few numbers as float32, and back. The others are zero.
+Floats load(const float* x, int64_t count) { return count >= N ? Floats::loadu(x) : Floats::loadu(x, count); }
+
+Floats load(const BFloat16* x, int64_t count) {
+  BFloat16 all[2 * N] = {};
+  std::copy(x, x + std::min(count, N), all);
+  return std::get<0>(at::vec::convert_to_float(Halves::loadu(all)));
+}
+
+void store(const Floats& y, float* x, int64_t count) { y.store(x, std::min(count, N)); }
+
+void store(const Floats& y, BFloat16* x, int64_t count) {
+  BFloat16 all[2 * N];
+  at::vec::convert_from_float<BFloat16>(y, y).store(all);
+  std::copy(all, all + std::min(count, N), x);
+}
+
+template <class T>
+Floats rounded(const Floats& x) {
+  if constexpr (std::is_same_v<T, float>) return x;
+  return std::get<0>(at::vec::convert_to_float(at::vec::convert_from_float<BFloat16>(x, x)));
+}
+
+float sum(const Floats& x) {
+  return at::vec::vec_reduce_all<float>([](Floats& p, Floats& q) { return p + q; }, x);
+}
+
+template <class F>
+void rows_of(int64_t rows, int64_t width, F f) {
+  at::parallel_for(0, rows, std::max<int64_t>(1, GRAIN / std::max<int64_t>(width, 1)), [&](int64_t i, int64_t end) {
+    for (; i < end; ++i) f(i);
+  });
+}
+
+template <class T>
+const T* data_of(const Optional& x) {
+  return x ? x->const_data_ptr<T>() : nullptr;
+}
+
+template <class T>
+void norm(const T* x, const T* weight, const T* bias, T* y, int64_t width, double eps, double offset, bool wide,
+          bool centered) {
+  Floats total(0.f);
+  for (int64_t i = 0; centered && i < width; i += N) total = total + load(x + i, width - i);
+  const float mean = centered ? sum(total) / width : 0.f;
+  total = Floats(0.f);
+  for (int64_t i = 0; i < width; i += N) {
+    Floats d = load(x + i, width - i) - Floats(mean);
+    if (width - i < N) d = Floats::set(Floats(0.f), d, width - i);
+    total = at::vec::fmadd(d, d, total);
+  }
+  const Floats rstd(1.f / std::sqrt(sum(total) / width + float(eps)));
+  for (int64_t i = 0; i < width; i += N) {
+    const int64_t left = width - i;
+    Floats d = (load(x + i, left) - Floats(mean)) * rstd;
+    if (weight) {
+      const Floats w = load(weight + i, left);
+      d = wide ? d * (Floats(float(offset)) + w) : rounded<T>(d) * w;
+    }
+    if (bias) d = d + load(bias + i, left);
+    store(d, y + i, left);
+  }
+}
+
+// x (..., width), contiguous; see rows.py.
+at::Tensor norm_rows(const at::Tensor& x, const Optional& weight, const Optional& bias, double eps, double offset,
+                     bool wide, bool centered) {
+  const at::Tensor in = x.contiguous();
+  at::Tensor out = at::empty(in.sizes(), in.options());
+  const int64_t width = in.size(-1);
+  const auto each = [&]<class T>(T) {
+    const T *from = in.const_data_ptr<T>(), *w = data_of<T>(weight), *b = data_of<T>(bias);
+    T* to = out.data_ptr<T>();
+    rows_of(in.numel() / std::max<int64_t>(width, 1), width, [&](int64_t i) {
+      norm(from + i * width, w, b, to + i * width, width, eps, offset, wide, centered);
+    });
+  };
+  if (in.scalar_type() == at::kBFloat16) each(BFloat16()); else each(float());
+  return out;
+}
+
+// The halves of a row.
+template <class T>
+void rotate(const T* x, const T* cos, const T* sin, T* y, int64_t half) {
+  for (int64_t i = 0; i < half; i += N) {
+    const int64_t left = half - i;
+    const Floats a = load(x + i, left), b = load(x + half + i, left);
+    const Floats c = load(cos + i, left), d = load(cos + half + i, left);
+    const Floats s = load(sin + i, left), t = load(sin + half + i, left);
+    store(rounded<T>(a * c) - rounded<T>(b * s), y + i, left);
+    store(rounded<T>(b * d) + rounded<T>(a * t), y + half + i, left);
+  }
+}
+
+// x (a, b, c, width), and cos and sin that broadcast to it, whose rows are contiguous. The result has the strides of x.
+at::Tensor rotary_rows(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+  at::Tensor out = at::empty_like(x);
+  const at::Tensor c = cos.expand(x.sizes()), s = sin.expand(x.sizes());
+  const int64_t width = x.size(3), inner = x.size(2), middle = x.size(1);
+  const auto each = [&]<class T>(T) {
+    const T *from = x.const_data_ptr<T>(), *of_cos = c.const_data_ptr<T>(), *of_sin = s.const_data_ptr<T>();
+    T* to = out.data_ptr<T>();
+    rows_of(x.size(0) * middle * inner, width, [&](int64_t i) {
+      const int64_t at[] = {i / inner / middle, i / inner % middle, i % inner};
+      const auto place = [&](const at::Tensor& t) {
+        return at[0] * t.stride(0) + at[1] * t.stride(1) + at[2] * t.stride(2);
+      };
+      rotate(from + place(x), of_cos + place(c), of_sin + place(s), to + place(out), width / 2);
+    });
+  };
+  if (x.scalar_type() == at::kBFloat16) each(BFloat16()); else each(float());
+  return out;
+}
+
+Floats silu(const Floats& x) { return x / (Floats(1.f) + x.neg().exp()); }
+
+Floats gelu(const Floats& x) { return x * Floats(0.5f) * (Floats(1.f) + (x * Floats(float(M_SQRT1_2))).erf()); }
+
+Floats gelu_tanh(const Floats& x) {
+  const Floats inner = Floats(float(M_SQRT2 * M_2_SQRTPI * 0.5)) * (x + Floats(0.044715f) * (x * x * x));
+  return Floats(0.5f) * x * (Floats(1.f) + inner.tanh());
+}
+
+Floats relu(const Floats& x) { return at::vec::maximum(x, Floats(0.f)); }
+
+using Activation = Floats (*)(const Floats&);
+
+Activation activation_of(std::string_view name) {
+  if (name == "silu") return silu;
+  if (name == "gelu") return gelu;
+  if (name == "gelu_tanh") return gelu_tanh;
+  TORCH_CHECK_VALUE(name == "relu", "unknown activation ", name);
+  return relu;
+}
+
+// gate and up (..., width), whose rows are contiguous.
+at::Tensor glu_rows(const at::Tensor& gate, const at::Tensor& up, std::string_view activation) {
+  const int64_t width = gate.size(-1);
+  const at::Tensor g = gate.reshape({-1, width}), u = up.reshape({-1, width});
+  at::Tensor out = at::empty(gate.sizes(), gate.options());
+  const Activation act = activation_of(activation);
+  const auto each = [&]<class T>(T) {
+    const T *a = g.const_data_ptr<T>(), *b = u.const_data_ptr<T>();
+    T* to = out.data_ptr<T>();
+    const int64_t step = 1 << 10, pieces = (width + step - 1) / step;
+    rows_of(g.size(0) * pieces, std::min(step, width), [&](int64_t task) {
+      const int64_t row = task / pieces, begin = task % pieces * step, end = std::min(width, begin + step);
+      const T *x = a + row * g.stride(0), *y = b + row * u.stride(0);
+      for (int64_t i = begin; i < end; i += N)
+        store(rounded<T>(act(load(x + i, end - i))) * load(y + i, end - i), to + row * width + i, end - i);
+    });
+  };
+  if (g.scalar_type() == at::kBFloat16) each(BFloat16()); else each(float());
+  return out;
+}
+
+TORCH_LIBRARY_FRAGMENT(NAMESPACE, library) {
+  library.def(
+      "norm_rows(Tensor x, Tensor? weight, Tensor? bias, float eps, float offset, bool wide, bool centered) -> Tensor",
+      norm_rows);
+  library.def("rotary_rows(Tensor x, Tensor cos, Tensor sin) -> Tensor", rotary_rows);
+  library.def("glu_rows(Tensor gate, Tensor up, str activation) -> Tensor", glu_rows);
+}
+
+}  // namespace

@@ -1,0 +1,95 @@
+"""Norms, rotary embedding and gated units of rows against their formulas."""
+
+import operator
+
+import pytest
+import torch
+from torch import fx
+from torch.library import opcheck
+
+from tutti.ir.step_graph import Spec
+from tutti.nn import rows
+
+aten, ops = torch.ops.aten, torch.ops.tutti
+BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+
+
+def close(found, wanted):
+    """Equal up to a rounding of sums: in bfloat16, all but a few numbers are the same."""
+    assert found.dtype == wanted.dtype and found.shape == wanted.shape
+    if found.dtype == torch.bfloat16:
+        assert found.ne(wanted).sum() <= 0.02 * found.numel() + 1
+        torch.testing.assert_close(found, wanted, rtol=1 / 64, atol=1e-3)
+    else:
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def drawn(*shape, dtype):
+    return (torch.randn(shape) + 0.5).to(dtype)
+
+
+@BOTH
+@pytest.mark.parametrize("shape", [(3, 5, 768), (7, 33), (1, 1), (2, 0, 8)])
+@pytest.mark.parametrize("options", [(0.0, False, False), (1.0, True, False), (0.0, True, False), (0.0, True, True)])
+@pytest.mark.starts
+def test_norms(shape, options, dtype):
+    torch.manual_seed(0)
+    x, weight = drawn(*shape, dtype=dtype), drawn(shape[-1], dtype=dtype)
+    for w, b in ((weight, None), (None, None), *([(weight, weight / 3)] if options[2] else [])):
+        close(ops.norm_rows(x, w, b, 1e-5, *options), rows.norm_reference(x, w, b, 1e-5, *options))
+
+
+@BOTH
+@pytest.mark.parametrize("width", [64, 20])
+def test_rotary(width, dtype):
+    torch.manual_seed(0)
+    x = drawn(2, 7, 3, width, dtype=dtype).transpose(1, 2)  # as models have it: tokens beside each other in memory
+    cos, sin = (drawn(1, 1, 7, width, dtype=dtype) for _ in range(2))
+    found = ops.rotary_rows(x, cos, sin)
+    assert torch.equal(found, ops.rotary(x, cos, sin)) and found.stride() == x.stride()
+
+
+@BOTH
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu", "relu2"])
+def test_gated_units(activation, dtype):
+    torch.manual_seed(0)
+    gate, up = drawn(3, 2, 2 * 1300, dtype=dtype).chunk(2, -1)
+    close(ops.glu_rows(gate, up, activation), ops.glu(gate, up, activation))
+
+
+@BOTH
+def test_bits_do_not_depend_on_other_rows(dtype):
+    x, weight = drawn(50, 768, dtype=dtype), drawn(768, dtype=dtype)
+    for centered in (False, True):
+        whole = ops.norm_rows(x, weight, None, 1e-5, 0.0, True, centered)
+        assert torch.equal(ops.norm_rows(x[7:8], weight, None, 1e-5, 0.0, True, centered), whole[7:8])
+
+
+def test_registration():
+    x, weight = drawn(3, 8, dtype=torch.float32), drawn(8, dtype=torch.float32)
+    opcheck(ops.norm_rows.default, (x, weight, None, 1e-5, 0.0, False, False))
+    opcheck(ops.glu_rows.default, (x.double(), x.double(), "silu"))
+    four = drawn(1, 3, 2, 8, dtype=torch.float32).transpose(1, 2)
+    opcheck(ops.rotary_rows.default, (four, four[:, :1], four[:, :1]))
+
+
+@pytest.mark.parametrize("dtype, kept", [(torch.float32, 1), (torch.float32, 2), (torch.float64, 1)], ids=str)
+def test_which_norms_of_a_graph_are_replaced(dtype, kept):
+    """Those whose other results nothing reads."""
+    graph = fx.Graph()
+    x, weight = (graph.placeholder(name) for name in "xw")
+    for node, shape in ((x, (3, 8)), (weight, (8,))):
+        node.meta["val"] = Spec(shape, dtype)
+    calls = (
+        graph.call_function(ops.rms_norm.default, (x, weight, 1e-5, 1.0, True)),
+        graph.call_function(aten.native_layer_norm.default, (x, [8], weight, None, 1e-6)),
+    )
+    parts = [graph.call_function(operator.getitem, (call, i)) for call in calls for i in range(kept)]
+    for part in parts:
+        part.meta["val"] = Spec((3, 8), dtype)
+    graph.output(tuple(parts))
+    rows.use(graph)
+    graph.lint()
+    found = [node.args for node in graph.find_nodes(op="call_function", target=ops.norm_rows.default)]
+    expected = [(x, weight, None, 1e-5, 1.0, True, False), (x, weight, None, 1e-6, 0.0, True, True)]
+    assert found == (expected if dtype == torch.float32 and kept == 1 else [])
