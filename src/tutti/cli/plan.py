@@ -59,7 +59,7 @@ def make(
 
     Prints the fastest plans that fit into memory, each simulated, and explains the first: why it won, and what the
     runner-up would cost. `tutti plan show FILE` explains a saved plan. `tutti plan --compare FILE FILE` shows how two
-    plans differ.
+    plans differ. `tutti plan --serve FOLDER --cluster ...` plans how to serve a model (`tutti plan --serve --help`).
 
     Args:
         cluster: A known device (cpu, v100-32, v100-32-sxm3, a100-40, a100-80, h100, h200, b200, mi300x, ascend-910,
