@@ -31,7 +31,7 @@ THREADS = 2
 ROWS = 1, 2, 4, 8, 16, 32, 64, 256
 LAYERS = (768, 768), (2048, 768), (768, 2048), (32000, 768), (8192, 2048), (2048, 8192)  # outputs, inputs
 BYTES = 100_000_000  # of weights, or of a cache, that are used one after another
-SECONDS = 0.02  # of a turn
+SECONDS = 0.01  # of a turn
 BLOCK = 16
 # name: new tokens, cached tokens, heads, key heads
 CACHES = {
@@ -161,7 +161,7 @@ def measured(case: Case, rounds: int) -> dict[str, Any]:
 def run(quick: bool) -> dict[str, Any]:
     torch.set_num_threads(THREADS)
     torch.manual_seed(0)
-    rounds = 3 if quick else 7
+    rounds = 3 if quick else 5
     cases = (case for make in (linear_cases, attention_cases, other_cases) for case in make(quick))
     return {"load": os.getloadavg()[0], "cases": {case.name: measured(case, rounds) for case in cases}}
 

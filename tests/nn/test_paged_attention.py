@@ -63,6 +63,18 @@ def test_equals_the_formula(name, dtype):
     assert out[-3:].eq(0).all(), "padding"
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", CASES)
+def test_equals_the_formula_on_a_gpu(name, dtype):
+    args, options = drawn(**CASES[name], dtype=dtype)
+    sinks = options.get("sinks")
+    there = {**options, "sinks": sinks if sinks is None else sinks.cuda()}
+    found = attention(*(x.cuda() for x in args), **there).cpu()
+    bound = {"rtol": 1e-5, "atol": 5e-6} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-2}
+    torch.testing.assert_close(found.double(), exact(args, options), **bound)
+
+
 def test_without_special_instructions(monkeypatch):
     general = compat.compile_operators("#define TUTTI_GENERIC\n" + paged_attention.SOURCE.read_text(), "tutti_generic")
     monkeypatch.setattr(paged_attention, "kernels", lambda: general)

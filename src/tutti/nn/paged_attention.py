@@ -20,12 +20,14 @@ padding, and their results are zero.
 
 On a CPU, float32 and bfloat16 are computed in float32 by `paged.cpp`, which is compiled at first use. The bits
 of a token's result depend on its query, the keys and values that it sees, and their positions only: not on other
-sequences, on the part of the prompt that is computed at once, on the cache blocks or on the number of threads.
+sequences, on the part of the prompt that is computed at once, on the cache blocks or on the number of threads. On a GPU
+with Triton, the kernel is that of `paged_attention_triton.py`.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +106,19 @@ def cpu(query, keys, values, tables, starts, lengths, *, block, scale, window=0,
     )
 
 
+def _cuda(
+    query, keys, values, tables, starts, lengths, *, block, scale, window=0, softcap=0.0, sinks=None, causal=True
+):
+    options = {"block": block, "scale": scale, "window": window, "softcap": softcap, "sinks": sinks, "causal": causal}
+    alike = query.dtype == keys.dtype == values.dtype and query.dtype in (*KNOWN, torch.float16)
+    if not alike or not find_spec("triton"):
+        return reference(query, keys, values, tables, starts, lengths, **options)
+    from tutti.nn.paged_attention_triton import attend
+
+    _check(query, keys, values, window, causal)
+    return attend(query, keys, values, tables, starts, lengths, **options)
+
+
 _library.impl("paged_attention", cpu, "CPU")
-_library.impl("paged_attention", reference, "CUDA")
+_library.impl("paged_attention", _cuda, "CUDA")
 torch.library.register_fake("tutti::paged_attention", _made)
