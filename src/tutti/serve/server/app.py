@@ -95,6 +95,7 @@ class Server:
 
     async def live(self) -> dict[str, Any]:
         """What the page draws: the last minute."""
+        self.metrics.sample()
         return {"model": self.options.model, "recent": list(self.metrics.recent)}
 
     async def health(self) -> JSONResponse:
