@@ -133,7 +133,7 @@ def test_batches_are_made_ahead_and_the_wait_for_them_is_told(tiny, monkeypatch)
 
     monkeypatch.setattr(prefetch, "perf_counter", clock)
     monkeypatch.setattr(Loader, "__call__", slow)
-    monkeypatch.setattr(run.Run, "_evaluate", lambda self: 5.0)  # it has batches of its own
+    monkeypatch.setattr(run.Run, "evaluate", lambda self, **options: self.log({"eval_loss": 5.0}))  # it has batches of its own
     command.run(tiny)
     lines = [line for line in read(command.Path(tiny.out)) if "data_seconds" in line]
     assert made == list(range(8)) and [line["step"] for line in lines] == list(range(1, 9))
@@ -156,19 +156,19 @@ def test_a_finished_run_says_so_and_trains_no_more(tiny, capsys, monkeypatch):
 
 def test_an_interrupted_run_saves_and_continues_bit_for_bit(tiny, but, tmp_path, monkeypatch, capsys):
     command.run(tiny)
-    other, real = but(out=str(tmp_path / "other")), run.Run._advance
+    other, real = but(out=str(tmp_path / "other")), run.Run.run_step
 
-    def interrupted(self, rate):
+    def interrupted(self, batch):
         if self.done == 4:
             os.kill(os.getpid(), signal.SIGTERM)
-        return real(self, rate)
+        return real(self, batch)
 
-    monkeypatch.setattr(run.Run, "_advance", interrupted)
+    monkeypatch.setattr(run.Run, "run_step", interrupted)
     with pytest.raises(Interrupted, match="stopped by SIGTERM"):
         command.run(other)
     assert losses(other)[0] == [1, 2, 3, 4, 5]
     assert f"step 5  saved {other.out}/checkpoints/step-00000005" in capsys.readouterr().out
-    monkeypatch.setattr(run.Run, "_advance", real)
+    monkeypatch.setattr(run.Run, "run_step", real)
     command.run(other)
     assert "continuing after step 5" in capsys.readouterr().out
     assert losses(other) == losses(tiny)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from transformers.trainer_pt_utils import EvalLoopContainer, find_batch_size, nested_detach
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, denumpify_detensorize
 
+from tutti.train.draws import Draws, set_states
 from tutti.train.loss import labels_of
 
 
@@ -21,12 +22,12 @@ def evaluation_loop(
 
     Losses of batches are weighted with their rows. Predictions of different lengths are padded with -100.
     """
-    args, kept = trainer.args, trainer.args.eval_do_concat_batches
+    args, concat = trainer.args, trainer.args.eval_do_concat_batches
     losses: list[tuple[float, int]] = []
-    predictions, labels, inputs = (EvalLoopContainer(kept, padding_index=-100) for _ in range(3))
+    predictions, labels, inputs = (EvalLoopContainer(concat, padding_index=-100) for _ in range(3))
     metrics: Any = None
-    batches, seen = list_ahead(loader), 0
-    for batch, last in batches:
+    draws, seen = trainer.draws or Draws(), 0
+    for number, (batch, last) in enumerate(list_ahead(loader, draws), 1):
         rows = find_batch_size(batch) or 0
         seen += rows
         loss, made, given = trainer.prediction_step(trainer.model, batch, loss_only, ignored)
@@ -43,8 +44,13 @@ def evaluation_loop(
             labels.add(given)
         if "inputs" in args.include_for_metrics:
             inputs.add(batch[getattr(trainer.model, "main_input_name", "input_ids")])
+        if args.eval_accumulation_steps is not None and number % args.eval_accumulation_steps == 0:
+            for kept in (predictions, labels, inputs):
+                kept.to_cpu_and_numpy()
     if not seen:
         raise ValueError("the dataset to evaluate is empty")
+    if trainer.draws is None:
+        set_states(draws.states)
     all_made: Any = predictions.get_arrays()
     all_labels: Any = labels.get_arrays()
     if metrics is None and trainer.compute_metrics is not None and all_made is not None and all_labels is not None:
@@ -61,15 +67,16 @@ def evaluation_loop(
     return EvalLoopOutput(all_made, all_labels, named, seen)  # pyright: ignore[reportArgumentType]
 
 
-def list_ahead(loader: Any):
+def list_ahead(loader: Any, draws: Draws) -> Iterator[tuple[Any, bool]]:
     """Each batch, and whether it is the last."""
-    held = None
-    for batch in loader:
-        if held is not None:
-            yield held, False
-        held = batch
-    if held is not None:
-        yield held, True
+    with draws:
+        batches = iter(loader)
+        held = next(batches, None)
+    while held is not None:
+        with draws:
+            following = next(batches, None)
+        yield held, following is None
+        held = following
 
 
 def prediction_step(trainer: Any, batch: Mapping[str, Any], loss_only: bool,

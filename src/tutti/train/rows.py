@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -99,14 +100,15 @@ class StreamLoader:
                 return
             yield own
 
-    def go_on(self, folder: Path | None) -> None:
-        """Continue after the last batch of a checkpoint."""
-        if folder is not None:
-            self.source.load_state_dict(json.loads((folder / STREAM).read_text()))
+    def go_on(self, folder: Path, step: int) -> None:
+        """Continue after the last batch of a checkpoint, which is that of this step."""
+        self.source.load_state_dict(json.loads((folder / STREAM).read_text()))
 
-    def rewind(self) -> None:
-        """Continue from where the stream was when this was made."""
+    def example(self, count: int) -> list[dict[str, Any]]:
+        """The first microbatches of the stream, which goes on from where it was when this was made."""
+        found = list(islice(iter(self), count))
         self.source.load_state_dict(self.first)
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the stream after the last batch."""
