@@ -133,7 +133,9 @@ def test_batches_are_made_ahead_and_the_wait_for_them_is_told(tiny, monkeypatch)
 
     monkeypatch.setattr(prefetch, "perf_counter", clock)
     monkeypatch.setattr(Loader, "__call__", slow)
-    monkeypatch.setattr(run.Run, "evaluate", lambda self, **options: self.log({"eval_loss": 5.0}))  # it has batches of its own
+    monkeypatch.setattr(
+        run.Run, "evaluate", lambda self, **options: self.log({"eval_loss": 5.0})
+    )  # it has batches of its own
     command.run(tiny)
     lines = [line for line in read(command.Path(tiny.out)) if "data_seconds" in line]
     assert made == list(range(8)) and [line["step"] for line in lines] == list(range(1, 9))

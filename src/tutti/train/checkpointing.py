@@ -122,7 +122,7 @@ class TrainerCheckpoints:
         if trainer.step is not None:
             if best is not None and not adapters:
                 self.load(Path(best))
-            take_back(trainer)
+            take_back(trainer, averaged=True)
             if adapters:
                 from peft import load_peft_weights, set_peft_model_state_dict
 
@@ -164,10 +164,11 @@ def _restore_callbacks(trainer: Any) -> None:
             trainer.callback_handler.callbacks[i] = type(callback).from_state(data)
 
 
-def take_back(trainer: Any) -> None:
-    """Give the model the values that the step has trained."""
+def take_back(trainer: Any, averaged: bool = False) -> None:
+    """Give the model the values that the step has trained, or their averages if the step has some."""
     if trainer.step is not None:
-        trainer.model.load_state_dict(_trained(trainer), strict=False)
+        values = _trained(trainer) if averaged else trainer.step.state_dict()
+        trainer.model.load_state_dict(values, strict=False)
         trainer._values, trainer._samples = version(trainer.model), sampled(trainer.model)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -390,9 +390,17 @@ class Trainer:
             return value, None
         return value, evaluation.cut(objective.structured(named), given, batch)
 
-    def averaged(self) -> Any:
-        """The context in which the step has averaged weights as parameters, with `args.ema_decay`."""
-        return averaged(self.step) if self.ema_decay is not None and self._trains() else nullcontext()
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """With `args.ema_decay`, the step has averaged weights as parameters in this context."""
+        if self.ema_decay is None or not self._trains():
+            yield
+            return
+        before = checkpointing.version(self.model)
+        with averaged(self.step):
+            yield
+        if self.is_in_train and checkpointing.version(self.model) != before:
+            checkpointing.take_back(self)  # the model was given averages
 
     def _trains(self) -> bool:
         """Whether the step has the values to evaluate: in training, and until the model is written into."""
