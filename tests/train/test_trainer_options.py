@@ -195,7 +195,9 @@ def test_the_best_adapters_are_loaded(tmp_path):
                 group["lr"] = 3.0
 
     for more in ({}, {"save_only_model": True}):
-        model = get_peft_model(llama(num_hidden_layers=3), LoraConfig(target_modules=["q_proj", "v_proj"], r=2, lora_dropout=0.0))
+        model = get_peft_model(
+            llama(num_hidden_layers=3), LoraConfig(target_modules=["q_proj", "v_proj"], r=2, lora_dropout=0.0)
+        )
         trainer = trained(tmp_path, model, [Worse()], eval_strategy="steps", eval_steps=1, save_strategy="steps",
                           save_steps=1, load_best_model_at_end=True, learning_rate=1e-2, **more)  # fmt: skip
         every = losses(trainer, "eval_loss")

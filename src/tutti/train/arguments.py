@@ -111,9 +111,9 @@ class TrainingArguments(transformers.TrainingArguments):
         own, default = self.optim, transformers.TrainingArguments.__dataclass_fields__["optim"].default
         if own in OPTIMIZERS:
             self.optim = default
-        if in_job():  # before transformers does, and without its timeouts
-            on_gpu = torch.cuda.is_available() and not self.use_cpu
-            join_job(torch.device("cuda", local_rank()) if on_gpu else torch.device("cpu"))
+        self.use_cpu = self.use_cpu or not torch.cuda.is_available()
+        if in_job():  # before transformers does, with our timeouts and cores
+            join_job(torch.device("cpu") if self.use_cpu else torch.device("cuda", local_rank()))
         super().__post_init__()
         if own in OPTIMIZERS:
             self.optim = own

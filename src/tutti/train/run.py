@@ -63,7 +63,7 @@ class Run(Trainer):
         self.config, self.folder, self.display = config, Path(config.out), display
         self.first_rank, self.signal = rank() == 0, 0
         size, seq = config.batch.size, config.batch.seq
-        self.text = prepared.held_out.open()
+        loader, self.text = Loader(prepared.train.open(), size, seq, config.seed), prepared.held_out.open()
         windows = held_out_batches(self.text, size, seq, config.eval.batches)
         self.tokenizer = load_tokenizer(prepared.tokenizer, seq)
         self.dtype = precision(config.parallel.precision, world_size())
@@ -75,7 +75,7 @@ class Run(Trainer):
         super().__init__(
             model,
             arguments(config, self.dtype),
-            train_dataset=Loader(prepared.train.open(), size, seq, config.seed),
+            train_dataset=loader,
             eval_dataset=windows,
             callbacks=[Stop(self)],
             optimizers=(build_optimizer(model, config.optimizer), None),
@@ -290,6 +290,7 @@ def arguments(config: Config, dtype: torch.dtype) -> TrainingArguments:
         eval_on_start=True,
         save_strategy="steps",
         save_steps=config.checkpoint.every,
+        use_cache=True,  # without, transformers masks sequences that might be packed
         report_to="none",
         disable_tqdm=True,
     )
