@@ -46,10 +46,16 @@ def noisy(features):
 ROWS = [{"x": i / 10} for i in range(10)]
 
 
+def draw():
+    random.random()
+    np.random.rand()
+    torch.rand(3)
+
+
 class DrawsOnRank0(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         if rank() == 0:
-            random.random(), np.random.rand(), torch.rand(3)
+            draw()
 
     on_train_begin = on_prediction_step = on_step_begin = on_step_end
 
@@ -60,7 +66,7 @@ def noisy_job(folder, callbacks=(), **options):
     args = arguments(folder, eval_strategy="steps", eval_steps=2, **options)
     trainer = tutti.Trainer(Net(), args, noisy, ROWS, ROWS, callbacks=[*callbacks])
     if callbacks and rank() == 0:
-        random.random(), np.random.rand(), torch.rand(3)
+        draw()
     trainer.train()
     return losses(trainer), losses(trainer, "eval_loss"), trainer.evaluate()["eval_loss"]
 

@@ -6,6 +6,7 @@ import inspect
 import re
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -132,7 +133,7 @@ def test_learning_rates_decay_by_layer(tmp_path):
     assert [rates[f"model.layers.{i}.mlp.up_proj.weight"] for i in range(3)] == [0.125e-2, 0.25e-2, 0.5e-2]
     assert rates["model.embed_tokens.weight"] == 0.0625e-2
     assert losses(trainer, "learning_rate") == [1e-2] * 2
-    with pytest.raises(ValueError, match="tutti.optim.groups"):
+    with pytest.raises(ValueError, match=r"tutti\.optim\.groups"):
         given = torch.optim.SGD(trainer.model.parameters(), lr=1.0)
         tutti.Trainer(llama(), arguments(tmp_path, layerwise_lr_decay=0.5), optimizers=(given, None))
     with pytest.raises(ValueError, match="at most 1"):
@@ -143,7 +144,8 @@ class Weights(TrainerCallback):
     """The weights after each step."""
 
     def __init__(self):
-        self.found, self.trainer = [], None
+        self.found: list[torch.Tensor] = []
+        self.trainer: Any = None
 
     def on_step_end(self, args, state, control, **kwargs):
         self.found.append(self.trainer.step.state_dict()["lm_head.weight"])
@@ -222,9 +224,9 @@ class Clamps(TrainerCallback):
     def __init__(self, step):
         self.step = step
 
-    def on_step_end(self, args, state, control, model=None, **kwargs):
+    def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == self.step:
-            model.model.layers[0].mlp.up_proj.weight.data.clamp_(-1e-3, 1e-3)
+            kwargs["model"].model.layers[0].mlp.up_proj.weight.data.clamp_(-1e-3, 1e-3)
 
 
 @pytest.mark.parametrize("step", [2, 4])

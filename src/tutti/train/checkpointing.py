@@ -118,12 +118,12 @@ class TrainerCheckpoints:
         """Give the model the trained values, or the best ones if `args.load_best_model_at_end`."""
         trainer = self.trainer
         best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
-        adapters = best is not None and trainer.args.save_only_model and Path(best, ADAPTERS).exists()
+        adapters = trainer.args.save_only_model and Path(best or "", ADAPTERS).exists()
         if trainer.step is not None:
-            if best is not None and not adapters:
+            if best and not adapters:
                 self.load(Path(best))
             take_back(trainer, averaged=True)
-            if adapters:
+            if best and adapters:
                 from peft import load_peft_weights, set_peft_model_state_dict
 
                 set_peft_model_state_dict(trainer.model, load_peft_weights(best, device="cpu"))

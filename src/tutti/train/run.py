@@ -81,7 +81,7 @@ class Run(Trainer):
             optimizers=(build_optimizer(model, config.optimizer), None),
         )
         self.remove_callback(PrinterCallback)
-        self.checkpoints = RunCheckpoints(self)
+        self.checkpoints, self.batches = RunCheckpoints(self), Batches(self)
         self.recent: deque[float] = deque(maxlen=20)  # seconds of a step
         self.waits: deque[float] = deque(maxlen=20)  # those of them in which it waited for its batch
 
@@ -101,7 +101,7 @@ class Run(Trainer):
     # -- what the Trainer takes from a run ---------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> Any:
-        return Batches(self)
+        return self.batches
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         windows, seq = self.eval_dataset, self.config.batch.seq
@@ -146,7 +146,7 @@ class Run(Trainer):
                 loss.item()  # wait for it
         except NonFinite as error:
             raise NonFinite(f"{error}; {self._advice()}") from None
-        self.recent.append(time.perf_counter() - self.callback_handler.train_dataloader.began)
+        self.recent.append(time.perf_counter() - self.batches.began)
         self.skipped = self.step.skipped > before
         return loss
 

@@ -28,7 +28,7 @@ class WarmupCosine(LRScheduler):
         super().__init__(optimizer)
 
     def get_lr(self) -> list[float]:
-        return [learning_rate(self.last_epoch, peak, self.schedule) for peak in self.base_lrs]
+        return [learning_rate(self.last_epoch, float(peak), self.schedule) for peak in self.base_lrs]
 
     def go_to(self, step: int) -> None:
         """Set the learning rates of a step."""

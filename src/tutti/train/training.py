@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import closing
 from itertools import islice
 from typing import Any
@@ -133,7 +133,7 @@ class Training:
         self._call("on_epoch_end")
         self.log_evaluate_save()
 
-    def batches(self, epoch: int) -> Iterator[tuple[dict[str, Any], int, int]]:
+    def batches(self, epoch: int) -> Generator[tuple[dict[str, Any], int, int], None, None]:
         """Of each step left in an epoch: the batch, its microbatches, and those of the epoch so far."""
         loader, pads = self.loader, self.trainer._pads()
         order = getattr(loader, "batch_sampler", None)
