@@ -19,7 +19,7 @@ from tutti.checkpoint.checkpoints import SaveError
 from tutti.checkpoint.reader import CheckpointReader
 from tutti.cli import main
 from tutti.data import prefetch
-from tutti.data.loader import Loader
+from tutti.data.loader import Loader, batch_at, held_out_batches
 from tutti.launch.launch import Interrupted
 from tutti.observe.phases import read_phases
 from tutti.train import command, run
@@ -298,6 +298,21 @@ def test_bfloat16_trains_without_masters(but):
     tensors = CheckpointReader(Path(f"{config.out}/checkpoints/step-00000008")).tensors
     state = {spec.dtype for name, spec in tensors.items() if name.startswith(("param:", "exp_avg", "master:"))}
     assert state == {torch.bfloat16}
+    assert losses(config)[1][-1] < losses(config)[1][0]
+
+
+def test_averages_are_evaluated_and_exported(but, tmp_path):
+    config = but(optimizer={"name": "muon", "ema_decay": 0.5, "layer_decay": 0.8}, eval={"every": 8})
+    command.run(config)
+    stored = CheckpointReader(Path(config.out, "checkpoints/step-00000008"))
+    exported = AutoModelForCausalLM.from_pretrained(f"{config.out}/model")
+    for name, x in exported.named_parameters():
+        assert torch.equal(x, stored.whole(f"ema:{name}")) and not torch.equal(x, stored.whole(f"param:{name}"))
+    text = prepare(config, Display(silent=True)).held_out.open()
+    windows = held_out_batches(text, config.batch.size, config.batch.seq, config.eval.batches)
+    with torch.no_grad():
+        wanted = [exported(**batch_at(text, starts, config.batch.seq)).loss.item() for starts in windows]
+    assert series(read(Path(config.out)), "held_out_loss")[1][-1] == pytest.approx(sum(wanted) / len(wanted), rel=1e-5)
     assert losses(config)[1][-1] < losses(config)[1][0]
 
 

@@ -220,6 +220,20 @@ def test_a_new_shape_is_told(tmp_path):
     assert "lowering the plan" in later and said[-1] == ""
 
 
+def test_no_mask_is_made_for_sequences_that_are_not_packed(tmp_path):
+    plain = trained(tmp_path, max_steps=1)
+    assert plain.step is not None and not {"le", "bitwise_and", "cumsum"} & {x.name for x in plain.step.graph.calls}
+    positions = list(range(4)) * 2  # two sequences in each row
+    rows = [{**row, "position_ids": positions} for row in ROWS]
+    packed = tutti.Trainer(llama(), arguments(tmp_path, max_steps=1), train_dataset=rows)
+    packed.train()
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(42))[:4]
+    ids = torch.tensor([ROWS[i]["input_ids"] for i in order])
+    with torch.no_grad():
+        wanted = llama()(ids, labels=ids, position_ids=torch.tensor([positions] * 4), use_cache=False).loss.item()
+    assert losses(packed)[0] == pytest.approx(wanted, rel=1e-5) and losses(packed)[0] != losses(plain)[0]
+
+
 class Clamps(TrainerCallback):
     def __init__(self, step):
         self.step = step

@@ -290,7 +290,6 @@ def arguments(config: Config, dtype: torch.dtype) -> TrainingArguments:
         eval_on_start=True,
         save_strategy="steps",
         save_steps=config.checkpoint.every,
-        use_cache=True,  # without, transformers masks sequences that might be packed
         report_to="none",
         disable_tqdm=True,
     )
