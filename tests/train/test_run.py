@@ -332,7 +332,7 @@ def test_a_run_keeps_its_masters(but):
 
 @pytest.mark.slow
 def test_a_budget_of_memory_is_kept_with_state_on_disk(tiny, but):
-    with pytest.raises(MemoryError, match="keep less there"):
+    with pytest.raises(MemoryError, match="of its limit of 700 KiB: offload more"):
         command.run(but(out=f"{tiny.out}-small", parallel={"memory": "700KiB", "plan": "single"}))
     command.run(tiny)
     other = but(out=f"{tiny.out}-outside", parallel={"memory": "700KiB", "plan": "offload2"})

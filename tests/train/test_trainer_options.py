@@ -115,10 +115,16 @@ def test_optimizers_by_name(tmp_path, optim):
 
 
 def test_options_of_an_optimizer(tmp_path):
-    trainer = tutti.Trainer(llama(), arguments(tmp_path, optim="muon", optim_args="ns_steps=3, betas=(0.8, 0.9)"))
+    trainer = tutti.Trainer(
+        llama(), arguments(tmp_path, optim="muon", optim_args="ns_dtype=torch.float32, betas=(0.8, 0.9)")
+    )
     group = trainer.create_optimizer().param_groups[0]
-    assert group["ns_steps"] == 3 and group["betas"] == (0.8, 0.9) and group["use_muon"]
-    for wrong, said in [("steps=3", "no option 'steps'"), ("ns_steps", "name=value")]:
+    assert group["ns_dtype"] is torch.float32 and group["betas"] == (0.8, 0.9) and group["use_muon"]
+    for wrong, said in [
+        ("steps=3", "no option 'steps'"),
+        ("ns_steps", "name=value"),
+        ("ns_dtype=torch.float23", "name=value"),
+    ]:
         with pytest.raises(ValueError, match=said):
             tutti.Trainer(llama(), arguments(tmp_path, optim="muon", optim_args=wrong)).create_optimizer()
     with pytest.raises(ValueError, match="moun"):

@@ -98,7 +98,7 @@ class TrainerCheckpoints:
                 torch.save(trainer.lr_scheduler.state_dict(), folder / SCHEDULE)
                 torch.save({**draws.states(), DATA: trainer.draws.states}, folder / RANDOM)
                 loader = trainer.callback_handler.train_dataloader
-                known = loader.state_dict() if hasattr(loader, "state_dict") else trainer.position
+                known = loader.state_dict() if hasattr(loader, "go_on") else trainer.position
                 (folder / STREAM).write_text(json.dumps(known))
             for one in [*trainer.callback_handler.callbacks, trainer.control]:
                 if isinstance(one, ExportableState):

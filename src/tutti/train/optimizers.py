@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Collection
 from typing import Any
 
+import torch
 import transformers
 from torch import nn
 from torch.optim import Optimizer
@@ -20,7 +21,7 @@ OPTIMIZERS = {"muon": Muon, "lion": Lion, "lamb": Lamb, "adamw8bit": AdamW8bit}
 
 
 def class_and_options(args: Any, model: Any = None) -> tuple[type[Optimizer], dict[str, Any]]:
-    """The class and the options of `args.optim`. `args.optim_args` is as in a call: "momentum=0.9, ns_steps=4"."""
+    """The class and the options of `args.optim`. `args.optim_args` are as in a call: "ns_dtype=torch.float32"."""
     kind = OPTIMIZERS.get(args.optim)
     if kind is None:
         return transformers.Trainer.get_optimizer_cls_and_kwargs(args, model)
@@ -40,9 +41,16 @@ def _called_with(text: str) -> dict[str, Any]:
     try:
         call = ast.parse(f"_({text})", mode="eval").body
         assert isinstance(call, ast.Call) and not call.args
-        return {str(x.arg): ast.literal_eval(x.value) for x in call.keywords}
-    except (SyntaxError, ValueError, AssertionError):
+        return {str(x.arg): _value(x.value) for x in call.keywords}
+    except (SyntaxError, ValueError, AssertionError, AttributeError):
         raise ValueError(f'optim_args is {text!r}; write "name=value, name=value"') from None
+
+
+def _value(node: ast.expr) -> Any:
+    """A Python literal, or `torch.float32` and the like."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch":
+        return getattr(torch, node.attr)
+    return ast.literal_eval(node)
 
 
 def parameter_groups(

@@ -66,7 +66,8 @@ class Trainer:
     `transformers.TrainingArguments`, too. Start it in several processes with `tutti run -n 4 script.py` or torchrun.
 
     Subclasses may override `compute_loss`, `create_optimizer`, `create_scheduler`, `get_train_dataloader`,
-    `get_eval_dataloader`, `log` and `prediction_step`. `compute_loss` is captured: it computes with tensors.
+    `get_eval_dataloader`, `log`, `prediction_step`, `make_step`, `run_step` and `end_step`. `compute_loss` is captured:
+    it computes with tensors.
 
     task: how rows become batches, a loss and scores: a name of `tutti.train.tasks.TASKS`, or a `Task`. Datasets are
         then raw rows: whatever `tutti.data.open_source` takes, or a `tutti.data.Mixture` or `Stream` to train on. It

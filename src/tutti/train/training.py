@@ -152,7 +152,7 @@ class Training:
                     loader.go_on(self.found, self.first)
             elif not isinstance(order, Order):
                 for _ in range(seen):
-                    next(stream)
+                    next(stream, None)
         self._draw_as_before()
         while True:
             with draws:
@@ -239,7 +239,7 @@ class Training:
     def log_evaluate_save(self) -> None:
         """Do what callbacks have asked for."""
         trainer, state = self.trainer, self.trainer.state
-        if trainer.control.should_log or trainer.control.should_evaluate or trainer.control.should_save:
+        if trainer.control.should_evaluate or trainer.control.should_save:
             check_unwritten(trainer.model, trainer._samples)
         if trainer.control.should_log and state.global_step > self.logged:
             logs = {"loss": self._drained() / (state.global_step - self.logged)}
