@@ -40,7 +40,7 @@ def same_everywhere(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def from_rank_0(make: Callable[[], Any], what: str = "the plan") -> Any:
+def from_rank_0(make: Callable[[], Any]) -> Any:
     """The result of rank 0 on every rank of a job. Its ValueError or OSError is raised on every rank."""
     if not dist.is_initialized():
         return make()
@@ -51,7 +51,7 @@ def from_rank_0(make: Callable[[], Any], what: str = "the plan") -> Any:
                 box[0] = make()
         except (ValueError, OSError) as error:
             box[0] = error
-    with HEARTBEAT.within("broadcast", what):
+    with HEARTBEAT.within("broadcast", "the plan"):
         dist.broadcast_object_list(box)
     if isinstance(box[0], Exception):
         raise box[0]

@@ -145,6 +145,11 @@ def check(args: transformers.TrainingArguments) -> None:
         raise ValueError(f"global_batch_size is {size}; it must be a multiple of gradient_accumulation_steps ({parts})")
 
 
+def seed_of_data(args: transformers.TrainingArguments) -> int:
+    """The seed of the order of rows, and of what collators draw."""
+    return args.seed if args.data_seed is None else args.data_seed
+
+
 def rows_of_microbatch(args: transformers.TrainingArguments) -> int:
     """Rows of a microbatch over all processes."""
     size = option(args, "global_batch_size")

@@ -19,7 +19,7 @@ from transformers.trainer_utils import has_length
 from transformers.utils.import_utils import is_datasets_available
 
 from tutti.data.buckets import PADDED, bucket
-from tutti.train.arguments import rows_of_evaluation, rows_of_microbatch
+from tutti.train.arguments import rows_of_evaluation, rows_of_microbatch, seed_of_data
 
 
 class Order:
@@ -49,9 +49,7 @@ class Order:
         args, n = self.args, len(self.dataset)
         if args.train_sampling_strategy == "sequential":
             return list(range(n))
-        generator = torch.Generator().manual_seed(
-            (args.seed if args.data_seed is None else args.data_seed) + self.epoch
-        )
+        generator = torch.Generator().manual_seed(seed_of_data(args) + self.epoch)
         if args.train_sampling_strategy == "group_by_length":
             known = is_dataset(self.dataset) and args.length_column_name in self.dataset.column_names
             return list(

@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from tutti.exec.runtime import from_rank_0
-
 
 class Draws:
     """Random numbers that only data draws: those of Python, NumPy and torch within `with draws:`.
 
-    They begin with the states of rank 0 on every rank. So ranks make the same batches, whatever else one of them draws.
-    Every rank of a job makes one together.
+    They begin with a seed. So all ranks make the same batches, whatever else one of them draws.
     """
 
-    def __init__(self) -> None:
-        self.states: Mapping[str, Any] = from_rank_0(states, "random states")
+    def __init__(self, seed: int) -> None:
+        self.states: Mapping[str, Any] = {
+            "python": random.Random(seed).getstate(),
+            "numpy": np.random.RandomState(seed % 2**32).get_state(),
+            "cpu": torch.Generator().manual_seed(seed).get_state(),
+        }
 
     def __enter__(self) -> None:
         self._outside = states()

@@ -11,7 +11,8 @@ from torch.utils import _pytree as pytree
 from transformers.trainer_pt_utils import EvalLoopContainer, find_batch_size, nested_detach
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, denumpify_detensorize
 
-from tutti.train.draws import Draws, set_states
+from tutti.train.arguments import seed_of_data
+from tutti.train.draws import Draws
 from tutti.train.loss import labels_of
 
 
@@ -20,14 +21,15 @@ def evaluation_loop(
 ) -> EvalLoopOutput:
     """The mean loss over all rows, predictions, labels and metrics of a dataset.
 
-    Losses of batches are weighted with their rows. Predictions of different lengths are padded with -100.
+    Losses of batches are weighted with their rows. Predictions of different lengths are padded with -100. Each
+    evaluation draws the same random numbers.
     """
     args, concat = trainer.args, trainer.args.eval_do_concat_batches
     losses: list[tuple[float, int]] = []
     predictions, labels, inputs = (EvalLoopContainer(concat, padding_index=-100) for _ in range(3))
     metrics: Any = None
-    draws, seen = trainer.draws or Draws(), 0
-    for number, (batch, last) in enumerate(list_ahead(loader, draws), 1):
+    seen = 0
+    for number, (batch, last) in enumerate(list_ahead(loader, Draws(seed_of_data(args))), 1):
         rows = find_batch_size(batch) or 0
         seen += rows
         loss, made, given = trainer.prediction_step(trainer.model, batch, loss_only, ignored)
@@ -49,8 +51,6 @@ def evaluation_loop(
                 kept.to_cpu_and_numpy()
     if not seen:
         raise ValueError("the dataset to evaluate is empty")
-    if trainer.draws is None:
-        set_states(draws.states)
     all_made: Any = predictions.get_arrays()
     all_labels: Any = labels.get_arrays()
     if metrics is None and trainer.compute_metrics is not None and all_made is not None and all_labels is not None:

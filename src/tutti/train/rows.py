@@ -14,7 +14,7 @@ from tutti.data import Mixture, Numbered, Stream, StreamingSource, open_source
 from tutti.exec.runtime import in_job, join_job
 from tutti.launch.launch import rank, world_size
 from tutti.tracing.capture import device_of
-from tutti.train.arguments import rows_of_microbatch
+from tutti.train.arguments import rows_of_microbatch, seed_of_data
 from tutti.train.batches import joined
 from tutti.train.checkpointing import STREAM
 from tutti.train.tasks import Task
@@ -71,7 +71,7 @@ def stream(trainer: Any) -> StreamLoader:
     size = rows_of_microbatch(args)
     processes = min(world_size(), size)
     made = Stream(
-        data, size, args.seed if args.data_seed is None else args.data_seed, min(rank(), processes - 1), processes,
+        data, size, seed_of_data(args), min(rank(), processes - 1), processes,
         collate=trainer.data_collator, workers=args.dataloader_num_workers,
     )  # fmt: skip
     return StreamLoader(made, processes, trainer)

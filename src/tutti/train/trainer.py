@@ -152,7 +152,7 @@ class Trainer:
         self.is_in_train = False
         self.step: tutti.Step | None = None  # while training
         self.checkpoints: Any = checkpointing.TrainerCheckpoints(self)
-        self.draws: Draws | None = None  # while training
+        self.draws: Draws | None = None  # random numbers of training data, once training has begun
         self.position: dict[str, int] = {}  # in the training data
         self.objective = loss.Objective(self)
         self.buckets = batches.Buckets(getattr(self.model, "config", None))
@@ -307,7 +307,7 @@ class Trainer:
                 self.checkpoints.take_back()
             raise
         finally:
-            self.is_in_train, self.draws = False, None
+            self.is_in_train = False
             if self._hook is not None:
                 self._hook.remove()
                 self._hook = None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers.trainer_utils import SaveStrategy, TrainOutput, has_length, set_seed, speed_metrics
 
-from tutti.train.arguments import option, rows_of_microbatch
+from tutti.train.arguments import option, rows_of_microbatch, seed_of_data
 from tutti.train.batches import Order, joined
 from tutti.train.boost import Boost
 from tutti.train.draws import Draws
@@ -41,7 +41,7 @@ class Training:
             trainer.model, trainer.optimizer, trainer.lr_scheduler = trainer.model_init(), None, None
         self.before = trainer.step if trainer.optimizer is not None and trainer._trains() else None
         trainer.step, trainer._forward = None, None
-        trainer.draws = Draws()
+        trainer.draws = Draws(seed_of_data(args))
         self.loader = trainer.get_train_dataloader()
         self.count()
         trainer.model.train()
