@@ -20,8 +20,7 @@ from tutti.data.loader import Loader, batch_at, held_out_batches
 from tutti.data.prefetch import Prefetch
 from tutti.data.tokenizer import load_tokenizer
 from tutti.exec.nonfinite import NonFinite
-from tutti.exec.runtime import in_job, join_job
-from tutti.launch.launch import Interrupted, local_rank, rank, world_size
+from tutti.launch.launch import Interrupted, rank, world_size
 from tutti.launch.watchdog import Watchdog
 from tutti.observe.diagnosis import DATA, MONITOR, STEP
 from tutti.observe.phases import Phases
@@ -58,6 +57,7 @@ class Run(Trainer):
     """A run on one rank. It measures each step, shows and writes what it measured, and stops at a signal."""
 
     equal_items, plans_first = True, True
+    step: Any
 
     def __init__(self, config: Config, prepared: Prepared, display: Display):
         self.config, self.folder, self.display = config, Path(config.out), display
@@ -67,14 +67,12 @@ class Run(Trainer):
         windows = held_out_batches(self.text, size, seq, config.eval.batches)
         self.tokenizer = load_tokenizer(prepared.tokenizer, seq)
         self.dtype = precision(config.parallel.precision, world_size())
-        device = torch.device("cuda", local_rank()) if torch.cuda.is_available() else torch.device("cpu")
-        if in_job():
-            join_job(device)
+        args = arguments(config, self.dtype)  # joins the job
         kind = model_config(config.model, len(self.tokenizer), seq)
-        model = build_model(kind, config.seed, self.dtype, device)
+        model = build_model(kind, config.seed, self.dtype, args.device)
         super().__init__(
             model,
-            arguments(config, self.dtype),
+            args,
             train_dataset=loader,
             eval_dataset=windows,
             callbacks=[Stop(self)],
@@ -121,7 +119,6 @@ class Run(Trainer):
     def begin(self) -> None:
         """Open the files and the display of the run."""
         done, steps, parallel = self.done, self.config.schedule.steps, self.config.parallel
-        assert self.step is not None
         if self.first_rank:
             self.step.plan.save(self.folder / "plan.json")
             (self.folder / "step.json").write_text(json.dumps(self._facts()))
@@ -138,7 +135,6 @@ class Run(Trainer):
         self.args.eval_on_start = done == 0
 
     def run_step(self, batch: dict[str, Any]) -> Tensor:
-        assert self.step is not None
         before = self.step.skipped
         try:
             with self.phases(STEP):
@@ -160,7 +156,8 @@ class Run(Trainer):
 
     def _measured(self, loss: float, logs: dict[str, float]) -> None:
         seconds, waited, tokens = self.recent[-1], self.waits[-1], self.config.batch.size * self.config.batch.seq
-        assert self.step is not None
+        if self.skipped:
+            logs.pop("grad_norm", None)
         self.history.add(
             self.done,
             **({"skipped": self.step.skipped} if self.skipped else {"loss": loss}),
@@ -189,7 +186,6 @@ class Run(Trainer):
         if self.signal:
             control.should_save = control.should_training_stop = True
         if compare and (control.should_training_stop or self.done % compare == 0):
-            assert self.step is not None
             self.step.compare_replicas()
 
     def end_step(self) -> None:
@@ -200,7 +196,6 @@ class Run(Trainer):
 
     def _facts(self) -> dict[str, Any]:
         """What the report says about the step besides its plan."""
-        assert self.step is not None
         shapes = {name: tuple(p.shape) for name, p in self.model.named_parameters()}
         return {
             "cluster": str(self.step.cluster),
@@ -215,7 +210,6 @@ class Run(Trainer):
 
     def _record(self, steps: int) -> None:
         """Record the next steps, for `tutti diagnose`."""
-        assert self.step is not None
         every = self.config.monitor.every
         virtual = len(self.step.runtime.ranks) > 1  # devices that take turns
         if every and not virtual and (self.done + steps) // every - self.done // every >= 2:
