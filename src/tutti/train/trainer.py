@@ -47,6 +47,7 @@ from tutti.tracing.optimizers.marks import EMA_DECAY
 from tutti.train import arguments, batches, checkpointing, evaluation, loss, rows
 from tutti.train.arguments import TrainingArguments, option
 from tutti.train.draws import Draws
+from tutti.train.forward import forward_pass
 from tutti.train.optimizers import class_and_options, parameter_groups
 from tutti.train.tasks import Task, get_task
 
@@ -386,7 +387,7 @@ class Trainer:
             value = self.step.evaluate(given)
             named: Mapping[str, Tensor] = self.step.metrics
         else:
-            value, named = self._function(given, has_loss)(given)
+            value, named = forward_pass(self, given, has_loss)(given)
         if not wanted:
             return value, None
         return value, evaluation.cut(objective.structured(named), given, batch)
@@ -408,42 +409,6 @@ class Trainer:
         if self.step is None or self.is_in_train:
             return self.step is not None
         return self.step.model is self.model and self._values == checkpointing.version(self.model)
-
-    def _function(self, batch: Mapping[str, Any], has_loss: bool) -> Callable:
-        """The forward pass as a Function over the model's parameters, outside of training."""
-        if self.is_in_train:
-            checkpointing.take_back(self)
-        version = id(self.model), checkpointing.version(self.model)
-        key = (has_loss, self.objective.wanted, self.objective.ignored, *version)
-        if self._forward is None or self._forward[0] != key:
-            objective, model = self.objective, self.model
-
-            @torch.no_grad()
-            def forward(batch: Mapping[str, Any]) -> tuple[Tensor | None, dict[str, Tensor]]:
-                if has_loss:
-                    made = objective(model, batch)
-                    return made if objective.wanted else (made, {})
-                return None, objective.named(model(**batch), batch, self)
-
-            training = model.training
-            model.eval()
-            plan, level = option(self.args, "plan"), option(self.args, "level")
-            with self.autocast():
-                made = tutti.function(forward, dict(batch), store=tutti.Store(model=model), plan=plan, level=level,
-                                      cluster=option(self.args, "cluster"), seed=self.args.seed)  # fmt: skip
-
-            def call(given: Mapping[str, Any]) -> Any:
-                was = model.training
-                model.eval()
-                try:
-                    with self.autocast():
-                        return made(dict(given))
-                finally:
-                    model.train(was)
-
-            model.train(training)
-            self._forward = key, call
-        return self._forward[1]
 
     def autocast(self) -> Any:
         """The context in which the model computes: bfloat16 autocast with `args.bf16`."""
