@@ -14,7 +14,7 @@ SOURCE = ROOT / "src" / "tutti"
 ARROWS = runpy.run_path(str(ROOT / "docs" / "generate.py"))["arrows"]()  # as docs/design.md draws them
 ORDER = (
     "compat", "nn", "models", "ir", "ops", "tracing", "optim", "hardware", "plan", "launch", "lower", "analysis",
-    "compile", "sim", "exec", "observe", "checkpoint", "api", "data", "check", "train", "serve", "cli",
+    "compile", "sim", "exec", "observe", "checkpoint", "api", "data", "check", "serve", "train", "cli",
 )  # fmt: skip
 APART = {  # packages that know nothing of parallelism
     "nn": {"compat"}, "models": {"nn"}, "data": set(), "sim": set(ORDER) - {"exec"},

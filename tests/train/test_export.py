@@ -8,9 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tutti import cli
+from tutti.checkpoint.model import model_folder, stored_model
 from tutti.train import command
 from tutti.train.config import Model
-from tutti.train.generate import model_folder, stored_model
 
 
 @pytest.mark.parametrize("model", [

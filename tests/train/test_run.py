@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tutti.checkpoint import folder
 from tutti.checkpoint.checkpoints import SaveError
+from tutti.checkpoint.model import stored_model
 from tutti.checkpoint.reader import CheckpointReader
 from tutti.cli import main
 from tutti.data import prefetch
@@ -24,7 +25,6 @@ from tutti.launch.launch import Interrupted
 from tutti.observe.phases import read_phases
 from tutti.train import command, run
 from tutti.train.config import Monitor
-from tutti.train.generate import stored_model
 from tutti.train.history import read, series
 from tutti.train.memory import live_bytes
 from tutti.train.model import build_model, build_optimizer, model_config

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tutti.api.step import Step
+from tutti.checkpoint.model import model_folder, skeleton
 from tutti.hardware import Cluster
 from tutti.launch.progress import progress
 from tutti.plan.plan import Plan
@@ -31,8 +32,7 @@ from tutti.serve.sampling import adjusted, drawn, probabilities, report, uniform
 from tutti.serve.scheduler import Batch, Piece, Scheduler
 from tutti.serve.sequence import Sequence
 from tutti.serve.speculate import Guesser, PromptLookup
-from tutti.serve.weights import Weights, read, skeleton, update
-from tutti.train.generate import model_folder
+from tutti.serve.weights import Weights, read, update
 
 
 class Wanted(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -12,6 +11,7 @@ from torch import nn
 from tutti.api.step import Step
 from tutti.api.store import Store
 from tutti.checkpoint.folder import MANIFEST
+from tutti.checkpoint.model import key_of
 from tutti.checkpoint.reader import CheckpointReader
 from tutti.exec.relayout import Placed, move
 from tutti.exec.tensor_store import TensorStore
@@ -22,25 +22,6 @@ PREFIX = "param:model."  # of parameters in the engine's store
 Weights = Step | Store | Mapping[str, torch.Tensor]
 
 
-def skeleton(folder: Path) -> Any:
-    """A model without weights, of the dtypes in a folder. Its memory is not touched, so it takes none."""
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
-    from transformers.initialization import no_init_weights
-
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    with no_init_weights():
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.float32)
-    model.tie_weights()
-    if (folder / MANIFEST).exists():
-        stored = CheckpointReader(folder).tensors
-        for name, p in model.named_parameters():
-            if found := stored.get(f"param:{name}"):
-                p.data = p.data.to(found.dtype)
-    if (folder / "generation_config.json").exists():
-        model.generation_config = GenerationConfig.from_pretrained(folder)
-    return model
-
-
 def read(store: Store, model: nn.Module, folder: Path) -> int:
     """Read the parts of the parameters that this process holds. Returns the bytes read.
 
@@ -49,7 +30,7 @@ def read(store: Store, model: nn.Module, folder: Path) -> int:
     held = {name.removeprefix(PREFIX): x for name, x in store.held().items() if name.startswith(PREFIX)}
     if (folder / MANIFEST).exists():
         reader = CheckpointReader(folder)
-        reader.load({f"param:{name}": x for name, x in held.items() if x.spec.bytes})
+        reader.load({key_of(reader, name) or "": x for name, x in held.items() if x.spec.bytes})
         return reader.bytes
     first = {p: name for name, p in model.named_parameters()}
     aliases = {name: first[p] for name, p in model.named_parameters(remove_duplicate=False) if name != first[p]}

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import torch
 import tyro
 
+from tutti.checkpoint.model import load_model, model_folder
 from tutti.data.loader import batch_at, held_out_batches
 from tutti.data.packing import Packed
 from tutti.train.configfile import from_table
-from tutti.train.generate import load_model, model_folder
 from tutti.train.prepare import prepare
 from tutti.train.progress import Display
 

@@ -10,11 +10,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import logging as transformers_logging
 
 from tutti.checkpoint import folder as folders
+from tutti.checkpoint.model import key_of, model_folder
 from tutti.checkpoint.reader import CheckpointReader
 from tutti.exec.offload_store import OffloadStore
 from tutti.exec.sharded_tensor import ShardedTensor
 from tutti.plan.tier import DISK
-from tutti.train.generate import key_of, model_folder
 from tutti.train.progress import Display
 
 

@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import torch
+from transformers import AutoTokenizer
+
+from tutti.checkpoint.model import load_model, model_folder
 from tutti.observe.diagnosis import MONITOR
 from tutti.train import history
 from tutti.train.config import Config
 from tutti.train.export import export
-from tutti.train.generate import continue_text, model_folder
 from tutti.train.progress import Display
 from tutti.train.report import write_report
 
@@ -38,3 +41,19 @@ def finish(config: Config, display: Display) -> None:
     if (folder / MONITOR / "rank-0.jsonl").exists():
         display.say(f"speed       tutti diagnose {folder}")
     display.say(f"more text   tutti generate {folder} --prompt 'class '")
+
+
+def continue_text(folder: Path, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+    """The prompt with its continuation."""
+    tokenizer, model = AutoTokenizer.from_pretrained(folder, trust_remote_code=False), load_model(folder)
+    torch.manual_seed(seed)
+    inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
+    choice = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
+    ids = model.generate(
+        input_ids=inputs["input_ids"],
+        attention_mask=inputs["attention_mask"],
+        max_new_tokens=tokens,
+        use_cache=True,
+        **choice,
+    )
+    return tokenizer.decode(ids[0], skip_special_tokens=True)

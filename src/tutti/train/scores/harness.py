@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 import tutti
+from tutti.checkpoint.model import load_model
 from tutti.data import bucket_lengths
 from tutti.models import register
-from tutti.train.generate import load_model
 from tutti.train.scores.text import library
 
 NONE = -100

@@ -12,10 +12,10 @@ import torch
 import transformers
 
 from tutti.checkpoint.folder import MANIFEST
+from tutti.checkpoint.model import load_model
 from tutti.data import open_source
 from tutti.models import register
 from tutti.train.arguments import TrainingArguments
-from tutti.train.generate import load_model
 from tutti.train.scores.compute import METRICS, OF_TEXT, compute_metrics
 from tutti.train.scores.text import bleu, rouge
 from tutti.train.tasks import get_task
