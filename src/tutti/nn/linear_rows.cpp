@@ -500,7 +500,7 @@ WITH_INT8 void multiply_int8(const Problem<T>& p, const Rounded& x, int64_t row,
         sum[r][i] = _mm512_dpbusd_epi32(sum[r][i], b, _mm512_loadu_si512(from + r * stride + k));
     }
   }
-  alignas(16) float found[ROWS][WIDE];  // of all rows before `finish`: a call would take the sums out of their registers
+  alignas(16) float found[ROWS][WIDE];  // of all rows before `finish`: a call would take sums out of their registers
 #pragma GCC unroll 3
   for (int r = 0; r < ROWS; ++r) {
     const __m128i offsets = _mm_set1_epi32(128 * int(x.sums[row + r]));
@@ -663,8 +663,8 @@ at::Tensor linear_rows(const at::Tensor& x, const at::Tensor& weight, const Opti
   return out;
 }
 
-// Groups of rows of x (m, k), each with a weight of (groups, n, k) and a bias of (groups, n) or none. group: of each row,
-// not descending.
+// Groups of rows of x (m, k), each with a weight of (groups, n, k) and a bias of (groups, n) or none. group: of each
+// row, not descending.
 template <class T>
 void run_groups(const at::Tensor& x, const at::Tensor& weight, const Optional& bias, const at::Tensor& group,
                 const at::Tensor& out, bool tiles) {
