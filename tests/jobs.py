@@ -33,11 +33,11 @@ SLOW = """
 import sys, time
 from tutti import cli
 from tutti.train import run
-advance = run.Run._advance
-def slow(self, rate):
+run_step = run.Run.run_step
+def slow(self, batch):
     time.sleep(0.5)
-    return advance(self, rate)
-run.Run._advance = slow
+    return run_step(self, batch)
+run.Run.run_step = slow
 sys.exit(cli.main(["train", *sys.argv[1:]]))
 """
 

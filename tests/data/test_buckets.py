@@ -2,17 +2,19 @@ import pytest
 import torch
 
 from tutti.data import bucket_lengths, pad_to_bucket
+from tutti.data.buckets import bucket
 
 
 def test_lengths_are_eighths_of_a_power_of_two():
-    assert bucket_lengths(32) == [16, 18, 20, 22, 24, 26, 28, 30, 32]
-    assert bucket_lengths(70)[-3:] == [60, 64, 70] and len(bucket_lengths(8192)) == 8 * 9 + 1
+    assert bucket_lengths(32) == [8, 16, 24, 32]
+    assert bucket_lengths(150)[-4:] == [120, 128, 144, 150] and len(bucket_lengths(8192)) == 16 + 8 * 6
 
 
-@pytest.mark.parametrize("length", range(17, 300, 7))
+@pytest.mark.parametrize("length", range(1, 300, 7))
 def test_at_most_an_eighth_is_padding(length):
     made = pad_to_bucket({"input_ids": torch.ones(1, length, dtype=torch.long)})["input_ids"].shape[1]
-    assert length <= made <= length * 9 / 8
+    assert length <= made <= max(length + 7, length * 9 / 8)
+    assert made == bucket(length) == min(n for n in bucket_lengths(512) if n >= length)
 
 
 def test_each_entry_has_its_value():

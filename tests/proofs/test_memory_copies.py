@@ -28,12 +28,12 @@ KILLED = """
 import os, signal, sys
 from tutti.train import command, run
 from tutti.train.configfile import parse
-advance = run.Run._advance
-def killed(self, rate):
+run_step = run.Run.run_step
+def killed(self, batch):
     if self.done == 6 and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         os.kill(os.getpid(), signal.SIGKILL)
-    return advance(self, rate)
-run.Run._advance = killed
+    return run_step(self, batch)
+run.Run.run_step = killed
 command.run(parse(sys.argv[1:]))
 """
 

@@ -28,16 +28,16 @@ from tutti import cli
 from tutti.checkpoint import folder
 from tutti.train import run
 what, when = sys.argv[1], int(sys.argv[2])
-advance, to_disk = run.Run._advance, folder.to_disk
-def killed_step(self, rate):
+run_step, to_disk = run.Run.run_step, folder.to_disk
+def killed_step(self, batch):
     if what == "step" and self.done == when:
         os.kill(os.getpid(), signal.SIGKILL)
-    return advance(self, rate)
+    return run_step(self, batch)
 def killed_save(path):
     if what == "save" and path.name == "manifest.json" and f"{when:08d}" in str(path):
         os.kill(os.getpid(), signal.SIGKILL)
     to_disk(path)
-run.Run._advance, folder.to_disk = killed_step, killed_save
+run.Run.run_step, folder.to_disk = killed_step, killed_save
 sys.exit(cli.main(["train", *sys.argv[3:]]))
 """
 

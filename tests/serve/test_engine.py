@@ -133,6 +133,35 @@ def test_log_probabilities(shared):
         assert x.logprob == pytest.approx(float(expected[i, prompt[i + 1]]), abs=1e-4)
 
 
+def test_logits_of_the_cache_are_those_of_the_whole_text():
+    """Random lengths, in chunks, together: each position has the logits of a forward pass over all tokens before."""
+    model, made = tiny.model(), engine(budget=24, most=4)
+    prompts = tiny.prompts(1, 2, 17, 33, 50, 97, seed=4)
+    outputs = made.generate(prompts, Sampling(max_tokens=9, seed=0, logprobs=5, prompt_logprobs=5, ignore_end=True))
+    for output in outputs:
+        with torch.no_grad():
+            whole = model(torch.tensor([output.prompt + output.tokens])).logits[0].log_softmax(-1)
+        told = output.prompt_logprobs + output.completions[0].logprobs
+        assert len(told) == len(output.prompt) + 8
+        for row, x in zip(whole, told, strict=False):
+            expected = row.topk(5)
+            assert [p for _, p in x.top] == pytest.approx(expected.values.tolist(), abs=2e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_batch_does_not_change_a_bit(dtype):
+    """A request has the same bits alone and with others, in chunks of any size."""
+    model, prompts = tiny.model(num_key_value_heads=4).to(dtype), tiny.prompts(5, 40, 23, 61)
+    sampling = Sampling(max_tokens=8, temperature=0, logprobs=4, prompt_logprobs=4, ignore_end=True)
+
+    def told(outputs) -> list:
+        return [[x.prompt_logprobs, x.completions[0].logprobs] for x in outputs]
+
+    together = told(engine(model, budget=32).generate(prompts, sampling))
+    alone = [told(engine(model, budget=16, most=1, prefix_cache=False).generate([x], sampling))[0] for x in prompts]
+    assert together == alone
+
+
 def test_prompt_log_probabilities_survive_a_preemption():
     prompts = tiny.prompts(40, 40)
     sampling = Sampling(max_tokens=30, temperature=0, prompt_logprobs=0, ignore_end=True)

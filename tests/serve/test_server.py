@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -12,39 +11,11 @@ import httpx
 import openai
 import pytest
 import tiny
-import uvicorn
+import torch
+from web import JSON, Running
 
 from tutti.serve import Engine
-from tutti.serve.server.app import Options, application
-
-JSON = {"Content-Type": "application/json"}
-
-
-class Running:
-    """A server in a thread."""
-
-    def __init__(self, engine: Engine, options: Options):
-        self.engine = engine
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.app = application(engine, options)
-        self.server = uvicorn.Server(uvicorn.Config(self.app, port=self.port, log_level="warning"))
-        self.thread = threading.Thread(target=self.server.run, daemon=True)
-        self.thread.start()
-        while not self.server.started:
-            time.sleep(0.01)
-        self.url = f"http://127.0.0.1:{self.port}"
-
-    def client(self, key: str = "none") -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)
-
-    def post(self, path: str, **body) -> httpx.Response:
-        return httpx.post(self.url + path, content=json.dumps(body), headers=JSON, timeout=60)
-
-    def stop(self) -> None:
-        self.server.should_exit = True
-        self.thread.join(60)
+from tutti.serve.server.app import Options
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +62,39 @@ def test_chat_with_logprobs(running):
     assert "".join(x.choices[0].delta.content or "" for x in pieces) == made.choices[0].message.content
     assert pieces[-1].choices[0].finish_reason == made.choices[0].finish_reason
     assert pieces[0].choices[0].delta.role == "assistant"
+
+
+def test_echo_with_log_probabilities(running):
+    made = running.client().completions.create(model="tiny", prompt="hello", max_tokens=2, echo=True, logprobs=1)
+    told = made.choices[0].logprobs
+    assert made.choices[0].text.startswith("hello") and "".join(told.tokens[:5]) == "hello"
+    assert told.token_logprobs[0] is None and len(told.token_logprobs) == 7 and told.text_offset[4] == 4
+    ids = torch.tensor([tiny.tokenizer()("hello")["input_ids"]])
+    with torch.no_grad():
+        rows = tiny.model()(ids).logits[0].log_softmax(-1)
+    assert told.token_logprobs[1:5] == pytest.approx([float(rows[i, ids[0, i + 1]]) for i in range(4)], abs=1e-4)
+
+
+def test_lm_eval_runs_on_the_server(running, tmp_path, monkeypatch):
+    """A task from a file on disk: the log-likelihoods are those of the model."""
+    lm_eval = pytest.importorskip("lm_eval")
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    tiny.tokenizer().save_pretrained(tmp_path)
+    model = LocalCompletionsAPI(base_url=f"{running.url}/v1/completions", model="tiny", tokenizer=str(tmp_path),
+                                tokenizer_backend="huggingface", max_length=200)  # fmt: skip
+    pairs = [("the cat", " sat"), ("one two", " three")]
+    found = model.loglikelihood([Instance("loglikelihood", {}, x, 0) for x in pairs])
+    for (context, continuation), (logprob, _) in zip(pairs, found, strict=True):
+        ids = torch.tensor([tiny.tokenizer()(context + continuation)["input_ids"]])
+        with torch.no_grad():
+            rows = tiny.model()(ids).logits[0].log_softmax(-1)
+        first = len(tiny.tokenizer()(context)["input_ids"])
+        expected = sum(float(rows[i - 1, ids[0, i]]) for i in range(first, ids.shape[1]))
+        assert logprob == pytest.approx(expected, abs=1e-3)
+    assert lm_eval
 
 
 def test_json_schema(running):

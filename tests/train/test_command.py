@@ -83,7 +83,8 @@ def test_a_mistake_in_the_config_file_names_file_and_key(tmp_path, capsys):
     file = tmp_path / "run.toml"
     file.write_text("[optimizer]\nlerning_rate = 1")
     assert cli.main(["train", str(file)]) == 2
-    keys = "name, lr, betas, momentum, weight_decay, clip_norm, stochastic_rounding, max_nonfinite_steps"
+    keys = "name, lr, betas, momentum, weight_decay, layer_decay, ema_decay, clip_norm, stochastic_rounding"
+    keys += ", max_nonfinite_steps"
     said = f"tutti train: {file}: there is no key optimizer.lerning_rate; [optimizer] has {keys}\n"
     assert capsys.readouterr().err == said
 

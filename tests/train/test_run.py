@@ -19,7 +19,7 @@ from tutti.checkpoint.checkpoints import SaveError
 from tutti.checkpoint.reader import CheckpointReader
 from tutti.cli import main
 from tutti.data import prefetch
-from tutti.data.loader import Loader
+from tutti.data.loader import Loader, batch_at, held_out_batches
 from tutti.launch.launch import Interrupted
 from tutti.observe.phases import read_phases
 from tutti.train import command, run
@@ -133,7 +133,9 @@ def test_batches_are_made_ahead_and_the_wait_for_them_is_told(tiny, monkeypatch)
 
     monkeypatch.setattr(prefetch, "perf_counter", clock)
     monkeypatch.setattr(Loader, "__call__", slow)
-    monkeypatch.setattr(run.Run, "_evaluate", lambda self: 5.0)  # it has batches of its own
+    monkeypatch.setattr(
+        run.Run, "evaluate", lambda self, **options: self.log({"eval_loss": 5.0})
+    )  # it has batches of its own
     command.run(tiny)
     lines = [line for line in read(command.Path(tiny.out)) if "data_seconds" in line]
     assert made == list(range(8)) and [line["step"] for line in lines] == list(range(1, 9))
@@ -156,19 +158,19 @@ def test_a_finished_run_says_so_and_trains_no_more(tiny, capsys, monkeypatch):
 
 def test_an_interrupted_run_saves_and_continues_bit_for_bit(tiny, but, tmp_path, monkeypatch, capsys):
     command.run(tiny)
-    other, real = but(out=str(tmp_path / "other")), run.Run._advance
+    other, real = but(out=str(tmp_path / "other")), run.Run.run_step
 
-    def interrupted(self, rate):
+    def interrupted(self, batch):
         if self.done == 4:
             os.kill(os.getpid(), signal.SIGTERM)
-        return real(self, rate)
+        return real(self, batch)
 
-    monkeypatch.setattr(run.Run, "_advance", interrupted)
+    monkeypatch.setattr(run.Run, "run_step", interrupted)
     with pytest.raises(Interrupted, match="stopped by SIGTERM"):
         command.run(other)
     assert losses(other)[0] == [1, 2, 3, 4, 5]
     assert f"step 5  saved {other.out}/checkpoints/step-00000005" in capsys.readouterr().out
-    monkeypatch.setattr(run.Run, "_advance", real)
+    monkeypatch.setattr(run.Run, "run_step", real)
     command.run(other)
     assert "continuing after step 5" in capsys.readouterr().out
     assert losses(other) == losses(tiny)
@@ -299,6 +301,21 @@ def test_bfloat16_trains_without_masters(but):
     assert losses(config)[1][-1] < losses(config)[1][0]
 
 
+def test_averages_are_evaluated_and_exported(but, tmp_path):
+    config = but(optimizer={"name": "muon", "ema_decay": 0.5, "layer_decay": 0.8}, eval={"every": 8})
+    command.run(config)
+    stored = CheckpointReader(Path(config.out, "checkpoints/step-00000008"))
+    exported = AutoModelForCausalLM.from_pretrained(f"{config.out}/model")
+    for name, x in exported.named_parameters():
+        assert torch.equal(x, stored.whole(f"ema:{name}")) and not torch.equal(x, stored.whole(f"param:{name}"))
+    text = prepare(config, Display(silent=True)).held_out.open()
+    windows = held_out_batches(text, config.batch.size, config.batch.seq, config.eval.batches)
+    with torch.no_grad():
+        wanted = [exported(**batch_at(text, starts, config.batch.seq)).loss.item() for starts in windows]
+    assert series(read(Path(config.out)), "held_out_loss")[1][-1] == pytest.approx(sum(wanted) / len(wanted), rel=1e-5)
+    assert losses(config)[1][-1] < losses(config)[1][0]
+
+
 def test_there_is_nothing_to_round_in_float32(but):
     with pytest.raises(ValueError, match="stochastic_rounding needs a trained bfloat16 parameter"):
         command.run(but(parallel={"precision": "float32"}, optimizer={"stochastic_rounding": True}))
@@ -315,7 +332,7 @@ def test_a_run_keeps_its_masters(but):
 
 @pytest.mark.slow
 def test_a_budget_of_memory_is_kept_with_state_on_disk(tiny, but):
-    with pytest.raises(MemoryError, match="keep less there"):
+    with pytest.raises(MemoryError, match="of its limit of 700 KiB: offload more"):
         command.run(but(out=f"{tiny.out}-small", parallel={"memory": "700KiB", "plan": "single"}))
     command.run(tiny)
     other = but(out=f"{tiny.out}-outside", parallel={"memory": "700KiB", "plan": "offload2"})

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from tutti.train.config import Schedule
-from tutti.train.schedule import learning_rate
+from tutti.train.schedule import WarmupCosine, learning_rate
 
 SCHEDULE = Schedule(steps=101, warmup=10, floor=0.1)
 
@@ -34,3 +34,20 @@ def test_without_warm_up_the_first_step_is_at_the_peak():
 
 def test_steps_that_are_all_warm_up():
     assert [learning_rate(s, 1.0, Schedule(steps=2, warmup=2)) for s in range(2)] == [0.5, 1.0]
+
+
+def test_as_a_schedule_of_torch_it_goes_to_any_step():
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": peak} for peak in (2.0, 0.5)]
+    optimizer = torch.optim.SGD(groups)
+    schedule = WarmupCosine(optimizer, SCHEDULE)
+    for step in range(30):
+        assert [group["lr"] for group in optimizer.param_groups] == [
+            learning_rate(step, x, SCHEDULE) for x in (2.0, 0.5)
+        ]
+        optimizer.step()
+        schedule.step()
+    schedule.go_to(70)
+    assert schedule.get_last_lr() == [group["lr"] for group in optimizer.param_groups]
+    assert schedule.get_last_lr() == [learning_rate(70, x, SCHEDULE) for x in (2.0, 0.5)]
+    schedule.step()
+    assert schedule.get_last_lr()[0] == learning_rate(71, 2.0, SCHEDULE)

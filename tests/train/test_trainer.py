@@ -12,7 +12,6 @@ import transformers
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 import tutti
-from tutti.train.batches import bucket
 
 SEQ, WORDS = 16, 40
 
@@ -358,12 +357,6 @@ def test_streams_train_too(tmp_path):
     theirs = trained(tmp_path, "vit", transformers.Trainer, transformers.TrainingArguments, max_steps=8,
                      more={"train_dataset": Stream()})  # fmt: skip
     np.testing.assert_allclose(logged(trainer, "loss"), logged(theirs, "loss"), rtol=1e-4)
-
-
-def test_few_lengths_are_compiled():
-    lengths = {bucket(n) for n in range(1, 4097)}
-    assert all(bucket(n) >= n and bucket(n) <= max(n + 7, 1.25 * n) for n in range(1, 4097))
-    assert len(lengths) < 50
 
 
 def test_a_finished_run_resumes_to_its_model(tmp_path):

@@ -14,6 +14,7 @@ import tutti
 from gloo import Pool
 from tutti.data import Mixture, Stream
 from tutti.data.tokenizer import train_wordpiece
+from tutti.launch import launch
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven"]
 
@@ -105,7 +106,7 @@ def mixture(folder):
 
 def stream_job(folder, name, steps, stop, resume):
     """Train on the mixture in this process of a job; the losses."""
-    rank = int(tutti.launch.launch.rank())
+    rank = launch.rank()
     args = arguments(
         folder / name, global_batch_size=6, max_steps=steps, save_strategy="steps", save_steps=3, plan="auto"
     )

@@ -33,7 +33,7 @@ def plan(argv: list[str]) -> None:
     elif argv[:1] == ["--compare"]:
         tyro.cli(compare, prog="tutti plan --compare", args=argv[1:])
     elif argv[:1] == ["--serve"]:
-        from tutti.serve.planning import plan_serve
+        from tutti.cli.plan_serve import plan_serve
 
         tyro.cli(plan_serve, prog="tutti plan --serve", args=argv[1:])
     else:
@@ -59,7 +59,7 @@ def make(
 
     Prints the fastest plans that fit into memory, each simulated, and explains the first: why it won, and what the
     runner-up would cost. `tutti plan show FILE` explains a saved plan. `tutti plan --compare FILE FILE` shows how two
-    plans differ.
+    plans differ. `tutti plan --serve FOLDER --cluster ...` plans how to serve a model (`tutti plan --serve --help`).
 
     Args:
         cluster: A known device (cpu, v100-32, v100-32-sxm3, a100-40, a100-80, h100, h200, b200, mi300x, ascend-910,

@@ -17,21 +17,30 @@ PADDED = {
 _IDS = {"input_ids", "decoder_input_ids"}
 
 
-def bucket_lengths(longest: int, parts: int = 8, shortest: int = 16) -> list[int]:
-    """Lengths in steps of an eighth of the power of two below: at most 1/8 of a sequence is padding.
+def bucket(length: int, parts: int = 8, multiple: int = 8) -> int:
+    """The length that a sequence is padded to: a multiple of `multiple`, and of 1 / `parts` of the power of two below.
 
-    longest: the last bucket.
-    parts: buckets between a power of two and the next.
-    shortest: the first bucket.
+    So beyond `parts * multiple` at most 1 / `parts` of a sequence is padding.
 
-    >>> bucket_lengths(64, parts=4)
-    [16, 20, 24, 28, 32, 40, 48, 56, 64]
+    >>> [bucket(n) for n in (1, 16, 17, 128, 129, 200)]
+    [8, 16, 24, 128, 144, 208]
     """
-    lengths, power = [], 1 << (max(shortest, 1) - 1).bit_length()
-    while power < longest:
-        lengths += [power + power * i // parts for i in range(parts)]
-        power *= 2
-    return [*dict.fromkeys(n for n in lengths if n < longest), longest]
+    below = 1 << max(length - 1, 1).bit_length() - 1
+    every = max(multiple, below // parts)
+    return -(-length // every) * every
+
+
+def bucket_lengths(longest: int, parts: int = 8, multiple: int = 8) -> list[int]:
+    """All lengths of `bucket`, up to the last one, `longest`.
+
+    >>> bucket_lengths(100, parts=4)
+    [8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 100]
+    """
+    lengths, length = [], bucket(1, parts, multiple)
+    while length < longest:
+        lengths.append(length)
+        length = bucket(length + 1, parts, multiple)
+    return [*lengths, longest]
 
 
 def pad_to_bucket(
@@ -71,7 +80,7 @@ def pad_to_bucket(
         if name in fills and isinstance(x, torch.Tensor) and x.ndim >= 2 and not floats:
             groups.setdefault(x.shape[-1], []).append(name)
     for length, names in groups.items():
-        target = _bucket(length, lengths, longest)
+        target = _target(length, lengths, longest)
         if target == length:
             continue
         for ids, mask in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
@@ -83,10 +92,9 @@ def pad_to_bucket(
     return made
 
 
-def _bucket(length: int, lengths: Sequence[int] | None, longest: int | None) -> int:
+def _target(length: int, lengths: Sequence[int] | None, longest: int | None) -> int:
     if lengths is None:
-        limit = longest if longest is not None else 1 << max(4, (length - 1).bit_length())
-        lengths = bucket_lengths(limit)
+        lengths = [bucket(length)] if longest is None else bucket_lengths(longest)
     found = next((n for n in lengths if n >= length), None)
     if found is None:
         raise ValueError(

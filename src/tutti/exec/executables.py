@@ -120,11 +120,15 @@ class Executables:
         key, reason = holding_for(known, batch, "step")
         if key is not None:
             return key
+        what = "evaluation" if evaluates else "step"
         if known or state or not evaluates:  # the first evaluation repeats no capture
-            self.reasons.append(
-                reason or (f"{state[0][0]} is {reprlib.repr(state[0][1])} now" if state else "a batch of another shape")
+            reason = reason or (
+                f"{state[0][0]} is {reprlib.repr(state[0][1])} now" if state else "a batch of another shape"
             )
-        key = self._capture(signature, evaluates, batch, count)
+            self.reasons.append(reason)
+            what += f" again: {reason}"
+        with HEARTBEAT.working("captures the step again"), progress(f"capturing the {what}"):
+            key = self._capture(signature, evaluates, batch, count)
         known.append((key, self.plans[key][0].guards))
         return key
 

@@ -117,14 +117,14 @@ class TensorStore:
     def whole(self, name: str) -> torch.Tensor:
         """A full CPU tensor. Every rank of a job must call it."""
         stored = self.tensors[name]
-        return self.assemble(self._parts(name), stored.device, stored.layout, stored.spec)
+        return self.assemble(self.parts_of(name), stored.device, stored.layout, stored.spec)
 
     def holds(self, name: str, whole: torch.Tensor) -> bool:
         """Whether the local parts equal those of a full tensor."""
-        layout, parts = self.tensors[name].layout, self._parts(name).items()
+        layout, parts = self.tensors[name].layout, self.parts_of(name).items()
         return all(torch.equal(own_slice(whole.to(x.device), layout, self.mesh, rank), x) for rank, x in parts)
 
-    def _parts(self, name: str) -> dict[int, torch.Tensor]:
+    def parts_of(self, name: str) -> dict[int, torch.Tensor]:
         """The local parts of a tensor by rank."""
         return {rank: held[name] for rank, held in zip(self._ranks, self.parts, strict=True) if name in held}
 
@@ -146,7 +146,7 @@ class TensorStore:
         """The local blocks of each tensor; no block of a tensor that other devices of a pipeline hold."""
         found, width = {}, devices(self.inner)
         for number, (name, stored) in enumerate(self.tensors.items()):
-            one, parts = stored.device is not None, self._parts(name)
+            one, parts = stored.device is not None, self.parts_of(name)
             own = {rank % width if one else rank: part for rank, part in parts.items()}
             mesh = self.inner if one else self.mesh
             found[name] = ShardedTensor(stored.spec, stored.layout, mesh, own, number)
@@ -198,7 +198,8 @@ class TensorStore:
             if layout == stored.layout and dict(mesh) == self.mesh:
                 continue
             old = Placed(stored.layout, self.mesh)
-            made, received = move(self.runtime, self._parts(name), stored.spec, old, Placed(layout, mesh), self.device)
+            new = Placed(layout, mesh)
+            made, received = move(self.runtime, self.parts_of(name), stored.spec, old, new, self.device)
             count += received
             for i, (held, rank) in enumerate(zip(self.parts, runtime.ranks, strict=True)):
                 part = made[rank]

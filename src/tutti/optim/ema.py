@@ -85,6 +85,12 @@ def averaged(step: Any) -> Iterator[None]:
             step.store.place(f"param:{name}", value)
 
 
+def restart_averages(step: Any) -> None:
+    """Let averages go on from the parameters, after values without averages were loaded into a step."""
+    for name, value in _averages(step).items():
+        step.store.place(f"{EMA}:{name}", step.store.whole(f"param:{name}").to(value.dtype))
+
+
 def _averages(step: Any) -> dict[str, Tensor]:
     names = [name.partition(":")[2] for name in step.store.tensors if name.startswith(f"{EMA}:")]
     if not names:

@@ -41,7 +41,7 @@ def groups(
     learning rates.
     """
     patterns, params = dict(patterns or {}), dict(model.named_parameters())
-    depths = {} if layer_decay is None else _depths(list(params))
+    depths = {} if layer_decay is None else layers_to_head(list(params))
     if layer_decay is not None and lr is None:
         raise ValueError(f"layer_decay={layer_decay} needs lr=, the learning rate that it scales")
     if layer_decay is not None and not 0 < layer_decay <= 1:
@@ -91,7 +91,7 @@ def _options(given: Mapping[str, Any], lr: float | None, decay: float | None, de
     return {**options, "lr": options["lr"] * scale, "lr_scale": scale}
 
 
-def _depths(names: list[str]) -> dict[str, int]:
+def layers_to_head(names: list[str]) -> dict[str, int]:
     """How many layers are between each parameter and the head."""
     indices: dict[str, set[int]] = {}
     found = {name: match for name in names if (match := LAYER.match(name))}

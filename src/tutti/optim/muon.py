@@ -99,11 +99,21 @@ def takes_muon(name: str, param: Tensor) -> bool:
     return param.ndim == 2 and not OUTER.search(name.lower())
 
 
+def hidden_matrices(model: nn.Module) -> set[str]:
+    """The names of the trained parameters of a module that Muon updates."""
+    tables = _tables(model)
+    return {name for name, p in model.named_parameters() if p.requires_grad and takes_muon(name, p) and p not in tables}
+
+
+def _tables(model: nn.Module) -> set[Parameter]:
+    return {p for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters(recurse=False)}
+
+
 def _split(params: ParamsT | nn.Module) -> Iterable[dict[str, Any]]:
     """Groups with `use_muon`. Groups without it are split in two, of which empty ones are left out."""
     tables: set[Parameter] = set()
     if isinstance(params, nn.Module):
-        tables = {p for m in params.modules() if isinstance(m, nn.Embedding) for p in m.parameters(recurse=False)}
+        tables = _tables(params)
         params = [(name, p) for name, p in params.named_parameters() if p.requires_grad]
     given: list[Any] = list(params)
     groups = given if given and isinstance(given[0], dict) else [{"params": given}]

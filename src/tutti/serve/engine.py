@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Several
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from tutti.hardware import Cluster
 from tutti.launch.progress import progress
 from tutti.plan.plan import Plan
 from tutti.serve.blocks import Blocks
-from tutti.serve.constrain import Constraints
+from tutti.serve.constrain import Constraint, Constraints
 from tutti.serve.job import Job
 from tutti.serve.lora import Adapters
 from tutti.serve.request import Output, Request, Sampling
@@ -41,6 +42,23 @@ class Wanted(NamedTuple):
     piece: Piece
     told: list[int]
     chosen: list[int]
+
+
+@dataclass
+class Carried:
+    """A request on its way to another engine. sequences: number, tokens and computed tokens of each. caches: the keys
+    and values of each, by the names of the store, (slots, heads, width)."""
+
+    request: Request
+    output: Output
+    seed: int
+    sequences: list[tuple[int, list[int], int]]
+    caches: list[dict[str, Tensor]]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the caches."""
+        return sum(x.nbytes for cache in self.caches for x in cache.values())
 
 
 class Engine:
@@ -108,6 +126,7 @@ class Engine:
         if self.guesser:
             self.guesser.bind(budget, most, self.longest, self.vocabulary)
         self.jobs: dict[str, Job] = {}
+        self.arriving: list[tuple[Sequence, int, dict[str, Tensor]]] = []  # with their computed tokens and caches
         self.random = random.Random(seed)
         self.steps = self.guessed = self.accepted = 0
         if source is not None:
@@ -140,18 +159,27 @@ class Engine:
             self._check(token)
         if request.adapter and (self.adapters is None or not self.adapters.number(request.adapter)):
             raise ValueError(f"there is no adapter {request.adapter!r}: the engine has none")
-        constraint = self.constraints.make(*sampling.constraint) if sampling.constraint else None
+        constraint = self._constraint(sampling)
         output = Output(request.id, prompt, [], arrival=request.arrival)
-        seed = self.random.getrandbits(63) if sampling.seed is None else sampling.seed
-        ends = {*sampling.stop_tokens, *(() if sampling.ignore_end else self.ends)}
-        most = min(sampling.max_tokens or self.longest, self.longest - len(prompt))
-        job = Job(request, output, seed, ends, most, self.tokenizer)
-        salt = request.adapter if sampling.prompt_logprobs is None else request.id  # all of the prompt is computed
-        sequence = Sequence(request, 0, list(prompt), len(prompt), salt.encode(), room=sampling.sequences)
+        job = self._job(request, output, self.random.getrandbits(63) if sampling.seed is None else sampling.seed)
+        sequence = Sequence(request, 0, list(prompt), len(prompt), self._salt(request), room=sampling.sequences)
         job.begin(sequence, constraint)
         self.jobs[request.id] = job
         self.scheduler.add(sequence)
         return output
+
+    def _job(self, request: Request, output: Output, seed: int) -> Job:
+        sampling = request.sampling
+        ends = {*sampling.stop_tokens, *(() if sampling.ignore_end else self.ends)}
+        most = min(sampling.max_tokens or self.longest, self.longest - len(output.prompt))
+        return Job(request, output, seed, ends, most, self.tokenizer)
+
+    def _salt(self, request: Request) -> bytes:
+        """What distinguishes its blocks from those of others. All of a prompt that is reported must be computed."""
+        return (request.adapter if request.sampling.prompt_logprobs is None else request.id).encode()
+
+    def _constraint(self, sampling: Sampling) -> Constraint | None:
+        return self.constraints.make(*sampling.constraint) if sampling.constraint else None
 
     def tokens(self, prompt: Any) -> list[int]:
         """The tokens of a prompt. Raises ValueError if they cannot be continued."""
@@ -176,7 +204,9 @@ class Engine:
         """End a request with what it has. Unknown and finished requests are ignored."""
         if job := self.jobs.get(id):
             for branch in list(job.branches.values()):
-                self.scheduler.remove(branch.sequence)
+                if branch.sequence in self.scheduler:
+                    self.scheduler.remove(branch.sequence)
+                self.arriving = [x for x in self.arriving if x[0] is not branch.sequence]
                 job.end(branch.sequence, reason)
             self._conclude(job)
 
@@ -184,6 +214,45 @@ class Engine:
     def busy(self) -> bool:
         """Whether a request is unfinished."""
         return bool(self.jobs)
+
+    def hand_on(self, id: str) -> Carried | None:
+        """Let go of a request that has begun to generate, with its cache. None if it stays: a beam search, or a request
+        with a sequence that was preempted."""
+        job = self.jobs[id]
+        sequences = [x.sequence for x in job.branches.values()]
+        if job.beams or any(not x.output or x not in self.scheduler.running for x in sequences):
+            return None
+        caches = []
+        for x in sequences:
+            caches.append(self.runner.read_blocks(x.blocks[: self.pool.needed(x.computed)]))
+        carried = Carried(job.request, job.output, job.seed, [(x.number, x.tokens, x.computed) for x in sequences],
+                          caches)  # fmt: skip
+        for x in sequences:
+            self.scheduler.remove(x)
+        del self.jobs[id]
+        return carried
+
+    def take_over(self, carried: Carried) -> Output:
+        """Go on with a request that another engine of the same model has handed on."""
+        job = self._job(carried.request, carried.output, carried.seed)
+        for (number, tokens, computed), cache in zip(carried.sequences, carried.caches, strict=True):
+            prompt = len(carried.output.prompt)
+            sequence = Sequence(carried.request, number, tokens, prompt, self._salt(carried.request))
+            constraint = self._constraint(carried.request.sampling)
+            job.resume(sequence, constraint)
+            self.arriving.append((sequence, computed, cache))
+        self.jobs[carried.request.id] = job
+        return carried.output
+
+    def _arrive(self) -> None:
+        """Begin sequences that were taken over, as far as there is room for them."""
+        while self.arriving:
+            sequence, computed, cache = self.arriving[0]
+            if not self.scheduler.place(sequence, computed):
+                return
+            del self.arriving[0]
+            self.runner.write_blocks(sequence.blocks, cache)
+            sequence.register(self.pool)
 
     def generate(self, requests: Iterable[Any], sampling: Sampling | None = None) -> list[Output]:
         """The outputs of requests, in their order. Every rank of a job must call it; rank 0's requests are served.
@@ -223,6 +292,7 @@ class Engine:
     def step(self) -> list[Output]:
         """Compute the next batch. Returns the outputs that have changed."""
         changed = self._expire()
+        self._arrive()
         self._guess()
         batch = self.scheduler.schedule()
         if not batch.pieces:

@@ -49,6 +49,17 @@ class Job:
             self.beams = Beams(sampling.beams, sampling.length_penalty)
         self._add(sequence, constraint)
 
+    def resume(self, sequence: Sequence, constraint: Constraint | None) -> None:
+        """A sequence that another engine began. Its completion is in the output."""
+        prompt, stop = sequence.tokens[: sequence.prompt], self.request.sampling.stop
+        text = Text(self.tokenizer, prompt, stop) if self.tokenizer else None
+        for token in sequence.output:
+            if text:
+                text.add([token])
+            if constraint:
+                constraint.take(token)
+        self.branches[sequence.number] = Branch(sequence, self.output.completions[sequence.number], text, constraint)
+
     def fork(self, sequence: Sequence) -> None:
         """Another continuation of the prompt, whose sequence is a fork of the first."""
         first = next(iter(self.branches.values()))

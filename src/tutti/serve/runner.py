@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Several
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,9 @@ from torch import Tensor, nn
 
 from tutti.api.function import Function, function
 from tutti.api.store import Store
+from tutti.exec.runtime import own_slice
 from tutti.launch.heartbeat import HEARTBEAT
+from tutti.plan.layout import devices
 from tutti.serve.attention import Cache, Step, empty_cache, layers_of, paging, slot_bytes
 from tutti.serve.lora import Adapters
 from tutti.serve.scheduler import Batch, Move
@@ -32,12 +35,6 @@ def buckets(most: int) -> list[int]:
         found += [n, n * 3 // 2] if n >= 16 else [n]
         n *= 2
     return [x for x in found if x < most] + [most]
-
-
-class Released(NamedTuple):
-    """Tells the other ranks that no step follows now."""
-
-    what: Any
 
 
 class Runner:
@@ -132,7 +129,7 @@ class Runner:
     def run(self, batch: Batch, rows: Several[int]) -> Tensor:
         """Execute a batch. Returns logits (len(rows), vocabulary)."""
         arguments = self.arguments(batch, rows)
-        self._tell((batch.moves, arguments))
+        self._tell("execute", arguments, batch.moves)
         return self.execute(arguments, batch.moves)[: len(rows)]
 
     def execute(self, arguments: tuple[Tensor, ...], moves: Several[Move] = ()) -> Tensor:
@@ -151,7 +148,7 @@ class Runner:
     def prepare(self, shape: tuple[int, int, int]) -> None:
         """Capture and compile the step of a bucket, and run it once without a token."""
         arguments = self._example(*shape)
-        self._tell(([], arguments))
+        self._tell("execute", arguments)
         self.execute(arguments)
 
     def hidden(self, tokens: Several[int]) -> Tensor:
@@ -170,8 +167,9 @@ class Runner:
         """Whether this process schedules. In a job of several processes, rank 0 does."""
         return not dist.is_initialized() or dist.get_rank() == 0
 
-    def _tell(self, what: Any) -> None:
-        if dist.is_initialized() and dist.get_world_size() > 1:
+    def _tell(self, *what: Any) -> None:
+        """Make the other ranks do the same: the name of a method, and its arguments."""
+        if self.leads and dist.is_initialized() and dist.get_world_size() > 1:
             with HEARTBEAT.within("broadcast", "the next step"):
                 dist.broadcast_object_list([what])
 
@@ -181,16 +179,41 @@ class Runner:
             box: list[Any] = [None]
             with HEARTBEAT.within("broadcast", "the next step"):
                 dist.broadcast_object_list(box)
-            if isinstance(box[0], Released):
-                if isinstance(box[0].what, Exception):
-                    raise box[0].what
-                return box[0].what
-            moves, arguments = box[0]
-            self.execute(arguments, moves)
+            name, *arguments = box[0]
+            if name != "release":
+                getattr(self, name)(*arguments)
+            elif isinstance(arguments[0], Exception):
+                raise arguments[0]
+            else:
+                return arguments[0]
 
     def release(self, what: Any) -> None:
         """End `follow` on the other ranks."""
-        self._tell(Released(what))
+        self._tell("release", what)
+
+    # -- blocks of other engines ------------------------------------------------------------------------------------
+
+    def read_blocks(self, blocks: Several[int]) -> dict[str, Tensor]:
+        """The contents of blocks: full CPU tensors (slots, heads, width) by name."""
+        self._tell("read_blocks", blocks)
+        found, index = {}, torch.tensor(blocks)
+        for name in self.store.names("cache"):
+            stored = self.store.tensors[name]
+            parts = {rank: x.view(-1, self.block, *x.shape[1:])[index.to(x.device)].flatten(0, 1)
+                     for rank, x in self.store.parts_of(name).items()}  # fmt: skip
+            spec = replace(stored.spec, shape=(len(blocks) * self.block, *stored.spec.shape[1:]))
+            found[name] = self.store.assemble(parts, stored.device, stored.layout, spec)
+        return found
+
+    def write_blocks(self, blocks: Several[int], contents: dict[str, Tensor]) -> None:
+        """Replace the contents of blocks."""
+        self._tell("write_blocks", blocks, contents)
+        index = torch.tensor(blocks)
+        for name, whole in contents.items():
+            stored = self.store.tensors[name]
+            for rank, x in self.store.parts_of(name).items():
+                own = own_slice(whole, stored.layout, self.store.inner, rank % devices(self.store.inner))
+                x.view(-1, self.block, *x.shape[1:])[index.to(x.device)] = own.view(-1, self.block, *x.shape[1:]).to(x)
 
     def move(self, moves: Several[Move]) -> None:
         """Copy blocks within the cache, to the host and back, in order."""

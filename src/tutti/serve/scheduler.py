@@ -79,6 +79,15 @@ class Scheduler:
             self.served[user] = max(self.served[user], min(self.served[x] for x in active))
         self.waiting.append(sequence)
 
+    def place(self, sequence: Sequence, computed: int) -> bool:
+        """Let a sequence run whose cache comes from elsewhere; whether there was room. Its blocks are then reserved."""
+        needed = self.pool.needed(computed)
+        if sum(x.room for x in self.running) >= self.most or needed > self.pool.free:
+            return False
+        sequence.blocks, sequence.computed = [self.pool.take() for _ in range(needed)], computed
+        self.running.append(sequence)
+        return True
+
     def join(self, sequence: Sequence) -> None:
         """A fork of a running sequence. It holds blocks already."""
         self.running.append(sequence)

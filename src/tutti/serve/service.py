@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from tutti.serve.request import Output, Request
@@ -29,19 +30,46 @@ class Draining(Exception):
     """The service finishes what it has and takes no new requests."""
 
 
-@dataclass(eq=False)
-class _Listener:
-    """Who waits for a request: its newest output, and an event of its loop."""
+class Answers:
+    """The outputs of some requests as they grow. `close` must be called in the end; it cancels what is unfinished."""
 
-    loop: asyncio.AbstractEventLoop
-    event: asyncio.Event
-    output: Output | None = None
-    error: Exception | None = None
+    def __init__(self, service: Service, requests: Sequence[Request]):
+        self.service, self.requests = service, requests
+        self.loop, self.event = asyncio.get_running_loop(), asyncio.Event()
+        self.open = set(range(len(requests)))  # requests that are unfinished
+        self._fresh: dict[int, Output] = {}
+        self._error: Exception | None = None
 
-    def tell(self, output: Output | None, error: Exception | None = None) -> None:
+    async def changed(self, seconds: float | None = None) -> dict[int, Output]:
+        """The newest outputs that have changed, by number of the request; empty if none has after so many seconds.
+
+        Raises ValueError for a request that cannot be served.
+        """
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.event.wait(), seconds)
+        self.event.clear()
+        fresh, self._fresh = self._fresh, {}
+        if self._error:
+            raise self._error
+        self.open -= {i for i, x in fresh.items() if x.finished}
+        return fresh
+
+    def tell(self, number: int, output: Output | None, error: Exception | None = None) -> None:
         """Called by the engine's thread."""
-        self.output, self.error = output or self.output, error
-        self.loop.call_soon_threadsafe(self.event.set)
+        with suppress(RuntimeError):  # the loop has ended
+            self.loop.call_soon_threadsafe(self._take, number, output, error)
+
+    def _take(self, number: int, output: Output | None, error: Exception | None) -> None:
+        if output:
+            self._fresh[number] = output
+        self._error = self._error or error
+        self.event.set()
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        for i, request in enumerate(self.requests):
+            if self.service.listeners.pop(request.id, None) and i in self.open:
+                self.service.inbox.put(lambda id=request.id: self.service.engine.cancel(id))
 
 
 class Service:
@@ -53,7 +81,7 @@ class Service:
 
     def __init__(self, engine: Any, limit: int = 256, observe: Callable[[Any, list[Output]], None] | None = None):
         self.engine, self.limit, self.observe = engine, limit, observe
-        self.listeners: dict[str, _Listener] = {}
+        self.listeners: dict[str, tuple[Answers, int]] = {}  # who waits for a request, and its number there
         self.inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.draining = False
         self.failed: Exception | None = None
@@ -82,38 +110,36 @@ class Service:
         while self.listeners and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(0.05)
 
+    def submit(self, requests: Sequence[Request]) -> Answers:
+        """Start requests. Raises Full and Draining."""
+        if self.failed:
+            raise self.failed
+        if self.draining:
+            raise Draining("the server is shutting down")
+        if len(self.listeners) + len(requests) > self.limit:
+            raise Full(max(1.0, len(self.listeners) / 32))
+        answers = Answers(self, requests)
+        for i, request in enumerate(requests):
+            self.listeners[request.id] = answers, i
+            self.inbox.put(lambda i=i, request=request: self._add(request, answers, i))
+        return answers
+
     async def stream(self, request: Request) -> AsyncGenerator[Output]:
         """The output of a request, each time it has changed; the last one is finished. Leaving the loop cancels it.
 
         Raises Full and Draining, and ValueError for a request that cannot be served.
         """
-        if self.failed:
-            raise self.failed
-        if self.draining:
-            raise Draining("the server is shutting down")
-        if len(self.listeners) >= self.limit:
-            raise Full(max(1.0, len(self.listeners) / 32))
-        listener = self.listeners[request.id] = _Listener(asyncio.get_running_loop(), asyncio.Event())
-        self.inbox.put(lambda: self._add(request, listener))
+        answers = self.submit([request])
         try:
-            while True:
-                await listener.event.wait()
-                listener.event.clear()
-                if listener.error:
-                    raise listener.error
-                output = listener.output
-                assert output
-                yield output
-                if output.finished:
-                    return
+            while answers.open:
+                for output in (await answers.changed()).values():
+                    yield output
         finally:
-            if self.listeners.pop(request.id, None) and not (listener.output and listener.output.finished):
-                self.inbox.put(lambda: self.engine.cancel(request.id))
+            answers.close()
 
     async def complete(self, request: Request) -> Output:
         """The finished output of a request. Raises as `stream` does."""
-        outputs = [x async for x in self.stream(request)]
-        return outputs[-1]
+        return [x async for x in self.stream(request)][-1]
 
     async def call(self, function: Callable[[Any], Any]) -> Any:
         """`function(engine)`, computed in the engine's thread between steps."""
@@ -132,11 +158,11 @@ class Service:
 
     # -- the thread -----------------------------------------------------------------------------------------------
 
-    def _add(self, request: Request, listener: _Listener) -> None:
+    def _add(self, request: Request, answers: Answers, number: int) -> None:
         try:
             self.engine.add(request)
         except ValueError as error:
-            listener.tell(None, error)
+            answers.tell(number, None, error)
 
     def _run(self) -> None:
         try:
@@ -145,8 +171,8 @@ class Service:
         except Exception as error:
             self.failed = RuntimeError(f"the engine has failed: {error}")
             self.failed.__cause__ = error
-        for listener in list(self.listeners.values()):
-            listener.tell(None, self.failed or Draining("the server has stopped"))
+        for answers, number in list(self.listeners.values()):
+            answers.tell(number, None, self.failed or Draining("the server has stopped"))
 
     def _read(self) -> bool:
         """Do what the inbox says; wait for it if there is nothing to compute. False: stop."""
@@ -158,11 +184,13 @@ class Service:
             if todo is None:
                 return False
             todo()
+            if not self.engine.busy and self.observe:
+                self.observe(self.engine, [])
 
     def _tell(self, changed: list[Output]) -> None:
         for output in changed:
-            if listener := self.listeners.get(output.id):
+            if found := self.listeners.get(output.id):
                 shown = [replace(x) for x in output.completions]  # the engine goes on with its own
-                listener.tell(replace(output, completions=shown))
+                found[0].tell(found[1], replace(output, completions=shown))
         if self.observe:
             self.observe(self.engine, changed)

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import transformers
+from transformers.trainer_pt_utils import AcceleratorConfig
 
-from tutti.launch.launch import world_size
+from tutti.exec.runtime import in_job, join_job
+from tutti.launch.launch import local_rank, world_size
+from tutti.train.optimizers import OPTIMIZERS
 
 # Options of transformers that mean nothing here: name -> what to use instead.
 INSTEAD = {
@@ -30,6 +34,29 @@ INSTEAD = {
     "ddp_broadcast_buffers": "nothing: buffers equal those of one device",
     "ddp_static_graph": "nothing: the step is captured",
     "debug": "`tutti diagnose`",
+    "activation_checkpointing_kwargs": "a plan: tutti.parallelize(..., recompute=...) chooses what is recomputed",
+    "liger_kernel_config": 'level="O2", which fuses kernels',
+    "ddp_backend": "nothing: NCCL for GPUs, Gloo for CPUs",
+    "eval_use_gather_object": "nothing: every process has all predictions",
+    "predict_with_generate": "`tutti eval FOLDER --task seq2seq --data FILE --metrics bleu,rouge`, which generates",
+    "generation_max_length": "`tutti eval --task seq2seq`, or model.generate",
+    "generation_num_beams": "`tutti eval --task seq2seq`, or model.generate",
+    "generation_config": "model.generation_config",
+    "sortish_sampler": "train_sampling_strategy='group_by_length'",
+}
+ONLY: dict[str, tuple[Any, str]] = {  # name -> the value that it may have, and what to use instead of others
+    "average_tokens_across_devices": (True, "nothing: losses are means over the items of all processes"),
+    "skip_memory_metrics": (True, "`tutti diagnose`, which tells peak memory"),
+    "ddp_timeout": (1800, "`tutti run --hang SECONDS`"),
+}
+ACCELERATOR = {  # the same for accelerator_config
+    "split_batches": "global_batch_size",
+    "dispatch_batches": "a tutti.data.Stream, of which each process reads its part",
+    "even_batches": "nothing: smaller last batches are computed as they are",
+    "use_seedable_sampler": "data_seed",
+    "non_blocking": "nothing: batches are copied while steps run",
+    "gradient_accumulation_kwargs": "gradient_accumulation_steps",
+    "use_configured_state": "nothing: the job is joined once",
 }
 
 
@@ -56,10 +83,40 @@ class TrainingArguments(transformers.TrainingArguments):
         metadata={"help": "Rows of a step over all processes and microbatches; replaces per_device_train_batch_size."},
     )
     memory: str | None = field(default=None, metadata={"help": 'Memory limit of each device, as in "2GiB".'})
+    fp32_master_weights: bool = field(
+        default=False, metadata={"help": "Keep and update float32 copies of low-precision parameters."}
+    )
+    stochastic_rounding: bool = field(
+        default=False, metadata={"help": "Update bfloat16 parameters without float32 copies, rounded at random."}
+    )
+    max_nonfinite_steps: int | None = field(
+        default=None,
+        metadata={"help": "Steps in a row that may be skipped because their loss or gradients are not finite. One more "
+                          "is an error. None: do not check."},
+    )  # fmt: skip
+    ema_decay: float | None = field(
+        default=None,
+        metadata={"help": "Decay of a moving average of the weights, as in 0.999. Evaluations, saved models and the "
+                          "trained model have the averages."},
+    )  # fmt: skip
+    layerwise_lr_decay: float | None = field(
+        default=None, metadata={"help": "Factor of the learning rate for each layer between a parameter and the head."}
+    )
     boost: Any = field(
         default="O0",
         metadata={"help": "Algorithms that trade accuracy for speed (docs/guide/boost.md): O0 (none) to O3, or names."},
     )
+
+    def __post_init__(self) -> None:
+        own, default = self.optim, transformers.TrainingArguments.__dataclass_fields__["optim"].default
+        if own in OPTIMIZERS:
+            self.optim = default
+        self.use_cpu = self.use_cpu or not torch.cuda.is_available()
+        if in_job():  # before transformers does, with our timeouts and cores
+            join_job(torch.device("cpu") if self.use_cpu else torch.device("cuda", local_rank()))
+        super().__post_init__()
+        if own in OPTIMIZERS:
+            self.optim = own
 
 
 def option(args: transformers.TrainingArguments, name: str) -> Any:
@@ -72,12 +129,25 @@ def check(args: transformers.TrainingArguments) -> None:
     for name, instead in INSTEAD.items():
         if getattr(args, name, None):
             raise ValueError(f"{name}={getattr(args, name)!r} is not an option of tutti.Trainer; use {instead}")
+    for name, (value, instead) in ONLY.items():
+        if getattr(args, name) != value:
+            raise ValueError(f"{name}={getattr(args, name)!r} is not an option of tutti.Trainer; use {instead}")
+    plain, config = AcceleratorConfig(), args.accelerator_config
+    for name, instead in ACCELERATOR.items():
+        if getattr(config, name) != getattr(plain, name):
+            raise ValueError(f"accelerator_config: {name}={getattr(config, name)!r} is not an option of tutti.Trainer; "
+                             f"use {instead}")  # fmt: skip
     if args.train_sampling_strategy == "batch_rebalance":
         raise ValueError("train_sampling_strategy='batch_rebalance' balances ranks, which have no batches of their own "
                          "here; use 'group_by_length'")  # fmt: skip
     size, parts = option(args, "global_batch_size"), args.gradient_accumulation_steps
     if size is not None and (size < 1 or size % parts):
         raise ValueError(f"global_batch_size is {size}; it must be a multiple of gradient_accumulation_steps ({parts})")
+
+
+def seed_of_data(args: transformers.TrainingArguments) -> int:
+    """The seed of the order of rows, and of what collators draw."""
+    return args.seed if args.data_seed is None else args.data_seed
 
 
 def rows_of_microbatch(args: transformers.TrainingArguments) -> int:

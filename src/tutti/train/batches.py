@@ -18,10 +18,8 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import has_length
 from transformers.utils.import_utils import is_datasets_available
 
-from tutti.data.buckets import PADDED
-from tutti.train.arguments import rows_of_evaluation, rows_of_microbatch
-
-EVERY = 8  # lengths are padded to multiples of this, or of an eighth of the next power of two if that is more
+from tutti.data.buckets import PADDED, bucket
+from tutti.train.arguments import rows_of_evaluation, rows_of_microbatch, seed_of_data
 
 
 class Order:
@@ -51,9 +49,7 @@ class Order:
         args, n = self.args, len(self.dataset)
         if args.train_sampling_strategy == "sequential":
             return list(range(n))
-        generator = torch.Generator().manual_seed(
-            (args.seed if args.data_seed is None else args.data_seed) + self.epoch
-        )
+        generator = torch.Generator().manual_seed(seed_of_data(args) + self.epoch)
         if args.train_sampling_strategy == "group_by_length":
             known = is_dataset(self.dataset) and args.length_column_name in self.dataset.column_names
             return list(
@@ -93,7 +89,8 @@ def _workers(args: transformers.TrainingArguments) -> dict[str, Any]:
     known = {"num_workers": count, "pin_memory": args.dataloader_pin_memory and torch.cuda.is_available()}
     if count:
         known |= {"persistent_workers": args.dataloader_persistent_workers,
-                  "prefetch_factor": args.dataloader_prefetch_factor}  # fmt: skip
+                  "prefetch_factor": args.dataloader_prefetch_factor, "in_order": args.dataloader_in_order,
+                  "multiprocessing_context": args.dataloader_multiprocessing_context}  # fmt: skip
     return known
 
 
@@ -218,14 +215,8 @@ class Buckets:
             return length
         made = bucket(length)
         while made in taken:
-            made += EVERY
+            made = bucket(made + 1)
         return length if self.most is not None and made > self.most else made
-
-
-def bucket(length: int) -> int:
-    """A multiple of an eighth of the next power of two, and of 8."""
-    every = max(EVERY, 1 << max(0, (length - 1).bit_length() - 3))
-    return -(-length // every) * every
 
 
 def padded(x: torch.Tensor, sizes: Sequence[int], value: int) -> torch.Tensor:

@@ -8,33 +8,126 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.trainer_callback import ExportableState, TrainerState
 
 from tutti.checkpoint.checkpoints import Checkpoints
 from tutti.launch.launch import rank
+from tutti.optim.ema import ema_state_dict, restart_averages
+from tutti.train import draws
+from tutti.train.written import sampled
 
 STATE, SCHEDULE, RANDOM, ARGUMENTS, STREAM, STEP = (
     "trainer_state.json", "scheduler.pt", "rng_state.pth", "training_args.bin", "stream.json", "state"
 )  # fmt: skip
+ADAPTERS = "adapter_config.json"  # of a model of peft
+DATA = "data"  # the entry of random states that data draws from
 
 
-def found(resume: str | bool | None, output_dir: str) -> Path | None:
-    """The checkpoint to resume from. Raises ValueError if there is none."""
-    if not resume:
-        return None
-    folder: Any = resume
-    if resume is True:
-        folder = next((x for x in reversed(checkpoints_of(output_dir)) if (x / STATE).exists()), None)
-    if folder is None:
-        raise ValueError(f"resume_from_checkpoint=True, but {output_dir} has no whole folder checkpoint-N")
-    if not Path(folder, STATE).exists():
-        raise ValueError(f"{folder} is no checkpoint of a Trainer: it has no {STATE}")
-    return Path(folder)
+class TrainerCheckpoints:
+    """The checkpoints of a Trainer. Every rank of a job makes the same calls."""
+
+    def __init__(self, trainer: Any):
+        self.trainer = trainer
+
+    def find(self, resume: str | bool | None) -> Path | None:
+        """The checkpoint to resume from. Raises ValueError if there is none."""
+        if not resume:
+            return None
+        folder: Any = resume
+        output_dir = self.trainer.args.output_dir
+        if resume is True:
+            folder = next((x for x in reversed(checkpoints_of(output_dir)) if (x / STATE).exists()), None)
+        if folder is None:
+            raise ValueError(f"resume_from_checkpoint=True, but {output_dir} has no whole folder checkpoint-N")
+        if not Path(folder, STATE).exists():
+            raise ValueError(f"{folder} is no checkpoint of a Trainer: it has no {STATE}")
+        return Path(folder)
+
+    def restore(self, folder: Path) -> Mapping[str, Any]:
+        """Restore counts, callbacks, the schedule and random numbers. Returns the states that data goes on with."""
+        trainer = self.trainer
+        trainer.state = state = TrainerState.load_from_json(str(folder / STATE))
+        if state.best_model_checkpoint is not None and not Path(state.best_model_checkpoint).is_dir():
+            state.best_model_checkpoint = None
+        if trainer.args.restore_callback_states_from_checkpoint:
+            _restore_callbacks(trainer)
+        if not (folder / SCHEDULE).exists():
+            raise ValueError(f"{folder} has the model only (save_only_model=True), so no run resumes from it; load it "
+                             "with from_pretrained and train anew")  # fmt: skip
+        trainer.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULE, weights_only=False))
+        for group, rate in zip(trainer.optimizer.param_groups, trainer.lr_scheduler.get_last_lr(), strict=True):
+            group["lr"] = rate
+        random = torch.load(folder / RANDOM, weights_only=False)
+        draws.set_states(random)
+        return random[DATA]
+
+    def position(self, folder: Path) -> dict[str, Any]:
+        """The position in the training data, as `save` found it."""
+        return json.loads((folder / STREAM).read_text())
+
+    def load(self, folder: Path) -> None:
+        """Load the values of a checkpoint into the step: all state, or the model's alone if there is no more."""
+        known = max((folder / STEP).glob("step-*"), default=folder)
+        self.trainer.step.load(known)
+        if known == folder and self.trainer.ema_decay is not None:
+            restart_averages(self.trainer.step)
+
+    def save(self) -> None:
+        """Save a checkpoint of this step."""
+        trainer = self.trainer
+        args, state = trainer.args, trainer.state
+        folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
+        if rank() == 0:
+            shutil.rmtree(folder / STEP, ignore_errors=True)  # of an earlier run
+            (folder / STATE).unlink(missing_ok=True)  # it is written last
+        save_model(trainer, folder)
+        if state.best_global_step == state.global_step:
+            state.best_model_checkpoint = str(folder)
+        if not args.save_only_model:
+            checkpoints = Checkpoints(folder / STEP, keep=1)
+            trainer.step.save(checkpoints)
+            checkpoints.wait()
+        if rank() == 0:
+            if not args.save_only_model:
+                torch.save(trainer.lr_scheduler.state_dict(), folder / SCHEDULE)
+                torch.save({**draws.states(), DATA: trainer.draws.states}, folder / RANDOM)
+                loader = trainer.callback_handler.train_dataloader
+                known = loader.state_dict() if hasattr(loader, "go_on") else trainer.position
+                (folder / STREAM).write_text(json.dumps(known))
+            for one in [*trainer.callback_handler.callbacks, trainer.control]:
+                if isinstance(one, ExportableState):
+                    kept = state.stateful_callbacks.get(type(one).__name__)
+                    if isinstance(kept, list):
+                        kept.append(one.state())
+                    else:
+                        state.stateful_callbacks[type(one).__name__] = one.state()
+            state.save_to_json(str(folder / STATE))
+        rotate(trainer)
+
+    def take_back(self) -> None:
+        """Give the model the values that the step has trained."""
+        take_back(self.trainer)
+
+    def finish(self) -> None:
+        """Give the model the trained values, or the best ones if `args.load_best_model_at_end`."""
+        trainer = self.trainer
+        best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
+        adapters = trainer.args.save_only_model and Path(best or "", ADAPTERS).exists()
+        if trainer.step is not None:
+            if best and not adapters:
+                self.load(Path(best))
+            take_back(trainer, averaged=True)
+            if best and adapters:
+                from peft import load_peft_weights, set_peft_model_state_dict
+
+                set_peft_model_state_dict(trainer.model, load_peft_weights(best, device="cpu"))
+        rotate(trainer, last=True)
 
 
 def checkpoints_of(output_dir: str) -> list[Path]:
@@ -43,43 +136,9 @@ def checkpoints_of(output_dir: str) -> list[Path]:
     return sorted(known, key=lambda x: int(x.name.partition("-")[2]))
 
 
-def save(trainer: Any) -> None:
-    """Save a checkpoint of this step. Every rank of a job calls it."""
-    args, state = trainer.args, trainer.state
-    folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
-    if rank() == 0:
-        shutil.rmtree(folder / STEP, ignore_errors=True)  # of an earlier run
-        (folder / STATE).unlink(missing_ok=True)  # it is written last
-    save_model(trainer, folder)
-    if state.best_global_step == state.global_step:
-        state.best_model_checkpoint = str(folder)
-    if not args.save_only_model:
-        checkpoints = Checkpoints(folder / STEP, keep=1)
-        trainer.step.save(checkpoints)
-        checkpoints.wait()
-    if rank() == 0:
-        if not args.save_only_model:
-            from tutti.train.training import random_states
-
-            torch.save(trainer.lr_scheduler.state_dict(), folder / SCHEDULE)
-            torch.save(random_states(), folder / RANDOM)
-            loader = trainer.callback_handler.train_dataloader
-            if hasattr(loader, "state_dict"):
-                (folder / STREAM).write_text(json.dumps(loader.state_dict()))
-        for one in [*trainer.callback_handler.callbacks, trainer.control]:
-            if isinstance(one, ExportableState):
-                kept = state.stateful_callbacks.get(type(one).__name__)
-                if isinstance(kept, list):
-                    kept.append(one.state())
-                else:
-                    state.stateful_callbacks[type(one).__name__] = one.state()
-        state.save_to_json(str(folder / STATE))
-    rotate(trainer)
-
-
 def save_model(trainer: Any, folder: Path) -> None:
     """Save the model and the processing class for `from_pretrained`. Every rank of a job calls it."""
-    values = trainer.step.state_dict() if trainer._trains() else trainer.model.state_dict()
+    values = _trained(trainer) if trainer._trains() else trainer.model.state_dict()
     if rank() != 0:
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -97,22 +156,6 @@ def save_model(trainer: Any, folder: Path) -> None:
     torch.save(trainer.args, folder / ARGUMENTS)
 
 
-def restore(trainer: Any, folder: Path) -> dict[str, Any] | None:
-    """Restore counts, callbacks and the schedule. Returns the states of random number generators, if they are there."""
-    trainer.state = state = TrainerState.load_from_json(str(folder / STATE))
-    if state.best_model_checkpoint is not None and not Path(state.best_model_checkpoint).is_dir():
-        state.best_model_checkpoint = None
-    if trainer.args.restore_callback_states_from_checkpoint:
-        _restore_callbacks(trainer)
-    if not (folder / SCHEDULE).exists():
-        raise ValueError(f"{folder} has the model only (save_only_model=True), so no run resumes from it; load it with "
-                         "from_pretrained and train anew")  # fmt: skip
-    trainer.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULE, weights_only=False))
-    for group, rate in zip(trainer.optimizer.param_groups, trainer.lr_scheduler.get_last_lr(), strict=True):
-        group["lr"] = rate
-    return torch.load(folder / RANDOM, weights_only=False)
-
-
 def _restore_callbacks(trainer: Any) -> None:
     for i, callback in enumerate(trainer.callback_handler.callbacks):
         data = trainer.state.stateful_callbacks.get(type(callback).__name__)
@@ -121,22 +164,22 @@ def _restore_callbacks(trainer: Any) -> None:
             trainer.callback_handler.callbacks[i] = type(callback).from_state(data)
 
 
-def load(step: Any, folder: Path) -> None:
-    """Load the values of a checkpoint into a step: all state, or the model's alone if there is no more."""
-    known = sorted((folder / STEP).glob("step-*"))
-    step.load(known[-1] if known else folder)
-
-
-def take_back(trainer: Any) -> None:
-    """Give the model the values that the step has trained."""
+def take_back(trainer: Any, averaged: bool = False) -> None:
+    """Give the model the values that the step has trained, or their averages if the step has some."""
     if trainer.step is not None:
-        trainer.model.load_state_dict(trainer.step.state_dict(), strict=False)
-        trainer._values = version(trainer.model)
+        values = _trained(trainer) if averaged else trainer.step.state_dict()
+        trainer.model.load_state_dict(values, strict=False)
+        trainer._values, trainer._samples = version(trainer.model), sampled(trainer.model)
+
+
+def _trained(trainer: Any) -> dict[str, Tensor]:
+    """The values that the step has trained, averaged with `args.ema_decay`."""
+    return trainer.step.state_dict() if trainer.ema_decay is None else ema_state_dict(trainer.step)
 
 
 def version(model: nn.Module) -> int:
     """A number that changes when the model's tensors are written into."""
-    return sum(x._version for x in model.state_dict(keep_vars=True).values() if isinstance(x, torch.Tensor))
+    return sum(x._version for x in model.state_dict(keep_vars=True).values() if isinstance(x, Tensor))
 
 
 def rotate(trainer: Any, last: bool = False) -> None:

@@ -66,16 +66,20 @@ class Batch:
 class Optimizer:
     """The optimizer and its options."""
 
-    name: Literal["adamw", "adam", "sgd"] = "adamw"
-    """The optimizer of torch.optim."""
+    name: Literal["adamw", "adam", "sgd", "muon", "lion", "lamb", "adamw8bit"] = "adamw"
+    """The optimizer, of torch.optim or of tutti.optim. Muon gives embeddings, heads and vectors to AdamW."""
     lr: float = 1e-3
     """Highest learning rate, reached when warm-up ends."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """Decay of the running means of the gradient and of its square (Adam, AdamW)."""
+    """Decay of the running means of the gradient and of its square (all but SGD)."""
     momentum: float = 0.9
     """Momentum (SGD)."""
     weight_decay: float = 0.1
     """Weight decay of matrices; vectors (norms, biases) have none."""
+    layer_decay: float | None = None
+    """Factor of the learning rate for each layer between a parameter and the head."""
+    ema_decay: float | None = None
+    """Decay of a moving average of the weights, which held-out losses and the exported model then have."""
     clip_norm: float | None = 1.0
     """Scale the gradient down to this global norm when it is longer; None leaves it."""
     stochastic_rounding: bool = False
@@ -201,6 +205,7 @@ _FIXED = (
     "batch.size",
     "batch.seq",
     "optimizer.name",
+    "optimizer.ema_decay",
     "optimizer.stochastic_rounding",
     "parallel.precision",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,8 @@ from torch.utils import _pytree as pytree
 from transformers.trainer_pt_utils import EvalLoopContainer, find_batch_size, nested_detach
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, denumpify_detensorize
 
+from tutti.train.arguments import seed_of_data
+from tutti.train.draws import Draws
 from tutti.train.loss import labels_of
 
 
@@ -19,14 +21,15 @@ def evaluation_loop(
 ) -> EvalLoopOutput:
     """The mean loss over all rows, predictions, labels and metrics of a dataset.
 
-    Losses of batches are weighted with their rows. Predictions of different lengths are padded with -100.
+    Losses of batches are weighted with their rows. Predictions of different lengths are padded with -100. Each
+    evaluation draws the same random numbers.
     """
-    args, kept = trainer.args, trainer.args.eval_do_concat_batches
+    args, concat = trainer.args, trainer.args.eval_do_concat_batches
     losses: list[tuple[float, int]] = []
-    predictions, labels, inputs = (EvalLoopContainer(kept, padding_index=-100) for _ in range(3))
+    predictions, labels, inputs = (EvalLoopContainer(concat, padding_index=-100) for _ in range(3))
     metrics: Any = None
-    batches, seen = list_ahead(loader), 0
-    for batch, last in batches:
+    seen = 0
+    for number, (batch, last) in enumerate(list_ahead(loader, Draws(seed_of_data(args))), 1):
         rows = find_batch_size(batch) or 0
         seen += rows
         loss, made, given = trainer.prediction_step(trainer.model, batch, loss_only, ignored)
@@ -43,6 +46,9 @@ def evaluation_loop(
             labels.add(given)
         if "inputs" in args.include_for_metrics:
             inputs.add(batch[getattr(trainer.model, "main_input_name", "input_ids")])
+        if args.eval_accumulation_steps is not None and number % args.eval_accumulation_steps == 0:
+            for kept in (predictions, labels, inputs):
+                kept.to_cpu_and_numpy()
     if not seen:
         raise ValueError("the dataset to evaluate is empty")
     all_made: Any = predictions.get_arrays()
@@ -61,15 +67,16 @@ def evaluation_loop(
     return EvalLoopOutput(all_made, all_labels, named, seen)  # pyright: ignore[reportArgumentType]
 
 
-def list_ahead(loader: Any):
+def list_ahead(loader: Any, draws: Draws) -> Iterator[tuple[Any, bool]]:
     """Each batch, and whether it is the last."""
-    held = None
-    for batch in loader:
-        if held is not None:
-            yield held, False
-        held = batch
-    if held is not None:
-        yield held, True
+    with draws:
+        batches = iter(loader)
+        held = next(batches, None)
+    while held is not None:
+        with draws:
+            following = next(batches, None)
+        yield held, following is None
+        held = following
 
 
 def prediction_step(trainer: Any, batch: Mapping[str, Any], loss_only: bool,

@@ -14,7 +14,7 @@ from tutti.checkpoint.reader import CheckpointReader
 from tutti.exec.offload_store import OffloadStore
 from tutti.exec.sharded_tensor import ShardedTensor
 from tutti.plan.tier import DISK
-from tutti.train.generate import model_folder
+from tutti.train.generate import key_of, model_folder
 from tutti.train.progress import Display
 
 
@@ -55,10 +55,9 @@ def export(checkpoint: Path, out: Path, shard: str = "5GB") -> None:
     shutil.rmtree(made, ignore_errors=True)
     offload_store, weights = OffloadStore(made), {}
     for name in model.state_dict():
-        for kind in ("param", "buffer"):
-            if (spec := stored.tensors.get(f"{kind}:{name}")) is not None:
-                weights[name] = offload_store.take(spec, DISK)
-                stored.load({f"{kind}:{name}": ShardedTensor.whole(weights[name])})
+        if (key := key_of(stored, name)) is not None:
+            weights[name] = offload_store.take(stored.tensors[key], DISK)
+            stored.load({key: ShardedTensor.whole(weights[name])})
     model.to(dtype=next(iter(weights.values())).dtype).save_pretrained(made, state_dict=weights, max_shard_size=shard)
     for path in checkpoint.glob("*token*"):
         shutil.copy(path, made)

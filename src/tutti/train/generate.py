@@ -12,6 +12,7 @@ from transformers.initialization import no_init_weights
 from tutti.checkpoint.folder import CHECKPOINTS, MANIFEST, latest
 from tutti.checkpoint.reader import CheckpointReader
 from tutti.exec.sharded_tensor import ShardedTensor
+from tutti.tracing.optimizers.marks import EMA
 
 
 def generate(
@@ -71,15 +72,19 @@ def stored_model(folder: Path) -> Any:
         model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, trust_remote_code=False))
     model.tie_weights()
     wanted = {}
-    for kind, tensors in (("param", dict(model.named_parameters())), ("buffer", dict(model.named_buffers()))):
-        for name, tensor in tensors.items():
-            if (key := f"{kind}:{name}") in stored.tensors:
-                tensor.data = tensor.data.to(stored.tensors[key].dtype)
-                wanted[key] = ShardedTensor.whole(tensor.data)
-    if missing := {f"param:{name}" for name, _ in model.named_parameters()} - wanted.keys():
-        raise ValueError(f"{folder} has no tensor {min(missing)!r}, which its config.json requires")
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if (key := key_of(stored, name)) is not None:
+            tensor.data = tensor.data.to(stored.tensors[key].dtype)
+            wanted[key] = ShardedTensor.whole(tensor.data)
+    if missing := {name for name, _ in model.named_parameters()} - {key.partition(":")[2] for key in wanted}:
+        raise ValueError(f"{folder} has no tensor 'param:{min(missing)}', which its config.json requires")
     stored.load(wanted)
     return model
+
+
+def key_of(stored: CheckpointReader, name: str) -> str | None:
+    """The tensor of a checkpoint that a model takes: the average of a parameter if there is one."""
+    return next((key for kind in (EMA, "param", "buffer") if (key := f"{kind}:{name}") in stored.tensors), None)
 
 
 def model_folder(run: str | Path) -> Path:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from transformers import masking_utils
 
 ITEMS = "num_items_in_batch"
 IGNORED = -100  # the label of positions without loss
@@ -76,7 +78,7 @@ def computed(trainer: Any, model: Any, inputs: dict[str, Any], items: Tensor | N
     if (trainer.label_smoother is not None or trainer.compute_loss_func is not None) and "labels" in inputs:
         labels = inputs.pop("labels")
     extra = {ITEMS: items} if trainer.model_accepts_loss_kwargs and items is not None else {}
-    with Reads(items) as reads:
+    with Reads(items) as reads, unpacked(inputs):
         outputs = model(**inputs, **extra)
         if trainer.compute_loss_func is not None:
             loss = trainer.compute_loss_func(outputs, labels, num_items_in_batch=items)
@@ -94,6 +96,22 @@ def computed(trainer: Any, model: Any, inputs: dict[str, Any], items: Tensor | N
     if items is not None and not reads.seen and _has_a_loss_for_each(given, outputs):
         loss = loss * (count(given, trainer.shifts_labels) / items)  # pyright: ignore[reportArgumentType]
     return loss, outputs
+
+
+@contextmanager
+def unpacked(inputs: Mapping[str, Any]) -> Iterator[None]:
+    """Let models of transformers compute with sequences that are not packed, unless the batch has `position_ids`.
+
+    Without a cache and a mask they look for packed sequences in the positions that they made themselves. A capture has
+    no values to find that there are none, so it would contain a mask, and attention that reads it.
+    """
+    before = masking_utils.find_packed_sequence_indices
+    if "position_ids" not in inputs:
+        masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = before
 
 
 def _has_a_loss_for_each(labels: Any, outputs: Any) -> bool:

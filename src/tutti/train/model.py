@@ -11,6 +11,9 @@ from transformers import logging as transformers_logging
 
 from tutti.hardware import local
 from tutti.train import config as settings
+from tutti.train.optimizers import OPTIMIZERS, parameter_groups
+
+KINDS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW, **OPTIMIZERS}
 
 
 def model_config(model: settings.Model, vocab_size: int, seq: int) -> PreTrainedConfig:
@@ -72,16 +75,14 @@ def build_model(
 
 
 def build_optimizer(model: torch.nn.Module, optimizer: settings.Optimizer) -> torch.optim.Optimizer:
-    """The torch optimizer, with weight decay for matrices only."""
-    groups = [
-        {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": optimizer.weight_decay},
-        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    groups = [g for g in groups if g["params"]]
-    if optimizer.name == "sgd":
-        return torch.optim.SGD(groups, lr=optimizer.lr, momentum=optimizer.momentum)
-    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[optimizer.name]
-    return kind(groups, lr=optimizer.lr, betas=optimizer.betas)
+    """The optimizer of a config, with weight decay for matrices only."""
+    kind: Any = KINDS[optimizer.name]
+    matrices = {name for name, p in model.named_parameters() if p.ndim >= 2}
+    groups = parameter_groups(
+        model, matrices, optimizer.weight_decay, optimizer.lr, optimizer.layer_decay, muon=optimizer.name == "muon"
+    )
+    options = {"momentum": optimizer.momentum} if optimizer.name == "sgd" else {"betas": optimizer.betas}
+    return kind(groups, lr=optimizer.lr, **options)
 
 
 def _blank(kind: str) -> PreTrainedConfig:

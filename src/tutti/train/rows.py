@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tutti.data import Mixture, Numbered, Stream, StreamingSource, open_source
 from tutti.exec.runtime import in_job, join_job
 from tutti.launch.launch import rank, world_size
 from tutti.tracing.capture import device_of
-from tutti.train.arguments import rows_of_microbatch
+from tutti.train.arguments import rows_of_microbatch, seed_of_data
 from tutti.train.batches import joined
 from tutti.train.checkpointing import STREAM
 from tutti.train.tasks import Task
@@ -70,7 +71,7 @@ def stream(trainer: Any) -> StreamLoader:
     size = rows_of_microbatch(args)
     processes = min(world_size(), size)
     made = Stream(
-        data, size, args.seed if args.data_seed is None else args.data_seed, min(rank(), processes - 1), processes,
+        data, size, seed_of_data(args), min(rank(), processes - 1), processes,
         collate=trainer.data_collator, workers=args.dataloader_num_workers,
     )  # fmt: skip
     return StreamLoader(made, processes, trainer)
@@ -99,14 +100,15 @@ class StreamLoader:
                 return
             yield own
 
-    def go_on(self, folder: Path | None) -> None:
-        """Continue after the last batch of a checkpoint."""
-        if folder is not None:
-            self.source.load_state_dict(json.loads((folder / STREAM).read_text()))
+    def go_on(self, folder: Path, step: int) -> None:
+        """Continue after the last batch of a checkpoint, which is that of this step."""
+        self.source.load_state_dict(json.loads((folder / STREAM).read_text()))
 
-    def rewind(self) -> None:
-        """Continue from where the stream was when this was made."""
+    def example(self, count: int) -> list[dict[str, Any]]:
+        """The first microbatches of the stream, which goes on from where it was when this was made."""
+        found = list(islice(iter(self), count))
         self.source.load_state_dict(self.first)
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the stream after the last batch."""

@@ -1,4 +1,4 @@
-"""One rank of a training run, from the model to the last checkpoint. `command.py` starts it."""
+"""A training run on text: `tutti.Trainer` with the options of a `Config`. `command.py` starts it."""
 
 import fcntl
 import json
@@ -6,35 +6,36 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
-from dataclasses import asdict
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from statistics import median_low
 from typing import Any
 
 import torch
+from torch import Tensor
+from transformers import TrainerCallback
+from transformers.trainer_callback import PrinterCallback
 
-import tutti
-from tutti.checkpoint.checkpoints import Checkpoints, SaveError
-from tutti.checkpoint.folder import CHECKPOINTS, manifest, step_of
-from tutti.checkpoint.peer_checkpoint import PeerCheckpoint
 from tutti.data.loader import Loader, batch_at, held_out_batches
 from tutti.data.prefetch import Prefetch
 from tutti.data.tokenizer import load_tokenizer
 from tutti.exec.nonfinite import NonFinite
-from tutti.launch.launch import Interrupted, local_rank, machine_memory, rank, world_size
+from tutti.launch.launch import Interrupted, rank, world_size
 from tutti.launch.watchdog import Watchdog
 from tutti.observe.diagnosis import DATA, MONITOR, STEP
 from tutti.observe.phases import Phases
 from tutti.plan.explain import mesh_name
-from tutti.train.config import Config, changes, is_fixed
+from tutti.train.arguments import TrainingArguments
+from tutti.train.config import Config
 from tutti.train.history import History, tensorboard
 from tutti.train.memory import PeakMemory, peak_bytes
 from tutti.train.model import build_model, build_optimizer, model_config, precision
 from tutti.train.prepare import Prepared
 from tutti.train.progress import Display
-from tutti.train.schedule import learning_rate
+from tutti.train.run_checkpoints import RunCheckpoints
+from tutti.train.schedule import WarmupCosine
 from tutti.train.stop import StopSignal
+from tutti.train.trainer import Trainer
 
 
 def train(config: Config, prepared: Prepared) -> None:
@@ -49,60 +50,156 @@ def train(config: Config, prepared: Prepared) -> None:
             one = Run(config, prepared, display)
             hang = config.parallel.hang
             with Watchdog(hang, one.folder / "stacks") if hang and world_size() > 1 else nullcontext():
-                one.resume()
                 one.run()
 
 
-class Run:
-    """A run on one rank. `done` counts completed steps, `saved` those in the newest checkpoint."""
+class Run(Trainer):
+    """A run on one rank. It measures each step, shows and writes what it measured, and stops at a signal."""
+
+    equal_items, plans_first = True, True
+    step: Any
 
     def __init__(self, config: Config, prepared: Prepared, display: Display):
         self.config, self.folder, self.display = config, Path(config.out), display
-        self.done = self.saved = 0
-        self.first_rank = rank() == 0
+        self.first_rank, self.signal = rank() == 0, 0
         size, seq = config.batch.size, config.batch.seq
-        self.loader = Loader(prepared.train.open(), size, seq, config.seed)
-        self.text = prepared.held_out.open()
-        self.windows = held_out_batches(self.text, size, seq, config.eval.batches)
+        loader, self.text = Loader(prepared.train.open(), size, seq, config.seed), prepared.held_out.open()
+        windows = held_out_batches(self.text, size, seq, config.eval.batches)
         self.tokenizer = load_tokenizer(prepared.tokenizer, seq)
-        with self.display.stage("plan") as stage:
-            self._parallelize()
-            stage.result(describe(self.step))
-        keep, second = config.checkpoint.keep, config.checkpoint.second
-        memory = machine_memory() if config.checkpoint.memory_every else None
-        self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, keep, second, memory)
-
-    def _parallelize(self) -> None:
-        config, parallel = self.config, self.config.parallel
-        dtype = precision(parallel.precision, world_size())
-        kind = model_config(config.model, len(self.tokenizer), config.batch.seq)
-        device = torch.device("cuda", local_rank()) if torch.cuda.is_available() else torch.device("cpu")
-        self.model = build_model(kind, config.seed, dtype, device)
-        self.optimizer = build_optimizer(self.model, config.optimizer)
-        self.step = tutti.parallelize(
-            self.model,
-            self.optimizer,
-            self.loader(0),
-            cluster=parallel.cluster,
-            plan=parallel.plan,
-            level=parallel.level,
-            clip_norm=config.optimizer.clip_norm,
-            accumulate=config.batch.accumulate,
-            fp32_master_weights=dtype is not torch.float32 and not config.optimizer.stochastic_rounding,
-            stochastic_rounding=config.optimizer.stochastic_rounding,
-            seed=config.seed,
-            max_nonfinite_steps=config.optimizer.max_nonfinite_steps,
-            memory=parallel.memory,
+        self.dtype = precision(config.parallel.precision, world_size())
+        args = arguments(config, self.dtype)  # joins the job
+        kind = model_config(config.model, len(self.tokenizer), seq)
+        model = build_model(kind, config.seed, self.dtype, args.device)
+        super().__init__(
+            model,
+            args,
+            train_dataset=loader,
+            eval_dataset=windows,
+            callbacks=[Stop(self)],
+            optimizers=(build_optimizer(model, config.optimizer), None),
         )
-        self.dtype = str(dtype).removeprefix("torch.")
-        self.peak_seconds = self.step.flops / self.step.cluster.peak(dtype)  # seconds of a step at peak FLOP/s
+        self.remove_callback(PrinterCallback)
+        self.checkpoints, self.batches = RunCheckpoints(self), Batches(self)
+        self.recent: deque[float] = deque(maxlen=20)  # seconds of a step
+        self.waits: deque[float] = deque(maxlen=20)  # those of them in which it waited for its batch
+
+    @property
+    def done(self) -> int:
+        """The number of completed steps."""
+        return 0 if self.step is None else self.step.steps
+
+    def run(self) -> None:
+        """Train from the newest checkpoint on, if there is one."""
+        with ExitStack() as self.opened:
+            self.train(resume_from_checkpoint=True)
+        if self.signal:
+            self.display.say("the same command again continues from here")
+            raise Interrupted(self.signal)
+
+    # -- what the Trainer takes from a run ---------------------------------------------------------------------------
+
+    def get_train_dataloader(self) -> Any:
+        return self.batches
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        windows, seq = self.eval_dataset, self.config.batch.seq
+        return Prefetch(lambda i: batch_at(self.text, windows[i], seq), range(len(windows)))
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        self.lr_scheduler = WarmupCosine(self.optimizer, self.config.schedule)
+        return self.lr_scheduler
+
+    def make_step(self, model: Any, optimizer: Any, batch: Any, **options: Any) -> Any:
+        with self.display.stage("plan") as stage:
+            step = super().make_step(model, optimizer, batch, **options)
+            stage.result(describe(step))
+        self.peak_seconds = step.flops / step.cluster.peak(self.dtype)  # seconds of a step at peak FLOP/s
+        return step
+
+    def begin(self) -> None:
+        """Open the files and the display of the run."""
+        done, steps, parallel = self.done, self.config.schedule.steps, self.config.parallel
+        if self.first_rank:
+            self.step.plan.save(self.folder / "plan.json")
+            (self.folder / "step.json").write_text(json.dumps(self._facts()))
+        self._record(steps - done)
+        self.history = history = self.opened.enter_context(History(self.folder, done, write=self.first_rank))
+        logs = tensorboard(self.folder / "tensorboard" / f"rank-{rank()}", done)
+        self.opened.callback(logs.close)
+        self.phases = self.opened.enter_context(Phases(self.folder / MONITOR, rank(), done, logs.add_scalar))
+        display = self.display.training(steps, done, parallel.level != "O0", str(self.dtype).removeprefix("torch."))
+        self.bar = self.opened.enter_context(display)
+        self.stop = self.opened.enter_context(StopSignal())
+        report = (lambda peak: history.add(self.done, peak_bytes=peak)) if self.first_rank else None
+        self.memory = PeakMemory(report, self.model.parameters())
+        self.args.eval_on_start = done == 0
+
+    def run_step(self, batch: dict[str, Any]) -> Tensor:
+        before = self.step.skipped
+        try:
+            with self.phases(STEP):
+                loss = self.memory(super().run_step, batch)
+                loss.item()  # wait for it
+        except NonFinite as error:
+            raise NonFinite(f"{error}; {self._advice()}") from None
+        self.recent.append(time.perf_counter() - self.batches.began)
+        self.skipped = self.step.skipped > before
+        return loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Write and show the numbers of a step, or of an evaluation."""
+        if "loss" in logs:
+            self._measured(logs.pop("loss"), logs)
+        elif "eval_loss" in logs:
+            self.history.add(self.done, held_out_loss=logs["eval_loss"])
+            self.display.say(f"step {self.done}  held-out loss {logs['eval_loss']:.4f}")
+
+    def _measured(self, loss: float, logs: dict[str, float]) -> None:
+        seconds, waited, tokens = self.recent[-1], self.waits[-1], self.config.batch.size * self.config.batch.seq
+        if self.skipped:
+            logs.pop("grad_norm", None)
+        self.history.add(
+            self.done,
+            **({"skipped": self.step.skipped} if self.skipped else {"loss": loss}),
+            **logs,
+            seconds=seconds,
+            data_seconds=waited,
+            data_share=waited / seconds,
+            tokens_per_second=tokens / seconds,
+            fraction_of_peak=self.peak_seconds / seconds,
+        )
+        typical, share = median_low(self.recent), sum(self.waits) / sum(self.recent)
+        self.bar.step(self.done, loss, typical, tokens, self.peak_seconds, share)
+        if self.skipped:
+            self.display.say(f"step {self.done}  left out: loss or gradients are not finite")
+        elif not math.isfinite(loss):
+            raise ValueError(f"the loss of step {self.done} is {loss}; {self._advice()}")
+
+    def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
+        with self.phases("evaluation"):
+            return super().evaluate(*args, **options)
+
+    def between(self, control: Any) -> None:
+        """Decide with all ranks whether to stop after this step, and compare what they replicate."""
+        compare = self.config.parallel.compare
+        self.signal = self.stop.agreed()
+        if self.signal:
+            control.should_save = control.should_training_stop = True
+        if compare and (control.should_training_stop or self.done % compare == 0):
+            self.step.compare_replicas()
+
+    def end_step(self) -> None:
+        self.checkpoints.end_step()
+        self.phases.end(self.done, peak_bytes=peak_bytes())
+
+    # -- details -----------------------------------------------------------------------------------------------------
 
     def _facts(self) -> dict[str, Any]:
         """What the report says about the step besides its plan."""
         shapes = {name: tuple(p.shape) for name, p in self.model.named_parameters()}
         return {
             "cluster": str(self.step.cluster),
-            "dtype": self.dtype,
+            "dtype": str(self.dtype).removeprefix("torch."),
             "plan": describe(self.step),
             "explain": self.step.plan.explain(),
             "parameters": sum(math.prod(shape) for shape in shapes.values()),
@@ -111,123 +208,6 @@ class Run:
             "peak_seconds": self.peak_seconds,
         }
 
-    def resume(self) -> None:
-        """Resume from the newest complete checkpoint, if there is one."""
-        found = self.checkpoints.latest(self.display.say)
-        if found is not None:
-            self._check_same(found.about if isinstance(found, PeerCheckpoint) else manifest(found))
-            self.step.load(found)
-            self.done = self.saved = self.step.steps
-            self.display.say(f"continuing after step {self.done}, from {found}")
-
-    def _check_same(self, about: dict[str, Any]) -> None:
-        """Raise ValueError if a checkpoint is of another run. A checkpoint in memory may be its only trace."""
-        differs = changes(about["config"], json.loads(json.dumps(asdict(self.config))))
-        if other := [text for key, text in differs.items() if is_fixed(key)]:
-            raise ValueError(f"{self.folder} holds another run: {'; '.join(other)}; choose another --out")
-
-    def run(self) -> None:
-        """The loop: step, measure, and at intervals evaluate and save."""
-        if self.first_rank:
-            self.step.plan.save(self.folder / "plan.json")
-            (self.folder / "step.json").write_text(json.dumps(self._facts()))
-        config, steps = self.config, self.config.schedule.steps
-        tokens = config.batch.size * config.batch.seq
-        recent: deque[float] = deque(maxlen=20)  # (seconds of a step, seconds of it waiting for its batch)
-        waits: deque[float] = deque(maxlen=20)
-        logs = tensorboard(self.folder / "tensorboard" / f"rank-{rank()}", self.done)
-        self._record(steps - self.done)
-        with (
-            History(self.folder, self.done, write=self.first_rank) as history,
-            Phases(self.folder / MONITOR, rank(), self.done, logs.add_scalar) as self.phases,
-            closing(logs),
-            Prefetch(self.loader, range(self.done, steps), config.data.ahead) as self.batches,
-            self.display.training(steps, self.done, config.parallel.level != "O0", self.dtype) as bar,
-            StopSignal() as stop,
-        ):
-            report = (lambda peak: history.add(self.done, peak_bytes=peak)) if self.first_rank else None
-            memory = PeakMemory(report, self.model.parameters())
-            if self.done == 0:
-                history.add(0, held_out_loss=self._evaluate())
-            while self.done < steps:
-                rate = learning_rate(self.done, config.optimizer.lr, config.schedule)
-                start = time.perf_counter()
-                loss, skipped = memory(self._advance, rate)
-                recent.append(time.perf_counter() - start)
-                waits.append(self.batches.waited)
-                data = {"data_seconds": waits[-1], "data_share": waits[-1] / recent[-1]}
-                measured = {"skipped": self.step.skipped} if skipped else {"loss": loss}
-                speed = {"tokens_per_second": tokens / recent[-1], "fraction_of_peak": self.peak_seconds / recent[-1]}
-                history.add(self.done, **measured, learning_rate=rate, seconds=recent[-1], **data, **speed)
-                bar.step(self.done, loss, median_low(recent), tokens, self.peak_seconds, sum(waits) / sum(recent))
-                if skipped:
-                    self.display.say(f"step {self.done}  left out: loss or gradients are not finite")
-                else:
-                    self._check(loss)
-                if self.done % config.eval.every == 0 or self.done == steps:
-                    history.add(self.done, held_out_loss=self._evaluate())
-                signal = stop.agreed()
-                last = self.done == steps or bool(signal)
-                if config.parallel.compare and (last or self.done % config.parallel.compare == 0):
-                    self.step.compare_replicas()
-                self._tell(last=False, wait=False)
-                if self.done % config.checkpoint.every == 0 or last:
-                    self._save(last)
-                elif self.checkpoints.copying and self.done % config.checkpoint.memory_every == 0:
-                    self._keep()
-                self.phases.end(self.done, peak_bytes=peak_bytes())
-                if signal:
-                    self.display.say("the same command again continues from here")
-                    raise Interrupted(signal)
-
-    def _advance(self, rate: float) -> tuple[float, bool]:
-        """Run one optimizer step. Returns its loss, and whether its update was skipped."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        before = self.step.skipped
-        with self.phases(DATA):
-            batch = next(self.batches)
-        try:
-            with self.phases(STEP):
-                loss = self.step(batch).item()
-        except NonFinite as error:
-            raise NonFinite(f"{error}; {self._advice()}") from None
-        self.done += 1
-        return loss, self.step.skipped > before
-
-    def _evaluate(self) -> float:
-        """Mean loss over the held-out windows."""
-        seq, windows = self.config.batch.seq, self.windows
-        with (
-            self.phases("evaluation"),
-            Prefetch(lambda i: batch_at(self.text, windows[i], seq), range(len(windows))) as batches,
-        ):
-            losses = [self.step.evaluate(batch).item() for batch in batches]
-        loss = sum(losses) / len(losses)
-        self.display.say(f"step {self.done}  held-out loss {loss:.4f}")
-        return loss
-
-    def _save(self, last: bool) -> None:
-        """Start a checkpoint of this step. Wait for it if it is the `last`."""
-        self._tell(last=False, wait=True)  # about the one before
-
-        def fill(folder: Path) -> None:
-            self.model.config.save_pretrained(folder)
-            self.tokenizer.save_pretrained(folder)
-
-        with self.phases("checkpoint"):
-            self.step.save(self.checkpoints, {"config": asdict(self.config)}, fill)
-            if last:
-                self._tell(last=True, wait=True)
-                self.checkpoints.forget()
-
-    def _keep(self) -> None:
-        """Start a copy of this step in memory, unless memory did not suffice for the one before."""
-        with self.phases("copy in memory"):
-            self._tell(last=False, wait=True)
-            if self.checkpoints.copying:
-                self.step.save(self.checkpoints, {"config": asdict(self.config)}, in_memory=True)
-
     def _record(self, steps: int) -> None:
         """Record the next steps, for `tutti diagnose`."""
         every = self.config.monitor.every
@@ -235,30 +215,81 @@ class Run:
         if every and not virtual and (self.done + steps) // every - self.done // every >= 2:
             self.step.record(self.folder / MONITOR, every)
 
-    def _tell(self, last: bool, wait: bool) -> None:
-        """Report the outcome of the checkpoint in progress. If the disk is full, training continues, unless this is the
-        `last`."""
-        try:
-            saved = self.checkpoints.wait() if wait else self.checkpoints.done()
-        except SaveError as e:
-            if last:
-                raise
-            self.display.say(f"{e}; training continues")
-            return
-        if saved is not None:
-            self.saved = step_of(saved)
-            self.display.say(f"step {self.saved}  saved {saved}")
-
-    def _check(self, loss: float) -> None:
-        if not math.isfinite(loss):
-            raise ValueError(f"the loss of step {self.done} is {loss}; {self._advice()}")
-
     def _advice(self) -> str:
         lower = f"a lower optimizer.lr than {self.config.optimizer.lr} may help"
-        return f"the newest checkpoint is of step {self.saved}; {lower}"
+        return f"the newest checkpoint is of step {self.checkpoints.saved}; {lower}"
 
 
-def describe(step: "tutti.Step") -> str:
+class Stop(TrainerCallback):
+    """Opens a run's files when training begins, and stops it at a signal."""
+
+    def __init__(self, run: Run):
+        self.run = run
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.run.begin()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.run.between(control)
+
+
+class Batches:
+    """The batches of a run, which a thread makes ahead. whole: each is that of a step, with all its microbatches."""
+
+    whole = True
+
+    def __init__(self, run: Run):
+        self.run, self.first, self.began = run, 0, 0.0
+
+    def example(self, count: int) -> list[dict[str, Tensor]]:
+        return [self.run.train_dataset(0)]
+
+    def go_on(self, found: Any, step: int) -> None:
+        """Continue after this step."""
+        self.first = step
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        run, steps = self.run, range(self.first, self.run.config.schedule.steps)
+        with Prefetch(run.train_dataset, steps, run.config.data.ahead) as batches:
+            for _ in steps:
+                self.began = time.perf_counter()
+                with run.phases(DATA):
+                    batch = next(batches)
+                run.waits.append(batches.waited)
+                yield batch
+
+
+def arguments(config: Config, dtype: torch.dtype) -> TrainingArguments:
+    """The options of the Trainer for a config and the dtype of its model."""
+    optimizer, parallel = config.optimizer, config.parallel
+    return TrainingArguments(
+        config.out,
+        seed=config.seed,
+        global_batch_size=config.batch.size,
+        gradient_accumulation_steps=config.batch.accumulate,
+        max_steps=config.schedule.steps,
+        max_grad_norm=optimizer.clip_norm or 0.0,
+        fp32_master_weights=dtype is not torch.float32 and not optimizer.stochastic_rounding,
+        stochastic_rounding=optimizer.stochastic_rounding,
+        ema_decay=optimizer.ema_decay,
+        max_nonfinite_steps=optimizer.max_nonfinite_steps,
+        cluster=parallel.cluster,
+        plan=parallel.plan,
+        level=parallel.level,
+        memory=parallel.memory,
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        eval_strategy="steps",
+        eval_steps=config.eval.every,
+        eval_on_start=True,
+        save_strategy="steps",
+        save_steps=config.checkpoint.every,
+        report_to="none",
+        disable_tqdm=True,
+    )
+
+
+def describe(step: Any) -> str:
     """A plan in one line: `dp 2 on cpu:2; expected 0.31 s a step, 0.42 GB a rank`."""
     mesh = mesh_name(step.plan.mesh)
     expected = step.plan.predicted

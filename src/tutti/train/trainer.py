@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from transformers.trainer_utils import (
     EvalPrediction,
     PredictionOutput,
     TrainOutput,
+    enable_full_determinism,
     has_length,
     set_seed,
     speed_metrics,
@@ -41,8 +42,13 @@ from transformers.utils.generic import can_return_loss, find_labels
 import tutti
 from tutti.data import Mixture, Stream, StreamingSource
 from tutti.launch.launch import local_rank, rank, world_size
+from tutti.optim import Muon, averaged, with_ema
+from tutti.tracing.optimizers.marks import EMA_DECAY
 from tutti.train import arguments, batches, checkpointing, evaluation, loss, rows
 from tutti.train.arguments import TrainingArguments, option
+from tutti.train.draws import Draws
+from tutti.train.forward import forward_pass
+from tutti.train.optimizers import class_and_options, parameter_groups
 from tutti.train.tasks import Task, get_task
 
 NO_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]  # as in transformers
@@ -61,17 +67,23 @@ class Trainer:
     `transformers.TrainingArguments`, too. Start it in several processes with `tutti run -n 4 script.py` or torchrun.
 
     Subclasses may override `compute_loss`, `create_optimizer`, `create_scheduler`, `get_train_dataloader`,
-    `get_eval_dataloader`, `log` and `prediction_step`. `compute_loss` is captured: it computes with tensors.
+    `get_eval_dataloader`, `log`, `prediction_step`, `make_step`, `run_step` and `end_step`. `compute_loss` is captured:
+    it computes with tensors.
 
     task: how rows become batches, a loss and scores: a name of `tutti.train.tasks.TASKS`, or a `Task`. Datasets are
         then raw rows: whatever `tutti.data.open_source` takes, or a `tutti.data.Mixture` or `Stream` to train on. It
         replaces data_collator, and compute_metrics where predictions are small.
+
+    equal_items: whether all microbatches have equally many items, so that losses need no weights.
+    plans_first: whether the step is made before `on_train_begin`, not with the first batch.
 
     Losses are means over all items of all ranks and microbatches. During training the model itself is not changed; it
     has the trained values when `train` returns.
 
     Raises ValueError for arguments that mean nothing here, with what to use instead.
     """
+
+    equal_items, plans_first = False, False
 
     def __init__(
         self,
@@ -97,7 +109,8 @@ class Trainer:
             raise ValueError("Trainer takes either a model or model_init")
         self.args: Any = args
         self.model_init = model_init
-        set_seed(args.seed)
+        transformers.logging.set_verbosity(args.get_process_log_level())
+        enable_full_determinism(args.seed) if args.full_determinism else set_seed(args.seed)
         self.model: Any = model_init() if model is None and model_init else model
         self._check_head()
         inner = batches.without_adapters(self.model)
@@ -121,6 +134,10 @@ class Trainer:
         self.optimizer, self.lr_scheduler = optimizers
         if optimizer_cls_and_kwargs is not None and self.optimizer is not None:
             raise ValueError("give optimizers or optimizer_cls_and_kwargs, not both")
+        if self.optimizer is not None and option(args, "layerwise_lr_decay") is not None:
+            raise ValueError("layerwise_lr_decay needs an optimizer that the Trainer makes; give groups with learning "
+                             "rates to yours: tutti.optim.groups(model, lr=..., layer_decay=...)")  # fmt: skip
+        self.ema_decay: float | None = option(args, "ema_decay")
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
         if args.max_steps <= 0 and self.train_dataset is not None and not has_length(self.train_dataset):
             raise ValueError("the train_dataset has no length: give args.max_steps")
@@ -135,11 +152,15 @@ class Trainer:
         self.state = self._new_state()
         self.is_in_train = False
         self.step: tutti.Step | None = None  # while training
+        self.checkpoints: Any = checkpointing.TrainerCheckpoints(self)
+        self.draws: Draws | None = None  # random numbers of training data, once training has begun
+        self.position: dict[str, int] = {}  # in the training data
         self.objective = loss.Objective(self)
         self.buckets = batches.Buckets(getattr(self.model, "config", None))
         self._forward: tuple[Any, Any] | None = None  # objective and function, outside of training
         self._hook: Any = None
         self._values = 0  # version of the model's values when it got those of the step
+        self._samples: dict[str, Tensor] = {}  # of the values that the model has in training
         if rank() == 0:
             Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
         self.control = self.callback_handler.on_init_end(args, self.state, self.control)
@@ -217,20 +238,20 @@ class Trainer:
         if self.optimizer is None:
             model = self.model if model is None else model
             assert model is not None
-            decayed = set(self.get_decay_parameter_names(model))
-            trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-            groups = [
-                {"params": [p for name, p in trained if name in decayed], "weight_decay": self.args.weight_decay},
-                {"params": [p for name, p in trained if name not in decayed], "weight_decay": 0.0},
-            ]
             kind, options = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, model)
-            self.optimizer = kind([group for group in groups if group["params"]], **options)
+            groups = parameter_groups(
+                model, set(self.get_decay_parameter_names(model)), self.args.weight_decay, self.args.learning_rate,
+                option(self.args, "layerwise_lr_decay"), muon=issubclass(kind, Muon),
+            )  # fmt: skip
+            self.optimizer = kind(groups, **options)
+        if self.ema_decay is not None and EMA_DECAY not in self.optimizer.param_groups[0]:
+            with_ema(self.optimizer, self.ema_decay)
         return self.optimizer
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> tuple[type[torch.optim.Optimizer], dict]:
         """The class and the options of `args.optim`."""
-        return transformers.Trainer.get_optimizer_cls_and_kwargs(args, model)
+        return class_and_options(args, model)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """The names of parameters with weight decay: all but biases and norms."""
@@ -284,13 +305,25 @@ class Trainer:
             return Training(self, tuple(ignore_keys_for_eval or ())).run(resume_from_checkpoint)
         except BaseException:
             if self.step is not None and world_size() == 1:  # on several ranks, others may not be here
-                checkpointing.take_back(self)
+                self.checkpoints.take_back()
             raise
         finally:
             self.is_in_train = False
             if self._hook is not None:
                 self._hook.remove()
                 self._hook = None
+
+    def make_step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, **options: Any) -> tutti.Step:
+        """The step that training runs. options: those of `tutti.parallelize`."""
+        return tutti.parallelize(model, optimizer, batch, **options)
+
+    def run_step(self, batch: dict[str, Any]) -> Tensor:
+        """Train on the batch of a step. Returns its loss, a 0-d tensor."""
+        assert self.step is not None
+        return self.step(batch)
+
+    def end_step(self) -> None:
+        """Called after each step, when its logs, evaluation and checkpoint are done."""
 
     # -- evaluation --------------------------------------------------------------------------------------------------
 
@@ -332,7 +365,8 @@ class Trainer:
             config = getattr(self.model, "config", None)
             ignore_keys = getattr(config, "keys_to_ignore_at_inference", ["cache"])
         self.callback_handler.eval_dataloader = dataloader
-        return evaluation.evaluation_loop(self, dataloader, metric_key_prefix, loss_only, tuple(ignore_keys or ()))
+        with self.averaged():
+            return evaluation.evaluation_loop(self, dataloader, metric_key_prefix, loss_only, tuple(ignore_keys or ()))
 
     def prediction_step(self, model: nn.Module, inputs: Any, prediction_loss_only: bool,
                         ignore_keys: Any = None) -> tuple[Any, Any, Any]:  # fmt: skip
@@ -346,59 +380,35 @@ class Trainer:
         objective.wanted, objective.ignored = wanted, ignored
         objective.look()
         given = self._bucketed(batch)
-        if has_loss:
+        if has_loss and not self.equal_items:
             given |= loss.items_of(given, self.shifts_labels, 1)
         if has_loss and self._trains():
             assert self.step is not None
             value = self.step.evaluate(given)
             named: Mapping[str, Tensor] = self.step.metrics
         else:
-            value, named = self._function(given, has_loss)(given)
+            value, named = forward_pass(self, given, has_loss)(given)
         if not wanted:
             return value, None
         return value, evaluation.cut(objective.structured(named), given, batch)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """With `args.ema_decay`, the step has averaged weights as parameters in this context."""
+        if self.ema_decay is None or not self._trains():
+            yield
+            return
+        before = checkpointing.version(self.model)
+        with averaged(self.step):
+            yield
+        if self.is_in_train and checkpointing.version(self.model) != before:
+            checkpointing.take_back(self)  # the model was given averages
 
     def _trains(self) -> bool:
         """Whether the step has the values to evaluate: in training, and until the model is written into."""
         if self.step is None or self.is_in_train:
             return self.step is not None
         return self.step.model is self.model and self._values == checkpointing.version(self.model)
-
-    def _function(self, batch: Mapping[str, Any], has_loss: bool) -> Callable:
-        """The forward pass as a Function over the model's parameters, outside of training."""
-        if self.is_in_train:
-            checkpointing.take_back(self)
-        version = id(self.model), checkpointing.version(self.model)
-        key = (has_loss, self.objective.wanted, self.objective.ignored, *version)
-        if self._forward is None or self._forward[0] != key:
-            objective, model = self.objective, self.model
-
-            @torch.no_grad()
-            def forward(batch: Mapping[str, Any]) -> tuple[Tensor | None, dict[str, Tensor]]:
-                if has_loss:
-                    made = objective(model, batch)
-                    return made if objective.wanted else (made, {})
-                return None, objective.named(model(**batch), batch, self)
-
-            training = model.training
-            model.eval()
-            plan, level = option(self.args, "plan"), option(self.args, "level")
-            with self.autocast():
-                made = tutti.function(forward, dict(batch), store=tutti.Store(model=model), plan=plan, level=level,
-                                      cluster=option(self.args, "cluster"), seed=self.args.seed)  # fmt: skip
-
-            def call(given: Mapping[str, Any]) -> Any:
-                was = model.training
-                model.eval()
-                try:
-                    with self.autocast():
-                        return made(dict(given))
-                finally:
-                    model.train(was)
-
-            model.train(training)
-            self._forward = key, call
-        return self._forward[1]
 
     def autocast(self) -> Any:
         """The context in which the model computes: bfloat16 autocast with `args.bf16`."""

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import math
-import random
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
+from contextlib import closing
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers.trainer_utils import SaveStrategy, TrainOutput, has_length, set_seed, speed_metrics
 
-import tutti
-from tutti.train import checkpointing
-from tutti.train.arguments import option, rows_of_microbatch
+from tutti.train.arguments import option, rows_of_microbatch, seed_of_data
 from tutti.train.batches import Order, joined
 from tutti.train.boost import Boost
+from tutti.train.draws import Draws
 from tutti.train.loss import items_of
-from tutti.train.rows import StreamLoader
+from tutti.train.written import check_unwritten, sampled
 
 Plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
 
@@ -32,17 +30,18 @@ class Training:
     def __init__(self, trainer: Any, ignored: tuple[str, ...]):
         self.trainer, self.args, self.ignored = trainer, trainer.args, ignored
         self.parts: int = self.args.gradient_accumulation_steps
-        self.random: dict[str, Any] | None = None  # states to restore before the first batch of a resumed run
+        self.resumed: Mapping[str, Any] | None = None  # random states of data in the checkpoint
 
     def run(self, resume: str | bool | None) -> TrainOutput:
         """Train from the beginning, or from a checkpoint."""
         trainer, args = self.trainer, self.args
-        folder = checkpointing.found(resume, args.output_dir)
+        found = trainer.checkpoints.find(resume)
         if trainer.model_init is not None and trainer.step is not None:
             set_seed(args.seed)
             trainer.model, trainer.optimizer, trainer.lr_scheduler = trainer.model_init(), None, None
         self.before = trainer.step if trainer.optimizer is not None and trainer._trains() else None
         trainer.step, trainer._forward = None, None
+        trainer.draws = Draws(seed_of_data(args))
         self.loader = trainer.get_train_dataloader()
         self.count()
         trainer.model.train()
@@ -55,25 +54,25 @@ class Training:
         trainer.state = trainer._new_state()
         trainer.state.train_batch_size = rows_of_microbatch(args)
         trainer.state.compute_steps(args, self.steps)
-        if folder is not None:
-            self.random = checkpointing.restore(trainer, folder)
+        if found is not None:
+            self.resumed = trainer.checkpoints.restore(found)
         trainer.state.max_steps, trainer.state.num_train_epochs = self.steps, self.epochs
         trainer.state.is_local_process_zero = trainer.is_local_process_zero()
         trainer.state.is_world_process_zero = trainer.is_world_process_zero()
         for name in ("model", "optimizer", "lr_scheduler"):
             setattr(trainer.callback_handler, name, getattr(trainer, name))
         trainer.callback_handler.train_dataloader = self.loader
-        self.folder, self.first = folder, trainer.state.global_step
+        self.found, self.first = found, trainer.state.global_step
         self.begin, self.total, self.recent = time.time(), 0.0, []
         self.logged = self.first
-        if folder is not None:
+        if found is not None or trainer.plans_first:
             self.parallelize(self.with_items(self.first_batch()))
-            checkpointing.take_back(trainer)
+        if found is not None:
+            trainer.checkpoints.take_back()
         self._call("on_train_begin")
         if args.eval_on_start:
             trainer.evaluate(ignore_keys=list(self.ignored) or None)
-        self.skipped = self.first % self.updates if has_length(self.loader) else self.first
-        for epoch in range(self.first // self.updates, self.epochs):
+        for epoch in range(self.seek(), self.epochs):
             if trainer.state.global_step >= self.steps:
                 break
             self.epoch(epoch)
@@ -81,20 +80,33 @@ class Training:
                 break
         return self.finish()
 
+    def seek(self) -> int:
+        """The epoch to begin in. `skipped` counts its microbatches that were read before."""
+        epoch, self.skipped = 0, self.first * self.reads
+        if has_length(self.loader):
+            epoch, self.skipped = self.first // self.updates, self.first % self.updates * self.reads
+        elif self.found is not None and not hasattr(self.loader, "go_on"):
+            position = self.trainer.checkpoints.position(self.found)
+            epoch, self.skipped = position["epoch"], position["microbatches"]
+        if self.args.ignore_data_skip:
+            self.skipped = 0
+        return epoch
+
     def count(self) -> None:
         """Steps in an epoch and in all."""
         args = self.args
+        self.reads = 1 if getattr(self.loader, "whole", False) else self.parts  # for a step
         if has_length(self.loader):
             self.microbatches = len(self.loader)
             if not self.microbatches:
                 raise ValueError(f"the train_dataset has fewer rows than a batch ({rows_of_microbatch(args)}), and "
                                  "dataloader_drop_last drops it")  # fmt: skip
-            self.updates = -(-self.microbatches // self.parts)
+            self.updates = -(-self.microbatches // self.reads)
             self.steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * self.updates)
             self.epochs = -(-self.steps // self.updates)
             self.rows = self.trainer.num_examples(self.loader) * self.steps / self.updates
         else:
-            self.updates, self.microbatches = args.max_steps, args.max_steps * self.parts
+            self.updates, self.microbatches = args.max_steps, args.max_steps * self.reads
             self.steps, self.epochs = args.max_steps, sys.maxsize
             self.rows = args.max_steps * rows_of_microbatch(args) * self.parts
 
@@ -102,63 +114,75 @@ class Training:
         """One pass over the data, or what is left of it."""
         trainer, before, resumes = self.trainer, self.trainer.state.global_step, self.skipped > 0
         self._call("on_epoch_begin")
-        for batch, microbatches, seen in self.batches(epoch):
-            self._call("on_step_begin")
-            value = self.advance(batch, microbatches)
-            trainer.state.global_step += 1
-            trainer.state.epoch = epoch + seen / self.microbatches
-            trainer.state.total_flos += trainer.floating_point_ops(batch)
-            self.recent.append(value)
-            self._call("on_step_end")
-            self.log_evaluate_save()
-            if trainer.control.should_epoch_stop or trainer.control.should_training_stop:
-                break
+        with closing(self.batches(epoch)) as batches:
+            for batch, microbatches, seen in batches:
+                self._call("on_step_begin")
+                value = self.advance(batch, microbatches)
+                trainer.state.global_step += 1
+                trainer.state.epoch = epoch + seen / self.microbatches
+                trainer.state.total_flos += trainer.floating_point_ops(batch)
+                trainer.position = {"epoch": epoch, "microbatches": seen}
+                self.recent.append(value)
+                self._call("on_step_end")
+                self.log_evaluate_save()
+                trainer.end_step()
+                if trainer.control.should_epoch_stop or trainer.control.should_training_stop:
+                    break
         if trainer.state.global_step == before and not resumes:
             trainer.control.should_training_stop = True  # a stream has ended
         self._call("on_epoch_end")
         self.log_evaluate_save()
 
-    def batches(self, epoch: int) -> Iterator[tuple[dict[str, Any], int, int]]:
+    def batches(self, epoch: int) -> Generator[tuple[dict[str, Any], int, int], None, None]:
         """Of each step left in an epoch: the batch, its microbatches, and those of the epoch so far."""
         loader, pads = self.loader, self.trainer._pads()
         order = getattr(loader, "batch_sampler", None)
         for sampler in {id(x): x for x in (loader, order, getattr(loader, "dataset", None))}.values():
             if sampler is not None and hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)
-        seen = 0 if self.args.ignore_data_skip else self.skipped * self.parts
+        draws, seen, self.skipped = self.trainer.draws, self.skipped, 0
         if isinstance(order, Order):
             order.first = seen
-        if self.random is not None and not self.skipped:  # the iterator of an epoch draws a seed
-            _set_random(self.random)
-            self.random = None
-        stream = iter(loader)
-        if isinstance(loader, StreamLoader):
-            loader.go_on(self.folder if seen else None)
-        elif not isinstance(order, Order):
-            for _ in range(seen):
-                if next(stream, None) is None:  # a later pass over a stream
-                    stream = iter(loader)
-                    next(stream)
-        if self.random is not None:
-            _set_random(self.random)
-        self.random, self.skipped = None, 0
-        while parts := list(islice(stream, self.parts)):
+        if not seen:  # the iterator of an epoch draws a seed
+            self._draw_as_before()
+        with draws:
+            stream = iter(loader)
+            if hasattr(loader, "go_on"):
+                if seen:
+                    loader.go_on(self.found, self.first)
+            elif not isinstance(order, Order):
+                for _ in range(seen):
+                    next(stream, None)
+        self._draw_as_before()
+        while True:
+            with draws:
+                parts = list(islice(stream, self.reads))
+            if not parts:
+                return
             seen += len(parts)
             batch = joined(parts, pads)
             self._count_tokens(batch)
             yield self.trainer._bucketed(batch), len(parts), seen
 
+    def _draw_as_before(self) -> None:
+        """Let data go on with the random numbers of the checkpoint, once."""
+        if self.resumed is not None:
+            self.trainer.draws.states, self.resumed = self.resumed, None
+
     def first_batch(self) -> dict[str, Any]:
         """The first batch of the data, without a trace in random numbers or in the order."""
-        before = random_states()
-        parts = list(islice(iter(self.loader), self.parts))
-        _set_random(before)
-        if isinstance(self.loader, StreamLoader):
-            self.loader.rewind()
+        draws = self.trainer.draws
+        before = draws.states
+        with draws:
+            example = getattr(self.loader, "example", None)
+            parts = example(self.reads) if example else list(islice(iter(self.loader), self.reads))
+        draws.states = before
         return self.trainer._bucketed(joined(parts, self.trainer._pads()))
 
     def with_items(self, batch: dict[str, Any]) -> dict[str, Any]:
         """The batch, and by how many items the loss of each of its microbatches is divided."""
+        if self.trainer.equal_items:
+            return batch
         step = self.trainer.step
         parts = self.parts if step is None else step.accumulate
         divides = len(next(iter(batch.values()))) % parts == 0  # else the step takes the batch as a whole
@@ -172,8 +196,7 @@ class Training:
         trainer.objective.look()
         if trainer.step is None:
             self.parallelize(given)
-        step: Any = trainer.step
-        value: Tensor = step(given)
+        value: Tensor = trainer.run_step(given)
         for event in ["on_substep_end"] * (microbatches - 1) + ["on_pre_optimizer_step", "on_optimizer_step"]:
             self._call(event)
         self.rate = self._rate()
@@ -187,7 +210,7 @@ class Training:
         plan = option(args, "plan")
         recompute = ("layers",) if args.activation_checkpointing and plan != "auto" else ()
         with trainer.autocast():
-            make: Any = self.boost.make_step if self.boost.algorithms else tutti.parallelize
+            make: Any = self.boost.make_step if self.boost.algorithms else trainer.make_step
             trainer.step = make(
                 trainer.model,
                 trainer.optimizer,
@@ -201,9 +224,13 @@ class Training:
                 seed=args.seed,
                 memory=option(args, "memory"),
                 recompute=recompute,
+                fp32_master_weights=option(args, "fp32_master_weights"),
+                stochastic_rounding=option(args, "stochastic_rounding"),
+                max_nonfinite_steps=option(args, "max_nonfinite_steps"),
             )
-        if self.folder is not None:
-            checkpointing.load(trainer.step, self.folder)
+        trainer._samples = sampled(trainer.model)
+        if self.found is not None:
+            trainer.checkpoints.load(self.found)
         elif self.before is not None and self.before.model is trainer.model:  # train() was called before
             done = self.before.training_state()
             trainer.step.load_training_state(done)
@@ -212,6 +239,8 @@ class Training:
     def log_evaluate_save(self) -> None:
         """Do what callbacks have asked for."""
         trainer, state = self.trainer, self.trainer.state
+        if trainer.control.should_evaluate or trainer.control.should_save:
+            check_unwritten(trainer.model, trainer._samples)
         if trainer.control.should_log and state.global_step > self.logged:
             logs = {"loss": self._drained() / (state.global_step - self.logged)}
             if self.args.max_grad_norm:
@@ -227,12 +256,13 @@ class Training:
             if self.args.save_strategy == SaveStrategy.BEST:
                 trainer.control.should_save = best
         if trainer.control.should_save:
-            checkpointing.save(trainer)
+            trainer.checkpoints.save()
             self._call("on_save")
 
     def finish(self) -> TrainOutput:
         """Log the totals, and give the model the trained values."""
         trainer, state = self.trainer, self.trainer.state
+        check_unwritten(trainer.model, trainer._samples)
         self._drained()
         done = state.global_step - self.first
         mean = self.total / max(done, 0.001)
@@ -240,11 +270,7 @@ class Training:
         metrics = speed_metrics("train", self.begin, num_samples=rows, num_steps=done)
         metrics |= {"total_flos": state.total_flos, "train_loss": mean}
         trainer.log(metrics)
-        if trainer.step is not None:
-            if self.args.load_best_model_at_end and state.best_model_checkpoint is not None:
-                checkpointing.load(trainer.step, checkpointing.Path(state.best_model_checkpoint))
-            checkpointing.take_back(trainer)
-        checkpointing.rotate(trainer, last=True)
+        trainer.checkpoints.finish()
         self._call("on_train_end")
         if self.made_scheduler:
             trainer.lr_scheduler = None
@@ -310,14 +336,3 @@ def _metric(metrics: Mapping[str, float], name: str) -> float:
         raise KeyError(f"metric_for_best_model is {name!r}, but the evaluation gave {', '.join(metrics)}: "
                        "compute_metrics must return it")  # fmt: skip
     return metrics[key]
-
-
-def random_states() -> dict[str, Any]:
-    """The states of the random number generators that collators may draw from."""
-    return {"python": random.getstate(), "numpy": np.random.get_state(), "cpu": torch.random.get_rng_state()}
-
-
-def _set_random(states: Mapping[str, Any]) -> None:
-    random.setstate(states["python"])
-    np.random.set_state(states["numpy"])
-    torch.random.set_rng_state(states["cpu"])

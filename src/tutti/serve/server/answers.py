@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 from uuid import uuid4
 
@@ -70,17 +71,21 @@ class TextAnswer(Answer):
 
     def _choice(self, number: int, output: Output, completion: Completion, text: int, tokens: int) -> dict[str, Any]:
         echoed = self.tokenizer.decode(output.prompt, skip_special_tokens=True) if self.echo and not text else ""
-        told = completion.logprobs[tokens:]
+        told: list[TokenLogprobs | int] = list(completion.logprobs[tokens:])
+        if self.echo and not text and told:
+            told = [output.prompt[0], *output.prompt_logprobs, *told]
         return {"index": number, "text": echoed + completion.text[text:], "logprobs": self._logprobs(told),
                 "finish_reason": REASONS.get(completion.finish)}  # fmt: skip
 
-    def _logprobs(self, told: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+    def _logprobs(self, told: Sequence[TokenLogprobs | int]) -> dict[str, Any] | None:
+        """told: a number is the first token of a prompt, about which nothing is known."""
         if not told:
             return None
-        names = [self.token(x.token) for x in told]
-        offsets = [sum(map(len, names[:i])) for i in range(len(names))]
-        return {"tokens": names, "token_logprobs": [x.logprob for x in told],
-                "top_logprobs": [{self.token(t): p for t, p in x.top} for x in told],
+        names = [self.token(x if isinstance(x, int) else x.token) for x in told]
+        known = [None if isinstance(x, int) else x for x in told]
+        offsets = list(accumulate(map(len, names[:-1]), initial=0))
+        return {"tokens": names, "token_logprobs": [x and x.logprob for x in known],
+                "top_logprobs": [x and {self.token(t): p for t, p in x.top} for x in known],
                 "text_offset": offsets}  # fmt: skip
 
 

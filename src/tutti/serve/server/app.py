@@ -6,11 +6,11 @@ import asyncio
 import base64
 import struct
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 from fastapi import FastAPI, Request
@@ -26,9 +26,9 @@ from tutti.serve.server.limits import Access, BodyLimit
 from tutti.serve.server.metrics import Metrics
 from tutti.serve.server.protocol import ChatBody, Common, CompletionBody, EmbeddingBody, ResponseBody
 from tutti.serve.server.tools import forced
-from tutti.serve.service import Service
+from tutti.serve.service import Answers, Draining, Full, Service
 
-T = TypeVar("T")
+GONE = 499  # status of a request whose client has left
 LOOK = 0.25  # seconds between looks whether a client is still there
 
 
@@ -62,7 +62,7 @@ def application(engine: Any, options: Options) -> FastAPI:
 
     app = FastAPI(title="Tutti", lifespan=lifespan, docs_url="/docs", redoc_url=None)
     app.add_middleware(BodyLimit, most=options.body)
-    for kind in (Refused, RequestValidationError, Exception):
+    for kind in (Refused, RequestValidationError, ValueError, Full, Draining, Exception):
         app.add_exception_handler(kind, server.fail)
     app.add_exception_handler(HTTPException, server.fail_http)
     app.add_api_route("/", server.page, methods=["GET"], response_class=HTMLResponse)
@@ -95,6 +95,7 @@ class Server:
 
     async def live(self) -> dict[str, Any]:
         """What the page draws: the last minute."""
+        self.metrics.sample()
         return {"model": self.options.model, "recent": list(self.metrics.recent)}
 
     async def health(self) -> JSONResponse:
@@ -131,6 +132,8 @@ class Server:
         adapter = self._begin(request, body.model)
         if body.suffix:
             raise Refused(400, "suffix is not supported", "suffix")
+        if body.echo and body.prompt_logprobs is None:
+            body.prompt_logprobs = body.logprobs
         sampling = body.sampling(body.max_tokens, body.logprobs)
         prompts = [await self._tokens(x) for x in body.prompts()]
         made = TextAnswer(body.model, self.tokenizer, body.n, echo=body.echo)
@@ -194,63 +197,54 @@ class Server:
 
     async def _answer(self, request: Request, body: Common, made: TextAnswer | ChatAnswer, asks: list[Ask]) -> Any:
         """The answer, whole or as a stream."""
+        answers = self.service.submit(asks)
         if not body.stream:
-            outputs = await self._unless_gone(request, asyncio.gather(*map(self.service.complete, asks)))
-            return made.whole(outputs)
+            last = {}
+            async for changed in self._changes(request, answers):
+                last |= changed
+            return made.whole([last[i] for i in range(len(asks))])
         shown = bool(body.stream_options and body.stream_options.include_usage)
-        events = self._events(request, made, asks, shown)
+        events = self._events(self._changes(request, answers), made, shown)
         first = await anext(events)  # a request that is refused has a status
         return StreamingResponse(_after(first, events), media_type="text/event-stream",
                                  headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})  # fmt: skip
 
-    async def _events(self, request: Request, made: TextAnswer | ChatAnswer, asks: list[Ask], shown: bool
-                      ) -> AsyncIterator[str]:  # fmt: skip
+    async def _changes(self, request: Request, answers: Answers) -> AsyncIterator[dict[int, Output]]:
+        """The outputs that change, by their number, until all are finished or the client has left."""
+        try:
+            while answers.open:
+                if changed := await answers.changed(LOOK):
+                    yield changed
+                elif await request.is_disconnected():
+                    raise Refused(GONE, "the client has left")
+        finally:
+            answers.close()
+
+    async def _events(
+        self, changes: AsyncIterator[dict[int, Output]], made: TextAnswer | ChatAnswer, shown: bool
+    ) -> AsyncIterator[str]:
         """The events of a stream."""
         last: dict[int, Output] = {}
         sent: dict[int, Sent] = {}
-        streams = _merged([self.service.stream(x) for x in asks])
         try:
-            while True:
-                try:
-                    i, output = await self._unless_gone(request, anext(streams))
-                except StopAsyncIteration:
-                    break
-                last[i] = output
-                for j, completion in enumerate(output.completions):
-                    number = i * made.n + j
-                    known = sent.setdefault(number, Sent())
-                    if known.done:
-                        continue
-                    for piece in made.piece(number, output, completion, known):
-                        known.begun = True
-                        yield event(piece)
-                    known.done = bool(completion.finish)
+            async for changed in changes:
+                last |= changed
+                for i, output in changed.items():
+                    for j, completion in enumerate(output.completions):
+                        number = i * made.n + j
+                        known = sent.setdefault(number, Sent())
+                        for piece in () if known.done else made.piece(number, output, completion, known):
+                            known.begun = True
+                            yield event(piece)
+                        known.done = bool(completion.finish)
             if shown:
                 yield event({**made.frame([]), "usage": usage([last[i] for i in sorted(last)])})
             yield event("[DONE]")
-        except Refused as error:
-            if not sent or error.status == 499:
-                raise
-            yield event(body_of(error)[1])
         except Exception as error:
             if not sent:
                 raise
-            yield event(body_of(error)[1])
-        finally:
-            await streams.aclose()
-
-    async def _unless_gone(self, request: Request, wanted: Awaitable[T]) -> T:
-        """The result, unless the client leaves before; what it asked for is then cancelled."""
-        task = asyncio.ensure_future(wanted)
-        try:
-            while not (await asyncio.wait({task}, timeout=LOOK))[0]:
-                if await request.is_disconnected():
-                    raise Refused(499, "the client has left")
-            return task.result()
-        finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.wait({task})
+            if not (isinstance(error, Refused) and error.status == GONE):
+                yield event(body_of(error)[1])
 
     # -- embeddings and responses ---------------------------------------------------------------------------------
 
@@ -296,32 +290,29 @@ class Server:
                     "metadata": body.metadata or {}, "error": None, "instructions": body.instructions,
                     "temperature": body.temperature, "top_p": body.top_p, "incomplete_details": None}  # fmt: skip
 
+        changes = self._changes(request, self.service.submit([ask]))
         if not body.stream:
-            output = await self._unless_gone(request, self.service.complete(ask))
+            output = [x[0] async for x in changes][-1]
             return shown(output.text, "completed", output)
-        stream = self.service.stream(ask)
-        first = await self._unless_gone(request, anext(stream))
+        first = (await anext(changes))[0]
 
         async def events() -> AsyncIterator[str]:
             number, text, output = 0, "", first
-            yield event({"type": "response.created", "sequence_number": number,
-                         "response": shown("", "in_progress", None)}, "response.created")  # fmt: skip
-            try:
-                while True:
-                    if len(output.text) > len(text):
-                        number += 1
-                        delta = {"type": "response.output_text.delta", "sequence_number": number, "item_id": made,
-                                 "output_index": 0, "content_index": 0, "delta": output.text[len(text) :]}  # fmt: skip
-                        text = output.text
-                        yield event(delta, "response.output_text.delta")
-                    if output.finished:
-                        break
-                    output = await self._unless_gone(request, anext(stream))
-                done = {"type": "response.completed", "sequence_number": number + 1,
-                        "response": shown(text, "completed", output)}  # fmt: skip
-                yield event(done, "response.completed")
-            finally:
-                await stream.aclose()
+            begun = {"type": "response.created", "sequence_number": 0, "response": shown("", "in_progress", None)}
+            yield event(begun, "response.created")
+            while True:
+                if len(output.text) > len(text):
+                    number += 1
+                    delta = {"type": "response.output_text.delta", "sequence_number": number, "item_id": made,
+                             "output_index": 0, "content_index": 0, "delta": output.text[len(text) :]}  # fmt: skip
+                    text = output.text
+                    yield event(delta, "response.output_text.delta")
+                if output.finished:
+                    break
+                output = (await anext(changes))[0]
+            done = {"type": "response.completed", "sequence_number": number + 1,
+                    "response": shown(text, "completed", output)}  # fmt: skip
+            yield event(done, "response.completed")
 
         return StreamingResponse(events(), media_type="text/event-stream")
 
@@ -343,26 +334,3 @@ async def _after(first: str, rest: AsyncIterator[str]) -> AsyncIterator[str]:
     yield first
     async for x in rest:
         yield x
-
-
-async def _merged(streams: Sequence[AsyncGenerator[Output]]) -> AsyncGenerator[tuple[int, Output]]:
-    """The outputs of several streams as they come, each with the number of its stream."""
-    todo = {asyncio.ensure_future(anext(x)): (i, x) for i, x in enumerate(streams)}
-    try:
-        while todo:
-            done, _ = await asyncio.wait(todo, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                i, stream = todo.pop(task)
-                try:
-                    output = task.result()
-                except StopAsyncIteration:
-                    continue
-                todo[asyncio.ensure_future(anext(stream))] = i, stream
-                yield i, output
-    finally:
-        for task in todo:
-            task.cancel()
-        if todo:
-            await asyncio.wait(todo)
-        for stream in streams:
-            await stream.aclose()

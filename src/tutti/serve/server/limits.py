@@ -13,6 +13,7 @@ from fastapi import Request
 from tutti.serve.server.errors import Refused, body_of
 
 CLIENTS = 10_000  # whose rates are remembered
+DISCARDED = 64 << 20  # bytes
 
 
 class BodyLimit:
@@ -26,12 +27,14 @@ class BodyLimit:
             return await self.app(scope, receive, send)
         said = dict(scope["headers"]).get(b"content-length", b"0")
         if said.isdigit() and int(said) > self.most:
+            await _discard(receive)
             return await self._refuse(scope, receive, send)
         body = bytearray()
         while True:  # read the body here, so that one without a length is limited too
             message = await receive()
             body += message.get("body", b"")
             if len(body) > self.most:
+                await _discard(receive)
                 return await self._refuse(scope, receive, send)
             if message["type"] != "http.request" or not message.get("more_body"):
                 break
@@ -48,6 +51,15 @@ class BodyLimit:
         error = Refused(413, f"the body is larger than {self.most} bytes")
         status, body, headers = body_of(error)
         await JSONResponse(body, status, {**headers, "Connection": "close"})(scope, receive, send)
+
+
+async def _discard(receive: Any) -> None:
+    """Read a body that is refused, up to a limit: clients that still write do not see the answer."""
+    size, more = 0, True
+    while more and size < DISCARDED:
+        message = await receive()
+        size += len(message.get("body", b""))
+        more = message["type"] == "http.request" and message.get("more_body", False)
 
 
 class Access:

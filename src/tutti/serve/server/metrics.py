@@ -36,7 +36,8 @@ class Metrics:
         self.whole = make(Histogram, "request_seconds", "From arrival to the end", buckets=SECONDS)
         self.known: dict[str, int] = {}  # tokens of each unfinished request that are counted
         self.recent: deque[dict[str, float]] = deque(maxlen=240)  # for the page
-        self.tokens, self.last = 0, time.monotonic()
+        self.tokens, self.last, self.latency = 0, time.monotonic(), 0.0
+        self.state: dict[str, float] = {"running": 0, "waiting": 0, "cache": 0.0}
 
     def observe(self, engine: Any, changed: list[Output]) -> None:
         """Count a step."""
@@ -50,12 +51,17 @@ class Metrics:
         self.preemptions.set(sum(x.scheduler.preemptions for x in engines))
         for output in changed:
             self._count(output)
+        self.latency = max((x.times[-1] - x.times[-2] for x in changed if len(x.times) > 1), default=0.0)
+        self.state = {"running": running, "waiting": waiting, "cache": used}
+        self.sample()
+
+    def sample(self) -> None:
+        """Note the state for the page, at most four times a second."""
         now = time.monotonic()
         if now - self.last > 0.25:
-            rate = self.tokens / (now - self.last)
-            latest = [x.times[-1] - x.times[-2] for x in changed if len(x.times) > 1]
-            self.recent.append({"time": time.time(), "running": running, "waiting": waiting, "cache": used,
-                                "rate": rate, "latency": max(latest, default=0.0)})  # fmt: skip
+            rate, idle = self.tokens / (now - self.last), not self.state["running"]
+            self.recent.append({"time": time.time(), **self.state, "rate": rate,
+                                "latency": 0.0 if idle else self.latency})  # fmt: skip
             self.tokens, self.last = 0, now
 
     def _count(self, output: Output) -> None:

@@ -38,7 +38,7 @@ class Scorer:
         self.model, self.tokenizer = load_model(Path(folder)), AutoTokenizer.from_pretrained(folder)
         self.batch, self.length = batch, length or getattr(self.model.config, "max_position_embeddings", 1024)
         self.options: dict[str, Any] = {"cluster": cluster, "plan": plan, "level": level}
-        self.buckets = [*(n for n in bucket_lengths(self.length) if n < self.length), self.length]
+        self.buckets = bucket_lengths(self.length)
         self._function: Any = None
 
     def encode(self, text: str) -> list[int]:

@@ -1,0 +1,199 @@
+"""The engine beside `transformers`: decoding one and 16 sequences, and a mixed load of 32 requests, in turns.
+
+Random weights, bfloat16, two threads, greedy. Each contender is a process of its own; one waits while the other works.
+By model:
+
+- `batch 1`, `batch 16`: prompts of 64 tokens, then 64 (32 for the larger model): seconds to the first token, and of
+  each further step. Peers: `generate`, with its dynamic cache.
+- `mixed`: 32 requests at once, prompts of 16 to 256 tokens, outputs of 16 to 128: output tokens per second. Peers:
+  `generate` with static batches of 16, left-padded, of which useful tokens count; and its continuous batching.
+- `times faster`: ours over the peer, median over turns.
+- `bytes/s`: of the weights in a step of one sequence, and what this machine reads from memory, in a copy of 256 MB.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import harness
+
+SIZES = {
+    "104M": dict(hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12,
+                 num_key_value_heads=12),
+    "1B": dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+               num_key_value_heads=8),
+}  # fmt: skip
+PROMPT, TOKENS, ROUNDS = 64, {"104M": 64, "1B": 32}, 5
+CONTENDERS = {"batch 1": ("tutti", "generate"), "batch 16": ("tutti", "generate"),
+              "mixed": ("tutti", "static batches", "continuous batching")}  # fmt: skip
+
+
+def model_of(size: str) -> Any:
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=32000, tie_word_embeddings=True, max_position_embeddings=1024, eos_token_id=None,
+                         bos_token_id=None, pad_token_id=0, **SIZES[size])  # fmt: skip
+    return LlamaForCausalLM(config).to(torch.bfloat16).eval()
+
+
+def load_of(case: str, size: str) -> list[tuple[list[int], int]]:
+    """(prompt, number of tokens) of each request."""
+    draw = random.Random(0)
+
+    def tokens(n: int) -> list[int]:
+        return [draw.randrange(3, 32000) for _ in range(n)]
+
+    if case == "mixed":
+        return [(tokens(draw.randint(16, 256)), draw.randint(16, 128)) for _ in range(32)]
+    return [(tokens(PROMPT), TOKENS[size]) for _ in range(int(case.split()[1]))]
+
+
+def work(turns: harness.Turns, whose: str, case: str, size: str) -> None:
+    torch.set_num_threads(2)
+    model, load = model_of(size), load_of(case, size)
+    run = {"tutti": ours, "generate": theirs, "static batches": static, "continuous batching": continuous}[whose](model)
+    while steps := turns.wait():
+        found = []
+        for _ in range(steps):
+            found += run(load, case == "mixed")
+        turns.done(found)
+
+
+def ours(model: Any) -> Any:
+    from tutti.serve import Engine, Request, Sampling
+
+    engine = Engine(model, plan="single", memory=512 << 20, prefix_cache=False)
+    engine.warm_up()
+
+    def run(load: list[tuple[list[int], int]], mixed: bool) -> list[float]:
+        begin = time.perf_counter()
+        outputs = [engine.add(Request(x, Sampling(max_tokens=n, temperature=0, ignore_end=True))) for x, n in load]
+        first = 0.0
+        while engine.busy:
+            engine.step()
+            if not first and all(x.tokens for x in outputs):
+                first = time.perf_counter() - begin
+        return _times(begin, first, load, mixed)
+
+    return run
+
+
+def _times(begin: float, first: float, load: list[tuple[list[int], int]], mixed: bool) -> list[float]:
+    whole = time.perf_counter() - begin
+    return [whole] if mixed else [first, (whole - first) / (load[0][1] - 1)]
+
+
+def theirs(model: Any) -> Any:
+    def run(load: list[tuple[list[int], int]], mixed: bool) -> list[float]:
+        ids = torch.tensor([x for x, _ in load])
+        begin = time.perf_counter()
+        model.generate(ids, max_new_tokens=1, do_sample=False)
+        first = time.perf_counter() - begin
+        begin = time.perf_counter()
+        model.generate(ids, max_new_tokens=load[0][1], min_new_tokens=load[0][1], do_sample=False)
+        return _times(begin, first, load, mixed)
+
+    return run
+
+
+def static(model: Any) -> Any:
+    def run(load: list[tuple[list[int], int]], mixed: bool) -> list[float]:
+        begin = time.perf_counter()
+        for i in range(0, len(load), 16):
+            part = load[i : i + 16]
+            longest, most = max(len(x) for x, _ in part), max(n for _, n in part)
+            ids = torch.tensor([[0] * (longest - len(x)) + x for x, _ in part])
+            mask = torch.tensor([[0] * (longest - len(x)) + [1] * len(x) for x, _ in part])
+            model.generate(ids, attention_mask=mask, max_new_tokens=most, min_new_tokens=most, do_sample=False)
+        return _times(begin, 0.0, load, True)
+
+    return run
+
+
+def continuous(model: Any) -> Any:
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    batching = ContinuousBatchingConfig(num_blocks=256, max_batch_tokens=512)
+    greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=128)
+
+    def run(load: list[tuple[list[int], int]], mixed: bool) -> list[float]:
+        begin = time.perf_counter()
+        manager = model.init_continuous_batching(generation_config=greedy, continuous_batching_config=batching)
+        manager.start()
+        try:
+            for x, n in load:
+                manager.add_request(x, max_new_tokens=n)
+            left = len(load)
+            while left:
+                found = manager.get_result(timeout=60)
+                left -= bool(found and found.is_finished())
+        finally:
+            manager.stop(block=True)
+        return _times(begin, 0.0, load, True)
+
+    return run
+
+
+def bandwidth() -> float:
+    """Bytes read in a second, by two threads that sum 256 MB."""
+    x = torch.ones(64 << 20)
+    times = []
+    for _ in range(10):
+        begin = time.perf_counter()
+        x.sum()
+        times.append(time.perf_counter() - begin)
+    return x.nbytes / min(times)
+
+
+def compared(case: str, size: str, rounds: int) -> dict[str, Any]:
+    contenders = {x: harness.Process(x, work, x, case, size) for x in CONTENDERS[case]}
+    seconds: dict[str, list[list[float]]] = {x: [] for x in contenders}
+    for i in range(rounds + 1):
+        for name, contender in list(contenders.items()):
+            try:
+                found = contender.turn(1)
+            except RuntimeError as error:
+                harness.say(str(error))
+                del contenders[name]
+                continue
+            if i:
+                seconds[name].append(found)
+    for contender in contenders.values():
+        contender.close()
+    told: dict[str, Any] = {}
+    for name, rows in seconds.items():
+        if not rows:
+            continue
+        if case == "mixed":
+            made = sum(n for _, n in load_of(case, size))
+            told[name] = {"tokens per second": made / statistics.median(x[0] for x in rows)}
+        else:
+            told[name] = {"first token, s": statistics.median(x[0] for x in rows),
+                          "step, s": statistics.median(x[1] for x in rows)}  # fmt: skip
+        if name != "tutti":
+            told[name]["times faster"] = statistics.median(
+                b[-1] / a[-1] for a, b in zip(seconds["tutti"], rows, strict=False)
+            )
+    harness.say(f"{size}, {case}: {told}")
+    return told
+
+
+def run(quick: bool) -> dict[str, Any]:
+    sizes = ["104M"] if quick else list(SIZES)
+    rounds = 1 if quick else ROUNDS
+    told: dict[str, Any] = {}
+    for size in sizes:
+        told[size] = {case: compared(case, size, rounds) for case in CONTENDERS}
+        weights = sum(p.numel() * 2 for p in model_of(size).parameters())
+        told[size]["bytes/s"] = {"decoding": weights / told[size]["batch 1"]["tutti"]["step, s"],
+                                 "memory": bandwidth()}  # fmt: skip
+    return told
+
+
+if __name__ == "__main__":
+    harness.main(run, __file__, ["transformers"])

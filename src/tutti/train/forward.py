@@ -1,0 +1,55 @@
+"""The forward pass of a `tutti.Trainer` outside of its training step: to evaluate and to predict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import tutti
+from tutti.train import checkpointing
+from tutti.train.arguments import option
+from tutti.train.loss import unpacked
+
+
+def forward_pass(trainer: Any, batch: Mapping[str, Any], has_loss: bool) -> Callable[[Mapping[str, Any]], Any]:
+    """A Function over the model's parameters that returns the loss and the named outputs of batches like this one.
+
+    It is made again when the model is written into, or other outputs are wanted.
+    """
+    if trainer.is_in_train:
+        checkpointing.take_back(trainer)
+    objective, model, args = trainer.objective, trainer.model, trainer.args
+    key = (has_loss, objective.wanted, objective.ignored, id(model), checkpointing.version(model))
+    if trainer._forward is not None and trainer._forward[0] == key:
+        return trainer._forward[1]
+
+    @torch.no_grad()
+    def forward(batch: Mapping[str, Any]) -> tuple[Tensor | None, dict[str, Tensor]]:
+        if has_loss:
+            made = objective(model, batch)
+            return made if objective.wanted else (made, {})
+        with unpacked(batch):
+            return None, objective.named(model(**batch), batch, trainer)
+
+    def call(given: Mapping[str, Any]) -> Any:
+        was = model.training
+        model.eval()
+        try:
+            with trainer.autocast():
+                return made(dict(given))
+        finally:
+            model.train(was)
+
+    training = model.training
+    model.eval()
+    with trainer.autocast():
+        made = tutti.function(
+            forward, dict(batch), store=tutti.Store(model=model), plan=option(args, "plan"),
+            level=option(args, "level"), cluster=option(args, "cluster"), seed=args.seed,
+        )  # fmt: skip
+    model.train(training)
+    trainer._forward = key, call
+    return call

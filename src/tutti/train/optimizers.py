@@ -1,0 +1,85 @@
+"""The optimizer of `tutti.Trainer`: parameter groups, and optimizers that transformers has no name for."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Collection
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from torch.optim import Optimizer
+
+from tutti.optim import AdamW8bit, Lamb, Lion, Muon
+from tutti.optim.groups import layers_to_head
+from tutti.optim.muon import hidden_matrices
+
+OPTIMIZERS = {"muon": Muon, "lion": Lion, "lamb": Lamb, "adamw8bit": AdamW8bit}
+"""Values of `TrainingArguments.optim` beyond those of transformers."""
+
+
+def class_and_options(args: Any, model: Any = None) -> tuple[type[Optimizer], dict[str, Any]]:
+    """The class and the options of `args.optim`. `args.optim_args` are as in a call: "ns_dtype=torch.float32"."""
+    kind = OPTIMIZERS.get(args.optim)
+    if kind is None:
+        return transformers.Trainer.get_optimizer_cls_and_kwargs(args, model)
+    known = inspect.signature(kind).parameters
+    options = {"lr": args.learning_rate}
+    if "eps" in known:  # an Adam
+        options |= {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
+    given = _called_with(args.optim_args or "")
+    if unknown := sorted(given.keys() - known.keys()):
+        has = ", ".join(list(known)[1:])
+        raise ValueError(f"optim_args: {kind.__name__} has no option {unknown[0]!r}; it has {has}")
+    return kind, options | given
+
+
+def _called_with(text: str) -> dict[str, Any]:
+    """The keyword arguments of a call."""
+    try:
+        call = ast.parse(f"_({text})", mode="eval").body
+        assert isinstance(call, ast.Call) and not call.args
+        return {str(x.arg): _value(x.value) for x in call.keywords}
+    except (SyntaxError, ValueError, AssertionError, AttributeError):
+        raise ValueError(f'optim_args is {text!r}; write "name=value, name=value"') from None
+
+
+def _value(node: ast.expr) -> Any:
+    """A Python literal, or `torch.float32` and the like."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch":
+        return getattr(torch, node.attr)
+    return ast.literal_eval(node)
+
+
+def parameter_groups(
+    model: nn.Module,
+    decayed: Collection[str],
+    weight_decay: float,
+    lr: float,
+    layer_decay: float | None = None,
+    muon: bool = False,
+) -> list[dict[str, Any]]:
+    """The trained parameters by weight decay, by layer if `layer_decay` is given, and with `use_muon` for `muon`.
+
+    decayed: names of parameters with weight decay.
+    layer_decay: multiplies the learning rate once for each layer between a parameter and the head, as in
+        `tutti.optim.groups`. The first group is the one nearest to the head.
+    """
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if layer_decay is not None and not 0 < layer_decay <= 1:
+        raise ValueError(f"layerwise_lr_decay is {layer_decay!r}; it must be more than 0 and at most 1")
+    depths = {} if layer_decay is None else layers_to_head([name for name, _ in model.named_parameters()])
+    matrices = hidden_matrices(model) if muon else set()
+    made: dict[tuple, dict[str, Any]] = {}
+    for name, p in trained:
+        key = depths.get(name, 0), name not in decayed, name not in matrices
+        if key not in made:
+            made[key] = {"params": [], "weight_decay": weight_decay if name in decayed else 0.0}
+            if muon:
+                made[key]["use_muon"] = name in matrices
+            if layer_decay is not None:
+                made[key]["lr"] = lr * layer_decay ** depths[name]
+        made[key]["params"].append(p)
+    return [made[key] for key in sorted(made)]
