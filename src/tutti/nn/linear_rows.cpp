@@ -475,29 +475,41 @@ WITH_INT8 void multiply_int8(const Problem<T>& p, const Rounded& x, int64_t row,
 #pragma GCC unroll 8
     for (int i = 0; i < WIDE; ++i) sum[r][i] = _mm512_setzero_si512();
   const __m512i offset = _mm512_set1_epi8(char(128));
-  for (int64_t k = 0; k < p.k; k += 64) {
+  const int8_t* const from = &x.x[row * x.stride];
+  const int64_t stride = x.stride, count = p.k;
+  int64_t k = 0;
+  for (; k + 64 <= count; k += 64) {
     ahead.fetch(k);
-    const __mmask64 here = p.k - k >= 64 ? ~0ull : (1ull << (p.k - k)) - 1;
     __m512i a[ROWS];
 #pragma GCC unroll 3
-    for (int r = 0; r < ROWS; ++r) a[r] = _mm512_loadu_si512(&x.x[(row + r) * x.stride + k]);
+    for (int r = 0; r < ROWS; ++r) a[r] = _mm512_loadu_si512(from + r * stride + k);
 #pragma GCC unroll 8
     for (int i = 0; i < WIDE; ++i) {
-      const __m512i b = _mm512_xor_si512(_mm512_maskz_loadu_epi8(here, w[i] + k), offset);
+      const __m512i b = _mm512_xor_si512(_mm512_loadu_si512(w[i] + k), offset);
 #pragma GCC unroll 3
       for (int r = 0; r < ROWS; ++r) sum[r][i] = _mm512_dpbusd_epi32(sum[r][i], b, a[r]);
     }
   }
+  if (k < count) {
+    const __mmask64 rest = (1ull << (count - k)) - 1;
+#pragma GCC unroll 8
+    for (int i = 0; i < WIDE; ++i) {
+      const __m512i b = _mm512_xor_si512(_mm512_maskz_loadu_epi8(rest, w[i] + k), offset);
+#pragma GCC unroll 3
+      for (int r = 0; r < ROWS; ++r)
+        sum[r][i] = _mm512_dpbusd_epi32(sum[r][i], b, _mm512_loadu_si512(from + r * stride + k));
+    }
+  }
+  alignas(16) float found[ROWS][WIDE];  // of all rows before `finish`: a call would take sums out of their registers
 #pragma GCC unroll 3
   for (int r = 0; r < ROWS; ++r) {
     const __m128i offsets = _mm_set1_epi32(128 * int(x.sums[row + r]));
-    alignas(32) float found[WIDE];
     const __m128i low = total(sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
     const __m128i high = total(sum[r][4], sum[r][5], sum[r][6], sum[r][7]);
-    _mm_store_ps(found, _mm_cvtepi32_ps(_mm_sub_epi32(low, offsets)));
-    _mm_store_ps(found + 4, _mm_cvtepi32_ps(_mm_sub_epi32(high, offsets)));
-    finish(p, row + r, column, found, x.scales[row + r]);
+    _mm_store_ps(found[r], _mm_cvtepi32_ps(_mm_sub_epi32(low, offsets)));
+    _mm_store_ps(found[r] + 4, _mm_cvtepi32_ps(_mm_sub_epi32(high, offsets)));
   }
+  for (int r = 0; r < ROWS; ++r) finish(p, row + r, column, found[r], x.scales[row + r]);
 }
 
 // The sum over groups of scale zero sum
@@ -530,12 +542,14 @@ WITH_INT8 void multiply_int4(const Problem<T>& p, const Rounded& x, int64_t row,
 #pragma GCC unroll 8
     for (int i = 0; i < WIDE; ++i) sum[r][i] = _mm512_setzero_ps();
   const __m256i low = _mm256_set1_epi8(15);
-  for (int64_t k = 0; k < p.k; k += 64) {
+  const int8_t* const from = &x.x[row * x.stride];
+  const int64_t stride = x.stride, count = p.k, group = p.w.group;
+  for (int64_t k = 0; k < count; k += 64) {
     ahead.fetch(k);
     __m512i a[ROWS];
 #pragma GCC unroll 3
-    for (int r = 0; r < ROWS; ++r) a[r] = _mm512_loadu_si512(&x.x[(row + r) * x.stride + k]);
-    const int64_t at = k / p.w.group, next = (k + 32) / p.w.group;
+    for (int r = 0; r < ROWS; ++r) a[r] = _mm512_loadu_si512(from + r * stride + k);
+    const int64_t at = k / group, next = (k + 32) / group;
 #pragma GCC unroll 8
     for (int i = 0; i < WIDE; ++i) {
       const __m256i pairs = _mm256_loadu_si256((const __m256i*)(w[i] + k / 2));
@@ -549,16 +563,18 @@ WITH_INT8 void multiply_int4(const Problem<T>& p, const Rounded& x, int64_t row,
             _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(_mm512_setzero_si512(), b, a[r])), scale, sum[r][i]);
     }
   }
+  float found[ROWS][WIDE];
 #pragma GCC unroll 3
   for (int r = 0; r < ROWS; ++r) {
-    float found[WIDE];
-    total(sum[r][0], sum[r][1], sum[r][2], sum[r][3], found);
-    total(sum[r][4], sum[r][5], sum[r][6], sum[r][7], found + 4);
+    total(sum[r][0], sum[r][1], sum[r][2], sum[r][3], found[r]);
+    total(sum[r][4], sum[r][5], sum[r][6], sum[r][7], found[r] + 4);
+  }
+  for (int r = 0; r < ROWS; ++r) {
     for (int64_t i = 0; i < std::min<int64_t>(WIDE, p.n - column); ++i) {
       const uint8_t* zeros = p.w.zeros ? p.w.zeros + (column + i) * groups : nullptr;
-      found[i] -= of_zeros(scales[i], zeros, &x.sums[(row + r) * groups], groups);
+      found[r][i] -= of_zeros(scales[i], zeros, &x.sums[(row + r) * groups], groups);
     }
-    finish(p, row + r, column, found, x.scales[row + r]);
+    finish(p, row + r, column, found[r], x.scales[row + r]);
   }
 }
 
@@ -647,8 +663,8 @@ at::Tensor linear_rows(const at::Tensor& x, const at::Tensor& weight, const Opti
   return out;
 }
 
-// Groups of rows of x (m, k), each with a weight of (groups, n, k) and a bias of (groups, n) or none. group: of each row,
-// not descending.
+// Groups of rows of x (m, k), each with a weight of (groups, n, k) and a bias of (groups, n) or none. group: of each
+// row, not descending.
 template <class T>
 void run_groups(const at::Tensor& x, const at::Tensor& weight, const Optional& bias, const at::Tensor& group,
                 const at::Tensor& out, bool tiles) {

@@ -417,8 +417,8 @@ at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& keys, cons
   return out;
 }
 
-// Row i of values goes to slot slots[i] of the cache unless that is negative. The rows of both are contiguous, and of one
-// type. Returns a slot that is not in the cache, if there is one, and writes nothing then; or -1.
+// Row i of values goes to slot slots[i] of the cache unless that is negative. The rows of both are contiguous, and of
+// one type. Returns a slot that is not in the cache, if there is one, and writes nothing then; or -1.
 int64_t paged_write(at::Tensor cache, const at::Tensor& values, const at::Tensor& slots) {
   const int64_t bytes = cache.element_size(), size = bytes * cache.size(1) * cache.size(2), count = slots.size(0);
   const auto to = static_cast<char*>(cache.data_ptr());

@@ -1,5 +1,5 @@
-// Norms, rotary embedding and gated units of few rows (rows.py), in float32, rounded where the formulas round. Each row is
-// computed alike. Threads share the rows.
+// Norms, rotary embedding and gated units of few rows (rows.py), in float32, rounded where the formulas round. Each row
+// is computed alike. Threads share the rows.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
