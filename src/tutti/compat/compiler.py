@@ -131,10 +131,14 @@ def compile_cpp(source: str) -> ctypes.CDLL:
 def compile_operators(source: str, namespace: str = "tutti_compiled") -> Any:
     """Compile C++ that registers operators in a namespace, the macro NAMESPACE. They are called without ctypes, with a
     fifth of its time. Returns the namespace."""
-    compile_cpp(f"#define NAMESPACE {namespace}\n{source}")
+    with _registering:  # a second library with the same operators, made with other options, could not be loaded
+        if (namespace, source) not in _registered:
+            compile_cpp(f"#define NAMESPACE {namespace}\n{source}")
+            _registered.add((namespace, source))
     return getattr(torch.ops, namespace)
 
 
+_registering, _registered = threading.Lock(), set()
 _postponing = threading.Lock()
 KERNELS = 4  # kernels per C++ file
 
