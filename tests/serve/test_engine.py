@@ -12,6 +12,7 @@ from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 from tutti.serve import Engine, Request, Sampling
 from tutti.serve.replicas import Replicas, route
+from tutti.serve.sampling import probabilities
 
 GREEDY = Sampling(max_tokens=12, temperature=0, ignore_end=True)
 OPTIONS = {
@@ -273,3 +274,47 @@ def test_embeddings(shared):
         with torch.no_grad():
             hidden = tiny.model().model(torch.tensor([prompt])).last_hidden_state[0].mean(0)
         torch.testing.assert_close(x, hidden / hidden.norm(), atol=1e-5, rtol=1e-4)
+
+
+def test_a_request_that_fails_does_not_end_the_others(shared):
+    """No token is left: the regex wants `a`, which must not end the output yet."""
+    a = tiny.tokenizer()("a")["input_ids"][0]
+    bad = shared.add(Request("x", Sampling(regex="a{5,9}", min_tokens=5, stop_tokens=(a,), ignore_end=True)))
+    good = shared.add(Request([1, 2], Sampling(max_tokens=5, temperature=0, ignore_end=True)))
+    while shared.busy:
+        shared.step()
+    assert bad.error and bad.completions[0].finish == "error"
+    assert good.tokens == tiny.greedy(tiny.model(), [1, 2], 5, eos_token_id=None) and shared.pool.used == 0
+
+
+def test_new_weights_while_requests_run():
+    """What was computed with the old weights is computed again, and never found by others."""
+    prompt, other = tiny.prompts(40)[0], tiny.model(seed=5)
+    made = engine()
+    output = made.add(Request(prompt, Sampling(max_tokens=20, temperature=0, ignore_end=True)))
+    for _ in range(8):
+        made.step()
+    made.update(other.state_dict())
+    done = list(output.tokens)
+    while made.busy:
+        made.step()
+    assert output.tokens == done + tiny.greedy(other, prompt + done, 20 - len(done), eos_token_id=None)
+    assert made.generate([prompt], GREEDY)[0].tokens == tiny.greedy(other, prompt, 12, eos_token_id=None)
+    before = made.runner.store["param:model.model.norm.weight"]
+    with pytest.raises(ValueError, match="lm_head"):
+        made.update({**tiny.model().state_dict(), "lm_head.weight": torch.zeros(3)})
+    assert torch.equal(before, made.runner.store["param:model.model.norm.weight"])
+
+
+def test_a_neighbour_with_top_p_changes_nothing():
+    logits = torch.randn(2, 50_000, generator=torch.Generator().manual_seed(0))
+    alone = probabilities(logits[:1], [Sampling()])
+    together = probabilities(logits, [Sampling(), Sampling(top_p=0.5)])
+    assert torch.equal(alone[0] > 0, together[0] > 0) and bool((alone > 0).all())
+
+
+def test_the_same_id_twice_reports_the_whole_prompt():
+    made, prompt = engine(), tiny.prompts(39)[0]
+    for _ in range(2):
+        output = made.generate([Request(prompt, Sampling(max_tokens=1, prompt_logprobs=0), id="same")])[0]
+        assert [x.token for x in output.prompt_logprobs] == prompt[1:]

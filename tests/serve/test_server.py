@@ -14,8 +14,11 @@ import tiny
 import torch
 from web import JSON, Running
 
-from tutti.serve import Engine
+from tutti.serve import Completion, Engine, Output, Request, Sampling
+from tutti.serve.server.answers import ChatAnswer, Sent
 from tutti.serve.server.app import Options
+from tutti.serve.server.metrics import Metrics
+from tutti.serve.server.protocol import Tool
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +132,32 @@ def test_tools(running, stream):
     assert json.loads(calls[0].function.arguments)["city"] in ("Rome", "Oslo")
 
 
+def test_a_call_after_text_is_held_back():
+    tools, sent = [Tool.model_validate(TOOL)], Sent()
+    answer = ChatAnswer("m", tiny.tokenizer(), 1, tools=tools)
+    text = 'I look. <tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
+    pieces = []
+    for n in range(1, len(text) + 1):
+        shown = Completion(text=text[:n], finish="stop" if n == len(text) else "")
+        for piece in answer.piece(0, Output("", [], [shown]), shown, sent):
+            pieces.append(piece["choices"][0])
+            sent.begun = True
+    assert "".join(x["delta"].get("content", "") for x in pieces) == "I look."
+    assert pieces[-2]["delta"]["tool_calls"][0]["function"]["name"] == "weather"
+    assert pieces[-1]["finish_reason"] == "tool_calls"
+
+
+def test_metrics_count_each_request_once():
+    metrics = Metrics()
+    made = Engine(tiny.model(), plan="single", blocks=64, budget=64, most=8)
+    made.add(Request([1, 2, 3], Sampling(n=3, max_tokens=4, ignore_end=True)))
+    while made.busy:
+        metrics.observe(made, made.step())
+    text = metrics.text().decode()
+    assert 'tutti_requests_total{finish="length"} 1.0' in text and "tutti_prompt_tokens_total 3.0" in text
+    assert "tutti_generated_tokens_total 12.0" in text and not metrics.known
+
+
 def test_stop_text_and_bias(running):
     client, a, b = running.client(), ord("a") - 33, ord("b") - 33  # the byte-level alphabet begins with "!"
     bias = {str(a): 100, str(b): 100}
@@ -169,6 +198,19 @@ def test_embeddings_and_responses(running):
         ("completions", {"prompt": "x", "regex": "("}, 400, "regex"),
         ("completions", {"prompt": "x", "n": 100}, 400, "100"),
         ("completions", {"prompt": "x", "stop": ""}, 400, "stop"),
+        ("completions", {"prompt": "x", "stop": "y" * 1000}, 400, "stop"),
+        ("completions", {"prompt": "x", "top_k": 2**70}, 400, "top_k"),
+        ("completions", {"prompt": "x", "logit_bias": {"1": 1e39}}, 400, "logit_bias"),
+        ("completions", {"prompt": "x", "priority": -1}, 400, "priority"),
+        ("completions", {"prompt": ["x"] * 7}, 400, "7 prompts"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"return_tensors": "np"}},
+            400,
+            "return_tensors",
+        ),
+        ("chat/completions", {"messages": [{"role": "user", "content": ["x"]}], "max_completion_tokens": 0}, 400, ""),
+        ("embeddings", {"input": "x", "dimensions": -3}, 400, "dimensions"),
         ("completions", {}, 400, "prompt"),
         ("chat/completions", {"messages": []}, 400, "messages"),
         ("chat/completions", {"messages": "hi"}, 400, "messages"),

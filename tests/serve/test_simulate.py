@@ -29,7 +29,7 @@ def test_costs():
     costs = Costs((1, 11), (0.1, 0.2), 0.001, 0.0001, 0.5)
     assert costs([(1, 1)]) == pytest.approx(0.5 + 0.1 + 0.001)
     assert costs([(6, 100)]) == pytest.approx(0.5 + 0.15 + 0.1)  # reading 100 tokens, more than 600 pairs
-    assert costs([(20, 100)]) == pytest.approx(0.5 + 0.29 + 0.2)  # 2000 pairs
+    assert costs([(20, 100)]) == pytest.approx(0.5 + 0.29 + 0.18)  # 1800 pairs
 
 
 def test_two_engines_do_twice_the_work():

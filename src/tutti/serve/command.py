@@ -59,12 +59,14 @@ def serve(
     import uvicorn
 
     from tutti.serve.server.app import Options, application
+    from tutti.serve.server.limits import Access
     from tutti.serve.server.router import Router, end_with_the_router, worker_command
 
     name = name or Path(model).resolve().name
     if workers > 1:
-        apart = ("model", "host", "port", "name", "workers")
-        app = Router(worker_command([model, "--name", name, *_arguments(given, apart)]), workers, body).application()
+        apart = ("model", "host", "port", "name", "workers", "rate")
+        command = worker_command([model, "--name", name, *_arguments(given, apart)])
+        app = Router(command, workers, body, Access(keys, rate)).application()
         _listen(uvicorn, app, host, port, f"{name} by {workers} workers")
         return
     end_with_the_router()
@@ -105,7 +107,7 @@ def _arguments(given: dict[str, Any], apart: Sequence[str]) -> list[str]:
 
 def _listen(uvicorn: Any, app: Any, host: str, port: int, what: str) -> None:
     """Serve an application until SIGTERM or Ctrl-C; requests that run are finished then."""
-    server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning",
+    server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning", proxy_headers=False,
                                            timeout_graceful_shutdown=60))  # fmt: skip
     print(f"serving {what} on http://{host}:{port}", flush=True)
     server.run()

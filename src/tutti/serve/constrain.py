@@ -32,7 +32,7 @@ class Constraint:
         """Note the chosen token. Whether the output is complete."""
         self.matcher.consume_token(token)
         if self.matcher.is_error():
-            raise ValueError(f"the output left its grammar: {self.matcher.get_error()}")
+            raise ValueError(f"no token was allowed that continues the grammar: {self.matcher.get_error()}")
         return self.matcher.is_stopped()
 
     def fork(self) -> Constraint:

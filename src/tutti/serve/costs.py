@@ -50,7 +50,7 @@ class Costs:
         else:
             slope = (self.seconds[-1] - self.seconds[-2]) / (self.tokens[-1] - self.tokens[-2])
             base = self.seconds[-1] + slope * (total - self.tokens[-1])
-        attention = sum(max(self.read * context, self.multiply * n * context) for n, context in pieces)
+        attention = sum(max(self.read * c, self.multiply * n * (c - n / 2)) for n, c in pieces)
         return base + attention + self.overhead
 
 

@@ -8,7 +8,11 @@ Both may have any plan. Blocks of the cache are sent whole, and split as the rec
 
 from __future__ import annotations
 
+import pickle
+import queue
+import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any, Protocol
 
@@ -32,16 +36,50 @@ class Generating(Protocol):
         """The outputs that have changed."""
         ...
 
-    def cancel(self, id: str, reason: str = "cancelled") -> None:
+    def cancel(self, id: str, reason: str = "cancelled") -> Output | None:
         """End a request."""
         ...
+
+
+class Channel:
+    """Messages over a connection. A thread reads what comes, so that a sender never waits for one that sends."""
+
+    def __init__(self, connection: Connection):
+        self.connection, self.came = connection, queue.SimpleQueue[Any]()
+        self.thread = threading.Thread(target=self._read, name="tutti channel", daemon=True)
+        self.thread.start()
+
+    def send(self, what: Any) -> None:
+        """Send an object. Tensors travel as their bytes."""
+        self.connection.send_bytes(pickle.dumps(what))
+
+    def take(self, wait: bool) -> list[Any]:
+        """What has come. wait: until there is something. None says that the other side has closed."""
+        found = [self.came.get()] if wait else []
+        while not self.came.empty():
+            found.append(self.came.get())
+        return found
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self.came.put(pickle.loads(self.connection.recv_bytes()))
+        except (EOFError, OSError):
+            self.came.put(None)
+
+    def close(self) -> None:
+        """Tell the other side, which then closes the connection."""
+        with suppress(OSError):
+            self.send(None)
+        self.thread.join(10)
+        self.connection.close()
 
 
 class Remote:
     """An engine in another process, which calls `generate_for`. address, key: of its listener."""
 
     def __init__(self, address: tuple[str, int], key: bytes):
-        self.connection: Connection = Client(address, authkey=key)
+        self.channel = Channel(Client(address, authkey=key))
         self.outputs: dict[str, Output] = {}
 
     @property
@@ -51,30 +89,37 @@ class Remote:
 
     def take_over(self, carried: Carried) -> Output:
         """Send a request with its cache."""
-        self.connection.send(("take_over", carried))
+        self.channel.send(("take_over", carried))
         self.outputs[carried.output.id] = carried.output
         return carried.output
 
     def step(self) -> list[Output]:
-        """Wait for the next outputs."""
-        changed = []
-        for made in self.connection.recv() if self.outputs else ():
-            output = self.outputs[made.id]
-            vars(output).update(vars(made))
-            changed.append(output)
+        """Wait for the next outputs. Raises ConnectionError if the other process has ended."""
+        if not self.outputs:
+            return []
+        changed = {}
+        for told in self.channel.take(wait=True):
+            if told is None:
+                raise ConnectionError("the process that generates has ended")
+            for made in told:
+                output = self.outputs[made.id]
+                behind = output.arrival - made.arrival  # of the clocks
+                vars(output).update(vars(made), arrival=output.arrival, times=[x + behind for x in made.times])
+                changed[made.id] = output
+        for id, output in changed.items():
             if output.finished:
-                del self.outputs[made.id]
-        return changed
+                del self.outputs[id]
+        return list(changed.values())
 
-    def cancel(self, id: str, reason: str = "cancelled") -> None:
+    def cancel(self, id: str, reason: str = "cancelled") -> Output | None:
         """End a request; its last output comes with the next step."""
         if id in self.outputs:
-            self.connection.send(("cancel", (id, reason)))
+            self.channel.send(("cancel", (id, reason)))
+        return None
 
     def close(self) -> None:
         """End `generate_for`."""
-        self.connection.send(None)
-        self.connection.close()
+        self.channel.close()
 
 
 def generate_for(engine: Engine, address: tuple[str, int], key: bytes) -> None:
@@ -82,26 +127,27 @@ def generate_for(engine: Engine, address: tuple[str, int], key: bytes) -> None:
     if not engine.runner.leads:
         engine.runner.follow()
         return
-    with Listener(address, authkey=key) as listener, listener.accept() as connection:
-        gone: list[Output] = []
-        while True:
-            while connection.poll(0 if engine.busy or gone else None):
-                try:
-                    told = connection.recv()
-                except EOFError:
-                    told = None
-                if told is None:
-                    engine.runner.release(None)
-                    return
-                kind, what = told
-                if kind == "take_over":
-                    engine.take_over(what)
-                elif job := engine.jobs.get(what[0]):
-                    engine.cancel(*what)
-                    gone.append(job.output)
-            changed, gone = [*gone, *(engine.step() if engine.busy else ())], []
-            if changed:
-                connection.send(changed)
+    try:
+        with Listener(address, authkey=key) as listener, listener.accept() as connection:
+            _generate_for(engine, Channel(connection))
+    finally:
+        engine.runner.release(None)
+
+
+def _generate_for(engine: Engine, channel: Channel) -> None:
+    while True:
+        changed: list[Output] = []
+        for told in channel.take(wait=not engine.busy):
+            if told is None:
+                return
+            kind, what = told
+            if kind == "take_over":
+                engine.take_over(what)
+            elif output := engine.cancel(*what):
+                changed.append(output)
+        changed += engine.step() if engine.busy else []
+        if changed:
+            channel.send(changed)
 
 
 class Disaggregated:
@@ -124,10 +170,9 @@ class Disaggregated:
                 self.generation.take_over(carried)
         return [*changed, *(self.generation.step() if self.generation.busy else ())]
 
-    def cancel(self, id: str, reason: str = "cancelled") -> None:
+    def cancel(self, id: str, reason: str = "cancelled") -> Output | None:
         """As `Engine.cancel`."""
-        self.prompts.cancel(id, reason)
-        self.generation.cancel(id, reason)
+        return self.prompts.cancel(id, reason) or self.generation.cancel(id, reason)
 
     @property
     def busy(self) -> bool:

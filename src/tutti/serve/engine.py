@@ -13,6 +13,7 @@ from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ from tutti.serve.job import Job
 from tutti.serve.lora import Adapters
 from tutti.serve.request import Output, Request, Sampling
 from tutti.serve.runner import Runner
-from tutti.serve.sampling import adjusted, drawn, probabilities, report, uniform
+from tutti.serve.sampling import adjusted, drawn, is_greedy, probabilities, report, uniform
 from tutti.serve.scheduler import Batch, Piece, Scheduler
 from tutti.serve.sequence import Sequence
 from tutti.serve.speculate import Guesser, PromptLookup
@@ -46,13 +47,14 @@ class Wanted(NamedTuple):
 
 @dataclass
 class Carried:
-    """A request on its way to another engine. sequences: number, tokens and computed tokens of each. caches: the keys
-    and values of each, by the names of the store, (slots, heads, width)."""
+    """A request on its way to another engine. sequences: number, tokens, computed tokens and score of each. elapsed:
+    seconds since it arrived. caches: the keys and values of each, by the names of the store, (slots, heads, width)."""
 
     request: Request
     output: Output
     seed: int
-    sequences: list[tuple[int, list[int], int]]
+    sequences: list[tuple[int, list[int], int, float]]
+    elapsed: float
     caches: list[dict[str, Tensor]]
 
     @property
@@ -108,8 +110,9 @@ class Engine:
         elif not isinstance(model, nn.Module):
             folder = model_folder(model)
             model, tokenizer = skeleton(folder), tokenizer or _tokenizer(folder)
+        assert isinstance(model, nn.Module)
         self.model, self.tokenizer = model.eval(), tokenizer
-        self.config: Any = model.config.get_text_config()  # pyright: ignore[reportAttributeAccessIssue]
+        self.config: Any = model.config.get_text_config()  # pyright: ignore
         self.vocabulary = self.config.vocab_size
         self.adapters = Adapters(model, adapters) if adapters else None
         self.runner = Runner(model, block=block, blocks=blocks, memory=memory, host_memory=host_memory, budget=budget,
@@ -135,10 +138,13 @@ class Engine:
     def update(self, weights: Weights) -> int:
         """Take new weights, of a `tutti.Step` or `tutti.Store` that trains the model in this job or of a state dict.
 
-        What the prefix cache knows is forgotten. Returns the bytes received. Every rank of a job must call it. Raises
-        ValueError if a parameter is missing or has another shape.
+        Requests that run are computed again with the new weights, from what they have. Returns the bytes received.
+        Every rank of a job must call it. Raises ValueError if a parameter is missing or has another shape.
         """
-        self.pool.forget_all()
+        self.scheduler.recompute()
+        for sequence, _, _ in self.arriving:
+            self.scheduler.add(sequence)
+        self.arriving = []
         return update(self.runner.store, weights)
 
     # -- requests -------------------------------------------------------------------------------------------------
@@ -153,6 +159,11 @@ class Engine:
             raise ValueError(f"there is a request {request.id!r} already")
         if sampling.sequences > self.scheduler.most:
             raise ValueError(f"the request has {sampling.sequences} sequences; {self.scheduler.most} run at once")
+        if (
+            sampling.beams > 1
+            and sampling.beams * self.pool.needed(len(prompt) + self._most(request, prompt)) > self.pool.count
+        ):
+            raise ValueError(f"{sampling.beams} beams of this length do not fit into the KV cache")
         if sampling.stop and self.tokenizer is None:
             raise ValueError("stop texts need the model's tokenizer")
         for token in (*sampling.logit_bias, *(sampling.allowed or ()), *sampling.stop_tokens):
@@ -171,12 +182,15 @@ class Engine:
     def _job(self, request: Request, output: Output, seed: int) -> Job:
         sampling = request.sampling
         ends = {*sampling.stop_tokens, *(() if sampling.ignore_end else self.ends)}
-        most = min(sampling.max_tokens or self.longest, self.longest - len(output.prompt))
-        return Job(request, output, seed, ends, most, self.tokenizer)
+        return Job(request, output, seed, ends, self._most(request, output.prompt), self.tokenizer)
+
+    def _most(self, request: Request, prompt: list[int]) -> int:
+        """The number of tokens that a continuation may have."""
+        return min(request.sampling.max_tokens or self.longest, self.longest - len(prompt))
 
     def _salt(self, request: Request) -> bytes:
         """What distinguishes its blocks from those of others. All of a prompt that is reported must be computed."""
-        return (request.adapter if request.sampling.prompt_logprobs is None else request.id).encode()
+        return request.adapter.encode() if request.sampling.prompt_logprobs is None else uuid4().bytes
 
     def _constraint(self, sampling: Sampling) -> Constraint | None:
         return self.constraints.make(*sampling.constraint) if sampling.constraint else None
@@ -200,15 +214,25 @@ class Engine:
         if not 0 <= token < self.vocabulary:
             raise ValueError(f"token {token} is not in the vocabulary of {self.vocabulary}")
 
-    def cancel(self, id: str, reason: str = "cancelled") -> None:
-        """End a request with what it has. Unknown and finished requests are ignored."""
-        if job := self.jobs.get(id):
-            for branch in list(job.branches.values()):
-                if branch.sequence in self.scheduler:
-                    self.scheduler.remove(branch.sequence)
-                self.arriving = [x for x in self.arriving if x[0] is not branch.sequence]
-                job.end(branch.sequence, reason)
-            self._conclude(job)
+    def fail(self, why: str) -> list[Output]:
+        """End all requests with an error. Returns their outputs."""
+        outputs = [job.output for job in self.jobs.values()]
+        for output in outputs:
+            output.error = why
+            self.cancel(output.id, "error")
+        return outputs
+
+    def cancel(self, id: str, reason: str = "cancelled") -> Output | None:
+        """End a request with what it has. Returns its output; None if it is unknown or finished."""
+        if (job := self.jobs.get(id)) is None:
+            return None
+        for branch in list(job.branches.values()):
+            if branch.sequence in self.scheduler:
+                self.scheduler.remove(branch.sequence)
+            self.arriving = [x for x in self.arriving if x[0] is not branch.sequence]
+            job.end(branch.sequence, reason)
+        self._conclude(job)
+        return job.output
 
     @property
     def busy(self) -> bool:
@@ -225,8 +249,9 @@ class Engine:
         caches = []
         for x in sequences:
             caches.append(self.runner.read_blocks(x.blocks[: self.pool.needed(x.computed)]))
-        carried = Carried(job.request, job.output, job.seed, [(x.number, x.tokens, x.computed) for x in sequences],
-                          caches)  # fmt: skip
+        known = [(x.number, x.tokens, x.computed, x.score) for x in sequences]
+        carried = Carried(job.request, job.output, job.seed, known,
+                          time.monotonic() - job.request.arrival, caches)  # fmt: skip
         for x in sequences:
             self.scheduler.remove(x)
         del self.jobs[id]
@@ -234,10 +259,11 @@ class Engine:
 
     def take_over(self, carried: Carried) -> Output:
         """Go on with a request that another engine of the same model has handed on."""
+        carried.request.arrival = time.monotonic() - carried.elapsed  # by the clock of this host
         job = self._job(carried.request, carried.output, carried.seed)
-        for (number, tokens, computed), cache in zip(carried.sequences, carried.caches, strict=True):
+        for (number, tokens, computed, score), cache in zip(carried.sequences, carried.caches, strict=True):
             prompt = len(carried.output.prompt)
-            sequence = Sequence(carried.request, number, tokens, prompt, self._salt(carried.request))
+            sequence = Sequence(carried.request, number, tokens, prompt, self._salt(carried.request), score=score)
             constraint = self._constraint(carried.request.sampling)
             job.resume(sequence, constraint)
             self.arriving.append((sequence, computed, cache))
@@ -302,7 +328,7 @@ class Engine:
         wanted = self._rows(batch)
         logits = self.runner.run(batch, [row for _, told, chosen in wanted for row in (*told, *chosen)])
         self.steps += 1
-        return [*changed, *self._take(wanted, logits)]
+        return list({x.id: x for x in [*changed, *self._take(wanted, logits)]}.values())
 
     def _expire(self) -> list[Output]:
         """End requests whose deadline has passed."""
@@ -328,7 +354,7 @@ class Engine:
         jobs = [self.jobs[sequence.request.id] for sequence, _ in owners]
         rows = [job.row(sequence, drafts) for job, (sequence, drafts) in zip(jobs, owners, strict=True)]
         logits, samplings = adjusted(logits, rows), [job.request.sampling for job in jobs]
-        if all(x.temperature == 0 for x in samplings):
+        if all(is_greedy(x) for x in samplings):
             return logits.argmax(-1).tolist()
         numbers = [uniform(job.seed, sequence.number, len(sequence.tokens) + len(drafts))
                    for job, (sequence, drafts) in zip(jobs, owners, strict=True)]  # fmt: skip
@@ -415,7 +441,13 @@ class Engine:
         sequence.drafts = []
         self.guessed += len(drafts)
         for i, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
-            if job.take(sequence, token, logprob):
+            try:
+                ended = job.take(sequence, token, logprob)
+            except ValueError as error:  # no token is allowed
+                job.output.error = str(error)
+                self.cancel(job.request.id, "error")
+                return
+            if ended:
                 self.scheduler.remove(sequence)
                 if not job.branches:
                     self._conclude(job)

@@ -58,10 +58,15 @@ class Replicas:
                 self.place.pop(output.id, None)
         return changed
 
-    def cancel(self, id: str, reason: str = "cancelled") -> None:
+    def cancel(self, id: str, reason: str = "cancelled") -> Output | None:
         """As `Engine.cancel`."""
-        if engine := self.place.pop(id, None):
-            engine.cancel(id, reason)
+        engine = self.place.pop(id, None)
+        return engine and engine.cancel(id, reason)
+
+    def fail(self, why: str) -> list[Output]:
+        """As `Engine.fail`."""
+        self.place = {}
+        return [x for engine in self.engines for x in engine.fail(why)]
 
     @property
     def busy(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 FINISHES = ("stop", "length", "cancelled", "deadline", "error")
 MOST = sys.float_info.max
+STOPS, STOP_LENGTH, LARGEST_BIAS = 16, 256, 1e4
 _numbers = count()
 
 
@@ -19,7 +19,7 @@ _numbers = count()
 class Sampling:
     """How tokens are chosen. Names and meanings are those of the OpenAI API and of `transformers`.
 
-    max_tokens: at most so many tokens; None: as many as the model has positions left. min_tokens: no end before.
+    max_tokens: at most so many tokens; None: as many as the model has positions left. min_tokens: no end token before.
     temperature: 0 takes the most likely token. top_k, top_p, min_p: which tokens may be drawn: the k most likely (0:
         all), the most likely ones that have a probability of p together, those with at least p times the probability of
         the most likely one.
@@ -67,8 +67,8 @@ class Sampling:
     def __post_init__(self) -> None:
         self._between("max_tokens", 1, None)
         self._between("min_tokens", 0, None)
-        self._between("temperature", 0, None)
-        self._between("top_k", 0, None)
+        self._between("temperature", 0, 100)
+        self._between("top_k", 0, 1 << 30)
         self._between("top_p", 0, 1)
         self._between("min_p", 0, 1)
         self._between("presence_penalty", -2, 2)
@@ -78,21 +78,23 @@ class Sampling:
         self._between("beams", 1, 64)
         self._between("logprobs", 0, 64)
         self._between("prompt_logprobs", 0, 64)
-        if self.repetition_penalty <= 0:
-            raise ValueError(f"repetition_penalty is {self.repetition_penalty}; it must be positive")
+        if not 0 < self.repetition_penalty <= MOST:
+            raise ValueError(f"repetition_penalty is {self.repetition_penalty}; it must be positive and finite")
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         if any(not text for text in self.stop):
             raise ValueError("stop contains an empty text, which would end every output")
-        if any(not math.isfinite(x) for x in self.logit_bias.values()):
-            raise ValueError("logit_bias has a number that is not finite")
+        if len(self.stop) > STOPS or any(len(text) > STOP_LENGTH for text in self.stop):
+            raise ValueError(f"stop has more than {STOPS} texts, or one of more than {STOP_LENGTH} characters")
+        if any(not abs(x) <= LARGEST_BIAS for x in self.logit_bias.values()):
+            raise ValueError(f"logit_bias has a number beyond {LARGEST_BIAS:g}")
         if sum(x is not None for x in (self.schema, self.regex, self.grammar)) > 1:
             raise ValueError("give one of schema, regex and grammar")
         if self.beams > 1 and (self.best_of or self.n > self.beams):
             raise ValueError(f"a beam search of {self.beams} beams returns at most as many; n is {self.n}, "
                              f"best_of {self.best_of}")  # fmt: skip
-        if self.beams > 1 and self.constraint:
-            raise ValueError("a beam search cannot be constrained by a schema, regex or grammar")
+        if self.beams > 1 and (self.constraint or self.stop or self.logprobs is not None):
+            raise ValueError("a beam search takes neither schema, regex and grammar nor stop texts nor logprobs")
 
     def _between(self, name: str, low: float, high: float | None) -> None:
         value = getattr(self, name)

@@ -59,7 +59,8 @@ class Runner:
         self.longest = min(longest, self.blocks * block)
         self.width = -(-self.longest // block)  # blocks of a sequence
         self.cache = empty_cache(self.layers, self.blocks * block, dtype, device)
-        self.store = Store(model=model, cache=self.cache, **({"adapters": adapters} if adapters else {}))
+        objects: dict[str, Any] = {"model": model, "cache": self.cache} | ({"adapters": adapters} if adapters else {})
+        self.store = Store(**objects)
         self.host: list[dict[str, Tensor]] = []  # blocks on the host, by local rank
         self.sizes = buckets(budget)
         self.ready: dict[tuple[int, ...], Callable[..., Tensor]] = {}  # captured steps, by shape
@@ -78,7 +79,8 @@ class Runner:
     def shape(self, tokens: int, sequences: int, rows: int) -> tuple[int, int, int]:
         """The bucket of a step: numbers of tokens, sequences and results."""
         if tokens == sequences == rows <= self.most:  # only generates
-            return (self._bucket(tokens),) * 3
+            size = self._bucket(tokens)
+            return size, size, size
         return self._bucket(max(tokens, self.most)), self.most, self._bucket(max(rows, self.most))
 
     def _bucket(self, n: int) -> int:
@@ -153,7 +155,8 @@ class Runner:
 
     def hidden(self, tokens: Several[int]) -> Tensor:
         """The last hidden states (len(tokens), hidden) of a sequence. The cache is not used."""
-        size = self._bucket(len(tokens))
+        self._tell("hidden", tokens)
+        size = next((x for x in buckets(self.longest) if x >= len(tokens)), len(tokens))
         ids = torch.tensor([[*tokens, *[0] * (size - len(tokens))]])
         if self._hidden is None:
             self._hidden = function(_hidden(self.model), ids, store=self.store, plan=self.function.plan.name,

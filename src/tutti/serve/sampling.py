@@ -1,6 +1,6 @@
 """Choosing tokens: from logits to the next token of each sequence.
 
-The order is that of `transformers`: constraint, bias and penalties change logits; then temperature, top-k, top-p and
+The order is that of `transformers`: bias, penalties and constraints change logits; then temperature, top-k, top-p and
 min-p select. A token is the one at which the cumulative probability passes a random number that depends on the seed of
 the request, the number of the sequence and the position only. So a request gets the same tokens in any batch, and again
 after a preemption.
@@ -17,14 +17,14 @@ from torch import Tensor
 from tutti.serve.request import Sampling, TokenLogprobs
 
 OUT = float("-inf")
-DRAW, ACCEPT = 0, 1  # what a random number is for
+COLDEST = 1e-5
 
 
-def uniform(seed: int, number: int, position: int, purpose: int = DRAW) -> float:
+def uniform(seed: int, number: int, position: int) -> float:
     """A random number in [0, 1), a function of its arguments (SplitMix64; Steele et al., "Fast splittable pseudorandom
     number generators", 2014)."""
     state = seed
-    for word in (number, position, purpose):
+    for word in (number, position):
         state = _mixed(state + 0x9E3779B97F4A7C15 * (word + 1))
     return (state >> 11) * 2.0**-53
 
@@ -48,10 +48,13 @@ class Row(NamedTuple):
 
 
 def adjusted(logits: Tensor, rows: Several[Row]) -> Tensor:
-    """Logits (rows, vocabulary) after constraints, bias and penalties, in float32. The argument may be changed."""
+    """Logits (rows, vocabulary) after bias, penalties and constraints, in float32. The argument may be changed."""
     logits = logits.float()
     for x, row in zip(logits, rows, strict=True):
         sampling = row.sampling
+        if sampling.logit_bias:
+            places, values = zip(*sampling.logit_bias.items(), strict=True)
+            x.index_add_(0, torch.tensor(places, device=x.device), torch.tensor(values, device=x.device))
         if sampling.repetition_penalty != 1:
             seen = torch.tensor(sorted({*row.prompt, *row.output}), device=x.device)
             old = x[seen]
@@ -59,8 +62,6 @@ def adjusted(logits: Tensor, rows: Several[Row]) -> Tensor:
         if row.output and (sampling.presence_penalty or sampling.frequency_penalty):
             tokens, counts = torch.tensor(row.output, device=x.device).unique(return_counts=True)
             x[tokens] -= sampling.presence_penalty + sampling.frequency_penalty * counts
-        for token, bias in sampling.logit_bias.items():
-            x[token] += bias
         if sampling.allowed is not None:
             kept = torch.tensor(list(sampling.allowed), device=x.device)
             x.copy_(torch.full_like(x, OUT).index_copy(0, kept, x[kept]))
@@ -71,12 +72,17 @@ def adjusted(logits: Tensor, rows: Several[Row]) -> Tensor:
     return logits
 
 
+def is_greedy(sampling: Sampling) -> bool:
+    """Whether the most likely token is taken: at temperatures that float32 cannot divide by, too."""
+    return sampling.temperature < COLDEST
+
+
 def probabilities(logits: Tensor, rows: Several[Sampling]) -> Tensor:
     """The distributions (rows, vocabulary) that tokens are drawn from, float32. Temperature 0 gives one token all."""
     chosen = torch.zeros_like(logits)
-    greedy = torch.tensor([x.temperature == 0 for x in rows], device=logits.device)
+    greedy = torch.tensor([is_greedy(x) for x in rows], device=logits.device)
     chosen[greedy] = torch.nn.functional.one_hot(logits[greedy].argmax(-1), logits.shape[-1]).to(logits.dtype)
-    drawn = [i for i, x in enumerate(rows) if x.temperature]
+    drawn = [i for i, x in enumerate(rows) if not is_greedy(x)]
     if not drawn:
         return chosen
 
@@ -90,7 +96,9 @@ def probabilities(logits: Tensor, rows: Several[Sampling]) -> Tensor:
         kth = ordered.gather(1, torch.where(top_k > 0, top_k.clamp(max=size), size) - 1)
         ordered = ordered.masked_fill(ordered < kth, OUT)
         p = ordered.softmax(-1)
-        ordered = ordered.masked_fill((p.cumsum(-1) - p) >= column("top_p").clamp(min=1e-9), OUT)
+        top_p = column("top_p").clamp(min=1e-9)
+        top_p = top_p.masked_fill(top_p >= 1, torch.inf)  # rounded sums exceed 1
+        ordered = ordered.masked_fill((p.cumsum(-1) - p) >= top_p, OUT)
         scaled = torch.empty_like(scaled).scatter_(1, order, ordered)
     p = scaled.softmax(-1)
     p = p.masked_fill(p < column("min_p") * p.amax(-1, keepdim=True), 0)

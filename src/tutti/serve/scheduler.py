@@ -97,6 +97,18 @@ class Scheduler:
         (self.running if sequence in self.running else self.waiting).remove(sequence)
         self._release_host(sequence)
         sequence.release(self.pool)
+        if all(x.request.user != sequence.request.user for x in self):
+            del self.served[sequence.request.user]
+
+    def recompute(self) -> None:
+        """Forget all contents of the cache, because the weights have changed: sequences are computed again."""
+        for sequence in list(self.running):
+            self.running.remove(sequence)
+            self.waiting.append(sequence)
+        for sequence in self.waiting:
+            self._release_host(sequence)
+            sequence.release(self.pool)
+        self.pool.forget_all()
 
     def schedule(self) -> Batch:
         """The next step. Its blocks are reserved."""

@@ -73,8 +73,9 @@ class Sequence:
         self.blocks, self.computed, self.registered, self.drafts = [], 0, 0, []
 
     def fork(self, pool: Blocks, number: int) -> Sequence:
-        """A second sequence with the same tokens and blocks."""
+        """A second sequence with the same tokens and blocks; one whose blocks are on the host is computed again."""
         for block in self.blocks:
             pool.hold(block)
-        return Sequence(self.request, number, list(self.tokens), self.prompt, self.salt, self.computed,
-                        list(self.blocks), [], [], list(self.known), self.registered, score=self.score)  # fmt: skip
+        computed = self.computed if self.blocks else 0
+        return Sequence(self.request, number, list(self.tokens), self.prompt, self.salt, computed, list(self.blocks),
+                        [], [], list(self.known), self.registered, score=self.score)  # fmt: skip

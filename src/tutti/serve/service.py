@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import traceback
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -69,7 +70,13 @@ class Answers:
         """Nobody waits any more."""
         for i, request in enumerate(self.requests):
             if self.service.listeners.pop(request.id, None) and i in self.open:
-                self.service.inbox.put(lambda id=request.id: self.service.engine.cancel(id))
+                self.service.inbox.put(lambda id=request.id: self.service.cancel(id))
+
+
+def _settle(done: asyncio.Future[Any], made: Any, error: Exception | None) -> None:
+    """Answer a call whose caller may have left."""
+    if not done.done():
+        done.set_exception(error) if error else done.set_result(made)
 
 
 class Service:
@@ -83,8 +90,8 @@ class Service:
         self.engine, self.limit, self.observe = engine, limit, observe
         self.listeners: dict[str, tuple[Answers, int]] = {}  # who waits for a request, and its number there
         self.inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self.draining = False
-        self.failed: Exception | None = None
+        self.draining = self.ended = False
+        self.calls: set[asyncio.Future[Any]] = set()
         self.thread = threading.Thread(target=self._run, name="tutti engine", daemon=True)
 
     def start(self) -> None:
@@ -112,10 +119,10 @@ class Service:
 
     def submit(self, requests: Sequence[Request]) -> Answers:
         """Start requests. Raises Full and Draining."""
-        if self.failed:
-            raise self.failed
-        if self.draining:
+        if self.draining or self.ended:
             raise Draining("the server is shutting down")
+        if any(x.id in self.listeners for x in requests) or len({x.id for x in requests}) < len(requests):
+            raise ValueError("there is a request with this id already")
         if len(self.listeners) + len(requests) > self.limit:
             raise Full(max(1.0, len(self.listeners) / 32))
         answers = Answers(self, requests)
@@ -143,36 +150,54 @@ class Service:
 
     async def call(self, function: Callable[[Any], Any]) -> Any:
         """`function(engine)`, computed in the engine's thread between steps."""
+        if self.ended:
+            raise Draining("the server has stopped")
         loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
         def run() -> None:
             try:
                 made = function(self.engine)
             except Exception as error:
-                loop.call_soon_threadsafe(done.set_exception, error)
+                loop.call_soon_threadsafe(_settle, done, None, error)
             else:
-                loop.call_soon_threadsafe(done.set_result, made)
+                loop.call_soon_threadsafe(_settle, done, made, None)
 
-        self.inbox.put(run)
-        return await done
+        self.calls.add(done)
+        try:
+            self.inbox.put(run)
+            return await done
+        finally:
+            self.calls.discard(done)
 
     # -- the thread -----------------------------------------------------------------------------------------------
 
     def _add(self, request: Request, answers: Answers, number: int) -> None:
         try:
             self.engine.add(request)
-        except ValueError as error:
+        except Exception as error:
             answers.tell(number, None, error)
+
+    def cancel(self, id: str) -> None:
+        """End a request. Called in the thread."""
+        if (output := self.engine.cancel(id)) and self.observe:
+            self.observe(self.engine, [output])
 
     def _run(self) -> None:
         try:
             while self._read():
-                self._tell(self.engine.step())
-        except Exception as error:
-            self.failed = RuntimeError(f"the engine has failed: {error}")
-            self.failed.__cause__ = error
-        for answers, number in list(self.listeners.values()):
-            answers.tell(number, None, self.failed or Draining("the server has stopped"))
+                try:
+                    changed = self.engine.step()
+                except Exception as error:  # what runs is lost, others can be served
+                    traceback.print_exc()
+                    changed = self.engine.fail(f"the engine has failed: {error}")
+                self._tell(changed)
+        finally:
+            self.ended = True
+            over = Draining("the server has stopped")
+            for answers, number in list(self.listeners.values()):
+                answers.tell(number, None, over)
+            for done in list(self.calls):
+                done.get_loop().call_soon_threadsafe(_settle, done, None, over)
 
     def _read(self) -> bool:
         """Do what the inbox says; wait for it if there is nothing to compute. False: stop."""
@@ -190,7 +215,7 @@ class Service:
     def _tell(self, changed: list[Output]) -> None:
         for output in changed:
             if found := self.listeners.get(output.id):
-                shown = [replace(x) for x in output.completions]  # the engine goes on with its own
+                shown = [replace(x, tokens=list(x.tokens), logprobs=list(x.logprobs)) for x in output.completions]
                 found[0].tell(found[1], replace(output, completions=shown))
         if self.observe:
             self.observe(self.engine, changed)

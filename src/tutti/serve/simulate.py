@@ -37,25 +37,27 @@ class SimulatedEngine:
 
     def __init__(self, sizes: Sizes, cost: Cost, hands_on: bool = False):
         self.pool = Blocks(sizes.blocks, sizes.block)
-        self.host = Blocks(1 << 20, sizes.block, False)
         self.scheduler = Scheduler(self.pool, None, sizes.budget, sizes.most)
-        self.scheduler.host = self.host  # where arriving caches wait
+        self.arriving: list[Tokens] = []  # sequences whose caches wait for room
         self.cost, self.hands_on, self.busy, self.steps = cost, hands_on, False, 0
         self.seconds = 0.0
 
     @property
     def load(self) -> int:
         """Number of sequences."""
-        return len(self.scheduler.running) + len(self.scheduler.waiting)
+        return len(self.scheduler.running) + len(self.scheduler.waiting) + len(self.arriving)
 
     def arrive(self, sequence: Tokens) -> None:
         """A new sequence, or one whose cache comes with it."""
         if sequence.computed:
-            sequence.swapped = [self.host.take() for _ in range(self.pool.needed(sequence.computed))]
-        self.scheduler.add(sequence)
+            self.arriving.append(sequence)
+        else:
+            self.scheduler.add(sequence)
 
     def begin(self) -> tuple[Batch, float] | None:
         """The next step and its seconds; None if there is nothing to do."""
+        while self.arriving and self.scheduler.place(self.arriving[0], self.arriving[0].computed):
+            del self.arriving[0]
         batch = self.scheduler.schedule()
         if not batch.pieces:
             return None
@@ -98,6 +100,10 @@ def simulate(
             prompt = [next(fresh) for _ in range(length)]
             sequence = Tokens(Request(prompt, id=str(what), arrival=now), 0, list(prompt), length)
             engine = engines[route([0] * len(engines), [x.load for x in engines])]
+            needed = engine.pool.needed(length + measured[what].arrival.tokens)
+            if needed > min(x.pool.count for x in (*engines, *receivers)):
+                measured[what].status, measured[what].error = 400, "longer than the cache"
+                continue
             engine.arrive(sequence)
             begin(engine, now)
         elif kind == "handed on":

@@ -47,5 +47,6 @@ class Text:
     @property
     def safe(self) -> str:
         """The text that no stop text can take back."""
-        held = max((n for stop in self.stop for n in range(1, len(stop)) if self.text.endswith(stop[:n])), default=0)
+        last = self.text[-max(map(len, self.stop), default=0) :] if self.stop else ""
+        held = max((n for stop in self.stop for n in range(1, len(stop)) if last.endswith(stop[:n])), default=0)
         return self.text[: len(self.text) - held]

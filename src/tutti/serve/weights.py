@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -45,24 +46,30 @@ def update(store: Store, weights: Weights) -> int:
     must call it. Raises ValueError if a parameter is missing or has another shape.
     """
     source: TensorStore | None = weights if isinstance(weights, Store) else getattr(weights, "store", None)
+    known: Any = weights if source is None else source.tensors
+    keys = {name: _key(name, known) for name in store.names("param")}
+    for name, key in keys.items():  # before anything changes
+        stored = store.tensors[name].spec.shape
+        found = None if key is None else weights[key].shape if source is None else source.tensors[key].spec.shape  # pyright: ignore
+        if found is None or tuple(found) != tuple(stored):
+            raise ValueError(f"parameter {name.removeprefix(PREFIX)!r} has shape {tuple(stored)}; the weights have "
+                             f"{found and tuple(found)}")  # fmt: skip
     count = 0
-    for name in store.names("param"):
-        own, stored = name.removeprefix(PREFIX), store.tensors[name]
+    for name, key in keys.items():
+        assert key is not None
         if source is None:
-            assert isinstance(weights, Mapping)
-            value = weights.get(own)
-            shape = None if value is None else tuple(value.shape)
-        else:
-            key = next((x for x in (name, f"param:{own}") if x in source.tensors), "")
-            shape = tuple(source.tensors[key].spec.shape) if key else None
-        if shape != tuple(stored.spec.shape):
-            raise ValueError(f"parameter {own!r} has shape {tuple(stored.spec.shape)}; the weights have {shape}")
-        if source is None:
-            store.place(name, value.to(stored.spec.dtype))  # pyright: ignore[reportOptionalMemberAccess]
-            count += stored.spec.bytes
+            spec = store.tensors[name].spec
+            store.place(name, weights[key].to(spec.dtype))  # pyright: ignore[reportIndexIssue]
+            count += spec.bytes
         else:
             count += _take(store, name, source, key)
     return count
+
+
+def _key(name: str, known: Container[str]) -> str | None:
+    """The name of a parameter of the engine's store in other weights."""
+    own = name.removeprefix(PREFIX)
+    return next((x for x in (name, f"param:{own}", own) if x in known), None)
 
 
 def _take(store: TensorStore, name: str, source: TensorStore, key: str) -> int:

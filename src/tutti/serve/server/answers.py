@@ -15,7 +15,7 @@ from tutti.serve.server.protocol import Tool
 from tutti.serve.server.tools import calls_in
 
 REASONS = {"stop": "stop", "length": "length", "deadline": "length", "cancelled": "stop", "error": "stop"}
-CALLS = ("<tool_call>", "[TOOL_CALLS]", "{", "[")  # how an answer begins that may be a tool call
+CALLS, JSON = ("<tool_call>", "[TOOL_CALLS]"), "{["  # how tool calls begin, anywhere, and an answer that is one
 
 
 def usage(outputs: Sequence[Output]) -> dict[str, Any]:
@@ -66,8 +66,9 @@ class TextAnswer(Answer):
     def piece(self, number: int, output: Output, completion: Completion, sent: Sent) -> Iterator[dict[str, Any]]:
         """What is new in a completion."""
         if len(completion.text) > len(sent.text) or completion.finish:
-            yield self.frame([self._choice(number, output, completion, len(sent.text), sent.tokens)])
+            made = self.frame([self._choice(number, output, completion, len(sent.text), sent.tokens)])
             sent.seen(completion)
+            yield made
 
     def _choice(self, number: int, output: Output, completion: Completion, text: int, tokens: int) -> dict[str, Any]:
         echoed = self.tokenizer.decode(output.prompt, skip_special_tokens=True) if self.echo and not text else ""
@@ -114,23 +115,28 @@ class ChatAnswer(Answer):
         """What is new in a completion."""
         if not sent.begun:
             yield self._delta(number, {"role": "assistant", "content": ""})
-        if self.tools and not completion.finish and self._may_call(completion.text):
-            return
         text, calls = completion.text, []
-        if self.tools and completion.finish and not sent.text:
+        if self.tools and completion.finish:
             text, calls = calls_in(completion.text, self.tools)
+        elif self.tools:
+            text = text[: self._call_begins(text)]
         if len(text) > len(sent.text):
             told = self._logprobs(completion.logprobs[sent.tokens :])
-            yield self._delta(number, {"content": text[len(sent.text) :]}, told)
-            sent.seen(completion)
+            delta = {"content": text[len(sent.text) :]}
+            sent.text, sent.tokens = text, len(completion.logprobs)
+            yield self._delta(number, delta, told)
         if calls:
             yield self._delta(number, {"tool_calls": [{"index": i, **x} for i, x in enumerate(calls)]})
         if completion.finish:
             yield self._delta(number, {}, None, "tool_calls" if calls else REASONS[completion.finish])
 
-    def _may_call(self, text: str) -> bool:
-        start = text.lstrip()
-        return any(start.startswith(x) or x.startswith(start) for x in CALLS)
+    def _call_begins(self, text: str) -> int:
+        """Where a tool call may begin in an answer that is not complete: its text from there on is held back."""
+        if not text.strip() or text.lstrip()[0] in JSON:
+            return 0
+        whole = [at for x in CALLS if (at := text.find(x)) >= 0]
+        begun = [len(text) - n for x in CALLS for n in range(1, len(x)) if text.endswith(x[:n])]
+        return len(text[: min([*whole, *begun], default=len(text))].rstrip())
 
     def _delta(self, number: int, delta: dict[str, Any], told: Any = None, reason: str | None = None) -> dict[str, Any]:
         choice = {"index": number, "delta": delta, "logprobs": told, "finish_reason": reason}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import inspect
 import struct
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -17,6 +18,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.exceptions import HTTPException
+from transformers import PreTrainedTokenizerBase
 
 from tutti.serve.request import Output, Sampling
 from tutti.serve.request import Request as Ask
@@ -28,7 +30,9 @@ from tutti.serve.server.protocol import ChatBody, Common, CompletionBody, Embedd
 from tutti.serve.server.tools import forced
 from tutti.serve.service import Answers, Draining, Full, Service
 
+TEMPLATE = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters, "tokenizer"}
 GONE = 499  # status of a request whose client has left
+CUT = "incomplete"  # status of a response that has reached its length
 LOOK = 0.25  # seconds between looks whether a client is still there
 
 
@@ -100,7 +104,7 @@ class Server:
 
     async def health(self) -> JSONResponse:
         """200 while requests are served, 503 otherwise."""
-        state = "failed" if self.service.failed else "draining" if self.service.draining else "ok"
+        state = "ended" if self.service.ended else "draining" if self.service.draining else "ok"
         return JSONResponse({"status": state}, 200 if state == "ok" else 503)
 
     async def metrics_text(self) -> PlainTextResponse:
@@ -135,7 +139,10 @@ class Server:
         if body.echo and body.prompt_logprobs is None:
             body.prompt_logprobs = body.logprobs
         sampling = body.sampling(body.max_tokens, body.logprobs)
-        prompts = [await self._tokens(x) for x in body.prompts()]
+        given = body.prompts()
+        if len(given) > self.options.queue:
+            raise Refused(400, f"{len(given)} prompts; the server holds {self.options.queue} at once", "prompt")
+        prompts = [await self._tokens(x) for x in given]
         made = TextAnswer(body.model, self.tokenizer, body.n, echo=body.echo)
         return await self._answer(request, body, made, [self._ask(x, sampling, body, adapter) for x in prompts])
 
@@ -146,7 +153,9 @@ class Server:
         if body.top_logprobs is not None and not body.logprobs:
             raise Refused(400, "top_logprobs needs logprobs", "top_logprobs")
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        most = body.max_completion_tokens or body.max_tokens
+        most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        if refused := TEMPLATE & body.chat_template_kwargs.keys():
+            raise Refused(400, f"chat_template_kwargs cannot set {', '.join(sorted(refused))}", "chat_template_kwargs")
         sampling = body.sampling(most, logprobs, forced(tools, body.tool_choice))
         prompt = await self._chat_tokens(body.messages, tools, body.chat_template_kwargs)
         made = ChatAnswer(body.model, self.tokenizer, body.n, tools=tools)
@@ -163,6 +172,8 @@ class Server:
         raise Refused(404, f"there is no model {model!r}; there is {known}", "model")
 
     def _ask(self, prompt: list[int], sampling: Sampling, body: Common, adapter: str) -> Ask:
+        if body.priority < 0:
+            raise Refused(400, f"priority is {body.priority}; it must be at least 0, the first", "priority")
         if body.stream and sampling.best_of and sampling.best_of > sampling.n:
             raise Refused(400, "best_of cannot be streamed", "best_of")
         return Ask(prompt, sampling, priority=body.priority, user=body.user or "", deadline=body.deadline,
@@ -212,11 +223,14 @@ class Server:
     async def _changes(self, request: Request, answers: Answers) -> AsyncIterator[dict[int, Output]]:
         """The outputs that change, by their number, until all are finished or the client has left."""
         try:
+            looked = time.monotonic()
             while answers.open:
                 if changed := await answers.changed(LOOK):
                     yield changed
-                elif await request.is_disconnected():
-                    raise Refused(GONE, "the client has left")
+                if time.monotonic() - looked >= LOOK:
+                    looked = time.monotonic()
+                    if await request.is_disconnected():
+                        raise Refused(GONE, "the client has left")
         finally:
             answers.close()
 
@@ -250,16 +264,23 @@ class Server:
 
     async def embeddings(self, request: Request, body: EmbeddingBody) -> dict[str, Any]:
         """`/v1/embeddings`: the mean of the last hidden states, of length one."""
-        self._begin(request, body.model)
+        if self._begin(request, body.model):
+            raise Refused(400, "embeddings are those of the model without an adapter", "model")
         given: Any = body.input
         texts = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
         if not texts:
             raise Refused(400, "input is empty", "input")
+        if len(texts) > self.options.queue:
+            raise Refused(400, f"{len(texts)} inputs; the server takes {self.options.queue} at once", "input")
         tokens = [await self._tokens(x) for x in texts]
-        found = await self.service.call(lambda engine: getattr(engine, "engines", [engine])[0].embed(tokens))
-        if body.dimensions:
-            found = found[:, : body.dimensions]
-            found = found / found.norm(dim=-1, keepdim=True)
+        found = [await self.service.call(lambda engine, x=x: getattr(engine, "engines", [engine])[0].embed([x])[0])
+                 for x in tokens]  # fmt: skip
+        if body.dimensions is not None:
+            if not 1 <= body.dimensions <= len(found[0]):
+                raise Refused(
+                    400, f"dimensions is {body.dimensions}; it must be from 1 to {len(found[0])}", "dimensions"
+                )
+            found = [x[: body.dimensions] / x[: body.dimensions].norm() for x in found]
         data = [{"object": "embedding", "index": i, "embedding": _written(x.tolist(), body.encoding_format)}
                 for i, x in enumerate(found)]  # fmt: skip
         count = sum(map(len, tokens))
@@ -288,12 +309,13 @@ class Server:
                     "model": body.model, "output": [message] if output else [], "usage": counts or None,
                     "parallel_tool_calls": False, "tool_choice": "auto", "tools": [],
                     "metadata": body.metadata or {}, "error": None, "instructions": body.instructions,
-                    "temperature": body.temperature, "top_p": body.top_p, "incomplete_details": None}  # fmt: skip
+                    "temperature": body.temperature, "top_p": body.top_p,
+                    "incomplete_details": {"reason": "max_output_tokens"} if status == CUT else None}  # fmt: skip
 
         changes = self._changes(request, self.service.submit([ask]))
         if not body.stream:
             output = [x[0] async for x in changes][-1]
-            return shown(output.text, "completed", output)
+            return shown(output.text, _status(output), output)
         first = (await anext(changes))[0]
 
         async def events() -> AsyncIterator[str]:
@@ -310,16 +332,23 @@ class Server:
                 if output.finished:
                     break
                 output = (await anext(changes))[0]
-            done = {"type": "response.completed", "sequence_number": number + 1,
-                    "response": shown(text, "completed", output)}  # fmt: skip
-            yield event(done, "response.completed")
+            kind = f"response.{_status(output)}"
+            done = {"type": kind, "sequence_number": number + 1, "response": shown(text, _status(output), output)}
+            yield event(done, kind)
 
         return StreamingResponse(events(), media_type="text/event-stream")
 
 
+def _status(output: Output) -> str:
+    """The state of a finished response."""
+    return CUT if output.completions[0].finish == "length" else "completed"
+
+
 def _joined(content: Any) -> Any:
     """The text of a message whose content is a list of texts."""
-    if isinstance(content, list) and all(x.get("type") in ("text", "input_text", "output_text") for x in content):
+    if isinstance(content, list) and all(
+        isinstance(x, dict) and x.get("type") in ("text", "input_text", "output_text") for x in content
+    ):
         return "".join(x["text"] for x in content)
     return content
 

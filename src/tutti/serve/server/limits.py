@@ -83,8 +83,9 @@ class Access:
 
     def _count(self, who: bytes) -> None:
         now = time.monotonic()
-        left, then = self.left.pop(who, (self.rate, now))
-        left = min(self.rate, left + (now - then) * self.rate / 60)
+        most = max(1.0, self.rate)
+        left, then = self.left.pop(who, (most, now))
+        left = min(most, left + (now - then) * self.rate / 60)
         self.left[who] = max(0.0, left - 1), now
         if len(self.left) > CLIENTS:
             self.left.popitem(last=False)

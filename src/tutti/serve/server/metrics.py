@@ -76,7 +76,7 @@ class Metrics:
         self.tokens += len(times) - known
         if output.finished:
             self.whole.observe(time.monotonic() - output.arrival)
-            self.requests.labels(finish=output.completions[0].finish if output.completions else "error").inc()
+            self.requests.labels(finish="error" if output.error else output.completions[0].finish).inc()
         else:
             self.known[output.id] = len(times)
 

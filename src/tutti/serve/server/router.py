@@ -19,7 +19,8 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
 from starlette.applications import Starlette
@@ -30,6 +31,7 @@ from starlette.routing import Route
 from tutti.serve.replicas import route
 from tutti.serve.server.answers import event
 from tutti.serve.server.errors import Refused, body_of
+from tutti.serve.server.limits import Access
 
 CHUNK = 64  # characters of a prompt that are compared at once
 REMEMBERED = 20_000  # chunks of a worker
@@ -46,7 +48,7 @@ class Worker:
         self.load = self.starts = 0
         self.ready = False
         self.process: subprocess.Popen[bytes] | None = None
-        self.port = 0
+        self.port, self.next_start = 0, 0.0
 
     def start(self) -> None:
         """Start the process. What it had cached is gone."""
@@ -58,6 +60,7 @@ class Worker:
         self.process = subprocess.Popen(command, env=environment)
         self.seen.clear()
         self.ready, self.starts = False, self.starts + 1
+        self.next_start = time.monotonic() + min(60, 2**self.starts)  # one that cannot start is tried less and less
 
     @property
     def url(self) -> str:
@@ -99,10 +102,12 @@ def chunks_of(body: bytes) -> list[bytes]:
 class Router:
     """Forwards requests to workers.
 
-    command: starts a worker; "{port}" in it is replaced. count: number of workers. most: largest body in bytes.
+    command: starts a worker; "{port}" in it is replaced. count: number of workers. most: largest body in bytes. access:
+    checks keys and rates.
     """
 
-    def __init__(self, command: Sequence[str], count: int, most: int):
+    def __init__(self, command: Sequence[str], count: int, most: int, access: Access):
+        self.access = access
         threads = max(1, (os.cpu_count() or 1) // count)
         self.workers = [Worker(command, threads) for _ in range(count)]
         self.most, self.draining = most, False
@@ -138,10 +143,14 @@ class Router:
         while True:
             for worker in self.workers:
                 if not worker.alive:
-                    worker.start()
-                elif not worker.ready:
-                    with suppress(httpx.HTTPError):
-                        worker.ready = (await self.client.get(f"{worker.url}/health")).status_code == 200
+                    if time.monotonic() >= worker.next_start:
+                        worker.start()
+                else:
+                    try:
+                        answer = await self.client.get(f"{worker.url}/health", timeout=5)
+                        worker.ready = answer.status_code == 200
+                    except httpx.HTTPError:
+                        worker.ready = False
             await asyncio.sleep(0.2)
 
     def _end(self, seconds: float = 60) -> None:
@@ -202,6 +211,11 @@ class Router:
 
     async def forward(self, request: Request) -> Response:
         """Send a request to a worker, and its answer back."""
+        if request.url.path.startswith("/v1"):
+            try:
+                self.access.check(request)
+            except Refused as error:
+                return _refused(error)
         body = b""
         async for piece in request.stream():
             body += piece
@@ -229,7 +243,7 @@ class Router:
                 worker.load -= 1
                 raise
             headers = {k: v for k, v in answer.headers.items() if k.lower() not in HOP}
-            return StreamingResponse(self._pieces(worker, answer), answer.status_code, headers)
+            return _Forwarded(worker, self._pieces(answer), answer.status_code, headers)
 
     async def _send(self, worker: Worker, request: Request, body: bytes) -> httpx.Response:
         assert self.client
@@ -244,7 +258,7 @@ class Router:
                 raise asyncio.CancelledError
         return task.result()
 
-    async def _pieces(self, worker: Worker, answer: httpx.Response) -> AsyncIterator[bytes]:
+    async def _pieces(self, answer: httpx.Response) -> AsyncIterator[bytes]:
         try:
             async for piece in answer.aiter_raw():
                 yield piece
@@ -252,8 +266,21 @@ class Router:
             if "event-stream" in answer.headers.get("content-type", ""):
                 yield event(body_of(Refused(502, f"the worker has ended: {error!r}"))[1]).encode()
         finally:
-            worker.load -= 1
             await answer.aclose()
+
+
+class _Forwarded(StreamingResponse):
+    """The answer of a worker, which has one request less afterwards, also if the client has left before it begins."""
+
+    def __init__(self, worker: Worker, pieces: AsyncIterator[bytes], status: int, headers: dict[str, str]):
+        super().__init__(pieces, status, headers)
+        self.worker = worker
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.worker.load -= 1
 
 
 def _refused(error: Refused) -> Response:
