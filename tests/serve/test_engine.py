@@ -279,7 +279,7 @@ def test_embeddings(shared):
 def test_a_request_that_fails_does_not_end_the_others(shared):
     """No token is left: the regex wants `a`, which must not end the output yet."""
     a = tiny.tokenizer()("a")["input_ids"][0]
-    bad = shared.add(Request("x", Sampling(regex="a{5,9}", min_tokens=5, stop_tokens=(a,), ignore_end=True)))
+    bad = shared.add(Request("x", Sampling(regex="a{5,9}", min_tokens=5, stop_tokens=(a,), ignore_end=True, n=2)))
     good = shared.add(Request([1, 2], Sampling(max_tokens=5, temperature=0, ignore_end=True)))
     while shared.busy:
         shared.step()

@@ -16,7 +16,7 @@ from contextlib import suppress
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any, Protocol
 
-from tutti.serve.engine import Carried, Engine
+from tutti.serve.engine import Carried, Engine, served
 from tutti.serve.request import Output, Request, Sampling
 
 
@@ -181,7 +181,4 @@ class Disaggregated:
 
     def generate(self, requests: Iterable[Any], sampling: Sampling | None = None) -> list[Output]:
         """As `Engine.generate`."""
-        outputs = [self.add(x if isinstance(x, Request) else Request(x, sampling or Sampling())) for x in requests]
-        while not all(x.finished for x in outputs):
-            self.step()
-        return outputs
+        return served(self, requests, sampling)

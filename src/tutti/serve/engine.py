@@ -25,7 +25,7 @@ from tutti.launch.progress import progress
 from tutti.plan.plan import Plan
 from tutti.serve.blocks import Blocks
 from tutti.serve.constrain import Constraint, Constraints
-from tutti.serve.job import Job
+from tutti.serve.job import Branch, Job
 from tutti.serve.lora import Adapters
 from tutti.serve.request import Output, Request, Sampling
 from tutti.serve.runner import Runner
@@ -246,9 +246,7 @@ class Engine:
         sequences = [x.sequence for x in job.branches.values()]
         if job.beams or any(not x.output or x not in self.scheduler.running for x in sequences):
             return None
-        caches = []
-        for x in sequences:
-            caches.append(self.runner.read_blocks(x.blocks[: self.pool.needed(x.computed)]))
+        caches = [self.runner.read_blocks(x.blocks[: self.pool.needed(x.computed)]) for x in sequences]
         known = [(x.number, x.tokens, x.computed, x.score) for x in sequences]
         carried = Carried(job.request, job.output, job.seed, known,
                           time.monotonic() - job.request.arrival, caches)  # fmt: skip
@@ -289,9 +287,7 @@ class Engine:
             return self.runner.follow()
         made = [x if isinstance(x, Request) else Request(x, sampling or Sampling()) for x in requests]
         try:
-            outputs = [self.add(x) for x in made]
-            while not all(x.finished for x in outputs):
-                self.step()
+            outputs = served(self, made)
         except Exception as error:
             for request in made:
                 self.cancel(request.id)
@@ -437,7 +433,9 @@ class Engine:
 
     def _accept(self, sequence: Sequence, tokens: list[int], logprobs: list[Any]) -> None:
         """Append the tokens up to the first that a draft had not guessed."""
-        job, drafts = self.jobs[sequence.request.id], sequence.drafts
+        job, drafts = self.jobs.get(sequence.request.id), sequence.drafts
+        if job is None:  # another sequence of the request has just failed
+            return
         sequence.drafts = []
         self.guessed += len(drafts)
         for i, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
@@ -480,16 +478,16 @@ class Engine:
         kept: dict[int, Sequence] = {}
         parents = [x.sequence for x in branches]
         used: set[int] = set()
-        for number, (beam, token) in enumerate(chosen):
+        for number, (beam, _) in enumerate(chosen):
             parent = parents[beam]
             if beam in used:
                 kept[number] = parent.fork(self.pool, number)
-                kept[number].tokens = list(parent.tokens[: parent.prompt + len(beams.outputs[number]) - 1])
                 self.scheduler.join(kept[number])
             else:
                 used.add(beam)
                 kept[number] = parent
-            kept[number].extend([token])
+        for sequence, (_, token) in zip(kept.values(), chosen, strict=True):  # after all forks
+            sequence.extend([token])
         for i, parent in enumerate(parents):
             if i not in used:
                 self.scheduler.remove(parent)
@@ -497,12 +495,20 @@ class Engine:
         job.branches = {}
         for number, sequence in kept.items():
             sequence.number, sequence.room = number, 1
-            job.branches[number] = type(first)(sequence, first.completion, None, None)
+            job.branches[number] = Branch(sequence, first.completion, None, None)
         next(iter(kept.values())).room = beams.width - len(kept) + 1
 
     def _conclude(self, job: Job) -> None:
         job.conclude()
         del self.jobs[job.request.id]
+
+
+def served(engine: Any, requests: Iterable[Any], sampling: Sampling | None = None) -> list[Output]:
+    """The finished outputs of requests to anything with the methods of an engine. Arguments: see `Engine.generate`."""
+    outputs = [engine.add(x if isinstance(x, Request) else Request(x, sampling or Sampling())) for x in requests]
+    while not all(x.finished for x in outputs):
+        engine.step()
+    return outputs
 
 
 def _tokenizer(folder: Path) -> Any:

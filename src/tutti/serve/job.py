@@ -51,14 +51,12 @@ class Job:
 
     def resume(self, sequence: Sequence, constraint: Constraint | None) -> None:
         """A sequence that another engine began. Its completion is in the output."""
-        prompt, stop = sequence.tokens[: sequence.prompt], self.request.sampling.stop
-        text = Text(self.tokenizer, prompt, stop) if self.tokenizer else None
+        branch = self._branch(sequence, self.output.completions[sequence.number], constraint)
         for token in sequence.output:
-            if text:
-                text.add([token])
+            if branch.text:
+                branch.text.add([token])
             if constraint:
                 constraint.take(token)
-        self.branches[sequence.number] = Branch(sequence, self.output.completions[sequence.number], text, constraint)
 
     def fork(self, sequence: Sequence) -> None:
         """Another continuation of the prompt, whose sequence is a fork of the first."""
@@ -66,10 +64,15 @@ class Job:
         self._add(sequence, first.constraint and first.constraint.fork())
 
     def _add(self, sequence: Sequence, constraint: Constraint | None) -> None:
-        completion, stop = Completion(), self.request.sampling.stop
-        text = Text(self.tokenizer, sequence.tokens[: sequence.prompt], stop) if self.tokenizer else None
-        self.output.completions.append(completion)
+        self.output.completions.append(Completion())
+        self._branch(sequence, self.output.completions[-1], constraint)
+
+    def _branch(self, sequence: Sequence, completion: Completion, constraint: Constraint | None) -> Branch:
+        """A sequence is extended from now on."""
+        prompt, stop = sequence.tokens[: sequence.prompt], self.request.sampling.stop
+        text = Text(self.tokenizer, prompt, stop) if self.tokenizer else None
         self.branches[sequence.number] = Branch(sequence, completion, text, constraint)
+        return self.branches[sequence.number]
 
     def row(self, sequence: Sequence, drafts: list[int]) -> Row:
         """What decides about the token after a sequence and some drafts."""

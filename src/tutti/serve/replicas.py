@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tutti.serve.blocks import digests
-from tutti.serve.engine import Engine
+from tutti.serve.engine import Engine, served
 from tutti.serve.request import Output, Request, Sampling
 
 SLACK = 4  # requests that an engine may have more than the idlest, and still get one whose prompt it knows
@@ -75,7 +75,4 @@ class Replicas:
 
     def generate(self, requests: Iterable[Any], sampling: Sampling | None = None) -> list[Output]:
         """As `Engine.generate`."""
-        outputs = [self.add(x if isinstance(x, Request) else Request(x, sampling or Sampling())) for x in requests]
-        while not all(x.finished for x in outputs):
-            self.step()
-        return outputs
+        return served(self, requests, sampling)

@@ -202,7 +202,7 @@ class Runner:
         found, index = {}, torch.tensor(blocks)
         for name in self.store.names("cache"):
             stored = self.store.tensors[name]
-            parts = {rank: x.view(-1, self.block, *x.shape[1:])[index.to(x.device)].flatten(0, 1)
+            parts = {rank: self._in_blocks(x)[index.to(x.device)].flatten(0, 1)
                      for rank, x in self.store.parts_of(name).items()}  # fmt: skip
             spec = replace(stored.spec, shape=(len(blocks) * self.block, *stored.spec.shape[1:]))
             found[name] = self.store.assemble(parts, stored.device, stored.layout, spec)
@@ -216,7 +216,11 @@ class Runner:
             stored = self.store.tensors[name]
             for rank, x in self.store.parts_of(name).items():
                 own = own_slice(whole, stored.layout, self.store.inner, rank % devices(self.store.inner))
-                x.view(-1, self.block, *x.shape[1:])[index.to(x.device)] = own.view(-1, self.block, *x.shape[1:]).to(x)
+                self._in_blocks(x)[index.to(x.device)] = self._in_blocks(own).to(x)
+
+    def _in_blocks(self, x: Tensor) -> Tensor:
+        """Slots (slots, heads, width) as blocks (blocks, block, heads, width)."""
+        return x.view(-1, self.block, *x.shape[1:])
 
     def move(self, moves: Several[Move]) -> None:
         """Copy blocks within the cache, to the host and back, in order."""
@@ -233,8 +237,8 @@ class Runner:
         for name, x in caches.items():
             source = self.host[rank][name] if kind == "in" else x
             target = self.host[rank][name] if kind == "out" else x
-            blocks = source.view(-1, self.block, *source.shape[1:])[sources.to(source.device)]
-            target.view(-1, self.block, *target.shape[1:])[targets.to(target.device)] = blocks.to(target.device)
+            blocks = self._in_blocks(source)[sources.to(source.device)]
+            self._in_blocks(target)[targets.to(target.device)] = blocks.to(target.device)
 
 
 def step_function(
