@@ -10,6 +10,7 @@ from tutti.nn import paged_attention
 
 attention = torch.ops.tutti.paged_attention
 BLOCK = 16
+BIAS = torch.linspace(-2, 2, 4 * 33).sin().view(4, 33)
 
 
 def drawn(counts, lengths, heads=4, groups=2, width=32, value_width=32, dtype=torch.float32, seed=0, **options):
@@ -46,8 +47,9 @@ CASES = {
     "window": dict(counts=[80, 1], lengths=[150, 140], window=40),
     "softcap": dict(counts=[10, 1], lengths=[70, 80], softcap=1.5),
     "sinks": dict(counts=[10, 1], lengths=[70, 80], sinks=torch.tensor([1.0, -1.0, 0.0, 3.0])),
+    "bias by distance": dict(counts=[10, 1], lengths=[70, 200], bias=BIAS),
     "cross attention": dict(counts=[10, 1, 2], lengths=[70, 80, 3], causal=False),
-    "all": dict(counts=[70], lengths=[90], window=30, softcap=2.0, sinks=torch.ones(4)),
+    "all": dict(counts=[70], lengths=[90], window=30, softcap=2.0, sinks=torch.ones(4), bias=BIAS[:, :9]),
 }
 
 
@@ -68,8 +70,7 @@ def test_equals_the_formula(name, dtype):
 @pytest.mark.parametrize("name", CASES)
 def test_equals_the_formula_on_a_gpu(name, dtype):
     args, options = drawn(**CASES[name], dtype=dtype)
-    sinks = options.get("sinks")
-    there = {**options, "sinks": sinks if sinks is None else sinks.cuda()}
+    there = {k: x.cuda() if isinstance(x, torch.Tensor) else x for k, x in options.items()}
     found = attention(*(x.cuda() for x in args), **there).cpu()
     bound = {"rtol": 1e-5, "atol": 5e-6} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-2}
     torch.testing.assert_close(found.double(), exact(args, options), **bound)
@@ -93,7 +94,7 @@ def test_the_formula_is_that_of_pytorch():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("options", [{}, {"window": 50}, {"sinks": torch.ones(4)}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"window": 50}, {"sinks": torch.ones(4)}, {"bias": BIAS}], ids="".join)
 def test_bits_do_not_depend_on_other_tokens(dtype, options):
     """All tokens of a sequence at once, in chunks, and one by one beside another sequence."""
     length = 150
@@ -147,7 +148,7 @@ def test_operands_of_any_strides():
 
 def test_registration():
     for dtype in (torch.float32, torch.float64):
-        opcheck(attention.default, *drawn([3, 1], [20, 17], dtype=dtype, sinks=torch.ones(4)))
+        opcheck(attention.default, *drawn([3, 1], [20, 17], dtype=dtype, sinks=torch.ones(4), bias=BIAS))
 
 
 def test_operands_that_do_not_fit():
@@ -156,5 +157,5 @@ def test_operands_that_do_not_fit():
         attention(query[..., :30], *rest, **options)
     with pytest.raises(ValueError, match="heads a multiple of key_heads"):
         attention(query[:, :3], *rest, **options)
-    with pytest.raises(ValueError, match="window=4 needs causal=True"):
+    with pytest.raises(ValueError, match="need causal=True"):
         attention(query, *rest, **{**options, "window": 4, "causal": False})

@@ -15,7 +15,7 @@ from tutti.tracing.optimizers.marks import EMA
 
 def load_model(folder: Path) -> Any:
     """The model in a folder, ready for inference: on the GPU, or in float32 on the CPU."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
     from transformers import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
@@ -23,10 +23,23 @@ def load_model(folder: Path) -> Any:
     if (folder / MANIFEST).exists():
         model = stored_model(folder) if on_gpu else stored_model(folder).float()
     else:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype="auto" if on_gpu else torch.float32, trust_remote_code=False
-        )
+        made = auto_class(AutoConfig.from_pretrained(folder, trust_remote_code=False))
+        model = made.from_pretrained(folder, dtype="auto" if on_gpu else torch.float32, trust_remote_code=False)
     return model.to("cuda" if on_gpu else "cpu").eval()
+
+
+def auto_class(config: Any) -> Any:
+    """The class of `transformers` that makes the model of a config that generates.
+
+    Raises ValueError if there is none.
+    """
+    import transformers as t
+
+    encoders = t.AutoModelForSeq2SeqLM, t.AutoModelForSpeechSeq2Seq
+    for made in encoders if config.is_encoder_decoder else (t.AutoModelForImageTextToText, t.AutoModelForCausalLM):
+        if type(config) in made._model_mapping:
+            return made
+    raise ValueError(f"{type(config).__name__} is of a model that does not generate text")
 
 
 def stored_model(folder: Path) -> Any:
@@ -45,12 +58,12 @@ def skeleton(folder: Path) -> Any:
 
     Its memory is not touched, so it takes none. Raises ValueError if a checkpoint lacks a parameter.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoConfig, GenerationConfig
     from transformers.initialization import no_init_weights
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     with no_init_weights():
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.float32)
+        model: Any = auto_class(config).from_config(config, dtype=config.dtype or torch.float32)
     model.tie_weights()
     if (folder / MANIFEST).exists():
         stored = CheckpointReader(folder)

@@ -27,20 +27,21 @@ def has_weights(folder: Path) -> bool:
     return (folder / NAME).exists() or (folder / INDEX).exists()
 
 
+def tensor_names(folder: Path) -> set[str]:
+    """The names of the tensors in a folder."""
+    with ExitStack() as stack:
+        return {name for file in _opened(folder, stack) for name in file.keys()}  # noqa: SIM118
+
+
 def load_weights(folder: Path, wanted: Sequence[Wanted], aliases: Mapping[str, str]) -> int:
     """Read the local blocks of tensors. Returns the bytes read.
 
     aliases: other names of tied tensors -> the first. Values are cast to the wanted dtype. Raises ValueError for a
     missing tensor or another shape; nothing has been read then.
     """
-    try:
-        from safetensors import safe_open
-    except ModuleNotFoundError:
-        raise ValueError(f"{folder} holds safetensors: pip install 'tutti[train]' to read them") from None
     with ExitStack() as stack:
         slices: dict[str, Any] = {}
-        for path in _files(folder):
-            file = stack.enter_context(safe_open(path, "pt"))
+        for file in _opened(folder, stack):
             slices |= {aliases.get(name, name): file.get_slice(name) for name in file.keys()}  # noqa: SIM118
         for x in wanted:
             if x.name in slices and tuple(shape := slices[x.name].get_shape()) != x.held.spec.shape:
@@ -59,6 +60,15 @@ def load_weights(folder: Path, wanted: Sequence[Wanted], aliases: Mapping[str, s
                 into.copy_(part)
             x.held.spread()
     return count
+
+
+def _opened(folder: Path, stack: ExitStack) -> list[Any]:
+    """The files of a folder, open until the stack ends."""
+    try:
+        from safetensors import safe_open
+    except ModuleNotFoundError:
+        raise ValueError(f"{folder} holds safetensors: pip install 'tutti[train]' to read them") from None
+    return [stack.enter_context(safe_open(path, "pt")) for path in _files(folder)]
 
 
 def _files(folder: Path) -> list[Path]:

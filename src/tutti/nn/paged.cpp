@@ -52,7 +52,7 @@ constexpr int QUERIES = N == 16 ? 4 : 2;  // queries in registers at once
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 
 struct Sizes {
-  int64_t tokens, heads, key_heads, width, value_width, block, window, causal, sequences, tables;
+  int64_t tokens, heads, key_heads, width, value_width, block, window, causal, sequences, tables, distances;
   int64_t query_token, query_head, key_slot, key_head, value_slot, value_head;  // strides
 };
 
@@ -207,10 +207,22 @@ Floats exponential(const Floats& x) {
   return x.exp_u20();
 }
 
+// Logits that depend on the distance of a query from each of KEYS keys. bias: by distance, `distances` of them, of which
+// the last is that of all larger ones. own: the distance from the first key.
+struct ByDistance {
+  const float* bias;
+  int64_t distances, own;
+
+  void add_to(float* s, int64_t low, int64_t high) const {
+    for (int64_t c = low; c < high; ++c) s[c] += bias[std::min(own - c, distances - 1)];
+  }
+};
+
 // The KEYS products of a query with keys become their share of the softmax. It sees those from `low` to before `high`.
 // Returns what the earlier ones count for by then.
 template <class T>
-float weigh(float* s, int64_t low, int64_t high, float scale, float softcap, float& most, float& sum) {
+float weigh(float* s, int64_t low, int64_t high, float scale, float softcap, const ByDistance& by, float& most,
+            float& sum) {
   if (low >= high) {
     std::fill(s, s + KEYS, 0.f);
     return 1.f;
@@ -221,6 +233,7 @@ float weigh(float* s, int64_t low, int64_t high, float scale, float softcap, flo
     if (softcap != 0.f) x = Floats(softcap) * (x / Floats(softcap)).tanh();
     x.store(s + c);
   }
+  if (by.bias) by.add_to(s, low, high);
   std::fill(s, s + low, NOTHING);
   std::fill(s + high, s + KEYS, NOTHING);
   for (int64_t c = 0; c < KEYS; c += N) top = at::vec::maximum(top, Floats::loadu(s + c));
@@ -261,7 +274,7 @@ struct Attention {
   const T *query, *keys, *values;
   T* out;
   const int32_t* tables;
-  const float* sinks;
+  const float *sinks, *bias;
   float scale, softcap;
   Sizes n;
 
@@ -346,7 +359,8 @@ struct Attention {
         const int64_t own = tile.position + r / group;
         const int64_t high = n.causal ? std::min(count, own + 1 - j) : count;
         const int64_t low = n.window ? std::max<int64_t>(0, own - n.window + 1 - j) : 0;
-        const float fades = weigh<T>(&m.s[r * KEYS], low, high, scale, softcap, m.most[r], m.sum[r]);
+        const ByDistance by{bias ? bias + (head * group + r % group) * n.distances : nullptr, n.distances, own - j};
+        const float fades = weigh<T>(&m.s[r * KEYS], low, high, scale, softcap, by, m.most[r], m.sum[r]);
         float* o = &m.o[r * m.value_width];
         if (fades != 1.f)
           for (int64_t d = 0; d < m.value_width; d += N) (Floats::loadu(o + d) * Floats(fades)).store(o + d);
@@ -372,7 +386,7 @@ struct Attention {
 };
 
 template <class T>
-void attend(const void* const* x, const float* sinks, const int32_t* tables, const int32_t* starts,
+void attend(const void* const* x, const float* sinks, const float* bias, const int32_t* tables, const int32_t* starts,
             const int32_t* lengths, const Sizes& n, double scale, double softcap) {
   const int64_t group = n.heads / n.key_heads, tokens = std::max<int64_t>(1, ROWS / group);
   std::vector<Tile> tiles;
@@ -380,7 +394,7 @@ void attend(const void* const* x, const float* sinks, const int32_t* tables, con
     for (int64_t t = starts[s]; t < starts[s + 1]; t += tokens)
       tiles.push_back({s, t, std::min(tokens, starts[s + 1] - t), lengths[s] - starts[s + 1] + t, lengths[s]});
   const Attention<T> work{static_cast<const T*>(x[0]), static_cast<const T*>(x[1]), static_cast<const T*>(x[2]),
-                          static_cast<T*>(const_cast<void*>(x[3])), tables, sinks, float(scale), float(softcap), n};
+                          static_cast<T*>(const_cast<void*>(x[3])), tables, sinks, bias, float(scale), float(softcap), n};
   const int64_t items = tiles.size() * n.key_heads, row = n.heads * n.value_width;
   std::fill(work.out + starts[n.sequences] * row, work.out + n.tokens * row, T(0));
   std::atomic<int64_t> next{0};
@@ -403,17 +417,18 @@ at::Tensor integers(const at::Tensor& x) { return x.to(at::kInt).contiguous(); }
 at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& keys, const at::Tensor& values,
                            const at::Tensor& tables, const at::Tensor& starts, const at::Tensor& lengths,
                            int64_t block, double scale, int64_t window, double softcap,
-                           const std::optional<at::Tensor>& sinks, bool causal) {
+                           const std::optional<at::Tensor>& sinks, const std::optional<at::Tensor>& bias, bool causal) {
   const at::Tensor q = in_rows(query), k = in_rows(keys), v = in_rows(values);
   const at::Tensor t = integers(tables), s = integers(starts), l = integers(lengths);
   const at::Tensor sunk = sinks ? sinks->to(at::kFloat).contiguous() : at::Tensor();
+  const at::Tensor added = bias ? bias->to(at::kFloat).contiguous() : at::Tensor();
   at::Tensor out = at::empty({q.size(0), q.size(1), v.size(2)}, q.options());
   const Sizes n{q.size(0), q.size(1), k.size(1), q.size(2), v.size(2), block, window, causal, t.size(0), t.size(1),
-                q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1)};
+                bias ? added.size(1) : 0, q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1)};
   const void* x[] = {q.const_data_ptr(), k.const_data_ptr(), v.const_data_ptr(), out.data_ptr()};
   const auto f = q.scalar_type() == at::kBFloat16 ? attend<BFloat16> : attend<float>;
-  f(x, sinks ? sunk.const_data_ptr<float>() : nullptr, t.const_data_ptr<int32_t>(), s.const_data_ptr<int32_t>(),
-    l.const_data_ptr<int32_t>(), n, scale, softcap);
+  f(x, sinks ? sunk.const_data_ptr<float>() : nullptr, bias ? added.const_data_ptr<float>() : nullptr,
+    t.const_data_ptr<int32_t>(), s.const_data_ptr<int32_t>(), l.const_data_ptr<int32_t>(), n, scale, softcap);
   return out;
 }
 
@@ -436,7 +451,7 @@ int64_t paged_write(at::Tensor cache, const at::Tensor& values, const at::Tensor
 TORCH_LIBRARY_FRAGMENT(NAMESPACE, library) {
   library.def(
       "paged_attention(Tensor query, Tensor keys, Tensor values, Tensor tables, Tensor starts, Tensor lengths, "
-      "int block, float scale, int window, float softcap, Tensor? sinks, bool causal) -> Tensor",
+      "int block, float scale, int window, float softcap, Tensor? sinks, Tensor? bias, bool causal) -> Tensor",
       paged_attention);
   library.def("paged_write(Tensor(a!) cache, Tensor values, Tensor slots) -> int", paged_write);
 }

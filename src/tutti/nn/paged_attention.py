@@ -1,7 +1,8 @@
 """Attention over a paged cache of keys and values (Kwon et al., "PagedAttention", 2023).
 
-    out[i, h] = sum_j p_j values[slot(s, j), g],    p = softmax_j(cap(scale query[i, h] . keys[slot(s, j), g]))
+    out[i, h] = sum_j p_j values[slot(s, j), g],    p = softmax_j(cap(scale query[i, h] . keys[slot(s, j), g]) + b)
     g = h / group,    slot(s, j) = tables[s, j / block] block + j mod block,    cap(x) = softcap tanh(x / softcap) or x
+    b = bias[h, min(p - j, n - 1)] or 0
 
 | operand | shape | |
 |---|---|---|
@@ -12,11 +13,12 @@
 | starts | (sequences + 1) int32 | the first token of each sequence |
 | lengths | (sequences) int32 | cached tokens of the sequence, those of this call included |
 | sinks | (heads) or none | a logit in the denominator of the softmax, without a value |
+| bias | (heads, n) or none | added to the logits, by distance; the last is that of all larger distances |
 | out | (tokens, heads, value_width) | |
 
 Token i of sequence s has the position p = lengths[s] - (starts[s + 1] - i). It sees the keys at positions up to p, of
-which only the last `window`, if that is not 0; with `causal=False` all lengths[s] keys. Tokens from starts[-1] on are
-padding, and their results are zero.
+which only the last `window`, if that is not 0; with `causal=False` all lengths[s] keys, without window and bias. Tokens
+from starts[-1] on are padding, and their results are zero.
 
 On a CPU, float32 and bfloat16 are computed in float32 by `paged.cpp`, which is compiled at first use. The bits
 of a token's result depend on its query, the keys and values that it sees, and their positions only: not on other
@@ -42,15 +44,17 @@ KNOWN = torch.float32, torch.bfloat16  # dtypes of the compiled kernel
 _library = torch.library.Library("tutti", "FRAGMENT")
 _library.define(
     "paged_attention(Tensor query, Tensor keys, Tensor values, Tensor tables, Tensor starts, Tensor lengths, *, "
-    "int block, float scale, int window=0, float softcap=0.0, Tensor? sinks=None, bool causal=True) -> Tensor"
+    "int block, float scale, int window=0, float softcap=0.0, Tensor? sinks=None, "
+    "Tensor? bias=None, bool causal=True) -> Tensor"
 )
 
 
 def reference(
-    query, keys, values, tables, starts, lengths, *, block, scale, window=0, softcap=0.0, sinks=None, causal=True
-):
+    query, keys, values, tables, starts, lengths, *,
+    block, scale, window=0, softcap=0.0, sinks=None, bias=None, causal=True,
+):  # fmt: skip
     """The operator in plain PyTorch, a sequence at a time."""
-    _check(query, keys, values, window, causal)
+    _check(query, keys, values, window, bias, causal)
     out = _made(query, keys, values).zero_()
     wide = torch.promote_types(query.dtype, torch.float32)
     bounds = starts.tolist()
@@ -63,6 +67,8 @@ def reference(
             logits = softcap * torch.tanh(logits / softcap)
         if causal:
             own = at[length - (last - first) :, None]
+            if bias is not None:
+                logits += bias.to(wide).view(*logits.shape[:2], -1)[..., (own - at).clamp(0, bias.shape[1] - 1)]
             unseen = (at > own) | (at <= own - window) if window else at > own
             logits = logits.masked_fill(unseen, -torch.inf)
         if sinks is not None:
@@ -73,7 +79,7 @@ def reference(
     return out
 
 
-def _check(query: Tensor, keys: Tensor, values: Tensor, window: int, causal: bool) -> None:
+def _check(query: Tensor, keys: Tensor, values: Tensor, window: int, bias: Tensor | None, causal: bool) -> None:
     heads, groups = query.shape[1], keys.shape[1]
     if query.shape[2] != keys.shape[2] or keys.shape[:2] != values.shape[:2] or heads % groups:
         raise ValueError(
@@ -81,8 +87,8 @@ def _check(query: Tensor, keys: Tensor, values: Tensor, window: int, causal: boo
             "expected (tokens, heads, width), (slots, key_heads, width) and (slots, key_heads, value_width), with "
             "heads a multiple of key_heads"
         )
-    if window and not causal:
-        raise ValueError(f"paged_attention: window={window} needs causal=True")
+    if (window or bias is not None) and not causal:
+        raise ValueError("paged_attention: a window and a bias need causal=True")
 
 
 def _made(query: Tensor, keys: Tensor, values: Tensor, *rest: object, **options: object) -> Tensor:
@@ -95,27 +101,29 @@ def kernels() -> Any:
     return compat.compile_operators(SOURCE.read_text())
 
 
-def cpu(query, keys, values, tables, starts, lengths, *, block, scale, window=0, softcap=0.0, sinks=None, causal=True):
+def cpu(
+    query, keys, values, tables, starts, lengths, *,
+    block, scale, window=0, softcap=0.0, sinks=None, bias=None, causal=True,
+):  # fmt: skip
     """The operator on a CPU."""
     if not (query.dtype == keys.dtype == values.dtype and query.dtype in KNOWN):
         return reference(query, keys, values, tables, starts, lengths, block=block, scale=scale, window=window,
-                         softcap=softcap, sinks=sinks, causal=causal)  # fmt: skip
-    _check(query, keys, values, window, causal)
+                         softcap=softcap, sinks=sinks, bias=bias, causal=causal)  # fmt: skip
+    _check(query, keys, values, window, bias, causal)
     return kernels().paged_attention.default(
-        query, keys, values, tables, starts, lengths, block, scale, window, softcap, sinks, causal
+        query, keys, values, tables, starts, lengths, block, scale, window, softcap, sinks, bias, causal
     )
 
 
-def _cuda(
-    query, keys, values, tables, starts, lengths, *, block, scale, window=0, softcap=0.0, sinks=None, causal=True
-):
-    options = {"block": block, "scale": scale, "window": window, "softcap": softcap, "sinks": sinks, "causal": causal}
+def _cuda(query, keys, values, tables, starts, lengths, *, window=0, softcap=0.0, sinks=None, bias=None, causal=True,
+          **rest):  # fmt: skip
+    options = {"window": window, "softcap": softcap, "sinks": sinks, "bias": bias, "causal": causal, **rest}
     alike = query.dtype == keys.dtype == values.dtype and query.dtype in (*KNOWN, torch.float16)
     if not alike or not find_spec("triton"):
         return reference(query, keys, values, tables, starts, lengths, **options)
     from tutti.nn.paged_attention_triton import attend
 
-    _check(query, keys, values, window, causal)
+    _check(query, keys, values, window, bias, causal)
     return attend(query, keys, values, tables, starts, lengths, **options)
 
 

@@ -16,11 +16,11 @@ ROWS, KEYS = 16, 64  # at least, of a tile; of a block
 
 @triton.jit
 def _attend(
-    query, keys, values, tables, starts, lengths, sinks, out, scale, softcap, window,
+    query, keys, values, tables, starts, lengths, sinks, bias, out, scale, softcap, window, distances,
     query_token, query_head, key_slot, key_head, value_slot, value_head, out_token, out_head, table,
     GROUP: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
     WIDTH: tl.constexpr, VALUES: tl.constexpr, WIDTHS: tl.constexpr, VALUE_WIDTHS: tl.constexpr,
-    CAUSAL: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr,
+    CAUSAL: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     sequence, tile, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     last, length = tl.load(starts + sequence + 1), tl.load(lengths + sequence)
@@ -51,6 +51,9 @@ def _attend(
             s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
             if CAPPED:
                 s = softcap * (2 * tl.sigmoid(2 * s / softcap) - 1)  # softcap tanh(s / softcap)
+            if BIAS:
+                distance = tl.minimum(tl.maximum(own[:, None] - at[None, :], 0), distances - 1)
+                s += tl.load(bias + head[:, None] * distances + distance, mask=here[:, None], other=0.0)
             seen = here[:, None] & cached[None, :]
             if CAUSAL:
                 seen = seen & (at[None, :] <= own[:, None])
@@ -77,7 +80,7 @@ def _attend(
 
 def attend(
     query: Tensor, keys: Tensor, values: Tensor, tables: Tensor, starts: Tensor, lengths: Tensor, *, block: int,
-    scale: float, window: int, softcap: float, sinks: Tensor | None, causal: bool,
+    scale: float, window: int, softcap: float, sinks: Tensor | None, bias: Tensor | None, causal: bool,
 ) -> Tensor:  # fmt: skip
     """`tutti::paged_attention` for float32, bfloat16 and float16."""
     query, keys, values = (x if x.stride(2) == 1 else x.contiguous() for x in (query, keys, values))
@@ -90,11 +93,12 @@ def attend(
     each = max(1, ROWS // group)  # tokens of a tile
     grid = len(lengths), triton.cdiv(tokens, each), groups
     _attend[grid](  # pyright: ignore[reportIndexIssue]
-        query, keys, values, tables, starts, lengths, None if sinks is None else sinks.float().contiguous(), out,
-        scale, softcap, window, *query.stride()[:2], *keys.stride()[:2], *values.stride()[:2], *out.stride()[:2],
-        tables.stride(0), GROUP=group, TOKENS=each, ROWS=max(ROWS, triton.next_power_of_2(each * group)), KEYS=KEYS,
-        BLOCK=block, WIDTH=width, VALUES=value_width, WIDTHS=max(16, triton.next_power_of_2(width)),
-        VALUE_WIDTHS=max(16, triton.next_power_of_2(value_width)), CAUSAL=causal, CAPPED=softcap != 0.0,
-        SINKS=sinks is not None,
+        query, keys, values, tables, starts, lengths, None if sinks is None else sinks.float().contiguous(),
+        None if bias is None else bias.float().contiguous(), out, scale, softcap, window,
+        0 if bias is None else bias.shape[1], *query.stride()[:2], *keys.stride()[:2], *values.stride()[:2],
+        *out.stride()[:2], tables.stride(0), GROUP=group, TOKENS=each,
+        ROWS=max(ROWS, triton.next_power_of_2(each * group)), KEYS=KEYS, BLOCK=block, WIDTH=width, VALUES=value_width,
+        WIDTHS=max(16, triton.next_power_of_2(width)), VALUE_WIDTHS=max(16, triton.next_power_of_2(value_width)),
+        CAUSAL=causal, CAPPED=softcap != 0.0, SINKS=sinks is not None, BIAS=bias is not None,
     )  # fmt: skip
     return out

@@ -21,8 +21,10 @@ ATTENTION, WRITE, WRITE_IN_PLACE = ops.paged_attention.default, ops.paged_write.
 
 def _attention(node: Call):
     heads, groups = shape_of(node.args[0])[1], shape_of(node.args[1])[1]
-    sinks = ", (g r)" if node.kwargs.get("sinks") is not None else ""
-    line = f"t! (g r) d!, n! g d!, n! g e, s! b!, u!, s!{sinks} -> t! (g r) e | ~2"
+    added = "".join(
+        f", {x}" for name, x in (("sinks", "(g r)"), ("bias", "(g r) k!")) if node.kwargs.get(name) is not None
+    )
+    line = f"t! (g r) d!, n! g d!, n! g e, s! b!, u!, s!{added} -> t! (g r) e | ~2"
     return line, {"g": groups, "r": heads // groups}
 
 

@@ -7,7 +7,7 @@ config are as before afterwards, so a served model can be trained.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -44,23 +44,45 @@ class Cache:
 
 @dataclass(frozen=True)
 class Step:
-    """Where the tokens of a step are, as arguments of `tutti::paged_attention` and `tutti::paged_write`."""
+    """Where the tokens of a step are, as arguments of `tutti::paged_attention` and `tutti::paged_write`.
+
+    source_tables, source_lengths: where the keys and values of sources are, which a decoder attends to, too.
+    """
 
     slots: Tensor
     tables: Tensor
     starts: Tensor
     lengths: Tensor
     block: int
+    source_tables: Tensor | None = None
+    source_lengths: Tensor | None = None
 
 
-class _Paged:
+class Attention:
+    """What takes the place of attention: query (tokens, heads, width), key and value (tokens, key heads, width) ->
+    (tokens, heads, value width).
+
+    bias: by distance, of the last layer that has one; the layers after it share it.
+    """
+
+    bias: Tensor | None = None
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, options: dict) -> Tensor:
+        """Attention to the tokens of the same sequence."""
+        raise NotImplementedError
+
+    def cross(self, layer: int, query: Tensor, scale: float) -> Tensor:
+        """Attention to the source."""
+        raise NotImplementedError
+
+
+class _Paged(Attention):
     """Attention of a step over a cache."""
 
     def __init__(self, cache: Cache, step: Step):
         self.cache, self.step = cache, step
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, options: dict) -> Tensor:
-        """query (tokens, heads, width), key and value (tokens, key heads, width) -> (tokens, heads, value width)"""
         keys, values, step = self.cache.keys, self.cache.values, self.step
         keys[layer] = ops.paged_write(keys[layer], key, step.slots)
         values[layer] = ops.paged_write(values[layer], value, step.slots)
@@ -69,10 +91,17 @@ class _Paged:
             block=step.block, scale=scale, **options,
         )  # fmt: skip
 
+    def cross(self, layer: int, query: Tensor, scale: float) -> Tensor:
+        step = self.step
+        return ops.paged_attention(
+            query, self.cache.keys[layer], self.cache.values[layer], step.source_tables, step.starts,
+            step.source_lengths, block=step.block, scale=scale, causal=False,
+        )  # fmt: skip
+
 
 @dataclass
-class _Probe:
-    """Notes what each layer caches."""
+class Probe(Attention):
+    """Notes what each layer caches. Its results are zero."""
 
     layers: dict[int, Layer] = field(default_factory=dict)
 
@@ -80,14 +109,17 @@ class _Probe:
         self.layers[layer] = Layer(key.shape[1], key.shape[2], value.shape[2], options["window"])
         return query.new_zeros(*query.shape[:2], value.shape[2])
 
+    def cross(self, layer: int, query: Tensor, scale: float) -> Tensor:
+        return query.new_zeros(*query.shape[:2], self.layers[layer].value_width)
 
-_current: ContextVar[Callable[[int, Tensor, Tensor, Tensor, float, dict[str, Any]], Tensor]] = ContextVar("attention")
+
+_current: ContextVar[Attention] = ContextVar("attention")
 
 
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None,
     scaling: float | None = None, sliding_window: int | None = None, softcap: float | None = None,
-    s_aux: Tensor | None = None, **kwargs: Any,
+    s_aux: Tensor | None = None, position_bias: Tensor | None = None, **kwargs: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """What models call: query (1, heads, tokens, width), key and value (1, key heads, tokens, width)."""
     layer = getattr(module, "layer_idx", None)
@@ -95,14 +127,27 @@ def _attention(
         raise ValueError(f"{type(module).__name__} has no layer_idx, by which the engine finds its cache")
     if attention_mask is not None:
         raise ValueError(f"{type(module).__name__} adds a mask of its own to attention, which the engine cannot page")
-    options: dict[str, Any] = {"window": sliding_window or 0, "softcap": softcap or 0.0, "sinks": s_aux}
-    query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
-    made = _current.get()(int(layer), query, key, value, scaling or query.shape[-1] ** -0.5, options)
-    return made[None], None
+    current, scale = _current.get(), scaling or query.shape[-1] ** -0.5
+    query = query[0].transpose(0, 1)
+    if key.shape[2] == 0:
+        return current.cross(int(layer), query, scale)[None], None
+    bias = None if position_bias is None else _by_distance(module, current)
+    options = {"window": sliding_window or 0, "softcap": softcap or 0.0, "sinks": s_aux, "bias": bias}
+    return current(int(layer), query, key[0].transpose(0, 1), value[0].transpose(0, 1), scale, options)[None], None
+
+
+def _by_distance(module: Any, current: Attention) -> Tensor:
+    """The relative position bias of a layer (heads, distances): its own, or that of a layer before."""
+    if getattr(module, "has_relative_attention_bias", False):
+        n = module.relative_attention_max_distance + 1
+        current.bias = module.compute_bias(1, n, past_seen_tokens=n - 1)[0, :, 0].flip(-1)
+    if current.bias is None:
+        raise ValueError(f"{type(module).__name__} adds a bias of its own to attention, which the engine cannot page")
+    return current.bias
 
 
 @contextmanager
-def _calling(model: nn.Module, attention: _Paged | _Probe) -> Iterator[None]:
+def calling(model: nn.Module, attention: Attention) -> Iterator[None]:
     """Make a model call this attention, within the block."""
     from transformers import AttentionInterface
 
@@ -122,19 +167,34 @@ def _calling(model: nn.Module, attention: _Paged | _Probe) -> Iterator[None]:
 
 def paging(model: nn.Module, cache: Cache, step: Step):
     """Within the block, a model's attention reads and writes the cache."""
-    return _calling(model, _Paged(cache, step))
+    return calling(model, _Paged(cache, step))
+
+
+def logits(model: Any, tokens: Tensor, positions: Tensor, rows: Tensor | None = None, **inputs: Any) -> Tensor:
+    """The logits (rows, vocabulary) after tokens (tokens,) at these positions. inputs: others of the model.
+
+    rows: the tokens whose logits are returned; by default all.
+    """
+    if model.config.is_encoder_decoder:
+        from tutti.serve.cross import decoded
+
+        made = decoded(model, tokens, positions).logits[0]
+        return made if rows is None else made[rows]
+    given = inputs or {"input_ids": tokens[None]}
+    kept = {} if rows is None else {"logits_to_keep": rows}
+    return model(**given, position_ids=positions[None], use_cache=False, **kept).logits[0]
 
 
 def layers_of(model: nn.Module) -> list[Layer]:
-    """What each attention layer of a causal language model caches. Raises ValueError for models that cannot be paged.
+    """What each attention layer of a model that generates caches. Raises ValueError for models that cannot be paged.
 
     The model runs on one token.
     """
-    probe, device = _Probe(), next(model.parameters()).device
-    token = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    probe, device = Probe(), next(model.parameters()).device
+    token = torch.zeros(1, dtype=torch.int64, device=device)
     try:
-        with torch.no_grad(), _calling(model, probe):
-            model(input_ids=token, position_ids=token, use_cache=False)
+        with torch.no_grad(), calling(model, probe):
+            logits(model, token, token)
     except (TypeError, AttributeError, IndexError) as error:
         raise _unpaged(model, f"it computes a mask of its own ({error})") from error
     if sorted(probe.layers) != list(range(len(probe.layers))) or not probe.layers:

@@ -34,6 +34,8 @@ class DraftModel:
             raise ValueError(f"the draft model has a vocabulary of {own} tokens, the model of {vocabulary}")
         self.runner = Runner(self.model, block=16, blocks=None, memory=self.memory, host_memory=0, budget=budget,
                              most=most, longest=longest, options=self.options)  # fmt: skip
+        if self.runner.encoder is not None and self.runner.encoder.crosses:
+            raise ValueError(f"{type(self.model).__name__} has an encoder; a draft model has none")
         self.pool = Blocks(self.runner.blocks, 16, False)
         self.shadows = {}
 
@@ -59,7 +61,8 @@ class DraftModel:
     def _reserve(self, sequence: Sequence) -> bool:
         """Blocks for the tokens of a sequence and the guesses; False if there are too few."""
         if sequence not in self.shadows:
-            self.shadows[sequence] = replace(sequence, computed=0, blocks=[], drafts=[], swapped=[])
+            self.shadows[sequence] = replace(sequence, computed=0, blocks=[], drafts=[], swapped=[],
+                                             source=None, source_blocks=[])  # fmt: skip
         shadow = self.shadows[sequence]
         shadow.tokens = sequence.tokens
         shadow.computed = min(shadow.computed, len(sequence.tokens) - 1)

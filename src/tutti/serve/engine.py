@@ -1,4 +1,4 @@
-"""The engine: serves requests to a causal language model with one continuous batch.
+"""The engine: serves requests to a model that generates, with one continuous batch.
 
 engine = tutti.serve.Engine(model, tokenizer=tokenizer)
 outputs = engine.generate(["The capital of France is", [1, 2, 3]], tutti.serve.Sampling(max_tokens=20))
@@ -32,6 +32,7 @@ from tutti.serve.runner import Runner
 from tutti.serve.sampling import adjusted, drawn, is_greedy, probabilities, report, uniform
 from tutti.serve.scheduler import Batch, Piece, Scheduler
 from tutti.serve.sequence import Sequence
+from tutti.serve.source import Source
 from tutti.serve.speculate import Guesser, PromptLookup
 from tutti.serve.weights import Weights, read, update
 
@@ -52,6 +53,7 @@ class Carried:
 
     request: Request
     output: Output
+    source: Source | None
     seed: int
     sequences: list[tuple[int, list[int], int, float]]
     elapsed: float
@@ -64,11 +66,11 @@ class Carried:
 
 
 class Engine:
-    """Serves requests to a causal language model.
+    """Serves requests to a model that generates.
 
-    model: a causal language model of `transformers`, a folder with one, a run or checkpoint of training, or a
-        `tutti.Step` that trains one. It runs in its own dtype. A model object is not changed and can be trained. Of a
-        folder, each process reads only its parts.
+    model: a causal language model of `transformers`, also one that sees images, or an encoder-decoder model; a folder
+        with one, a run or checkpoint of training, or a `tutti.Step` that trains one. It runs in its own dtype. A model
+        object is not changed and can be trained. Of a folder, each process reads only its parts.
     tokenizer: for prompts that are text, stop texts and constraints. By default that of the folder, if it has one.
     cluster, plan, level: as for `tutti.function`.
     block: tokens in a block of the cache. blocks: number of blocks; by default as many as `memory` bytes hold.
@@ -154,14 +156,14 @@ class Engine:
 
         Raises ValueError for a request that can never be served; nothing has changed then.
         """
-        sampling, prompt = request.sampling, self.tokens(request.prompt)
+        sampling, (prompt, source) = request.sampling, self._read(request)
         if request.id in self.jobs:
             raise ValueError(f"there is a request {request.id!r} already")
         if sampling.sequences > self.scheduler.most:
             raise ValueError(f"the request has {sampling.sequences} sequences; {self.scheduler.most} run at once")
         if (
             sampling.beams > 1
-            and sampling.beams * self.pool.needed(len(prompt) + self._most(request, prompt)) > self.pool.count
+            and sampling.beams * self.pool.needed(len(prompt) + self._most(request, prompt, source)) > self.pool.count
         ):
             raise ValueError(f"{sampling.beams} beams of this length do not fit into the KV cache")
         if sampling.stop and self.tokenizer is None:
@@ -172,25 +174,43 @@ class Engine:
             raise ValueError(f"there is no adapter {request.adapter!r}: the engine has none")
         constraint = self._constraint(sampling)
         output = Output(request.id, prompt, [], arrival=request.arrival)
-        job = self._job(request, output, self.random.getrandbits(63) if sampling.seed is None else sampling.seed)
-        sequence = Sequence(request, 0, list(prompt), len(prompt), self._salt(request), room=sampling.sequences)
+        seed = self.random.getrandbits(63) if sampling.seed is None else sampling.seed
+        job = self._job(request, output, source, seed)
+        sequence = Sequence(request, 0, list(prompt), len(prompt), self._salt(request, source), source,
+                            room=sampling.sequences)  # fmt: skip
         job.begin(sequence, constraint)
         self.jobs[request.id] = job
         self.scheduler.add(sequence)
         return output
 
-    def _job(self, request: Request, output: Output, seed: int) -> Job:
+    def _read(self, request: Request) -> tuple[list[int], Source | None]:
+        """The tokens of a prompt, and what an encoder reads. Raises ValueError if they cannot be continued."""
+        encoder = self.runner.encoder
+        if encoder is None:
+            if request.inputs:
+                raise ValueError(f"{type(self.model).__name__} reads tokens only, not {sorted(request.inputs)}")
+            return self.tokens(request.prompt), None
+        prompt, source = encoder.read(request.prompt, request.inputs, self.tokens)
+        if source and self.pool.needed(source.slots) + self.pool.needed(len(prompt) + 1) > self.pool.count:
+            raise ValueError(f"a source of {source.slots} positions does not fit into the KV cache")
+        return prompt, source
+
+    def _job(self, request: Request, output: Output, source: Source | None, seed: int) -> Job:
         sampling = request.sampling
         ends = {*sampling.stop_tokens, *(() if sampling.ignore_end else self.ends)}
-        return Job(request, output, seed, ends, self._most(request, output.prompt), self.tokenizer)
+        return Job(request, output, seed, ends, self._most(request, output.prompt, source), self.tokenizer)
 
-    def _most(self, request: Request, prompt: list[int]) -> int:
+    def _most(self, request: Request, prompt: list[int], source: Source | None) -> int:
         """The number of tokens that a continuation may have."""
-        return min(request.sampling.max_tokens or self.longest, self.longest - len(prompt))
+        room = self.pool.count - self.pool.needed(source.slots) if source else self.pool.count
+        longest = min(self.longest, room * self.pool.size)
+        return min(request.sampling.max_tokens or longest, longest - len(prompt))
 
-    def _salt(self, request: Request) -> bytes:
+    def _salt(self, request: Request, source: Source | None) -> bytes:
         """What distinguishes its blocks from those of others. All of a prompt that is reported must be computed."""
-        return request.adapter.encode() if request.sampling.prompt_logprobs is None else uuid4().bytes
+        if request.sampling.prompt_logprobs is not None:
+            return uuid4().bytes
+        return request.adapter.encode() + (source.digest if source else b"")
 
     def _constraint(self, sampling: Sampling) -> Constraint | None:
         return self.constraints.make(*sampling.constraint) if sampling.constraint else None
@@ -246,9 +266,10 @@ class Engine:
         sequences = [x.sequence for x in job.branches.values()]
         if job.beams or any(not x.output or x not in self.scheduler.running for x in sequences):
             return None
-        caches = [self.runner.read_blocks(x.blocks[: self.pool.needed(x.computed)]) for x in sequences]
+        caches = [self.runner.read_blocks([*x.source_blocks, *x.blocks[: self.pool.needed(x.computed)]])
+                  for x in sequences]  # fmt: skip
         known = [(x.number, x.tokens, x.computed, x.score) for x in sequences]
-        carried = Carried(job.request, job.output, job.seed, known,
+        carried = Carried(job.request, job.output, sequences[0].source, job.seed, known,
                           time.monotonic() - job.request.arrival, caches)  # fmt: skip
         for x in sequences:
             self.scheduler.remove(x)
@@ -258,10 +279,11 @@ class Engine:
     def take_over(self, carried: Carried) -> Output:
         """Go on with a request that another engine of the same model has handed on."""
         carried.request.arrival = time.monotonic() - carried.elapsed  # by the clock of this host
-        job = self._job(carried.request, carried.output, carried.seed)
+        job, source = self._job(carried.request, carried.output, carried.source, carried.seed), carried.source
         for (number, tokens, computed, score), cache in zip(carried.sequences, carried.caches, strict=True):
             prompt = len(carried.output.prompt)
-            sequence = Sequence(carried.request, number, tokens, prompt, self._salt(carried.request), score=score)
+            sequence = Sequence(carried.request, number, tokens, prompt, self._salt(carried.request, source), source,
+                                score=score)  # fmt: skip
             constraint = self._constraint(carried.request.sampling)
             job.resume(sequence, constraint)
             self.arriving.append((sequence, computed, cache))
@@ -275,7 +297,7 @@ class Engine:
             if not self.scheduler.place(sequence, computed):
                 return
             del self.arriving[0]
-            self.runner.write_blocks(sequence.blocks, cache)
+            self.runner.write_blocks([*sequence.source_blocks, *sequence.blocks], cache)
             sequence.register(self.pool)
 
     def generate(self, requests: Iterable[Any], sampling: Sampling | None = None) -> list[Output]:
@@ -324,6 +346,8 @@ class Engine:
         wanted = self._rows(batch)
         logits = self.runner.run(batch, [row for _, told, chosen in wanted for row in (*told, *chosen)])
         self.steps += 1
+        for sequence in batch.sources:
+            sequence.know_source(self.pool)
         return list({x.id: x for x in [*changed, *self._take(wanted, logits)]}.values())
 
     def _expire(self) -> list[Output]:
@@ -521,8 +545,9 @@ def _tokenizer(folder: Path) -> Any:
 
 
 def _positions(config: Any) -> int:
-    """The number of positions that a model has."""
-    return getattr(config, "max_position_embeddings", None) or 1 << 20
+    """The number of positions that a model, or its decoder, has."""
+    names = "max_target_positions", "max_position_embeddings"
+    return next((n for name in names if (n := getattr(config, name, None))), 1 << 20)
 
 
 def _ends(model: Any) -> list[int]:

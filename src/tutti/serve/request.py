@@ -120,7 +120,10 @@ class Sampling:
 class Request:
     """A prompt to continue.
 
-    prompt: tokens, or a text if the engine has a tokenizer. sampling: how tokens are chosen.
+    prompt: tokens, or a text if the engine has a tokenizer. An encoder-decoder model of text encodes it. sampling: how
+        tokens are chosen.
+    inputs: what the model's processor makes besides tokens, by name: `pixel_values` of the images whose tokens are in
+        the prompt, `input_features` of speech; `decoder_input_ids` with which a decoder of text begins.
     priority: requests of smaller numbers go first. user: among equal priorities, users who were served least go first.
     deadline: in seconds from arrival, after which the request ends with what it has.
     adapter: name of a LoRA adapter of the engine.
@@ -128,6 +131,7 @@ class Request:
 
     prompt: Sequence[int] | str
     sampling: Sampling = Sampling()
+    inputs: Mapping[str, Any] = field(default_factory=dict)
     priority: int = 0
     user: str = ""
     deadline: float | None = None

@@ -6,7 +6,7 @@ other. Numbers of tokens, sequences and results are rounded up to buckets, so th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Several
 from contextlib import nullcontext
 from dataclasses import replace
@@ -23,9 +23,11 @@ from tutti.api.store import Store
 from tutti.exec.runtime import own_slice
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.plan.layout import devices
-from tutti.serve.attention import Cache, Step, empty_cache, layers_of, paging, slot_bytes
+from tutti.serve.attention import Cache, Step, empty_cache, layers_of, logits, paging, slot_bytes
 from tutti.serve.lora import Adapters
 from tutti.serve.scheduler import Batch, Move
+from tutti.serve.sequence import Sequence
+from tutti.serve.source import Encoder, Source, embedded, encoder_of
 
 
 def buckets(most: int) -> list[int]:
@@ -40,14 +42,14 @@ def buckets(most: int) -> list[int]:
 class Runner:
     """Executes batches.
 
-    model: a causal language model. block: tokens of a block. blocks: number of blocks, or None: as many as `memory`
+    model: a model that generates. block: tokens of a block. blocks: number of blocks, or None: as many as `memory`
     bytes hold. host_memory: bytes for blocks on the host. budget, most: tokens and sequences of a step. longest: tokens
     of a sequence, at most. options: those of `tutti.function`. adapters: of the requests.
     """
 
     def __init__(self, model: nn.Module, *, block: int, blocks: int | None, memory: int, host_memory: int, budget: int,
                  most: int, longest: int, options: dict[str, Any], adapters: Adapters | None = None):  # fmt: skip
-        self.adapters = adapters
+        self.adapters, self.options = adapters, options
         self.model, self.block, self.budget, self.most = model, block, budget, most
         self.layers = layers_of(model)
         device, dtype = next(model.parameters()).device, next(model.parameters()).dtype
@@ -65,16 +67,32 @@ class Runner:
         self.sizes = buckets(budget)
         self.ready: dict[tuple[int, ...], Callable[..., Tensor]] = {}  # captured steps, by shape
         self._hidden: Function | None = None
-        self.function = function(
-            step_function(model, self.cache, block, adapters), *self._example(1, 1, 1), store=self.store, **options
-        )
+        self.encoder = encoder_of(model, self.longest)
+        if adapters and self.encoder is not None and self.encoder.crosses:
+            raise ValueError(f"{type(model).__name__} has an encoder, to which adapters cannot be added by request")
+        step = step_function(model, self.cache, block, adapters)
+        self.function = function(step, *self._example(1, 1, 1), store=self.store, **options)
+        if self.encoder is not None:
+            inputs, run = self.encoder.example(), encoding(self.encoder, self.cache)
+            slots = torch.full((self.encoder.positions(inputs).shape[-2],), -1)
+            self.encoding = function(run, inputs, slots, store=self.store, **options)
 
-    def _example(self, tokens: int, sequences: int, rows: int) -> tuple[Tensor, ...]:
+    def _example(self, tokens: int, sequences: int, rows: int, images: bool = False) -> tuple[Any, ...]:
+        """Arguments of a step without sequences. images: whether it has embeddings of images."""
         zeros = torch.zeros(tokens, dtype=torch.int64)
         of_sequences = torch.zeros(sequences, dtype=torch.int32)
+        more: dict[str, Tensor] = {"numbers": zeros} if self.adapters else {}
+        if self.encoder is not None and self.encoder.crosses:
+            width = -(-self.encoder.longest // self.block)
+            more["source_tables"] = torch.zeros(sequences, width, dtype=torch.int32)
+            more["source_lengths"] = of_sequences
+        if images:
+            config: Any = self.model.config
+            width, dtype = config.get_text_config().hidden_size, next(self.model.parameters()).dtype
+            more |= {"features": torch.zeros(tokens, width, dtype=dtype), "marks": zeros.bool()}
         return (zeros, zeros, zeros - 1, torch.zeros(sequences, self.width, dtype=torch.int32),
                 torch.zeros(sequences + 1, dtype=torch.int32), of_sequences, torch.zeros(rows, dtype=torch.int64),
-                *([zeros] if self.adapters else []))  # fmt: skip
+                more)  # fmt: skip
 
     def shape(self, tokens: int, sequences: int, rows: int) -> tuple[int, int, int]:
         """The bucket of a step: numbers of tokens, sequences and results."""
@@ -86,16 +104,16 @@ class Runner:
     def _bucket(self, n: int) -> int:
         return next((x for x in self.sizes if x >= n), n)
 
-    def arguments(self, batch: Batch, rows: Several[int]) -> tuple[Tensor, ...]:
+    def arguments(self, batch: Batch, rows: Several[int]) -> tuple[Any, ...]:
         """The arguments of a step. rows: which tokens' logits are wanted, counted over the batch."""
         block, pieces = self.block, batch.pieces
-        tokens, sequences, results = self.shape(batch.tokens, len(pieces), len(rows))
-        ids, positions = np.zeros(tokens, np.int64), np.zeros(tokens, np.int64)
-        slots = np.full(tokens, -1, np.int64)
-        tables = np.zeros((sequences, self.width), np.int32)
-        starts, lengths = np.zeros(sequences + 1, np.int32), np.zeros(sequences, np.int32)
+        images = any(_images(x.sequence, x.start, x.count)[0].size for x in pieces)
+        made = self._example(*self.shape(batch.tokens, len(pieces), len(rows)), images=images)
+        more: dict[str, Tensor] = made[-1]
+        ids, positions, slots, tables, starts, lengths, wanted = (x.clone().numpy() for x in made[:-1])
         at = 0
-        for i, (sequence, start, count) in enumerate(pieces):
+        for i, piece in enumerate(pieces):
+            sequence, start, count = piece
             end = start + count
             own = slice(at, at + count)
             known = len(sequence.tokens)
@@ -104,15 +122,20 @@ class Runner:
             positions[own] = places = np.arange(start, end)
             tables[i, : len(sequence.blocks)] = sequence.blocks
             slots[own] = tables[i, places // block].astype(np.int64) * block + places % block
+            if self.adapters:
+                more["numbers"][own] = self.adapters.number(sequence.request.adapter)
+            if sequence.source_blocks:
+                more["source_tables"][i, : len(sequence.source_blocks)] = torch.tensor(sequence.source_blocks)
+                more["source_lengths"][i] = sequence.slots
+            tokens, features = _images(*piece)
+            if tokens.size:
+                assert sequence.source is not None and sequence.source.features is not None
+                more["features"][at + tokens] = sequence.source.features[features]
+                more["marks"][at + tokens] = True
             at += count
             starts[i + 1 :], lengths[i] = at, end
-        wanted = np.zeros(results, np.int64)
         wanted[: len(rows)] = rows
-        made = [ids, positions, slots, tables, starts, lengths, wanted]
-        if self.adapters:
-            numbers = [self.adapters.number(x.sequence.request.adapter) for x in pieces]
-            made.append(np.pad(np.repeat(numbers, [x.count for x in pieces]), (0, tokens - at)))
-        return tuple(map(torch.from_numpy, made))
+        return (*map(torch.from_numpy, (ids, positions, slots, tables, starts, lengths, wanted)), more)
 
     def synthetic(self, pieces: Several[tuple[int, int]]) -> tuple[Tensor, ...]:
         """Arguments of a step to measure. It reads the cache and writes nothing. pieces: (new tokens, tokens with those
@@ -130,24 +153,54 @@ class Runner:
 
     def run(self, batch: Batch, rows: Several[int]) -> Tensor:
         """Execute a batch. Returns logits (len(rows), vocabulary)."""
+        moves = batch.moves
+        if batch.sources:
+            self._tell("move", moves)
+            self.move(moves)
+            moves = []
+        for sequence in batch.sources:
+            assert sequence.source is not None
+            self.encode(sequence.source, sequence.source_blocks)
         arguments = self.arguments(batch, rows)
-        self._tell("execute", arguments, batch.moves)
-        return self.execute(arguments, batch.moves)[: len(rows)]
+        self._tell("execute", arguments, moves)
+        return self.execute(arguments, moves)[: len(rows)]
 
-    def execute(self, arguments: tuple[Tensor, ...], moves: Several[Move] = ()) -> Tensor:
+    def encode(self, source: Source, blocks: Several[int]) -> None:
+        """Run the encoder on a source. Its keys and values go to these blocks, or its result to `features`."""
+        self._tell("encode", source, blocks)
+        assert self.encoder is not None
+        inputs = self.encoder.padded(source.inputs, buckets(self.encoder.longest))
+        size = inputs["input_ids"].shape[1] if "input_ids" in inputs else source.length
+        slots, own = torch.full((size,), -1), torch.tensor(blocks, dtype=torch.int64)
+        if self.encoder.crosses:
+            at = torch.arange(source.length)
+            slots[: source.length] = own[at // self.block] * self.block + at % self.block
+        made = self.encoding(inputs, slots)
+        if not self.encoder.crosses:
+            source.features = made
+
+    def execute(self, arguments: tuple[Any, ...], moves: Several[Move] = ()) -> Tensor:
         """Execute a step on this process: the moves, then the Function. Returns its logits, padding included."""
         self.move(moves)
-        shape = tuple(len(x) for x in arguments)
+        shape = tuple(map(len, arguments))
         if shape not in self.ready:
             self.ready[shape] = self.function.fixed(*arguments)
         return self.ready[shape](*arguments)
 
-    def shapes(self) -> list[tuple[int, int, int]]:
-        """The buckets of steps that only generate, and of steps with prompts."""
+    def shapes(self) -> list[tuple[int, int, int, bool]]:
+        """The buckets of steps that only generate, and of steps with prompts: also with images."""
         most = self._bucket(self.most)
-        return [(n, n, n) for n in self.sizes if n <= most] + [(n, self.most, most) for n in self.sizes if n >= most]
+        only, prompts = [n for n in self.sizes if n <= most], [n for n in self.sizes if n >= most]
+        sees = self.encoder is not None and not self.encoder.crosses
+        with_images = [n for n in self.sizes if sees]
+        return (
+            [(n, n, n, False) for n in only]
+            + [(n, self.most, most, False) for n in prompts]
+            + [(n, n, n, True) for n in with_images if n <= most]
+            + [(n, self.most, most, True) for n in with_images if n >= most]
+        )
 
-    def prepare(self, shape: tuple[int, int, int]) -> None:
+    def prepare(self, shape: tuple[int, int, int, bool]) -> None:
         """Capture and compile the step of a bucket, and run it once without a token."""
         arguments = self._example(*shape)
         self._tell("execute", arguments)
@@ -155,12 +208,13 @@ class Runner:
 
     def hidden(self, tokens: Several[int]) -> Tensor:
         """The last hidden states (len(tokens), hidden) of a sequence. The cache is not used."""
+        if self.encoder is not None and self.encoder.crosses:
+            raise ValueError(f"{type(self.model).__name__} has an encoder; the engine has no embeddings of its texts")
         self._tell("hidden", tokens)
         size = next((x for x in buckets(self.longest) if x >= len(tokens)), len(tokens))
         ids = torch.tensor([[*tokens, *[0] * (size - len(tokens))]])
         if self._hidden is None:
-            self._hidden = function(_hidden(self.model), ids, store=self.store, plan=self.function.plan.name,
-                                    cluster=self.function.cluster)  # fmt: skip
+            self._hidden = function(_hidden(self.model), ids, store=self.store, **self.options)
         return self._hidden(ids)[0, : len(tokens)]
 
     # -- several processes: rank 0 schedules, all ranks execute ------------------------------------------------------
@@ -248,17 +302,39 @@ def step_function(
 
     @torch.no_grad()
     def step(tokens: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, starts: Tensor, lengths: Tensor,
-             rows: Tensor, numbers: Tensor | None = None) -> Tensor:  # fmt: skip
+             rows: Tensor, more: Mapping[str, Tensor]) -> Tensor:  # fmt: skip
         """The logits (rows, vocabulary) after tokens (tokens,) at these positions.
 
-        rows: the tokens whose logits are returned. numbers: the adapter of each token.
+        rows: the tokens whose logits are returned. more: the adapter of each token (`numbers`), where the sources are
+        (`source_tables`, `source_lengths`), embeddings of images and whose they are (`features`, `marks`).
         """
+        numbers, features = more.get("numbers"), more.get("features")
         added = nullcontext() if numbers is None or adapters is None else adapters.added(model, numbers)
-        with added, paging(model, cache, Step(slots, tables, starts, lengths, block)):
-            made = model(input_ids=tokens[None], position_ids=positions[None], use_cache=False, logits_to_keep=rows)
-        return made.logits[0]
+        sources = more.get("source_tables"), more.get("source_lengths")
+        inputs = {} if features is None else {"inputs_embeds": embedded(model, tokens, features, more["marks"])[None]}
+        with added, paging(model, cache, Step(slots, tables, starts, lengths, block, *sources)):
+            return logits(model, tokens, positions, rows, **inputs)
 
     return step
+
+
+def encoding(encoder: Encoder, cache: Cache) -> Callable[..., Tensor]:
+    """An encoder as a function of tensors."""
+
+    @torch.no_grad()
+    def encode(inputs: dict[str, Tensor], slots: Tensor) -> Tensor:
+        return encoder.run(cache, inputs, slots)
+
+    return encode
+
+
+def _images(sequence: Sequence, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which tokens of a piece are of images, and which of its images' positions they are."""
+    places = np.empty(0, np.int64) if sequence.source is None else sequence.source.places
+    if places is None:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    first, last = np.searchsorted(places, (start, start + count))
+    return places[first:last] - start, np.arange(first, last)
 
 
 def _hidden(model: Any) -> Callable[[Tensor], Tensor]:

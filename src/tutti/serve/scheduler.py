@@ -45,10 +45,12 @@ class Move(NamedTuple):
 
 @dataclass
 class Batch:
-    """What a step computes, after the moves, which are executed in order."""
+    """What a step computes, after the moves, which are executed in order, and the encoder on sources."""
 
     pieces: list[Piece] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
+    sources: list[Sequence] = field(default_factory=list)
+    encoded: int = 0  # positions of the sources
 
     @property
     def tokens(self) -> int:
@@ -81,9 +83,10 @@ class Scheduler:
 
     def place(self, sequence: Sequence, computed: int) -> bool:
         """Let a sequence run whose cache comes from elsewhere; whether there was room. Its blocks are then reserved."""
-        needed = self.pool.needed(computed)
-        if sum(x.room for x in self.running) >= self.most or needed > self.pool.free:
+        needed, of_source = self.pool.needed(computed), self.pool.needed(sequence.slots)
+        if sum(x.room for x in self.running) >= self.most or needed + of_source > self.pool.free:
             return False
+        sequence.source_blocks = [self.pool.take() for _ in range(of_source)]
         sequence.blocks, sequence.computed = [self.pool.take() for _ in range(needed)], computed
         self.running.append(sequence)
         return True
@@ -174,11 +177,20 @@ class Scheduler:
         start = sequence.computed if sequence.swapped else len(found) * pool.size
         count = min(len(sequence.tokens) - start, self.budget - batch.tokens)
         needed = max(needed, pool.needed(start + count) - len(found))
-        revived = sum(not pool.holders[block] for block in found)
-        if needed + revived > pool.free:
+        known = self._source(sequence, start)
+        length = sequence.source.length if sequence.source and known is None else 0
+        if batch.sources and batch.encoded + length > self.budget:
             return False
-        for block in found:
+        fresh = pool.needed(sequence.slots) if known is None else 0
+        revived = sum(not pool.holders[block] for block in (*found, *(known or ())))
+        if needed + fresh + revived > pool.free:
+            return False
+        for block in (*found, *(known or ())):
             pool.hold(block)
+        sequence.source_blocks = [pool.take() for _ in range(fresh)] if known is None else known
+        if known is None:
+            batch.sources.append(sequence)
+            batch.encoded += length
         sequence.blocks = list(found)
         for host in sequence.swapped:
             sequence.blocks.append(pool.take())
@@ -192,6 +204,14 @@ class Scheduler:
         self.running.append(sequence)
         batch.pieces.append(Piece(sequence, start, count))
         return True
+
+    def _source(self, sequence: Sequence, start: int) -> list[int] | None:
+        """The blocks of a sequence's source; None if its encoder must run. start: the first token to compute."""
+        source = sequence.source
+        if source is None or source.features is not None or (source.places is not None and source.places[-1] < start):
+            return []
+        found = self.pool.find(source.digests(self.pool.size))
+        return found if found and len(found) == self.pool.needed(source.slots) else None
 
     def _reserve(self, sequence: Sequence, count: int, batch: Batch) -> bool:
         """Take the blocks that the next tokens are written to; False, and nothing has changed, if there are too few."""

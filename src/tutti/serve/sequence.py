@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Several
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tutti.serve.blocks import Blocks, Digest, digests
+from tutti.serve.source import Source
 
 if TYPE_CHECKING:
     from tutti.serve.request import Request
@@ -17,6 +18,7 @@ class Sequence:
     """One continuation of a request.
 
     tokens: the prompt and what was generated. computed: number of leading tokens whose keys and values are in `blocks`.
+    source: what the model's encoder reads, and `source_blocks` with what the decoder attends to.
     drafts: tokens guessed to follow, which the next step verifies. swapped: host blocks, while it is swapped out.
     room: number of sequences that it stands for until its forks exist.
     """
@@ -26,6 +28,8 @@ class Sequence:
     tokens: list[int]
     prompt: int  # number of tokens in the prompt
     salt: Digest = b""
+    source: Source | None = None
+    source_blocks: list[int] = field(default_factory=list)
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     drafts: list[int] = field(default_factory=list)
@@ -47,6 +51,11 @@ class Sequence:
         """Number of tokens, with drafts, whose keys and values are not in the cache yet."""
         return len(self.tokens) + len(self.drafts) - self.computed
 
+    @property
+    def slots(self) -> int:
+        """Slots of the cache for its source."""
+        return self.source.slots if self.source else 0
+
     def digests(self, size: int) -> list[Digest]:
         """The digests of the full blocks of its tokens."""
         done = len(self.known)
@@ -63,6 +72,13 @@ class Sequence:
                 pool.know(self.blocks[i], known[i])
             self.registered = full
 
+    def know_source(self, pool: Blocks) -> None:
+        """Let later sequences find the blocks of its source, which is computed."""
+        for block, digest in zip(
+            self.source_blocks, self.source.digests(pool.size) if self.source else [], strict=True
+        ):
+            pool.know(block, digest)
+
     def extend(self, tokens: Several[int]) -> None:
         """Append generated tokens."""
         self.tokens.extend(tokens)
@@ -70,12 +86,14 @@ class Sequence:
     def release(self, pool: Blocks) -> None:
         """Let go of the cache."""
         pool.release(self.blocks)
+        pool.release(self.source_blocks)
+        self.source_blocks = []
         self.blocks, self.computed, self.registered, self.drafts = [], 0, 0, []
 
     def fork(self, pool: Blocks, number: int) -> Sequence:
         """A second sequence with the same tokens and blocks; one whose blocks are on the host is computed again."""
-        for block in self.blocks:
+        for block in (*self.blocks, *self.source_blocks):
             pool.hold(block)
-        computed = self.computed if self.blocks else 0
-        return Sequence(self.request, number, list(self.tokens), self.prompt, self.salt, computed, list(self.blocks),
-                        [], [], list(self.known), self.registered, score=self.score)  # fmt: skip
+        return replace(self, number=number, tokens=list(self.tokens), computed=self.computed if self.blocks else 0,
+                       source_blocks=list(self.source_blocks), blocks=list(self.blocks), drafts=[], swapped=[],
+                       known=list(self.known), preempted=0, room=1, cached=0)  # fmt: skip

@@ -12,11 +12,11 @@ from torch import nn
 from tutti.api.step import Step
 from tutti.api.store import Store
 from tutti.checkpoint.folder import MANIFEST
-from tutti.checkpoint.model import key_of
+from tutti.checkpoint.model import auto_class, key_of
 from tutti.checkpoint.reader import CheckpointReader
 from tutti.exec.relayout import Placed, move
 from tutti.exec.tensor_store import TensorStore
-from tutti.exec.weights import Wanted, load_weights
+from tutti.exec.weights import Wanted, load_weights, tensor_names
 
 PREFIX = "param:model."  # of parameters in the engine's store
 
@@ -26,7 +26,8 @@ Weights = Step | Store | Mapping[str, torch.Tensor]
 def read(store: Store, model: nn.Module, folder: Path) -> int:
     """Read the parts of the parameters that this process holds. Returns the bytes read.
 
-    Raises ValueError if a tensor is missing or has another shape.
+    `transformers` reads folders whose tensors have other names than the model's (experts apart, older names): all of
+    them, in each process. Raises ValueError if a tensor is missing or has another shape.
     """
     held = {name.removeprefix(PREFIX): x for name, x in store.held().items() if name.startswith(PREFIX)}
     if (folder / MANIFEST).exists():
@@ -35,7 +36,12 @@ def read(store: Store, model: nn.Module, folder: Path) -> int:
         return reader.bytes
     first = {p: name for name, p in model.named_parameters()}
     aliases = {name: first[p] for name, p in model.named_parameters(remove_duplicate=False) if name != first[p]}
-    return load_weights(folder, [Wanted(name, x) for name, x in held.items()], aliases)
+    if held.keys() <= {aliases.get(name, name) for name in tensor_names(folder)}:
+        return load_weights(folder, [Wanted(name, x) for name, x in held.items()], aliases)
+    whole, about = auto_class(model.config).from_pretrained(folder, dtype="auto", output_loading_info=True)
+    if about["missing_keys"]:
+        raise ValueError(f"{folder} has no {sorted(about['missing_keys'])[0]!r}, which its config.json requires")
+    return update(store, whole.state_dict())
 
 
 def update(store: Store, weights: Weights) -> int:

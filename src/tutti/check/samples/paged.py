@@ -20,7 +20,9 @@ def paged_attention(d: Draw):
     keys = d.floats(SLOTS, groups, width, dtype=dtype)
     values = d.floats(SLOTS, groups, value_width, dtype=dtype)
     options = {"block": BLOCK, "scale": 0.5, "window": d.pick([0, 3]) if causal else 0, "softcap": d.pick([0.0, 2.0]),
-               "sinks": d.floats(groups * r, dtype=dtype) if d.flag() else None, "causal": causal}  # fmt: skip
+               "sinks": d.floats(groups * r, dtype=dtype) if d.flag() else None,
+               "bias": d.floats(groups * r, 3, dtype=dtype) if causal and d.flag() else None, 
+               "causal": causal}  # fmt: skip
     return (query, keys, values, tables.view(2, -1)[:, :2].int().contiguous(), starts, lengths), options
 
 

@@ -1,0 +1,248 @@
+"""What a prompt has besides the tokens of the decoder: the source of an encoder-decoder model, or images.
+
+An encoder runs once for a request. What it gives is kept: keys and values of a source in blocks of the cache, and the
+embeddings of images in memory until the request ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Several
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tutti import compat
+from tutti.serve.attention import Cache
+from tutti.serve.blocks import Digest
+
+Tokens = Callable[[Any], list[int]]
+
+
+@dataclass(eq=False)
+class Source:
+    """What the encoder of a request reads. Requests with the same inputs share the result.
+
+    inputs: arguments of the encoder, by name. length: positions of its result. slots: how many of the cache it needs.
+    places: the positions of the prompt that its result is put in. features: the result (length, hidden) of images.
+    """
+
+    inputs: dict[str, Tensor]
+    length: int
+    slots: int = 0
+    places: np.ndarray | None = None
+    features: Tensor | None = None
+    digest: Digest = field(init=False)
+
+    def __post_init__(self) -> None:
+        of = hashlib.blake2b(digest_size=16)
+        for name, x in sorted(self.inputs.items()):
+            of.update(f"{name} {tuple(x.shape)} {x.dtype}".encode())
+            of.update(x.contiguous().view(torch.uint8).numpy().tobytes())
+        self.digest = of.digest()
+
+    def digests(self, size: int) -> list[Digest]:
+        """The digests of its blocks of the cache. The last may be partly filled: nothing is added to a source."""
+        return [hashlib.blake2b(self.digest + i.to_bytes(4, "little"), digest_size=16).digest()
+                for i in range(-(-self.slots // size))]  # fmt: skip
+
+
+class Encoder:
+    """The encoder of a model.
+
+    name: of the input that it reads. longest: positions of its result, at most.
+    """
+
+    crosses = False  # whether a decoder attends to its result; otherwise that is put in the place of tokens
+
+    def __init__(self, model: Any, name: str, longest: int):
+        self.model, self.name, self.longest = model, name, longest
+        self._lengths: dict[tuple, int] = {}
+
+    def example(self) -> dict[str, Tensor]:
+        """Arguments to capture it with."""
+        raise NotImplementedError
+
+    def run(self, cache: Cache, inputs: dict[str, Tensor], slots: Tensor) -> Tensor:
+        """Compute its result. slots: of the cache (positions,), or -1."""
+        raise NotImplementedError
+
+    def read(self, prompt: Any, inputs: Mapping[str, Any], tokens: Tokens) -> tuple[list[int], Source | None]:
+        """The prompt of the decoder, and the source. tokens: makes tokens of a prompt. Raises ValueError for inputs
+        that the model does not have."""
+        raise NotImplementedError
+
+    def padded(self, inputs: dict[str, Tensor], sizes: Several[int]) -> dict[str, Tensor]:
+        """The inputs with the length of a bucket."""
+        return inputs
+
+    def _checked(self, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The inputs of the encoder as tensors, in the dtype of the model."""
+        dtype, example = next(self.model.parameters()).dtype, self.example()
+        made = {}
+        for name, x in inputs.items():
+            if name not in example:
+                raise ValueError(f"{type(self.model).__name__} does not take the input {name!r}, only {list(example)}")
+            x = torch.as_tensor(x).detach().cpu()
+            if x.shape[1:] != example[name].shape[1:]:
+                raise ValueError(f"{name} has shape {tuple(x.shape)}; expected (n, *{tuple(example[name].shape[1:])})")
+            if x.is_floating_point() and not bool(x.isfinite().all()):
+                raise ValueError(f"{name} has numbers that are not finite")
+            made[name] = x.to(dtype) if x.is_floating_point() else x
+        return made
+
+    def _length(self, inputs: dict[str, Tensor]) -> int:
+        """The positions of the result for inputs of such shapes."""
+        key = tuple((name, *x.shape) for name, x in inputs.items())
+        if key not in self._lengths:
+            with compat.fake_mode() as mode, torch.no_grad():
+                fake: dict[str, Tensor] = {name: mode.from_tensor(x) for name, x in inputs.items()}
+                self._lengths[key] = self.positions(fake).shape[-2]
+        return self._lengths[key]
+
+    def positions(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Its result (..., positions, width)."""
+        raise NotImplementedError
+
+
+class CrossEncoder(Encoder):
+    """The encoder of an encoder-decoder model, of tokens (T5, BART) or of features (Whisper)."""
+
+    crosses = True
+
+    def __init__(self, model: Any, name: str, longest: int):
+        super().__init__(model, name, longest)
+        config, generation = model.config, getattr(model, "generation_config", None)
+
+        def known(name: str) -> int | None:
+            found = getattr(generation, name, None)
+            return getattr(config, name, None) if found is None else found
+
+        first = known("decoder_start_token_id")
+        first = known("bos_token_id") if first is None else first
+        self.start = [x for x in (first, known("forced_bos_token_id")) if x is not None]
+
+    def example(self) -> dict[str, Tensor]:
+        if self.name == "input_ids":
+            return {name: torch.ones(1, 1, dtype=torch.int64) for name in ("input_ids", "attention_mask")}
+        config = self.model.config
+        shape = 1, config.num_mel_bins, 2 * config.max_source_positions
+        return {self.name: torch.zeros(shape, dtype=next(self.model.parameters()).dtype)}
+
+    def run(self, cache: Cache, inputs: dict[str, Tensor], slots: Tensor) -> Tensor:
+        from tutti.serve.cross import encoded
+
+        encoded(self.model, cache, slots, inputs)
+        return slots[:1]
+
+    def positions(self, inputs: dict[str, Tensor]) -> Tensor:
+        return self.model.get_encoder()(**inputs).last_hidden_state
+
+    def read(self, prompt: Any, inputs: Mapping[str, Any], tokens: Tokens) -> tuple[list[int], Source | None]:
+        if self.name == "input_ids":
+            begun = inputs.get("decoder_input_ids")
+            if extra := sorted(inputs.keys() - {"decoder_input_ids"}):
+                raise ValueError(f"{type(self.model).__name__} reads tokens: give them as the prompt, not {extra}")
+            source = tokens(prompt)
+            made = {"input_ids": torch.tensor([source])}
+            begun = self._start() if begun is None else tokens(torch.as_tensor(begun).flatten().tolist())
+        else:
+            if self.name not in inputs:
+                raise ValueError(f"{type(self.model).__name__} reads {self.name}: give them in Request(inputs=...)")
+            made = self._checked(inputs)
+            if len(made[self.name]) != 1:
+                raise ValueError(f"{self.name} has {len(made[self.name])} rows; a request has one")
+            begun = tokens(prompt) if prompt else self._start()
+        length = made["input_ids"].shape[1] if self.name == "input_ids" else self._length(made)
+        if length > self.longest:
+            raise ValueError(f"the source has {length} positions; the engine holds {self.longest}")
+        return begun, Source(made, length, slots=length)
+
+    def _start(self) -> list[int]:
+        if not self.start:
+            raise ValueError("the model has no decoder_start_token_id: give the decoder's first tokens")
+        return list(self.start)
+
+    def padded(self, inputs: dict[str, Tensor], sizes: Several[int]) -> dict[str, Tensor]:
+        if self.name != "input_ids":
+            return inputs
+        ids = inputs["input_ids"]
+        own = torch.arange(next((x for x in sizes if x >= ids.shape[1]), ids.shape[1])) < ids.shape[1]
+        made = torch.zeros(1, len(own), dtype=torch.int64)
+        made[0, : ids.shape[1]] = ids
+        return {"input_ids": made, "attention_mask": own.long()[None]}
+
+
+class ImageEncoder(Encoder):
+    """The vision tower of a language model. Its result takes the place of the prompt's image tokens."""
+
+    def __init__(self, model: Any, longest: int):
+        super().__init__(model, "pixel_values", longest)
+        config = model.config
+        self.token = getattr(config, "image_token_id", None) or config.image_token_index
+
+    def example(self) -> dict[str, Tensor]:
+        config = self.model.config.vision_config
+        shape = 1, getattr(config, "num_channels", 3), *_pair(config.image_size)
+        return {self.name: torch.zeros(shape, dtype=next(self.model.parameters()).dtype)}
+
+    def run(self, cache: Cache, inputs: dict[str, Tensor], slots: Tensor) -> Tensor:
+        return self.positions(inputs)
+
+    def positions(self, inputs: dict[str, Tensor]) -> Tensor:
+        found = self.model.get_image_features(**inputs)
+        found = getattr(found, "pooler_output", found)
+        return found.flatten(0, -2) if isinstance(found, Tensor) else torch.cat([x.flatten(0, -2) for x in found])
+
+    def read(self, prompt: Any, inputs: Mapping[str, Any], tokens: Tokens) -> tuple[list[int], Source | None]:
+        made = tokens(prompt)
+        places = np.flatnonzero(np.array(made) == self.token)
+        if not inputs:
+            if len(places):
+                raise ValueError(f"the prompt has {len(places)} image tokens; give pixel_values in Request(inputs=...)")
+            return made, None
+        images = self._checked(inputs)
+        length = self._length(images)
+        if length != len(places):
+            raise ValueError(f"the images have {length} positions, the prompt {len(places)} image tokens")
+        return made, Source(images, length, places=places)
+
+
+def encoder_of(model: Any, longest: int) -> Encoder | None:
+    """The encoder of a model that has one and can be served with it. longest: positions of a source, at most."""
+    config = model.config
+    if config.is_encoder_decoder:
+        name, most = model.main_input_name, getattr(config, "max_source_positions", None)
+        if name != "input_ids" and (name != "input_features" or not most or not hasattr(config, "num_mel_bins")):
+            raise ValueError(f"the encoder of {type(model).__name__} reads {name}, which the engine cannot")
+        return CrossEncoder(model, name, min(longest, most or longest))
+    return ImageEncoder(model, longest) if _sees(model) else None
+
+
+def _sees(model: Any) -> bool:
+    """Whether images of fixed size take the place of tokens that are causal like others, at positions in one line."""
+    from inspect import signature
+
+    config = model.config
+    whole = getattr(model, "model", model)
+    return (
+        hasattr(config, "vision_config")
+        and hasattr(model, "get_image_features")
+        and hasattr(config.vision_config, "image_size")
+        and not hasattr(whole, "get_rope_index")
+        and "token_type_ids" not in signature(model.forward).parameters
+    )
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    return tuple(size) if isinstance(size, (list, tuple)) else (size, size)
+
+
+def embedded(model: nn.Module, tokens: Tensor, features: Tensor, marks: Tensor) -> Tensor:
+    """The embeddings (tokens, hidden) of tokens, or features (tokens, hidden) where `marks` (tokens,) is true."""
+    embeddings: Any = model.get_input_embeddings()  # pyright: ignore[reportCallIssue]
+    return torch.where(marks[:, None], features, embeddings(tokens.masked_fill(marks, 0)))

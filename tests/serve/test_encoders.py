@@ -1,0 +1,172 @@
+"""Models with an encoder, of text, of speech and of images, give the tokens of `transformers`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import encoders
+import pytest
+import torch
+
+from tutti.serve import Engine, Request, Sampling
+from tutti.serve.disaggregate import Disaggregated
+from tutti.serve.draft import DraftModel
+
+GREEDY = Sampling(max_tokens=12, temperature=0, ignore_end=True)
+PLANS = {"tp2": 2, "pp2": 2, "pp2xtp2": 4}
+
+
+def engine(model: Any, **options: Any) -> Engine:
+    return Engine(model, **{"plan": "single", "blocks": 64, "budget": 32, "most": 4, **options})
+
+
+def requests(sources: list[dict[str, Any]], sampling: Sampling = GREEDY) -> list[Request]:
+    return [Request(sampling=sampling, **x) for x in sources]
+
+
+@pytest.mark.parametrize("family", encoders.FAMILIES)
+def test_families(family):
+    model, sources = encoders.model_of(family), encoders.sources(family)
+    wanted = [encoders.expected(model, x, 12) for x in sources]
+    made = engine(model)
+    for _ in range(2):  # the second time, sources are in the cache
+        assert [x.tokens for x in made.generate(requests(sources), GREEDY)] == wanted
+    assert made.pool.used == 0
+    assert made.runner.encoding.calls == len(sources)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("family", ["T5", "Whisper"])
+def test_plans(family, plan):
+    model, sources = encoders.model_of(family), encoders.sources(family)
+    made = engine(model, plan=plan, cluster=f"cpu:{PLANS[plan]}")
+    wanted = [encoders.expected(model, x, 12) for x in sources]
+    assert [x.tokens for x in made.generate(requests(sources), GREEDY)] == wanted
+
+
+@pytest.mark.parametrize("options", [{"blocks": 7}, {"blocks": 7, "host_memory": 1 << 20}, {"prefix_cache": False},
+                                     {"speculate": 3}, {"block": 4}], ids=str)  # fmt: skip
+def test_options(options):
+    model, sources = encoders.model_of("T5"), encoders.sources("T5")
+    made, long = engine(model, **options), Sampling(max_tokens=40, temperature=0, ignore_end=True)
+    wanted = [encoders.expected(model, x, 40) for x in sources]
+    assert [x.tokens for x in made.generate(requests(sources, long))] == wanted
+    assert bool(made.scheduler.preemptions) == ("blocks" in options) and made.pool.used == 0
+
+
+def test_requests_of_one_source_share_it():
+    model, source = encoders.model_of("T5"), encoders.sources("T5")[1]
+    sampling = Sampling(max_tokens=8, n=3, seed=1, ignore_end=True)
+    made = engine(model)
+    (first,) = made.generate(requests([source], sampling))
+    made.generate(requests([source]))
+    assert made.runner.encoding.calls == 1 and made.pool.used == 0
+    alone = [engine(model).generate(requests([source], sampling))[0] for _ in range(1)]
+    assert [x.tokens for x in first.completions] == [x.tokens for x in alone[0].completions]
+    assert len({tuple(x.tokens) for x in first.completions}) == 3
+
+
+def test_beams_are_those_of_transformers():
+    model, source = encoders.model_of("BART"), encoders.sources("BART")[1]
+    (output,) = engine(model).generate(requests([source], Sampling(max_tokens=9, beams=3, n=3)))
+    made = model.generate(torch.tensor([source["prompt"]]), do_sample=False, num_beams=3, num_return_sequences=3,
+                          max_new_tokens=9)  # fmt: skip
+    for completion, row in zip(output.completions, made, strict=True):
+        assert completion.tokens == row[1 : 1 + len(completion.tokens)].tolist()
+
+
+def test_a_decoder_begins_with_given_tokens():
+    model, source = encoders.model_of("T5"), encoders.sources("T5")[1]
+    begun = torch.tensor([[0, 7, 9]])
+    (output,) = engine(model).generate(requests([{**source, "inputs": {"decoder_input_ids": begun}}]))
+    made = model.generate(torch.tensor([source["prompt"]]), decoder_input_ids=begun, do_sample=False,
+                          max_new_tokens=12, eos_token_id=None)  # fmt: skip
+    assert output.tokens == made[0, 3:].tolist()
+
+
+def test_prefill_and_decode_apart():
+    model, sources = encoders.model_of("T5"), encoders.sources("T5")
+    made = Disaggregated(engine(model), engine(model))
+    wanted = [encoders.expected(model, x, 12) for x in sources]
+    assert [x.tokens for x in made.generate(requests(sources))] == wanted
+
+
+@pytest.mark.parametrize("family", ["T5", "Whisper"])
+def test_a_folder_with_new_weights(family, tmp_path):
+    model, sources = encoders.model_of(family), encoders.sources(family)
+    model.save_pretrained(tmp_path)
+    made = engine(tmp_path)
+    assert [x.tokens for x in made.generate(requests(sources))] == [encoders.expected(model, x, 12) for x in sources]
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1.3)
+    made.update(model.state_dict())
+    assert [x.tokens for x in made.generate(requests(sources))] == [encoders.expected(model, x, 12) for x in sources]
+
+
+# -- images ------------------------------------------------------------------------------------------------------------
+
+
+def seen(*counts: int) -> list[dict[str, Any]]:
+    """Prompts with so many images."""
+    draw = torch.Generator().manual_seed(0)
+    made = []
+    for i, n in enumerate(counts):
+        tokens = torch.randint(10, 250, (5 + 7 * i,), generator=draw).tolist()
+        images = torch.randn(n, 3, 16, 16, generator=draw)
+        made.append({"prompt": tokens[:2] + [9] * 4 * n + tokens[2:], "inputs": {"pixel_values": images} if n else {}})
+    return made
+
+
+def told(model: Any, prompts: list[dict[str, Any]]) -> list[list[int]]:
+    made = [model.generate(torch.tensor([x["prompt"]]), do_sample=False, max_new_tokens=12, eos_token_id=None,
+                           **x["inputs"]) for x in prompts]  # fmt: skip
+    return [x[0, len(p["prompt"]) :].tolist() for x, p in zip(made, prompts, strict=True)]
+
+
+@pytest.mark.parametrize("plan, devices", [("single", 1), ("tp2", 2), ("pp2", 2)])
+def test_images(plan, devices):
+    """In chunks of the prompt that end within an image."""
+    model, prompts = encoders.llava(), seen(0, 1, 2)
+    made = engine(model, plan=plan, cluster=f"cpu:{devices}", budget=8)
+    assert [x.tokens for x in made.generate(requests(prompts))] == told(model, prompts)
+    again = made.generate(requests(prompts))
+    assert [x.tokens for x in again] == told(model, prompts) and again[2].cached
+    other = {"prompt": prompts[2]["prompt"], "inputs": {"pixel_values": prompts[2]["inputs"]["pixel_values"].flip(0)}}
+    (flipped,) = made.generate(requests([other]))
+    assert flipped.tokens == told(model, [other])[0] != again[2].tokens and not flipped.cached
+
+
+def test_images_of_a_folder(tmp_path):
+    """Its tensors have other names than those of the model."""
+    model, prompts = encoders.llava(), seen(1)
+    model.save_pretrained(tmp_path)
+    assert [x.tokens for x in engine(tmp_path).generate(requests(prompts))] == told(model, prompts)
+
+
+@pytest.mark.parametrize("family, request_, message", [
+    ("T5", {"prompt": []}, "empty"),
+    ("T5", {"prompt": [300]}, "token 300"),
+    ("T5", {"prompt": [5] * 2000}, "2000"),
+    ("T5", {"prompt": [5] * 1020}, "does not fit"),
+    ("T5", {"prompt": [5], "inputs": {"input_features": torch.ones(1)}}, "reads tokens"),
+    ("Whisper", {"prompt": [5]}, "input_features"),
+    ("Whisper", {"prompt": [], "inputs": {"input_features": torch.ones(1, 16, 50)}}, "shape"),
+    ("Whisper", {"prompt": [], "inputs": {"input_features": torch.full((1, 16, 120), torch.nan)}}, "finite"),
+    ("Whisper", {"prompt": [], "inputs": {"input_features": torch.ones(2, 16, 120)}}, "2 rows"),
+    ("LLaVA", {"prompt": [9, 9]}, "2 image tokens"),
+    ("LLaVA", {"prompt": [9, 9], "inputs": {"pixel_values": torch.ones(1, 3, 16, 16)}}, "4 positions"),
+    ("LLaVA", {"prompt": [9], "inputs": {"pixels": torch.ones(1)}}, "'pixels'"),
+])  # fmt: skip
+def test_impossible_requests(family, request_, message):
+    model = encoders.llava() if family == "LLaVA" else encoders.model_of(family)
+    with pytest.raises(ValueError, match=message):
+        engine(model).add(Request(**request_))
+
+
+def test_what_an_encoder_does_not_allow():
+    model = encoders.model_of("T5")
+    with pytest.raises(ValueError, match="draft"):
+        engine(model, speculate=DraftModel(model))
+    with pytest.raises(ValueError, match="embeddings"):
+        engine(model).embed([[1, 2]])
