@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from tutti.serve import media
 from tutti.serve.engine import Engine
 from tutti.serve.request import Request, Sampling
 
@@ -118,6 +119,8 @@ def _listen(uvicorn: Any, app: Any, host: str, port: int, what: str) -> None:
 def generate(
     model: Annotated[str, tyro.conf.Positional],
     prompt: str = "def ",
+    image: tuple[Path, ...] = (),
+    sound: Path | None = None,
     tokens: int = 200,
     temperature: float = 0.7,
     top_p: float = 1.0,
@@ -126,11 +129,13 @@ def generate(
     plan: str = "auto",
     cluster: str = "auto",
 ) -> None:
-    """Continue a text with a trained model, and print both.
+    """Continue a text with a trained model, and print both; or print what an encoder-decoder model makes of it.
 
     Args:
         model: Folder of a run, whose newest checkpoint is used, or of a checkpoint or transformers model.
-        prompt: The text to continue.
+        prompt: The text to continue, or the source of an encoder-decoder model.
+        image: Images that the prompt is about. A mark in it, such as <image>, says where each one belongs.
+        sound: Speech to write down: a WAV file of 16 bits.
         tokens: Number of tokens to generate, unless the model ends the text before.
         temperature: Sampling temperature. 0 takes the most likely token.
         top_p: Probability of the tokens that may be drawn together.
@@ -139,14 +144,19 @@ def generate(
         plan: How the model is split over devices, such as tp2.
         cluster: The devices, such as cpu:2. By default those of this job.
     """
-    if not prompt:
+    if not prompt and not sound:
         raise ValueError("the prompt is empty; give at least one character to continue")
     engine = Engine(model, plan=plan, cluster=cluster)
     sampling = Sampling(max_tokens=tokens, temperature=temperature, top_p=top_p, n=n, seed=seed)
-    (output,) = engine.generate([Request(prompt, sampling)])
+    request = Request(prompt, sampling)
+    if image:
+        request.prompt, request.inputs = media.seen(engine.processor, prompt, [media.image(x) for x in image])
+    elif sound:
+        request.prompt, request.inputs = [], media.heard(engine.processor, *media.sound(sound))
+    (output,) = engine.generate([request])
     if engine.runner.leads:
         for completion in output.completions:
-            print(prompt + completion.text)
+            print(completion.text if output.source else prompt + completion.text)
 
 
 def chat(

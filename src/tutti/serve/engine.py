@@ -71,7 +71,8 @@ class Engine:
     model: a causal language model of `transformers`, also one that sees images, or an encoder-decoder model; a folder
         with one, a run or checkpoint of training, or a `tutti.Step` that trains one. It runs in its own dtype. A model
         object is not changed and can be trained. Of a folder, each process reads only its parts.
-    tokenizer: for prompts that are text, stop texts and constraints. By default that of the folder, if it has one.
+    tokenizer: for prompts that are text, stop texts and constraints; or a processor of `transformers` with one, which
+        reads images and sound. By default that of the folder, if it has one.
     cluster, plan, level: as for `tutti.function`.
     block: tokens in a block of the cache. blocks: number of blocks; by default as many as `memory` bytes hold.
     memory: bytes of the KV cache on all devices together.
@@ -111,9 +112,10 @@ class Engine:
             model, source = model.model, model
         elif not isinstance(model, nn.Module):
             folder = model_folder(model)
-            model, tokenizer = skeleton(folder), tokenizer or _tokenizer(folder)
+            model, tokenizer = skeleton(folder), tokenizer or _reader(folder)
         assert isinstance(model, nn.Module)
-        self.model, self.tokenizer = model.eval(), tokenizer
+        self.processor = tokenizer if hasattr(tokenizer, "tokenizer") else None
+        self.model, self.tokenizer = model.eval(), self.processor.tokenizer if self.processor else tokenizer
         self.config: Any = model.config.get_text_config()  # pyright: ignore
         self.vocabulary = self.config.vocab_size
         self.adapters = Adapters(model, adapters) if adapters else None
@@ -173,7 +175,7 @@ class Engine:
         if request.adapter and (self.adapters is None or not self.adapters.number(request.adapter)):
             raise ValueError(f"there is no adapter {request.adapter!r}: the engine has none")
         constraint = self._constraint(sampling)
-        output = Output(request.id, prompt, [], arrival=request.arrival)
+        output = Output(request.id, prompt, [], source=source.slots if source else 0, arrival=request.arrival)
         seed = self.random.getrandbits(63) if sampling.seed is None else sampling.seed
         job = self._job(request, output, source, seed)
         sequence = Sequence(request, 0, list(prompt), len(prompt), self._salt(request, source), source,
@@ -535,11 +537,13 @@ def served(engine: Any, requests: Iterable[Any], sampling: Sampling | None = Non
     return outputs
 
 
-def _tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer
+def _reader(folder: Path) -> Any:
+    """The processor or the tokenizer of a folder, if it has one."""
+    from transformers import AutoProcessor, AutoTokenizer
 
+    processes = any((folder / x).exists() for x in ("processor_config.json", "preprocessor_config.json"))
     try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        return (AutoProcessor if processes else AutoTokenizer).from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError):
         return None
 

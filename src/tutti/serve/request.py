@@ -166,12 +166,14 @@ class Completion:
 
 @dataclass
 class Output:
-    """What a request has so far. cached: number of prompt tokens found in the prefix cache. error: why it failed."""
+    """What a request has so far. source: number of positions that an encoder has read. cached: number of prompt tokens
+    found in the prefix cache. error: why it failed."""
 
     id: str
     prompt: list[int]
     completions: list[Completion]
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    source: int = 0
     cached: int = 0
     error: str = ""
     arrival: float = 0.0

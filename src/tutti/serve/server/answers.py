@@ -20,7 +20,7 @@ CALLS, JSON = ("<tool_call>", "[TOOL_CALLS]"), "{["  # how tool calls begin, any
 
 def usage(outputs: Sequence[Output]) -> dict[str, Any]:
     """Numbers of tokens."""
-    prompt = sum(len(x.prompt) for x in outputs)
+    prompt = sum(len(x.prompt) + x.source for x in outputs)
     made = sum(len(c.tokens) for x in outputs for c in x.completions)
     return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made,
             "prompt_tokens_details": {"cached_tokens": sum(x.cached for x in outputs)}}  # fmt: skip
