@@ -271,6 +271,21 @@ def test_health_models_metrics_and_page(running):
     assert httpx.get(running.url + "/live").json()["model"] == "tiny"
 
 
+def test_the_account_is_that_of_the_key_and_no_client_raises_its_priority():
+    engine = Engine(tiny.model(), tokenizer=tiny.tokenizer(), plan="single", blocks=16, budget=16, most=2)
+    seen, add = [], engine.add
+    engine.add = lambda request: seen.append(request) or add(request)
+    made = Running(engine, Options("tiny", keys=("first", "second")))
+    try:
+        for key, body in (("first", {"user": "key 1"}), ("second", {"priority": 2})):
+            made.client(key).completions.create(model="tiny", prompt="x", max_tokens=1, extra_body=body)
+        with pytest.raises(openai.BadRequestError, match="priority"):
+            made.client("first").completions.create(model="tiny", prompt="x", extra_body={"priority": -1})
+    finally:
+        made.stop()
+    assert [(x.account, x.user, x.priority) for x in seen] == [("key 0", "key 1", 0), ("key 1", "", 2)]
+
+
 def test_keys_and_rates():
     engine = Engine(tiny.model(), tokenizer=tiny.tokenizer(), plan="single", blocks=16, budget=16, most=2)
     made = Running(engine, Options("tiny", keys=("secret",), rate=2))

@@ -121,7 +121,8 @@ class Request:
     """A prompt to continue.
 
     prompt: tokens, or a text if the engine has a tokenizer. sampling: how tokens are chosen.
-    priority: requests of smaller numbers go first. user: among equal priorities, users who were served least go first.
+    priority: requests of smaller numbers go first.
+    account, user: among equal priorities, accounts that were served least go first; within one, users.
     deadline: in seconds from arrival, after which the request ends with what it has.
     adapter: name of a LoRA adapter of the engine.
     """
@@ -129,6 +130,7 @@ class Request:
     prompt: Sequence[int] | str
     sampling: Sampling = Sampling()
     priority: int = 0
+    account: str = ""
     user: str = ""
     deadline: float | None = None
     adapter: str = ""
