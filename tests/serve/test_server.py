@@ -196,6 +196,7 @@ def test_embeddings_and_responses(running):
         ("completions", {"prompt": "x", "logit_bias": {"a": 1}}, 400, "logit_bias"),
         ("completions", {"prompt": "x", "logit_bias": {"999": 1}}, 400, "999"),
         ("completions", {"prompt": "x", "regex": "("}, 400, "regex"),
+        ("completions", {"prompt": "x", "grammar": "start: " + "x" * 18_000}, 400, "grammar"),
         ("completions", {"prompt": "x", "n": 100}, 400, "100"),
         ("completions", {"prompt": "x", "stop": ""}, 400, "stop"),
         ("completions", {"prompt": "x", "stop": "y" * 1000}, 400, "stop"),

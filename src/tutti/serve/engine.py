@@ -170,7 +170,7 @@ class Engine:
             self._check(token)
         if request.adapter and (self.adapters is None or not self.adapters.number(request.adapter)):
             raise ValueError(f"there is no adapter {request.adapter!r}: the engine has none")
-        constraint = self._constraint(sampling)
+        constraint = self.prepare(request)
         output = Output(request.id, prompt, [], arrival=request.arrival)
         job = self._job(request, output, self.random.getrandbits(63) if sampling.seed is None else sampling.seed)
         sequence = Sequence(request, 0, list(prompt), len(prompt), self._salt(request), room=sampling.sequences)
@@ -192,8 +192,12 @@ class Engine:
         """What distinguishes its blocks from those of others. All of a prompt that is reported must be computed."""
         return request.adapter.encode() if request.sampling.prompt_logprobs is None else uuid4().bytes
 
-    def _constraint(self, sampling: Sampling) -> Constraint | None:
-        return self.constraints.make(*sampling.constraint) if sampling.constraint else None
+    def prepare(self, request: Request) -> Constraint | None:
+        """Compile what the output must match. Another thread may do it before `add`, so that no step waits for it.
+
+        Raises ValueError for a constraint that is malformed or large.
+        """
+        return self.constraints.make(*request.sampling.constraint) if request.sampling.constraint else None
 
     def tokens(self, prompt: Any) -> list[int]:
         """The tokens of a prompt. Raises ValueError if they cannot be continued."""
@@ -262,7 +266,7 @@ class Engine:
         for (number, tokens, computed, score), cache in zip(carried.sequences, carried.caches, strict=True):
             prompt = len(carried.output.prompt)
             sequence = Sequence(carried.request, number, tokens, prompt, self._salt(carried.request), score=score)
-            constraint = self._constraint(carried.request.sampling)
+            constraint = self.prepare(carried.request)
             job.resume(sequence, constraint)
             self.arriving.append((sequence, computed, cache))
         self.jobs[carried.request.id] = job

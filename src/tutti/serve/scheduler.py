@@ -6,8 +6,8 @@ of prompts fill the rest. So prompts neither wait for a free engine nor delay th
 
 Requests run in the order of their priority; among equals, those of the account that was served least, and within it
 of the user who was (Sheng et al., "Fairness in serving large language models", 2024); then as they came. If blocks run
-out, the last sequence in this order is preempted: its blocks are copied to the host tier, or released and computed again
-later.
+out, the last sequence in this order is preempted: its blocks are copied to the host tier, or released and computed
+again later.
 
 Pure data structures: a step's blocks and moves are numbers, which the engine executes.
 """
