@@ -61,6 +61,13 @@ class Constraints:
             raise ValueError("constrained decoding needs the model's tokenizer")
         return llguidance.hf.from_tokenizer(self.tokenizer, n_vocab=self.size, eos_token=self.ends or None)
 
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes of a token, which may be a part of a character."""
+        try:
+            return self.vocabulary.decode_bytes([token])
+        except ValueError:  # a tokenizer that llguidance does not know
+            return self.tokenizer.decode([token]).encode()
+
     def make(self, kind: str, what: Any) -> Constraint:
         """A constraint of a kind ("schema", "regex", "grammar"). May be called by any thread: the last `KEPT` are kept,
         so that an engine need not compile what another thread has made. Raises ValueError if it is malformed or large.

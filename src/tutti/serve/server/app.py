@@ -60,6 +60,7 @@ def application(engine: Any, options: Options) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.start()
+        server.spell(0)  # it takes a second to begin, for large vocabularies
         yield
         await service.drain()
         await asyncio.to_thread(service.stop)
@@ -87,7 +88,8 @@ class Server:
 
     def __init__(self, engine: Any, service: Service, metrics: Metrics, options: Options):
         self.engine, self.service, self.metrics, self.options = engine, service, metrics, options
-        self.tokenizer = getattr(engine, "engines", [engine])[0].tokenizer
+        first = getattr(engine, "engines", [engine])[0]
+        self.tokenizer, self.spell = first.tokenizer, first.constraints.bytes_of
         self.access = Access(options.keys, options.rate)
         self.started = int(time.time())
 
@@ -143,7 +145,7 @@ class Server:
         if len(given) > self.options.queue:
             raise Refused(400, f"{len(given)} prompts; the server holds {self.options.queue} at once", "prompt")
         prompts = [await self._tokens(x) for x in given]
-        made = TextAnswer(body.model, self.tokenizer, body.n, echo=body.echo)
+        made = TextAnswer(body.model, self.tokenizer, self.spell, body.n, echo=body.echo)
         return await self._answer(request, body, made, [self._ask(x, sampling, body, *who) for x in prompts])
 
     async def chat(self, request: Request, body: ChatBody) -> Any:
@@ -158,7 +160,7 @@ class Server:
             raise Refused(400, f"chat_template_kwargs cannot set {', '.join(sorted(refused))}", "chat_template_kwargs")
         sampling = body.sampling(most, logprobs, forced(tools, body.tool_choice))
         prompt = await self._chat_tokens(body.messages, tools, body.chat_template_kwargs)
-        made = ChatAnswer(body.model, self.tokenizer, body.n, tools=tools)
+        made = ChatAnswer(body.model, self.tokenizer, self.spell, body.n, tools=tools)
         return await self._answer(request, body, made, [self._ask(prompt, sampling, body, *who)])
 
     def _begin(self, request: Request, model: str) -> tuple[str, str]:
