@@ -2,12 +2,15 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test proofs lint docs clean
+.PHONY: demo test quick proofs lint docs clean
 
 demo: .venv/train.done
 	$(BIN)/tutti train runs/demo.toml
 
-test: lint
+test: .venv/dev.done
+	$(MAKE) --jobs 2 lint quick
+
+quick: .venv/dev.done
 	$(BIN)/pytest -n 2 --dist worksteal
 
 proofs: .venv/dev.done

@@ -11,7 +11,6 @@ import tutti
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "tutti"
-ARROWS = runpy.run_path(str(ROOT / "docs" / "generate.py"))["arrows"]()  # as docs/design.md draws them
 ORDER = (
     "compat", "nn", "models", "ir", "ops", "tracing", "optim", "hardware", "plan", "launch", "lower", "analysis",
     "compile", "sim", "exec", "observe", "checkpoint", "api", "data", "check", "serve", "train", "cli",
@@ -21,6 +20,12 @@ APART = {  # packages that know nothing of parallelism
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def arrows() -> dict[str, dict[str, str]]:
+    """As docs/design.md draws them."""
+    return runpy.run_path(str(ROOT / "docs" / "generate.py"))["arrows"]()
+
+
 def test_all_packages_are_in_the_order():
     packages = {p.name for p in SOURCE.iterdir() if (p / "__init__.py").exists()}
     assert packages == set(ORDER)
@@ -28,7 +33,7 @@ def test_all_packages_are_in_the_order():
 
 
 @pytest.mark.parametrize("package", ORDER)
-def test_arrows_point_one_way(package):
+def test_arrows_point_one_way(package, arrows):
     allowed = set(ORDER[: ORDER.index(package)]) & APART.get(package, set(ORDER))
-    wrong = {other: file for other, file in ARROWS[package].items() if other not in allowed}
+    wrong = {other: file for other, file in arrows[package].items() if other not in allowed}
     assert not wrong, f"{package} imports what stands behind it: {wrong}"

@@ -24,23 +24,26 @@ CLUSTER, BATCH = alone("h100:4"), 16
 step = cache(lambda count: wide(BATCH // count, length=256))
 
 
-def tight(share: float, **options) -> Search:
+def tight(share: float, steps=step, batch: int = BATCH, **options) -> Search:
     """A search with so much of the memory that ZeRO-3 takes with a single microbatch."""
-    memory = share * whole().predicted.peak_bytes
+    memory = share * whole(steps).predicted.peak_bytes
     small = tutti.Cluster(replace(CLUSTER.device, memory=memory), CLUSTER.levels)
-    return Search(lambda count, variant: vary(step(count), variant), BATCH, small, Simulator("O0"),
-                  accumulate=None, **options)  # fmt: skip
+    return Search(lambda count, variant: vary(steps(count), variant), batch, small, Simulator("O0"),
+                  **{"accumulate": None, **options})  # fmt: skip
 
 
 @cache
-def whole() -> Plan:
-    return predicted(step(1), CLUSTER, "zero3")
+def whole(steps) -> Plan:
+    return predicted(steps(1), CLUSTER, "zero3")
 
 
-def led(share: float) -> Search:
-    found = tight(share)
+def led() -> Search:
+    found = tight(0.85)
     found.lead()
     return found
+
+
+first_led = cache(led)
 
 
 def test_named_plans_are_not_needed_where_memory_is_plenty():
@@ -48,7 +51,7 @@ def test_named_plans_are_not_needed_where_memory_is_plenty():
 
 
 def test_what_leads_fits_and_is_no_slower_than_a_named_plan():
-    found = led(0.85)
+    found = first_led()
     assert found.fastest is not None
     named = [predicted(step(4), CLUSTER, name, 4) for name in ("zero3", "zero1", "tp4")]
     fitting = [p.predicted.step_seconds for p in named if found.fits(p)]
@@ -56,7 +59,7 @@ def test_what_leads_fits_and_is_no_slower_than_a_named_plan():
 
 
 def test_the_same_request_finds_the_same_plans():
-    one, other = led(0.85), led(0.85)
+    one, other = first_led(), led()
     assert [p.to_json() for p in one.plans] == [p.to_json() for p in other.plans]
     assert one.work.seconds == other.work.seconds > 0
 
@@ -141,7 +144,7 @@ def test_kinds_differ_by_forms_of_parallelism_not_by_sizes():
 
 
 def test_a_plan_of_another_kind_is_judged_too():
-    found = tight(1.1)
+    found = tight(1.1, cache(lambda count: wide(8 // count, length=64)), 8, accumulate=2)
     best = found.best(top=2)
     others = [p for p in found.plans if found.fits(p) and kind(p) != kind(best)]
     assert others

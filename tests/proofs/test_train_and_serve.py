@@ -18,7 +18,7 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 SAMPLING = Sampling(max_tokens=6, temperature=0, logprobs=4)
 
 
-def trained(plan: str, cluster: str = "auto") -> tutti.Step:
+def train(plan: str, cluster: str = "auto") -> tutti.Step:
     """A step after two updates that change the model much."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**CONFIG))
@@ -45,10 +45,20 @@ def plain(step: tutti.Step) -> tuple[list[int], list[float]]:
     return output.tokens, logprobs(output)
 
 
+@pytest.fixture(scope="module")
+def trained() -> tutti.Step:
+    """A step whose weights stay as they are."""
+    return train("tp2xzero3", "cpu:4")
+
+
+@pytest.fixture(scope="module")
+def expected(trained) -> tuple[list[int], list[float]]:
+    return plain(trained)
+
+
 @pytest.mark.parametrize("plan, devices", [("tp2", 2), ("tp4", 4), ("pp2", 2), ("single", 1)])
-def test_from_a_step(plan, devices):
-    step = trained("tp2xzero3", "cpu:4")
-    tokens, numbers = plain(step)
+def test_from_a_step(plan, devices, trained, expected):
+    step, (tokens, numbers) = trained, expected
     engine = Engine(step, plan=plan, cluster=f"cpu:{devices}", blocks=16)
     (output,) = engine.generate([Request(PROMPT, SAMPLING)])
     assert output.tokens == tokens
@@ -56,7 +66,7 @@ def test_from_a_step(plan, devices):
 
 
 def test_new_weights_while_it_serves():
-    step = trained("tp2xzero3", "cpu:4")
+    step = train("tp2xzero3", "cpu:4")
     engine = Engine(step, plan="tp4", cluster="cpu:4", blocks=16)
     before = engine.generate([Request(PROMPT, SAMPLING)])[0]
     ids = torch.randint(0, 256, (8, 16))
@@ -79,12 +89,11 @@ def _config(folder: Path) -> None:
     LlamaConfig(**CONFIG).save_pretrained(folder)
 
 
-def test_from_a_checkpoint_on_processes(pool, tmp_path):
-    step = trained("tp2xzero3", "cpu:4")
+def test_from_a_checkpoint_on_processes(pool, tmp_path, trained, expected):
+    step, (tokens, numbers) = trained, expected
     checkpoints = tutti.Checkpoints(tmp_path)
     step.save(checkpoints, fill=_config)
     checkpoints.wait()
-    tokens, numbers = plain(step)
     found = pool.run(_rank, str(checkpoints.latest()))
     total = sum(p.numel() * 4 for p in step.model.parameters())
     for theirs, told, count in found:
@@ -92,10 +101,9 @@ def test_from_a_checkpoint_on_processes(pool, tmp_path):
         assert count < 0.6 * total  # each process reads its parts, and what all have
 
 
-def test_from_a_folder_of_transformers(tmp_path):
-    step = trained("single", "cpu:1")
+def test_from_a_folder_of_transformers(tmp_path, trained, expected):
     model = LlamaForCausalLM(LlamaConfig(**CONFIG))
-    model.load_state_dict(step.state_dict())
+    model.load_state_dict(trained.state_dict())
     model.save_pretrained(tmp_path)
     engine = Engine(tmp_path, plan="tp2", cluster="cpu:2", blocks=16)
-    assert engine.generate([Request(PROMPT, SAMPLING)])[0].tokens == plain(step)[0]
+    assert engine.generate([Request(PROMPT, SAMPLING)])[0].tokens == expected[0]

@@ -27,8 +27,9 @@ class Simulated:
         self.cache: dict[tuple[str, int], list] = {}
         self.clock = itertools.count()
 
-    def add(self, prompt: list[int], priority: int = 0, user: str = "", n: int = 1) -> Sequence:
-        request = Request(prompt, Sampling(n=n), priority=priority, user=user, arrival=next(self.clock))
+    def add(self, prompt: list[int], priority: int = 0, user: str = "", n: int = 1, account: str = "") -> Sequence:
+        request = Request(prompt, Sampling(n=n), priority=priority, account=account, user=user,
+                          arrival=next(self.clock))  # fmt: skip
         sequence = Sequence(request, 0, list(prompt), len(prompt), room=n)
         self.scheduler.add(sequence)
         return sequence
@@ -166,6 +167,29 @@ def test_users_take_turns():
     simulated = Simulated(blocks=40, most=1, budget=8)
     greedy = [simulated.add([1] * 8, user="greedy") for _ in range(3)]
     modest = simulated.add([2] * 8, user="modest")
+    simulated.step()
+    simulated.scheduler.remove(greedy[0])
+    simulated.step()
+    assert simulated.scheduler.running == [modest]
+
+
+def test_an_account_gains_nothing_by_many_users():
+    simulated = Simulated(blocks=40, most=1, budget=8)
+    many = [simulated.add([i] * 8, account="a", user=str(i)) for i in range(3)]
+    modest = simulated.add([9] * 8, account="b")
+    order = []
+    while simulated.scheduler.waiting or simulated.scheduler.running:
+        simulated.step()
+        (running,) = simulated.scheduler.running
+        order.append(running)
+        simulated.scheduler.remove(running)
+    assert order == [many[0], modest, many[1], many[2]] and not simulated.scheduler.served
+
+
+def test_users_divide_what_their_account_gets():
+    simulated = Simulated(blocks=40, most=1, budget=8)
+    greedy = [simulated.add([1] * 8, account="a", user="greedy") for _ in range(3)]
+    modest = simulated.add([2] * 8, account="a", user="modest")
     simulated.step()
     simulated.scheduler.remove(greedy[0])
     simulated.step()

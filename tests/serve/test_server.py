@@ -67,6 +67,42 @@ def test_chat_with_logprobs(running):
     assert pieces[0].choices[0].delta.role == "assistant"
 
 
+# Four letters, and the end token.
+ENDS = {"logit_bias": {"256": 100, "64": 80, "65": 80}, "extra_body": {"min_tokens": 4}, "seed": 3, "max_tokens": 8}
+
+
+def test_a_streamed_chat_has_the_logprobs_of_the_whole(running):
+    create, messages = running.client().chat.completions.create, [{"role": "user", "content": "hi"}]
+    asked = dict(model="tiny", messages=messages, logprobs=True, top_logprobs=2, **ENDS)
+    choice = create(**asked).choices[0]
+    events = [x.choices[0] for x in create(**asked, stream=True)]
+    assert choice.finish_reason == "stop" and "</s>" not in choice.message.content
+    assert [x.token == "</s>" for x in choice.logprobs.content] == [False] * 4 + [True]
+    assert [x for event in events if event.logprobs for x in event.logprobs.content] == choice.logprobs.content
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_a_streamed_completion_has_the_logprobs_of_the_whole(running, echo):
+    create = running.client().completions.create
+    asked = dict(model="tiny", prompt="ab", logprobs=2, echo=echo, **ENDS)
+    choice = create(**asked).choices[0]
+    events = [x.choices[0].logprobs for x in create(**asked, stream=True) if x.choices[0].logprobs]
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [x for event in events for x in getattr(event, name)] == getattr(choice.logprobs, name)
+    assert len(events) > 1 and choice.logprobs.text_offset[-1] == len(choice.text)
+
+
+def test_tokens_that_are_parts_of_characters(running):
+    asked = {"model": "tiny", "max_tokens": 8, "extra_body": {"regex": "\u00e9\u20ac"}}  # of two and of three bytes
+    messages = [{"role": "user", "content": "hi"}]
+    chat = running.client().chat.completions.create(messages=messages, logprobs=True, **asked).choices[0]
+    assert [x.bytes for x in chat.logprobs.content] == [[0xC3], [0xA9], [0xE2], [0x82], [0xAC]]
+    made = running.client().completions.create(prompt="a\u00e9", logprobs=20, echo=True, **asked).choices[0]
+    assert made.text == "a\u00e9\u00e9\u20ac" and made.logprobs.text_offset == [0, 1, 1, 2, 2, 3, 3, 3]
+    assert made.logprobs.tokens[:3] == ["a", r"\xc3", r"\xa9"]
+    assert all(len(x) == 20 for x in made.logprobs.top_logprobs[1:])  # each token has a name of its own
+
+
 def test_echo_with_log_probabilities(running):
     made = running.client().completions.create(model="tiny", prompt="hello", max_tokens=2, echo=True, logprobs=1)
     told = made.choices[0].logprobs
@@ -134,7 +170,7 @@ def test_tools(running, stream):
 
 def test_a_call_after_text_is_held_back():
     tools, sent = [Tool.model_validate(TOOL)], Sent()
-    answer = ChatAnswer("m", tiny.tokenizer(), 1, tools=tools)
+    answer = ChatAnswer("m", tiny.tokenizer(), lambda token: b"", 1, tools=tools)
     text = 'I look. <tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
     pieces = []
     for n in range(1, len(text) + 1):
@@ -196,6 +232,7 @@ def test_embeddings_and_responses(running):
         ("completions", {"prompt": "x", "logit_bias": {"a": 1}}, 400, "logit_bias"),
         ("completions", {"prompt": "x", "logit_bias": {"999": 1}}, 400, "999"),
         ("completions", {"prompt": "x", "regex": "("}, 400, "regex"),
+        ("completions", {"prompt": "x", "grammar": "start: " + "x" * 18_000}, 400, "grammar"),
         ("completions", {"prompt": "x", "n": 100}, 400, "100"),
         ("completions", {"prompt": "x", "stop": ""}, 400, "stop"),
         ("completions", {"prompt": "x", "stop": "y" * 1000}, 400, "stop"),
@@ -269,6 +306,21 @@ def test_health_models_metrics_and_page(running):
     assert "tutti_time_to_first_token_seconds_count" in metrics and "tutti_generated_tokens_total" in metrics
     assert "<title>Tutti</title>" in httpx.get(running.url + "/").text
     assert httpx.get(running.url + "/live").json()["model"] == "tiny"
+
+
+def test_the_account_is_that_of_the_key_and_no_client_raises_its_priority():
+    engine = Engine(tiny.model(), tokenizer=tiny.tokenizer(), plan="single", blocks=16, budget=16, most=2)
+    seen, add = [], engine.add
+    engine.add = lambda request: seen.append(request) or add(request)
+    made = Running(engine, Options("tiny", keys=("first", "second")))
+    try:
+        for key, body in (("first", {"user": "key 1"}), ("second", {"priority": 2})):
+            made.client(key).completions.create(model="tiny", prompt="x", max_tokens=1, extra_body=body)
+        with pytest.raises(openai.BadRequestError, match="priority"):
+            made.client("first").completions.create(model="tiny", prompt="x", extra_body={"priority": -1})
+    finally:
+        made.stop()
+    assert [(x.account, x.user, x.priority) for x in seen] == [("key 0", "key 1", 0), ("key 1", "", 2)]
 
 
 def test_keys_and_rates():

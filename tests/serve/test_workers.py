@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ import httpx
 import pytest
 import tiny
 
+from tutti.serve import command
 from tutti.serve.server.router import Worker, _labelled, chunks_of
 
 
@@ -30,6 +32,21 @@ def test_chunks_are_of_the_beginning():
 def test_metrics_get_a_label():
     assert _labelled("a_total 3.0", 1) == 'a_total{worker="1"} 3.0'
     assert _labelled('a{le="0.5"} 2', 0) == 'a{le="0.5",worker="0"} 2' and _labelled("# HELP a", 0) == "# HELP a"
+
+
+def test_the_router_counts_the_requests_of_all_workers(monkeypatch):
+    made = []
+    monkeypatch.setattr(command, "_listen", lambda uvicorn, app, *rest: made.append(app))
+    command.serve("tiny", workers=2, keys=("a", "b"), rate=2)
+    router = made[0].routes[0].endpoint.__self__
+    assert all("--rate" not in x.command and "--keys" in x.command for x in router.workers)
+
+    async def statuses(*keys: str) -> list[int]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(made[0]), base_url="http://router") as client:
+            headers = [{"Authorization": f"Bearer {key}"} for key in keys]
+            return [(await client.post("/v1/completions", json={}, headers=x)).status_code for x in headers]
+
+    assert asyncio.run(statuses("a", "a", "a", "b", "c")) == [503, 503, 429, 503, 401]  # no worker is ready
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ def test_text_is_continued_the_same_way_for_the_same_seed(trained, capsys):
         printed.append(capsys.readouterr().out)
     folder = model_folder(trained.out)
     assert printed[0] == printed[1] and printed[0].startswith("def ")
-    assert len({continue_text(folder, "def ", 8, 1.0, seed) for seed in range(5)}) > 1
+    assert len({continue_text(folder, "def ", 8, 1.0, seed) for seed in range(2)}) == 2
     assert continue_text(folder, "def ", 8, 0.0, 1) == continue_text(folder, "def ", 8, 0.0, 2)
 
 

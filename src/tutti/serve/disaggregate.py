@@ -161,6 +161,12 @@ class Disaggregated:
         """As `Engine.add`."""
         return self.prompts.add(request)
 
+    def prepare(self, request: Request) -> None:
+        """As `Engine.prepare`."""
+        for engine in (self.prompts, self.generation):
+            if isinstance(engine, Engine):
+                engine.prepare(request)
+
     def step(self) -> list[Output]:
         """A step of each engine that has requests."""
         changed = self.prompts.step() if self.prompts.busy else []

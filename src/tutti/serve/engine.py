@@ -174,7 +174,7 @@ class Engine:
             self._check(token)
         if request.adapter and (self.adapters is None or not self.adapters.number(request.adapter)):
             raise ValueError(f"there is no adapter {request.adapter!r}: the engine has none")
-        constraint = self._constraint(sampling)
+        constraint = self.prepare(request)
         output = Output(request.id, prompt, [], source=source.slots if source else 0, arrival=request.arrival)
         seed = self.random.getrandbits(63) if sampling.seed is None else sampling.seed
         job = self._job(request, output, source, seed)
@@ -214,8 +214,12 @@ class Engine:
             return uuid4().bytes
         return request.adapter.encode() + (source.digest if source else b"")
 
-    def _constraint(self, sampling: Sampling) -> Constraint | None:
-        return self.constraints.make(*sampling.constraint) if sampling.constraint else None
+    def prepare(self, request: Request) -> Constraint | None:
+        """Compile what the output must match. Another thread may do it before `add`, so that no step waits for it.
+
+        Raises ValueError for a constraint that is malformed or large.
+        """
+        return self.constraints.make(*request.sampling.constraint) if request.sampling.constraint else None
 
     def tokens(self, prompt: Any) -> list[int]:
         """The tokens of a prompt. Raises ValueError if they cannot be continued."""
@@ -286,7 +290,7 @@ class Engine:
             prompt = len(carried.output.prompt)
             sequence = Sequence(carried.request, number, tokens, prompt, self._salt(carried.request, source), source,
                                 score=score)  # fmt: skip
-            constraint = self._constraint(carried.request.sampling)
+            constraint = self.prepare(carried.request)
             job.resume(sequence, constraint)
             self.arriving.append((sequence, computed, cache))
         self.jobs[carried.request.id] = job

@@ -50,6 +50,11 @@ class Replicas:
         pool = engine.pool
         return len(pool.find(digests(engine.tokens(request.prompt), pool.size, request.adapter.encode()))) * pool.size
 
+    def prepare(self, request: Request) -> None:
+        """As `Engine.prepare`."""
+        for engine in self.engines:
+            engine.prepare(request)
+
     def step(self) -> list[Output]:
         """A step of each engine that has requests."""
         changed = [x for engine in self.engines if engine.busy for x in engine.step()]

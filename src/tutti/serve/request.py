@@ -124,18 +124,20 @@ class Request:
         tokens are chosen.
     inputs: what the model's processor makes besides tokens, by name: `pixel_values` of the images whose tokens are in
         the prompt, `input_features` of speech; `decoder_input_ids` with which a decoder of text begins.
-    priority: requests of smaller numbers go first. user: among equal priorities, users who were served least go first.
+    priority: requests of smaller numbers go first.
+    account, user: among equal priorities, accounts that were served least go first; within one, users.
     deadline: in seconds from arrival, after which the request ends with what it has.
     adapter: name of a LoRA adapter of the engine.
     """
 
     prompt: Sequence[int] | str
     sampling: Sampling = Sampling()
-    inputs: Mapping[str, Any] = field(default_factory=dict)
     priority: int = 0
+    account: str = ""
     user: str = ""
     deadline: float | None = None
     adapter: str = ""
+    inputs: Mapping[str, Any] = field(default_factory=dict)
     id: str = ""
     arrival: float = field(default_factory=time.monotonic)
 

@@ -4,9 +4,10 @@ Each step has a budget of tokens. Sequences that generate come first, with a tok
 of prompts fill the rest. So prompts neither wait for a free engine nor delay the tokens of others (Agrawal et al.,
 "Taming throughput-latency tradeoff in LLM inference with Sarathi-Serve", 2024).
 
-Requests run in the order of their priority; among equals, those of the user who was served least (Sheng et al.,
-"Fairness in serving large language models", 2024); then as they came. If blocks run out, the last sequence in this
-order is preempted: its blocks are copied to the host tier, or released and computed again later.
+Requests run in the order of their priority; among equals, those of the account that was served least, and within it
+of the user who was (Sheng et al., "Fairness in serving large language models", 2024); then as they came. If blocks run
+out, the last sequence in this order is preempted: its blocks are copied to the host tier, or released and computed
+again later.
 
 Pure data structures: a step's blocks and moves are numbers, which the engine executes.
 """
@@ -71,14 +72,16 @@ class Scheduler:
         self.pool, self.host, self.budget, self.most = pool, host, budget, most
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
-        self.served: Counter[str] = Counter()  # tokens, by user
+        self.served: Counter[tuple[str, ...]] = Counter()  # tokens, by account and by user
         self.preemptions = 0
 
     def add(self, sequence: Sequence) -> None:
         """A new sequence. It waits until there is room."""
-        user, active = sequence.request.user, {x.request.user for x in (*self.waiting, *self.running)}
-        if active and user not in active:  # time away earns no credit
-            self.served[user] = max(self.served[user], min(self.served[x] for x in active))
+        active = {party for x in self for party in _parties(x)}
+        for party in _parties(sequence):
+            equals = [self.served[x] for x in active if len(x) == len(party) and x[:-1] == party[:-1]]
+            if equals and party not in active:  # time away earns no credit
+                self.served[party] = max(self.served[party], min(equals))
         self.waiting.append(sequence)
 
     def place(self, sequence: Sequence, computed: int) -> bool:
@@ -100,8 +103,10 @@ class Scheduler:
         (self.running if sequence in self.running else self.waiting).remove(sequence)
         self._release_host(sequence)
         sequence.release(self.pool)
-        if all(x.request.user != sequence.request.user for x in self):
-            del self.served[sequence.request.user]
+        active = {party for x in self for party in _parties(x)}
+        for party in _parties(sequence):
+            if party not in active:
+                del self.served[party]
 
     def recompute(self) -> None:
         """Forget all contents of the cache, because the weights have changed: sequences are computed again."""
@@ -121,13 +126,14 @@ class Scheduler:
                 self._continue(sequence, batch)
         self._admit(batch)
         for piece in batch.pieces:
-            self.served[piece.sequence.request.user] += piece.count
+            for party in _parties(piece.sequence):
+                self.served[party] += piece.count
         return batch
 
     def _rank(self, sequence: Sequence) -> tuple:
         """What comes first is smallest."""
-        request = sequence.request
-        return request.priority, self.served[request.user], request.arrival, sequence.number
+        request, (account, user) = sequence.request, _parties(sequence)
+        return request.priority, self.served[account], self.served[user], request.arrival, sequence.number
 
     def _continue(self, sequence: Sequence, batch: Batch) -> None:
         """Schedule what a running sequence wants, as far as the budget and the blocks go."""
@@ -253,3 +259,9 @@ class Scheduler:
     def __iter__(self) -> Iterator[Sequence]:
         """All sequences."""
         return iter([*self.running, *self.waiting])
+
+
+def _parties(sequence: Sequence) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Who is served with a sequence: an account, and a user of it."""
+    request = sequence.request
+    return (request.account,), (request.account, request.user)

@@ -12,6 +12,7 @@ import queue
 import threading
 import traceback
 from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -80,7 +81,7 @@ def _settle(done: asyncio.Future[Any], made: Any, error: Exception | None) -> No
 
 
 class Service:
-    """Runs an engine (or `Replicas`) in a thread.
+    """Runs an engine (or `Replicas`) in a thread. A second one compiles schemas and grammars before.
 
     limit: requests that are unfinished at once; more are refused. observe: called after each step, in the thread, with
     the engine and the outputs that changed.
@@ -93,6 +94,7 @@ class Service:
         self.draining = self.ended = False
         self.calls: set[asyncio.Future[Any]] = set()
         self.thread = threading.Thread(target=self._run, name="tutti engine", daemon=True)
+        self.compiler = ThreadPoolExecutor(1, "tutti grammars")
 
     def start(self) -> None:
         """Start the thread."""
@@ -100,6 +102,8 @@ class Service:
 
     def stop(self) -> None:
         """End the thread. Unfinished requests end with an error."""
+        self.draining = True
+        self.compiler.shutdown(wait=False, cancel_futures=True)
         self.inbox.put(None)
         self.thread.join()
 
@@ -128,7 +132,10 @@ class Service:
         answers = Answers(self, requests)
         for i, request in enumerate(requests):
             self.listeners[request.id] = answers, i
-            self.inbox.put(lambda i=i, request=request: self._add(request, answers, i))
+            if request.sampling.constraint:
+                self.compiler.submit(self._prepare, request, answers, i)
+            else:
+                self.inbox.put(lambda i=i, request=request: self._add(request, answers, i))
         return answers
 
     async def stream(self, request: Request) -> AsyncGenerator[Output]:
@@ -169,9 +176,19 @@ class Service:
         finally:
             self.calls.discard(done)
 
-    # -- the thread -----------------------------------------------------------------------------------------------
+    # -- the threads ----------------------------------------------------------------------------------------------
+
+    def _prepare(self, request: Request, answers: Answers, number: int) -> None:
+        try:
+            if request.id in self.listeners:  # somebody still waits
+                self.engine.prepare(request)
+                self.inbox.put(lambda: self._add(request, answers, number))
+        except Exception as error:
+            answers.tell(number, None, error)
 
     def _add(self, request: Request, answers: Answers, number: int) -> None:
+        if request.id not in self.listeners:  # nobody waits any more
+            return
         try:
             self.engine.add(request)
         except Exception as error:

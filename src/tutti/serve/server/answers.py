@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
 from uuid import uuid4
 
 from tutti.serve.request import Completion, Output, TokenLogprobs
 from tutti.serve.server.protocol import Tool
 from tutti.serve.server.tools import calls_in
+from tutti.serve.text import Text
 
 REASONS = {"stop": "stop", "length": "length", "deadline": "length", "cancelled": "stop", "error": "stop"}
 CALLS, JSON = ("<tool_call>", "[TOOL_CALLS]"), "{["  # how tool calls begin, anywhere, and an answer that is one
@@ -28,10 +28,11 @@ def usage(outputs: Sequence[Output]) -> dict[str, Any]:
 
 @dataclass
 class Answer:
-    """The answer to one body. n: number of completions of each prompt."""
+    """The answer to one body. spell: the bytes of a token. n: number of completions of each prompt."""
 
     model: str
     tokenizer: Any
+    spell: Callable[[int], bytes]
     n: int
     kind: str
     id: str = ""
@@ -46,8 +47,12 @@ class Answer:
                 "choices": choices}  # fmt: skip
 
     def token(self, token: int) -> str:
-        """The text of a token."""
-        return self.tokenizer.decode([token])
+        """The text of a token, or hexadecimal digits of one that is part of a character."""
+        found = self.spell(token)
+        try:
+            return found.decode()
+        except UnicodeDecodeError:
+            return "".join(f"\\x{x:02x}" for x in found)
 
 
 @dataclass
@@ -59,34 +64,39 @@ class TextAnswer(Answer):
 
     def whole(self, outputs: Sequence[Output]) -> dict[str, Any]:
         """The complete answer."""
-        choices = [self._choice(i * self.n + j, output, c, 0, 0)
+        choices = [self._choice(i * self.n + j, output, c, Sent())
                    for i, output in enumerate(outputs) for j, c in enumerate(output.completions)]  # fmt: skip
         return {**self.frame(choices), "usage": usage(outputs)}
 
     def piece(self, number: int, output: Output, completion: Completion, sent: Sent) -> Iterator[dict[str, Any]]:
         """What is new in a completion."""
         if len(completion.text) > len(sent.text) or completion.finish:
-            made = self.frame([self._choice(number, output, completion, len(sent.text), sent.tokens)])
-            sent.seen(completion)
-            yield made
+            yield self.frame([self._choice(number, output, completion, sent)])
 
-    def _choice(self, number: int, output: Output, completion: Completion, text: int, tokens: int) -> dict[str, Any]:
-        echoed = self.tokenizer.decode(output.prompt, skip_special_tokens=True) if self.echo and not text else ""
-        told: list[TokenLogprobs | int] = list(completion.logprobs[tokens:])
-        if self.echo and not text and told:
-            told = [output.prompt[0], *output.prompt_logprobs, *told]
-        return {"index": number, "text": echoed + completion.text[text:], "logprobs": self._logprobs(told),
+    def _choice(self, number: int, output: Output, completion: Completion, sent: Sent) -> dict[str, Any]:
+        """What the client does not have yet."""
+        echoes = self.echo and not sent.begun
+        text = self.tokenizer.decode(output.prompt, skip_special_tokens=True) if echoes else ""
+        text, told = text + completion.text[len(sent.text) :], completion.logprobs[sent.tokens :]
+        known: list[tuple[int, TokenLogprobs | None]] = [(x.token, x) for x in told]
+        if echoes and (told or output.prompt_logprobs):  # nothing is known about the first token
+            known = [(output.prompt[0], None), *((x.token, x) for x in output.prompt_logprobs), *known]
+        if sent.growing is None:
+            sent.growing = Text(self.tokenizer, () if self.echo else output.prompt, ())
+        sent.text, sent.tokens = completion.text, len(completion.logprobs)
+        return {"index": number, "text": text, "logprobs": self._logprobs(known, sent.growing),
                 "finish_reason": REASONS.get(completion.finish)}  # fmt: skip
 
-    def _logprobs(self, told: Sequence[TokenLogprobs | int]) -> dict[str, Any] | None:
-        """told: a number is the first token of a prompt, about which nothing is known."""
-        if not told:
+    def _logprobs(self, known: Sequence[tuple[int, TokenLogprobs | None]], growing: Text) -> dict[str, Any] | None:
+        """known: about each token. growing: the text before them, to which they are appended."""
+        if not known:
             return None
-        names = [self.token(x if isinstance(x, int) else x.token) for x in told]
-        known = [None if isinstance(x, int) else x for x in told]
-        offsets = list(accumulate(map(len, names[:-1]), initial=0))
-        return {"tokens": names, "token_logprobs": [x and x.logprob for x in known],
-                "top_logprobs": [x and {self.token(t): p for t, p in x.top} for x in known],
+        offsets = []
+        for token, _ in known:
+            offsets.append(len(growing.text))
+            growing.add([token])
+        return {"tokens": [self.token(x) for x, _ in known], "token_logprobs": [x and x.logprob for _, x in known],
+                "top_logprobs": [x and {self.token(t): p for t, p in x.top} for _, x in known],
                 "text_offset": offsets}  # fmt: skip
 
 
@@ -127,8 +137,9 @@ class ChatAnswer(Answer):
             yield self._delta(number, delta, told)
         if calls:
             yield self._delta(number, {"tool_calls": [{"index": i, **x} for i, x in enumerate(calls)]})
-        if completion.finish:
-            yield self._delta(number, {}, None, "tool_calls" if calls else REASONS[completion.finish])
+        if completion.finish:  # an end token has no text, and is reported here
+            told, sent.tokens = self._logprobs(completion.logprobs[sent.tokens :]), len(completion.logprobs)
+            yield self._delta(number, {}, told, "tool_calls" if calls else REASONS[completion.finish])
 
     def _call_begins(self, text: str) -> int:
         """Where a tool call may begin in an answer that is not complete: its text from there on is held back."""
@@ -147,8 +158,7 @@ class ChatAnswer(Answer):
             return None
 
         def one(token: int, logprob: float) -> dict[str, Any]:
-            text = self.token(token)
-            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+            return {"token": self.token(token), "logprob": logprob, "bytes": list(self.spell(token))}
 
         return {"content": [{**one(x.token, x.logprob), "top_logprobs": [one(*y) for y in x.top]} for x in told]}
 
@@ -159,12 +169,9 @@ class Sent:
 
     text: str = ""
     tokens: int = 0
+    growing: Text | None = None  # that of the reported tokens
     begun: bool = False
     done: bool = False
-
-    def seen(self, completion: Completion) -> None:
-        """The client has all of it now."""
-        self.text, self.tokens = completion.text, len(completion.logprobs)
 
 
 def event(data: dict[str, Any] | str, name: str = "") -> str:

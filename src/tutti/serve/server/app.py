@@ -60,6 +60,7 @@ def application(engine: Any, options: Options) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.start()
+        server.spell(0)  # it takes a second to begin, for large vocabularies
         yield
         await service.drain()
         await asyncio.to_thread(service.stop)
@@ -87,7 +88,8 @@ class Server:
 
     def __init__(self, engine: Any, service: Service, metrics: Metrics, options: Options):
         self.engine, self.service, self.metrics, self.options = engine, service, metrics, options
-        self.tokenizer = getattr(engine, "engines", [engine])[0].tokenizer
+        first = getattr(engine, "engines", [engine])[0]
+        self.tokenizer, self.spell = first.tokenizer, first.constraints.bytes_of
         self.access = Access(options.keys, options.rate)
         self.started = int(time.time())
 
@@ -133,7 +135,7 @@ class Server:
 
     async def completions(self, request: Request, body: CompletionBody) -> Any:
         """`/v1/completions`"""
-        adapter = self._begin(request, body.model)
+        who = self._begin(request, body.model)
         if body.suffix:
             raise Refused(400, "suffix is not supported", "suffix")
         if body.echo and body.prompt_logprobs is None:
@@ -143,12 +145,12 @@ class Server:
         if len(given) > self.options.queue:
             raise Refused(400, f"{len(given)} prompts; the server holds {self.options.queue} at once", "prompt")
         prompts = [await self._tokens(x) for x in given]
-        made = TextAnswer(body.model, self.tokenizer, body.n, echo=body.echo)
-        return await self._answer(request, body, made, [self._ask(x, sampling, body, adapter) for x in prompts])
+        made = TextAnswer(body.model, self.tokenizer, self.spell, body.n, echo=body.echo)
+        return await self._answer(request, body, made, [self._ask(x, sampling, body, *who) for x in prompts])
 
     async def chat(self, request: Request, body: ChatBody) -> Any:
         """`/v1/chat/completions`"""
-        adapter = self._begin(request, body.model)
+        who = self._begin(request, body.model)
         tools = [] if body.tool_choice == "none" else body.tools or []
         if body.top_logprobs is not None and not body.logprobs:
             raise Refused(400, "top_logprobs needs logprobs", "top_logprobs")
@@ -158,26 +160,26 @@ class Server:
             raise Refused(400, f"chat_template_kwargs cannot set {', '.join(sorted(refused))}", "chat_template_kwargs")
         sampling = body.sampling(most, logprobs, forced(tools, body.tool_choice))
         prompt = await self._chat_tokens(body.messages, tools, body.chat_template_kwargs)
-        made = ChatAnswer(body.model, self.tokenizer, body.n, tools=tools)
-        return await self._answer(request, body, made, [self._ask(prompt, sampling, body, adapter)])
+        made = ChatAnswer(body.model, self.tokenizer, self.spell, body.n, tools=tools)
+        return await self._answer(request, body, made, [self._ask(prompt, sampling, body, *who)])
 
-    def _begin(self, request: Request, model: str) -> str:
-        """Check who asks, and for which model. Returns the name of an adapter, or an empty text."""
-        self.access.check(request)
+    def _begin(self, request: Request, model: str) -> tuple[str, str]:
+        """Check who asks, and for which model. Returns the account, and the name of an adapter or an empty text."""
+        account = self.access.check(request)
         if model == self.options.model:
-            return ""
+            return account, ""
         if model in self.options.adapters:
-            return model
+            return account, model
         known = ", ".join([self.options.model, *self.options.adapters])
         raise Refused(404, f"there is no model {model!r}; there is {known}", "model")
 
-    def _ask(self, prompt: list[int], sampling: Sampling, body: Common, adapter: str) -> Ask:
+    def _ask(self, prompt: list[int], sampling: Sampling, body: Common, account: str, adapter: str) -> Ask:
         if body.priority < 0:
             raise Refused(400, f"priority is {body.priority}; it must be at least 0, the first", "priority")
         if body.stream and sampling.best_of and sampling.best_of > sampling.n:
             raise Refused(400, "best_of cannot be streamed", "best_of")
-        return Ask(prompt, sampling, priority=body.priority, user=body.user or "", deadline=body.deadline,
-                   adapter=adapter, id=uuid4().hex)  # fmt: skip
+        return Ask(prompt, sampling, priority=body.priority, account=account, user=body.user or "",
+                   deadline=body.deadline, adapter=adapter, id=uuid4().hex)  # fmt: skip
 
     async def _tokens(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, list):
@@ -264,7 +266,7 @@ class Server:
 
     async def embeddings(self, request: Request, body: EmbeddingBody) -> dict[str, Any]:
         """`/v1/embeddings`: the mean of the last hidden states, of length one."""
-        if self._begin(request, body.model):
+        if self._begin(request, body.model)[1]:
             raise Refused(400, "embeddings are those of the model without an adapter", "model")
         given: Any = body.input
         texts = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
@@ -289,13 +291,13 @@ class Server:
 
     async def responses(self, request: Request, body: ResponseBody) -> Any:
         """`/v1/responses`: text in, text out."""
-        adapter = self._begin(request, body.model)
+        who = self._begin(request, body.model)
         turns = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
         system = [{"role": "system", "content": body.instructions}] if body.instructions else []
         messages = [*system, *({"role": x.get("role", "user"), "content": x.get("content")} for x in turns)]
         common = Common(model=body.model, temperature=body.temperature, top_p=body.top_p, user=body.user)
         prompt = await self._chat_tokens(messages, (), {})
-        ask = self._ask(prompt, common.sampling(body.max_output_tokens, None), common, adapter)
+        ask = self._ask(prompt, common.sampling(body.max_output_tokens, None), common, *who)
         id, made = f"resp_{uuid4().hex}", f"msg_{uuid4().hex}"
 
         def shown(text: str, status: str, output: Output | None) -> dict[str, Any]:

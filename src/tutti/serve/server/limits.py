@@ -72,14 +72,19 @@ class Access:
         self.keys, self.rate = [x.encode() for x in keys], rate
         self.left: OrderedDict[bytes, tuple[float, float]] = OrderedDict()  # requests left, and when that was
 
-    def check(self, request: Request) -> None:
-        """Raises Refused with 401 or 429."""
+    def check(self, request: Request) -> str:
+        """The account of a request: the number of its key, or an empty text where there are no keys.
+
+        Raises Refused with 401 or 429.
+        """
         given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
-        if self.keys and not any(hmac.compare_digest(given, key) for key in self.keys):
+        found = [i for i, key in enumerate(self.keys) if hmac.compare_digest(given, key)]
+        if self.keys and not found:
             raise Refused(401, "the API key is missing or wrong: send the header 'Authorization: Bearer KEY'")
         if self.rate:
             who = given if self.keys else (request.client.host if request.client else "").encode()
             self._count(who)
+        return f"key {found[0]}" if found else ""
 
     def _count(self, who: bytes) -> None:
         now = time.monotonic()
