@@ -232,7 +232,7 @@ def segments(graph: fx.Graph, level: str) -> list[list[fx.Node]]:
     return CUTS[level](graph) if level in CUTS else []
 
 
-def _borders(calls: list[fx.Node]) -> tuple[list[fx.Node], list[fx.Node], list[fx.Node]]:
+def borders(calls: list[fx.Node]) -> tuple[list[fx.Node], list[fx.Node], list[fx.Node]]:
     """The calls, inputs and outputs of consecutive calls as a function. getitem calls on the results of outside calls
     stay outside."""
     inside = set(calls)
@@ -245,7 +245,7 @@ def _borders(calls: list[fx.Node]) -> tuple[list[fx.Node], list[fx.Node], list[f
 
 def _structure(calls: list[fx.Node]) -> tuple:
     """A key that is equal for calls that make equal functions (`Part.structure`)."""
-    calls, inputs, outputs = _borders(calls)
+    calls, inputs, outputs = borders(calls)
     number = {node: i for i, node in enumerate((*inputs, *calls))}
 
     def key(x: Any) -> Any:
@@ -261,7 +261,7 @@ def _structure(calls: list[fx.Node]) -> tuple:
 
 def part_of(calls: list[fx.Node]) -> Part:
     """Consecutive calls as a function."""
-    calls, inputs, outputs = _borders(calls)
+    calls, inputs, outputs = borders(calls)
     graph, mapping = fx.Graph(), {}
     for i, node in enumerate(inputs):
         mapping[node] = graph.placeholder(f"in_{i}")

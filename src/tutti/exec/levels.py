@@ -17,6 +17,7 @@ from tutti.analysis.passes import LEVELS, available, change
 from tutti.analysis.replay import replay
 from tutti.compile.compiled import compile_ahead
 from tutti.compile.segment_calls import compile_segments
+from tutti.exec import native
 from tutti.exec.codegen import Inspect, Meter, Run, Stopwatch, generate
 from tutti.exec.memory_budget import MemoryBudget
 from tutti.exec.nonfinite import Inspector
@@ -88,6 +89,8 @@ def _prepared(program: Program, level: str, engine: TransferEngine | None, budge
         experts_rows.use(graph)
         if level == "O0":  # the others compile them with what is around them
             rows.use(graph)
+            if not inspect:
+                native.use(graph)
     compile_segments(graph, level)
     if budget:
         meter = Meter(budget, _needs(graph, known))

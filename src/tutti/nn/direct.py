@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,16 +23,14 @@ def _directly(op: Any, cpu: Callable) -> Callable:
     return call
 
 
-DIRECT: dict[Any, Callable] = {
-    op: _directly(op, cpu)
-    for op, cpu in (
-        (ops.linear_rows.default, linear_rows.cpu),
-        (ops.linear_int8.default, linear_int8.cpu),
-        (ops.linear_int4.default, linear_int4.cpu),
-        (ops.paged_attention.default, paged_attention.cpu),
-        (ops.paged_write_.default, paged_write.cpu),
-        (ops.norm_rows.default, rows.norm_cpu),
-        (ops.rotary_rows.default, rows.rotary_cpu),
-        (ops.glu_rows.default, rows.glu_cpu),
-    )
+# operator: its function for a CPU, and the function that returns the compiled operator and its arguments, or None
+OPERATORS: dict[Any, tuple[Callable, Callable[..., tuple | None]]] = {
+    ops.linear_rows.default: (linear_rows.cpu, linear_rows.compiled),
+    ops.linear_int8.default: (linear_int8.cpu, linear_int8.compiled),
+    ops.linear_int4.default: (linear_int4.cpu, linear_int4.compiled),
+    ops.paged_attention.default: (paged_attention.cpu, paged_attention.compiled),
+    ops.paged_write_.default: (paged_write.cpu, paged_write.compiled),
+    **{getattr(ops, name).default: (cpu, partial(rows.compiled, name)) for name, cpu in rows.CPU.items()},
 }
+DIRECT: dict[Any, Callable] = {op: _directly(op, cpu) for op, (cpu, _) in OPERATORS.items()}
+COMPILED: dict[Any, Callable[..., tuple | None]] = {op: compiled for op, (_, compiled) in OPERATORS.items()}

@@ -16,6 +16,8 @@ the other rows.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -88,9 +90,14 @@ def reference(x, weight, scales, zeros=None, bias=None, *, rounded=False):
     return (made if bias is None else made + bias).to(x.dtype)
 
 
-def _check(x: Tensor, weight: Tensor, scales: Tensor, zeros: Tensor | None) -> None:
-    fits = x.ndim == weight.ndim == scales.ndim == 2 and x.shape[1] == 2 * weight.shape[1]
-    fits = fits and len(scales) == len(weight) and x.shape[1] % scales.shape[1] == 0 and weight.dtype == torch.uint8
+def _check(x: Any, weight: Any, scales: Any, zeros: Any) -> None:
+    fits = len(x.shape) == len(weight.shape) == len(scales.shape) == 2 and x.shape[1] == 2 * weight.shape[1]
+    fits = (
+        fits
+        and scales.shape[0] == weight.shape[0]
+        and x.shape[1] % scales.shape[1] == 0
+        and weight.dtype == torch.uint8
+    )
     if not fits or (zeros is not None and (zeros.shape, zeros.dtype) != (scales.shape, torch.uint8)):
         raise ValueError(
             f"linear_int4: x {tuple(x.shape)}, weight {tuple(weight.shape)} {weight.dtype} and scales "
@@ -107,16 +114,23 @@ def _check_group(k: int, group: int) -> None:
         )
 
 
+def compiled(
+    x: Any, weight: Any, scales: Any, zeros: Any = None, bias: Any = None, rounded: bool = False
+) -> tuple | None:
+    """The compiled operator and its arguments, as in `linear_rows`."""
+    if x.dtype not in KNOWN or (rounded and not rounds()):
+        return None
+    _check(x, weight, scales, zeros)
+    group = x.shape[1] // scales.shape[1]
+    return kernels().linear_rows.default, (x, weight, scales, zeros, bias, INT4, group, rounded, tiles())
+
+
 def cpu(x, weight, scales, zeros=None, bias=None, *, rounded=False):
     """The operator on a CPU."""
-    if x.dtype not in KNOWN or (rounded and not rounds()):
-        return reference(x, weight, scales, zeros, bias, rounded=rounded)
-    _check(x, weight, scales, zeros)
-    weight, scales = weight.contiguous(), scales.float().contiguous()
-    zeros = zeros if zeros is None else zeros.contiguous()
-    bias = bias if bias is None else bias.to(x.dtype).contiguous()
-    group = x.shape[1] // scales.shape[1]
-    return kernels().linear_rows.default(x, weight, scales, zeros, bias, INT4, group, rounded, tiles())
+    if made := compiled(x, weight, scales, zeros, bias, rounded):
+        op, args = made
+        return op(*args)
+    return reference(x, weight, scales, zeros, bias, rounded=rounded)
 
 
 _library.impl("linear_int4", cpu, "CPU")

@@ -14,6 +14,8 @@ On a CPU, float32 and bfloat16 are computed by `linear_rows.cpp`; a row's bits d
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -52,21 +54,33 @@ def reference(x, weight, scales, bias=None, *, rounded=False):
     return (made if bias is None else made + bias).to(x.dtype)
 
 
-def _check(x: Tensor, weight: Tensor, scales: Tensor) -> None:
-    if x.ndim != 2 or weight.dtype != torch.int8 or x.shape[1] != weight.shape[1] or scales.shape != weight.shape[:1]:
+def _check(x: Any, weight: Any, scales: Any) -> None:
+    if (
+        len(x.shape) != 2
+        or weight.dtype != torch.int8
+        or x.shape[1] != weight.shape[1]
+        or scales.shape != weight.shape[:1]
+    ):
         raise ValueError(
             f"linear_int8: x {tuple(x.shape)}, weight {tuple(weight.shape)} {weight.dtype} and scales "
             f"{tuple(scales.shape)}: expected (m, k), (n, k) int8 and (n)"
         )
 
 
+def compiled(x: Any, weight: Any, scales: Any, bias: Any = None, rounded: bool = False) -> tuple | None:
+    """The compiled operator and its arguments, as in `linear_rows`."""
+    if x.dtype not in KNOWN or (rounded and not rounds()):
+        return None
+    _check(x, weight, scales)
+    return kernels().linear_rows.default, (x, weight, scales, None, bias, INT8, 0, rounded, tiles())
+
+
 def cpu(x, weight, scales, bias=None, *, rounded=False):
     """The operator on a CPU."""
-    if x.dtype not in KNOWN or (rounded and not rounds()):
-        return reference(x, weight, scales, bias, rounded=rounded)
-    _check(x, weight, scales)
-    bias = bias if bias is None else bias.to(x.dtype).contiguous()
-    return kernels().linear_rows.default(x, weight, scales.float().contiguous(), None, bias, INT8, 0, rounded, tiles())
+    if made := compiled(x, weight, scales, bias, rounded):
+        op, args = made
+        return op(*args)
+    return reference(x, weight, scales, bias, rounded=rounded)
 
 
 _library.impl("linear_int8", cpu, "CPU")

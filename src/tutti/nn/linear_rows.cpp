@@ -635,6 +635,8 @@ at::Tensor in_rows(const at::Tensor& x) { return x.stride(1) == 1 ? x : x.contig
 
 using Optional = std::optional<at::Tensor>;
 
+Optional contiguous(const Optional& x, at::ScalarType type) { return x ? Optional(x->to(type).contiguous()) : x; }
+
 template <class T>
 const T* data_of(const Optional& x) {
   return x ? static_cast<const T*>(x->const_data_ptr()) : nullptr;
@@ -650,16 +652,16 @@ void run(const at::Tensor& x, const at::Tensor& weight, const Optional& scales, 
   compute<T>({p}, rounded, tiles);
 }
 
-// x, bias and the result are of float or BFloat16, and so is the weight if it is not of int8 or int4 (kind); scales,
-// zeros and bias are contiguous. rounded: rows of x are rounded to int8, if `rounds`. tiles: BFloat16 is multiplied by
+// x and the result are of float or BFloat16, and so is the weight if it is not of int8 or int4 (kind). rounded: rows of x are rounded to int8, if `rounds`. tiles: BFloat16 is multiplied by
 // tiles.
 at::Tensor linear_rows(const at::Tensor& x, const at::Tensor& weight, const Optional& scales, const Optional& zeros,
                        const Optional& bias, int64_t kind, int64_t group, bool rounded, bool tiles) {
-  const at::Tensor rows = in_rows(x), w = in_rows(weight);
+  const at::Tensor rows = in_rows(x), w = kind == INT4 ? weight.contiguous() : in_rows(weight);
   at::Tensor out = at::empty({x.size(0), w.size(0)}, x.options());
   if (!out.numel()) return out;
   const auto f = x.scalar_type() == at::kBFloat16 ? run<BFloat16> : run<float>;
-  f(rows, w, scales, zeros, bias, out, Kind(kind), group, rounded, tiles);
+  f(rows, w, contiguous(scales, at::kFloat), contiguous(zeros, at::kByte), contiguous(bias, x.scalar_type()), out,
+    Kind(kind), group, rounded, tiles);
   return out;
 }
 

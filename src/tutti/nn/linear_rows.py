@@ -48,13 +48,22 @@ def tiles() -> bool:
     return compat.multiplies_tiles()
 
 
+def compiled(x: Any, weight: Any, bias: Any) -> tuple | None:
+    """The compiled operator and its arguments for tensors, or Specs, of these shapes and dtypes; None if they do not
+    fit."""
+    alike = x.dtype == weight.dtype and (bias is None or (bias.dtype == x.dtype and bias.shape == weight.shape[:1]))
+    fits = alike and x.dtype in KNOWN and len(x.shape) == len(weight.shape) == 2 and x.shape[1] == weight.shape[1]
+    if not fits:
+        return None
+    return kernels().linear_rows.default, (x, weight, None, None, bias, SAME, 0, False, tiles())
+
+
 def cpu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The operator on a CPU."""
-    alike = x.dtype == weight.dtype and (bias is None or (bias.dtype == x.dtype and bias.shape == weight.shape[:1]))
-    if not alike or x.dtype not in KNOWN or x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1]:
-        return F.linear(x, weight, bias)  # which raises for operands that do not fit
-    bias = bias if bias is None else bias.contiguous()
-    return kernels().linear_rows.default(x, weight, None, None, bias, SAME, 0, False, tiles())
+    if made := compiled(x, weight, bias):
+        op, args = made
+        return op(*args)
+    return F.linear(x, weight, bias)  # which raises for operands that do not fit
 
 
 _library.impl("linear_rows", cpu, "CPU")

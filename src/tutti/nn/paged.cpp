@@ -432,20 +432,22 @@ at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& keys, cons
   return out;
 }
 
-// Row i of values goes to slot slots[i] of the cache unless that is negative. The rows of both are contiguous, and of
-// one type. Returns a slot that is not in the cache, if there is one, and writes nothing then; or -1.
-int64_t paged_write(at::Tensor cache, const at::Tensor& values, const at::Tensor& slots) {
+// Row i of values goes to slot slots[i] of the cache unless that is negative. Both are of one type, and a slot is
+// contiguous.
+void paged_write(at::Tensor cache, const at::Tensor& given, const at::Tensor& places) {
+  const auto is_contiguous = [&](const at::Tensor& x) { return x.stride(2) == 1 && x.stride(1) == x.size(2); };
+  TORCH_CHECK_VALUE(is_contiguous(cache), "paged_write: a slot of the cache has strides ", cache.strides());
+  const at::Tensor values = is_contiguous(given) ? given : given.contiguous(), slots = places.contiguous();
   const int64_t bytes = cache.element_size(), size = bytes * cache.size(1) * cache.size(2), count = slots.size(0);
   const auto to = static_cast<char*>(cache.data_ptr());
   const auto from = static_cast<const char*>(values.const_data_ptr());
   const auto at = slots.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < count; ++i)
-    if (at[i] >= cache.size(0)) return at[i];
+    TORCH_CHECK_INDEX(at[i] < cache.size(0), "paged_write: slot ", at[i], " of a cache with ", cache.size(0), " slots");
   at::parallel_for(0, count, std::max<int64_t>(1, (1 << 16) / std::max<int64_t>(size, 1)), [&](int64_t i, int64_t end) {
     for (; i < end; ++i)
       if (at[i] >= 0) std::memcpy(to + at[i] * cache.stride(0) * bytes, from + i * values.stride(0) * bytes, size);
   });
-  return -1;
 }
 
 TORCH_LIBRARY_FRAGMENT(NAMESPACE, library) {
@@ -453,7 +455,7 @@ TORCH_LIBRARY_FRAGMENT(NAMESPACE, library) {
       "paged_attention(Tensor query, Tensor keys, Tensor values, Tensor tables, Tensor starts, Tensor lengths, "
       "int block, float scale, int window, float softcap, Tensor? sinks, Tensor? bias, bool causal) -> Tensor",
       paged_attention);
-  library.def("paged_write(Tensor(a!) cache, Tensor values, Tensor slots) -> int", paged_write);
+  library.def("paged_write(Tensor(a!) cache, Tensor values, Tensor slots) -> ()", paged_write);
 }
 
 }  // namespace

@@ -79,7 +79,7 @@ def reference(
     return out
 
 
-def _check(query: Tensor, keys: Tensor, values: Tensor, window: int, bias: Tensor | None, causal: bool) -> None:
+def _check(query: Any, keys: Any, values: Any, window: int, bias: Any, causal: bool) -> None:
     heads, groups = query.shape[1], keys.shape[1]
     if query.shape[2] != keys.shape[2] or keys.shape[:2] != values.shape[:2] or heads % groups:
         raise ValueError(
@@ -101,18 +101,29 @@ def kernels() -> Any:
     return compat.compile_operators(SOURCE.read_text())
 
 
+def compiled(
+    query: Any, keys: Any, values: Any, tables: Any, starts: Any, lengths: Any, block: int, scale: float, window: int,
+    softcap: float, sinks: Any, bias: Any, causal: bool,
+) -> tuple | None:  # fmt: skip
+    """The compiled operator and its arguments for tensors, or Specs; None if they do not fit."""
+    if not (query.dtype == keys.dtype == values.dtype and query.dtype in KNOWN):
+        return None
+    _check(query, keys, values, window, bias, causal)
+    args = query, keys, values, tables, starts, lengths, block, scale, window, softcap, sinks, bias, causal
+    return kernels().paged_attention.default, args
+
+
 def cpu(
     query, keys, values, tables, starts, lengths, *,
     block, scale, window=0, softcap=0.0, sinks=None, bias=None, causal=True,
 ):  # fmt: skip
     """The operator on a CPU."""
-    if not (query.dtype == keys.dtype == values.dtype and query.dtype in KNOWN):
-        return reference(query, keys, values, tables, starts, lengths, block=block, scale=scale, window=window,
-                         softcap=softcap, sinks=sinks, bias=bias, causal=causal)  # fmt: skip
-    _check(query, keys, values, window, bias, causal)
-    return kernels().paged_attention.default(
-        query, keys, values, tables, starts, lengths, block, scale, window, softcap, sinks, bias, causal
-    )
+    rest = block, scale, window, softcap, sinks, bias, causal
+    if made := compiled(query, keys, values, tables, starts, lengths, *rest):
+        op, args = made
+        return op(*args)
+    return reference(query, keys, values, tables, starts, lengths, block=block, scale=scale, window=window,
+                     softcap=softcap, sinks=sinks, bias=bias, causal=causal)  # fmt: skip
 
 
 def _cuda(query, keys, values, tables, starts, lengths, *, window=0, softcap=0.0, sinks=None, bias=None, causal=True,

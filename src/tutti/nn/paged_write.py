@@ -14,6 +14,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -35,7 +37,7 @@ def reference(cache: Tensor, values: Tensor, slots: Tensor) -> None:
     cache.index_copy_(0, torch.where(valid, slots, slots[other].clamp(min=0)), rows)
 
 
-def _check(cache: Tensor, values: Tensor, slots: Tensor) -> None:
+def _check(cache: Any, values: Any, slots: Any) -> None:
     if cache.shape[1:] != values.shape[1:] or slots.shape != values.shape[:1] or slots.dtype != torch.int64:
         raise ValueError(
             f"paged_write: values {tuple(values.shape)} at slots {tuple(slots.shape)} {slots.dtype} into a cache of "
@@ -43,18 +45,21 @@ def _check(cache: Tensor, values: Tensor, slots: Tensor) -> None:
         )
 
 
+def compiled(cache: Any, values: Any, slots: Any) -> tuple | None:
+    """The compiled operator and its arguments for tensors, or Specs; None if they do not fit. A slot of the cache must
+    be contiguous."""
+    _check(cache, values, slots)
+    return (kernels().paged_write.default, (cache, values, slots)) if cache.dtype == values.dtype else None
+
+
 def cpu(cache: Tensor, values: Tensor, slots: Tensor) -> None:
     """The operator in place on a CPU."""
-    _check(cache, values, slots)
-    values, slots = values.to(cache.dtype), slots.contiguous()
-    row = cache.shape[2], 1
-    if cache.stride()[1:] != row:
+    made = compiled(cache, values, slots)
+    if made and cache.stride()[1:] == (cache.shape[2], 1):
+        op, args = made
+        op(*args)
+    else:
         reference(cache, values, slots)
-        return
-    values = values if values.stride()[1:] == row else values.contiguous()
-    wrong = kernels().paged_write.default(cache, values, slots)
-    if wrong >= 0:
-        raise IndexError(f"paged_write: slot {wrong} of a cache with {len(cache)} slots")
 
 
 def _cuda(cache: Tensor, values: Tensor, slots: Tensor) -> None:

@@ -66,6 +66,10 @@ void rows_of(int64_t rows, int64_t width, F f) {
   });
 }
 
+Optional contiguous(const Optional& x) { return x ? Optional(x->contiguous()) : x; }
+
+at::Tensor in_rows(const at::Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
+
 template <class T>
 const T* data_of(const Optional& x) {
   return x ? x->const_data_ptr<T>() : nullptr;
@@ -96,14 +100,15 @@ void norm(const T* x, const T* weight, const T* bias, T* y, int64_t width, doubl
   }
 }
 
-// x (..., width), contiguous; see rows.py.
+// x (..., width); see rows.py.
 at::Tensor norm_rows(const at::Tensor& x, const Optional& weight, const Optional& bias, double eps, double offset,
                      bool wide, bool centered) {
   const at::Tensor in = x.contiguous();
+  const Optional of_weight = contiguous(weight), of_bias = contiguous(bias);
   at::Tensor out = at::empty(in.sizes(), in.options());
   const int64_t width = in.size(-1);
   const auto each = [&]<class T>(T) {
-    const T *from = in.const_data_ptr<T>(), *w = data_of<T>(weight), *b = data_of<T>(bias);
+    const T *from = in.const_data_ptr<T>(), *w = data_of<T>(of_weight), *b = data_of<T>(of_bias);
     T* to = out.data_ptr<T>();
     rows_of(in.numel() / std::max<int64_t>(width, 1), width, [&](int64_t i) {
       norm(from + i * width, w, b, to + i * width, width, eps, offset, wide, centered);
@@ -126,10 +131,11 @@ void rotate(const T* x, const T* cos, const T* sin, T* y, int64_t half) {
   }
 }
 
-// x (a, b, c, width), and cos and sin that broadcast to it, whose rows are contiguous. The result has the strides of x.
+// x (a, b, c, width), and cos and sin that broadcast to it. The result has the strides of x.
 at::Tensor rotary_rows(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
   at::Tensor out = at::empty_like(x);
-  const at::Tensor c = cos.expand(x.sizes()), s = sin.expand(x.sizes());
+  if (x.stride(3) != 1) return out.copy_(rotary_rows(x.contiguous(), cos, sin));
+  const at::Tensor c = in_rows(cos).expand(x.sizes()), s = in_rows(sin).expand(x.sizes());
   const int64_t width = x.size(3), inner = x.size(2), middle = x.size(1);
   const auto each = [&]<class T>(T) {
     const T *from = x.const_data_ptr<T>(), *of_cos = c.const_data_ptr<T>(), *of_sin = s.const_data_ptr<T>();
@@ -167,10 +173,10 @@ Activation activation_of(std::string_view name) {
   return relu;
 }
 
-// gate and up (..., width), whose rows are contiguous.
+// gate and up (..., width)
 at::Tensor glu_rows(const at::Tensor& gate, const at::Tensor& up, std::string_view activation) {
   const int64_t width = gate.size(-1);
-  const at::Tensor g = gate.reshape({-1, width}), u = up.reshape({-1, width});
+  const at::Tensor g = in_rows(gate).reshape({-1, width}), u = in_rows(up).reshape({-1, width});
   at::Tensor out = at::empty(gate.sizes(), gate.options());
   const Activation act = activation_of(activation);
   const auto each = [&]<class T>(T) {

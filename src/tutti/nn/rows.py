@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import operator
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx
+from torch import fx
 
 from tutti import compat
 from tutti.nn import glu, rms_norm, rotary
@@ -46,17 +47,23 @@ def kernels() -> Any:
     return compat.compile_operators(SOURCE.read_text())
 
 
-def _known(*tensors: Tensor | None) -> bool:
-    kinds = {t.dtype for t in tensors if t is not None}
-    return len(kinds) == 1 and kinds <= set(KNOWN)
+def compiled(name: str, *args: Any) -> tuple | None:
+    """The compiled operator of a name and its arguments: tensors, or Specs, and options. None if it does not fit."""
+    kinds = {x.dtype for x in args if hasattr(x, "dtype")}
+    fits = len(kinds) == 1 and kinds <= set(KNOWN) and (name != "glu_rows" or args[2] in GATES)
+    return (getattr(kernels(), name).default, args) if fits else None
 
 
-def norm_cpu(x, weight, bias, eps, offset, wide, centered):
-    """`tutti::norm_rows` on a CPU."""
-    if not _known(x, weight, bias):
-        return norm_reference(x, weight, bias, eps, offset, wide, centered)
-    weight, bias = (t if t is None else t.contiguous() for t in (weight, bias))
-    return kernels().norm_rows.default(x, weight, bias, eps, offset, wide, centered)
+def _on_cpu(name: str, reference: Callable) -> Callable:
+    """An operator on a CPU."""
+
+    def cpu(*args):
+        if made := compiled(name, *args):
+            op, args = made
+            return op(*args)
+        return reference(*args)
+
+    return cpu
 
 
 def norm_reference(x, weight, bias, eps, offset, wide, centered):
@@ -66,34 +73,18 @@ def norm_reference(x, weight, bias, eps, offset, wide, centered):
     return y if bias is None else y + bias
 
 
-def rotary_cpu(x, cos, sin):
-    """`tutti::rotary_rows` on a CPU."""
-    if not _known(x, cos, sin) or not x.stride(3) == cos.stride(-1) == sin.stride(-1) == 1:
-        return rotary_reference(x, cos, sin)
-    return kernels().rotary_rows.default(x, cos, sin)
-
-
 def rotary_reference(x, cos, sin):
     return torch.empty_like(x).copy_(rotary.forward(x, cos, sin))
-
-
-def glu_cpu(gate, up, activation):
-    """`tutti::glu_rows` on a CPU."""
-    if not _known(gate, up) or activation not in GATES or not gate.stride(-1) == up.stride(-1) == 1:
-        return glu_reference(gate, up, activation)
-    return kernels().glu_rows.default(gate, up, activation)
 
 
 def glu_reference(gate, up, activation):
     return glu.forward(gate, up, activation).contiguous()
 
 
-for _name, _cpu, _reference in (
-    ("norm_rows", norm_cpu, norm_reference),
-    ("rotary_rows", rotary_cpu, rotary_reference),
-    ("glu_rows", glu_cpu, glu_reference),
-):
-    _library.impl(_name, _cpu, "CPU")
+REFERENCES = {"norm_rows": norm_reference, "rotary_rows": rotary_reference, "glu_rows": glu_reference}
+CPU = {name: _on_cpu(name, reference) for name, reference in REFERENCES.items()}
+for _name, _reference in REFERENCES.items():
+    _library.impl(_name, CPU[_name], "CPU")
     _library.impl(_name, _reference, "CUDA")
 torch.library.register_fake("tutti::norm_rows", lambda x, *rest: x.new_empty(x.shape))
 torch.library.register_fake("tutti::rotary_rows", lambda x, cos, sin: torch.empty_like(x))

@@ -11,6 +11,7 @@ import tyro
 
 from tutti.serve import media
 from tutti.serve.engine import Engine
+from tutti.serve.quantize import Quantize
 from tutti.serve.request import Request, Sampling
 
 
@@ -29,6 +30,7 @@ def serve(
     longest: int | None = None,
     speculate: int = 0,
     adapters: tuple[str, ...] = (),
+    quantize: Quantize = "",
     keys: tuple[str, ...] = (),
     rate: float = 0,
     queue: int = 256,
@@ -51,6 +53,7 @@ def serve(
         longest: Tokens of a sequence, prompt included.
         speculate: Tokens to guess by prompt look-up.
         adapters: LoRA adapters of peft as name=folder. Requests choose one by giving its name as the model.
+        quantize: Round the weights of linear layers to int8 or int4.
         keys: API keys. Without any, everybody may ask.
         rate: Requests of a key, or an address, in a minute; 0 is no limit.
         queue: Requests that a worker may have unfinished at once; more are answered with 429.
@@ -73,7 +76,7 @@ def serve(
     end_with_the_router()
     engine = Engine(model, plan=plan, cluster=cluster, level=level, memory=round(memory * 2**30), budget=budget,
                     most=most, longest=longest, speculate=speculate,
-                    adapters=dict(_pair(x) for x in adapters))  # fmt: skip
+                    adapters=dict(_pair(x) for x in adapters), quantize=quantize)  # fmt: skip
     if not engine.runner.leads:
         engine.runner.follow()
         return
@@ -101,7 +104,7 @@ def _arguments(given: dict[str, Any], apart: Sequence[str]) -> list[str]:
     """Options as arguments of the command line, except some."""
     made = []
     for key, value in given.items():
-        if key not in apart and value not in (None, ()):
+        if key not in apart and value not in (None, (), ""):
             made += [f"--{key}", *(map(str, value) if isinstance(value, tuple) else [str(value)])]
     return made
 
@@ -128,6 +131,7 @@ def generate(
     seed: int = 0,
     plan: str = "auto",
     cluster: str = "auto",
+    quantize: Quantize = "",
 ) -> None:
     """Continue a text with a trained model, and print both; or print what an encoder-decoder model makes of it.
 
@@ -143,10 +147,11 @@ def generate(
         seed: Random seed of sampling.
         plan: How the model is split over devices, such as tp2.
         cluster: The devices, such as cpu:2. By default those of this job.
+        quantize: Round the weights of linear layers to int8 or int4.
     """
     if not prompt and not sound:
         raise ValueError("the prompt is empty; give at least one character to continue")
-    engine = Engine(model, plan=plan, cluster=cluster)
+    engine = Engine(model, plan=plan, cluster=cluster, quantize=quantize)
     sampling = Sampling(max_tokens=tokens, temperature=temperature, top_p=top_p, n=n, seed=seed)
     request = Request(prompt, sampling)
     if image:
@@ -166,6 +171,7 @@ def chat(
     temperature: float = 0.7,
     plan: str = "auto",
     cluster: str = "auto",
+    quantize: Quantize = "",
 ) -> None:
     """Chat with a model in the terminal. An empty line ends it.
 
@@ -176,8 +182,9 @@ def chat(
         temperature: Sampling temperature. 0 takes the most likely token.
         plan: How the model is split over devices, such as tp2.
         cluster: The devices, such as cpu:2.
+        quantize: Round the weights of linear layers to int8 or int4.
     """
-    engine = Engine(model, plan=plan, cluster=cluster)
+    engine = Engine(model, plan=plan, cluster=cluster, quantize=quantize)
     if not getattr(engine.tokenizer, "chat_template", None):
         raise ValueError(f"the tokenizer of {model} has no chat template; use tutti generate")
     turns = [{"role": "system", "content": system}] if system else []

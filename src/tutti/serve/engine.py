@@ -27,6 +27,7 @@ from tutti.serve.blocks import Blocks
 from tutti.serve.constrain import Constraint, Constraints
 from tutti.serve.job import Branch, Job
 from tutti.serve.lora import Adapters
+from tutti.serve.quantize import Quantize, quantized
 from tutti.serve.request import Output, Request, Sampling
 from tutti.serve.runner import Runner
 from tutti.serve.sampling import adjusted, drawn, is_greedy, probabilities, report, uniform
@@ -82,6 +83,7 @@ class Engine:
     prefix_cache: whether prompts with the same beginning share its blocks.
     speculate: number of tokens to guess by prompt look-up, or an object that guesses, such as a `DraftModel`.
     adapters: folders of LoRA adapters of `peft` by name, which requests choose.
+    quantize: "int8" or "int4" rounds the weights of linear layers (`serve.quantize`); adapters need them unrounded.
     seed: of requests that have none.
 
     Raises ValueError for models whose attention cannot be paged, and for a cache that is too small.
@@ -105,8 +107,11 @@ class Engine:
         prefix_cache: bool = True,
         speculate: int | Guesser = 0,
         adapters: Mapping[str, str | Path] | None = None,
+        quantize: Quantize = "",
         seed: int = 0,
     ):
+        if quantize and adapters:
+            raise ValueError(f"quantize={quantize!r} with adapters: an adapter changes layers that are not rounded")
         folder, source = None, None
         if isinstance(model, Step):
             model, source = model.model, model
@@ -114,6 +119,8 @@ class Engine:
             folder = model_folder(model)
             model, tokenizer = skeleton(folder), tokenizer or _reader(folder)
         assert isinstance(model, nn.Module)
+        if quantize:
+            model = quantized(model, quantize, folder is None and source is None)
         self.processor = tokenizer if hasattr(tokenizer, "tokenizer") else None
         self.model, self.tokenizer = model.eval(), self.processor.tokenizer if self.processor else tokenizer
         self.config: Any = model.config.get_text_config()  # pyright: ignore
@@ -149,7 +156,7 @@ class Engine:
         for sequence, _, _ in self.arriving:
             self.scheduler.add(sequence)
         self.arriving = []
-        return update(self.runner.store, weights)
+        return update(self.runner.store, self.model, weights)
 
     # -- requests -------------------------------------------------------------------------------------------------
 

@@ -15,8 +15,10 @@ from tutti.checkpoint.folder import MANIFEST
 from tutti.checkpoint.model import auto_class, key_of
 from tutti.checkpoint.reader import CheckpointReader
 from tutti.exec.relayout import Placed, move
+from tutti.exec.sharded_tensor import ShardedTensor
 from tutti.exec.tensor_store import TensorStore
 from tutti.exec.weights import Wanted, load_weights, tensor_names
+from tutti.serve.quantize import QuantizedLinear, layers_of
 
 PREFIX = "param:model."  # of parameters in the engine's store
 
@@ -29,22 +31,64 @@ def read(store: Store, model: nn.Module, folder: Path) -> int:
     `transformers` reads folders whose tensors have other names than the model's (experts apart, older names): all of
     them, in each process. Raises ValueError if a tensor is missing or has another shape.
     """
-    held = {name.removeprefix(PREFIX): x for name, x in store.held().items() if name.startswith(PREFIX)}
+    layers, held = layers_of(model), store.held()
+    names = [name.removeprefix(PREFIX) for name in _as_given(store, layers)] + [f"{x}.weight" for x in layers]
+    if not (folder / MANIFEST).exists() and not set(names) <= _known(folder, model):
+        return update(store, model, _whole(folder, model))
+    count = _read(folder, model, {name.removeprefix(PREFIX): held[name] for name in _as_given(store, layers)})
+    for path, layer in layers.items():
+        weight = torch.empty(layer.shape, dtype=layer.dtype)
+        count += _read(folder, model, {f"{path}.weight": ShardedTensor.whole(weight)})
+        _round(store, path, layer, weight)
+    return count
+
+
+def _as_given(store: Store, layers: Container[str]) -> list[str]:
+    """The names of parameters in the store that are not rounded."""
+    rounded = "q", "scales"
+
+    def is_rounded(path: str, _: str, last: str) -> bool:
+        return path in layers and last in rounded
+
+    return [name for name in store.names("param") if not is_rounded(*name.removeprefix(PREFIX).rpartition("."))]
+
+
+def _read(folder: Path, model: nn.Module, held: Mapping[str, ShardedTensor]) -> int:
+    """Read tensors by their names in the model."""
     if (folder / MANIFEST).exists():
         reader = CheckpointReader(folder)
         reader.load({key_of(reader, name) or "": x for name, x in held.items() if x.spec.bytes})
         return reader.bytes
+    return load_weights(folder, [Wanted(name, x) for name, x in held.items()], _aliases(model))
+
+
+def _aliases(model: nn.Module) -> dict[str, str]:
+    """Other names of tied parameters, and the first."""
     first = {p: name for name, p in model.named_parameters()}
-    aliases = {name: first[p] for name, p in model.named_parameters(remove_duplicate=False) if name != first[p]}
-    if held.keys() <= {aliases.get(name, name) for name in tensor_names(folder)}:
-        return load_weights(folder, [Wanted(name, x) for name, x in held.items()], aliases)
+    return {name: first[p] for name, p in model.named_parameters(remove_duplicate=False) if name != first[p]}
+
+
+def _known(folder: Path, model: nn.Module) -> set[str]:
+    """The parameters of a model that a folder has under their names."""
+    aliases = _aliases(model)
+    return {aliases.get(name, name) for name in tensor_names(folder)}
+
+
+def _whole(folder: Path, model: Any) -> dict[str, torch.Tensor]:
+    """The state dict that `transformers` makes of a folder. Raises ValueError if a tensor is missing."""
     whole, about = auto_class(model.config).from_pretrained(folder, dtype="auto", output_loading_info=True)
     if about["missing_keys"]:
         raise ValueError(f"{folder} has no {sorted(about['missing_keys'])[0]!r}, which its config.json requires")
-    return update(store, whole.state_dict())
+    return whole.state_dict()
 
 
-def update(store: Store, weights: Weights) -> int:
+def _round(store: Store, path: str, layer: QuantizedLinear, weight: torch.Tensor) -> None:
+    """Replace the weight of a quantized layer."""
+    for name, x in zip(("q", "scales"), layer.rounded(weight.to(layer.dtype)), strict=True):
+        store.place(f"{PREFIX}{path}.{name}", x)
+
+
+def update(store: Store, model: nn.Module, weights: Weights) -> int:
     """Replace the parameters by those of a step or store in the same process, or of a state dict.
 
     Between layouts on as many devices, each rank receives only the blocks that it lacks. Returns the bytes received
@@ -53,22 +97,29 @@ def update(store: Store, weights: Weights) -> int:
     """
     source: TensorStore | None = weights if isinstance(weights, Store) else getattr(weights, "store", None)
     known: Any = weights if source is None else source.tensors
-    keys = {name: _key(name, known) for name in store.names("param")}
+    layers = {f"{PREFIX}{path}.weight": (path, layer) for path, layer in layers_of(model).items()}
+    shapes = {name: store.tensors[name].spec.shape for name in _as_given(store, dict(layers.values()))}
+    shapes |= {name: layer.shape for name, (_, layer) in layers.items()}
+    keys = {name: _key(name, known) for name in shapes}
     for name, key in keys.items():  # before anything changes
-        stored = store.tensors[name].spec.shape
         found = None if key is None else weights[key].shape if source is None else source.tensors[key].spec.shape  # pyright: ignore
-        if found is None or tuple(found) != tuple(stored):
-            raise ValueError(f"parameter {name.removeprefix(PREFIX)!r} has shape {tuple(stored)}; the weights have "
-                             f"{found and tuple(found)}")  # fmt: skip
+        if found is None or tuple(found) != tuple(shapes[name]):
+            raise ValueError(f"parameter {name.removeprefix(PREFIX)!r} has shape {tuple(shapes[name])}; the weights "
+                             f"have {found and tuple(found)}")  # fmt: skip
     count = 0
     for name, key in keys.items():
         assert key is not None
-        if source is None:
-            spec = store.tensors[name].spec
-            store.place(name, weights[key].to(spec.dtype))  # pyright: ignore[reportIndexIssue]
-            count += spec.bytes
-        else:
+        if name not in layers and source is not None:
             count += _take(store, name, source, key)
+            continue
+        weight = weights[key] if source is None else source.whole(key)  # pyright: ignore[reportIndexIssue]
+        if name in layers:
+            _round(store, *layers[name], weight)
+            count += weight.nbytes
+        else:
+            spec = store.tensors[name].spec
+            store.place(name, weight.to(spec.dtype))
+            count += spec.bytes
     return count
 
 
