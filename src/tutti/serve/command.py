@@ -157,7 +157,7 @@ def generate(
     if image:
         request.prompt, request.inputs = media.seen(engine.processor, prompt, [media.image(x) for x in image])
     elif sound:
-        request.prompt, request.inputs = [], media.heard(engine.processor, *media.sound(sound))
+        request.prompt, request.inputs = media.heard(engine.processor, *media.sound(sound))
     (output,) = engine.generate([request])
     if engine.runner.leads:
         for completion in output.completions:

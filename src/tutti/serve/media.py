@@ -6,7 +6,7 @@ import base64
 import binascii
 import io
 import wave
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 LARGEST = 64 << 20  # pixels of an image
+TEXTS = "text", "input_text", "output_text"
 
 
 def image(source: bytes | Path) -> Any:
@@ -40,16 +41,16 @@ def image_of_url(url: str) -> Any:
         raise ValueError(f"the image's base64 is wrong: {error}") from error
 
 
-def sound(path: Path) -> tuple[np.ndarray, int]:
+def sound(source: bytes | Path) -> tuple[np.ndarray, int]:
     """The samples (n,) of a WAV file of 16 bits, float32 in [-1, 1), channels averaged, and its sampling rate in Hz."""
     try:
-        with wave.open(str(path)) as file:
+        with wave.open(io.BytesIO(source) if isinstance(source, bytes) else str(source)) as file:
             if file.getsampwidth() != 2:
-                raise ValueError(f"{path} has {8 * file.getsampwidth()} bits; WAV files of 16 bits are read")
+                raise ValueError(f"sound of {8 * file.getsampwidth()} bits; WAV files of 16 bits are read")
             raw = np.frombuffer(file.readframes(file.getnframes()), "<i2")
             return (raw.reshape(-1, file.getnchannels()).mean(1) / 32768).astype(np.float32), file.getframerate()
     except (wave.Error, EOFError) as error:
-        raise ValueError(f"{path} is not a WAV file: {error}") from error
+        raise ValueError(f"not a WAV file: {error}") from error
 
 
 def seen(processor: Any, text: str, images: Sequence[Any]) -> tuple[list[int], dict[str, Tensor]]:
@@ -66,11 +67,40 @@ def seen(processor: Any, text: str, images: Sequence[Any]) -> tuple[list[int], d
     return made["input_ids"][0].tolist(), inputs
 
 
-def heard(processor: Any, samples: np.ndarray, rate: int) -> dict[str, Tensor]:
-    """The inputs of the model for sound of a sampling rate in Hz."""
+def messages_with_images(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Messages of a chat as templates read them, and their images. Raises ValueError for parts of other kinds."""
+    made, images = [], []
+    for message in messages:
+        parts = []
+        content = message.get("content")
+        for part in content if isinstance(content, list) else [{"type": "text", "text": content or ""}]:
+            if part.get("type") == "image_url":
+                images.append(image_of_url(part["image_url"]["url"]))
+                parts.append({"type": "image"})
+            elif part.get("type") in TEXTS:
+                parts.append({"type": "text", "text": part["text"]})
+            else:
+                raise ValueError(f"a part of kind {part.get('type')!r}; expected text or image_url")
+        made.append({**message, "content": parts})
+    return made, images
+
+
+def in_line(content: Any, mark: str) -> Any:
+    """The parts of a message as one text, for templates that know no others. mark: of an image."""
+    if not isinstance(content, list):
+        return content
+    return "".join(mark if x["type"] == "image" else x["text"] for x in content)
+
+
+def heard(processor: Any, samples: np.ndarray, rate: int) -> tuple[list[int], dict[str, Tensor]]:
+    """The tokens with which the decoder begins, and the inputs of the model, for sound of a sampling rate in Hz."""
     extractor = getattr(processor, "feature_extractor", None)
     if extractor is None:
         raise ValueError("the model has no processor of sound")
     if rate != extractor.sampling_rate:
         raise ValueError(f"the sound has {rate} samples a second; the model hears {extractor.sampling_rate}")
-    return {"input_features": extractor(samples, sampling_rate=rate, return_tensors="pt")["input_features"]}
+    if len(samples) > extractor.n_samples:
+        most = extractor.n_samples / rate
+        raise ValueError(f"the sound lasts {len(samples) / rate:.1f} s; the model hears {most:.0f} s")
+    made = extractor(samples, sampling_rate=rate, return_tensors="pt")["input_features"]
+    return list(getattr(processor.tokenizer, "prefix_tokens", [])), {"input_features": made}

@@ -67,7 +67,7 @@ class Runner:
         self.sizes = buckets(budget)
         self.ready: dict[tuple[int, ...], Callable[..., Tensor]] = {}  # captured steps, by shape
         self._hidden: Function | None = None
-        self.encoder = encoder_of(model, self.longest)
+        self.encoder = encoder_of(model, self.longest, self.blocks * block)
         if adapters and self.encoder is not None and self.encoder.crosses:
             raise ValueError(f"{type(model).__name__} has an encoder, to which adapters cannot be added by request")
         step = step_function(model, self.cache, block, adapters)

@@ -212,14 +212,14 @@ class ImageEncoder(Encoder):
         return made, Source(images, length, places=places)
 
 
-def encoder_of(model: Any, longest: int) -> Encoder | None:
-    """The encoder of a model that has one and can be served with it. longest: positions of a source, at most."""
+def encoder_of(model: Any, longest: int, slots: int) -> Encoder | None:
+    """The encoder of a model that has one and can be served with it. longest: tokens of a text. slots: of the cache."""
     config = model.config
     if config.is_encoder_decoder:
         name, most = model.main_input_name, getattr(config, "max_source_positions", None)
         if name != "input_ids" and (name != "input_features" or not most or not hasattr(config, "num_mel_bins")):
             raise ValueError(f"the encoder of {type(model).__name__} reads {name}, which the engine cannot")
-        return CrossEncoder(model, name, min(longest, most or longest))
+        return CrossEncoder(model, name, min(longest if name == "input_ids" else most or longest, slots))
     return ImageEncoder(model, longest) if _sees(model) else None
 
 

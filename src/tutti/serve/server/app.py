@@ -17,9 +17,11 @@ from uuid import uuid4
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from transformers import PreTrainedTokenizerBase
 
+from tutti.serve import media
 from tutti.serve.request import Output, Sampling
 from tutti.serve.request import Request as Ask
 from tutti.serve.server.answers import ChatAnswer, Sent, TextAnswer, event, usage
@@ -77,6 +79,7 @@ def application(engine: Any, options: Options) -> FastAPI:
     app.add_api_route("/v1/models", server.models, methods=["GET"])
     app.add_api_route("/v1/completions", server.completions, methods=["POST"])
     app.add_api_route("/v1/chat/completions", server.chat, methods=["POST"])
+    app.add_api_route("/v1/audio/transcriptions", server.transcriptions, methods=["POST"])
     app.add_api_route("/v1/embeddings", server.embeddings, methods=["POST"])
     app.add_api_route("/v1/responses", server.responses, methods=["POST"])
     app.state.server = server
@@ -89,6 +92,7 @@ class Server:
     def __init__(self, engine: Any, service: Service, metrics: Metrics, options: Options):
         self.engine, self.service, self.metrics, self.options = engine, service, metrics, options
         first = getattr(engine, "engines", [engine])[0]
+        self.processor = first.processor
         self.tokenizer, self.spell = first.tokenizer, first.constraints.bytes_of
         self.access = Access(options.keys, options.rate)
         self.started = int(time.time())
@@ -159,9 +163,35 @@ class Server:
         if refused := TEMPLATE & body.chat_template_kwargs.keys():
             raise Refused(400, f"chat_template_kwargs cannot set {', '.join(sorted(refused))}", "chat_template_kwargs")
         sampling = body.sampling(most, logprobs, forced(tools, body.tool_choice))
-        prompt = await self._chat_tokens(body.messages, tools, body.chat_template_kwargs)
+        prompt, inputs = await self._chat_prompt(body.messages, tools, body.chat_template_kwargs)
         made = ChatAnswer(body.model, self.tokenizer, self.spell, body.n, tools=tools)
-        return await self._answer(request, body, made, [self._ask(prompt, sampling, body, *who)])
+        ask = self._ask(prompt, sampling, body, *who)
+        ask.inputs = inputs
+        return await self._answer(request, body, made, [ask])
+
+    async def transcriptions(self, request: Request) -> Any:
+        """`/v1/audio/transcriptions`: what a model of speech hears in a WAV file."""
+        async with request.form() as form:
+            return await self._transcribed(request, form)
+
+    async def _transcribed(self, request: Request, form: FormData) -> Any:
+        account, _ = self._begin(request, str(form.get("model")))
+        if unknown := sorted(form.keys() - {"file", "model", "temperature", "response_format"}):
+            raise Refused(400, f"unknown field {unknown[0]!r}", unknown[0])
+        file, kind = form.get("file"), form.get("response_format", "json")
+        if not isinstance(file, UploadFile):
+            raise Refused(400, "file is missing", "file")
+        if kind not in ("json", "text"):
+            raise Refused(400, f"response_format is {kind!r}; expected json or text", "response_format")
+        contents = await file.read()
+        prompt, inputs = await asyncio.to_thread(lambda: media.heard(self.processor, *media.sound(contents)))
+        sampling = Sampling(temperature=float(str(form.get("temperature", 0))))
+        ask = Ask(prompt, sampling, account=account, inputs=inputs, id=uuid4().hex)
+        last: dict[int, Output] = {}
+        async for changed in self._changes(request, self.service.submit([ask])):
+            last |= changed
+        text = last[0].text.strip()
+        return PlainTextResponse(text) if kind == "text" else {"text": text, "usage": usage([last[0]])}
 
     def _begin(self, request: Request, model: str) -> tuple[str, str]:
         """Check who asks, and for which model. Returns the account, and the name of an adapter or an empty text."""
@@ -189,22 +219,32 @@ class Server:
         except (TypeError, UnicodeError) as error:
             raise Refused(400, f"the prompt cannot be tokenized: {error}", "prompt") from error
 
-    async def _chat_tokens(
+    async def _chat_prompt(
         self, messages: list[dict[str, Any]], tools: Sequence[Any], more: dict[str, Any]
-    ) -> list[int]:
+    ) -> tuple[list[int], dict[str, Any]]:
+        """The tokens of a chat, and the inputs of its images."""
         if not messages:
             raise Refused(400, "messages is empty", "messages")
-        if not getattr(self.tokenizer, "chat_template", None):
+        reader = self.processor if getattr(self.processor, "chat_template", None) else self.tokenizer
+        if not getattr(reader, "chat_template", None):
             raise Refused(400, "the model's tokenizer has no chat template; use /v1/completions", "messages")
         given = [{**x, "content": _joined(x.get("content"))} for x in messages]
         shown: Any = [x.model_dump(exclude_none=True) for x in tools] or None
 
-        def tokens() -> Any:
-            return self.tokenizer.apply_chat_template(given, tools=shown, add_generation_prompt=True, tokenize=True,
-                                                      return_dict=True, **more)["input_ids"]  # fmt: skip
+        def prompt() -> tuple[list[int], dict[str, Any]]:
+            shaped, images = given, []
+            if reader is self.processor or any(isinstance(x["content"], list) for x in given):
+                shaped, images = media.messages_with_images(given)
+            if reader is not self.processor:
+                mark = getattr(self.processor, "image_token", "")
+                shaped = [{**x, "content": media.in_line(x["content"], mark)} for x in shaped]
+            text = reader.apply_chat_template(shaped, tools=shown, add_generation_prompt=True, tokenize=False, **more)
+            if images:
+                return media.seen(self.processor, text, images)
+            return self.tokenizer(text, add_special_tokens=False)["input_ids"], {}
 
         try:
-            return await asyncio.to_thread(tokens)
+            return await asyncio.to_thread(prompt)
         except Exception as error:  # a template raises what it likes
             raise Refused(400, f"the chat template refuses these messages: {error}", "messages") from error
 
@@ -296,8 +336,9 @@ class Server:
         system = [{"role": "system", "content": body.instructions}] if body.instructions else []
         messages = [*system, *({"role": x.get("role", "user"), "content": x.get("content")} for x in turns)]
         common = Common(model=body.model, temperature=body.temperature, top_p=body.top_p, user=body.user)
-        prompt = await self._chat_tokens(messages, (), {})
+        prompt, inputs = await self._chat_prompt(messages, (), {})
         ask = self._ask(prompt, common.sampling(body.max_output_tokens, None), common, *who)
+        ask.inputs = inputs
         id, made = f"resp_{uuid4().hex}", f"msg_{uuid4().hex}"
 
         def shown(text: str, status: str, output: Output | None) -> dict[str, Any]:
@@ -348,9 +389,7 @@ def _status(output: Output) -> str:
 
 def _joined(content: Any) -> Any:
     """The text of a message whose content is a list of texts."""
-    if isinstance(content, list) and all(
-        isinstance(x, dict) and x.get("type") in ("text", "input_text", "output_text") for x in content
-    ):
+    if isinstance(content, list) and all(isinstance(x, dict) and x.get("type") in media.TEXTS for x in content):
         return "".join(x["text"] for x in content)
     return content
 
