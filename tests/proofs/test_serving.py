@@ -8,7 +8,8 @@ import pytest
 import torch
 import transformers as t
 
-from tutti.serve import Engine, Output, Sampling
+import encoder_models
+from tutti.serve import Engine, Output, Request, Sampling
 
 SMALL = dict(vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=256, eos_token_id=None, bos_token_id=None,
@@ -44,6 +45,7 @@ FAMILIES: dict[str, Any] = {
 }  # fmt: skip
 PLANS = {"tp2": 2, "pp2": 2, "pp2xtp2": 4}
 PLANNED = ("Llama", "GPT-2", "Gemma 2, windows and caps", "Mixtral", "DeepSeek-V3")
+WITH_EXPERTS = ("Mixtral", "Qwen3, experts", "DeepSeek-V3")
 LENGTHS = (5, 37, 21)
 GREEDY = Sampling(max_tokens=10, temperature=0)
 
@@ -87,15 +89,38 @@ def test_plans_on_virtual_devices(family, plan):
     assert [x.tokens for x in served(model, plan=plan, cluster=f"cpu:{PLANS[plan]}", speculate=2)] == expected(model)
 
 
+@pytest.mark.parametrize("family", WITH_EXPERTS)
+def test_experts_apart(family):
+    """Each device has half of the heads and half of the experts."""
+    model = model_of(family)
+    assert [x.tokens for x in served(model, plan="tp2xexperts2", cluster="cpu:2")] == expected(model)
+
+
 def _rank(family: str, plan: str) -> list[list[int]]:
     return [x.tokens for x in served(model_of(family), plan=plan)]
 
 
-@pytest.mark.parametrize("family, plan", [("Llama", "tp4"), ("Mixtral", "pp2xtp2"), ("GPT-2", "pp4")])
+@pytest.mark.parametrize(
+    "family, plan", [("Llama", "tp4"), ("Mixtral", "tp4xexperts4"), ("GPT-2", "pp4"), ("Mixtral", "pp2xtp2")]
+)
 def test_plans_on_processes(pool, family, plan):
     results = pool.run(_rank, family, plan)
     wanted = expected(model_of(family))
     assert all(x == wanted for x in results)
+
+
+def _rank_with_encoder(family: str, plan: str) -> list[list[int]]:
+    model, sampling = encoder_models.model_of(family), Sampling(max_tokens=10, temperature=0, ignore_end=True)
+    engine = Engine(model, plan=plan, blocks=64, budget=32, most=4)
+    requests = [Request(sampling=sampling, **x) for x in encoder_models.sources(family)]
+    return [x.tokens for x in engine.generate(requests)]
+
+
+@pytest.mark.parametrize("family, plan", [("T5", "pp2xtp2"), ("Whisper", "tp4")])
+def test_encoders_on_processes(pool, family, plan):
+    model, sources = encoder_models.model_of(family), encoder_models.sources(family)
+    wanted = [encoder_models.expected(model, x, 10) for x in sources]
+    assert all(x == wanted for x in pool.run(_rank_with_encoder, family, plan))
 
 
 @pytest.mark.parametrize("config, why", [

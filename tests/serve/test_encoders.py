@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import encoders
 import pytest
 import torch
 
+import encoder_models as encoders
 from tutti.serve import Engine, Request, Sampling
 from tutti.serve.disaggregate import Disaggregated
 from tutti.serve.draft import DraftModel

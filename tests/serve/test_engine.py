@@ -163,6 +163,16 @@ def test_the_batch_does_not_change_a_bit(dtype):
     assert together == alone
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scored_tokens_have_the_bits_of_generated_ones(dtype):
+    """The log-probabilities of an output do not change when it is given as a prompt, computed at once."""
+    made, prompts = engine(tiny.model().to(dtype), budget=128), tiny.prompts(5, 40)
+    outputs = made.generate(prompts, Sampling(max_tokens=20, seed=1, logprobs=0, ignore_end=True))
+    scored = made.generate([x.prompt + x.tokens for x in outputs], Sampling(max_tokens=1, prompt_logprobs=0))
+    for output, score in zip(outputs, scored, strict=True):
+        assert score.prompt_logprobs[len(output.prompt) - 1 :] == output.completions[0].logprobs
+
+
 def test_prompt_log_probabilities_survive_a_preemption():
     prompts = tiny.prompts(40, 40)
     sampling = Sampling(max_tokens=30, temperature=0, prompt_logprobs=0, ignore_end=True)

@@ -9,7 +9,6 @@ import struct
 import wave
 from pathlib import Path
 
-import encoders
 import openai
 import pytest
 import tiny
@@ -18,6 +17,7 @@ import transformers as t
 import web
 from PIL import Image
 
+import encoder_models as encoders
 from tutti.serve import Engine, Request, Sampling, command, media
 from tutti.serve.server.app import Options
 
