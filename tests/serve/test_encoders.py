@@ -54,6 +54,17 @@ def test_options(options):
     assert bool(made.scheduler.preemptions) == ("blocks" in options) and made.pool.used == 0
 
 
+@pytest.mark.parametrize("kind", ["texts", "images"])
+def test_nothing_is_captured_after_warming_up(kind):
+    model = encoders.model_of("T5") if kind == "texts" else encoders.llava()
+    made = engine(model, budget=16, blocks=8)
+    made.warm_up()
+    ready, known = len(made.runner.ready), len(made.runner.encoding._made)
+    sources = encoders.sources("T5") if kind == "texts" else seen(1, 2, 3)
+    made.generate(requests(sources))
+    assert len(made.runner.ready) == ready and len(made.runner.encoding._made) == known and made.pool.used == 0
+
+
 def test_requests_of_one_source_share_it():
     model, source = encoders.model_of("T5"), encoders.sources("T5")[1]
     sampling = Sampling(max_tokens=8, n=3, seed=1, ignore_end=True)

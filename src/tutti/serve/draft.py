@@ -34,7 +34,7 @@ class DraftModel:
             raise ValueError(f"the draft model has a vocabulary of {own} tokens, the model of {vocabulary}")
         self.runner = Runner(self.model, block=16, blocks=None, memory=self.memory, host_memory=0, budget=budget,
                              most=most, longest=longest, options=self.options)  # fmt: skip
-        if self.runner.encoder is not None and self.runner.encoder.crosses:
+        if self.runner.crosses:
             raise ValueError(f"{type(self.model).__name__} has an encoder; a draft model has none")
         self.pool = Blocks(self.runner.blocks, 16, False)
         self.shadows = {}

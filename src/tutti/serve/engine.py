@@ -338,6 +338,7 @@ class Engine:
             for i, shape in enumerate(shapes):
                 tell(f"{i + 1} of {len(shapes)}")
                 self.runner.prepare(shape)
+            self.runner.prepare_encoder()
 
     def embed(self, prompts: Several[Several[int]]) -> Tensor:
         """The mean of the last hidden states of each prompt, of length one: (prompts, hidden), float32."""

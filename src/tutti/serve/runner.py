@@ -68,21 +68,21 @@ class Runner:
         self.ready: dict[tuple[int, ...], Callable[..., Tensor]] = {}  # captured steps, by shape
         self._hidden: Function | None = None
         self.encoder = encoder_of(model, self.longest, self.blocks * block)
-        if adapters and self.encoder is not None and self.encoder.crosses:
+        if adapters and self.crosses:
             raise ValueError(f"{type(model).__name__} has an encoder, to which adapters cannot be added by request")
         step = step_function(model, self.cache, block, adapters)
         self.function = function(step, *self._example(1, 1, 1), store=self.store, **options)
         if self.encoder is not None:
             inputs, run = self.encoder.example(), encoding(self.encoder, self.cache)
-            slots = torch.full((self.encoder.positions(inputs).shape[-2],), -1)
-            self.encoding = function(run, inputs, slots, store=self.store, **options)
+            nowhere = torch.full((self.encoder.length(inputs),), -1)
+            self.encoding = function(run, inputs, nowhere, store=self.store, **options)
 
     def _example(self, tokens: int, sequences: int, rows: int, images: bool = False) -> tuple[Any, ...]:
         """Arguments of a step without sequences. images: whether it has embeddings of images."""
         zeros = torch.zeros(tokens, dtype=torch.int64)
         of_sequences = torch.zeros(sequences, dtype=torch.int32)
         more: dict[str, Tensor] = {"numbers": zeros} if self.adapters else {}
-        if self.encoder is not None and self.encoder.crosses:
+        if self.encoder is not None and self.crosses:
             width = -(-self.encoder.longest // self.block)
             more["source_tables"] = torch.zeros(sequences, width, dtype=torch.int32)
             more["source_lengths"] = of_sequences
@@ -93,6 +93,16 @@ class Runner:
         return (zeros, zeros, zeros - 1, torch.zeros(sequences, self.width, dtype=torch.int32),
                 torch.zeros(sequences + 1, dtype=torch.int32), of_sequences, torch.zeros(rows, dtype=torch.int64),
                 more)  # fmt: skip
+
+    @property
+    def crosses(self) -> bool:
+        """Whether a decoder attends to the output of an encoder."""
+        return self.encoder is not None and self.encoder.crosses
+
+    @property
+    def sees(self) -> bool:
+        """Whether an encoder's output takes the place of tokens."""
+        return self.encoder is not None and not self.encoder.crosses
 
     def shape(self, tokens: int, sequences: int, rows: int) -> tuple[int, int, int]:
         """The bucket of a step: numbers of tokens, sequences and results."""
@@ -107,7 +117,7 @@ class Runner:
     def arguments(self, batch: Batch, rows: Several[int]) -> tuple[Any, ...]:
         """The arguments of a step. rows: which tokens' logits are wanted, counted over the batch."""
         block, pieces = self.block, batch.pieces
-        images = any(_images(x.sequence, x.start, x.count)[0].size for x in pieces)
+        images = self.sees and any(_images(*x)[0].size for x in pieces)
         made = self._example(*self.shape(batch.tokens, len(pieces), len(rows)), images=images)
         more: dict[str, Tensor] = made[-1]
         ids, positions, slots, tables, starts, lengths, wanted = (x.clone().numpy() for x in made[:-1])
@@ -127,8 +137,8 @@ class Runner:
             if sequence.source_blocks:
                 more["source_tables"][i, : len(sequence.source_blocks)] = torch.tensor(sequence.source_blocks)
                 more["source_lengths"][i] = sequence.slots
-            tokens, features = _images(*piece)
-            if tokens.size:
+            if images and (of_images := _images(*piece))[0].size:
+                tokens, features = of_images
                 assert sequence.source is not None and sequence.source.features is not None
                 more["features"][at + tokens] = sequence.source.features[features]
                 more["marks"][at + tokens] = True
@@ -169,15 +179,22 @@ class Runner:
         """Run the encoder on a source. Its keys and values go to these blocks, or its result to `features`."""
         self._tell("encode", source, blocks)
         assert self.encoder is not None
-        inputs = self.encoder.padded(source.inputs, buckets(self.encoder.longest))
-        size = inputs["input_ids"].shape[1] if "input_ids" in inputs else source.length
-        slots, own = torch.full((size,), -1), torch.tensor(blocks, dtype=torch.int64)
-        if self.encoder.crosses:
-            at = torch.arange(source.length)
-            slots[: source.length] = own[at // self.block] * self.block + at % self.block
-        made = self.encoding(inputs, slots)
-        if not self.encoder.crosses:
-            source.features = made
+        own, made = torch.tensor(blocks, dtype=torch.int64), []
+        for inputs in self.encoder.calls(source.inputs):
+            slots = torch.full((self.encoder.length(inputs),), -1)
+            if self.crosses:
+                at = torch.arange(source.length)
+                slots[: source.length] = own[at // self.block] * self.block + at % self.block
+            made.append(self.encoding(inputs, slots))
+        if self.sees:
+            source.features = torch.cat(made)
+
+    def prepare_encoder(self) -> None:
+        """Capture and compile the encoder for all shapes of sources."""
+        self._tell("prepare_encoder")
+        if self.encoder is not None:
+            for inputs in self.encoder.shapes():
+                self.encoding(inputs, torch.full((self.encoder.length(inputs),), -1))
 
     def execute(self, arguments: tuple[Any, ...], moves: Several[Move] = ()) -> Tensor:
         """Execute a step on this process: the moves, then the Function. Returns its logits, padding included."""
@@ -188,17 +205,10 @@ class Runner:
         return self.ready[shape](*arguments)
 
     def shapes(self) -> list[tuple[int, int, int, bool]]:
-        """The buckets of steps that only generate, and of steps with prompts: also with images."""
-        most = self._bucket(self.most)
-        only, prompts = [n for n in self.sizes if n <= most], [n for n in self.sizes if n >= most]
-        sees = self.encoder is not None and not self.encoder.crosses
-        with_images = [n for n in self.sizes if sees]
-        return (
-            [(n, n, n, False) for n in only]
-            + [(n, self.most, most, False) for n in prompts]
-            + [(n, n, n, True) for n in with_images if n <= most]
-            + [(n, self.most, most, True) for n in with_images if n >= most]
-        )
+        """The buckets of steps that only generate, and of steps with prompts; the latter also with images."""
+        most, images = self._bucket(self.most), (False, True) if self.sees else (False,)
+        prompts = [(n, self.most, most, x) for x in images for n in self.sizes if n >= most]
+        return [(n, n, n, False) for n in self.sizes if n <= most] + prompts
 
     def prepare(self, shape: tuple[int, int, int, bool]) -> None:
         """Capture and compile the step of a bucket, and run it once without a token."""
@@ -208,7 +218,7 @@ class Runner:
 
     def hidden(self, tokens: Several[int]) -> Tensor:
         """The last hidden states (len(tokens), hidden) of a sequence. The cache is not used."""
-        if self.encoder is not None and self.encoder.crosses:
+        if self.crosses:
             raise ValueError(f"{type(self.model).__name__} has an encoder; the engine has no embeddings of its texts")
         self._tell("hidden", tokens)
         size = next((x for x in buckets(self.longest) if x >= len(tokens)), len(tokens))

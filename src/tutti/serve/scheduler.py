@@ -161,7 +161,7 @@ class Scheduler:
 
     def _admit(self, batch: Batch) -> None:
         """Start waiting sequences while there is room for them."""
-        while self.waiting and batch.tokens < self.budget:
+        while self.waiting and max(batch.tokens, batch.encoded) < self.budget:
             first = min(self.waiting, key=self._rank)
             while not self._start(first, batch):
                 victim = max(self.running, key=self._rank, default=None)
@@ -184,9 +184,6 @@ class Scheduler:
         count = min(len(sequence.tokens) - start, self.budget - batch.tokens)
         needed = max(needed, pool.needed(start + count) - len(found))
         known = self._source(sequence, start)
-        length = sequence.source.length if sequence.source and known is None else 0
-        if batch.sources and batch.encoded + length > self.budget:
-            return False
         fresh = pool.needed(sequence.slots) if known is None else 0
         revived = sum(not pool.holders[block] for block in (*found, *(known or ())))
         if needed + fresh + revived > pool.free:
@@ -195,8 +192,9 @@ class Scheduler:
             pool.hold(block)
         sequence.source_blocks = [pool.take() for _ in range(fresh)] if known is None else known
         if known is None:
+            assert sequence.source is not None
             batch.sources.append(sequence)
-            batch.encoded += length
+            batch.encoded += sequence.source.length
         sequence.blocks = list(found)
         for host in sequence.swapped:
             sequence.blocks.append(pool.take())

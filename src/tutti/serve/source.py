@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,9 +75,13 @@ class Encoder:
         that the model does not have."""
         raise NotImplementedError
 
-    def padded(self, inputs: dict[str, Tensor], sizes: Several[int]) -> dict[str, Tensor]:
-        """The inputs with the length of a bucket."""
-        return inputs
+    def calls(self, inputs: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+        """The arguments of the calls for a source. Few shapes serve all sources."""
+        return [inputs]
+
+    def shapes(self) -> list[dict[str, Tensor]]:
+        """Arguments of all shapes."""
+        return [self.example()]
 
     def _checked(self, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
         """The inputs of the encoder as tensors, in the dtype of the model."""
@@ -95,7 +98,7 @@ class Encoder:
             made[name] = x.to(dtype) if x.is_floating_point() else x
         return made
 
-    def _length(self, inputs: dict[str, Tensor]) -> int:
+    def length(self, inputs: dict[str, Tensor]) -> int:
         """The positions of the result for inputs of such shapes."""
         key = tuple((name, *x.shape) for name, x in inputs.items())
         if key not in self._lengths:
@@ -157,7 +160,7 @@ class CrossEncoder(Encoder):
             if len(made[self.name]) != 1:
                 raise ValueError(f"{self.name} has {len(made[self.name])} rows; a request has one")
             begun = tokens(prompt) if prompt else self._start()
-        length = made["input_ids"].shape[1] if self.name == "input_ids" else self._length(made)
+        length = made["input_ids"].shape[1] if self.name == "input_ids" else self.length(made)
         if length > self.longest:
             raise ValueError(f"the source has {length} positions; the engine holds {self.longest}")
         return begun, Source(made, length, slots=length)
@@ -167,14 +170,26 @@ class CrossEncoder(Encoder):
             raise ValueError("the model has no decoder_start_token_id: give the decoder's first tokens")
         return list(self.start)
 
-    def padded(self, inputs: dict[str, Tensor], sizes: Several[int]) -> dict[str, Tensor]:
+    def calls(self, inputs: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+        return [_padded(inputs["input_ids"], self.longest)] if self.name == "input_ids" else [inputs]
+
+    def shapes(self) -> list[dict[str, Tensor]]:
         if self.name != "input_ids":
-            return inputs
-        ids = inputs["input_ids"]
-        own = torch.arange(next((x for x in sizes if x >= ids.shape[1]), ids.shape[1])) < ids.shape[1]
-        made = torch.zeros(1, len(own), dtype=torch.int64)
-        made[0, : ids.shape[1]] = ids
-        return {"input_ids": made, "attention_mask": own.long()[None]}
+            return [self.example()]
+        sizes = {_rounded(1 << i, self.longest) for i in range(self.longest.bit_length())}
+        return [_padded(torch.ones(1, n, dtype=torch.int64), self.longest) for n in sorted(sizes)]
+
+
+def _rounded(n: int, longest: int) -> int:
+    """The length that sources of n tokens are padded to: a power of 2 from 16 on."""
+    return min(max(16, 1 << (n - 1).bit_length()), longest)
+
+
+def _padded(ids: Tensor, longest: int) -> dict[str, Tensor]:
+    n = ids.shape[1]
+    size = _rounded(n, longest)
+    own = (torch.arange(size) < n).long()[None]
+    return {"input_ids": torch.nn.functional.pad(ids, (0, size - n)), "attention_mask": own}
 
 
 class ImageEncoder(Encoder):
@@ -193,6 +208,10 @@ class ImageEncoder(Encoder):
     def run(self, cache: Cache, inputs: dict[str, Tensor], slots: Tensor) -> Tensor:
         return self.positions(inputs)
 
+    def calls(self, inputs: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+        """An image each."""
+        return [{name: x[i : i + 1] for name, x in inputs.items()} for i in range(len(inputs[self.name]))]
+
     def positions(self, inputs: dict[str, Tensor]) -> Tensor:
         found = self.model.get_image_features(**inputs)
         found = getattr(found, "pooler_output", found)
@@ -206,7 +225,7 @@ class ImageEncoder(Encoder):
                 raise ValueError(f"the prompt has {len(places)} image tokens; give pixel_values in Request(inputs=...)")
             return made, None
         images = self._checked(inputs)
-        length = self._length(images)
+        length = sum(map(self.length, self.calls(images)))
         if length != len(places):
             raise ValueError(f"the images have {length} positions, the prompt {len(places)} image tokens")
         return made, Source(images, length, places=places)
