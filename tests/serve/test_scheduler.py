@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from tutti.serve.blocks import Blocks, digests
 from tutti.serve.request import Request, Sampling
 from tutti.serve.scheduler import Scheduler
 from tutti.serve.sequence import Sequence
+from tutti.serve.source import Source
 
 SIZE = 4
 
@@ -27,10 +29,15 @@ class Simulated:
         self.cache: dict[tuple[str, int], list] = {}
         self.clock = itertools.count()
 
-    def add(self, prompt: list[int], priority: int = 0, user: str = "", n: int = 1, account: str = "") -> Sequence:
+    def add(
+        self, prompt: list[int], priority: int = 0, user: str = "", n: int = 1, account: str = "", read: int = 0
+    ) -> Sequence:
+        """read: positions of a source, which is another one for each number."""
         request = Request(prompt, Sampling(n=n), priority=priority, account=account, user=user,
                           arrival=next(self.clock))  # fmt: skip
-        sequence = Sequence(request, 0, list(prompt), len(prompt), room=n)
+        source = Source({"input_ids": torch.arange(read)}, read, read) if read else None
+        salt = source.digest if source else b""
+        sequence = Sequence(request, 0, list(prompt), len(prompt), salt, source, room=n)
         self.scheduler.add(sequence)
         return sequence
 
@@ -45,6 +52,14 @@ class Simulated:
         for kind, source, target in batch.moves:
             places = {"copy": ("cache", "cache"), "out": ("cache", "host"), "in": ("host", "cache")}[kind]
             self.cache[places[1], target] = list(self.cache[places[0], source])
+        for sequence in batch.sources:
+            for block in sequence.source_blocks:
+                assert self.pool.is_own(block), "a shared block is written"
+                self.cache["cache", block] = [sequence.slots] * SIZE
+            sequence.know_source(self.pool)
+        for sequence, _, _ in batch.pieces:
+            assert len(sequence.source_blocks) == self.pool.needed(sequence.slots)
+            assert all(self.cache["cache", block] == [sequence.slots] * SIZE for block in sequence.source_blocks)
         written: Counter[int] = Counter()
         for sequence, start, count in batch.pieces:
             tokens = (sequence.tokens + sequence.drafts)[: start + count]
@@ -77,7 +92,7 @@ class Simulated:
 
     def check(self) -> None:
         """No block is leaked, and holders are counted."""
-        held = Counter(block for x in self.scheduler for block in x.blocks)
+        held = Counter(block for x in self.scheduler for block in (*x.blocks, *x.source_blocks))
         assert [held[i] for i in range(self.pool.count)] == self.pool.holders
         assert set(self.pool.unheld) == {i for i, n in enumerate(self.pool.holders) if not n}
         assert len(self.scheduler.running) <= self.scheduler.most
@@ -94,7 +109,14 @@ class Simulated:
 
 PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=14)  # few tokens: prefixes are often the same
 ACTIONS = st.one_of(
-    st.tuples(st.just("add"), PROMPTS, st.integers(0, 2), st.sampled_from("ab"), st.integers(1, 3)),
+    st.tuples(
+        st.just("add"),
+        PROMPTS,
+        st.integers(0, 2),
+        st.sampled_from("ab"),
+        st.integers(1, 3),
+        st.sampled_from([0, 0, 3, 5]),
+    ),
     st.tuples(st.just("step"), st.integers(0, 2), st.integers(0, 3), st.integers(0, 3)),
     st.tuples(st.just("remove"), st.integers(0, 5)),
 )
@@ -108,14 +130,14 @@ def test_any_sequence_of_events(actions, host, keep, blocks):
     most = blocks * SIZE
     for kind, *rest in actions:
         if kind == "add":
-            prompt, priority, user, n = rest
-            simulated.add(prompt, priority, user, n)
+            prompt, priority, user, n, read = rest
+            simulated.add(prompt, priority, user, n, read=read)
         elif kind == "step":
             simulated.step(*rest)
         elif found := list(simulated.scheduler):
             simulated.scheduler.remove(found[rest[0] % len(found)])
         for sequence in list(simulated.scheduler):
-            if len(sequence.tokens) + 4 > most:
+            if len(sequence.tokens) + 4 > most - simulated.pool.needed(sequence.slots) * SIZE:
                 simulated.scheduler.remove(sequence)
         simulated.check()
     simulated.end()
