@@ -31,12 +31,18 @@ def tokens(outputs) -> list:
     return [[(x.tokens, x.text, x.finish, len(x.logprobs)) for x in output.completions] for output in outputs]
 
 
+@pytest.fixture(scope="module")
+def alone() -> list:
+    """What one engine answers."""
+    return tokens(engine().generate(requests()))
+
+
 @pytest.mark.parametrize("prompts, generation", [
     ({}, {}), ({"plan": "tp2", "devices": 2}, {"plan": "pp2", "devices": 2}), ({}, {"blocks": 8, "longest": 100}),
 ])  # fmt: skip
-def test_in_one_process(prompts, generation):
+def test_in_one_process(prompts, generation, alone):
     made = Disaggregated(engine(**prompts), engine(**generation))
-    assert tokens(made.generate(requests())) == tokens(engine().generate(requests()))
+    assert tokens(made.generate(requests())) == alone
     assert made.bytes and made.generation.steps > 5  # pyright: ignore
     assert made.prompts.pool.used == made.generation.pool.used == 0  # pyright: ignore
 

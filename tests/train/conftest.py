@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tutti.train import command
 from tutti.train.config import Batch, Checkpoint, Config, Data, Eval, Model, Parallel, Sample, Schedule, Tokenizer
 
 
@@ -16,11 +17,9 @@ def corpus(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def tiny(corpus, tmp_path):
-    """Eight steps, a checkpoint every second one, in one process, operator by operator."""
+def config_of(corpus, folder):
     return Config(
-        out=str(tmp_path / "run"),
+        out=str(folder / "run"),
         data=Data(str(corpus), held_out=0.2, cache=str(corpus.parent / "cache")),
         tokenizer=Tokenizer(vocab_size=300),
         model=Model("llama", 32, 2, 2, {"intermediate_size": 48}),
@@ -31,6 +30,20 @@ def tiny(corpus, tmp_path):
         eval=Eval(every=4, batches=2),
         sample=Sample(tokens=5),
     )
+
+
+@pytest.fixture
+def tiny(corpus, tmp_path):
+    """Eight steps, a checkpoint every second one, in one process, operator by operator."""
+    return config_of(corpus, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def finished(corpus, tmp_path_factory):
+    """The same, done. Nothing in its folder is changed."""
+    config = config_of(corpus, tmp_path_factory.mktemp("finished"))
+    command.run(config)
+    return config
 
 
 @pytest.fixture

@@ -156,9 +156,14 @@ def test_uneven_microbatches_equal_one_batch(tmp_path, case):
     np.testing.assert_allclose(logged(parts, "loss"), logged(whole, "loss"), rtol=1e-4)
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Trained on one device."""
+    return trained(tmp_path_factory.mktemp("alone"), eval_strategy="epoch")
+
+
 @pytest.mark.parametrize("plan", ["dp", "zero3", "tp"])
-def test_no_plan_changes_the_numbers(tmp_path, plan):
-    alone = trained(tmp_path, eval_strategy="epoch")
+def test_no_plan_changes_the_numbers(tmp_path, plan, alone):
     several = trained(tmp_path, eval_strategy="epoch", cluster="cpu:2", plan=plan)
     for key in ("loss", "eval_loss", "grad_norm"):
         np.testing.assert_allclose(logged(several, key), logged(alone, key), rtol=1e-4)

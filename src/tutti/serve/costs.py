@@ -133,7 +133,7 @@ class Predicted:
             ids, numbers = torch.zeros(tokens, dtype=torch.int64), torch.zeros(tokens, dtype=torch.int32)
             tables, starts = torch.zeros(tokens, 1, dtype=torch.int32), torch.zeros(tokens + 1, dtype=torch.int32)
             rows = ids[: min(tokens, 64)]
-            arguments = (ids, ids, ids, tables, starts, numbers, rows)
+            arguments = (ids, ids, ids, tables, starts, numbers, rows, {})
             holdings = Holdings({"model": model, "cache": cache})
             captured = capture_function(step_function(model, cache, BLOCK), arguments, {}, holdings)
             self.graphs[depth, tokens] = captured.graph

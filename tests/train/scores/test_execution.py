@@ -41,5 +41,6 @@ def test_code_passes_if_all_results_are_right():
 )
 def test_limits(body, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert said in passes(f"def f(x):\n    {body}\n    return 1\n", "f", [([1], 1)], seconds=1)
+    seconds = 1 if "1 s" in said else 20  # a busy machine may take more than one to start
+    assert said in passes(f"def f(x):\n    {body}\n    return 1\n", "f", [([1], 1)], seconds=seconds)
     assert not list(Path(tmp_path).iterdir())
