@@ -27,6 +27,7 @@ USUAL = {
     "tests/tracing": 22, "tests/train": 230,
 }  # fmt: skip
 TIMES, SLACK = 4.0, 120.0  # a folder may take so many times as long, and so many seconds more
+EACH = 3
 SLOWEST = 4.0  # times as slow may a machine be, or as busy with other work
 
 
@@ -44,6 +45,20 @@ def pytest_itemcollected(item):
         item.add_marker(pytest.mark.proof)
     elif "pool" not in item.fixturenames and not item.get_closest_marker("starts"):
         item.add_marker(pytest.mark.unit)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Of a proof with many cases, none of which is marked, one in `EACH` is quick and the others are slow."""
+    cases = defaultdict(list)
+    for item in items:
+        if hasattr(item, "callspec") and folder_of(item.nodeid) == "tests/proofs":
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for of_proof in cases.values():
+        if len(of_proof) > EACH and not any(item.get_closest_marker("slow") for item in of_proof):
+            for i, item in enumerate(of_proof):
+                if i % EACH:
+                    item.add_marker(pytest.mark.slow)
 
 
 def seconds_by_folder(config) -> dict[str, float]:

@@ -51,6 +51,7 @@ def test_reference_solutions_pass_and_others_fail(runs):
         assert module.correct(problem, [problem.body, "    return None\n", problem.body]) == 2
 
 
+@pytest.mark.slow
 def test_peptides(runs, tmp_path):
     found = quick(runs, "peptides", tmp_path)
     assert 0 < found["all"]["validity"] <= 1 and 0 < found["all"]["uniqueness"] <= 1

@@ -48,6 +48,7 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
+@pytest.mark.slow
 @pytest.mark.starts
 def test_a_terminal_is_told_what_is_done():
     out, said = run(sys.executable, "-c", SCRIPT)

@@ -70,6 +70,7 @@ def message(tmp_path: Path, fault: str, plan="dp", level="O0", accumulate=1, han
     return str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("level", "plan", "meeting"), [
     ("O0", "dp", "all_reduce of .* over dp"),
     slow("O2", "tp", "all_(reduce|gather) of .* over tp"),

@@ -50,6 +50,7 @@ def test_named_plans_are_not_needed_where_memory_is_plenty():
     assert not Leading(tight(10)).needed and Leading(tight(0.3)).needed
 
 
+@pytest.mark.slow
 def test_what_leads_fits_and_is_no_slower_than_a_named_plan():
     found = first_led()
     assert found.fastest is not None

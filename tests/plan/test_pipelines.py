@@ -42,6 +42,7 @@ def slow():
     return found
 
 
+@pytest.mark.slow
 def test_over_slow_links_a_pipeline_is_best(slow):
     best = slow.best_of_all
     assert PIPELINE in best.mesh and best.accumulate >= 4 and slow.fits(best)

@@ -123,6 +123,7 @@ def test_other_shapes_lie_as_the_plan_says(graph):
     assert other.input_layout("batch:input_ids")["dp"] == Split(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [{"tp": 2, "dp": 2}, slow({"x": 2, "y": 2})])
 def test_a_mesh_of_other_axes_is_kept(graph, mesh):
     cluster = tutti.Cluster.parse("cpu:4")

@@ -29,6 +29,7 @@ def with_memory(memory: float, cluster: tutti.Cluster = CLUSTER) -> tutti.Cluste
     return tutti.Cluster(replace(cluster.device, memory=memory), cluster.levels)
 
 
+@pytest.mark.slow
 def test_what_fits_comes_by_time_and_every_other_mesh_is_slower(graph):
     told = []
     found = search(graph, CLUSTER, progress=told.append)

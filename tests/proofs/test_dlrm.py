@@ -64,6 +64,7 @@ def largest(step: tutti.Step) -> int:
     return max(spec.bytes for value in values for spec in (value if isinstance(value, tuple) else (value,)) if spec)
 
 
+@pytest.mark.slow
 def test_one_device_has_too_little_memory():
     with pytest.raises(
         ValueError, match=r"no plan fits into 1.65 MiB per device on h100:1: the smallest, auto-single, needs"

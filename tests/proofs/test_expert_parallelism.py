@@ -151,6 +151,7 @@ def test_each_rank_has_its_own_experts_and_all_of_the_rest(plan):
         assert layout["ep"] == (Split(0) if name.endswith(("gate_up", "down")) else R), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", some(FACTORS, ["capacity"]))
 def test_gloo_processes_too(kind, single, pool):
     for loss, _, state in pool.run(trained, FACTORS[kind], "dp2xep2", "auto"):

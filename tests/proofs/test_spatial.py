@@ -215,6 +215,7 @@ def measured(plan: Plan | str, devices: int) -> list[int]:
     return measuring.peaks
 
 
+@pytest.mark.slow
 def test_peak_memory_of_a_rank(one):
     (whole,) = measured("single", 1)
     parts = measured(by_height(one[0].graph), RANKS)

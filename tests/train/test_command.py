@@ -69,6 +69,7 @@ def test_a_misspelt_model_option_writes_nothing(options, tmp_path, capsys):
     assert not out.exists() and not (tmp_path / "cache").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_failed_before_its_first_checkpoint_can_be_corrected(options, tmp_path, capsys):
     out = tmp_path / "run"
     assert cli.main(["train", *options, "--out", str(out), "--batch.seq", "100000"]) == 2

@@ -213,6 +213,7 @@ def test_training_goes_on_when_the_disk_is_full_for_a_while(tiny, full_disk, cap
     assert losses(tiny)[0] == list(range(1, 9))
 
 
+@pytest.mark.slow
 def test_a_full_disk_at_the_end_is_an_error_and_nothing_is_lost(tiny, finished, full_disk, monkeypatch):
     full_disk(8)
     with pytest.raises(SaveError, match=r"step 8 .*No space left.*step-00000006 is intact"):
