@@ -11,6 +11,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <optional>
@@ -36,17 +37,13 @@ constexpr int64_t GRAIN = 1 << 14;  // numbers that are worth a thread
 Floats load(const float* x, int64_t count) { return count >= N ? Floats::loadu(x) : Floats::loadu(x, count); }
 
 Floats load(const BFloat16* x, int64_t count) {
-  BFloat16 all[2 * N] = {};
-  std::copy(x, x + std::min(count, N), all);
-  return std::get<0>(at::vec::convert_to_float(Halves::loadu(all)));
+  return std::get<0>(at::vec::convert_to_float(Halves::loadu(x, std::min(count, N))));
 }
 
 void store(const Floats& y, float* x, int64_t count) { y.store(x, std::min(count, N)); }
 
 void store(const Floats& y, BFloat16* x, int64_t count) {
-  BFloat16 all[2 * N];
-  at::vec::convert_from_float<BFloat16>(y, y).store(all);
-  std::copy(all, all + std::min(count, N), x);
+  at::vec::convert_from_float<BFloat16>(y, y).store(x, std::min(count, N));
 }
 
 template <class T>
@@ -140,19 +137,23 @@ at::Tensor rotary_rows(const at::Tensor& x, const at::Tensor& cos, const at::Ten
   const auto each = [&]<class T>(T) {
     const T *from = x.const_data_ptr<T>(), *of_cos = c.const_data_ptr<T>(), *of_sin = s.const_data_ptr<T>();
     T* to = out.data_ptr<T>();
+    const auto strides = [](const at::Tensor& t) { return std::array{t.stride(0), t.stride(1), t.stride(2)}; };
+    const auto from_x = strides(x), from_c = strides(c), from_s = strides(s), to_out = strides(out);
     rows_of(x.size(0) * middle * inner, width, [&](int64_t i) {
       const int64_t at[] = {i / inner / middle, i / inner % middle, i % inner};
-      const auto place = [&](const at::Tensor& t) {
-        return at[0] * t.stride(0) + at[1] * t.stride(1) + at[2] * t.stride(2);
-      };
-      rotate(from + place(x), of_cos + place(c), of_sin + place(s), to + place(out), width / 2);
+      const auto place = [&](const auto& stride) { return at[0] * stride[0] + at[1] * stride[1] + at[2] * stride[2]; };
+      rotate(from + place(from_x), of_cos + place(from_c), of_sin + place(from_s), to + place(to_out), width / 2);
     });
   };
   if (x.scalar_type() == at::kBFloat16) each(BFloat16()); else each(float());
   return out;
 }
 
-Floats silu(const Floats& x) { return x / (Floats(1.f) + x.neg().exp()); }
+// The exponential has an error below the rounding of T.
+template <class T>
+Floats silu(const Floats& x) {
+  return x / (Floats(1.f) + (std::is_same_v<T, float> ? x.neg().exp() : x.neg().exp_u20()));
+}
 
 Floats gelu(const Floats& x) { return x * Floats(0.5f) * (Floats(1.f) + (x * Floats(float(M_SQRT1_2))).erf()); }
 
@@ -165,8 +166,9 @@ Floats relu(const Floats& x) { return at::vec::maximum(x, Floats(0.f)); }
 
 using Activation = Floats (*)(const Floats&);
 
+template <class T>
 Activation activation_of(std::string_view name) {
-  if (name == "silu") return silu;
+  if (name == "silu") return silu<T>;
   if (name == "gelu") return gelu;
   if (name == "gelu_tanh") return gelu_tanh;
   TORCH_CHECK_VALUE(name == "relu", "unknown activation ", name);
@@ -178,8 +180,8 @@ at::Tensor glu_rows(const at::Tensor& gate, const at::Tensor& up, std::string_vi
   const int64_t width = gate.size(-1);
   const at::Tensor g = in_rows(gate).reshape({-1, width}), u = in_rows(up).reshape({-1, width});
   at::Tensor out = at::empty(gate.sizes(), gate.options());
-  const Activation act = activation_of(activation);
   const auto each = [&]<class T>(T) {
+    const Activation act = activation_of<T>(activation);
     const T *a = g.const_data_ptr<T>(), *b = u.const_data_ptr<T>();
     T* to = out.data_ptr<T>();
     const int64_t step = 1 << 10, pieces = (width + step - 1) / step;
