@@ -1,36 +1,12 @@
 // Norms, rotary embedding and gated units of few rows (rows.py), in float32, rounded where the formulas round. Each row
 // is computed alike. Threads share the rows.
 
-#include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/cpu/vec/functional.h>
-#include <ATen/cpu/vec/vec.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
-#include <c10/util/BFloat16.h>
-#include <torch/library.h>
-
-#include <algorithm>
 #include <array>
-#include <cmath>
-#include <cstdint>
-#include <optional>
 #include <string_view>
-#include <type_traits>
-#include <vector>
-
-#ifndef NAMESPACE
-#define NAMESPACE tutti_compiled
-#endif
 
 namespace {
 
-using c10::BFloat16;
-using Floats = at::vec::Vectorized<float>;
-using Halves = at::vec::Vectorized<BFloat16>;
-using Optional = std::optional<at::Tensor>;
 
-constexpr int64_t N = Floats::size();
 constexpr int64_t GRAIN = 1 << 14;  // numbers that are worth a thread
 
 // A few numbers as float32, and back. The others are zero.
@@ -52,10 +28,6 @@ Floats rounded(const Floats& x) {
   return std::get<0>(at::vec::convert_to_float(at::vec::convert_from_float<BFloat16>(x, x)));
 }
 
-float sum(const Floats& x) {
-  return at::vec::vec_reduce_all<float>([](Floats& p, Floats& q) { return p + q; }, x);
-}
-
 template <class F>
 void rows_of(int64_t rows, int64_t width, F f) {
   at::parallel_for(0, rows, std::max<int64_t>(1, GRAIN / std::max<int64_t>(width, 1)), [&](int64_t i, int64_t end) {
@@ -64,8 +36,6 @@ void rows_of(int64_t rows, int64_t width, F f) {
 }
 
 Optional contiguous(const Optional& x) { return x ? Optional(x->contiguous()) : x; }
-
-at::Tensor in_rows(const at::Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
 
 template <class T>
 const T* data_of(const Optional& x) {
