@@ -16,9 +16,11 @@ import os
 import platform
 import resource
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from multiprocessing.connection import Connection
@@ -85,6 +87,46 @@ class Process:
     def close(self) -> None:
         self._pipe.send(0)
         self._process.join(60)
+
+
+class Peer:
+    """A contender whose packages need a virtual environment of their own. It is made once, in PEERS.
+
+    A script in this folder answers each line of JSON on stdin with one of numbers.
+    """
+
+    def __init__(self, name: str, requirements: Sequence[str], script: str, *args: str) -> None:
+        self.name, self.facts = name, {}
+        python = _environment_of(name.split()[0], requirements)
+        self._process = subprocess.Popen([python, Path(__file__).with_name(script), *args], stdin=subprocess.PIPE,
+                                         stdout=subprocess.PIPE, text=True)  # fmt: skip
+
+    def ask(self, what: Any) -> list[float]:
+        assert self._process.stdin and self._process.stdout
+        with suppress(BrokenPipeError):
+            print(json.dumps(what), file=self._process.stdin, flush=True)
+        if not (line := self._process.stdout.readline()):
+            raise RuntimeError(f"{self.name} has ended; its error is above")
+        return json.loads(line)
+
+    def close(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait(60)
+
+
+PEERS = Path.home() / ".cache" / "tutti" / "peers"
+
+
+def _environment_of(name: str, requirements: Sequence[str]) -> Path:
+    """The Python of a virtual environment with these packages."""
+    folder = PEERS / name
+    if not (folder / "ready").exists():
+        say(f"installing {', '.join(requirements)} in {folder}")
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        subprocess.run([folder / "bin" / "pip", "install", "-q", *requirements], check=True, stdout=sys.stderr)
+        (folder / "ready").touch()
+    return folder / "bin" / "python"
 
 
 def _serve(pipe: Connection, work: Callable[..., None], args: tuple) -> None:

@@ -1,12 +1,13 @@
 """The engine beside `transformers`: decoding one and 16 sequences, and a mixed load of 32 requests, in turns.
 
 Random weights, bfloat16, two threads, greedy. Each contender is a process of its own; one waits while the other works.
-By model:
+OpenVINO GenAI has the same weights, converted, and an environment of its own. By model:
 
 - `batch 1`, `batch 16`: prompts of 64 tokens, then 64 (32 for the larger model): seconds to the first token, and of
-  each further step. Peers: `generate`, with its dynamic cache.
+  each further step. Peers: `generate`, with its dynamic cache; OpenVINO.
+- the same with `int8` and `int4` weights; peers: OpenVINO, and our bfloat16.
 - `mixed`: 32 requests at once, prompts of 16 to 256 tokens, outputs of 16 to 128: output tokens per second. Peers:
-  `generate` with static batches of 16, left-padded, of which useful tokens count; and its continuous batching.
+  `generate` with static batches of 16, left-padded, of which useful tokens count; its continuous batching; OpenVINO.
 - `times faster`: ours over the peer, median over turns.
 - `bytes/s`: of the weights in a step of one sequence, and what this machine reads from memory, in a copy of 256 MB.
 """
@@ -15,7 +16,9 @@ from __future__ import annotations
 
 import random
 import statistics
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,8 +33,14 @@ SIZES = {
                num_key_value_heads=8),
 }  # fmt: skip
 PROMPT, TOKENS, ROUNDS = 64, {"104M": 64, "1B": 32}, 5
-CONTENDERS = {"batch 1": ("tutti", "generate"), "batch 16": ("tutti", "generate"),
-              "mixed": ("tutti", "static batches", "continuous batching")}  # fmt: skip
+KINDS = "int8", "int4"
+CONTENDERS = {
+    "batch 1": ("tutti", "generate", "openvino"),
+    "batch 16": ("tutti", "generate", "openvino"),
+    "mixed": ("tutti", "static batches", "continuous batching", "openvino"),
+    **{f"batch {n} {kind}": (f"tutti {kind}", "tutti", f"openvino {kind}") for n in (1, 16) for kind in KINDS},
+}
+OPENVINO = "openvino-genai==2026.4.1.0", "optimum-intel==2.2.0", "nncf==3.4.0"
 
 
 def model_of(size: str) -> Any:
@@ -56,7 +65,13 @@ def load_of(case: str, size: str) -> list[tuple[list[int], int]]:
 def work(turns: harness.Turns, whose: str, case: str, size: str) -> None:
     torch.set_num_threads(2)
     model, load = model_of(size), load_of(case, size)
-    run = {"tutti": ours, "generate": theirs, "static batches": static, "continuous batching": continuous}[whose](model)
+    name, _, kind = whose.partition(" ")
+    run = {
+        "tutti": lambda model: ours(model, kind),
+        "generate": theirs,
+        "static batches": static,
+        "continuous batching": continuous,
+    }[name if name == "tutti" else whose](model)
     while steps := turns.wait():
         found = []
         for _ in range(steps):
@@ -64,10 +79,10 @@ def work(turns: harness.Turns, whose: str, case: str, size: str) -> None:
         turns.done(found)
 
 
-def ours(model: Any) -> Any:
+def ours(model: Any, kind: str) -> Any:
     from tutti.serve import Engine, Request, Sampling
 
-    engine = Engine(model, plan="single", memory=512 << 20, prefix_cache=False)
+    engine = Engine(model, plan="single", memory=512 << 20, prefix_cache=False, quantize=kind)  # pyright: ignore
     engine.warm_up()
 
     def run(load: list[tuple[list[int], int]], mixed: bool) -> list[float]:
@@ -139,6 +154,21 @@ def continuous(model: Any) -> Any:
     return run
 
 
+class OpenVINO(harness.Peer):
+    """OpenVINO GenAI with the weights of a model, in `folder` once they are converted."""
+
+    def __init__(self, whose: str, case: str, size: str, folder: Path) -> None:
+        if not (given := folder / size).exists():
+            model_of(size).save_pretrained(given)
+        kind = whose.partition(" ")[2] or "bf16"
+        super().__init__(whose, OPENVINO, "serve_openvino.py", str(given), str(folder / f"{size}-{kind}"), kind)
+        self.load, self.mixed = load_of(case, size), case == "mixed"
+
+    def turn(self, steps: int) -> list[float]:
+        first, whole = self.ask(self.load)
+        return [whole] if self.mixed else [first, (whole - first) / (self.load[0][1] - 1)]
+
+
 def bandwidth() -> float:
     """Bytes read in a second, by two threads that sum 256 MB."""
     x = torch.ones(64 << 20)
@@ -150,8 +180,10 @@ def bandwidth() -> float:
     return x.nbytes / min(times)
 
 
-def compared(case: str, size: str, rounds: int) -> dict[str, Any]:
-    contenders = {x: harness.Process(x, work, x, case, size) for x in CONTENDERS[case]}
+def compared(case: str, size: str, rounds: int, folder: Path) -> dict[str, Any]:
+    contenders = {x: OpenVINO(x, case, size, folder) if x.startswith("openvino") else
+                  harness.Process(x, work, x, case, size) for x in CONTENDERS[case]}  # fmt: skip
+    own = CONTENDERS[case][0]
     seconds: dict[str, list[list[float]]] = {x: [] for x in contenders}
     for i in range(rounds + 1):
         for name, contender in list(contenders.items()):
@@ -175,9 +207,9 @@ def compared(case: str, size: str, rounds: int) -> dict[str, Any]:
         else:
             told[name] = {"first token, s": statistics.median(x[0] for x in rows),
                           "step, s": statistics.median(x[1] for x in rows)}  # fmt: skip
-        if name != "tutti":
+        if name != own:
             told[name]["times faster"] = statistics.median(
-                b[-1] / a[-1] for a, b in zip(seconds["tutti"], rows, strict=False)
+                b[-1] / a[-1] for a, b in zip(seconds[own], rows, strict=False)
             )
     harness.say(f"{size}, {case}: {told}")
     return told
@@ -186,9 +218,11 @@ def compared(case: str, size: str, rounds: int) -> dict[str, Any]:
 def run(quick: bool) -> dict[str, Any]:
     sizes = ["104M"] if quick else list(SIZES)
     rounds = 1 if quick else ROUNDS
+    cases = [case for case in CONTENDERS if not quick or not case.endswith(KINDS)]
     told: dict[str, Any] = {}
     for size in sizes:
-        told[size] = {case: compared(case, size, rounds) for case in CONTENDERS}
+        with tempfile.TemporaryDirectory() as folder:
+            told[size] = {case: compared(case, size, rounds, Path(folder)) for case in cases}
         weights = sum(p.numel() * 2 for p in model_of(size).parameters())
         told[size]["bytes/s"] = {"decoding": weights / told[size]["batch 1"]["tutti"]["step, s"],
                                  "memory": bandwidth()}  # fmt: skip

@@ -10,6 +10,7 @@ import tutti
 from tutti import compat
 from tutti.ir.step_graph import Spec
 from tutti.nn import linear_int4, linear_int8, linear_rows
+from tutti.nn.compiled import source
 from tutti.nn.linear_int4 import dequantize_int4, quantize_int4
 from tutti.nn.linear_int8 import dequantize_int8, quantize_int8
 
@@ -42,7 +43,7 @@ def test_equals_a_linear_layer(m, n, k, dtype):
 @BOTH
 def test_without_special_instructions(monkeypatch, dtype):
     x, weight, bias = drawn(6, 50, 192, dtype)
-    general = compat.compile_operators("#define TUTTI_GENERIC\n" + linear_rows.SOURCE.read_text(), "tutti_generic")
+    general = compat.compile_operators("#define TUTTI_GENERIC\n" + source(linear_rows.SOURCE), "tutti_generic")
     q8, q4 = quantize_int8(weight), quantize_int4(weight)
     own = ops.linear_rows(x, weight, bias), ops.linear_int8(x, *q8, bias), ops.linear_int4(x, *q4, bias)
     for module in (linear_rows, linear_int8, linear_int4):

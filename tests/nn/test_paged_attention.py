@@ -7,6 +7,7 @@ from torch.library import opcheck
 
 from tutti import compat
 from tutti.nn import paged_attention
+from tutti.nn.compiled import source
 
 attention = torch.ops.tutti.paged_attention
 BLOCK = 16
@@ -77,7 +78,7 @@ def test_equals_the_formula_on_a_gpu(name, dtype):
 
 
 def test_without_special_instructions(monkeypatch):
-    general = compat.compile_operators("#define TUTTI_GENERIC\n" + paged_attention.SOURCE.read_text(), "tutti_generic")
+    general = compat.compile_operators("#define TUTTI_GENERIC\n" + source(paged_attention.SOURCE), "tutti_generic")
     monkeypatch.setattr(paged_attention, "kernels", lambda: general)
     args, options = drawn(**CASES["all"], dtype=torch.bfloat16)
     torch.testing.assert_close(attention(*args, **options).double(), exact(args, options), rtol=8e-3, atol=4e-3)

@@ -12,7 +12,7 @@ from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 from tutti.serve import Engine, Request, Sampling
 from tutti.serve.replicas import Replicas, route
-from tutti.serve.sampling import probabilities
+from tutti.serve.sampling import drawn
 
 GREEDY = Sampling(max_tokens=12, temperature=0, ignore_end=True)
 OPTIONS = {
@@ -318,9 +318,9 @@ def test_new_weights_while_requests_run():
 
 def test_a_neighbour_with_top_p_changes_nothing():
     logits = torch.randn(2, 50_000, generator=torch.Generator().manual_seed(0))
-    alone = probabilities(logits[:1], [Sampling()])
-    together = probabilities(logits, [Sampling(), Sampling(top_p=0.5)])
-    assert torch.equal(alone[0] > 0, together[0] > 0) and bool((alone > 0).all())
+    for number in (0.0, 0.3, 0.99999):
+        alone = drawn(logits[:1], [Sampling()], [number])
+        assert drawn(logits, [Sampling(), Sampling(top_p=0.5)], [number, 0.5])[:1] == alone
 
 
 def test_the_same_id_twice_reports_the_whole_prompt():

@@ -54,7 +54,9 @@ def test_as_the_dequantized_model(kind):
     assert_alike(engine, Engine(dequantized(model, kind), blocks=32, plan="single"), prompts)
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
     other = tiny.model(seed=1, **WIDE)
+    places = {name: x.data_ptr() for name, x in engine.runner.store.parts[0].items()}
     engine.update(other.state_dict())
+    assert places == {name: x.data_ptr() for name, x in engine.runner.store.parts[0].items()}
     assert_alike(engine, Engine(dequantized(other, kind), blocks=32, plan="single"), prompts)
 
 

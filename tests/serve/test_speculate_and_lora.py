@@ -105,3 +105,12 @@ def test_unfit_adapters_are_refused(adapters, tmp_path):
     shutil.copy(Path(adapters["small"], "adapter_model.safetensors"), tmp_path)
     with pytest.raises(ValueError, match="IA3"):
         engine(adapters={"a": tmp_path})
+
+
+@PEFT
+def test_blocks_are_copied_beside_adapters(adapters):
+    """Two sequences of a request part within a block; only the cache has blocks."""
+    prompt, sampling = tiny.prompts(20)[0], Sampling(max_tokens=6, n=2, seed=3, ignore_end=True)
+    found = [[x.tokens for x in engine(adapters=adapters, **options).generate(
+        [Request(prompt, sampling, adapter="small")])[0].completions] for options in ({}, {"block": 4})]  # fmt: skip
+    assert found[0] == found[1] and found[0][0] != found[0][1]

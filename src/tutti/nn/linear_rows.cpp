@@ -5,50 +5,11 @@
 // rows of x pass, up to TALL at a time. Weights of other types become floats or BFloat16 first, PIECE numbers of a row
 // at a time. Threads share the rows of W.
 
-#include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/cpu/vec/functional.h>
-#include <ATen/cpu/vec/vec.h>
 #include <ATen/native/CPUBlas.h>
-#include <ATen/ops/empty.h>
-#include <c10/util/BFloat16.h>
-#include <torch/library.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <vector>
-
-#if defined(CPU_CAPABILITY_AVX512) && defined(__x86_64__) && !defined(TUTTI_GENERIC)
-#include <immintrin.h>
-#define X86_512 1
-#define WITH_BFLOAT16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")))
-#define WITH_INT8 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
-#else
-#define X86_512 0
-#define WITH_BFLOAT16
-#endif
-
-#ifndef NAMESPACE
-#define NAMESPACE tutti_compiled
-#endif
 
 namespace {
 
-using c10::BFloat16;
-using Floats = at::vec::Vectorized<float>;
-using Halves = at::vec::Vectorized<BFloat16>;
 
-#if X86_512
-bool multiplies_bfloat16() { return __builtin_cpu_supports("avx512bf16"); }
-bool multiplies_int8() { return __builtin_cpu_supports("avx512vnni"); }
-#else
-bool multiplies_bfloat16() { return false; }
-bool multiplies_int8() { return false; }
-#endif
-
-constexpr int64_t N = Floats::size();
 constexpr int WIDE = 8, TALL = N == 16 ? 3 : 1;
 constexpr int64_t PIECE = 1024;      // numbers of a row of W that are copied or converted at once
 constexpr int64_t APART = PIECE + 32;
@@ -98,9 +59,6 @@ inline void total(Floats a, Floats b, Floats c, Floats d, float* to) {
   const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
   _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
 #else
-  const auto sum = [](const Floats& x) {
-    return at::vec::vec_reduce_all<float>([](Floats& p, Floats& q) { return p + q; }, x);
-  };
   to[0] = sum(a), to[1] = sum(b), to[2] = sum(c), to[3] = sum(d);
 #endif
 }
@@ -208,18 +166,6 @@ WITH_BFLOAT16 void multiply(const T* x, int64_t stride, const T* const* w, Part 
 }
 
 // ---- weights of another type ----------------------------------------------------------------------------------------
-
-void widen(const BFloat16* x, int64_t count, float* y) {
-  int64_t i = 0;
-  for (; i + Halves::size() <= count; i += Halves::size()) {
-    auto [a, b] = at::vec::convert_to_float(Halves::loadu(x + i));
-    a.store(y + i);
-    b.store(y + i + N);
-  }
-  for (; i < count; ++i) y[i] = x[i];
-}
-
-void widen(const float* x, int64_t count, float* y) { std::copy(x, x + count, y); }
 
 void narrow(const float* x, int64_t count, int8_t* y) {
   int64_t i = 0;
@@ -444,7 +390,7 @@ void round_row(const T* x, int64_t k, Rounded& to, int64_t row, std::vector<floa
   widen(x, k, wide.data());
   Floats top(0.f);
   for (int64_t i = 0; i < k; i += N) top = at::vec::maximum(top, Floats::loadu(&wide[i]).abs());
-  const float most = at::vec::vec_reduce_all<float>([](Floats& p, Floats& q) { return at::vec::maximum(p, q); }, top);
+  const float most = greatest(top);
   to.scales[row] = most / 127.f;
   const Floats inverse(most > 0.f ? 127.f / most : 0.f);
   for (int64_t i = 0; i < k; i += N) (Floats::loadu(&wide[i]) * inverse).round().store(&wide[i]);
@@ -631,9 +577,6 @@ void compute(const std::vector<Problem<T>>& problems, bool rounded, bool tiles) 
   linear<float, T>(problems, x.data(), k);
 }
 
-at::Tensor in_rows(const at::Tensor& x) { return x.stride(1) == 1 ? x : x.contiguous(); }
-
-using Optional = std::optional<at::Tensor>;
 
 Optional contiguous(const Optional& x, at::ScalarType type) { return x ? Optional(x->to(type).contiguous()) : x; }
 

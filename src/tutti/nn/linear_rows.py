@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from tutti import compat
+from tutti.nn.compiled import operators
 
 aten, ops = torch.ops.aten, torch.ops.tutti
 SOURCE = Path(__file__).with_suffix(".cpp")
@@ -33,7 +34,7 @@ _library.define("linear_rows(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
 @cache
 def kernels() -> Any:
     """The compiled operators: see the end of `linear_rows.cpp`."""
-    return compat.compile_operators(SOURCE.read_text())
+    return operators(SOURCE)
 
 
 @cache

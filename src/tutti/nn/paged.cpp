@@ -9,44 +9,14 @@
 // (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.) A block that a query does not see
 // changes none of its numbers, so these do not depend on the tile. Threads share the tiles.
 
-#include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/cpu/vec/functional.h>
-#include <ATen/cpu/vec/vec.h>
-#include <ATen/ops/empty.h>
-#include <c10/util/BFloat16.h>
-#include <torch/library.h>
-
-#include <algorithm>
 #include <atomic>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
 #include <limits>
-#include <type_traits>
-#include <vector>
-
-#if defined(CPU_CAPABILITY_AVX512) && defined(__x86_64__) && !defined(TUTTI_GENERIC)
-#include <immintrin.h>
-#define X86_512 1
-#define WITH_BFLOAT16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")))
-#else
-#define X86_512 0
-#endif
-
-#ifndef NAMESPACE
-#define NAMESPACE tutti_compiled
-#endif
 
 namespace {
 
-using c10::BFloat16;
-using Floats = at::vec::Vectorized<float>;
-using Halves = at::vec::Vectorized<BFloat16>;
 
 constexpr int64_t KEYS = 64, ROWS = 64;  // of a block; of a tile
 constexpr int64_t LINE = 64;             // bytes of a line of a cache
-constexpr int64_t N = Floats::size();
 constexpr int64_t SIDE = 4;                // vectors beside each other in registers
 constexpr int QUERIES = N == 16 ? 4 : 2;  // queries in registers at once
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
@@ -61,16 +31,8 @@ int64_t padded(int64_t n) { return (n + SIDE * N - 1) / (SIDE * N) * (SIDE * N);
 // `count` numbers as float32, and zeros up to `to`.
 template <class T>
 void widen(const T* x, int64_t count, float* y, int64_t to) {
-  int64_t i = 0;
-  if constexpr (std::is_same_v<T, BFloat16>) {
-    for (; i + Halves::size() <= count; i += Halves::size()) {
-      auto [a, b] = at::vec::convert_to_float(Halves::loadu(x + i));
-      a.store(y + i);
-      b.store(y + i + N);
-    }
-  }
-  for (; i < count; ++i) y[i] = x[i];
-  std::fill(y + i, y + to, 0.f);
+  widen(x, count, y);
+  std::fill(y + count, y + to, 0.f);
 }
 
 void load(const float* x, Floats (&y)[SIDE]) {
@@ -95,10 +57,9 @@ void narrow(const float* x, int64_t count, float scale, T* y) {
   for (; i < count; ++i) y[i] = T(x[i] * scale);
 }
 
-// out (Q, columns) = or += a (Q, depth) b (depth, columns), columns a multiple of SIDE vectors.
-template <int Q, bool ADD>
-void product(const float* a, int64_t of_a, const float* b, int64_t of_b, int64_t depth, int64_t columns, float* out,
-             int64_t of_out) {
+// out (Q, columns) = or += a (Q, depth) b (depth, columns), columns a multiple of SIDE vectors. row: of b.
+template <int Q, bool ADD, class F>
+void product(const float* a, int64_t of_a, F row, int64_t depth, int64_t columns, float* out, int64_t of_out) {
   for (int64_t c = 0; c < columns; c += SIDE * N) {
     Floats sum[Q][SIDE];
 #pragma GCC unroll 4
@@ -107,35 +68,7 @@ void product(const float* a, int64_t of_a, const float* b, int64_t of_b, int64_t
       for (int v = 0; v < SIDE; ++v) sum[q][v] = ADD ? Floats::loadu(out + q * of_out + c + v * N) : Floats(0.f);
     for (int64_t d = 0; d < depth; ++d) {
       Floats right[SIDE];
-#pragma GCC unroll 4
-      for (int v = 0; v < SIDE; ++v) right[v] = Floats::loadu(b + d * of_b + c + v * N);
-#pragma GCC unroll 4
-      for (int q = 0; q < Q; ++q) {
-        const Floats left(a[q * of_a + d]);
-#pragma GCC unroll 4
-        for (int v = 0; v < SIDE; ++v) sum[q][v] = at::vec::fmadd(left, right[v], sum[q][v]);
-      }
-    }
-#pragma GCC unroll 4
-    for (int q = 0; q < Q; ++q)
-#pragma GCC unroll 4
-      for (int v = 0; v < SIDE; ++v) sum[q][v].store(out + q * of_out + c + v * N);
-  }
-}
-
-// out += a (Q, depth) times rows of b, columns a multiple of SIDE vectors.
-template <int Q, class T>
-void product_of_rows(const float* a, int64_t of_a, const T* const* b, int64_t depth, int64_t columns, float* out,
-                     int64_t of_out) {
-  for (int64_t c = 0; c < columns; c += SIDE * N) {
-    Floats sum[Q][SIDE];
-#pragma GCC unroll 4
-    for (int q = 0; q < Q; ++q)
-#pragma GCC unroll 4
-      for (int v = 0; v < SIDE; ++v) sum[q][v] = Floats::loadu(out + q * of_out + c + v * N);
-    for (int64_t d = 0; d < depth; ++d) {
-      Floats right[SIDE];
-      load(b[d] + c, right);
+      load(row(d) + c, right);
 #pragma GCC unroll 4
       for (int q = 0; q < Q; ++q) {
         const Floats left(a[q * of_a + d]);
@@ -151,8 +84,6 @@ void product_of_rows(const float* a, int64_t of_a, const T* const* b, int64_t de
 }
 
 #if X86_512
-bool multiplies_bfloat16() { return __builtin_cpu_supports("avx512bf16"); }
-
 // out (Q, KEYS) = a (Q, depth) b (depth, KEYS), of pairs of BFloat16
 template <int Q>
 WITH_BFLOAT16 void product_of_pairs(const float* a, int64_t of_a, const float* b, int64_t depth, float* out) {
@@ -178,8 +109,6 @@ WITH_BFLOAT16 void product_of_pairs(const float* a, int64_t of_a, const float* b
     for (int v = 0; v < SIDE; ++v) _mm512_storeu_ps(out + q * KEYS + v * N, sum[q][v]);
 }
 #else
-bool multiplies_bfloat16() { return false; }
-
 template <int Q>
 void product_of_pairs(const float*, int64_t, const float*, int64_t, float*) {}  // never called
 #endif
@@ -190,14 +119,6 @@ void by_rows(int64_t rows, F f) {
   int64_t r = 0;
   for (; r + QUERIES <= rows; r += QUERIES) f(r, std::integral_constant<int, QUERIES>());
   for (; r < rows; ++r) f(r, std::integral_constant<int, 1>());
-}
-
-float reduce_max(const Floats& x) {
-  return at::vec::vec_reduce_all<float>([](Floats& p, Floats& q) { return at::vec::maximum(p, q); }, x);
-}
-
-float reduce_sum(const Floats& x) {
-  return at::vec::vec_reduce_all<float>([](Floats& p, Floats& q) { return p + q; }, x);
 }
 
 // exp, with an error below the rounding of T
@@ -237,7 +158,7 @@ float weigh(float* s, int64_t low, int64_t high, float scale, float softcap, con
   std::fill(s, s + low, NOTHING);
   std::fill(s + high, s + KEYS, NOTHING);
   for (int64_t c = 0; c < KEYS; c += N) top = at::vec::maximum(top, Floats::loadu(s + c));
-  const float before = most, found = reduce_max(top);
+  const float before = most, found = greatest(top);
   most = std::isnan(found) ? found : std::max(before, found);
   const float from = most == NOTHING ? 0.f : most;
   Floats total(0.f);
@@ -247,7 +168,7 @@ float weigh(float* s, int64_t low, int64_t high, float scale, float softcap, con
     total = total + x;
   }
   const float fades = before == most ? 1.f : std::exp(before - from);
-  sum = sum * fades + reduce_sum(total);
+  sum = sum * fades + ::sum(total);
   return fades;
 }
 
@@ -353,7 +274,8 @@ struct Attention {
         if (pairs())
           product_of_pairs<q>(&m.q[r * m.depth], m.depth, m.k.data(), m.depth, &m.s[r * KEYS]);
         else
-          product<q, false>(&m.q[r * m.depth], m.depth, m.k.data(), KEYS, m.depth, KEYS, &m.s[r * KEYS], KEYS);
+          product<q, false>(&m.q[r * m.depth], m.depth, [&](int64_t d) { return &m.k[d * KEYS]; }, m.depth, KEYS,
+                            &m.s[r * KEYS], KEYS);
       });
       for (int64_t r = 0; r < rows; ++r) {
         const int64_t own = tile.position + r / group;
@@ -368,9 +290,9 @@ struct Attention {
       by_rows(rows, [&](int64_t r, auto q) {
         const int64_t w = m.value_width;
         if (wide)
-          product<q, true>(&m.s[r * KEYS], KEYS, m.v.data(), w, count, w, &m.o[r * w], w);
+          product<q, true>(&m.s[r * KEYS], KEYS, [&](int64_t d) { return &m.v[d * w]; }, count, w, &m.o[r * w], w);
         else
-          product_of_rows<q>(&m.s[r * KEYS], KEYS, m.rows, count, w, &m.o[r * w], w);
+          product<q, true>(&m.s[r * KEYS], KEYS, [&](int64_t d) { return m.rows[d]; }, count, w, &m.o[r * w], w);
       });
     }
     for (int64_t r = 0; r < rows; ++r) {
@@ -405,7 +327,7 @@ void attend(const void* const* x, const float* sinks, const float* bias, const i
 }
 
 // Contiguous rows that begin at multiples of 4 bytes.
-at::Tensor in_rows(const at::Tensor& x) {
+at::Tensor aligned(const at::Tensor& x) {
   const int64_t step = std::max<int64_t>(1, 4 / x.element_size());
   const bool fits = x.stride(2) == 1 && !(x.stride(0) % step || x.stride(1) % step || x.storage_offset() % step);
   return fits ? x : x.contiguous();
@@ -418,7 +340,7 @@ at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& keys, cons
                            const at::Tensor& tables, const at::Tensor& starts, const at::Tensor& lengths,
                            int64_t block, double scale, int64_t window, double softcap,
                            const std::optional<at::Tensor>& sinks, const std::optional<at::Tensor>& bias, bool causal) {
-  const at::Tensor q = in_rows(query), k = in_rows(keys), v = in_rows(values);
+  const at::Tensor q = aligned(query), k = aligned(keys), v = aligned(values);
   const at::Tensor t = integers(tables), s = integers(starts), l = integers(lengths);
   const at::Tensor sunk = sinks ? sinks->to(at::kFloat).contiguous() : at::Tensor();
   const at::Tensor added = bias ? bias->to(at::kFloat).contiguous() : at::Tensor();

@@ -36,7 +36,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti import compat
+from tutti.nn.compiled import operators
 
 SOURCE = Path(__file__).with_name("paged.cpp")
 KNOWN = torch.float32, torch.bfloat16  # dtypes of the compiled kernel
@@ -98,7 +98,7 @@ def _made(query: Tensor, keys: Tensor, values: Tensor, *rest: object, **options:
 @cache
 def kernels() -> Any:
     """The compiled operators: see the end of `paged.cpp`."""
-    return compat.compile_operators(SOURCE.read_text())
+    return operators(SOURCE)
 
 
 def compiled(

@@ -1,62 +1,31 @@
 // Norms, rotary embedding and gated units of few rows (rows.py), in float32, rounded where the formulas round. Each row
 // is computed alike. Threads share the rows.
 
-#include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/cpu/vec/functional.h>
-#include <ATen/cpu/vec/vec.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
-#include <c10/util/BFloat16.h>
-#include <torch/library.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <optional>
+#include <array>
 #include <string_view>
-#include <type_traits>
-#include <vector>
-
-#ifndef NAMESPACE
-#define NAMESPACE tutti_compiled
-#endif
 
 namespace {
 
-using c10::BFloat16;
-using Floats = at::vec::Vectorized<float>;
-using Halves = at::vec::Vectorized<BFloat16>;
-using Optional = std::optional<at::Tensor>;
 
-constexpr int64_t N = Floats::size();
 constexpr int64_t GRAIN = 1 << 14;  // numbers that are worth a thread
 
 // A few numbers as float32, and back. The others are zero.
 Floats load(const float* x, int64_t count) { return count >= N ? Floats::loadu(x) : Floats::loadu(x, count); }
 
 Floats load(const BFloat16* x, int64_t count) {
-  BFloat16 all[2 * N] = {};
-  std::copy(x, x + std::min(count, N), all);
-  return std::get<0>(at::vec::convert_to_float(Halves::loadu(all)));
+  return std::get<0>(at::vec::convert_to_float(Halves::loadu(x, std::min(count, N))));
 }
 
 void store(const Floats& y, float* x, int64_t count) { y.store(x, std::min(count, N)); }
 
 void store(const Floats& y, BFloat16* x, int64_t count) {
-  BFloat16 all[2 * N];
-  at::vec::convert_from_float<BFloat16>(y, y).store(all);
-  std::copy(all, all + std::min(count, N), x);
+  at::vec::convert_from_float<BFloat16>(y, y).store(x, std::min(count, N));
 }
 
 template <class T>
 Floats rounded(const Floats& x) {
   if constexpr (std::is_same_v<T, float>) return x;
   return std::get<0>(at::vec::convert_to_float(at::vec::convert_from_float<BFloat16>(x, x)));
-}
-
-float sum(const Floats& x) {
-  return at::vec::vec_reduce_all<float>([](Floats& p, Floats& q) { return p + q; }, x);
 }
 
 template <class F>
@@ -67,8 +36,6 @@ void rows_of(int64_t rows, int64_t width, F f) {
 }
 
 Optional contiguous(const Optional& x) { return x ? Optional(x->contiguous()) : x; }
-
-at::Tensor in_rows(const at::Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
 
 template <class T>
 const T* data_of(const Optional& x) {
@@ -140,19 +107,23 @@ at::Tensor rotary_rows(const at::Tensor& x, const at::Tensor& cos, const at::Ten
   const auto each = [&]<class T>(T) {
     const T *from = x.const_data_ptr<T>(), *of_cos = c.const_data_ptr<T>(), *of_sin = s.const_data_ptr<T>();
     T* to = out.data_ptr<T>();
+    const auto strides = [](const at::Tensor& t) { return std::array{t.stride(0), t.stride(1), t.stride(2)}; };
+    const auto from_x = strides(x), from_c = strides(c), from_s = strides(s), to_out = strides(out);
     rows_of(x.size(0) * middle * inner, width, [&](int64_t i) {
       const int64_t at[] = {i / inner / middle, i / inner % middle, i % inner};
-      const auto place = [&](const at::Tensor& t) {
-        return at[0] * t.stride(0) + at[1] * t.stride(1) + at[2] * t.stride(2);
-      };
-      rotate(from + place(x), of_cos + place(c), of_sin + place(s), to + place(out), width / 2);
+      const auto place = [&](const auto& stride) { return at[0] * stride[0] + at[1] * stride[1] + at[2] * stride[2]; };
+      rotate(from + place(from_x), of_cos + place(from_c), of_sin + place(from_s), to + place(to_out), width / 2);
     });
   };
   if (x.scalar_type() == at::kBFloat16) each(BFloat16()); else each(float());
   return out;
 }
 
-Floats silu(const Floats& x) { return x / (Floats(1.f) + x.neg().exp()); }
+// The exponential has an error below the rounding of T.
+template <class T>
+Floats silu(const Floats& x) {
+  return x / (Floats(1.f) + (std::is_same_v<T, float> ? x.neg().exp() : x.neg().exp_u20()));
+}
 
 Floats gelu(const Floats& x) { return x * Floats(0.5f) * (Floats(1.f) + (x * Floats(float(M_SQRT1_2))).erf()); }
 
@@ -165,8 +136,9 @@ Floats relu(const Floats& x) { return at::vec::maximum(x, Floats(0.f)); }
 
 using Activation = Floats (*)(const Floats&);
 
+template <class T>
 Activation activation_of(std::string_view name) {
-  if (name == "silu") return silu;
+  if (name == "silu") return silu<T>;
   if (name == "gelu") return gelu;
   if (name == "gelu_tanh") return gelu_tanh;
   TORCH_CHECK_VALUE(name == "relu", "unknown activation ", name);
@@ -178,8 +150,8 @@ at::Tensor glu_rows(const at::Tensor& gate, const at::Tensor& up, std::string_vi
   const int64_t width = gate.size(-1);
   const at::Tensor g = in_rows(gate).reshape({-1, width}), u = in_rows(up).reshape({-1, width});
   at::Tensor out = at::empty(gate.sizes(), gate.options());
-  const Activation act = activation_of(activation);
   const auto each = [&]<class T>(T) {
+    const Activation act = activation_of<T>(activation);
     const T *a = g.const_data_ptr<T>(), *b = u.const_data_ptr<T>();
     T* to = out.data_ptr<T>();
     const int64_t step = 1 << 10, pieces = (width + step - 1) / step;

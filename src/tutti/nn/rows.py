@@ -24,9 +24,9 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from tutti import compat
 from tutti.nn import glu, rms_norm, rotary
 from tutti.nn.activation import ACTIVATIONS
+from tutti.nn.compiled import operators
 
 aten, ops = torch.ops.aten, torch.ops.tutti
 SOURCE = Path(__file__).with_suffix(".cpp")
@@ -44,7 +44,7 @@ _library.define("glu_rows(Tensor gate, Tensor up, str activation) -> Tensor")
 @cache
 def kernels() -> Any:
     """The compiled operators: see the end of `rows.cpp`."""
-    return compat.compile_operators(SOURCE.read_text())
+    return operators(SOURCE)
 
 
 def compiled(name: str, *args: Any) -> tuple | None:

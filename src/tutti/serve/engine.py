@@ -30,7 +30,7 @@ from tutti.serve.lora import Adapters
 from tutti.serve.quantize import Quantize, quantized
 from tutti.serve.request import Output, Request, Sampling
 from tutti.serve.runner import Runner
-from tutti.serve.sampling import adjusted, drawn, is_greedy, probabilities, report, uniform
+from tutti.serve.sampling import adjusted, drawn, is_greedy, report, uniform
 from tutti.serve.scheduler import Batch, Piece, Scheduler
 from tutti.serve.sequence import Sequence
 from tutti.serve.source import Source
@@ -392,7 +392,7 @@ class Engine:
             return logits.argmax(-1).tolist()
         numbers = [uniform(job.seed, sequence.number, len(sequence.tokens) + len(drafts))
                    for job, (sequence, drafts) in zip(jobs, owners, strict=True)]  # fmt: skip
-        return drawn(probabilities(logits, samplings), numbers).tolist()
+        return drawn(logits, samplings, numbers)
 
     def _may_guess(self, sequence: Sequence) -> bool:
         job = self.jobs[sequence.request.id]

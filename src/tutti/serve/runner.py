@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from tutti.api.function import Function, function
 from tutti.api.store import Store
+from tutti.exec.large_pages import pack
 from tutti.exec.runtime import own_slice
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.plan.layout import devices
@@ -28,6 +29,8 @@ from tutti.serve.lora import Adapters
 from tutti.serve.scheduler import Batch, Move
 from tutti.serve.sequence import Sequence
 from tutti.serve.source import Encoder, Source, embedded, encoder_of
+
+CACHE = "cache:cache."  # begins the names of keys and values in the store; adapters have other names
 
 
 def buckets(most: int) -> list[int]:
@@ -76,6 +79,7 @@ class Runner:
             inputs, run = self.encoder.example(), encoding(self.encoder, self.cache)
             nowhere = torch.full((self.encoder.length(inputs),), -1)
             self.encoding = function(run, inputs, nowhere, store=self.store, **options)
+        pack(self.store, blank=CACHE)
 
     def _example(self, tokens: int, sequences: int, rows: int, images: bool = False) -> tuple[Any, ...]:
         """Arguments of a step without sequences. images: whether it has embeddings of images."""
@@ -264,7 +268,7 @@ class Runner:
         """The contents of blocks: full CPU tensors (slots, heads, width) by name."""
         self._tell("read_blocks", blocks)
         found, index = {}, torch.tensor(blocks)
-        for name in self.store.names("cache"):
+        for name in (x for x in self.store.names() if x.startswith(CACHE)):
             stored = self.store.tensors[name]
             parts = {rank: self._in_blocks(x)[index.to(x.device)].flatten(0, 1)
                      for rank, x in self.store.parts_of(name).items()}  # fmt: skip
@@ -291,7 +295,7 @@ class Runner:
         for kind, run in groupby(moves, key=lambda x: x.kind):
             for sources, targets in _independent(list(run)):
                 for i, parts in enumerate(self.store.parts):
-                    self._copy(i, {k: x for k, x in parts.items() if k.startswith("cache:")}, kind, sources, targets)
+                    self._copy(i, {k: x for k, x in parts.items() if k.startswith(CACHE)}, kind, sources, targets)
 
     def _copy(self, rank: int, caches: dict[str, Tensor], kind: str, sources: Tensor, targets: Tensor) -> None:
         """Copy blocks of all layers of a rank."""

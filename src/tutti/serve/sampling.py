@@ -8,12 +8,14 @@ after a preemption.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Several
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+import tutti.nn.sample  # noqa: F401  (registers the operator)
 from tutti.serve.request import Sampling, TokenLogprobs
 
 OUT = float("-inf")
@@ -77,41 +79,17 @@ def is_greedy(sampling: Sampling) -> bool:
     return sampling.temperature < COLDEST
 
 
-def probabilities(logits: Tensor, rows: Several[Sampling]) -> Tensor:
-    """The distributions (rows, vocabulary) that tokens are drawn from, float32. Temperature 0 gives one token all."""
-    chosen = torch.zeros_like(logits)
-    greedy = torch.tensor([is_greedy(x) for x in rows], device=logits.device)
-    chosen[greedy] = torch.nn.functional.one_hot(logits[greedy].argmax(-1), logits.shape[-1]).to(logits.dtype)
-    drawn = [i for i, x in enumerate(rows) if not is_greedy(x)]
-    if not drawn:
-        return chosen
+def drawn(logits: Tensor, rows: Several[Sampling], numbers: Several[float]) -> list[int]:
+    """The token of each row of logits (rows, vocabulary) for a number in [0, 1): see `tutti.nn.sample`."""
 
-    def column(name: str) -> Tensor:
-        return torch.tensor([getattr(rows[i], name) for i in drawn], device=logits.device)[:, None]
+    def column(values: Iterable[float], dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.tensor(list(values), dtype=dtype, device=logits.device)
 
-    scaled = logits[drawn] / column("temperature")
-    if any(rows[i].top_k or rows[i].top_p < 1 for i in drawn):
-        ordered, order = scaled.sort(-1, descending=True)
-        top_k, size = column("top_k"), scaled.shape[-1]
-        kth = ordered.gather(1, torch.where(top_k > 0, top_k.clamp(max=size), size) - 1)
-        ordered = ordered.masked_fill(ordered < kth, OUT)
-        p = ordered.softmax(-1)
-        top_p = column("top_p").clamp(min=1e-9)
-        top_p = top_p.masked_fill(top_p >= 1, torch.inf)  # rounded sums exceed 1
-        ordered = ordered.masked_fill((p.cumsum(-1) - p) >= top_p, OUT)
-        scaled = torch.empty_like(scaled).scatter_(1, order, ordered)
-    p = scaled.softmax(-1)
-    p = p.masked_fill(p < column("min_p") * p.amax(-1, keepdim=True), 0)
-    chosen[drawn] = p / p.sum(-1, keepdim=True)
-    return chosen
-
-
-def drawn(p: Tensor, numbers: Several[float]) -> Tensor:
-    """The tokens (rows,) at which the cumulative probability passes a number in [0, 1) for each row."""
-    total = p.double().cumsum(-1)
-    at = torch.tensor(numbers, dtype=torch.float64, device=p.device)[:, None] * total[:, -1:]
-    last = p.shape[-1] - 1 - p.flip(-1).ne(0).to(torch.uint8).argmax(-1)  # where rounding would go beyond it
-    return torch.searchsorted(total, at, right=True)[:, 0].minimum(last)
+    return torch.ops.tutti.sample(
+        logits, column(0 if is_greedy(x) else x.temperature for x in rows),
+        column((x.top_k for x in rows), torch.int64), column(x.top_p for x in rows), column(x.min_p for x in rows),
+        column(numbers),
+    ).tolist()  # fmt: skip
 
 
 def report(logits: Tensor, tokens: Several[int], counts: Several[int | None]) -> list[TokenLogprobs]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,18 @@ def _whole(folder: Path, model: Any) -> dict[str, torch.Tensor]:
 def _round(store: Store, path: str, layer: QuantizedLinear, weight: torch.Tensor) -> None:
     """Replace the weight of a quantized layer."""
     for name, x in zip(("q", "scales"), layer.rounded(weight.to(layer.dtype)), strict=True):
-        store.place(f"{PREFIX}{path}.{name}", x)
+        with _in_place(store, f"{PREFIX}{path}.{name}") as stored:
+            store.place(stored, x)
+
+
+@contextmanager
+def _in_place(store: TensorStore, name: str) -> Iterator[str]:
+    """Write what replaces a stored tensor within the block into the tensor's own memory."""
+    before = [held.get(name) for held in store.parts]
+    yield name
+    for held, old in zip(store.parts, before, strict=True):
+        if old is not None:
+            held[name] = old.copy_(held[name])
 
 
 def update(store: Store, model: nn.Module, weights: Weights) -> int:
@@ -110,7 +122,8 @@ def update(store: Store, model: nn.Module, weights: Weights) -> int:
     for name, key in keys.items():
         assert key is not None
         if name not in layers and source is not None:
-            count += _take(store, name, source, key)
+            with _in_place(store, name):
+                count += _take(store, name, source, key)
             continue
         weight = weights[key] if source is None else source.whole(key)  # pyright: ignore[reportIndexIssue]
         if name in layers:
@@ -118,7 +131,8 @@ def update(store: Store, model: nn.Module, weights: Weights) -> int:
             count += weight.nbytes
         else:
             spec = store.tensors[name].spec
-            store.place(name, weight.to(spec.dtype))
+            with _in_place(store, name):
+                store.place(name, weight.to(spec.dtype))
             count += spec.bytes
     return count
 

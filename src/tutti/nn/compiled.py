@@ -1,0 +1,20 @@
+"""Operators in C++ files of this folder, which share `vectors.h`. They are compiled at their first use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tutti import compat
+
+SHARED = Path(__file__).with_name("vectors.h")
+
+
+def source(path: Path) -> str:
+    """The C++ source of a file, with what it shares."""
+    return SHARED.read_text() + path.read_text()
+
+
+def operators(path: Path) -> Any:
+    """The compiled operators of a file: see its end."""
+    return compat.compile_operators(source(path))
