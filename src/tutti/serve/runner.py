@@ -157,7 +157,7 @@ class Runner:
         total = sum(n for n, _ in pieces)
         arguments = self._example(*self.shape(total, len(pieces), len(pieces)))
         _, positions, _, tables, starts, lengths, _ = arguments[:7]
-        tables += torch.arange(self.width, dtype=torch.int32) % self.blocks
+        tables += torch.arange(tables.numel(), dtype=torch.int32).view_as(tables) % self.blocks
         at = 0
         for i, (count, context) in enumerate(pieces):
             positions[at : at + count] = torch.arange(context - count, context)
