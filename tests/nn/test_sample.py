@@ -61,6 +61,18 @@ def test_minus_infinity_is_never_drawn(given):
     assert set(sample(logits, *options(500, **given)).tolist()) <= {5, 17}
 
 
+@pytest.mark.parametrize("given", [{}, dict(top_k=3), dict(top_p=0.9), dict(min_p=0.1), dict(temperature=0)], ids=str)
+def test_rows_that_are_not_numbers(given):
+    logits = torch.randn(5, 41)
+    logits[0] = -torch.inf
+    logits[1, 40] = torch.nan
+    logits[2] = torch.nan
+    logits[3, 39] = torch.inf
+    found = sample(logits, *options(5, **given))
+    assert found[:4].tolist() == [-1, -1, -1, 39] and found[4] >= 0
+    assert torch.equal(module.reference(logits, *options(5, **given))[:4], found[:4])
+
+
 def test_rows_have_options_of_their_own():
     torch.manual_seed(0)
     logits = torch.randn(6, 100).bfloat16()

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as t
 
 import encoder_models as encoders
 from tutti.serve import Engine, Request, Sampling
 from tutti.serve.disaggregate import Disaggregated
 from tutti.serve.draft import DraftModel
+from tutti.serve.replicas import Replicas
 
 GREEDY = Sampling(max_tokens=12, temperature=0, ignore_end=True)
 PLANS = {"tp2": 2, "pp2": 2, "pp2xtp2": 4}
@@ -95,6 +97,21 @@ def test_a_decoder_begins_with_given_tokens():
     assert output.tokens == made[0, 3:].tolist()
 
 
+def test_engines_side_by_side():
+    model, sources = encoders.model_of("Whisper"), encoders.sources("Whisper")
+    made = Replicas.of(model, 2, plan="single", blocks=32, budget=64, most=4)
+    wanted = [encoders.expected(model, x, 12) for x in sources]
+    assert [x.tokens for x in made.generate(requests(sources))] == wanted
+
+
+@pytest.mark.parametrize("longest", [None, 100])
+def test_how_long_a_source_may_be(longest):
+    """T5 has no limit: its engine has one."""
+    made = engine(encoders.model_of("T5"), blocks=4000, longest=longest).runner
+    assert made.encoder.longest == (longest or 2048)
+    assert {x["input_ids"].shape[1] for x in made.encoder.shapes()} >= {16, 64, made.encoder.longest}
+
+
 def test_prefill_and_decode_apart():
     model, sources = encoders.model_of("T5"), encoders.sources("T5")
     made = Disaggregated(engine(model), engine(model))
@@ -148,6 +165,32 @@ def test_images(plan, devices):
     assert flipped.tokens == told(model, [other])[0] != again[2].tokens and not flipped.cached
 
 
+def test_new_weights_change_what_is_seen():
+    model, (prompt,) = encoders.llava(), seen(2)
+    made = engine(model, budget=8)
+    output = made.add(requests([prompt])[0])
+    made.step()
+    assert not output.tokens  # a part of its prompt is computed
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1.2)
+    made.update(model.state_dict())
+    made.generate([])
+    while made.busy:
+        made.step()
+    assert not output.cached and output.tokens == told(model, [prompt])[0]
+
+
+def test_models_whose_images_are_not_read_answer_texts():
+    config = t.LlavaNextConfig(**encoders.llava().config.to_dict() | {"model_type": "llava_next"})
+    model = t.LlavaNextForConditionalGeneration(config).eval()
+    made = engine(model)
+    expected = model.generate(torch.tensor([[5, 6, 7]]), do_sample=False, max_new_tokens=12, eos_token_id=None)
+    assert made.generate([[5, 6, 7]], GREEDY)[0].tokens == expected[0, 3:].tolist()
+    with pytest.raises(ValueError, match="tokens only"):
+        made.add(Request([9], inputs={"pixel_values": torch.ones(1, 3, 16, 16)}))
+
+
 def test_images_of_a_folder(tmp_path):
     """Its tensors have other names than those of the model."""
     model, prompts = encoders.llava(), seen(1)
@@ -168,6 +211,9 @@ def test_images_of_a_folder(tmp_path):
     ("LLaVA", {"prompt": [9, 9]}, "2 image tokens"),
     ("LLaVA", {"prompt": [9, 9], "inputs": {"pixel_values": torch.ones(1, 3, 16, 16)}}, "4 positions"),
     ("LLaVA", {"prompt": [9], "inputs": {"pixels": torch.ones(1)}}, "'pixels'"),
+    ("LLaVA", {"prompt": [5], "inputs": {"pixel_values": torch.ones(0, 3, 16, 16)}}, "no images"),
+    ("LLaVA", {"prompt": [5], "inputs": {"pixel_values": "a"}}, "not a tensor"),
+    ("T5", {"prompt": [5], "inputs": {"decoder_input_ids": torch.ones(2, 2).long()}}, r"\(1, n\)"),
 ])  # fmt: skip
 def test_impossible_requests(family, request_, message):
     model = encoders.llava() if family == "LLaVA" else encoders.model_of(family)
@@ -177,6 +223,8 @@ def test_impossible_requests(family, request_, message):
 
 def test_what_an_encoder_does_not_allow():
     model = encoders.model_of("T5")
+    with pytest.raises(ValueError, match="beams"):
+        engine(model, blocks=7).add(Request([5] * 37, Sampling(beams=3, max_tokens=20)))
     with pytest.raises(ValueError, match="draft"):
         engine(model, speculate=DraftModel(model))
     with pytest.raises(ValueError, match="embeddings"):

@@ -217,6 +217,14 @@ def test_constraints(shared, kind, what, fits):
     assert any(x.completions[0].finish == "stop" for x in outputs)
 
 
+@pytest.mark.parametrize("options", [{"top_p": 0.9}, {"top_k": 3}, {"temperature": 0}], ids=str)
+def test_a_request_without_a_possible_token_ends_alone(shared, options):
+    never = Sampling(regex="()", min_tokens=3, max_tokens=5, **options)
+    good, bad = shared.generate([Request("a", GREEDY), Request("a", never)])
+    assert "no token is allowed" in bad.error and not good.error and len(good.tokens) == 12
+    assert shared.pool.used == 0
+
+
 def test_stop_texts_and_text(shared):
     (output,) = shared.generate(["hello"], Sampling(max_tokens=40, temperature=0, ignore_end=True))
     text = tiny.tokenizer().decode(output.tokens, skip_special_tokens=True)
@@ -259,7 +267,7 @@ def test_impossible_requests(shared, request_, message):
 @pytest.mark.parametrize("options", [
     {"temperature": -1}, {"temperature": math.nan}, {"top_p": 2}, {"max_tokens": 0}, {"n": 0}, {"best_of": 1, "n": 2},
     {"repetition_penalty": 0}, {"stop": ("",)}, {"regex": "a", "schema": {}}, {"beams": 2, "n": 3},
-    {"temperature": math.inf}, {"logit_bias": {1: math.nan}},
+    {"repetition_penalty": 1e-300}, {"allowed": ()}, {"temperature": math.inf}, {"logit_bias": {1: math.nan}},
 ])  # fmt: skip
 def test_impossible_sampling(options):
     with pytest.raises(ValueError):

@@ -104,7 +104,7 @@ def test_images_in_a_chat(server_that_sees, seeing, shades):
     images = [picture(x) for x in shades]
     content = [*({"type": "image"} for _ in images), {"type": "text", "text": "what?"}]
     text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
-    inputs = processor(text=text, images=[media.image(x) for x in images], return_tensors="pt")
+    inputs = processor(text=text, images=media.images(images), return_tensors="pt")
     wanted = model.generate(**inputs, do_sample=False, max_new_tokens=COUNT)[0, inputs["input_ids"].shape[1] :]
     made = chat(server_that_sees, *images)
     assert made.choices[0].message.content == processor.decode(wanted, skip_special_tokens=True)
@@ -119,6 +119,20 @@ def test_wrong_images(server_that_sees, url, message):
     content = [{"type": "image_url", "image_url": {"url": url}}]
     made = server_that_sees.post("/v1/chat/completions", model="m", messages=[{"role": "user", "content": content}])
     assert made.status_code == 400 and message in made.json()["error"]["message"]
+
+
+def test_images_that_are_bombs_or_programs(server_that_sees):
+    bomb = io.BytesIO()
+    Image.new("1", (8192, 8192)).save(bomb, "PNG")
+    program = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"
+    for images in ([bomb.getvalue()] * 3, [picture(0)] * 100, [program]):
+        with pytest.raises(openai.BadRequestError, match="image"):
+            chat(server_that_sees, *images)
+
+
+def test_constraints_of_a_model_with_a_processor(server_that_sees):
+    (output,) = server_that_sees.engine.generate(["a"], Sampling(max_tokens=9, regex="[ab]{3}", seed=0))
+    assert len(output.text) == 3 and set(output.text) <= set("ab")
 
 
 def test_transcriptions(hearing):

@@ -7,6 +7,7 @@ import tiny
 import torch
 from torch import nn
 
+import encoder_models
 from tutti.nn.linear_int4 import dequantize_int4, quantize_int4
 from tutti.nn.linear_int8 import dequantize_int8, quantize_int8
 from tutti.serve import Engine, Sampling
@@ -82,6 +83,16 @@ def test_on_two_devices(kind, plan):
     model, prompts = tiny.model(**WIDE), tiny.prompts(5, 19)
     engine = Engine(model, blocks=32, plan=plan, cluster="cpu:2", quantize=kind)
     assert_alike(engine, Engine(model, blocks=32, plan="single", quantize=kind), prompts)
+
+
+def test_a_model_with_an_encoder():
+    model, sampling = encoder_models.model_of("T5"), Sampling(max_tokens=5, temperature=0)
+    engine = Engine(model, blocks=32, plan="single", quantize="int8")
+    assert len(engine.generate([[5, 6, 7]], sampling)[0].tokens) and bytes_of(engine) < 0.5 * model_bytes(model)
+
+
+def model_bytes(model: nn.Module) -> int:
+    return sum(x.nbytes for x in model.parameters())
 
 
 def test_what_cannot_be_quantized():

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -46,13 +47,13 @@ struct Row {
 
   explicit Row(int64_t count) : count(count), e(count) {}
 
-  // The greatest logit and its first place.
+  // The greatest logit and its first place; NaN if there is one.
   std::pair<float, int64_t> greatest() const {
     Floats top(-std::numeric_limits<float>::infinity());
     int64_t i = 0;
     for (; i + N <= count; i += N) top = at::vec::maximum(top, Floats::loadu(logits + i));
     float most = at::vec::vec_reduce_all<float>([](Floats& p, Floats& q) { return at::vec::maximum(p, q); }, top);
-    for (; i < count; ++i) most = std::max(most, logits[i]);
+    for (; i < count && !std::isnan(most); ++i) most = std::isnan(logits[i]) ? logits[i] : std::max(most, logits[i]);
     return {most, std::find(logits, logits + count, most) - logits};
   }
 
@@ -115,7 +116,8 @@ struct Row {
 
   int64_t sample(float temperature, int64_t top_k, double top_p, float min_p, double uniform) {
     const auto [most, first] = greatest();
-    if (temperature == 0.f) return first;
+    if (!(most > -std::numeric_limits<float>::infinity())) return -1;
+    if (temperature < std::numeric_limits<float>::min() || std::isinf(most)) return first;
     exponentials(most, temperature);
     constexpr double all = std::numeric_limits<double>::infinity();
     Cut last{0.f, count};

@@ -9,12 +9,12 @@ equally probable tokens, the first in the vocabulary is kept first.
 
 | operand | shape | |
 |---|---|---|
-| logits | (rows, vocabulary) | floating; minus infinity is never drawn |
+| logits | (rows, vocabulary) | floating; minus infinity is never drawn, and infinity always |
 | temperature | (rows) | 0: the most probable token |
 | top_k | (rows) int64 | 0: all |
 | top_p, min_p | (rows) | 1 and 0: all |
 | uniform | (rows) | numbers from 0 to below 1 |
-| result | (rows) int64 | |
+| result | (rows) int64 | -1 for a row with a NaN, or without a logit above minus infinity |
 
 On a CPU by `sample.cpp`, which is compiled at first use and does not sort the vocabulary.
 """
@@ -46,6 +46,8 @@ def reference(
     temperature, top_p, min_p, uniform = (x.double().unsqueeze(1) for x in (temperature, top_p, min_p, uniform))
     greedy = temperature == 0
     logits = logits.double()
+    greatest, first = logits.max(1)
+    greedy |= greatest.isposinf().unsqueeze(1)
     p = (logits / torch.where(greedy, 1, temperature)).softmax(1)
     ordered, order = p.sort(stable=True, dim=1, descending=True)
     rank = torch.arange(p.shape[1], device=p.device)
@@ -57,7 +59,8 @@ def reference(
     p = torch.zeros_like(p).scatter(1, order, ordered)
     running = p.cumsum(1)
     drawn = (running > uniform * running[:, -1:]) & (p > 0)
-    return torch.where(greedy.squeeze(1), logits.argmax(1), drawn.int().argmax(1))
+    chosen = torch.where(greedy.squeeze(1), first, drawn.int().argmax(1))
+    return torch.where(greatest > -torch.inf, chosen, -1)
 
 
 def _check(logits: Tensor, *each: Tensor) -> None:

@@ -155,7 +155,7 @@ def generate(
     sampling = Sampling(max_tokens=tokens, temperature=temperature, top_p=top_p, n=n, seed=seed)
     request = Request(prompt, sampling)
     if image:
-        request.prompt, request.inputs = media.seen(engine.processor, prompt, [media.image(x) for x in image])
+        request.prompt, request.inputs = media.seen(engine.processor, prompt, media.images(image))
     elif sound:
         request.prompt, request.inputs = media.heard(engine.processor, *media.sound(sound))
     (output,) = engine.generate([request])

@@ -10,7 +10,7 @@ import copy
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from tutti.plan.layout import coordinates_of, devices
 from tutti.plan.plan import Plan
 from tutti.serve.attention import Layer, empty_cache, layers_of, slot_bytes
 from tutti.serve.engine import Engine
+from tutti.serve.request import Request, Sampling
 from tutti.serve.runner import step_function
 from tutti.sim.planning import Simulator, choose
 from tutti.tracing.function import capture_function
@@ -29,34 +30,45 @@ from tutti.tracing.holdings import Holdings
 
 GRID = (1, 32, 256, 1024)  # tokens of the steps that are predicted
 BLOCK = 16
+SHORT = 6  # tokens of sequences that fill no block
 
 
 @dataclass(frozen=True)
 class Costs:
     """seconds: of steps of these numbers of tokens, without attention. read: of reading a cached token. multiply: of a
-    pair of a query and a cached token. overhead: of each step."""
+    pair of a query and a cached token. overhead: of each step. sequence: of each sequence in a step. sizes, most: the
+    engine rounds numbers of tokens up to these sizes, and those of steps with prompts to `most` at least."""
 
     tokens: tuple[int, ...]
     seconds: tuple[float, ...]
     read: float
     multiply: float
     overhead: float = 0.0
+    sequence: float = 0.0
+    sizes: tuple[int, ...] = ()
+    most: int = 0
 
     def __call__(self, pieces: Sequence[tuple[int, int]]) -> float:
         """The seconds of a step. pieces: (new tokens, tokens with those before them) of each sequence."""
         total = sum(n for n, _ in pieces)
+        total = max(total, self.most) if total > len(pieces) else total
+        total = next((n for n in self.sizes if n >= total), total)
         if total <= self.tokens[-1]:
             base = float(np.interp(total, self.tokens, self.seconds))
         else:
             slope = (self.seconds[-1] - self.seconds[-2]) / (self.tokens[-1] - self.tokens[-2])
             base = self.seconds[-1] + slope * (total - self.tokens[-1])
         attention = sum(max(self.read * c, self.multiply * n * (c - n / 2)) for n, c in pieces)
-        return base + attention + self.overhead
+        return base + attention + self.overhead + self.sequence * len(pieces)
 
 
 def measured(engine: Engine, rounds: int = 5) -> Costs:
     """The costs of an idle engine's steps, median over rounds. Its prefix cache must be empty."""
     runner = engine.runner
+    for held in runner.store.parts:
+        for name, x in held.items():
+            if name.startswith("cache:"):
+                x.zero_()  # memory that was never written is not read either
     sizes = [n for n in runner.sizes if n <= engine.scheduler.budget]
     most, longest = engine.scheduler.most, runner.longest
 
@@ -81,7 +93,22 @@ def measured(engine: Engine, rounds: int = 5) -> Costs:
     for n in base:
         if n > most:
             base[n] = max(base[n] - multiply * n * n / 2, base[few])
-    return Costs(tuple(base), tuple(base.values()), read, multiply)
+    costs = Costs(tuple(base), tuple(base.values()), read, multiply, sizes=tuple(sizes), most=most)
+    beside = {n: _step(engine, n, rounds) - costs([(1, SHORT)] * n) for n in (1, most)}
+    each = max(0.0, (beside[most] - beside[1]) / max(1, most - 1))
+    return replace(costs, overhead=max(0.0, beside[1] - each), sequence=each)
+
+
+def _step(engine: Engine, count: int, rounds: int) -> float:
+    """The median seconds of steps that generate a token of so many sequences, scheduling and sampling included."""
+    for i in range(count):
+        engine.add(Request([i % engine.vocabulary], Sampling(max_tokens=rounds + SHORT, ignore_end=True)))
+    found = []
+    while engine.busy:
+        begin = time.perf_counter()
+        engine.step()
+        found.append(time.perf_counter() - begin)
+    return statistics.median(found[SHORT // 2 :])
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class DraftModel:
         for _ in range(self.count if able else 0):
             logits = self._run([Piece(self.shadows[x], self.shadows[x].computed, 1) for x in able])
             for x, token in zip(able, choose([(x, drafts[x]) for x in able], logits), strict=True):
-                drafts[x] = [*drafts[x], token]
+                drafts[x] = [*drafts[x], max(token, 0)]
                 self.shadows[x].drafts = drafts[x]
                 self.shadows[x].computed += 1
         for x in able:

@@ -37,6 +37,8 @@ from tutti.serve.source import Source
 from tutti.serve.speculate import Guesser, PromptLookup
 from tutti.serve.weights import Weights, read, update
 
+UNLIMITED = 2048  # tokens of a sequence of models without a limit, unless `longest` says otherwise
+
 
 class Wanted(NamedTuple):
     """Tokens of a batch whose logits are needed: of a piece's prompt, to report them, and to choose tokens after them:
@@ -135,7 +137,7 @@ class Engine:
         host = Blocks(self.runner.host_blocks, block, False) if self.runner.host_blocks else None
         self.scheduler = Scheduler(self.pool, host, budget, most)
         self.ends = _ends(model)
-        self.constraints = Constraints(tokenizer, self.vocabulary, self.ends)
+        self.constraints = Constraints(self.tokenizer, self.vocabulary, self.ends)
         self.guesser = (PromptLookup(speculate) if speculate else None) if isinstance(speculate, int) else speculate
         if self.guesser:
             self.guesser.bind(budget, most, self.longest, self.vocabulary)
@@ -154,6 +156,7 @@ class Engine:
         """
         self.scheduler.recompute()
         for sequence, _, _ in self.arriving:
+            sequence.forget_source()
             self.scheduler.add(sequence)
         self.arriving = []
         return update(self.runner.store, self.model, weights)
@@ -172,7 +175,9 @@ class Engine:
             raise ValueError(f"the request has {sampling.sequences} sequences; {self.scheduler.most} run at once")
         if (
             sampling.beams > 1
-            and sampling.beams * self.pool.needed(len(prompt) + self._most(request, prompt, source)) > self.pool.count
+            and sampling.beams * self.pool.needed(len(prompt) + self._most(request, prompt, source))
+            + self.pool.needed(source.slots if source else 0)
+            > self.pool.count
         ):
             raise ValueError(f"{sampling.beams} beams of this length do not fit into the KV cache")
         if sampling.stop and self.tokenizer is None:
@@ -384,12 +389,13 @@ class Engine:
             sequence.drafts = tokens[: max(0, left)]
 
     def _choose(self, owners: Several[tuple[Sequence, list[int]]], logits: Tensor) -> list[int]:
-        """The tokens that follow some sequences and drafts, from their logits."""
+        """The tokens that follow some sequences and drafts, from their logits: -1 where no token can follow."""
         jobs = [self.jobs[sequence.request.id] for sequence, _ in owners]
         rows = [job.row(sequence, drafts) for job, (sequence, drafts) in zip(jobs, owners, strict=True)]
         logits, samplings = adjusted(logits, rows), [job.request.sampling for job in jobs]
         if all(is_greedy(x) for x in samplings):
-            return logits.argmax(-1).tolist()
+            most, tokens = logits.max(-1)
+            return torch.where(most > -torch.inf, tokens, -1).tolist()
         numbers = [uniform(job.seed, sequence.number, len(sequence.tokens) + len(drafts))
                    for job, (sequence, drafts) in zip(jobs, owners, strict=True)]  # fmt: skip
         return drawn(logits, samplings, numbers)
@@ -478,6 +484,8 @@ class Engine:
         self.guessed += len(drafts)
         for i, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
             try:
+                if token < 0:
+                    raise ValueError("no token is allowed here, or the model's logits are not numbers")
                 ended = job.take(sequence, token, logprob)
             except ValueError as error:  # no token is allowed
                 job.output.error = str(error)
@@ -561,9 +569,9 @@ def _reader(folder: Path) -> Any:
 
 
 def _positions(config: Any) -> int:
-    """The number of positions that a model, or its decoder, has."""
-    names = "max_target_positions", "max_position_embeddings"
-    return next((n for name in names if (n := getattr(config, name, None))), 1 << 20)
+    """The number of positions that a model, or its decoder, has; or was trained for, if any number is possible."""
+    names = "max_target_positions", "max_position_embeddings", "n_positions"
+    return next((n for name in names if (n := getattr(config, name, None))), UNLIMITED)
 
 
 def _ends(model: Any) -> list[int]:

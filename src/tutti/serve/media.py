@@ -13,30 +13,36 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-LARGEST = 64 << 20  # pixels of an image
+LARGEST, MANY = 32 << 20, 64  # pixels of all images of a request; images
+FORMATS = "PNG", "JPEG", "WEBP", "GIF"
 TEXTS = "text", "input_text", "output_text"
 
 
-def image(source: bytes | Path) -> Any:
-    """An image (`PIL.Image`, RGB) from a file's contents or path. Raises ValueError for what is none, or too large."""
+def images(sources: Sequence[bytes | Path]) -> list[Any]:
+    """Images (`PIL.Image`, RGB) from the contents or paths of PNG, JPEG, WebP and GIF files.
+
+    Raises ValueError for what is none, and for too many images or pixels, before any is decoded.
+    """
     from PIL import Image
 
+    if len(sources) > MANY:
+        raise ValueError(f"{len(sources)} images; a request has at most {MANY}")
     try:
-        found = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
-        if found.width * found.height > LARGEST:
-            raise ValueError(f"an image of {found.width} x {found.height} pixels; at most {LARGEST} are read")
-        return found.convert("RGB")
+        found = [Image.open(io.BytesIO(x) if isinstance(x, bytes) else x, formats=FORMATS) for x in sources]
+        if (pixels := sum(x.width * x.height for x in found)) > LARGEST:
+            raise ValueError(f"images of {pixels} pixels; a request has at most {LARGEST}")
+        return [x.convert("RGB") for x in found]
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise ValueError(f"not an image: {error}") from error
 
 
-def image_of_url(url: str) -> Any:
-    """An image in a `data:` URL. Other URLs are refused: a server does not fetch what clients name."""
+def contents_of(url: str) -> bytes:
+    """The contents of a `data:` URL. Other URLs are refused: a server does not fetch what clients name."""
     head, comma, body = url.partition(",")
     if not head.startswith("data:image/") or not head.endswith(";base64") or not comma:
         raise ValueError("images are given as data:image/...;base64,... URLs")
     try:
-        return image(base64.b64decode(body, validate=True))
+        return base64.b64decode(body, validate=True)
     except binascii.Error as error:
         raise ValueError(f"the image's base64 is wrong: {error}") from error
 
@@ -53,6 +59,12 @@ def sound(source: bytes | Path) -> tuple[np.ndarray, int]:
         raise ValueError(f"not a WAV file: {error}") from error
 
 
+def begins(processor: Any, text: str) -> bool:
+    """Whether the tokenizer of a processor adds the token that begins a text: it does unless the text has it."""
+    first = getattr(processor.tokenizer, "bos_token", None)
+    return not (first and text.startswith(first))
+
+
 def seen(processor: Any, text: str, images: Sequence[Any]) -> tuple[list[int], dict[str, Tensor]]:
     """The tokens of a text with images, and the inputs of the model. Images without a mark in the text come first."""
     mark = getattr(processor, "image_token", None)
@@ -62,27 +74,27 @@ def seen(processor: Any, text: str, images: Sequence[Any]) -> tuple[list[int], d
         if missing < 0:
             raise ValueError(f"the text has {text.count(mark)} marks {mark}, for {len(images)} images")
         text = mark * missing + text
-    made = processor(text=text, images=list(images), return_tensors="pt")
+    made = processor(text=text, images=list(images), return_tensors="pt", add_special_tokens=begins(processor, text))
     inputs = {name: x for name, x in made.items() if name not in ("input_ids", "attention_mask")}
     return made["input_ids"][0].tolist(), inputs
 
 
 def messages_with_images(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Any]]:
     """Messages of a chat as templates read them, and their images. Raises ValueError for parts of other kinds."""
-    made, images = [], []
+    made, files = [], []
     for message in messages:
         parts = []
         content = message.get("content")
         for part in content if isinstance(content, list) else [{"type": "text", "text": content or ""}]:
             if part.get("type") == "image_url":
-                images.append(image_of_url(part["image_url"]["url"]))
+                files.append(contents_of(part["image_url"]["url"]))
                 parts.append({"type": "image"})
             elif part.get("type") in TEXTS:
                 parts.append({"type": "text", "text": part["text"]})
             else:
                 raise ValueError(f"a part of kind {part.get('type')!r}; expected text or image_url")
         made.append({**message, "content": parts})
-    return made, images
+    return made, images(files)
 
 
 def in_line(content: Any, mark: str) -> Any:

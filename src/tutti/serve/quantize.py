@@ -41,6 +41,11 @@ class QuantizedLinear(nn.Module):
             made = torch.empty(n, k // 2, dtype=torch.uint8, device=device), torch.empty(n, k // BLOCK, device=device)
         self.q, self.scales = (nn.Parameter(x, requires_grad=False) for x in made)
 
+    @property
+    def weight(self) -> Tensor:
+        """The shape and dtype of the weight, which some models look at."""
+        return torch.empty(self.shape, dtype=self.dtype, device="meta")
+
     def load(self, weight: Tensor) -> None:
         """Take the nearest quantized weight."""
         for own, new in zip((self.q, self.scales), self.rounded(weight), strict=True):

@@ -47,7 +47,10 @@ class Replicas:
         return output
 
     def _known(self, engine: Engine, request: Request) -> int:
+        """Tokens of a prompt whose blocks the engine has. Sources of encoders do not count."""
         pool = engine.pool
+        if engine.runner.encoder is not None and (engine.runner.crosses or request.inputs):
+            return 0
         return len(pool.find(digests(engine.tokens(request.prompt), pool.size, request.adapter.encode()))) * pool.size
 
     def prepare(self, request: Request) -> None:

@@ -78,8 +78,9 @@ class Sampling:
         self._between("beams", 1, 64)
         self._between("logprobs", 0, 64)
         self._between("prompt_logprobs", 0, 64)
-        if not 0 < self.repetition_penalty <= MOST:
-            raise ValueError(f"repetition_penalty is {self.repetition_penalty}; it must be positive and finite")
+        self._between("repetition_penalty", 0.01, 100)
+        if self.allowed is not None and not len(self.allowed):
+            raise ValueError("allowed is empty; give at least one token")
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         if any(not text for text in self.stop):

@@ -116,6 +116,7 @@ class Scheduler:
         for sequence in self.waiting:
             self._release_host(sequence)
             sequence.release(self.pool)
+            sequence.forget_source()
         self.pool.forget_all()
 
     def schedule(self) -> Batch:

@@ -79,6 +79,11 @@ class Sequence:
         ):
             pool.know(block, digest)
 
+    def forget_source(self) -> None:
+        """The encoder must run again."""
+        if self.source:
+            self.source.features = None
+
     def extend(self, tokens: Several[int]) -> None:
         """Append generated tokens."""
         self.tokens.extend(tokens)

@@ -19,6 +19,8 @@ from typing import Any
 
 from tutti.serve.request import Output, Request
 
+FAILED = "the engine has failed"  # how the errors of requests begin that are not at fault
+
 
 class Full(Exception):
     """The queue has no room for another request. retry: seconds after which it may have."""
@@ -206,7 +208,7 @@ class Service:
                     changed = self.engine.step()
                 except Exception as error:  # what runs is lost, others can be served
                     traceback.print_exc()
-                    changed = self.engine.fail(f"the engine has failed: {error}")
+                    changed = self.engine.fail(f"{FAILED}: {error}")
                 self._tell(changed)
         finally:
             self.ended = True

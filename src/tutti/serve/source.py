@@ -90,7 +90,10 @@ class Encoder:
         for name, x in inputs.items():
             if name not in example:
                 raise ValueError(f"{type(self.model).__name__} does not take the input {name!r}, only {list(example)}")
-            x = torch.as_tensor(x).detach().cpu()
+            try:
+                x = torch.as_tensor(x).detach().cpu()
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise ValueError(f"{name} is not a tensor: {error}") from error
             if x.shape[1:] != example[name].shape[1:]:
                 raise ValueError(f"{name} has shape {tuple(x.shape)}; expected (n, *{tuple(example[name].shape[1:])})")
             if x.is_floating_point() and not bool(x.isfinite().all()):
@@ -152,7 +155,7 @@ class CrossEncoder(Encoder):
                 raise ValueError(f"{type(self.model).__name__} reads tokens: give them as the prompt, not {extra}")
             source = tokens(prompt)
             made = {"input_ids": torch.tensor([source])}
-            begun = self._start() if begun is None else tokens(torch.as_tensor(begun).flatten().tolist())
+            begun = self._start() if begun is None else tokens(_row(begun))
         else:
             if self.name not in inputs:
                 raise ValueError(f"{type(self.model).__name__} reads {self.name}: give them in Request(inputs=...)")
@@ -177,7 +180,15 @@ class CrossEncoder(Encoder):
         if self.name != "input_ids":
             return [self.example()]
         sizes = {_rounded(1 << i, self.longest) for i in range(self.longest.bit_length())}
-        return [_padded(torch.ones(1, n, dtype=torch.int64), self.longest) for n in sorted(sizes)]
+        return [_padded(torch.ones(1, n, dtype=torch.int64), self.longest) for n in sorted({*sizes, self.longest})]
+
+
+def _row(tokens: Any) -> list[int]:
+    """The only row of tokens (1, n) or (n,)."""
+    found = torch.as_tensor(tokens)
+    if found.is_floating_point() or found.numel() != found.shape[-1]:
+        raise ValueError(f"decoder_input_ids is {found.dtype} {tuple(found.shape)}; expected integers (1, n)")
+    return found.flatten().tolist()
 
 
 def _rounded(n: int, longest: int) -> int:
@@ -225,6 +236,8 @@ class ImageEncoder(Encoder):
                 raise ValueError(f"the prompt has {len(places)} image tokens; give pixel_values in Request(inputs=...)")
             return made, None
         images = self._checked(inputs)
+        if self.name not in images or not all(len(x) for x in images.values()):
+            raise ValueError(f"there are no images: give {self.name} (images, channels, height, width)")
         length = sum(map(self.length, self.calls(images)))
         if length != len(places):
             raise ValueError(f"the images have {length} positions, the prompt {len(places)} image tokens")
@@ -239,7 +252,14 @@ def encoder_of(model: Any, longest: int, slots: int) -> Encoder | None:
         if name != "input_ids" and (name != "input_features" or not most or not hasattr(config, "num_mel_bins")):
             raise ValueError(f"the encoder of {type(model).__name__} reads {name}, which the engine cannot")
         return CrossEncoder(model, name, min(longest if name == "input_ids" else most or longest, slots))
-    return ImageEncoder(model, longest) if _sees(model) else None
+    if not _sees(model):
+        return None
+    encoder = ImageEncoder(model, longest)
+    try:
+        encoder.length(encoder.example())
+    except (TypeError, ValueError, AttributeError, IndexError):  # its images have other inputs: it is served for text
+        return None
+    return encoder
 
 
 def _sees(model: Any) -> bool:

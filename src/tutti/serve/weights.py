@@ -94,10 +94,12 @@ def _round(store: Store, path: str, layer: QuantizedLinear, weight: torch.Tensor
 def _in_place(store: TensorStore, name: str) -> Iterator[str]:
     """Write what replaces a stored tensor within the block into the tensor's own memory."""
     before = [held.get(name) for held in store.parts]
-    yield name
-    for held, old in zip(store.parts, before, strict=True):
-        if old is not None:
-            held[name] = old.copy_(held[name])
+    try:
+        yield name
+    finally:
+        for held, old in zip(store.parts, before, strict=True):
+            if old is not None:
+                held[name] = old.copy_(held[name])
 
 
 def update(store: Store, model: nn.Module, weights: Weights) -> int:

@@ -30,7 +30,7 @@ from tutti.serve.server.limits import Access, BodyLimit
 from tutti.serve.server.metrics import Metrics
 from tutti.serve.server.protocol import ChatBody, Common, CompletionBody, EmbeddingBody, ResponseBody
 from tutti.serve.server.tools import forced
-from tutti.serve.service import Answers, Draining, Full, Service
+from tutti.serve.service import FAILED, Answers, Draining, Full, Service
 
 TEMPLATE = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters, "tokenizer"}
 GONE = 499  # status of a request whose client has left
@@ -241,7 +241,8 @@ class Server:
             text = reader.apply_chat_template(shaped, tools=shown, add_generation_prompt=True, tokenize=False, **more)
             if images:
                 return media.seen(self.processor, text, images)
-            return self.tokenizer(text, add_special_tokens=False)["input_ids"], {}
+            special = reader is self.processor and media.begins(reader, text)
+            return self.tokenizer(text, add_special_tokens=special)["input_ids"], {}
 
         try:
             return await asyncio.to_thread(prompt)
@@ -268,6 +269,9 @@ class Server:
             looked = time.monotonic()
             while answers.open:
                 if changed := await answers.changed(LOOK):
+                    for output in changed.values():
+                        if output.error:
+                            raise Refused(500 if output.error.startswith(FAILED) else 400, output.error)
                     yield changed
                 if time.monotonic() - looked >= LOOK:
                     looked = time.monotonic()
