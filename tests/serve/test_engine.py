@@ -8,7 +8,7 @@ import time
 import pytest
 import tiny
 import torch
-from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
+from transformers import BertConfig, BertForMaskedLM, LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 from tutti.serve import Engine, Request, Sampling
 from tutti.serve.replicas import Replicas, route
@@ -272,6 +272,24 @@ def test_impossible_requests(shared, request_, message):
 def test_impossible_sampling(options):
     with pytest.raises(ValueError):
         Sampling(**options)
+
+
+def test_plans_that_divide_the_batch_are_refused():
+    with pytest.raises(ValueError, match="Replicas"):
+        engine(plan="dp2", cluster="cpu:2")
+
+
+def test_folders_that_do_not_exist(tmp_path):
+    with pytest.raises(ValueError, match="no folder"):
+        Engine(tmp_path / "none")
+
+
+def test_models_that_see_later_tokens_are_refused():
+    config = BertConfig(
+        vocab_size=257, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    )
+    with pytest.raises(ValueError, match="later tokens"):
+        engine(BertForMaskedLM(config))
 
 
 def test_replicas():

@@ -10,7 +10,7 @@ from torch import nn
 import encoder_models
 from tutti.nn.linear_int4 import dequantize_int4, quantize_int4
 from tutti.nn.linear_int8 import dequantize_int8, quantize_int8
-from tutti.serve import Engine, Sampling
+from tutti.serve import Engine, Request, Sampling
 from tutti.serve.quantize import layers_of
 
 WIDE = dict(hidden_size=64, intermediate_size=128)
@@ -89,6 +89,17 @@ def test_a_model_with_an_encoder():
     model, sampling = encoder_models.model_of("T5"), Sampling(max_tokens=5, temperature=0)
     engine = Engine(model, blocks=32, plan="single", quantize="int8")
     assert len(engine.generate([[5, 6, 7]], sampling)[0].tokens) and bytes_of(engine) < 0.5 * model_bytes(model)
+
+
+def test_layers_that_are_not_used(tmp_path):
+    """LLaVA does not use the last layer of its vision tower."""
+    model = encoder_models.llava()
+    model.save_pretrained(tmp_path)
+    request = Request([5, 9, 9, 9, 9], GREEDY, inputs={"pixel_values": torch.ones(1, 3, 16, 16)})
+    engines = [Engine(x, blocks=32, plan="single", quantize="int8") for x in (model, tmp_path)]
+    tokens = [x.generate([request])[0].tokens for x in engines]
+    engines[1].update(model.state_dict())
+    assert tokens[0] == tokens[1] == engines[1].generate([request])[0].tokens
 
 
 def model_bytes(model: nn.Module) -> int:

@@ -301,6 +301,7 @@ def test_a_full_queue_answers_429(running):
 def test_health_models_metrics_and_page(running):
     assert httpx.get(running.url + "/health").json() == {"status": "ok"}
     assert [x.id for x in running.client().models.list()] == ["tiny"]
+    assert running.client().models.retrieve("tiny").id == "tiny"
     running.client().completions.create(model="tiny", prompt="x", max_tokens=4)
     metrics = httpx.get(running.url + "/metrics").text
     assert "tutti_time_to_first_token_seconds_count" in metrics and "tutti_generated_tokens_total" in metrics

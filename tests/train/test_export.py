@@ -35,7 +35,7 @@ def test_transformers_reads_what_was_trained(tiny, model, tmp_path, capsys):
 def test_what_is_no_checkpoint_or_is_there_already_is_left_alone(tmp_path, capsys):
     (tmp_path / "mine").write_text("text")
     assert cli.main(["export", str(tmp_path / "nothing"), str(tmp_path / "out")]) == 2
-    assert "no complete checkpoint" in capsys.readouterr().err
+    assert "there is no folder" in capsys.readouterr().err
     assert cli.main(["export", str(tmp_path), str(tmp_path)]) == 2
     assert "already exists and is not a model" in capsys.readouterr().err
     assert Path(tmp_path, "mine").read_text() == "text"

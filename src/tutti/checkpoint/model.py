@@ -84,9 +84,14 @@ def key_of(stored: CheckpointReader, name: str) -> str | None:
 def model_folder(run: str | Path) -> Path:
     """The newest complete checkpoint of a run, or the folder itself if it is a model."""
     folder = Path(run)
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}")
     if (folder / "config.json").exists():
         return folder
     newest = latest(folder / CHECKPOINTS, say=print) or latest(folder, say=print)
     if newest is None:
-        raise ValueError(f"no complete checkpoint in {folder}; give the folder of a run (the `out` of its config)")
+        raise ValueError(
+            f"no complete checkpoint in {folder}; give the folder of a run (the `out` of its config), or of a model of "
+            "transformers"
+        )
     return newest

@@ -229,6 +229,8 @@ def bench_serve(
         measured = asyncio.run(load(url, models["data"][0]["id"], arrivals, key=key, seed=seed))
     found = report(measured, ttft, tpot)
     print(table(found, ttft, tpot))
+    if errors := [x.error for x in measured if x.error]:
+        print(f"first error: {errors[0]}")
     if out:
         out.mkdir(parents=True, exist_ok=True)
         (out / "report.json").write_text(json.dumps(asdict(found), indent=2) + "\n")

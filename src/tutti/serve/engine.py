@@ -243,7 +243,10 @@ class Engine:
         if not tokens:
             raise ValueError("the prompt is empty; give at least one token")
         if len(tokens) >= self.longest:
-            raise ValueError(f"the prompt has {len(tokens)} tokens; the engine holds {self.longest} with the output")
+            raise ValueError(
+                f"the prompt has {len(tokens)} tokens; the engine holds {self.longest} with the output: as many as "
+                "`longest`, its memory and the model's positions allow"
+            )
         for token in tokens:
             self._check(token)
         return tokens

@@ -32,8 +32,10 @@ def images(sources: Sequence[bytes | Path]) -> list[Any]:
         if (pixels := sum(x.width * x.height for x in found)) > LARGEST:
             raise ValueError(f"images of {pixels} pixels; a request has at most {LARGEST}")
         return [x.convert("RGB") for x in found]
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"not an image: {error}") from error
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"an image is too large: {error}") from error
+    except (OSError, SyntaxError) as error:
+        raise ValueError("not an image in PNG, JPEG, WebP or GIF") from error
 
 
 def contents_of(url: str) -> bytes:
@@ -69,7 +71,7 @@ def seen(processor: Any, text: str, images: Sequence[Any]) -> tuple[list[int], d
     """The tokens of a text with images, and the inputs of the model. Images without a mark in the text come first."""
     mark = getattr(processor, "image_token", None)
     if mark is None or not hasattr(processor, "image_processor"):
-        raise ValueError("the model has no processor of images")
+        raise ValueError("the model does not see images")
     if missing := len(images) - text.count(mark):
         if missing < 0:
             raise ValueError(f"the text has {text.count(mark)} marks {mark}, for {len(images)} images")
@@ -108,7 +110,7 @@ def heard(processor: Any, samples: np.ndarray, rate: int) -> tuple[list[int], di
     """The tokens with which the decoder begins, and the inputs of the model, for sound of a sampling rate in Hz."""
     extractor = getattr(processor, "feature_extractor", None)
     if extractor is None:
-        raise ValueError("the model has no processor of sound")
+        raise ValueError("the model does not hear")
     if rate != extractor.sampling_rate:
         raise ValueError(f"the sound has {rate} samples a second; the model hears {extractor.sampling_rate}")
     if len(samples) > extractor.n_samples:

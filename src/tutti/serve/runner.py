@@ -24,6 +24,7 @@ from tutti.exec.large_pages import pack
 from tutti.exec.runtime import own_slice
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.plan.layout import devices
+from tutti.plan.roles import UndividedBatch
 from tutti.serve.attention import Cache, Step, empty_cache, layers_of, logits, paging, slot_bytes
 from tutti.serve.lora import Adapters
 from tutti.serve.scheduler import Batch, Move
@@ -74,7 +75,11 @@ class Runner:
         if adapters and self.crosses:
             raise ValueError(f"{type(model).__name__} has an encoder, to which adapters cannot be added by request")
         step = step_function(model, self.cache, block, adapters)
-        self.function = function(step, *self._example(1, 1, 1), store=self.store, **options)
+        try:
+            self.function = function(step, *self._example(1, 1, 1), store=self.store, **options)
+        except UndividedBatch as error:
+            raise ValueError(f"plan {options['plan']!r} divides the batch, which an engine has only one of: use "
+                             "tutti.serve.Replicas, or --workers") from error  # fmt: skip
         if self.encoder is not None:
             inputs, run = self.encoder.example(), encoding(self.encoder, self.cache)
             nowhere = torch.full((self.encoder.length(inputs),), -1)

@@ -32,7 +32,7 @@ def read(store: Store, model: nn.Module, folder: Path) -> int:
     `transformers` reads folders whose tensors have other names than the model's (experts apart, older names): all of
     them, in each process. Raises ValueError if a tensor is missing or has another shape.
     """
-    layers, held = layers_of(model), store.held()
+    layers, held = _layers(store, model), store.held()
     names = [name.removeprefix(PREFIX) for name in _as_given(store, layers)] + [f"{x}.weight" for x in layers]
     if not (folder / MANIFEST).exists() and not set(names) <= _known(folder, model):
         return update(store, model, _whole(folder, model))
@@ -61,6 +61,11 @@ def _read(folder: Path, model: nn.Module, held: Mapping[str, ShardedTensor]) -> 
         reader.load({key_of(reader, name) or "": x for name, x in held.items() if x.spec.bytes})
         return reader.bytes
     return load_weights(folder, [Wanted(name, x) for name, x in held.items()], _aliases(model))
+
+
+def _layers(store: TensorStore, model: nn.Module) -> dict[str, QuantizedLinear]:
+    """The quantized layers that the served steps use."""
+    return {path: x for path, x in layers_of(model).items() if f"{PREFIX}{path}.q" in store.tensors}
 
 
 def _aliases(model: nn.Module) -> dict[str, str]:
@@ -111,7 +116,7 @@ def update(store: Store, model: nn.Module, weights: Weights) -> int:
     """
     source: TensorStore | None = weights if isinstance(weights, Store) else getattr(weights, "store", None)
     known: Any = weights if source is None else source.tensors
-    layers = {f"{PREFIX}{path}.weight": (path, layer) for path, layer in layers_of(model).items()}
+    layers = {f"{PREFIX}{path}.weight": (path, layer) for path, layer in _layers(store, model).items()}
     shapes = {name: store.tensors[name].spec.shape for name in _as_given(store, dict(layers.values()))}
     shapes |= {name: layer.shape for name, (_, layer) in layers.items()}
     keys = {name: _key(name, known) for name in shapes}

@@ -77,6 +77,7 @@ def application(engine: Any, options: Options) -> FastAPI:
     app.add_api_route("/health", server.health, methods=["GET"])
     app.add_api_route("/metrics", server.metrics_text, methods=["GET"])
     app.add_api_route("/v1/models", server.models, methods=["GET"])
+    app.add_api_route("/v1/models/{name}", server.one_model, methods=["GET"])
     app.add_api_route("/v1/completions", server.completions, methods=["POST"])
     app.add_api_route("/v1/chat/completions", server.chat, methods=["POST"])
     app.add_api_route("/v1/audio/transcriptions", server.transcriptions, methods=["POST"])
@@ -123,6 +124,11 @@ class Server:
         names = [self.options.model, *self.options.adapters]
         return {"object": "list", "data": [{"id": x, "object": "model", "created": self.started, "owned_by": "tutti"}
                                            for x in names]}  # fmt: skip
+
+    async def one_model(self, request: Request, name: str) -> dict[str, Any]:
+        """One of the names."""
+        self._begin(request, name)
+        return next(x for x in (await self.models(request))["data"] if x["id"] == name)
 
     async def fail(self, request: Request, error: Exception) -> JSONResponse:
         """The answer to an error."""
@@ -227,7 +233,8 @@ class Server:
             raise Refused(400, "messages is empty", "messages")
         reader = self.processor if getattr(self.processor, "chat_template", None) else self.tokenizer
         if not getattr(reader, "chat_template", None):
-            raise Refused(400, "the model's tokenizer has no chat template; use /v1/completions", "messages")
+            other = "audio/transcriptions" if hasattr(self.processor, "feature_extractor") else "completions"
+            raise Refused(400, f"the model's tokenizer has no chat template; use /v1/{other}", "messages")
         given = [{**x, "content": _joined(x.get("content"))} for x in messages]
         shown: Any = [x.model_dump(exclude_none=True) for x in tools] or None
 
@@ -246,6 +253,8 @@ class Server:
 
         try:
             return await asyncio.to_thread(prompt)
+        except ValueError as error:
+            raise Refused(400, str(error), "messages") from error
         except Exception as error:  # a template raises what it likes
             raise Refused(400, f"the chat template refuses these messages: {error}", "messages") from error
 
