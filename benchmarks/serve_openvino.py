@@ -21,12 +21,12 @@ def convert(model: str, folder: str, kind: str) -> None:
     from optimum.intel import OVConfig, OVWeightQuantizationConfig
 
     how = {
-        "bf16": None,
+        "bf16": None,  # said so: by default, models of more than 1e9 parameters become int8
         "int8": OVWeightQuantizationConfig(bits=8, sym=True),
         "int4": OVWeightQuantizationConfig(bits=4, sym=True, group_size=64, ratio=1.0),
     }[kind]
     main_export(model, folder, task="text-generation-with-past", convert_tokenizer=False, stateful=True,
-                ov_config=how and OVConfig(quantization_config=how))  # fmt: skip
+                ov_config=OVConfig(quantization_config=how) if how else OVConfig(dtype="auto"))  # fmt: skip
 
 
 def main(model: str, folder: str, kind: str) -> None:
