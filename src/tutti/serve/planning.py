@@ -17,6 +17,9 @@ from tutti.serve.simulate import SimulatedEngine, Sizes, simulate
 MOST_PIPELINE = 4  # stages: a call runs them one after the other
 
 
+ENOUGH = 1 << 18  # blocks of a cache of 4 million tokens: more only cost memory to simulate
+
+
 @dataclass(frozen=True)
 class Group:
     """Engines of a kind. plan: of each. count: how many."""
@@ -134,7 +137,8 @@ class ServingPlanner:
         return Outcome(placement, found, slots, busy)
 
     def _engine(self, served: Served, hands_on: bool) -> SimulatedEngine:
-        return SimulatedEngine(Sizes(served.slots // 16, 16, self.budget, self.most), served.costs, hands_on)
+        blocks = min(served.slots // 16, ENOUGH)
+        return SimulatedEngine(Sizes(blocks, 16, self.budget, self.most), served.costs, hands_on)
 
 
 def why(outcomes: Sequence[Outcome]) -> str:
