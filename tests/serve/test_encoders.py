@@ -74,8 +74,8 @@ def test_requests_of_one_source_share_it():
     (first,) = made.generate(requests([source], sampling))
     made.generate(requests([source]))
     assert made.runner.encoding.calls == 1 and made.pool.used == 0
-    alone = [engine(model).generate(requests([source], sampling))[0] for _ in range(1)]
-    assert [x.tokens for x in first.completions] == [x.tokens for x in alone[0].completions]
+    (alone,) = engine(model).generate(requests([source], sampling))
+    assert [x.tokens for x in first.completions] == [x.tokens for x in alone.completions]
     assert len({tuple(x.tokens) for x in first.completions}) == 3
 
 

@@ -1,7 +1,6 @@
 """Large pages for stored tensors on Linux.
 
-A decoding step reads all weights once. With pages of 4 KiB it waits for page tables as well as for memory: with 2 MiB,
-one core of an EPYC 9004 reads a quarter more bytes in a second.
+A decoding step reads all weights once. With pages of 4 KiB it waits for page tables as well as for memory.
 """
 
 from __future__ import annotations

@@ -67,9 +67,6 @@ class Attention:
 
     bias: Tensor | None = None
 
-    def sees_ahead(self, name: str) -> None:
-        """A module of this class says that it is not causal. Decoders of some encoder-decoder models do, and are."""
-
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, options: dict) -> Tensor:
         """Attention to the tokens of the same sequence."""
         raise NotImplementedError
@@ -104,13 +101,9 @@ class _Paged(Attention):
 
 @dataclass
 class Probe(Attention):
-    """Notes what each layer caches, and which see later tokens. Its results are zero."""
+    """Notes what each layer caches. Its results are zero."""
 
     layers: dict[int, Layer] = field(default_factory=dict)
-    ahead: list[str] = field(default_factory=list)
-
-    def sees_ahead(self, name: str) -> None:
-        self.ahead.append(name)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, options: dict) -> Tensor:
         self.layers[layer] = Layer(key.shape[1], key.shape[2], value.shape[2], options["window"])
@@ -132,14 +125,14 @@ def _attention(
     layer = getattr(module, "layer_idx", None)
     if layer is None:
         raise ValueError(f"{type(module).__name__} has no layer_idx, by which the engine finds its cache")
-    if not getattr(module, "is_causal", True):
-        _current.get().sees_ahead(type(module).__name__)
     if attention_mask is not None:
         raise ValueError(f"{type(module).__name__} adds a mask of its own to attention, which the engine cannot page")
     current, scale = _current.get(), scaling or query.shape[-1] ** -0.5
     query = query[0].transpose(0, 1)
     if key.shape[2] == 0:
         return current.cross(int(layer), query, scale)[None], None
+    if not getattr(module, "is_causal", True):
+        raise ValueError(f"{type(module).__name__} sees later tokens, which the engine cannot page")
     bias = None if position_bias is None else _by_distance(module, current)
     options = {"window": sliding_window or 0, "softcap": softcap or 0.0, "sinks": s_aux, "bias": bias}
     return current(int(layer), query, key[0].transpose(0, 1), value[0].transpose(0, 1), scale, options)[None], None
@@ -211,8 +204,6 @@ def layers_of(model: nn.Module) -> list[Layer]:
     if sorted(probe.layers) != list(range(len(probe.layers))):
         raise _unpaged(model, f"layers {sorted(probe.layers)} call the attention interface of transformers, not all")
     config: Any = model.config
-    if probe.ahead and not config.is_encoder_decoder:
-        raise _unpaged(model, f"{probe.ahead[0]} sees later tokens")
     kinds = getattr(config.get_text_config(), "layer_types", None) or []
     for i, kind in enumerate(kinds):
         if kind not in KINDS or (kind == "sliding_attention") > bool(probe.layers[i].window):

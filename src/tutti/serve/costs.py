@@ -23,7 +23,7 @@ from tutti.plan.plan import Plan
 from tutti.serve.attention import Layer, empty_cache, layers_of, slot_bytes
 from tutti.serve.engine import Engine
 from tutti.serve.request import Request, Sampling
-from tutti.serve.runner import step_function
+from tutti.serve.runner import CACHE, step_function
 from tutti.sim.planning import Simulator, choose
 from tutti.tracing.function import capture_function
 from tutti.tracing.holdings import Holdings
@@ -67,7 +67,7 @@ def measured(engine: Engine, rounds: int = 5) -> Costs:
     runner = engine.runner
     for held in runner.store.parts:
         for name, x in held.items():
-            if name.startswith("cache:"):
+            if name.startswith(CACHE):
                 x.zero_()  # memory that was never written is not read either
     sizes = [n for n in runner.sizes if n <= engine.scheduler.budget]
     most, longest = engine.scheduler.most, runner.longest

@@ -94,12 +94,11 @@ def decoded(
     return made
 
 
-def encoded(model: Any, cache: Cache, slots: Tensor, inputs: dict[str, Tensor]) -> None:
-    """Run the encoder on a source, and write the keys and values of its output into the cache.
+def write(model: Any, cache: Cache, slots: Tensor, hidden: Tensor) -> None:
+    """Write the keys and values of an encoder's output (1, positions, width) into the cache.
 
     slots: the slot of each of its positions (positions,), or -1 for padding.
     """
-    hidden = model.get_encoder()(**inputs).last_hidden_state
 
     def take(layer: int, keys: Tensor, values: Tensor) -> None:
         cache.keys[layer] = ops.paged_write(cache.keys[layer], keys[0].transpose(0, 1), slots)

@@ -81,7 +81,7 @@ class Engine:
     memory: bytes of the KV cache on all devices together.
     host_memory: bytes on the host for the blocks of preempted sequences; without it they are computed again.
     budget: tokens of a step. most: sequences that run at once. longest: tokens of a sequence, prompt included; by
-        default as many as the model has positions, and the cache has room for.
+        default as many as the model has positions (2,048 if it has no limit), and the cache has room for.
     prefix_cache: whether prompts with the same beginning share its blocks.
     speculate: number of tokens to guess by prompt look-up, or an object that guesses, such as a `DraftModel`.
     adapters: folders of LoRA adapters of `peft` by name, which requests choose.
@@ -154,11 +154,10 @@ class Engine:
         Requests that run are computed again with the new weights, from what they have. Returns the bytes received.
         Every rank of a job must call it. Raises ValueError if a parameter is missing or has another shape.
         """
-        self.scheduler.recompute()
         for sequence, _, _ in self.arriving:
-            sequence.forget_source()
             self.scheduler.add(sequence)
         self.arriving = []
+        self.scheduler.recompute()
         return update(self.runner.store, self.model, weights)
 
     # -- requests -------------------------------------------------------------------------------------------------

@@ -88,20 +88,19 @@ class Runner:
 
     def _example(self, tokens: int, sequences: int, rows: int, images: bool = False) -> tuple[Any, ...]:
         """Arguments of a step without sequences. images: whether it has embeddings of images."""
-        zeros = torch.zeros(tokens, dtype=torch.int64)
-        of_sequences = torch.zeros(sequences, dtype=torch.int32)
-        more: dict[str, Tensor] = {"numbers": zeros} if self.adapters else {}
+        zeros, long, short = torch.zeros, torch.int64, torch.int32
+        more: dict[str, Tensor] = {"numbers": zeros(tokens, dtype=long)} if self.adapters else {}
         if self.encoder is not None and self.crosses:
             width = -(-self.encoder.longest // self.block)
-            more["source_tables"] = torch.zeros(sequences, width, dtype=torch.int32)
-            more["source_lengths"] = of_sequences
+            more["source_tables"] = zeros(sequences, width, dtype=short)
+            more["source_lengths"] = zeros(sequences, dtype=short)
         if images:
             config: Any = self.model.config
             width, dtype = config.get_text_config().hidden_size, next(self.model.parameters()).dtype
-            more |= {"features": torch.zeros(tokens, width, dtype=dtype), "marks": zeros.bool()}
-        return (zeros, zeros, zeros - 1, torch.zeros(sequences, self.width, dtype=torch.int32),
-                torch.zeros(sequences + 1, dtype=torch.int32), of_sequences, torch.zeros(rows, dtype=torch.int64),
-                more)  # fmt: skip
+            more |= {"features": zeros(tokens, width, dtype=dtype), "marks": zeros(tokens, dtype=torch.bool)}
+        return (zeros(tokens, dtype=long), zeros(tokens, dtype=long), torch.full((tokens,), -1),
+                zeros(sequences, self.width, dtype=short), zeros(sequences + 1, dtype=short),
+                zeros(sequences, dtype=short), zeros(rows, dtype=long), more)  # fmt: skip
 
     @property
     def crosses(self) -> bool:
@@ -129,7 +128,7 @@ class Runner:
         images = self.sees and any(_images(*x)[0].size for x in pieces)
         made = self._example(*self.shape(batch.tokens, len(pieces), len(rows)), images=images)
         more: dict[str, Tensor] = made[-1]
-        ids, positions, slots, tables, starts, lengths, wanted = (x.clone().numpy() for x in made[:-1])
+        ids, positions, slots, tables, starts, lengths, wanted = (x.numpy() for x in made[:-1])  # they share memory
         at = 0
         for i, piece in enumerate(pieces):
             sequence, start, count = piece
@@ -154,7 +153,7 @@ class Runner:
             at += count
             starts[i + 1 :], lengths[i] = at, end
         wanted[: len(rows)] = rows
-        return (*map(torch.from_numpy, (ids, positions, slots, tables, starts, lengths, wanted)), more)
+        return made
 
     def synthetic(self, pieces: Several[tuple[int, int]]) -> tuple[Tensor, ...]:
         """Arguments of a step to measure. It reads the cache and writes nothing. pieces: (new tokens, tokens with those

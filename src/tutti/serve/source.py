@@ -36,6 +36,7 @@ class Source:
     places: np.ndarray | None = None
     features: Tensor | None = None
     digest: Digest = field(init=False)
+    known: list[Digest] = field(default_factory=list)  # of its blocks
 
     def __post_init__(self) -> None:
         of = hashlib.blake2b(digest_size=16)
@@ -46,8 +47,9 @@ class Source:
 
     def digests(self, size: int) -> list[Digest]:
         """The digests of its blocks of the cache. The last may be partly filled: nothing is added to a source."""
-        return [hashlib.blake2b(self.digest + i.to_bytes(4, "little"), digest_size=16).digest()
-                for i in range(-(-self.slots // size))]  # fmt: skip
+        for i in range(len(self.known), -(-self.slots // size)):
+            self.known.append(hashlib.blake2b(self.digest + i.to_bytes(4, "little"), digest_size=16).digest())
+        return self.known
 
 
 class Encoder:
@@ -140,9 +142,9 @@ class CrossEncoder(Encoder):
         return {self.name: torch.zeros(shape, dtype=next(self.model.parameters()).dtype)}
 
     def run(self, cache: Cache, inputs: dict[str, Tensor], slots: Tensor) -> Tensor:
-        from tutti.serve.cross import encoded
+        from tutti.serve.cross import write
 
-        encoded(self.model, cache, slots, inputs)
+        write(self.model, cache, slots, self.positions(inputs))
         return slots[:1]
 
     def positions(self, inputs: dict[str, Tensor]) -> Tensor:

@@ -22,6 +22,7 @@ from tutti.exec.weights import Wanted, load_weights, tensor_names
 from tutti.serve.quantize import QuantizedLinear, layers_of
 
 PREFIX = "param:model."  # of parameters in the engine's store
+AT_ONCE = 1 << 30  # bytes of weights in memory while they are rounded
 
 Weights = Step | Store | Mapping[str, torch.Tensor]
 
@@ -37,11 +38,23 @@ def read(store: Store, model: nn.Module, folder: Path) -> int:
     if not (folder / MANIFEST).exists() and not set(names) <= _known(folder, model):
         return update(store, model, _whole(folder, model))
     count = _read(folder, model, {name.removeprefix(PREFIX): held[name] for name in _as_given(store, layers)})
-    for path, layer in layers.items():
-        weight = torch.empty(layer.shape, dtype=layer.dtype)
-        count += _read(folder, model, {f"{path}.weight": ShardedTensor.whole(weight)})
-        _round(store, path, layer, weight)
+    for weights in _groups(layers):
+        count += _read(folder, model, {f"{path}.weight": ShardedTensor.whole(x) for path, x in weights.items()})
+        for path, x in weights.items():
+            _round(store, path, layers[path], x)
     return count
+
+
+def _groups(layers: Mapping[str, QuantizedLinear]) -> Iterator[dict[str, torch.Tensor]]:
+    """Memory for the weights of layers before they are rounded, for some layers at a time: a read opens all files."""
+    group: dict[str, torch.Tensor] = {}
+    for path, layer in layers.items():
+        group[path] = torch.empty(layer.shape, dtype=layer.dtype)
+        if sum(x.nbytes for x in group.values()) >= AT_ONCE:
+            yield group
+            group = {}
+    if group:
+        yield group
 
 
 def _as_given(store: Store, layers: Container[str]) -> list[str]:

@@ -7,7 +7,7 @@ import base64
 import inspect
 import struct
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import resources
@@ -171,9 +171,7 @@ class Server:
         sampling = body.sampling(most, logprobs, forced(tools, body.tool_choice))
         prompt, inputs = await self._chat_prompt(body.messages, tools, body.chat_template_kwargs)
         made = ChatAnswer(body.model, self.tokenizer, self.spell, body.n, tools=tools)
-        ask = self._ask(prompt, sampling, body, *who)
-        ask.inputs = inputs
-        return await self._answer(request, body, made, [ask])
+        return await self._answer(request, body, made, [self._ask(prompt, sampling, body, *who, inputs)])
 
     async def transcriptions(self, request: Request) -> Any:
         """`/v1/audio/transcriptions`: what a model of speech hears in a WAV file."""
@@ -193,11 +191,9 @@ class Server:
         prompt, inputs = await asyncio.to_thread(lambda: media.heard(self.processor, *media.sound(contents)))
         sampling = Sampling(temperature=float(str(form.get("temperature", 0))))
         ask = Ask(prompt, sampling, account=account, inputs=inputs, id=uuid4().hex)
-        last: dict[int, Output] = {}
-        async for changed in self._changes(request, self.service.submit([ask])):
-            last |= changed
-        text = last[0].text.strip()
-        return PlainTextResponse(text) if kind == "text" else {"text": text, "usage": usage([last[0]])}
+        output = [x[0] async for x in self._changes(request, self.service.submit([ask]))][-1]
+        text = output.text.strip()
+        return PlainTextResponse(text) if kind == "text" else {"text": text, "usage": usage([output])}
 
     def _begin(self, request: Request, model: str) -> tuple[str, str]:
         """Check who asks, and for which model. Returns the account, and the name of an adapter or an empty text."""
@@ -209,13 +205,14 @@ class Server:
         known = ", ".join([self.options.model, *self.options.adapters])
         raise Refused(404, f"there is no model {model!r}; there is {known}", "model")
 
-    def _ask(self, prompt: list[int], sampling: Sampling, body: Common, account: str, adapter: str) -> Ask:
+    def _ask(self, prompt: list[int], sampling: Sampling, body: Common, account: str, adapter: str,
+             inputs: Mapping[str, Any] | None = None) -> Ask:  # fmt: skip
         if body.priority < 0:
             raise Refused(400, f"priority is {body.priority}; it must be at least 0, the first", "priority")
         if body.stream and sampling.best_of and sampling.best_of > sampling.n:
             raise Refused(400, "best_of cannot be streamed", "best_of")
         return Ask(prompt, sampling, priority=body.priority, account=account, user=body.user or "",
-                   deadline=body.deadline, adapter=adapter, id=uuid4().hex)  # fmt: skip
+                   deadline=body.deadline, adapter=adapter, inputs=inputs or {}, id=uuid4().hex)  # fmt: skip
 
     async def _tokens(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, list):
@@ -350,8 +347,7 @@ class Server:
         messages = [*system, *({"role": x.get("role", "user"), "content": x.get("content")} for x in turns)]
         common = Common(model=body.model, temperature=body.temperature, top_p=body.top_p, user=body.user)
         prompt, inputs = await self._chat_prompt(messages, (), {})
-        ask = self._ask(prompt, common.sampling(body.max_output_tokens, None), common, *who)
-        ask.inputs = inputs
+        ask = self._ask(prompt, common.sampling(body.max_output_tokens, None), common, *who, inputs)
         id, made = f"resp_{uuid4().hex}", f"msg_{uuid4().hex}"
 
         def shown(text: str, status: str, output: Output | None) -> dict[str, Any]:
