@@ -1,0 +1,1 @@
+"""Reinforcement learning: environments, replay and algorithms as pure functions, compiled together."""

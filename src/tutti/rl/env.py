@@ -1,0 +1,104 @@
+"""What an environment is: two pure functions on batched tensors.
+
+    env = CartPole()
+    state, obs = env.reset(key, 64)
+    state, obs, reward, terminated, truncated = env.step(state, action, key)
+
+Dim 0 of every tensor is the instance. A state is a dict of tensors with fixed shapes and dtypes, so that a rollout can
+be a `tutti.scan` and a checkpoint can name what it stores. Functions do not write to their arguments, and have no
+Python branches on values.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from tutti.rl import keys
+
+State = dict[str, Tensor]
+Step = tuple[State, Any, Tensor, Tensor, Tensor]
+
+
+class Env(ABC):
+    """A pure environment.
+
+    observation_space, action_space: of one instance and one agent (`gymnasium.spaces`).
+    agents: names of the agents. With more than one, observations, actions and rewards have a dim of agents after
+        that of instances: (n, agents, ...). Observations and actions of unlike agents are padded to the largest.
+    limit: steps of an episode until it is truncated, or None. Environments count them in `state["t"]`, int64 (n,).
+    threshold: mean return of an episode at which the environment counts as solved, or None.
+    """
+
+    observation_space: spaces.Space
+    action_space: spaces.Space
+    agents: tuple[str, ...] = ("agent",)
+    limit: int | None = None
+    threshold: float | None = None
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    @abstractmethod
+    def reset(self, key: Tensor, n: int) -> tuple[State, Any]:
+        """Begin n episodes. key: a 0-d int64 tensor (`tutti.rl.keys`). Returns the state and the observations."""
+
+    @abstractmethod
+    def step(self, state: State, action: Tensor, key: Tensor) -> Step:
+        """Advance all instances by one step. Does not reset: see `Autoreset`.
+
+        action: int64 (n,) or (n, agents) for a discrete space, else float32 with the shape of the space at the end.
+
+        Returns (state, observations, reward, terminated, truncated). reward: float32, (n,) or (n, agents). terminated,
+        truncated: bool (n,). An episode terminates where its task ends, and is truncated where only its time does.
+        """
+
+    def masks(self, state: State) -> Tensor | None:
+        """Which discrete actions are possible: bool (n, actions) or (n, agents, actions). None: all of them."""
+        return None
+
+    def overview(self, state: State) -> Tensor | None:
+        """What a central critic sees of all agents together: float32 (n, features). None: all observations."""
+        return None
+
+    def draw(self, state: State, i: int) -> np.ndarray | None:
+        """A picture of instance i, uint8 (height, width, 3), or None if there is none."""
+        return None
+
+    def truncated(self, t: Tensor) -> Tensor:
+        """Whether the time of an episode is over after t steps, bool (n,)."""
+        return torch.zeros_like(t, dtype=torch.bool) if self.limit is None else t >= self.limit
+
+
+class Autoreset:
+    """Steps an environment, and begins new episodes in the same step (gymnasium's `SAME_STEP`).
+
+    `step` returns what `Env.step` returns, and the last observation of episodes that ended. The observation is that of
+    the new episode there; truncated episodes are bootstrapped from the last one.
+    """
+
+    def __init__(self, env: Env):
+        self.env = env
+
+    def step(self, state: State, action: Tensor, key: Tensor) -> tuple[State, Any, Tensor, Tensor, Tensor, Any]:
+        """(state, observations, reward, terminated, truncated, last observations)."""
+        of_step, of_reset = keys.split(key)
+        after, last, reward, terminated, truncated = self.env.step(state, action, of_step)
+        fresh, first = self.env.reset(of_reset, len(terminated))
+        done = terminated | truncated
+        state = {name: where(done, fresh[name], x) for name, x in after.items()}
+        obs = (
+            where(done, first, last) if isinstance(last, Tensor) else {k: where(done, first[k], last[k]) for k in last}
+        )
+        return state, obs, reward, terminated, truncated, last
+
+
+def where(done: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """`a` for the instances that are done, else `b`. done: bool (n,)."""
+    return torch.where(done.reshape(-1, *[1] * (b.ndim - 1)), a, b)

@@ -1,0 +1,1 @@
+"""Environments written as pure functions on batched tensors."""

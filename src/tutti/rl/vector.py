@@ -1,0 +1,75 @@
+"""What environments outside of the graph look like: a batch of them, stepped together on the host."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+
+@dataclass
+class Moved:
+    """The result of a step of n environments.
+
+    obs: observations, an array (n, ...) or a dict of arrays. Where an episode ended, the first of the next episode.
+    reward: float32 (n,) or (n, agents). terminated, truncated: bool (n,).
+    last: as obs, but where an episode ended its last observation.
+    """
+
+    obs: Any
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    last: Any
+
+
+class VectorEnv(ABC):
+    """n environments on the host. A new episode begins in the step in which one ends.
+
+    observation_space, action_space, agents, limit, threshold: as in `tutti.rl.env.Env`, of one instance and agent.
+    """
+
+    n: int
+    name: str
+    observation_space: spaces.Space
+    action_space: spaces.Space
+    agents: tuple[str, ...] = ("agent",)
+    limit: int | None = None
+    threshold: float | None = None
+
+    @abstractmethod
+    def reset(self, seed: int | None = None) -> Any:
+        """Begin new episodes everywhere. Returns the observations. Instance i begins with seed + i."""
+
+    @abstractmethod
+    def step(self, action: np.ndarray) -> Moved:
+        """Advance all instances. action: int64 (n,) or (n, agents) for a discrete space, else float32 (n, ...)."""
+
+    def masks(self) -> np.ndarray | None:
+        """Which discrete actions are possible now: bool (n, actions) or (n, agents, actions). None: all of them."""
+        return None
+
+    def overview(self) -> np.ndarray | None:
+        """What a central critic sees of all agents together: float32 (n, features). None: all observations."""
+        return None
+
+    def draw(self, i: int = 0) -> np.ndarray | None:
+        """A picture of instance i, uint8 (height, width, 3), or None if there is none."""
+        return None
+
+    def state(self) -> Any:
+        """Everything that `restore` needs to continue with equal results: a picklable object.
+
+        Raises NotImplementedError where an environment cannot be saved.
+        """
+        raise NotImplementedError(f"{self.name} cannot save its state")
+
+    def restore(self, state: Any) -> Any:
+        """Continue from what `state` returned. Returns the observations."""
+        raise NotImplementedError(f"{self.name} cannot restore a state")
+
+    def close(self) -> None:  # noqa: B027
+        """Release processes and windows."""
