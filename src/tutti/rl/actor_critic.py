@@ -1,0 +1,99 @@
+"""On-policy algorithms with a policy and a value function: what A2C, PPO, TRPO and IMPALA share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tutti.rl.agent import Number
+from tutti.rl.descent import Adam, RMSProp
+from tutti.rl.distributions import Box, masked
+from tutti.rl.networks import GAIN, Network, mlp
+from tutti.rl.on_policy import OnPolicy
+
+Tree = dict[str, Any]
+
+
+class ActorCritic(OnPolicy):
+    """One vector of weights holds the policy's and the value function's network."""
+
+    @dataclass(frozen=True)
+    class Config(OnPolicy.Config):
+        """vf_coef, ent_coef: weights of the value loss and of the entropy. max_grad_norm: of a gradient.
+        log_std: first log standard deviation of continuous actions."""
+
+        vf_coef: Number = 0.5
+        ent_coef: Number = 0.0
+        max_grad_norm: Number = 0.5
+        log_std: float = 0.0
+
+    adam: Adam | RMSProp
+
+    def build(self) -> None:
+        self.net = Network(lambda: Both(self))
+
+    def init(self, seed: int) -> Tree:
+        weights = self.net.init(seed)
+        return {"weights": weights, "adam": self.adam.init(weights)}
+
+    def policy(self, learner: Tree) -> Tree:
+        return {"weights": learner["weights"]}
+
+    def act(self, policy: Tree, seen: Tree, carry: Tree, key: Tensor, explore: bool) -> tuple[Tensor, Tree, Tree]:
+        outputs = masked(self.net(policy["weights"], seen["obs"], None)[0], seen.get("mask"))
+        action = self.distribution.sample(outputs, key) if explore else self.distribution.mode(outputs)
+        return action, {"log_prob": self.distribution.log_prob(outputs, action)}, carry
+
+    def network(self, weights: Tensor, batch: Tree) -> tuple[Tensor, Tensor]:
+        """Outputs of the policy and values of rows."""
+        outputs, value = self.net(weights, batch["obs"], batch["critic"])
+        return masked(outputs, batch.get("mask")), value
+
+    def inputs(self, chunk: Tree) -> Tree:
+        """What `network` reads of a chunk."""
+        return {"obs": chunk["obs"], "critic": self.critic_input(chunk, "")} | (
+            {"mask": chunk["mask"]} if "mask" in chunk else {}
+        )
+
+    def critic_input(self, chunk: Tree, prefix: str) -> Tensor:
+        """What the value function sees, now or (prefix "last_") after the step: the observation."""
+        return chunk["last"] if prefix else chunk["obs"]
+
+    def critic_size(self) -> int:
+        return self.features.size
+
+    def values(self, learner: Tree, chunk: Tree) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(values, values after each step, terminated, done), as rewards (time, n, ...)."""
+        seen = torch.stack([self.critic_input(chunk, ""), self.critic_input(chunk, "last_")])
+        value, after = self.net(learner["weights"], None, seen)[1].unbind(0)
+        wide = lambda x: x.reshape(*x.shape, *[1] * (value.ndim - x.ndim)).expand_as(value)  # noqa: E731
+        terminated = wide(chunk["terminated"])
+        return value, after, terminated, terminated | wide(chunk["truncated"])
+
+
+class Both(nn.Module):
+    """A policy and a value function: outputs of the policy (..., outputs), and values (...)."""
+
+    def __init__(self, agent: ActorCritic):
+        super().__init__()
+        c, d = agent.config, agent.distribution
+        self.continuous = isinstance(d, Box)
+        size = d.width if isinstance(d, Box) else d.size
+        self.actor = mlp([agent.features.size, *c.hidden, size], c.activation, GAIN, 0.01)
+        self.critic = mlp([agent.critic_size(), *c.hidden, 1], c.activation, GAIN, 1.0)
+        if self.continuous:
+            self.log_std = nn.Parameter(torch.full((size,), c.log_std))
+
+    def forward(self, obs: Tensor | None, critic: Tensor | None) -> tuple[Any, Any]:
+        outputs = None if obs is None else self.actor(obs)
+        if outputs is not None and self.continuous:
+            outputs = torch.cat([outputs, self.log_std.expand_as(outputs)], -1)
+        return outputs, None if critic is None else self.critic(critic).squeeze(-1)
+
+
+def flat_rows(chunk: Tree, dims: int) -> Tree:
+    """Rows of a chunk: the first dims, those of a reward, as one."""
+    return {name: x.flatten(0, dims - 1) for name, x in chunk.items()}

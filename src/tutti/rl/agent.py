@@ -1,0 +1,347 @@
+"""`Agent`: what all algorithms share. Users call `learn`, `predict`, `evaluate`, `save` and `load`.
+
+    agent = PPO("CartPole-v1", seed=0)
+    agent.learn(100_000)
+    action, _ = agent.predict(obs)
+
+An algorithm is a subclass with a `Config` and four pure functions of tensors: `init`, `act`, `policy` and the learning
+step of its family (`tutti.rl.on_policy`, `tutti.rl.off_policy`, ...). It says nothing about devices, processes, or who
+steps the environments.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from tutti.rl import collect, files, keys
+from tutti.rl.distributions import Distribution, distribution_for
+from tutti.rl.env import Env
+from tutti.rl.features import Features, features_of
+from tutti.rl.host import HostActor
+from tutti.rl.normalize import Normalizer
+from tutti.rl.program import Program
+from tutti.rl.vector import VectorEnv
+
+Tree = dict[str, Any]
+Number = float | Tensor
+Rate = float | Callable[[Any], Any]  # constant, or a function of the remaining progress, from 1 to 0
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of every algorithm. Names are those of Stable-Baselines3 where it has them.
+
+    n_envs: environments that are stepped together. n_steps: steps of each between two learning phases.
+    gamma: discount. learning_rate: a number, or a function of the remaining progress (1 at the start, 0 at the end).
+    hidden: widths of hidden layers. normalize_obs, normalize_reward: by running statistics.
+    """
+
+    n_envs: int = 1
+    n_steps: int = 1
+    gamma: Number = 0.99
+    learning_rate: Rate = 3e-4
+    hidden: tuple[int, ...] = (64, 64)
+    activation: str = "tanh"
+    normalize_obs: bool = False
+    normalize_reward: bool = False
+
+
+class Agent(ABC):
+    """A policy, how it learns, and the environments that it learns in.
+
+    env: a name (`tutti.rl.make`), a pure `Env`, or a `VectorEnv` of the host with `n_envs` instances.
+    seed: of weights, environments and exploration. With equal versions, equal seeds give equal results.
+    level: "O2" compiles whole iterations; "O0" runs their operators one by one; "eager" is plain Python.
+    options: the fields of the algorithm's `Config`.
+
+    Raises ValueError for unknown options, and for spaces that do not suit the algorithm.
+    """
+
+    Config: ClassVar[type[Config]] = Config
+    config: Any
+    squashed: ClassVar[bool] = False  # whether continuous actions are tanh of a normal number
+    actions: ClassVar[tuple[type[spaces.Space], ...]] = ()  # the action spaces that the algorithm can handle; () is all
+    multi_agent: ClassVar[bool] = True
+
+    def __init__(self, env: str | Env | VectorEnv, *, seed: int = 0, level: str = "O2", **options: Any):
+        self.config = configured(self.Config, options)
+        self.env = self._made(env)
+        self.seed, self.level = seed, level
+        self._check_spaces()
+        self.features: Features = features_of(self.env.observation_space)
+        self.distribution: Distribution = distribution_for(self.env.action_space, self.squashed)
+        self.normalizer = Normalizer(self.features.size, self.config)
+        self.build()
+        self.num_timesteps, self.episodes = 0, deque[tuple[float, float]](maxlen=100)
+        self.metrics: dict[str, float] = {}
+        self._begin()
+
+    # -- what an algorithm defines --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def build(self) -> None:
+        """Make networks and optimizers, without weights."""
+
+    @abstractmethod
+    def init(self, seed: int) -> Tree:
+        """First weights and optimizer states: a nested dict of tensors, called the learner."""
+
+    @abstractmethod
+    def act(self, policy: Tree, seen: Tree, carry: Tree, key: Tensor, explore: bool) -> tuple[Tensor, Tree, Tree]:
+        """Choose actions for observations. Returns (action, what the learner will need of it, next carry).
+
+        seen: "obs", features (n, [agents,] size), and "mask" and "overview" where the environment has them.
+        """
+
+    @abstractmethod
+    def iterate(self, run: Tree) -> tuple[Tree, Tree]:
+        """One iteration in a pure environment: act and learn. Returns the run and metrics."""
+
+    @abstractmethod
+    def absorb(self, run: Tree, chunk: Tree) -> tuple[Tree, Tree]:
+        """Learn from a chunk of experience (`tutti.rl.collect`). Returns the run and metrics."""
+
+    def policy(self, learner: Tree) -> Tree:
+        """The part of the learner that acting needs. Channels to actors carry this."""
+        return learner
+
+    def acting(self, learner: Tree) -> Tree:
+        """The policy, with the statistics that it needs and its progress."""
+        rest = {name: learner[name] for name in ("obs_norm", "progress") if name in learner}
+        return {**self.policy(learner), **rest}
+
+    def carry(self, n: int) -> Tree:
+        """What a policy remembers within an episode, at its beginning: tensors (n, ...)."""
+        return {}
+
+    # -- what algorithms use --------------------------------------------------------------------------------------
+
+    def rows(self, n: int) -> tuple[int, ...]:
+        """The shape of rewards of n environments: (n,), or (n, agents)."""
+        return (n,) if len(self.env.agents) == 1 else (n, len(self.env.agents))
+
+    def to_env(self, action: Tensor) -> Tensor:
+        return self.distribution.to_env(action)
+
+    def normalized(self, policy: Tree, seen: Tree) -> Tree:
+        return {**seen, "obs": self.normalizer.apply(policy, seen["obs"])}
+
+    def rate(self, learner: Tree) -> Any:
+        """The learning rate now."""
+        rate = self.config.learning_rate
+        return rate(1 - learner["progress"]) if callable(rate) else rate
+
+    # -- what users call ------------------------------------------------------------------------------------------
+
+    def learn(self, total_timesteps: int, callback: Callback | Iterable[Callback] | None = None,
+              progress_bar: bool = False) -> Agent:  # fmt: skip
+        """Learn for so many steps of environments more. Returns the agent.
+
+        callback: called with the agent after each iteration; learning ends when one returns False.
+        """
+        from tutti.rl.report import reporting
+
+        self.total = self.num_timesteps + total_timesteps
+        self._prepare()
+        with reporting(self, callback, progress_bar) as goes_on:
+            while self.num_timesteps < self.total and goes_on():
+                self.step()
+        return self
+
+    def step(self) -> None:
+        """One iteration: act, and learn from what happened."""
+        start = time.perf_counter()
+        if isinstance(self.env, Env):
+            metrics = self.program.call(self.phase())
+        else:
+            chunk = self.host.collect(self)
+            metrics = self.program.call(self.learning(), chunk)
+        ended = metrics.pop("episodes")
+        returns, lengths = ended["return"], ended["length"]
+        finished = lengths > 0
+        each = returns if returns.ndim == lengths.ndim else returns.mean(-1)
+        self.episodes.extend(zip(each[finished].tolist(), lengths[finished].tolist(), strict=True))
+        self.metrics = {name: float(x) for name, x in metrics.items()}
+        steps = lengths.numel()
+        self.num_timesteps += steps
+        self.metrics["steps_per_second"] = steps / (time.perf_counter() - start)
+
+    def phase(self) -> Callable[[Tree], tuple[Tree, Tree]]:
+        """The function of the next iteration in a pure environment."""
+        return self.iterate
+
+    def learning(self) -> Callable[[Tree, Tree], tuple[Tree, Tree]]:
+        """The function of the next iteration where the host steps environments."""
+        return self.absorb
+
+    def predict(self, observation: Any, state: Tree | None = None, episode_start: np.ndarray | None = None,
+                deterministic: bool = True, mask: np.ndarray | None = None) -> tuple[np.ndarray, Tree | None]:  # fmt: skip
+        """Actions for observations of the environment's space, one or a batch of them.
+
+        state: what the last call returned, for policies with a memory. episode_start: bool (n,), where it is forgotten.
+        mask: which actions are possible. Returns (actions as the environment takes them, the next state or None).
+        """
+        obs, single = self._batched(observation)
+        n = obs.shape[0]
+        carry = self.carry(n) if state is None else state
+        if episode_start is not None:
+            started = torch.as_tensor(episode_start)
+            carry = pytree.tree_map(lambda x: torch.where(started.view(-1, *[1] * (x.ndim - 1)), 0, x), carry)
+        seen = {"obs": obs} | ({} if mask is None else {"mask": torch.as_tensor(mask).reshape(*obs.shape[:-1], -1)})
+        learner = self.program.state()["learner"]
+        self._predictions += 1
+        key = keys.fold(keys.make(self.seed + 1), self._predictions)
+        with torch.no_grad():
+            policy = self.acting(learner)
+            action, _, carry = self.act(policy, self.normalized(policy, seen), carry, key, not deterministic)
+            action = self.to_env(action).numpy()
+        return (action[0] if single else action), (carry or None)
+
+    def evaluate(self, episodes: int = 10, deterministic: bool = True, env: Any = None, seed: int = 1) -> Evaluation:
+        """Returns and lengths of new episodes."""
+        from tutti.rl.evaluate import evaluate
+
+        return evaluate(self, episodes, deterministic, env, seed)
+
+    def save(self, path: str | Path, replay: bool = True) -> Path:
+        """Write everything that continuing needs to one file, and return its path. replay: whether with its data."""
+        return files.save(self, Path(path), replay)
+
+    @classmethod
+    def load(cls, path: str | Path, env: str | Env | VectorEnv | None = None, **options: Any) -> Any:
+        """An agent from a file that `save` wrote. It continues bit for bit in a pure environment.
+
+        env: needed unless it was given by name. options: replace those in the file.
+        """
+        return files.load(cls, Path(path), env, options)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _made(self, env: str | Env | VectorEnv) -> Env | VectorEnv:
+        self.env_name = env if isinstance(env, str) else None
+        if isinstance(env, str):
+            from tutti.rl.make import make
+
+            env = make(env, self.config.n_envs)
+        if isinstance(env, VectorEnv) and env.n != self.config.n_envs:
+            self.config = replace(self.config, n_envs=env.n)
+        if not isinstance(env, Env | VectorEnv):
+            raise ValueError(f"env is a {type(env).__name__}; pass a name, a tutti.rl.Env or a tutti.rl.VectorEnv "
+                             "(tutti.rl.adapt wraps those of other libraries)")  # fmt: skip
+        return env
+
+    def _check_spaces(self) -> None:
+        name, space = type(self).__name__, self.env.action_space
+        if self.actions and not isinstance(space, self.actions):
+            known = " or ".join(x.__name__ for x in self.actions)
+            suited = "PPO" if isinstance(space, spaces.Discrete | spaces.Box) else "PPO or A2C"
+            raise ValueError(f"{name} needs a {known} action space, and that of {self.env.name} is {space}; "
+                             f"{suited} takes it")  # fmt: skip
+        if len(self.env.agents) > 1 and not self.multi_agent:
+            raise ValueError(f"{name} is for one agent, and {self.env.name} has {len(self.env.agents)}: use IPPO, MAPPO, "
+                             "QMIX, VDN, COMA or MADDPG")  # fmt: skip
+
+    def _begin(self) -> None:
+        """The state of a new run."""
+        key = keys.make(self.seed)
+        n, learner = self.config.n_envs, self.init(self.seed)
+        learner |= {"progress": torch.zeros(()), **self.normalizer.init(self.rows(n))}
+        run: Tree = {"learner": learner, "key": keys.fold(key, 1), "steps": torch.zeros((), dtype=torch.int64),
+                     "total": torch.ones(())}  # fmt: skip
+        if isinstance(self.env, Env):
+            run["actor"] = collect.begin(self, self.env, keys.fold(key, 2), n)
+        else:
+            self.host = HostActor(self, self.env, self.seed)
+        run |= self.more_state()
+        self.program, self._predictions = Program(run, self.level), 0
+
+    def more_state(self) -> Tree:
+        """State of the run besides learner and actor, such as a replay."""
+        return {}
+
+    def _prepare(self) -> None:
+        """Tell the program the number of steps in all."""
+        state = self.program.state()
+        state["total"] = torch.tensor(float(self.total))
+        self.program.load(state)
+
+    def advance(self, run: Tree, steps: int) -> Tree:
+        """The run with its number of steps and the learner's progress after `steps` more."""
+        done = run["steps"] + steps
+        progress = (done / run["total"]).clamp(max=1.0)
+        return {**run, "steps": done, "learner": {**run["learner"], "progress": progress}}
+
+    def _batched(self, observation: Any) -> tuple[Tensor, bool]:
+        """Features (n, ..., size), and whether the observation is a single one."""
+        space = self.env.observation_space
+        tensors = pytree.tree_map(torch.as_tensor, _plain(observation))
+        x = self.features(tensors)
+        want = 1 + (len(self.env.agents) > 1)
+        if x.shape[-1] != self.features.size or x.ndim not in (want, want + 1):
+            shapes = pytree.tree_map(lambda t: tuple(t.shape), tensors)
+            raise ValueError(f"observations of {self.env.name} are {space}, and this one has the shape {shapes}")
+        return (x[None], True) if x.ndim == want else (x, False)
+
+
+def _plain(x: Any) -> Any:
+    """Dicts and tuples of observations as dicts with text keys."""
+    if isinstance(x, dict):
+        return {str(k): _plain(v) for k, v in x.items()}
+    return {str(i): _plain(v) for i, v in enumerate(x)} if isinstance(x, tuple) else x
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Returns, float (episodes,), or (episodes, agents), and lengths of episodes."""
+
+    returns: np.ndarray
+    lengths: np.ndarray
+
+    @property
+    def mean(self) -> float:
+        return float(self.returns.mean())
+
+    @property
+    def std(self) -> float:
+        return float(self.returns.std())
+
+    def __str__(self) -> str:
+        return f"return {self.mean:.1f} +- {self.std:.1f} over {len(self.returns)} episodes"
+
+
+Callback = Callable[[Agent], bool | None]
+
+
+def configured(kind: type[Config], options: dict[str, Any]) -> Config:
+    """A config with these options. Raises ValueError for unknown ones, and for values out of range."""
+    known = [f.name for f in fields(kind)]
+    for name in options:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            raise ValueError(f"there is no option {name!r}{f'; did you mean {near[0]!r}?' if near else ''} "
+                             f"The options are {', '.join(known)}")  # fmt: skip
+    made = kind(**options)
+    for name, low in (("n_envs", 1), ("n_steps", 1), ("batch_size", 1), ("n_epochs", 1)):
+        if name in known and getattr(made, name) < low:
+            raise ValueError(f"{name} is {getattr(made, name)}; it must be at least {low}")
+    if not isinstance(made.gamma, Tensor) and not 0 <= made.gamma <= 1:
+        raise ValueError(f"gamma is {made.gamma}; it must be from 0 to 1")
+    return made
+
+
+def options_of(config: Config) -> dict[str, Any]:
+    """The options of a config that JSON can hold. Functions are left out."""
+    return {k: v for k, v in asdict(config).items() if not callable(v) and not isinstance(v, Tensor)}

@@ -1,0 +1,1 @@
+"""Algorithms, one in each file."""

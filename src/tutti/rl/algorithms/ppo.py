@@ -1,0 +1,102 @@
+"""Proximal policy optimization (Schulman et al., 2017, arXiv 1707.06347).
+
+With the ratio r = pi(a|s) / pi_old(a|s) and generalized advantage estimates A, each minibatch descends
+
+    -E[min(r A, clip(r, 1 - eps, 1 + eps) A)] + vf_coef E[(V(s) - R)^2] - ent_coef E[H(pi(.|s))]
+
+for several epochs over the same rollout. Advantages are normalized in each minibatch; the gradient is clipped to a norm
+of `max_grad_norm`. Actions that are masked have probability 0 (Huang and Ontanon, 2020, arXiv 2006.14171). Agents of one
+team share weights: independent PPO (de Witt et al., 2020, arXiv 2011.09533).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import tutti
+from tutti.rl import keys
+from tutti.rl.actor_critic import ActorCritic, flat_rows
+from tutti.rl.agent import Number
+from tutti.rl.descent import Adam
+from tutti.rl.returns import gae
+
+Tree = dict[str, Any]
+
+
+class PPO(ActorCritic):
+    """Options: `PPO.Config`."""
+
+    @dataclass(frozen=True)
+    class Config(ActorCritic.Config):
+        """clip_range: eps above. target_kl: stop the epochs of a rollout where the policy has moved so far."""
+
+        n_steps: int = 256
+        batch_size: int = 256
+        n_epochs: int = 10
+        gae_lambda: Number = 0.95
+        clip_range: Number = 0.2
+        target_kl: float | None = None
+
+    def build(self) -> None:
+        super().build()
+        c = self.config
+        rows = c.n_envs * c.n_steps * len(self.env.agents)
+        if rows % c.batch_size:
+            raise ValueError(f"batch_size is {c.batch_size}, which does not divide the {rows} rows of a rollout "
+                             f"(n_envs {c.n_envs} x n_steps {c.n_steps} x {len(self.env.agents)} agents)")  # fmt: skip
+        self.adam = Adam(eps=1e-5, clip=c.max_grad_norm)
+
+    def update(self, learner: Tree, chunk: Tree, key: Tensor) -> tuple[Tree, Tree]:
+        c, rate = self.config, self.rate(learner)
+        value, after, terminated, done = self.values(learner, chunk)
+        advantage = gae(chunk["reward"], value, after, terminated, done, c.gamma, c.gae_lambda)
+        rows = flat_rows({**self.inputs(chunk), "action": chunk["action"], "log_prob": chunk["log_prob"],
+                          "advantage": advantage, "target": advantage + value}, chunk["reward"].ndim)  # fmt: skip
+        n = rows["advantage"].shape[0]
+
+        def minibatch(carry: Tree, index: Tensor) -> tuple[Tree, Tree]:
+            batch = {name: x[index] for name, x in rows.items()}
+            gradient, told = torch.func.grad(self.loss, has_aux=True)(carry["weights"], batch)
+            weights, state = self.adam.step(carry["weights"], gradient, carry["adam"], rate)
+            moved = {"weights": weights, "adam": state}
+            if c.target_kl is not None:
+                go = carry["go"] & (told["kl"] <= 1.5 * c.target_kl)
+                moved = torch.utils._pytree.tree_map(lambda a, b: torch.where(go, a, b), moved,
+                                                     {"weights": carry["weights"], "adam": carry["adam"]})  # fmt: skip
+                moved["go"] = go
+            return moved, told
+
+        start = {"weights": learner["weights"], "adam": learner["adam"]}
+        if c.target_kl is not None:
+            start["go"] = torch.ones((), dtype=torch.bool)
+        order = torch.cat([keys.permutation(keys.fold(key, i), n) for i in range(c.n_epochs)])
+        last, told = tutti.scan(minibatch, start, order.view(-1, c.batch_size))
+        metrics = {name: x.mean() for name, x in told.items()}
+        metrics["explained_variance"] = explained(rows["target"] - rows["advantage"], rows["target"])
+        return {**learner, "weights": last["weights"], "adam": last["adam"]}, metrics
+
+    def loss(self, weights: Tensor, batch: Tree) -> tuple[Tensor, Tree]:
+        """The loss of a minibatch, and what to report."""
+        c = self.config
+        outputs, value = self.network(weights, batch)
+        advantage = batch["advantage"]
+        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        log_ratio = self.distribution.log_prob(outputs, batch["action"]) - batch["log_prob"]
+        ratio = log_ratio.exp()
+        clipped = ratio.clamp(1 - c.clip_range, 1 + c.clip_range)
+        policy_loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()
+        value_loss = (value - batch["target"]).square().mean()
+        entropy = self.distribution.entropy(outputs).mean()
+        total = policy_loss + c.vf_coef * value_loss - c.ent_coef * entropy
+        told = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy,
+                "kl": (ratio - 1 - log_ratio).mean(), "clipped": (ratio != clipped).float().mean()}  # fmt: skip
+        return total, {name: x.detach() for name, x in told.items()}
+
+
+def explained(value: Tensor, target: Tensor) -> Tensor:
+    """The share of the variance of targets that values explain."""
+    return 1 - (target - value).var() / (target.var() + 1e-8)

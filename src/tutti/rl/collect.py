@@ -1,0 +1,80 @@
+"""Rollouts: a policy acts in environments, and what happens becomes a chunk of experience.
+
+A chunk is a dict of tensors (time, n, ...):
+
+| key | what |
+|---|---|
+| `obs`, `action`, `reward`, `terminated`, `truncated` | of each step; observations are features, before normalization |
+| `last` | the observation after the step, of the same episode |
+| `mask`, `overview`, `last_mask`, `last_overview` | where the environment has them |
+| `return`, `length` | of an episode that ended in this step, else 0 |
+| others | what the algorithm's `act` adds, such as `log_prob` |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+import tutti
+from tutti.rl import keys
+from tutti.rl.env import Env, where
+
+if TYPE_CHECKING:
+    from tutti.rl.agent import Agent
+
+Tree = dict[str, Any]
+
+
+def begin(agent: Agent, env: Env, key: Tensor, n: int) -> Tree:
+    """An actor before its first step."""
+    state, obs = env.reset(key, n)
+    return {"env": state, "obs": agent.features(obs), **_fresh(agent, n)}
+
+
+def _fresh(agent: Agent, n: int) -> Tree:
+    shape = agent.rows(n)
+    return {"carry": agent.carry(n), "return": torch.zeros(shape), "length": torch.zeros(n)}
+
+
+def rollout(agent: Agent, env: Env, policy: Tree, actor: Tree, key: Tensor, steps: int,
+            explore: bool = True) -> tuple[Tree, Tree]:  # fmt: skip
+    """Act for some steps. Returns the actor afterwards, and the chunk."""
+
+    def body(actor: Tree, t: Tensor) -> tuple[Tree, Tree]:
+        of_act, of_step, of_reset = keys.split(keys.fold(key, t), 3)
+        seen = seen_by(actor["obs"], env.masks(actor["env"]), env.overview(actor["env"]))
+        action, extra, carry = agent.act(policy, agent.normalized(policy, seen), actor["carry"], of_act, explore)
+        state, last, reward, terminated, truncated = env.step(actor["env"], agent.to_env(action), of_step)
+        after = {f"last_{k}": x for k, x in seen_by(None, env.masks(state), env.overview(state)).items() if k != "obs"}
+        done = terminated | truncated
+        fresh, first = env.reset(of_reset, len(done))
+        last = agent.features(last)
+        moved, told = _episodes(actor, reward, done)
+        next_actor = {
+            "env": {name: where(done, fresh[name], x) for name, x in state.items()},
+            "obs": where(done, agent.features(first), last),
+            "carry": pytree.tree_map(lambda x: where(done, torch.zeros_like(x), x), carry),
+            **moved,
+        }
+        row = {**seen, **after, "action": action, "reward": reward, "terminated": terminated, "truncated": truncated,
+               "last": last, **told, **extra}  # fmt: skip
+        return next_actor, row
+
+    return tutti.scan(body, actor, torch.arange(steps))
+
+
+def seen_by(obs: Any, mask: Tensor | None, overview: Tensor | None) -> Tree:
+    """What a policy and a critic see, without what there is not."""
+    return {"obs": obs} | ({} if mask is None else {"mask": mask}) | ({} if overview is None else {"overview": overview})
+
+
+def _episodes(actor: Tree, reward: Tensor, done: Tensor) -> tuple[Tree, Tree]:
+    """Sums over episodes: to carry on, and of those that end."""
+    total, length = actor["return"] + reward, actor["length"] + 1
+    zero = torch.zeros_like
+    ended = {"return": where(done, total, zero(total)), "length": torch.where(done, length, zero(length))}
+    return {"return": total - ended["return"], "length": length - ended["length"]}, ended

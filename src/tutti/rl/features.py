@@ -1,0 +1,68 @@
+"""Observations of any space as vectors of floats.
+
+| space | features |
+|---|---|
+| `Box` | its numbers, flat |
+| `Discrete`, `MultiDiscrete` | one-hot |
+| `MultiBinary` | 0 and 1 |
+| `Dict`, `Tuple` | those of its parts, one after another, in the order of the space |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from gymnasium import spaces
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Features:
+    """size: numbers of an observation. of: maps a batch of observations (..., *shape) to float32 (..., size).
+
+    image: (channels, height, width) of a `Box` of pixels, whose features are in [0, 1]; None for others.
+    """
+
+    size: int
+    of: Callable[[Any], Tensor]
+    image: tuple[int, int, int] | None = None
+
+    def __call__(self, obs: Any) -> Tensor:
+        return self.of(obs)
+
+
+def features_of(space: spaces.Space) -> Features:
+    """The features of an observation space. Raises ValueError for spaces without a fixed size."""
+    if isinstance(space, spaces.Box):
+        dims, size = len(space.shape), int(np.prod(space.shape))
+        if space.dtype == np.uint8 and dims == 3:
+            channels_first = space.shape[0] < space.shape[2]
+            image = space.shape if channels_first else (space.shape[2], *space.shape[:2])
+            move = (lambda x: x) if channels_first else (lambda x: x.movedim(-1, -3))
+            return Features(size, lambda x: move(x).flatten(-3).float() / 255, image)
+        return Features(size, lambda x: (x.flatten(-dims) if dims else x.unsqueeze(-1)).float())
+    if isinstance(space, spaces.Discrete):
+        return Features(int(space.n), lambda x: F.one_hot((x - int(space.start)).long(), int(space.n)).float())
+    if isinstance(space, spaces.MultiDiscrete):
+        sizes = [int(n) for n in space.nvec.flatten()]
+
+        def one_hots(x: Tensor) -> Tensor:
+            columns = x.flatten(-space.nvec.ndim).long().unbind(-1)
+            return torch.cat([F.one_hot(c, n) for c, n in zip(columns, sizes, strict=True)], -1).float()
+
+        return Features(sum(sizes), one_hots)
+    if isinstance(space, spaces.MultiBinary):
+        dims = len(space.shape)
+        return Features(int(np.prod(space.shape)), lambda x: x.flatten(-dims).float())
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        items = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        parts = {str(key): features_of(part) for key, part in items}
+        return Features(sum(p.size for p in parts.values()),
+                        lambda x: torch.cat([part(x[key]) for key, part in parts.items()], -1))  # fmt: skip
+    raise ValueError(f"observations of the space {space} have no fixed size; wrap the environment so that they are a "
+                     "Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple")  # fmt: skip

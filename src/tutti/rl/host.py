@@ -1,0 +1,89 @@
+"""Rollouts in environments that the host steps: the policy is a program, the environments are `VectorEnv`s."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from tutti.rl import keys
+from tutti.rl.collect import seen_by
+from tutti.rl.vector import VectorEnv
+
+if TYPE_CHECKING:
+    from tutti.rl.agent import Agent
+
+Tree = dict[str, Any]
+
+
+class HostActor:
+    """Steps environments and keeps what a policy sees of them."""
+
+    def __init__(self, agent: Agent, env: VectorEnv, seed: int, explore: bool = True):
+        self.env, self.explore, self.steps, self.seed = env, explore, 0, seed
+        shape = agent.rows(env.n)
+        self.total, self.length = np.zeros(shape, np.float32), np.zeros(env.n, np.float32)
+        self.carry = agent.carry(env.n)
+        self.seen = self._seen(agent, env.reset(seed))
+
+    def collect(self, agent: Agent, steps: int | None = None, act: Any = None) -> Tree:
+        """A chunk (`tutti.rl.collect`) of so many steps, by default the config's. act: instead of the agent's."""
+        rows = [self._step(agent, act or acting(agent, self.explore)) for _ in range(steps or agent.config.n_steps)]
+        return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+    def _step(self, agent: Agent, act: Any) -> Tree:
+        self.steps += 1
+        key = keys.make(self.seed + (self.steps << 20))
+        action, for_env, extra, carry = agent.program.ask(act, self.seen, self.carry, key)
+        moved = self.env.step(for_env.numpy())
+        done = moved.terminated | moved.truncated
+        after = self._seen(agent, moved.obs)
+        last = agent.features(tensors(moved.last)) if done.any() else after["obs"]
+        self.total += moved.reward
+        self.length += 1
+        wide = done.reshape(-1, *[1] * (self.total.ndim - 1))
+        told = {"return": np.where(wide, self.total, 0.0), "length": np.where(done, self.length, 0.0)}
+        self.total, self.length = np.where(wide, 0, self.total), np.where(done, 0, self.length)
+        now = [moved.reward.astype(np.float32), moved.terminated, moved.truncated]
+        named = dict(zip(("reward", "terminated", "truncated"), map(torch.from_numpy, now), strict=True))
+        more = {f"last_{name}": x for name, x in after.items() if name != "obs"}
+        row = {**self.seen, **more, **named, "action": action, "last": last, **extra,
+               **{k: torch.from_numpy(x.astype(np.float32)) for k, x in told.items()}}  # fmt: skip
+        over = torch.from_numpy(done)
+        self.carry = pytree.tree_map(
+            lambda x: torch.where(over.view(-1, *[1] * (x.ndim - 1)), torch.zeros_like(x), x), carry
+        )
+        self.seen = after
+        return row
+
+    def _seen(self, agent: Agent, obs: Any) -> Tree:
+        extras = [None if x is None else torch.from_numpy(x) for x in (self.env.masks(), self.env.overview())]
+        return seen_by(agent.features(tensors(obs)), *extras)
+
+    def state(self) -> Tree:
+        """What continuing needs, for a checkpoint."""
+        return {"env": self.env.state(), "total": self.total, "length": self.length, "carry": self.carry,
+                "steps": self.steps}  # fmt: skip
+
+    def restore(self, agent: Agent, state: Tree) -> None:
+        self.total, self.length, self.carry = state["total"], state["length"], state["carry"]
+        self.steps = state["steps"]
+        self.seen = self._seen(agent, self.env.restore(state["env"]))
+
+
+def tensors(obs: Any) -> Any:
+    return {k: tensors(x) for k, x in obs.items()} if isinstance(obs, dict) else torch.from_numpy(obs)
+
+
+def acting(agent: Agent, explore: bool) -> Any:
+    """The agent's `act` as a function of its run."""
+
+    def act(run: Tree, seen: Tree, carry: Tree, key: Tensor) -> tuple[Tensor, Tensor, Tree, Tree]:
+        policy = agent.acting(run["learner"])
+        action, extra, carry = agent.act(policy, agent.normalized(policy, seen), carry, key, explore)
+        return action, agent.to_env(action), extra, carry
+
+    return agent.__dict__.setdefault("_acting", {}).setdefault(explore, act)

@@ -1,0 +1,77 @@
+"""Running statistics by which observations and rewards are normalized, as a part of the learner's state.
+
+Observations become (x - mean) / std, clipped to [-10, 10]; rewards are divided by the standard deviation of discounted
+returns. Statistics are merged chunk by chunk (Chan, Golub and LeVeque 1979), before the chunk is learned from.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import tutti
+from tutti.rl.env import where
+
+Tree = dict[str, Any]
+CLIP, EPS = 10.0, 1e-8
+
+
+class Normalizer:
+    """Statistics of observations (size,), if the config asks for them, and of returns."""
+
+    def __init__(self, size: int, config: Any):
+        self.size, self.gamma = size, config.gamma
+        self.obs, self.reward = config.normalize_obs, config.normalize_reward
+
+    def init(self, rows: tuple[int, ...]) -> Tree:
+        """rows: the shape of a reward."""
+        found: Tree = {}
+        if self.obs:
+            found["obs_norm"] = _empty(self.size)
+        if self.reward:
+            found["reward_norm"] = {**_empty(1), "return": torch.zeros(rows)}
+        return found
+
+    def apply(self, learner: Tree, obs: Tensor) -> Tensor:
+        """Normalized features."""
+        if not self.obs:
+            return obs
+        norm = learner["obs_norm"]
+        return ((obs - norm["mean"]) / (norm["var"] + EPS).sqrt()).clamp(-CLIP, CLIP)
+
+    def update(self, learner: Tree, chunk: Tree) -> tuple[Tree, Tree]:
+        """The learner with statistics that include the chunk, and the chunk normalized by them."""
+        learner, chunk = dict(learner), dict(chunk)
+        if self.obs:
+            learner["obs_norm"] = _merged(learner["obs_norm"], chunk["obs"].reshape(-1, self.size))
+            for name in ("obs", "last"):
+                chunk[name] = self.apply(learner, chunk[name])
+        if self.reward:
+            norm = learner["reward_norm"]
+            done = chunk["terminated"] | chunk["truncated"]
+
+            def body(total: Tensor, x: tuple[Tensor, Tensor]):
+                reward, done = x
+                total = total * self.gamma + reward
+                return where(done, torch.zeros_like(total), total), total
+
+            last, totals = tutti.scan(body, norm["return"], (chunk["reward"], done))
+            merged = _merged({k: norm[k] for k in ("count", "mean", "var")}, totals.reshape(-1, 1))
+            learner["reward_norm"] = {**merged, "return": last}
+            chunk["reward"] = (chunk["reward"] / (merged["var"] + EPS).sqrt()).clamp(-CLIP, CLIP)
+        return learner, chunk
+
+
+def _empty(size: int) -> Tree:
+    return {"count": torch.full((), 1e-4), "mean": torch.zeros(size), "var": torch.ones(size)}
+
+
+def _merged(norm: Tree, rows: Tensor) -> Tree:
+    """Statistics that include more rows (n, size)."""
+    n, mean, var = len(rows), rows.mean(0), rows.var(0, correction=0)
+    total = norm["count"] + n
+    moved = mean - norm["mean"]
+    spread = norm["var"] * norm["count"] + var * n + moved.square() * norm["count"] * n / total
+    return {"count": total, "mean": norm["mean"] + moved * n / total, "var": spread / total}

@@ -1,0 +1,108 @@
+"""Pure functions of a run's state, as programs: compiled over one `tutti.Store`, or plain Python.
+
+A state is a nested dict of tensors. A function takes it and other arguments, and returns its successor and a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import tutti
+
+LEVELS = ("eager", "O0", "O1", "O2")
+Tree = dict[str, Any]
+
+
+class Program:
+    """Functions over one state.
+
+    level: "eager" runs plain Python, which a debugger can follow; the others are levels of `tutti.function`.
+    """
+
+    def __init__(self, state: Tree, level: str):
+        if level not in LEVELS:
+            raise ValueError(f"level {level!r} is not one of {', '.join(LEVELS)}")
+        self.level, self.own = level, state
+        self.store = None if level == "eager" else tutti.Store(run=state)
+        self.made: dict[Any, Callable] = {}
+
+    def call(self, function: Callable[..., tuple[Tree, Any]], *args: Any) -> Any:
+        """Replace the state by that which the function returns. Returns the function's result."""
+
+        def run(*args: Any) -> Any:
+            with torch.no_grad():
+                new, result = function(self.own, *args)
+            assign(self.own, new)
+            return result
+
+        return self._run(function, run, args)
+
+    def ask(self, function: Callable[..., Any], *args: Any) -> Any:
+        """The result of a function that leaves the state as it is."""
+
+        def run(*args: Any) -> Any:
+            with torch.no_grad():
+                return function(self.own, *args)
+
+        return self._run(function, run, args)
+
+    def _run(self, function: Callable, run: Callable, args: tuple) -> Any:
+        if self.store is None:
+            return run(*args)
+        kinds = tuple((x.shape, x.dtype) for x in torch.utils._pytree.tree_leaves(args) if isinstance(x, Tensor))
+        key = function, kinds
+        if key not in self.made:
+            made = tutti.function(run, *args, store=self.store, level=self.level, cluster="cpu:1")
+            self.made[key] = made.fixed(*args)
+        return self.made[key](*args)
+
+    def state(self) -> Tree:
+        """The state now. Its tensors are not written to afterwards in compiled programs."""
+        if self.store is not None:
+            self.store.write_back()
+        return self.own
+
+    def load(self, state: Tree) -> None:
+        """Continue from another state with equal structure, shapes and dtypes. Functions stay compiled."""
+        assign(self.own, state)
+        if self.store is not None:
+            now = self.store.holdings.tensors(self.store.attributes)
+            self.store.place_all({name: now[name] for name in self.store.names("cache")})
+
+
+def assign(old: Tree, new: Tree, path: str = "") -> None:
+    """Replace the leaves of a nested dict. Raises ValueError if its structure changes."""
+    if old.keys() != new.keys():
+        raise ValueError(f"the state{path} has {sorted(old)}, its successor {sorted(new)}")
+    for key, x in new.items():
+        if isinstance(x, dict):
+            assign(old[key], x, f"{path}.{key}")
+        else:
+            old[key] = x
+
+
+def leaves(state: Tree, prefix: str = "") -> dict[str, Tensor]:
+    """The tensors of a nested dict by their paths, `learner.actor.m`."""
+    found: dict[str, Tensor] = {}
+    for key, x in state.items():
+        if isinstance(x, dict):
+            found |= leaves(x, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = x
+    return found
+
+
+def from_leaves(flat: dict[str, Tensor]) -> Tree:
+    """The inverse of `leaves`, but for empty dicts."""
+    tree: Tree = {}
+    for path, x in flat.items():
+        *parents, name = path.split(".")
+        at = tree
+        for parent in parents:
+            at = at.setdefault(parent, {})
+        at[name] = x
+    return tree

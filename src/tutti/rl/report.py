@@ -1,0 +1,42 @@
+"""What learning reports: a progress line, callbacks, and files that TensorBoard reads."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from tutti.launch.progress import progress
+
+if TYPE_CHECKING:
+    from tutti.rl.agent import Agent, Callback
+
+
+@contextmanager
+def reporting(agent: Agent, callback: Callback | Iterable[Callback] | None, bar: bool) -> Iterator[Callable[[], bool]]:
+    """Yields a function that is called before each iteration, and returns whether learning goes on."""
+    given = [] if callback is None else [callback] if callable(callback) else list(callback)
+    begun, first, started = time.perf_counter(), agent.num_timesteps, False
+    with progress("learning") as tell:
+
+        def goes_on() -> bool:
+            nonlocal started
+            if not started:
+                started = True
+                return True
+            if bar:
+                tell(line(agent, agent.num_timesteps - first, time.perf_counter() - begun))
+            return all([each(agent) is not False for each in given])
+
+        yield goes_on
+        if started:
+            goes_on()
+
+
+def line(agent: Agent, steps: int, seconds: float) -> str:
+    """One line about where learning is."""
+    mean = f"  return {statistics.fmean(r for r, _ in agent.episodes):.1f}" if agent.episodes else ""
+    share = agent.num_timesteps / agent.total
+    return f"learning: {agent.num_timesteps:,} of {agent.total:,} steps ({share:.0%}){mean}  {steps / seconds:,.0f} steps/s"

@@ -1,0 +1,61 @@
+"""Returns and advantages of trajectories: pure functions of tensors (time, ...).
+
+terminated: no reward follows. done: terminated or truncated; the next row belongs to another episode. after: values of
+the last observation of each step, which is that of the episode that ended and not of the one that begins.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import tutti
+
+Number = float | Tensor
+
+
+def gae(reward: Tensor, value: Tensor, after: Tensor, terminated: Tensor, done: Tensor, gamma: Number, lam: Number):
+    """Generalized advantage estimates, as `value` (Schulman et al., 2016, equation 16)."""
+    delta = reward + gamma * after * ~terminated - value
+
+    def body(advantage: Tensor, x: tuple[Tensor, Tensor]):
+        delta, done = x
+        advantage = delta + gamma * lam * advantage * ~done
+        return advantage, advantage
+
+    return tutti.scan(body, torch.zeros_like(delta[0]), (delta, done), reverse=True)[1]
+
+
+def discounted(reward: Tensor, after: Tensor, terminated: Tensor, done: Tensor, gamma: Number) -> Tensor:
+    """Sums of discounted rewards to the end of the episode, or of the trajectory, which values continue."""
+    return gae(reward, torch.zeros_like(reward), after * _cut(done), terminated, done, gamma, 1.0)
+
+
+def _cut(done: Tensor) -> Tensor:
+    """Where a sum ends: at the end of an episode, and in the last row."""
+    last = torch.zeros_like(done)
+    last = torch.cat([last[:-1], torch.ones_like(done[:1])])
+    return done | last
+
+
+def vtrace(
+    ratio: Tensor, reward: Tensor, value: Tensor, after: Tensor, terminated: Tensor, done: Tensor, gamma: Number,
+    lam: Number = 1.0, rho: float = 1.0, c: float = 1.0,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Value targets and policy-gradient advantages of V-trace (Espeholt et al., 2018, section 4.1).
+
+    ratio: pi(a|s) / mu(a|s) of the learner's and the actor's policy. rho, c: its upper bounds.
+    """
+    bounded, trace = ratio.clamp(max=rho), lam * ratio.clamp(max=c)
+    delta = bounded * (reward + gamma * after * ~terminated - value)
+
+    def body(carry: Tensor, x: tuple[Tensor, ...]):
+        delta, trace, done = x
+        carry = delta + gamma * trace * carry * ~done
+        return carry, carry
+
+    correction = tutti.scan(body, torch.zeros_like(delta[0]), (delta, trace, done), reverse=True)[1]
+    target = value + correction
+    later = torch.cat([target[1:], after[-1:]])
+    later = torch.where(done, after, later)
+    return target, bounded * (reward + gamma * later * ~terminated - value)
