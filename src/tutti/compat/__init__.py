@@ -12,6 +12,7 @@ from tutti.compat.compiler import (
     compilers_beside_each_other,
     forget_compiled,
     get_compiler_ready,
+    lower_to_memory,
     multiplies_bfloat16,
     multiplies_tiles,
     tell_of_compilation,

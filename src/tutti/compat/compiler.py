@@ -95,6 +95,8 @@ def compile_graph(
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx  # slow to import
 
+    while _lowerings:
+        _lowerings.pop()()
     _wait_for(INSTRUCTIONS)
     fake = FakeTensorMode(shape_env=ShapeEnv(specialize_zero_one=True))  # without one, torch does not cache on disk
     wrapper = config.patch(cpp_wrapper=True) if modules else nullcontext()  # pyright: ignore[reportAttributeAccessIssue]
@@ -102,6 +104,27 @@ def compile_graph(
         with fake:
             given = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in args]
         return compile_fx(fx.GraphModule(dict(modules or {}), graph), given)  # pyright: ignore
+
+
+def lower_to_memory(operator: Any) -> None:
+    """Make Inductor store the result of an operator that returns its operand."""
+
+    def lowered(x: Any) -> Any:
+        x.realize()
+        return clone(x)
+
+    def register() -> None:
+        nonlocal clone
+        from torch._inductor import lowering  # slow to import
+
+        clone = lowering.clone
+        lowering.register_lowering(operator, type_promotion_kind=None)(lowered)
+
+    clone: Any = None
+    _lowerings.append(register)
+
+
+_lowerings: list[Callable[[], None]] = []  # to register before the first compilation
 
 
 def multiplies_bfloat16() -> bool:

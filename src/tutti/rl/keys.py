@@ -17,19 +17,35 @@ import torch
 from torch import Tensor
 
 from tutti.nn import random
+from tutti.nn.stored import stored
 
-_FOLD = 0x5EED
+_STEP = 0x9E3779B97F4A7C15 - (1 << 64)  # of the golden ratio, as a signed 64-bit word
+_MULTIPLIERS = 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64)
 
 
 def make(seed: int) -> Tensor:
     """The key of a seed, a 0-d int64 tensor."""
-    return torch.tensor(seed, dtype=torch.int64)
+    return fold(torch.tensor(seed, dtype=torch.int64), 0)
 
 
 def fold(key: Tensor, number: int | Tensor) -> Tensor:
-    """A new key from a key and a number, such as the index of a step."""
-    k, l = random.keys(key, number if isinstance(number, Tensor) else torch.tensor(number), _FOLD)  # noqa: E741
-    return (k << 31) ^ l
+    """A new key from a key and a number, such as the index of a step: output `number` of the generator SplitMix64 in the
+    state `key` (Steele, Lea and Flood, 2014)."""
+    z = key + (number + 1) * _STEP if isinstance(number, Tensor) else key + _wrapped((number + 1) * _STEP)
+    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _MULTIPLIERS[0]
+    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _MULTIPLIERS[1]
+    return stored(z ^ ((z >> 31) & ((1 << 33) - 1)))
+
+
+def _wrapped(word: int) -> int:
+    """A signed 64-bit word."""
+    return (word + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _uniform(key: Tensor, shape: Sequence[int]) -> Tensor:
+    """Uniform numbers in [0, 1), multiples of 2^-24."""
+    words = key & 0xFFFFFFFF, (key >> 32) & 0xFFFFFFFF
+    return random.uniform_of(words, shape, None, None, 0, key.device)
 
 
 def split(key: Tensor, count: int = 2) -> tuple[Tensor, ...]:
@@ -39,26 +55,26 @@ def split(key: Tensor, count: int = 2) -> tuple[Tensor, ...]:
 
 def uniform(key: Tensor, shape: Sequence[int], low: float | Tensor = 0.0, high: float | Tensor = 1.0) -> Tensor:
     """Uniform numbers in [low, high), float32."""
-    return low + (high - low) * random.uniform(key, torch.zeros_like(key), 0, shape)
+    return low + (high - low) * _uniform(key, shape)
 
 
 def normal(key: Tensor, shape: Sequence[int]) -> Tensor:
     """Normal numbers of mean 0 and variance 1, float32."""
-    return random.standard_normal(random.uniform(key, torch.zeros_like(key), 0, shape))
+    return random.standard_normal(_uniform(key, shape))
 
 
 def integers(key: Tensor, shape: Sequence[int], high: int | Tensor) -> Tensor:
     """Integers from 0 to high - 1, int64. high: at most 2^24."""
-    drawn = random.uniform(key, torch.zeros_like(key), 0, shape) * high
+    drawn = _uniform(key, shape) * high
     return torch.minimum(drawn.long(), torch.as_tensor(high) - 1)  # a float32 product may be rounded up to `high`
 
 
 def categorical(key: Tensor, logits: Tensor) -> Tensor:
     """Indices into the last dim of logits, drawn with probabilities softmax(logits), int64. The Gumbel-max trick."""
-    u = random.uniform(key, torch.zeros_like(key), 0, logits.shape) + 2**-25
+    u = _uniform(key, logits.shape) + 2**-25
     return (logits - (-u.log()).log()).argmax(-1)
 
 
 def permutation(key: Tensor, n: int) -> Tensor:
     """A random order of 0, ..., n - 1, int64."""
-    return random.uniform(key, torch.zeros_like(key), 0, (n,)).argsort(stable=True)
+    return _uniform(key, (n,)).argsort(stable=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 import tutti
 
@@ -26,8 +27,9 @@ class Program:
     def __init__(self, state: Tree, level: str):
         if level not in LEVELS:
             raise ValueError(f"level {level!r} is not one of {', '.join(LEVELS)}")
-        self.level, self.own = level, state
-        self.store = None if level == "eager" else tutti.Store(run=state)
+        self.level = level
+        self.own: Tree = pytree.tree_map(torch.clone, state)  # no two tensors share memory
+        self.store = None if level == "eager" else tutti.Store(run=self.own)
         self.made: dict[Any, Callable] = {}
 
     def call(self, function: Callable[..., tuple[Tree, Any]], *args: Any) -> Any:
@@ -53,7 +55,7 @@ class Program:
     def _run(self, function: Callable, run: Callable, args: tuple) -> Any:
         if self.store is None:
             return run(*args)
-        kinds = tuple((x.shape, x.dtype) for x in torch.utils._pytree.tree_leaves(args) if isinstance(x, Tensor))
+        kinds = tuple((x.shape, x.dtype) for x in pytree.tree_leaves(args) if isinstance(x, Tensor))
         key = function, kinds
         if key not in self.made:
             made = tutti.function(run, *args, store=self.store, level=self.level, cluster="cpu:1")
