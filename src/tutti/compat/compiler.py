@@ -109,7 +109,7 @@ def compile_graph(
 def lower_to_memory(operator: Any) -> None:
     """Make Inductor store the result of an operator that returns its operand."""
 
-    def lowered(x: Any) -> Any:
+    def lowered(x: Any, number: int = 0) -> Any:
         x.realize()
         return clone(x)
 

@@ -9,6 +9,7 @@ from itertools import count
 import torch
 from torch import fx
 
+import tutti.nn.stored  # noqa: F401  (registers the operator)
 from tutti.ir.loops import LOOPS, Body, Branch, Loop, While
 
 aten, higher = torch.ops.aten, torch.ops.higher_order
@@ -70,7 +71,6 @@ def _without_aliases(graph: fx.Graph) -> fx.Graph:
     copy = fx.Graph()
     mapping: dict[fx.Node, fx.Node] = {}
     results = copy.graph_copy(graph, mapping)
-    copy.output(tuple(
-        copy.call_function(aten.clone.default, (x,), {"memory_format": torch.contiguous_format}) for x in results  # pyright: ignore
-    ))  # fmt: skip
+    stored = torch.ops.tutti.stored.default  # equal outputs stay two tensors
+    copy.output(tuple(copy.call_function(stored, (x, i)) for i, x in enumerate(results, 1)))  # pyright: ignore
     return copy

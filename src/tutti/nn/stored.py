@@ -2,6 +2,8 @@
 
 Inductor writes an elementwise expression out again in each operator that reads it. A chain of operators that read their
 operand twice, such as a hash, then becomes an expression of exponential size. A stored value is computed once.
+
+Compilers also compute equal expressions once. Copies with unlike numbers are never merged into one tensor.
 """
 
 from __future__ import annotations
@@ -12,11 +14,15 @@ from torch import Tensor
 from tutti import compat
 
 _library = torch.library.Library("tutti", "FRAGMENT")
-_library.define("stored(Tensor x) -> Tensor", tags=(torch.Tag.pointwise, torch.Tag.pt2_compliant_tag))
-_library.impl("stored", torch.clone, "CompositeExplicitAutograd")
-torch.library.register_fake("tutti::stored", torch.empty_like, lib=_library)
-torch.library.register_vmap("tutti::stored", lambda info, dims, x: (stored(x), dims[0]), lib=_library)
+_library.define("stored(Tensor x, int number=0) -> Tensor", tags=(torch.Tag.pointwise, torch.Tag.pt2_compliant_tag))
+_library.impl("stored", lambda x, number=0: _copy(x), "CompositeExplicitAutograd")
+torch.library.register_fake("tutti::stored", lambda x, number=0: _copy(x), lib=_library)
+torch.library.register_vmap("tutti::stored", lambda info, dims, x, number=0: (stored(x), dims[0]), lib=_library)
 compat.lower_to_memory(torch.ops.tutti.stored.default)
+
+
+def _copy(x: Tensor) -> Tensor:
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def stored(x: Tensor) -> Tensor:
