@@ -40,14 +40,15 @@ def _fresh(agent: Agent, n: int) -> Tree:
     return {"carry": agent.carry(n), "return": torch.zeros(shape), "length": torch.zeros(n)}
 
 
-def rollout(agent: Agent, env: Env, policy: Tree, actor: Tree, key: Tensor, steps: int,
-            explore: bool = True) -> tuple[Tree, Tree]:  # fmt: skip
-    """Act for some steps. Returns the actor afterwards, and the chunk."""
+def rollout(agent: Agent, env: Env, policy: Tree, actor: Tree, key: Tensor, steps: int, explore: bool = True,
+            act: Any = None) -> tuple[Tree, Tree]:  # fmt: skip
+    """Act for some steps. act: instead of the agent's. Returns the actor afterwards, and the chunk."""
+    act = act or agent.act
 
     def body(actor: Tree, t: Tensor) -> tuple[Tree, Tree]:
         of_act, of_step, of_reset = keys.split(keys.fold(key, t), 3)
         seen = seen_by(actor["obs"], env.masks(actor["env"]), env.overview(actor["env"]))
-        action, extra, carry = agent.act(policy, agent.normalized(policy, seen), actor["carry"], of_act, explore)
+        action, extra, carry = act(policy, agent.normalized(policy, seen), actor["carry"], of_act, explore)
         state, last, reward, terminated, truncated = env.step(actor["env"], agent.to_env(action), of_step)
         after = {f"last_{k}": x for k, x in seen_by(None, env.masks(state), env.overview(state)).items() if k != "obs"}
         done = terminated | truncated

@@ -1,0 +1,148 @@
+"""The family of algorithms that learn from a replay of what earlier policies did."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import tutti
+from tutti.rl import agent, collect, keys
+from tutti.rl.distributions import Box, masked
+from tutti.rl.env import Env
+from tutti.rl.replay.ring import Ring, Shape
+
+Tree = dict[str, Any]
+
+
+class OffPolicy(agent.Agent):
+    """`n_steps` in each environment, then `gradient_steps` of `update` on batches from the replay."""
+
+    @dataclass(frozen=True)
+    class Config(agent.Config):
+        """buffer_size: transitions in the replay. learning_starts: steps with random actions before the first update.
+        n_step: steps of n-step returns. gradient_steps: updates of an iteration; -1 is one for each step.
+        tau: of the targets' slow average; 1 copies."""
+
+        learning_rate: agent.Rate = 3e-4
+        buffer_size: int = 100_000
+        learning_starts: int = 1_000
+        batch_size: int = 256
+        gradient_steps: int = -1
+        n_step: int = 1
+        tau: agent.Number = 0.005
+
+    replay: Ring
+
+    @abstractmethod
+    def update(self, learner: Tree, batch: Tree, key: Tensor) -> tuple[Tree, Tensor, Tree]:
+        """Learn from a batch of transitions (`Ring.sample`), with "weight" (count,) for prioritized ones.
+        Returns (learner, errors (count,), metrics)."""
+
+    @property
+    def updates(self) -> int:
+        c = self.config
+        return c.gradient_steps if c.gradient_steps >= 0 else c.n_steps * c.n_envs
+
+    def make_replay(self) -> Ring:
+        c = self.config
+        return Ring(max(c.buffer_size // c.n_envs, 1), c.n_envs, c.n_step, c.gamma)
+
+    def row_shapes(self) -> dict[str, Shape]:
+        """Shapes and dtypes of what is stored of one step of one environment."""
+        rows = self.rows(1)[1:]
+        obs, action = (*rows, self.features.size), self.distribution.zero(rows)
+        floats, bits = torch.float32, torch.bool
+        found: dict[str, Shape] = {
+            "obs": (obs, floats), "last": (obs, floats), "action": (tuple(action.shape), action.dtype),
+            "reward": (rows, floats), "terminated": ((), bits), "truncated": ((), bits),
+        }  # fmt: skip
+        for name, x in self.extras().items():
+            found[name] = found[f"last_{name}"] = (tuple(x.shape[1:]), x.dtype)
+        return found
+
+    def extras(self) -> Tree:
+        """The mask and the overview of the environments now, where there are such."""
+        if isinstance(self.env, Env):
+            state, _ = self.env.reset(keys.make(0), 1)
+            given = self.env.masks(state), self.env.overview(state)
+        else:
+            given = (None if x is None else torch.from_numpy(x) for x in (self.env.masks(), self.env.overview()))
+        return {name: x for name, x in collect.seen_by(None, *given).items() if name != "obs"}
+
+    def more_state(self) -> Tree:
+        self.replay = self.make_replay()
+        return {"replay": self.replay.init(self.row_shapes())}
+
+    def warm(self, policy: Tree, seen: Tree, carry: Tree, key: Tensor, explore: bool) -> tuple[Tensor, Tree, Tree]:
+        """Random actions, before the first update."""
+        d, rows = self.distribution, seen["obs"].shape[:-1]
+        if isinstance(d, Box):
+            drawn = keys.uniform(key, d.zero(rows).shape, -1.0, 1.0)
+            return (drawn if self.squashed else d.low + (drawn + 1) / 2 * (d.high - d.low)), {}, carry
+        logits = torch.zeros(*rows, d.size)
+        return d.sample(masked(logits, seen.get("mask")), key), {}, carry
+
+    @property
+    def warming(self) -> bool:
+        return self.num_timesteps < self.config.learning_starts
+
+    def phase(self) -> Callable[[Tree], tuple[Tree, Tree]]:
+        return self.explore if self.warming else self.iterate
+
+    def learning(self) -> Callable[[Tree, Tree], tuple[Tree, Tree]]:
+        return self.remember if self.warming else self.absorb
+
+    def explore(self, run: Tree) -> tuple[Tree, Tree]:
+        """An iteration before the first update."""
+        run, chunk = self._acted(run, self.warm)
+        return self.remember(run, chunk)
+
+    def iterate(self, run: Tree) -> tuple[Tree, Tree]:
+        run, chunk = self._acted(run, self.act)
+        return self.absorb(run, chunk)
+
+    def _acted(self, run: Tree, act: Callable) -> tuple[Tree, Tree]:
+        assert isinstance(self.env, Env)
+        actor, chunk = collect.rollout(self, self.env, self.acting(run["learner"]), run["actor"],
+                                       keys.fold(run["key"], 0), self.config.n_steps, act=act)  # fmt: skip
+        return {**run, "actor": actor}, chunk
+
+    def remember(self, run: Tree, chunk: Tree) -> tuple[Tree, Tree]:
+        steps, n = chunk["terminated"].shape
+        episodes = {name: chunk[name] for name in ("return", "length")}
+        learner, _ = self.normalizer.update(run["learner"], chunk)
+        replay = self.replay.add(run["replay"], chunk)
+        run = {**run, "learner": learner, "replay": replay, "key": keys.fold(run["key"], 2)}
+        return self.advance(run, steps * n), {"episodes": episodes}
+
+    def absorb(self, run: Tree, chunk: Tree) -> tuple[Tree, Tree]:
+        run, told = self.remember(run, chunk)
+        replay = run["replay"]
+        kept = {name: x for name, x in replay.items() if name != "rows"}
+        learner = self.before(run["learner"], run["steps"])
+
+        def body(carry: tuple[Tree, Tree], i: Tensor) -> tuple[tuple[Tree, Tree], Tree]:
+            learner, kept = carry
+            of_sample, of_update = keys.split(keys.fold(run["key"], i + 3))
+            memory = {**kept, "rows": replay["rows"]}
+            batch, where = self.replay.sample(memory, of_sample, self.config.batch_size)
+            batch = {**batch, "weight": where["weight"]}
+            for name in ("obs", "last"):
+                batch[name] = self.normalizer.apply(learner, batch[name])
+            learner, error, metrics = self.update(learner, batch, of_update)
+            memory = self.replay.learned(memory, where, error)
+            return (learner, {name: memory[name] for name in kept}), metrics
+
+        (learner, kept), metrics = tutti.scan(body, (learner, kept), torch.arange(self.updates))
+        run = {**run, "learner": learner, "replay": {**kept, "rows": replay["rows"]}}
+        return run, {**{name: x.mean() for name, x in metrics.items()}, **told}
+
+    def before(self, learner: Tree, steps: Tensor) -> Tree:
+        """The learner before the updates of an iteration, after `steps` steps: targets that are copied now and then."""
+        return learner
+

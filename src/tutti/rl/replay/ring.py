@@ -1,0 +1,100 @@
+"""The last steps of several environments, sampled uniformly: transitions, n-step returns, and sequences.
+
+A memory is a dict of tensors. `rows` holds what is stored, (length, n, ...): time first, then environments. New rows
+replace the oldest ones, in place.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tutti.rl import keys
+
+Tree = dict[str, Any]
+Shape = tuple[tuple[int, ...], torch.dtype]
+
+
+class Ring:
+    """A memory of `length` steps of `n` environments.
+
+    steps: of n-step returns (Sutton 1988; Watkins 1989). gamma: their discount.
+    """
+
+    def __init__(self, length: int, n: int, steps: int = 1, gamma: float | Tensor = 0.99):
+        if length < steps + 1:
+            raise ValueError(f"a replay of {length} steps cannot hold returns of {steps} steps; enlarge buffer_size to at "
+                             f"least {(steps + 1) * n}")  # fmt: skip
+        self.length, self.n, self.steps, self.gamma = length, n, steps, gamma
+
+    def bytes(self, shapes: dict[str, Shape]) -> int:
+        """Memory of the replay, for rows of these shapes and dtypes."""
+        return sum(self.length * self.n * prod(shape) * dtype.itemsize for shape, dtype in shapes.values())
+
+    def init(self, shapes: dict[str, Shape]) -> Tree:
+        """An empty memory. shapes: of one row of one environment."""
+        rows = {name: torch.zeros(self.length, self.n, *shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
+        zero = torch.zeros((), dtype=torch.int64)
+        return {"rows": rows, "at": zero, "size": zero.clone()}
+
+    def add(self, memory: Tree, chunk: Tree) -> Tree:
+        """The memory with a chunk (time, n, ...) more. Writes into the tensors of the memory."""
+        count = chunk["reward"].shape[0]
+        if count > self.length:
+            raise ValueError(f"a chunk of {count} steps does not fit into a replay of {self.length}")
+        index = (memory["at"] + torch.arange(count)) % self.length
+        for name, rows in memory["rows"].items():
+            rows.index_copy_(0, index, chunk[name].to(rows.dtype))
+        return {**memory, "at": (memory["at"] + count) % self.length,
+                "size": (memory["size"] + count).clamp(max=self.length)}  # fmt: skip
+
+    def sample(self, memory: Tree, key: Tensor, count: int) -> tuple[Tree, Tree]:
+        """`count` transitions, and where they are: (batch, {"index", "weight"}).
+
+        A batch has the stored names and "discount", (count, ...) as rewards: what the value of `last` counts, 0 where
+        the episode terminated. reward: the discounted sum of `steps` rewards, or of those to the end of the episode.
+        """
+        of_time, of_env = keys.split(key)
+        start = keys.integers(of_time, (count,), memory["size"] - self.steps + 1)
+        env = keys.integers(of_env, (count,), self.n)
+        return self.transitions(memory, start, env), {"weight": torch.ones(count)}
+
+    def transitions(self, memory: Tree, start: Tensor, env: Tensor) -> Tree:
+        """Transitions that begin at these ages (0 is the oldest row) in these environments."""
+        flat = {name: x.flatten(0, 1) for name, x in memory["rows"].items()}
+        first = (memory["at"] - memory["size"] + start) % self.length * self.n + env
+        batch = {name: x[first] for name, x in flat.items()}
+        reward, like = batch["reward"], batch["reward"]
+        wide = lambda x: x.view(-1, *[1] * (like.ndim - 1)).expand_as(like)  # noqa: E731
+        going, discount = torch.ones_like(start, dtype=torch.bool), torch.full_like(like, 1.0)
+        terminated, last, discount = batch["terminated"], batch["last"], discount * self.gamma
+        ended = terminated | batch["truncated"]
+        for i in range(1, self.steps):
+            going = going & ~ended
+            at = (memory["at"] - memory["size"] + start + i) % self.length * self.n + env
+            reward = reward + discount * wide(going) * flat["reward"][at]
+            terminated = torch.where(going, flat["terminated"][at], terminated)
+            ended = torch.where(going, flat["terminated"][at] | flat["truncated"][at], ended)
+            last = torch.where(going.view(-1, *[1] * (last.ndim - 1)), flat["last"][at], last)
+            for name in ("last_mask", "last_overview"):
+                if name in batch:
+                    more = flat[name][at]
+                    batch[name] = torch.where(going.view(-1, *[1] * (more.ndim - 1)), more, batch[name])
+            discount = torch.where(wide(going), discount * self.gamma, discount)
+        return {**batch, "reward": reward, "last": last, "terminated": terminated,
+                "discount": torch.where(wide(terminated), 0.0, discount)}  # fmt: skip
+
+    def sequences(self, memory: Tree, key: Tensor, count: int, length: int) -> Tree:
+        """`count` runs of `length` consecutive rows of one environment: (length, count, ...)."""
+        of_time, of_env = keys.split(key)
+        start = keys.integers(of_time, (count,), memory["size"] - length + 1)
+        env = keys.integers(of_env, (count,), self.n)
+        at = (memory["at"] - memory["size"] + start + torch.arange(length).unsqueeze(-1)) % self.length * self.n + env
+        return {name: x.flatten(0, 1)[at] for name, x in memory["rows"].items()}
+
+    def learned(self, memory: Tree, where: Tree, error: Tensor) -> Tree:
+        """The memory after a batch was learned from with these temporal-difference errors (count,)."""
+        return memory
