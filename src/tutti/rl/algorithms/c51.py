@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tutti.rl import keys
 from tutti.rl.algorithms.dqn import DQN
 from tutti.rl.distributions import masked
 from tutti.rl.networks import mlp
@@ -40,30 +41,35 @@ class C51(DQN):
         c = self.config
         return torch.linspace(c.v_min, c.v_max, c.atoms)
 
-    def values(self, weights: Tensor, obs: Tensor) -> Tensor:
-        return (self.q(weights, obs).softmax(-1) * self.support).sum(-1)
+    def logits(self, weights: Tensor, obs: Tensor, key: Tensor | None) -> Tensor:
+        """Unnormalized log-probabilities (..., actions, atoms). key: of the noise of networks that have some."""
+        return self.q(weights, obs)
+
+    def values(self, weights: Tensor, obs: Tensor, key: Tensor | None = None) -> Tensor:
+        return (self.logits(weights, obs, key).softmax(-1) * self.support).sum(-1)
 
     def loss(self, weights: Tensor, learner: Tree, batch: Tree, key: Tensor) -> tuple[Tensor, tuple[Tensor, Tree]]:
-        log = of_action(self.q(weights, batch["obs"]), batch["action"]).log_softmax(-1)
-        target = self.projected(weights, learner, batch)
+        of_present, of_target = keys.split(key)
+        log = of_action(self.logits(weights, batch["obs"], of_present), batch["action"]).log_softmax(-1)
+        target = self.projected(weights, learner, batch, of_target)
         error = -(target * log).sum(-1)
         total = (batch["weight"] * error).mean()
         q = (log.exp() * self.support).sum(-1)
         return total, (error.detach(), {"loss": total.detach(), "q": q.detach().mean()})
 
-    def projected(self, weights: Tensor, learner: Tree, batch: Tree) -> Tensor:
+    def projected(self, weights: Tensor, learner: Tree, batch: Tree, key: Tensor) -> Tensor:
         """The distribution of r + gamma z(s', a*), on the atoms: (count, atoms)."""
         c = self.config
-        best = masked(self.choosing(weights, learner, batch["last"]), batch.get("last_mask")).argmax(-1)
-        chance = of_action(self.q(learner["target"], batch["last"]), best).softmax(-1)
+        best = masked(self.values(self.choosing(weights, learner), batch["last"], key), batch.get("last_mask")).argmax(-1)
+        chance = of_action(self.logits(learner["target"], batch["last"], key), best).softmax(-1)
         moved = (batch["reward"].unsqueeze(-1) + batch["discount"].unsqueeze(-1) * self.support).clamp(c.v_min, c.v_max)
         place = (moved - c.v_min) / ((c.v_max - c.v_min) / (c.atoms - 1))
         share = (1 - (place.unsqueeze(-1) - torch.arange(c.atoms)).abs()).clamp(min=0)  # (count, atoms, atoms)
         return (chance.unsqueeze(-1) * share).sum(-2).detach()
 
-    def choosing(self, weights: Tensor, learner: Tree, obs: Tensor) -> Tensor:
-        """The values by which the next action is chosen."""
-        return self.values(learner["target"], obs)
+    def choosing(self, weights: Tensor, learner: Tree) -> Tensor:
+        """The weights by which the next action is chosen."""
+        return learner["target"]
 
 
 def of_action(x: Tensor, action: Tensor) -> Tensor:
