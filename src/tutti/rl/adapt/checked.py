@@ -68,6 +68,14 @@ def observations(name: str, space: spaces.Space, values: Sequence[Any], step: in
     return batch
 
 
+def batch(name: str, space: spaces.Space, obs: Any, step: int) -> layout.Batch:
+    """The observations that a vector environment returned as a batch. Raises ValueError where they do not fit."""
+    try:
+        return layout.arrange(space, obs)
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"{name} returned wrong observations in step {step}: {error}") from error
+
+
 def words(error: BaseException) -> str:
     """What was raised, and where, in one line."""
     frame = error.__traceback__

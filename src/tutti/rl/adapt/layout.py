@@ -53,14 +53,26 @@ def gather(space: spaces.Space, values: Sequence[Any]) -> Batch:
         case spaces.Tuple():
             parts = enumerate(space.spaces)
             return {str(i): gather(part, [value[i] for value in values]) for i, part in parts}
-    batch = np.array(values)
-    dtype = _dtype(space)
-    if batch.shape[1:] != space.shape or not np.can_cast(batch.dtype, dtype, "same_kind"):
-        raise ValueError(f"values of shape {batch.shape[1:]} and dtype {batch.dtype} do not fit {space}")
-    batch = batch.astype(dtype, copy=False)
+    return arrange(space, np.array(values))
+
+
+def arrange(space: spaces.Space, batch: Any) -> Batch:
+    """The batch that a vector environment of gymnasium returned, which has tuples for Tuple spaces.
+
+    Arrays may be those that were given, where nothing changes.
+    """
+    match space:
+        case spaces.Dict():
+            return {key: arrange(part, batch[key]) for key, part in space.spaces.items()}
+        case spaces.Tuple():
+            return {str(i): arrange(part, batch[i]) for i, part in enumerate(space.spaces)}
+    array, dtype = np.asarray(batch), _dtype(space)
+    if array.shape[1:] != space.shape or not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise ValueError(f"values of shape {array.shape[1:]} and dtype {array.dtype} do not fit {space}")
+    array = array.astype(dtype, copy=False)
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and np.any(space.start):
-        batch = batch - np.asarray(space.start, dtype)
-    return batch
+        array = array - np.asarray(space.start, dtype)
+    return array
 
 
 def scatter(space: spaces.Space, batch: Batch, n: int) -> list[Any]:
@@ -70,17 +82,25 @@ def scatter(space: spaces.Space, batch: Batch, n: int) -> list[Any]:
             columns = {key: scatter(part, batch[key], n) for key, part in space.spaces.items()}
             return [{key: column[i] for key, column in columns.items()} for i in range(n)]
         case spaces.Tuple():
-            rows = [scatter(part, batch[str(i)], n) for i, part in enumerate(space.spaces)]
-            return list(zip(*rows, strict=True))
-    values = np.asarray(batch)
-    if values.shape != (n, *(space.shape or ())):
-        raise ValueError(
-            f"actions have shape {values.shape}; {n} instances of {space} take {(n, *(space.shape or ()))}"
-        )
-    values = values.astype(_dtype(space), copy=False)
+            columns = [scatter(part, batch[str(i)], n) for i, part in enumerate(space.spaces)]
+            return list(zip(*columns, strict=True))
+    return list(restore(space, batch, n))
+
+
+def restore(space: spaces.Space, batch: Batch, n: int) -> Any:
+    """The batch that a vector environment of gymnasium takes. Inverse of `arrange`."""
+    match space:
+        case spaces.Dict():
+            return {key: restore(part, batch[key], n) for key, part in space.spaces.items()}
+        case spaces.Tuple():
+            return tuple(restore(part, batch[str(i)], n) for i, part in enumerate(space.spaces))
+    array, shape = np.asarray(batch), (n, *(space.shape or ()))
+    if array.shape != shape:
+        raise ValueError(f"actions have shape {array.shape}; {n} instances of {space} take {shape}")
+    array = array.astype(_dtype(space), copy=False)
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and np.any(space.start):
-        values = values + np.asarray(space.start, values.dtype)
-    return list(values)
+        array = array + np.asarray(space.start, array.dtype)
+    return array
 
 
 def misfit(space: spaces.Space, value: Any, name: str, strict: bool = False) -> str | None:
@@ -119,6 +139,15 @@ def misfit(space: spaces.Space, value: Any, name: str, strict: bool = False) -> 
 def rows(batch: Batch, index: Any) -> Batch:
     """The part of a batch at `index` in dim 0."""
     return {key: rows(part, index) for key, part in batch.items()} if isinstance(batch, dict) else batch[index]
+
+
+def put(batch: Batch, index: Any, part: Batch) -> Batch:
+    """A copy of a batch with `part` at `index` in dim 0."""
+    if isinstance(batch, dict):
+        return {key: put(batch[key], index, part[key]) for key in batch}
+    batch = batch.copy()
+    batch[index] = part
+    return batch
 
 
 def _dtype(space: spaces.Space) -> np.dtype:
