@@ -59,8 +59,8 @@ class Gymnasium(VectorEnv):
         return self._gather([self._begin(i, None if seed is None else seed + i) for i in range(self.n)])
 
     def step(self, action: Any) -> Moved:
-        self.steps += 1
         values = layout.scatter(self.spaces[1], action, self.n)
+        self.steps += 1
         reward: list[Any] = [0.0] * self.n
         terminated, truncated = [False] * self.n, [False] * self.n
         last, first = [], []

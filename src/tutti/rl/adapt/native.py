@@ -65,8 +65,9 @@ class Native(VectorEnv):
         return self.obs
 
     def step(self, action: Any) -> Moved:
+        action = layout.restore(self.spaces[1], action, self.n)
         self.steps += 1
-        obs, reward, terminated, truncated, info = self.env.step(layout.restore(self.spaces[1], action, self.n))
+        obs, reward, terminated, truncated, info = self.env.step(action)
         rewards = checked.rewards(self.name, reward, self.steps)
         terminated, truncated = np.array(terminated, bool), np.array(truncated, bool)
         before = after = self._arrange(obs)
