@@ -31,21 +31,34 @@ class StepError(RuntimeError):
         return f"{self.name}: instance {self.instance} raised {self.cause} in step {self.step}, {when}"
 
 
+class Unfit(ValueError):
+    """What an instance returned cannot be used. name: of the environment. problem: what is wrong, and the remedy."""
+
+    def __init__(self, name: str, instance: int, problem: str):
+        super().__init__(name, instance, problem)
+        self.name, self.instance, self.problem = name, instance, problem
+
+    def __str__(self) -> str:
+        return f"{self.name}: instance {self.instance}{self.problem}"
+
+
 def rewards(name: str, reward: Any, step: int) -> np.ndarray:
-    """Rewards as float32. Raises ValueError where one is not finite. Dim 0 of `reward` is the instance."""
+    """Rewards as float32. Raises `Unfit` where one is not finite. Dim 0 of `reward` is the instance."""
     array: np.ndarray = np.asarray(reward, np.float32)
     if not np.isfinite(array).all():
         i, *agent = (int(x) for x in np.argwhere(~np.isfinite(array))[0])
-        who = f"instance {i}, agent {agent[0]}" if agent else f"instance {i}"
-        raise ValueError(
-            f"{name}: {who} returned the reward {array[i, *agent]} in step {step}; rewards must be "
-            "finite. Clip the observations and actions that it is computed from, or end the episode before they diverge"
+        who = f", agent {agent[0]}," if agent else ""
+        raise Unfit(
+            name,
+            i,
+            f"{who} returned the reward {array[i, *agent]} in step {step}; rewards must be finite. Clip the "
+            "observations and actions that it is computed from, or end the episode before they diverge",
         )
     return array
 
 
 def observations(name: str, space: spaces.Space, values: Sequence[Any], step: int, check: bool = False) -> layout.Batch:
-    """The batch of n observations. Raises ValueError for the first that does not fit its space.
+    """The batch of n observations. Raises `Unfit` for the first that does not fit its space.
 
     check: observations must be finite and in their space too, which takes several microseconds for each.
     """
@@ -59,9 +72,11 @@ def observations(name: str, space: spaces.Space, values: Sequence[Any], step: in
     for i, value in enumerate(values):
         wrong = layout.misfit(space, value, "observation", strict=check)
         if wrong:
-            raise ValueError(
-                f"{name}: instance {i} returned a wrong observation in step {step}: {wrong}. Correct its "
-                "observation_space or what it returns, or wrap it with gymnasium.wrappers.TransformObservation"
+            raise Unfit(
+                name,
+                i,
+                f" returned a wrong observation in step {step}: {wrong}. Correct its observation_space or what it "
+                "returns, or wrap it with gymnasium.wrappers.TransformObservation",
             )
     if batch is None:
         raise ValueError(f"{name}: the observations of step {step} do not fit together: {cause}")

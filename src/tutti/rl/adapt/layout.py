@@ -150,6 +150,28 @@ def put(batch: Batch, index: Any, part: Batch) -> Batch:
     return batch
 
 
+def zeros(space: spaces.Space, *dims: int) -> Batch:
+    """A batch of zeros for a plain space, with leading dims."""
+    if isinstance(space, spaces.Dict):
+        return {key: zeros(part, *dims) for key, part in space.spaces.items()}
+    return np.zeros((*dims, *(space.shape or ())), _dtype(space))
+
+
+def leaves(batch: Batch, *path: str) -> dict[tuple[str, ...], np.ndarray]:
+    """The arrays of a batch by their keys."""
+    if not isinstance(batch, dict):
+        return {path: np.asarray(batch)}
+    return {key: x for name, part in batch.items() for key, x in leaves(part, *path, name).items()}
+
+
+def tree(arrays: dict[tuple[str, ...], np.ndarray]) -> Batch:
+    """The batch of which `leaves` gives these arrays."""
+    if () in arrays:
+        return arrays[()]
+    names = dict.fromkeys(path[0] for path in arrays)
+    return {name: tree({path[1:]: x for path, x in arrays.items() if path[0] == name}) for name in names}
+
+
 def _dtype(space: spaces.Space) -> np.dtype:
     return np.dtype(space.dtype if space.dtype is not None else np.float32)
 
