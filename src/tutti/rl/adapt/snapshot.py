@@ -1,4 +1,5 @@
-"""What a gymnasium environment is at one moment: its attributes, those of its wrappers, and MuJoCo's data.
+"""What an environment of gymnasium or PettingZoo is at one moment: its attributes, those of its wrappers, and MuJoCo's
+data.
 
 Everything is saved by value with cloudpickle, past the environments' own `__getstate__`: gymnasium's `EzPickle` would
 save the arguments of the constructor only. What belongs to the process and not to the episode is saved as a reference
@@ -26,7 +27,7 @@ KEPT_TYPES = (gymnasium.Env, spaces.Space, EnvSpec, types.FunctionType, types.Me
 KEPT_MODULES = ("pygame", "mujoco", "glfw", "OpenGL", "gymnasium.envs.mujoco.mujoco_rendering")
 
 
-def save(env: gymnasium.Env) -> bytes:
+def save(env: Any) -> bytes:
     """A snapshot of an environment. Raises NotImplementedError where it holds what cannot be pickled."""
     chain = layers(env)
     data = [_save_data(x) for x in _mujoco_data(chain)]
@@ -40,7 +41,7 @@ def save(env: gymnasium.Env) -> bytes:
     return stream.getvalue()
 
 
-def load(env: gymnasium.Env, snapshot: bytes) -> None:
+def load(env: Any, snapshot: bytes) -> None:
     """Make an environment what the one was that `save` was called with. Both are made by the same call."""
     chain = layers(env)
     data, attributes = _Unpickler(io.BytesIO(snapshot), chain).load()
@@ -51,16 +52,18 @@ def load(env: gymnasium.Env, snapshot: bytes) -> None:
         vars(layer).update(saved)
 
 
-def layers(env: gymnasium.Env) -> list[gymnasium.Env]:
-    """An environment's wrappers, outermost first, and itself."""
+def layers(env: Any) -> list[Any]:
+    """An environment's wrappers, outermost first, and itself. PettingZoo's conversions hold theirs as `aec_env`."""
     chain = [env]
-    while isinstance(chain[-1], gymnasium.Wrapper):
-        chain.append(chain[-1].env)
-    return chain
+    while True:
+        inner = vars(chain[-1]).get("env", vars(chain[-1]).get("aec_env"))
+        if not hasattr(inner, "step") or any(inner is layer for layer in chain):
+            return chain
+        chain.append(inner)
 
 
 class _Pickler(cloudpickle.Pickler):
-    def __init__(self, stream: io.BytesIO, chain: list[gymnasium.Env]):
+    def __init__(self, stream: io.BytesIO, chain: list[Any]):
         super().__init__(stream)
         self.kept: dict[int, Any] = {id(layer): (depth, None) for depth, layer in enumerate(chain)}
         for depth, layer in enumerate(chain):
@@ -74,7 +77,7 @@ class _Pickler(cloudpickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, stream: io.BytesIO, chain: list[gymnasium.Env]):
+    def __init__(self, stream: io.BytesIO, chain: list[Any]):
         super().__init__(stream)
         self.chain = chain
 
@@ -83,7 +86,7 @@ class _Unpickler(pickle.Unpickler):
         return self.chain[depth] if name is None else vars(self.chain[depth]).get(name)
 
 
-def _mujoco_data(chain: list[gymnasium.Env]) -> list[Any]:
+def _mujoco_data(chain: list[Any]) -> list[Any]:
     """The MjData that an environment holds, of which there is at most one in gymnasium's own."""
     held = vars(chain[-1]).values()
     return [x for x in held if type(x).__module__.startswith("mujoco.") and type(x).__name__ == "MjData"]
