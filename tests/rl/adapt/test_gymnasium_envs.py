@@ -255,6 +255,8 @@ def test_wrong_arguments():
     env.reset(0)
     with pytest.raises(ValueError, match=r"actions have shape \(3,\); 2 instances of Discrete\(2\) take \(2,\)"):
         env.step(np.zeros(3, np.int64))
+    with pytest.raises(ValueError, match=r"actions have dtype float32; Discrete\(2\) takes integers"):
+        env.step(np.zeros(2, np.float32))
 
 
 @pytest.mark.parametrize(

@@ -200,6 +200,8 @@ def test_sends_and_receives_alternate(env):
     assert env.recv().reward.tolist() == [1] * 5
     with pytest.raises(ValueError, match=r"actions for Counting have shapes \(4,\), not \(5,\)"):
         env.send(np.zeros(4, np.int64))
+    with pytest.raises(ValueError, match="actions for Counting have dtype float64; they are integers"):
+        env.send(np.zeros(5))
     env.send(np.zeros(5, np.int64))
     assert env.reset(4)["t"].sum() == 0
 

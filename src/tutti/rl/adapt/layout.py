@@ -97,6 +97,8 @@ def restore(space: spaces.Space, batch: Batch, n: int) -> Any:
     array, shape = np.asarray(batch), (n, *(space.shape or ()))
     if array.shape != shape:
         raise ValueError(f"actions have shape {array.shape}; {n} instances of {space} take {shape}")
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and array.dtype.kind not in "iub":
+        raise ValueError(f"actions have dtype {array.dtype}; {space} takes integers, such as int64")
     array = array.astype(_dtype(space), copy=False)
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and np.any(space.start):
         array = array + np.asarray(space.start, array.dtype)

@@ -98,6 +98,9 @@ class Workers(VectorEnv):
         if shapes != needed:
             raise ValueError(f"actions for {self.name} have shapes {_plain(shapes)}, not {_plain(needed)}")
         for path, x in given.items():
+            if into[path].dtype == np.int64 and x.dtype.kind not in "iub":
+                raise ValueError(f"actions for {self.name} have dtype {x.dtype}; they are integers, such as int64")
+        for path, x in given.items():
             into[path][...] = x
         self.sent = True
         self.steps += 1
