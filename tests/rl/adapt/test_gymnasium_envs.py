@@ -134,6 +134,18 @@ def test_masks_of_info_and_of_a_method():
     assert Gymnasium("CartPole-v1", 1).masks() is None
 
 
+def test_infos_of_episodes_that_ended():
+    env = Gymnasium(lambda: gymnasium.wrappers.RecordEpisodeStatistics(Odd(length=3)), 2)
+    env.reset(0)
+    action = random_actions(env, 1)[0]
+    returned = sum(env.step(action).reward for _ in range(2))
+    assert env.ended == {}
+    returned = returned + env.step(action).reward
+    assert [env.ended[i]["episode"]["r"] for i in range(2)] == returned.tolist()
+    env.step(action)
+    assert env.ended == {}
+
+
 def test_draws():
     env = Gymnasium("CartPole-v1", 2, render_mode="rgb_array")
     env.reset(0)

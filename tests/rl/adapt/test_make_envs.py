@@ -23,6 +23,7 @@ from tutti.rl.adapt.workers import Workers
         ("gymnasium.envs.classic_control:Pendulum-v1", Gymnasium, "gymnasium.envs.classic_control:Pendulum-v1"),
         ("Hopper-v5", MuJoCo, "Hopper-v5"),
         ("gymnasium:Hopper-v5", Gymnasium, "Hopper-v5"),
+        ("native:CartPole-v1", Native, "CartPole-v1"),
         (lambda: gymnasium.make("Acrobot-v1"), Gymnasium, "Acrobot-v1"),
         (simple_spread_v3.parallel_env, PettingZoo, "simple_spread_v3"),
         (simple_spread_v3.env, PettingZoo, "simple_spread_v3"),

@@ -26,6 +26,9 @@ class Gymnasium(VectorEnv):
     Observations keep the dtype of their space; `tutti.rl.adapt.layout` says how those of Dict and Tuple spaces are laid
     out, and that values of Discrete spaces begin at 0. Actions for Dict and Tuple spaces are dicts of arrays.
 
+    infos: of the last step of each instance, or of the reset after it. ended: those of the steps in which an episode
+    ended, by instance; wrappers such as `RecordEpisodeStatistics` report there.
+
     Masks are `info["action_mask"]` of the last step or reset, or what a method `action_masks()` of the environment
     returns. `draw` needs `render_mode="rgb_array"`.
     """
@@ -52,7 +55,8 @@ class Gymnasium(VectorEnv):
         self.action_space = layout.plain(first.action_space, f"{self.name}.action_space")
         self.limit = first.spec.max_episode_steps if first.spec else None
         self.threshold = first.spec.reward_threshold if first.spec else None
-        self.infos: list[dict[str, Any]] = [{} for _ in range(n)]  # of the last step, or of the reset after it
+        self.infos: list[dict[str, Any]] = [{} for _ in range(n)]
+        self.ended: dict[int, dict[str, Any]] = {}
 
     def reset(self, seed: int | None = None) -> layout.Batch:
         self.steps = 0
@@ -63,7 +67,7 @@ class Gymnasium(VectorEnv):
         self.steps += 1
         reward: list[Any] = [0.0] * self.n
         terminated, truncated = [False] * self.n, [False] * self.n
-        last, first = [], []
+        last, first, self.ended = [], [], {}
         for i, (env, value) in enumerate(zip(self.envs, values, strict=True)):
             try:
                 obs, reward[i], terminated[i], truncated[i], self.infos[i] = env.step(value)
@@ -71,6 +75,7 @@ class Gymnasium(VectorEnv):
                 raise checked.StepError(self.name, i, self.steps, value, checked.words(error)) from error
             if terminated[i] or truncated[i]:
                 obs = copy.deepcopy(obs)  # the environment may write the next one to the same array
+                self.ended[i] = self.infos[i]
                 first.append((i, self._begin(i)))
             last.append(obs)
         rewards = checked.rewards(self.name, reward, self.steps)

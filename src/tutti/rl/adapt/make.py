@@ -18,6 +18,7 @@ def make(env: Any, n: int = 1, processes: int = 0, **kwargs: Any) -> VectorEnv:
     env:
         "CartPole-v1", "module:Env-v0"   an id of gymnasium; its MuJoCo tasks are made by `MuJoCo`, which is faster
         "gymnasium:Ant-v5"               the same, always made by `Gymnasium`
+        "native:CartPole-v1"             an id of gymnasium with a vector environment of its own
         "envpool:Pong-v5"                an id of EnvPool
         "dm_control:walker-walk"         a domain and a task of dm_control's suite
         a function without arguments     returns a gymnasium.Env or an environment of PettingZoo
@@ -66,6 +67,10 @@ def _named(name: str, n: int, kwargs: dict[str, Any]) -> VectorEnv:
         from tutti.rl.adapt.dm_control import DmControl
 
         return DmControl(rest, n, **kwargs)
+    if prefix == "native":
+        from tutti.rl.adapt.native import Native
+
+        return Native(rest, n, **kwargs)
     if prefix != "gymnasium":
         from tutti.rl.adapt.tasks import TASKS
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import signal
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -302,9 +303,10 @@ def _end(workers: list[_Worker], shared: Shared | None) -> None:
     for worker in workers:
         if worker.process is not None:
             worker.ask("close")
+    until = time.monotonic() + PATIENCE
     for worker in workers:
         if worker.process is not None:
-            worker.process.join(PATIENCE)
+            worker.process.join(max(0.0, until - time.monotonic()))
             worker.stop()
     if shared is not None:
         shared.close()
