@@ -1,0 +1,1 @@
+"""Adapters: environments of other libraries as a `tutti.rl.vector.VectorEnv`."""

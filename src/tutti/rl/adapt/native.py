@@ -1,0 +1,101 @@
+"""Vector environments of gymnasium: those that step all instances in one call of their own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from tutti.rl.adapt import checked, layout
+from tutti.rl.vector import Moved, VectorEnv
+
+
+def _begin_cartpole(env: Any, done: np.ndarray) -> np.ndarray:
+    env.state[:, done] = env.np_random.uniform(env.low, env.high, (4, int(done.sum())))
+    env.steps[done] = 0
+    env.prev_done[done] = False
+    return env.state.T.astype(np.float32)
+
+
+# How to begin episodes of environments that would only do so in the next step: (environment, done) -> observations.
+BEGIN: dict[str, Callable[[Any, np.ndarray], Any]] = {"CartPoleVectorEnv": _begin_cartpole}
+
+
+class Native(VectorEnv):
+    """n instances of an environment whose registration has a `vector_entry_point`, such as CartPole-v1.
+
+        env = Native("CartPole-v1", 1024)
+
+    env: an id, or a `gymnasium.vector.VectorEnv`, whose `num_envs` is then n. kwargs: of `gymnasium.make_vec`.
+
+    Vector environments of autoreset mode SAME_STEP and DISABLED (with `reset_mask`) are taken as they are. Those of
+    NEXT_STEP spend a step on each reset, and are taken where `BEGIN` has a row for their class. The seed of `reset` is
+    given to the environment as it is: unlike elsewhere, instance i does not begin with seed + i.
+    """
+
+    def __init__(self, env: str | gymnasium.vector.VectorEnv, n: int = 1, **kwargs: Any):
+        if isinstance(env, str):
+            if gymnasium.spec(env).vector_entry_point is None:
+                raise ValueError(f"{env} has no vector_entry_point; use tutti.rl.adapt.gymnasium.Gymnasium")
+            env = gymnasium.make_vec(env, n, vectorization_mode="vector_entry_point", **kwargs)
+        self.env, self.n, self.steps = env, env.num_envs, 0
+        spec, kind = env.spec, type(env.unwrapped).__name__
+        self.name = spec.id if spec else kind
+        self.mode = env.metadata.get("autoreset_mode")
+        self.begin = BEGIN.get(kind)
+        if self.mode not in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED) and self.begin is None:
+            raise ValueError(
+                f"{self.name} begins new episodes in the step after the last ({self.mode}); a VectorEnv does in the "
+                f"same step. Add a row for {kind} to tutti.rl.adapt.native.BEGIN, or use autoreset_mode SAME_STEP or "
+                "DISABLED"
+            )
+        self.spaces = env.single_observation_space, env.single_action_space
+        self.observation_space = layout.plain(self.spaces[0], f"{self.name}.observation_space")
+        self.action_space = layout.plain(self.spaces[1], f"{self.name}.action_space")
+        self.limit = spec.max_episode_steps if spec else None
+        self.threshold = spec.reward_threshold if spec else None
+
+    def reset(self, seed: int | None = None) -> layout.Batch:
+        self.steps = 0
+        self.obs = self._arrange(self.env.reset(seed=seed)[0])
+        return self.obs
+
+    def step(self, action: Any) -> Moved:
+        action = layout.restore(self.spaces[1], action, self.n)
+        self.steps += 1
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        rewards = checked.rewards(self.name, reward, self.steps)
+        terminated, truncated = np.array(terminated, bool), np.array(truncated, bool)
+        before = after = self._arrange(obs)
+        done = terminated | truncated
+        if done.any():
+            if self.mode == AutoresetMode.SAME_STEP:
+                before = layout.put(before, done, layout.gather(self.spaces[0], list(info["final_obs"][done])))
+            elif self.begin is not None:
+                after = self._arrange(self.begin(self.env.unwrapped, done))
+            else:
+                after = self._arrange(self.env.reset(options={"reset_mask": done})[0])
+        self.obs = after
+        return Moved(after, rewards, terminated, truncated, before)
+
+    def draw(self, i: int = 0) -> np.ndarray | None:
+        pictures = self.env.render() if self.env.render_mode == "rgb_array" else None
+        return None if pictures is None else np.asarray(pictures[i])
+
+    def state(self) -> Any:
+        return copy.deepcopy((self.env, self.obs, self.steps))
+
+    def restore(self, state: Any) -> layout.Batch:
+        self.env, self.obs, self.steps = copy.deepcopy(state)
+        return self.obs
+
+    def close(self) -> None:
+        self.env.close()
+
+    def _arrange(self, obs: Any) -> layout.Batch:
+        own = copy.deepcopy(obs)  # it may be a buffer that the environment writes again
+        return checked.batch(self.name, self.spaces[0], own, self.steps)
