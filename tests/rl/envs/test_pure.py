@@ -11,12 +11,31 @@ from tutti.rl import keys
 from tutti.rl.env import Autoreset
 from tutti.rl.envs.acrobot import Acrobot
 from tutti.rl.envs.cartpole import CartPole
+from tutti.rl.envs.catch import Catch
+from tutti.rl.envs.deep_sea import DeepSea
+from tutti.rl.envs.gridworld import GridWorld, frozen_lake
 from tutti.rl.envs.lqr import LQR
+from tutti.rl.envs.minatar import Breakout, SpaceInvaders
 from tutti.rl.envs.mountain_car import MountainCar, MountainCarContinuous
 from tutti.rl.envs.pendulum import Pendulum
+from tutti.rl.envs.tmaze import TMaze
 
 N = 6
-MAKERS = [CartPole, Pendulum, Acrobot, MountainCar, MountainCarContinuous, LQR]
+MAKERS = [
+    CartPole,
+    Pendulum,
+    Acrobot,
+    MountainCar,
+    MountainCarContinuous,
+    LQR,
+    GridWorld,
+    frozen_lake,
+    Catch,
+    DeepSea,
+    TMaze,
+    Breakout,
+    SpaceInvaders,
+]
 each = pytest.mark.parametrize("env", [make() for make in MAKERS], ids=lambda env: env.name)
 
 

@@ -33,7 +33,7 @@ class Acrobot(Env):
 
     def reset(self, key: Tensor, n: int) -> tuple[State, Tensor]:
         x = keys.uniform(key, (n, 4), -0.1, 0.1)
-        return {"x": x, "t": torch.zeros(n, dtype=torch.int64)}, observe(x[:, :2], x[:, 2:])
+        return {"x": x, "t": torch.zeros(n, dtype=torch.int64, device=key.device)}, observe(x[:, :2], x[:, 2:])
 
     def step(self, state: State, action: Tensor, key: Tensor) -> Step:
         x = state["x"]

@@ -58,11 +58,11 @@ class LQR(Env):
 
     def reset(self, key: Tensor, n: int) -> tuple[State, Tensor]:
         x = self.start * keys.normal(key, (n, len(self.a)))
-        return {"x": x, "t": torch.zeros(n, dtype=torch.int64)}, x
+        return {"x": x, "t": torch.zeros(n, dtype=torch.int64, device=key.device)}, x
 
     def step(self, state: State, action: Tensor, key: Tensor) -> Step:
         x, u = state["x"], action.to(state["x"].dtype)
-        a, b, q, r = (torch.tensor(m, dtype=x.dtype) for m in (self.a, self.b, self.q, self.r))
+        a, b, q, r = (torch.tensor(m, dtype=x.dtype, device=x.device) for m in (self.a, self.b, self.q, self.r))
         reward = -((x @ q * x).sum(-1) + (u @ r * u).sum(-1))
         x = x @ a.T + u @ b.T + self.noise * keys.normal(key, x.shape).to(x.dtype)
         t = state["t"] + 1

@@ -30,7 +30,7 @@ class MountainCar(Env):
     def reset(self, key: Tensor, n: int) -> tuple[State, Tensor]:
         position = keys.uniform(key, (n,), -0.6, -0.4)
         x = torch.stack([position, torch.zeros_like(position)], -1)
-        return {"x": x, "t": torch.zeros(n, dtype=torch.int64)}, x
+        return {"x": x, "t": torch.zeros(n, dtype=torch.int64, device=key.device)}, x
 
     def step(self, state: State, action: Tensor, key: Tensor) -> Step:
         return self.roll(state, action - 1)

@@ -32,7 +32,7 @@ class Pendulum(Env):
     def reset(self, key: Tensor, n: int) -> tuple[State, Tensor]:
         angle, spin = keys.uniform(key, (n, 2), -1.0, 1.0).unbind(-1)
         x = torch.stack([math.pi * angle, spin], -1)
-        return {"x": x, "t": torch.zeros(n, dtype=torch.int64)}, observe(x[:, 0], x[:, 1])
+        return {"x": x, "t": torch.zeros(n, dtype=torch.int64, device=key.device)}, observe(x[:, 0], x[:, 1])
 
     def step(self, state: State, action: Tensor, key: Tensor) -> Step:
         angle, spin = state["x"].unbind(-1)
