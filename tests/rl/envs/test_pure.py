@@ -10,6 +10,7 @@ import tutti
 from tutti.rl import keys
 from tutti.rl.env import Autoreset
 from tutti.rl.envs.acrobot import Acrobot
+from tutti.rl.envs.boards import ConnectFour, TicTacToe
 from tutti.rl.envs.cartpole import CartPole
 from tutti.rl.envs.catch import Catch
 from tutti.rl.envs.deep_sea import DeepSea
@@ -19,22 +20,13 @@ from tutti.rl.envs.minatar import Breakout, SpaceInvaders
 from tutti.rl.envs.mountain_car import MountainCar, MountainCarContinuous
 from tutti.rl.envs.pendulum import Pendulum
 from tutti.rl.envs.tmaze import TMaze
+from tutti.rl.envs.versus import Versus, greedy_move
 
 N = 6
 MAKERS = [
-    CartPole,
-    Pendulum,
-    Acrobot,
-    MountainCar,
-    MountainCarContinuous,
-    LQR,
-    GridWorld,
-    frozen_lake,
-    Catch,
-    DeepSea,
-    TMaze,
-    Breakout,
-    SpaceInvaders,
+    *(CartPole, Pendulum, Acrobot, MountainCar, MountainCarContinuous, LQR),
+    *(GridWorld, frozen_lake, Catch, DeepSea, TMaze, Breakout, SpaceInvaders),
+    *(lambda: Versus(TicTacToe()), lambda: Versus(ConnectFour(), greedy_move)),
 ]
 each = pytest.mark.parametrize("env", [make() for make in MAKERS], ids=lambda env: env.name)
 
