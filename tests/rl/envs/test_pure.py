@@ -18,6 +18,7 @@ from tutti.rl.envs.gridworld import GridWorld, frozen_lake
 from tutti.rl.envs.lqr import LQR
 from tutti.rl.envs.minatar import Breakout, SpaceInvaders
 from tutti.rl.envs.mountain_car import MountainCar, MountainCarContinuous
+from tutti.rl.envs.mpe import SimpleAdversary, SimpleSpeakerListener, SimpleSpread, SimpleTag
 from tutti.rl.envs.pendulum import Pendulum
 from tutti.rl.envs.tmaze import TMaze
 from tutti.rl.envs.versus import Versus, greedy_move
@@ -26,6 +27,13 @@ N = 6
 MAKERS = [
     *(CartPole, Pendulum, Acrobot, MountainCar, MountainCarContinuous, LQR),
     *(GridWorld, frozen_lake, Catch, DeepSea, TMaze, Breakout, SpaceInvaders),
+    *(
+        SimpleSpread,
+        SimpleTag,
+        SimpleAdversary,
+        SimpleSpeakerListener,
+        lambda: SimpleTag(scripted=True, continuous=True),
+    ),
     *(lambda: Versus(TicTacToe()), lambda: Versus(ConnectFour(), greedy_move)),
 ]
 each = pytest.mark.parametrize("env", [make() for make in MAKERS], ids=lambda env: env.name)
