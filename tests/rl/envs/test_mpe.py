@@ -26,7 +26,7 @@ SCENARIOS = {
     "simple_adversary_v3": (simple_adversary_v3, SimpleAdversary, {}, {}),
     "simple_speaker_listener_v4": (simple_speaker_listener_v4, SimpleSpeakerListener, {}, {}),
 }
-INSTANCES, STEPS, TOLERANCE = 8, 200, 1e-10
+INSTANCES, STEPS, TOLERANCE = 8, 100, 1e-10
 
 
 def put(world, state, i):
@@ -122,7 +122,7 @@ def test_scripted_prey_flees_and_is_no_agent():
     assert reward.shape == (256, 3)
     assert (reward > 0).float().mean() < 0.02  # predators that wait catch nothing
     prey = state["position"][:, 3]
-    assert prey.abs().max() < 1.2
+    assert prey.abs().max() < 1.4
     near = (prey.unsqueeze(1) - state["position"][:, :3]).norm(dim=-1).amin(-1)
     assert near.mean() > 0.6
 
