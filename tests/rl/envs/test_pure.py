@@ -10,6 +10,7 @@ import tutti
 from tutti.rl import keys
 from tutti.rl.env import Autoreset
 from tutti.rl.envs.acrobot import Acrobot
+from tutti.rl.envs.battle import Battle
 from tutti.rl.envs.boards import ConnectFour, TicTacToe
 from tutti.rl.envs.cartpole import CartPole
 from tutti.rl.envs.catch import Catch
@@ -34,6 +35,7 @@ MAKERS = [
         SimpleSpeakerListener,
         lambda: SimpleTag(scripted=True, continuous=True),
     ),
+    *(Battle, lambda: Battle("2s3z")),
     *(lambda: Versus(TicTacToe()), lambda: Versus(ConnectFour(), greedy_move)),
 ]
 each = pytest.mark.parametrize("env", [make() for make in MAKERS], ids=lambda env: env.name)
