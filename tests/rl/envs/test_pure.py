@@ -9,36 +9,13 @@ from torch._subclasses import FakeTensorMode
 import tutti
 from tutti.rl import keys
 from tutti.rl.env import Autoreset
-from tutti.rl.envs.acrobot import Acrobot
-from tutti.rl.envs.battle import Battle
-from tutti.rl.envs.boards import ConnectFour, TicTacToe
-from tutti.rl.envs.cartpole import CartPole
-from tutti.rl.envs.catch import Catch
-from tutti.rl.envs.deep_sea import DeepSea
-from tutti.rl.envs.gridworld import GridWorld, frozen_lake
-from tutti.rl.envs.lqr import LQR
-from tutti.rl.envs.minatar import Breakout, SpaceInvaders
-from tutti.rl.envs.mountain_car import MountainCar, MountainCarContinuous
-from tutti.rl.envs.mpe import SimpleAdversary, SimpleSpeakerListener, SimpleSpread, SimpleTag
-from tutti.rl.envs.pendulum import Pendulum
-from tutti.rl.envs.tmaze import TMaze
-from tutti.rl.envs.versus import Versus, greedy_move
+from tutti.rl.envs import registry
+from tutti.rl.envs.mpe import SimpleTag
 
 N = 6
-MAKERS = [
-    *(CartPole, Pendulum, Acrobot, MountainCar, MountainCarContinuous, LQR),
-    *(GridWorld, frozen_lake, Catch, DeepSea, TMaze, Breakout, SpaceInvaders),
-    *(
-        SimpleSpread,
-        SimpleTag,
-        SimpleAdversary,
-        SimpleSpeakerListener,
-        lambda: SimpleTag(scripted=True, continuous=True),
-    ),
-    *(Battle, lambda: Battle("2s3z")),
-    *(lambda: Versus(TicTacToe()), lambda: Versus(ConnectFour(), greedy_move)),
-]
-each = pytest.mark.parametrize("env", [make() for make in MAKERS], ids=lambda env: env.name)
+ENVS = [registry.make(name) for name in registry.names() if not name.startswith("Battle-")]
+ENVS += [registry.make("Battle-2s3z"), SimpleTag(scripted=True, continuous=True)]
+each = pytest.mark.parametrize("env", ENVS, ids=lambda env: env.name)
 
 
 def act(env, state, key, n=N):
@@ -160,8 +137,12 @@ class Rollouts(nn.Module):
         return (seen + reward + done).mean() * self.bonus
 
 
+QUICK = ["Acrobot", "ConnectFour-greedy", "SpaceInvaders", "SimpleSpeakerListener", "Battle-2s3z"]
+slow = [pytest.param(env, marks=[] if env.name in QUICK else [pytest.mark.slow]) for env in ENVS]
+
+
 @pytest.mark.starts
-@each
+@pytest.mark.parametrize("env", slow, ids=lambda env: env.name)
 def test_rollouts_are_one_scan(env):
     model = Rollouts(env)
     batch = {"key": keys.make(3)}

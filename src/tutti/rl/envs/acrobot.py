@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tutti.rl import keys
 from tutti.rl.env import Env, State, Step
+from tutti.rl.envs.canvas import BLACK, BLUE, GRAY, ORANGE, Canvas
 
 GRAVITY, DT = 9.8, 0.2  # m/s^2, s; links are 1 m long, of 1 kg, with their mass in the middle
 CENTER, INERTIA = 0.5, 1.0  # m, kg m^2
@@ -50,6 +51,17 @@ class Acrobot(Env):
         reward = terminated.to(x.dtype) - 1
         after = {"x": torch.cat([angles, spins], -1), "t": t}
         return after, observe(angles, spins), reward, terminated, self.truncated(t)
+
+    def draw(self, state: State, i: int) -> np.ndarray:
+        first, second, _, _ = state["x"][i].tolist()
+        canvas = Canvas(-2.2, -2.2, 2.2, 2.2)
+        canvas.line((-2.2, 1), (2.2, 1), 0.02, GRAY)
+        elbow = math.sin(first), -math.cos(first)
+        canvas.line((0, 0), elbow, 0.15, BLUE)
+        tip = elbow[0] + math.sin(first + second), elbow[1] - math.cos(first + second)
+        canvas.line(elbow, tip, 0.15, ORANGE)
+        canvas.disk(0, 0, 0.06, BLACK)
+        return canvas.picture()
 
 
 def derivative(x: Tensor, torque: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from torch import Tensor
 from tutti.rl import keys
 from tutti.rl.env import Env, State, Step
 from tutti.rl.envs.battle_maps import MAPS, UNITS, Map
+from tutti.rl.envs.canvas import BLUE, GRAY, GREEN, RED, Canvas
 from tutti.rl.envs.particles import others
 
 SECOND, TICKS = 22.4, 8  # game steps of a second and of an environment step
@@ -74,6 +75,7 @@ class Battle(Env):
         several = max(len(set(plan.allies)), len(set(plan.enemies))) > 1
         self.kinds = [[float(unit == kind) for kind in kinds if several] for unit in plan.allies + plan.enemies]
         self.health, self.shield = [unit.health for unit in units], [unit.shield for unit in units]
+        self.radius = [unit.radius for unit in units]
         self.period = [unit.period * SECOND for unit in units]
         self.most_cooldown = [unit.most_cooldown for unit in units]
         self.pace = [unit.speed * TICKS / SECOND for unit in units]
@@ -242,6 +244,18 @@ class Battle(Env):
         allies = others(torch.cat([where[:, :, :a], ally.unsqueeze(1) * seen[:, :, :a]], -1)).flatten(2)
         free = self.free(position[:, :a]) * alive[:, :a, None]
         return torch.cat([free, enemies, allies, ally], -1)
+
+    def draw(self, state: State, i: int) -> np.ndarray:
+        """Allies are blue, enemies red. A bar shows health, a ring the shield."""
+        canvas = Canvas(0.0, 0.0, FIELD, FIELD, 400)
+        for k, (x, y) in enumerate(state["position"][i].tolist()):
+            health = float(state["health"][i, k]) / self.health[k]
+            if health > 0:
+                shield = float(state["shield"][i, k]) / max(self.shield[k], 1.0)
+                canvas.disk(x, y, self.radius[k], BLUE if k < self.allies else RED)
+                canvas.ring(x, y, self.radius[k] + 0.1, 0.15 * shield, GRAY)
+                canvas.line((x - 0.6, y + 0.9), (x - 0.6 + 1.2 * health, y + 0.9), 0.2, GREEN)
+        return canvas.picture()
 
     def overview(self, state: State) -> Tensor:
         """SMAC's state: health, cooldown, x, y, shield, type of allies; without cooldown of enemies; last actions."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tutti.rl import keys
 from tutti.rl.env import Env, State, Step
+from tutti.rl.envs.canvas import BLACK, GRAY, GREEN, ORANGE, WHITE, tiles
 
 MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))  # left, down, right, up: (rows, columns)
 ROOMS = "SFFFF", "FWWFH", "FFFFF", "HWFWF", "FFFFG"
@@ -46,6 +47,7 @@ class GridWorld(Env):
                 f"GridWorld: rows {list(rows)} must have one length, consist of S, F, W, H and G, and have a start S"
             )
         height, width = len(rows), widths.pop()
+        self.rows = tuple(rows)
         self.shape, self.slip, self.limit, self.threshold = (height, width), slip, limit, threshold
         self.starts = np.flatnonzero([letter == "S" for letter in letters])
         self.ends = np.array([letter in "GH" for letter in letters])
@@ -70,6 +72,12 @@ class GridWorld(Env):
         table, ends, rewards = (torch.tensor(x, device=action.device) for x in (self.next, self.ends, self.rewards))
         cell, t = table.flatten()[state["cell"] * 4 + action], state["t"] + 1
         return {"cell": cell, "t": t}, self.observe(cell), rewards[cell], ends[cell], self.truncated(t)
+
+    def draw(self, state: State, i: int) -> np.ndarray:
+        letters = np.array([list(row) for row in self.rows])
+        here = np.arange(letters.size).reshape(letters.shape) == int(state["cell"][i])
+        planes = np.stack([here, letters == "G", letters == "H", letters == "W"])
+        return tiles(planes, [ORANGE, GREEN, BLACK, GRAY], empty=WHITE)
 
     def observe(self, cell: Tensor) -> Tensor:
         return (cell.unsqueeze(-1) == torch.arange(len(self.next), device=cell.device)).float()

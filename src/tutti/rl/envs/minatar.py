@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tutti.rl import keys
 from tutti.rl.env import Env, State, Step
+from tutti.rl.envs.canvas import BLUE, GRAY, GREEN, ORANGE, RED, WHITE, tiles
 
 SIZE = 10
 
@@ -78,6 +79,9 @@ class Breakout(Env):
             "t": t,
         }
         return state, self.observe(state), breaks.float(), terminated, self.truncated(t)
+
+    def draw(self, state: State, i: int) -> np.ndarray:
+        return tiles(self.observe(state)[i].numpy(), [WHITE, ORANGE, GRAY, RED])
 
     def observe(self, state: State) -> Tensor:
         x, y, old_x, old_y = state["ball"][:, :4].unbind(-1)
@@ -167,6 +171,10 @@ class SpaceInvaders(Env):
         nearest = distance == distance.amin(-1, keepdim=True)
         rows = torch.where(aliens, places.unsqueeze(-1), -1)
         return aliens & (rows == rows.amax(1, keepdim=True)) & nearest.unsqueeze(1)
+
+    def draw(self, state: State, i: int) -> np.ndarray:
+        planes = self.observe(state)[i, [0, 4, 5, 2, 3]].numpy()
+        return tiles(planes, [WHITE, ORANGE, RED, GREEN, BLUE])
 
     def observe(self, state: State) -> Tensor:
         cannon, way = state["numbers"][:, 0], state["numbers"][:, 1, None, None]

@@ -5,6 +5,8 @@ The discrete one is gymnasium's `MountainCar-v0`, the other its `MountainCarCont
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from tutti.rl import keys
 from tutti.rl.env import Env, State, Step
+from tutti.rl.envs.canvas import BLUE, GRAY, GREEN, Canvas
 
 LEFT, RIGHT, FASTEST, GRAVITY = -1.2, 0.6, 0.07, 0.0025  # positions of the walls; units of length are arbitrary
 
@@ -45,6 +48,17 @@ class MountainCar(Env):
         terminated = (position >= self.goal) & (velocity >= 0)
         x, t = torch.stack([position, velocity], -1), state["t"] + 1
         return {"x": x, "t": t}, x, -torch.ones_like(position), terminated, self.truncated(t)
+
+    def draw(self, state: State, i: int) -> np.ndarray:
+        """The height of the hills is sin(3 position) / 2."""
+        canvas = Canvas(LEFT, -0.6, RIGHT, 0.8)
+        canvas.fill(canvas.y - np.sin(3 * canvas.x) / 2, GRAY)
+        canvas.line(
+            (self.goal, math.sin(3 * self.goal) / 2), (self.goal, math.sin(3 * self.goal) / 2 + 0.2), 0.02, GREEN
+        )
+        position = float(state["x"][i, 0])
+        canvas.disk(position, math.sin(3 * position) / 2 + 0.05, 0.05, BLUE)
+        return canvas.picture()
 
 
 class MountainCarContinuous(MountainCar):

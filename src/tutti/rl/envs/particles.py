@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tutti.rl import keys
 from tutti.rl.env import Env, State, Step
+from tutti.rl.envs.canvas import BLUE, GRAY, GREEN, RED, Canvas
 
 DT, DAMPING, CONTACT, MARGIN = 0.1, 0.25, 100.0, 0.001
 MOVES = 5  # none, left, right, down, up
@@ -146,6 +147,17 @@ class Particles(Env):
 
     def of_agents(self, numbers: list, like: Tensor) -> Tensor:
         return torch.tensor(numbers, dtype=like.dtype, device=like.device)
+
+    def draw(self, state: State, i: int) -> np.ndarray:
+        """Agents are blue, adversaries red, landmarks gray, and the goal is green."""
+        canvas = Canvas(-1.5, -1.5, 1.5, 1.5)
+        goal = int(state["goal"][i]) if "goal" in state else None
+        for k, (body, (x, y)) in enumerate(zip(self.landmarks, state["landmarks"][i].tolist(), strict=True)):
+            canvas.disk(x, y, body.size, GREEN if k == goal else GRAY)
+        for k, (body, (x, y)) in enumerate(zip(self.movers, state["position"][i].tolist(), strict=True)):
+            adversary = k < len(self.agents) and self.agents[k].startswith("adversary")
+            canvas.disk(x, y, body.size, RED if adversary else BLUE, 0.8)
+        return canvas.picture()
 
     def overview(self, state: State) -> Tensor:
         """The observations of all agents, without padding."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tutti.rl import keys
 from tutti.rl.env import Env, State, Step
+from tutti.rl.envs.canvas import BLACK, RED, Canvas
 
 GRAVITY, MASS, LENGTH, DT = 10.0, 1.0, 1.0, 0.05  # m/s^2, kg, m, s
 FASTEST, STRONGEST = 8.0, 2.0  # rad/s, N m
@@ -45,6 +46,13 @@ class Pendulum(Env):
         t = state["t"] + 1
         after = {"x": torch.stack([angle, spin], -1), "t": t}
         return after, observe(angle, spin), reward, torch.zeros_like(t, dtype=torch.bool), self.truncated(t)
+
+    def draw(self, state: State, i: int) -> np.ndarray:
+        angle = float(state["x"][i, 0])
+        canvas = Canvas(-1.3, -1.3, 1.3, 1.3)
+        canvas.line((0, 0), (-LENGTH * math.sin(angle), LENGTH * math.cos(angle)), 0.2, RED)
+        canvas.disk(0, 0, 0.06, BLACK)
+        return canvas.picture()
 
 
 def observe(angle: Tensor, spin: Tensor) -> Tensor:

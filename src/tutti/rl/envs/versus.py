@@ -12,6 +12,7 @@ from torch import Tensor
 from tutti.rl import keys
 from tutti.rl.env import Env, State, Step, where
 from tutti.rl.envs.boards import Board
+from tutti.rl.envs.canvas import ORANGE, RED, tiles
 
 Opponent = Callable[[Board, State, Tensor], Tensor]  # (game, state, key) -> actions, int64 (n,)
 
@@ -53,6 +54,10 @@ class Versus(Env):
         reward = torch.where(legal, torch.where(over, -lost, value), -1.0)
         after, t = {"board": board}, state["t"] + 1
         return {**after, "t": t}, self.game.observe(after), reward, over | ended | ~legal, self.truncated(t)
+
+    def draw(self, state: State, i: int) -> np.ndarray:
+        """The agent's pieces are orange, those of the opponent red."""
+        return tiles(self.game.observe(state)[i].numpy(), [ORANGE, RED], size=40)
 
     def masks(self, state: State) -> Tensor:
         return self.game.moves(state)
