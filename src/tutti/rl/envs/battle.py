@@ -123,35 +123,33 @@ class Battle(Env):
     def step(self, state: State, action: Tensor, key: Tensor) -> Step:
         position, health, shield = state["position"], state["health"], state["shield"]
         a, alive = self.allies, health > 0
-        apart = position[:, a:].unsqueeze(1) - position[:, :a].unsqueeze(2)  # (n, allies, enemies, 2)
-        distance = length(apart)
+        distance = across(position, a, slice(a, None))[1]
 
-        masks = self.masks(state)
-        possible = masks.gather(-1, action.unsqueeze(-1))
-        aimed = one_hot(action - FIRST, self.enemies) & possible & alive[:, :a, None]
-        moves = one_hot(action - 2, 4) & possible & alive[:, :a, None]
-        back, near = -apart.transpose(1, 2), distance.transpose(1, 2)
-        seen = torch.where(alive[:, None, :a], near, 2 * FIELD)
-        nearest = one_hot(seen.argmin(-1), a) & alive[:, a:, None]
+        possible = self.possible(state, distance).gather(-1, action.unsqueeze(-1)).squeeze(-1) & alive[:, :a]
+        attacks, target = possible & (action >= FIRST), (action - FIRST).clamp(min=0)
+        east = (action == 4).to(health.dtype) - (action == 5).to(health.dtype)
+        north = (action == 2).to(health.dtype) - (action == 3).to(health.dtype)
+        going = torch.stack([east, north], -1) * (STRIDE * possible).unsqueeze(-1)
+        way, reached = self.approach(0, position[:, :a], position[:, a:], target)
+        ours = torch.where(attacks.unsqueeze(-1), way, going)
+
+        near, nearest = torch.where(alive[:, :a, None], distance, 2 * FIELD).min(1)
         home = of(STARTS[0], position) - position[:, a:]
-        arrived = length(home) < 1
-        chosen = nearest & ((seen < of(self.notice, seen)) | arrived.unsqueeze(-1))
+        chases = alive[:, a:] & ((near < entry(self.notice, nearest, a, near)) | (length(home) < 1))
+        way, touched = self.approach(1, position[:, a:], position[:, :a], nearest)
+        theirs = torch.where(chases.unsqueeze(-1), way, home)
 
-        ours, hits = self.attack(0, aimed, apart, distance, state["cooldown"][:, :a])
-        theirs, blows = self.attack(1, chosen, back, near, state["cooldown"][:, a:])
-        east_north = torch.stack([moves[..., 2], moves[..., 0]], -1).to(health.dtype)
-        west_south = torch.stack([moves[..., 3], moves[..., 1]], -1).to(health.dtype)
-        ours = torch.where(aimed.any(-1, keepdim=True), ours, STRIDE * (east_north - west_south))
-        theirs = torch.where(chosen.any(-1, keepdim=True), theirs, home)
         way = torch.cat([ours, theirs], 1)
         far = length(way)
         step = torch.minimum(far, of(self.pace, far)) / far.clamp(min=1e-9) * alive
         position = (position + way * step.unsqueeze(-1)).clamp(0.0, FIELD)
 
-        fires = torch.cat([hits.any(-1), blows.any(-1)], 1)
+        fires = torch.cat([attacks & reached, chases & touched], 1) & (state["cooldown"] < TICKS)
         wait = of(self.period, health) + keys.uniform(key, fires.shape, *self.delay).to(health.dtype)
         cooldown = state["cooldown"] - TICKS
         cooldown = torch.where(fires, cooldown + wait, cooldown.clamp(min=0.0))
+        hits = one_hot(target, self.enemies) & fires[:, :a, None]
+        blows = one_hot(nearest, a) & fires[:, a:, None]
         after, left = self.strike(health, shield, hits, blows)
 
         damaged = after + left < health + shield
@@ -174,14 +172,12 @@ class Battle(Env):
         reward = reward.unsqueeze(-1).expand(-1, a)
         return state, self.observe(state), reward, ~(ally & enemy), self.truncated(state["t"])
 
-    def attack(self, side: int, aimed: Tensor, apart: Tensor, distance: Tensor, cooldown: Tensor):
-        """(ways towards targets until they are in range, which targets are hit): (n, own, 2), bool (n, own, others)."""
-        over = distance - of(self.reach[side], distance)
-        way = (aimed.unsqueeze(-1) * apart).sum(2)
-        missing = (aimed * over).sum(-1)
-        reached = (aimed * distance).sum(-1).clamp(min=1e-9)
-        way = way * (missing.clamp(min=0.0) / reached).unsqueeze(-1)
-        return way, aimed & (over <= CLOSE) & (cooldown < TICKS).unsqueeze(-1)
+    def approach(self, side: int, own: Tensor, others: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """(ways towards targets until they are in range, which are): (n, own, 2), bool (n, own)."""
+        apart = others.gather(1, target.unsqueeze(-1).expand(-1, -1, 2)) - own
+        distance = length(apart)
+        over = distance - entry(self.reach[side], target, others.shape[1], distance)
+        return apart * (over.clamp(min=0.0) / distance.clamp(min=1e-9)).unsqueeze(-1), over <= CLOSE
 
     def strike(self, health: Tensor, shield: Tensor, hits: Tensor, blows: Tensor) -> tuple[Tensor, Tensor]:
         """Health and shields after all shots of a step. Armor dulls what strikes health."""
@@ -202,48 +198,44 @@ class Battle(Env):
         return alive[:, : self.allies].any(-1) & ~alive[:, self.allies :].any(-1)
 
     def masks(self, state: State) -> Tensor:
-        position, alive = state["position"], state["health"] > 0
-        a = self.allies
-        own, here = alive[:, :a], position[:, :a]
-        near = length(position[:, a:].unsqueeze(1) - here.unsqueeze(2)) <= SHOOT
-        attacks = near & alive[:, None, a:] & own.unsqueeze(-1)
-        free = self.free(here) & own.unsqueeze(-1)
-        return torch.cat([~own.unsqueeze(-1), own.unsqueeze(-1), free, attacks], -1)
+        return self.possible(state, across(state["position"], self.allies, slice(self.allies, None))[1])
+
+    def possible(self, state: State, distance: Tensor) -> Tensor:
+        """`masks`, of the distances from allies to enemies."""
+        a, alive = self.allies, state["health"] > 0
+        own = alive[:, :a, None]
+        attacks = (distance <= SHOOT) & alive[:, None, a:] & own
+        return torch.cat([~own, own, self.free(state["position"][:, :a]) & own, attacks], -1)
 
     def free(self, here: Tensor) -> Tensor:
         """Where a unit can go: north, south, east, west; half a stride ahead must be in the field."""
         up, down = here + STRIDE / 2 < FIELD, here - STRIDE / 2 >= 0
         return torch.stack([up[..., 1], down[..., 1], up[..., 0], down[..., 0]], -1)
 
-    def features(self, state: State) -> tuple[Tensor, Tensor]:
-        """Health, shield and type of allies and of enemies, as far as the map has them: (n, allies or enemies, ...)."""
-        health = state["health"]
-        full = (health / of(self.health, health)).unsqueeze(-1)
-        sides = []
-        for part, shields in (
-            (slice(None, self.allies), self.ally_shields),
-            (slice(self.allies, None), self.enemy_shields),
-        ):
-            kinds = of(self.kinds[part], health).expand(len(health), -1, -1) * (health[:, part, None] > 0)
-            shield = (state["shield"] / of(self.shield, health).clamp(min=1.0)).unsqueeze(-1)[:, part]
-            sides.append(torch.cat([full[:, part], *([shield] if shields else []), kinds], -1))
-        return sides[0], sides[1]
+    def features(self, state: State) -> tuple[list[Tensor], list[Tensor]]:
+        """Health, shield and types of allies and of enemies, as far as the map has them: (n, allies), (n, enemies)."""
+        a, health = self.allies, state["health"]
+        full = health / of(self.health, health)
+        shield = state["shield"] / of(self.shield, health).clamp(min=1.0)
+        kinds = [of(column, health) * (health > 0) for column in zip(*self.kinds, strict=True)]
+        ally = [full, *([shield] if self.ally_shields else []), *kinds]
+        enemy = [full, *([shield] if self.enemy_shields else []), *kinds]
+        return [x[:, :a] for x in ally], [x[:, a:] for x in enemy]
 
     def observe(self, state: State) -> Tensor:
-        position, health = state["position"], state["health"]
-        a = self.allies
-        apart = (position.unsqueeze(1) - position[:, :a].unsqueeze(2)) / SIGHT
-        far = length(apart).unsqueeze(-1)
-        alive = (health > 0).to(health.dtype)
-        seen = (far < 1) * (alive[:, :a, None] * alive.unsqueeze(1)).unsqueeze(-1)  # (n, allies, units, 1)
-        shoot = (far <= SHOOT / SIGHT) & (seen > 0)
-        first = torch.cat([torch.ones_like(far[:, :, :a]), shoot[:, :, a:].to(health.dtype)], 2)
-        where = torch.cat([first, far, apart], -1) * seen
+        position, a = state["position"], self.allies
+        alive = state["health"] > 0
+        (x, y), distance = across(position, a, slice(None))
+        seen = (distance < SIGHT) & alive[:, :a, None] & alive.unsqueeze(1)
+        where = torch.stack([distance, x, y], 1) / SIGHT * seen.unsqueeze(1)  # (n, 3, allies, units)
         ally, enemy = self.features(state)
-        enemies = torch.cat([where[:, :, a:], enemy.unsqueeze(1) * seen[:, :, a:]], -1).flatten(2)
-        allies = others(torch.cat([where[:, :, :a], ally.unsqueeze(1) * seen[:, :, :a]], -1)).flatten(2)
-        free = self.free(position[:, :a]) * alive[:, :a, None]
-        return torch.cat([free, enemies, allies, ally], -1)
+        known = [seen[..., :a].unsqueeze(1), where[..., :a], torch.stack(ally, 1).unsqueeze(2) * seen[:, None, :, :a]]
+        allies = others(torch.cat(known, 1).permute(0, 2, 3, 1)).flatten(2)
+        shoot = (seen & (distance <= SHOOT))[..., a:].unsqueeze(1)
+        known = [shoot, where[..., a:], torch.stack(enemy, 1).unsqueeze(2) * seen[:, None, :, a:]]
+        enemies = torch.cat(known, 1).permute(0, 2, 3, 1).flatten(2)
+        free = self.free(position[:, :a]) & alive[:, :a, None]
+        return torch.cat([free, enemies, allies, torch.stack(ally, -1)], -1)
 
     def draw(self, state: State, i: int) -> np.ndarray:
         """Allies are blue, enemies red. A bar shows health, a ring the shield."""
@@ -260,12 +252,12 @@ class Battle(Env):
     def overview(self, state: State) -> Tensor:
         """SMAC's state: health, cooldown, x, y, shield, type of allies; without cooldown of enemies; last actions."""
         a, position = self.allies, state["position"]
-        alive = (state["health"] > 0).to(position.dtype).unsqueeze(-1)
-        place = (position - FIELD / 2) / FIELD * alive
-        cooldown = (state["cooldown"] / of(self.most_cooldown, position)).unsqueeze(-1) * alive
+        place = (position - FIELD / 2) / FIELD * (state["health"] > 0).unsqueeze(-1)
+        x, y = place.unbind(-1)
+        cooldown = state["cooldown"] / of(self.most_cooldown, position) * (state["health"] > 0)
         ally, enemy = self.features(state)
-        ours = torch.cat([ally[..., :1], cooldown[:, :a], place[:, :a], ally[..., 1:]], -1)
-        theirs = torch.cat([enemy[..., :1], place[:, a:], enemy[..., 1:]], -1)
+        ours = torch.stack([ally[0], cooldown[:, :a], x[:, :a], y[:, :a], *ally[1:]], -1)
+        theirs = torch.stack([enemy[0], x[:, a:], y[:, a:], *enemy[1:]], -1)
         last = one_hot(state["last"], self.actions) & (state["t"] > 0)[:, None, None]
         return torch.cat([ours.flatten(1), theirs.flatten(1), last.to(position.dtype).flatten(1)], -1)
 
@@ -280,8 +272,21 @@ def of(numbers, like: Tensor) -> Tensor:
     return torch.tensor(numbers, dtype=like.dtype, device=like.device)
 
 
+def entry(table: list[list[float]], column: Tensor, columns: int, like: Tensor) -> Tensor:
+    """Of row i, what is in column[:, i]: (n, rows)."""
+    rows = torch.arange(len(table), device=column.device)
+    return of(table, like).flatten()[rows * columns + column]
+
+
 def length(x: Tensor) -> Tensor:
-    return x.square().sum(-1).sqrt()
+    return torch.hypot(x[..., 0], x[..., 1])
+
+
+def across(position: Tensor, allies: int, to: slice) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """(x, y) and the distance from allies to units, each (n, allies, units)."""
+    x, y = position.unbind(-1)
+    x, y = x[:, to].unsqueeze(1) - x[:, :allies].unsqueeze(2), y[:, to].unsqueeze(1) - y[:, :allies].unsqueeze(2)
+    return (x, y), torch.hypot(x, y)
 
 
 def one_hot(index: Tensor, size: int) -> Tensor:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tutti.rl import keys
 from tutti.rl.env import State
-from tutti.rl.envs.particles import MOVES, Body, Particles, others, padded
+from tutti.rl.envs.particles import MOVES, Around, Body, Particles, others, padded
 
 
 class SimpleSpread(Particles):
@@ -27,15 +26,14 @@ class SimpleSpread(Particles):
         super().__init__(agents, (Body(0.05),) * count, (width,) * count, continuous)
         self.local = local
 
-    def observe(self, state: State) -> Tensor:
-        seen = torch.cat([state["velocity"], state["position"], landmarks_of(state), agents_of(state)], -1)
+    def observe(self, state: State, around: Around) -> Tensor:
+        seen = torch.cat([state["velocity"], state["position"], *around.seen()], -1)
         return padded(seen, self.widths[0])
 
-    def reward(self, state: State) -> Tensor:
+    def reward(self, state: State, around: Around) -> Tensor:
         count = len(self.agents)
-        _, distance = self.distances(state)
-        far = distance[:, :, count:].amin(1).sum(-1, keepdim=True)
-        collisions = self.touching(state).sum(-1).to(distance.dtype)
+        far = around.distance[:, :, count:].amin(1).sum(-1, keepdim=True)
+        collisions = self.touching(around).sum(-1).to(far.dtype)
         return -(1 - self.local) * far - self.local * collisions
 
 
@@ -83,9 +81,9 @@ class SimpleTag(Particles):
         back = -20 * prey.sign() * (prey.abs() - 0.8).clamp(min=0)
         return torch.nn.functional.normalize(away + back, dim=-1)
 
-    def observe(self, state: State) -> Tensor:
+    def observe(self, state: State, around: Around) -> Tensor:
         velocity, p = state["velocity"], self.predators
-        seen = torch.cat([velocity, state["position"], landmarks_of(state), agents_of(state)], -1)
+        seen = torch.cat([velocity, state["position"], *around.seen()], -1)
         prey = velocity[:, p:]
         of_predators = torch.cat([seen[:, :p], prey.flatten(1).unsqueeze(1).expand(-1, p, -1)], -1)
         if self.scripted:
@@ -94,9 +92,9 @@ class SimpleTag(Particles):
         of_prey = padded(torch.cat([seen[:, p:], among], -1), self.widths[0])
         return torch.cat([of_predators, of_prey], 1)
 
-    def reward(self, state: State) -> Tensor:
+    def reward(self, state: State, around: Around) -> Tensor:
         p, count = self.predators, len(self.movers)
-        caught = 10.0 * self.touching(state)[:, :p, p:count].sum(1).to(state["position"].dtype)  # (n, prey)
+        caught = 10.0 * self.touching(around)[:, :p, p:count].sum(1).to(state["position"].dtype)  # (n, prey)
         of_predators = caught.sum(-1, keepdim=True).expand(-1, p)
         if self.scripted:
             return of_predators
@@ -121,16 +119,16 @@ class SimpleAdversary(Particles):
         widths = (4 * count, *(4 * count + 2 for _ in range(count)))
         super().__init__({name: Body(0.15) for name in names}, (Body(0.08),) * count, widths, continuous)
 
-    def begin(self, key: Tensor, n: int) -> State:
-        return {"goal": keys.integers(key, (n,), len(self.landmarks))}
+    def begin(self, u: Tensor) -> State:
+        return {"goal": (u * len(self.landmarks)).long()}
 
-    def observe(self, state: State) -> Tensor:
-        around = torch.cat([landmarks_of(state), agents_of(state)], -1)
+    def observe(self, state: State, around: Around) -> Tensor:
+        seen = torch.cat(around.seen(), -1)
         goal = goal_of(state).unsqueeze(1) - state["position"]
-        good = torch.cat([goal, around], -1)[:, 1:]
-        return torch.cat([padded(around[:, :1], self.widths[-1]), good], 1)
+        good = torch.cat([goal, seen], -1)[:, 1:]
+        return torch.cat([padded(seen[:, :1], self.widths[-1]), good], 1)
 
-    def reward(self, state: State) -> Tensor:
+    def reward(self, state: State, around: Around) -> Tensor:
         distance = (goal_of(state).unsqueeze(1) - state["position"]).square().sum(-1).sqrt()
         adversary = distance[:, :1]
         good = adversary - distance[:, 1:].amin(-1, keepdim=True)
@@ -154,8 +152,8 @@ class SimpleSpeakerListener(Particles):
         agents = {"speaker_0": Body(0.075, accel=0.0), "listener_0": Body(0.075)}
         super().__init__(agents, (Body(0.04),) * 3, (3, 11), continuous)
 
-    def begin(self, key: Tensor, n: int) -> State:
-        return {"goal": keys.integers(key, (n,), 3), "said": torch.zeros(n, 3, device=key.device)}
+    def begin(self, u: Tensor) -> State:
+        return {"goal": (u * 3).long(), "said": torch.zeros_like(u).unsqueeze(-1).repeat(1, 3)}
 
     def move(self, state: State, action: Tensor) -> State:
         dtype, said = state["said"].dtype, action[:, 0]
@@ -165,13 +163,13 @@ class SimpleSpeakerListener(Particles):
             said = (said.unsqueeze(-1) == torch.arange(3, device=said.device)).to(dtype)
         return {**super().move(state, action), "said": said}
 
-    def observe(self, state: State) -> Tensor:
+    def observe(self, state: State, around: Around) -> Tensor:
         colors = torch.tensor(COLORS, dtype=state["position"].dtype, device=state["position"].device)
         speaker = padded(colors[state["goal"]], 11)
-        around = (state["landmarks"] - state["position"][:, 1:]).flatten(1)
-        return torch.stack([speaker, torch.cat([state["velocity"][:, 1], around, state["said"]], -1)], 1)
+        landmarks = (state["landmarks"] - state["position"][:, 1:]).flatten(1)
+        return torch.stack([speaker, torch.cat([state["velocity"][:, 1], landmarks, state["said"]], -1)], 1)
 
-    def reward(self, state: State) -> Tensor:
+    def reward(self, state: State, around: Around) -> Tensor:
         far = (goal_of(state) - state["position"][:, 1]).square().sum(-1, keepdim=True)
         return -far.expand(-1, 2)
 
@@ -180,17 +178,6 @@ class SimpleSpeakerListener(Particles):
             return None
         possible = torch.tensor([[True] * 3 + [False] * 2, [True] * MOVES], device=state["t"].device)
         return possible.expand(len(state["t"]), 2, MOVES)
-
-
-def landmarks_of(state: State) -> Tensor:
-    """Landmarks relative to agents, (n, agents, 2 landmarks)."""
-    return (state["landmarks"].unsqueeze(1) - state["position"].unsqueeze(2)).flatten(2)
-
-
-def agents_of(state: State) -> Tensor:
-    """Other agents relative to agents, (n, agents, 2 (agents - 1))."""
-    position = state["position"]
-    return others(position.unsqueeze(1) - position.unsqueeze(2)).flatten(2)
 
 
 def goal_of(state: State) -> Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 
 import numpy as np
@@ -35,6 +36,32 @@ class Body:
     collides: bool = False
     accel: float = 5.0
     fastest: float = inf
+
+
+class Around:
+    """All bodies as agents see them: x, y and distance, each (n, agents, bodies). An agent is 1 from itself."""
+
+    def __init__(self, state: State):
+        self.places = torch.cat([state["position"], state["landmarks"]], 1)
+        self.agents = state["position"].shape[1]
+
+    @cached_property
+    def x(self) -> Tensor:
+        return self.places[:, None, :, 0] - self.places[:, : self.agents, None, 0]
+
+    @cached_property
+    def y(self) -> Tensor:
+        return self.places[:, None, :, 1] - self.places[:, : self.agents, None, 1]
+
+    @cached_property
+    def distance(self) -> Tensor:
+        itself = torch.eye(*self.x.shape[1:], dtype=self.x.dtype, device=self.x.device)
+        return torch.hypot(self.x, self.y) + itself
+
+    def seen(self) -> tuple[Tensor, Tensor]:
+        """Landmarks and other agents, relative to the agent: (n, agents, 2 landmarks), (n, agents, 2 (agents - 1))."""
+        places = torch.stack([self.x, self.y], -1)
+        return places[:, :, self.agents :].flatten(2), others(places[:, :, : self.agents]).flatten(2)
 
 
 class Particles(Env):
@@ -71,32 +98,34 @@ class Particles(Env):
         self.reach = [[a.size + b.size for b in bodies] for a in self.movers]
 
     def reset(self, key: Tensor, n: int) -> tuple[State, Tensor]:
-        of_agents, of_landmarks, of_more = keys.split(key, 3)
-        position = keys.uniform(of_agents, (n, len(self.movers), 2), -1.0, 1.0)
+        count = len(self.movers)
+        u = keys.uniform(key, (n, count + len(self.landmarks) + 1, 2), -1.0, 1.0)
+        position = u[:, :count]
         state = {
             "position": position,
             "velocity": torch.zeros_like(position),
-            "landmarks": keys.uniform(of_landmarks, (n, len(self.landmarks), 2), -self.spread, self.spread),
-            **self.begin(of_more, n),
+            "landmarks": self.spread * u[:, count:-1],
+            **self.begin((u[:, -1, 0] + 1) / 2),
             "t": torch.zeros(n, dtype=torch.int64, device=key.device),
         }
-        return state, self.observe(state)
+        return state, self.observe(state, Around(state))
 
     def step(self, state: State, action: Tensor, key: Tensor) -> Step:
         state = {**state, **self.move(state, action), "t": state["t"] + 1}
+        around = Around(state)
         terminated = torch.zeros_like(state["t"], dtype=torch.bool)
-        return state, self.observe(state), self.reward(state), terminated, self.truncated(state["t"])
+        return state, self.observe(state, around), self.reward(state, around), terminated, self.truncated(state["t"])
 
-    def begin(self, key: Tensor, n: int) -> State:
-        """What else a state has."""
+    def begin(self, u: Tensor) -> State:
+        """What else a state has. u: uniform numbers from 0 to 1, (n,)."""
         return {}
 
     @abstractmethod
-    def observe(self, state: State) -> Tensor:
+    def observe(self, state: State, around: Around) -> Tensor:
         """(n, agents, max(widths))."""
 
     @abstractmethod
-    def reward(self, state: State) -> Tensor:
+    def reward(self, state: State, around: Around) -> Tensor:
         """(n, agents)."""
 
     def move(self, state: State, action: Tensor) -> State:
@@ -127,23 +156,15 @@ class Particles(Env):
 
     def contacts(self, state: State) -> Tensor:
         """Sums of the forces of all bodies on each agent, (n, agents, 2)."""
-        apart, distance = self.distances(state)
-        deep = F.softplus((self.of_agents(self.reach, apart) - distance) / MARGIN, threshold=50.0)
-        strength = deep / distance * self.of_agents(self.meets, apart) * (CONTACT * MARGIN)
-        return (strength.unsqueeze(-1) * apart).sum(2)
+        around = Around(state)
+        deep = F.softplus((self.of_agents(self.reach, around.x) - around.distance) / MARGIN, threshold=50.0)
+        strength = deep / around.distance * self.of_agents(self.meets, around.x) * (-CONTACT * MARGIN)
+        return torch.stack([(strength * around.x).sum(-1), (strength * around.y).sum(-1)], -1)
 
-    def distances(self, state: State) -> tuple[Tensor, Tensor]:
-        """From all bodies to agents, (n, agents, bodies, 2), and how long these are; 1 from an agent to itself."""
-        position = state["position"]
-        apart = position.unsqueeze(2) - torch.cat([position, state["landmarks"]], 1).unsqueeze(1)
-        itself = torch.eye(apart.shape[1], apart.shape[2], dtype=apart.dtype, device=apart.device)
-        return apart, (apart.square().sum(-1) + itself).sqrt()
-
-    def touching(self, state: State) -> Tensor:
+    def touching(self, around: Around) -> Tensor:
         """Which bodies an agent overlaps with: bool (n, agents, bodies)."""
-        apart, distance = self.distances(state)
-        overlap = distance < self.of_agents(self.reach, apart)
-        return overlap & self.of_agents(self.meets, apart).bool()
+        overlap = around.distance < self.of_agents(self.reach, around.x)
+        return overlap & self.of_agents(self.meets, around.x).bool()
 
     def of_agents(self, numbers: list, like: Tensor) -> Tensor:
         return torch.tensor(numbers, dtype=like.dtype, device=like.device)
@@ -161,7 +182,7 @@ class Particles(Env):
 
     def overview(self, state: State) -> Tensor:
         """The observations of all agents, without padding."""
-        obs = self.observe(state)
+        obs = self.observe(state, Around(state))
         return torch.cat([obs[:, i, :width] for i, width in enumerate(self.widths)], -1)
 
 

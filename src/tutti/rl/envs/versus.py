@@ -36,10 +36,9 @@ class Versus(Env):
         return f"{self.game.name}-{getattr(self.opponent, '__name__', 'opponent').removesuffix('_move')}"
 
     def reset(self, key: Tensor, n: int) -> tuple[State, Tensor]:
-        of_side, of_move = keys.split(key)
         empty = self.game.reset(n, key.device)
-        answered = self.game.play(empty, self.opponent(self.game, empty, of_move))
-        second = keys.integers(of_side, (n,), 2) == 1
+        answered = self.game.play(empty, self.opponent(self.game, empty, keys.fold(key, 1)))
+        second = keys.uniform(key, (n,)) < 0.5
         state = {"board": where(second, answered["board"], empty["board"])}
         return {**state, "t": torch.zeros(n, dtype=torch.int64, device=key.device)}, self.game.observe(state)
 
