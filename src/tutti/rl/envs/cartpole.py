@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tutti.rl import keys
 from tutti.rl.env import Env, State, Step
+from tutti.rl.envs.canvas import BLACK, GRAY, ORANGE, Canvas
 
 GRAVITY, CART, POLE, LENGTH, FORCE, DT = 9.8, 1.0, 0.1, 0.5, 10.0, 0.02  # m/s^2, kg, kg, m (half of the pole), N, s
 FARTHEST, STEEPEST = 2.4, 12 * 2 * math.pi / 360  # m, rad
@@ -45,3 +46,11 @@ class CartPole(Env):
         t = state["t"] + 1
         terminated = (x.abs() > FARTHEST) | (angle.abs() > STEEPEST)
         return {"x": after, "t": t}, after, torch.ones_like(x), terminated, self.truncated(t)
+
+    def draw(self, state: State, i: int) -> np.ndarray:
+        x, _, angle, _ = state["x"][i].tolist()
+        canvas = Canvas(-FARTHEST, -0.6, FARTHEST, 1.6)
+        canvas.line((-FARTHEST, 0), (FARTHEST, 0), 0.02, GRAY)
+        canvas.box(x, 0, 0.5, 0.25, BLACK)
+        canvas.line((x, 0.1), (x + 2 * LENGTH * math.sin(angle), 0.1 + 2 * LENGTH * math.cos(angle)), 0.09, ORANGE)
+        return canvas.picture()
