@@ -70,7 +70,9 @@ def rollout(agent: Agent, env: Env, policy: Tree, actor: Tree, key: Tensor, step
 
 def seen_by(obs: Any, mask: Tensor | None, overview: Tensor | None) -> Tree:
     """What a policy and a critic see, without what there is not."""
-    return {"obs": obs} | ({} if mask is None else {"mask": mask}) | ({} if overview is None else {"overview": overview})
+    return (
+        {"obs": obs} | ({} if mask is None else {"mask": mask}) | ({} if overview is None else {"overview": overview})
+    )
 
 
 def _episodes(actor: Tree, reward: Tensor, done: Tensor) -> tuple[Tree, Tree]:

@@ -145,4 +145,3 @@ class OffPolicy(agent.Agent):
     def before(self, learner: Tree, steps: Tensor) -> Tree:
         """The learner before the updates of an iteration, after `steps` steps: targets that are copied now and then."""
         return learner
-

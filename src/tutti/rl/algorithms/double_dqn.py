@@ -1,6 +1,6 @@
 """Double Q-learning (van Hasselt, Guez and Silver, 2016): the present network chooses the action that the target values.
 
-    y = r + gamma Q'(s', argmax_a Q(s', a))
+y = r + gamma Q'(s', argmax_a Q(s', a))
 """
 
 from __future__ import annotations

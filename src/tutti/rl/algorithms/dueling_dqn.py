@@ -1,6 +1,6 @@
 """Dueling networks (Wang et al., 2016): the value of a state and the advantages of actions have layers of their own.
 
-    Q(s, a) = V(s) + A(s, a) - mean_a A(s, a)
+Q(s, a) = V(s) + A(s, a) - mean_a A(s, a)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Twin delayed DDPG (Fujimoto, van Hoof and Meger, 2018): two critics, noise on target actions, rarer actor updates.
 
-    y = r + gamma min_i Q_i'(s', clip(pi'(s') + clip(N(0, sigma), -c, c), -1, 1))
+y = r + gamma min_i Q_i'(s', clip(pi'(s') + clip(N(0, sigma), -c, c), -1, 1))
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class TD3(DDPG):
 
     def next_value(self, learner: Tree, batch: Tree, key: Tensor) -> Tensor:
         c, action = self.config, self.pi(learner["target_actor"], batch["last"])
-        noise = (c.target_policy_noise * keys.normal(key, action.shape)).clamp(-c.target_noise_clip, c.target_noise_clip)
+        noise = (c.target_policy_noise * keys.normal(key, action.shape)).clamp(
+            -c.target_noise_clip, c.target_noise_clip
+        )
         return self.critic(learner["target_critic"], batch["last"], (action + noise).clamp(-1, 1)).amin(0)
 
     def actor_step(self, learner: Tree, batch: Tree) -> Tree:

@@ -91,7 +91,9 @@ class TRPO(ActorCritic):
             after = (r * r).sum()
             return (x, r, r + after / (rr + 1e-10) * p, after), None
 
-        (direction, *_), _ = tutti.scan(cg, (torch.zeros_like(g), g, g.clone(), (g * g).sum()), torch.arange(c.cg_steps))
+        (direction, *_), _ = tutti.scan(
+            cg, (torch.zeros_like(g), g, g.clone(), (g * g).sum()), torch.arange(c.cg_steps)
+        )
         curvature = (direction * fisher(direction)).sum().clamp(min=1e-10)
         step = (2 * c.target_kl / curvature).sqrt() * direction
 

@@ -28,7 +28,13 @@ class Hindsight(Ring):
                  reward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], later: int = 4, horizon: int = 50,
                  gamma: float | Tensor = 0.99):  # fmt: skip
         super().__init__(length, n, 1, gamma)
-        self.goals, self.reached, self.reward, self.share, self.horizon = goals, reached, reward, later / (later + 1), horizon
+        self.goals, self.reached, self.reward, self.share, self.horizon = (
+            goals,
+            reached,
+            reward,
+            later / (later + 1),
+            horizon,
+        )
 
     def sample(self, memory: Tree, key: Tensor, count: int) -> tuple[Tree, Tree]:
         of_rows, of_share, of_step = keys.split(key, 3)
