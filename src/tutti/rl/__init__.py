@@ -1,1 +1,35 @@
-"""Reinforcement learning: environments, replay and algorithms as pure functions, compiled together."""
+"""Reinforcement learning: environments, replay and algorithms as pure functions, compiled together.
+
+from tutti.rl import PPO
+
+agent = PPO("CartPole-v1").learn(100_000)
+print(agent.evaluate(20))
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+NAMES = {
+    "Agent": "agent",
+    "CheckpointCallback": "callbacks",
+    "Curve": "callbacks",
+    "Env": "env",
+    "EvalCallback": "callbacks",
+    "StopOnReturn": "callbacks",
+    "TensorBoard": "callbacks",
+    "VectorEnv": "vector",
+    "make": "make",
+    "preset": "presets",
+}
+
+
+def __getattr__(name: str) -> Any:
+    from tutti.rl.algorithms import ALGORITHMS, algorithm
+
+    if name in ALGORITHMS:
+        return algorithm(name)
+    if name in NAMES:
+        return getattr(import_module(f"tutti.rl.{NAMES[name]}"), name)
+    raise AttributeError(f"module 'tutti.rl' has no attribute {name!r}")

@@ -188,7 +188,7 @@ class Agent(ABC):
         return self.absorb
 
     def predict(self, observation: Any, state: Tree | None = None, episode_start: np.ndarray | None = None,
-                deterministic: bool = True, mask: np.ndarray | None = None) -> tuple[np.ndarray, Tree | None]:  # fmt: skip
+                deterministic: bool = True, mask: np.ndarray | None = None) -> tuple[Any, Tree | None]:  # fmt: skip
         """Actions for observations of the environment's space, one or a batch of them.
 
         state: what the last call returned, for policies with a memory. episode_start: bool (n,), where it is forgotten.
@@ -202,8 +202,8 @@ class Agent(ABC):
             carry = pytree.tree_map(lambda x: torch.where(started.view(-1, *[1] * (x.ndim - 1)), 0, x), carry)
         seen = {"obs": obs} | ({} if mask is None else {"mask": torch.as_tensor(mask).reshape(*obs.shape[:-1], -1)})
         learner = self.program.state()["learner"]
-        self._predictions += 1
-        key = keys.fold(keys.make(self.seed + 1), self._predictions)
+        self.predictions += 1
+        key = keys.fold(keys.make(self.seed + 1), self.predictions)
         with torch.no_grad():
             policy = self.acting(learner)
             action, _, carry = self.act(policy, self.normalized(policy, seen), carry, key, not deterministic)
@@ -251,8 +251,8 @@ class Agent(ABC):
             raise ValueError(f"{name} needs a {known} action space, and that of {self.env.name} is {space}; "
                              f"{suited} takes it")  # fmt: skip
         if len(self.env.agents) > 1 and not self.multi_agent:
-            raise ValueError(f"{name} is for one agent, and {self.env.name} has {len(self.env.agents)}: use IPPO, MAPPO, "
-                             "QMIX, VDN, COMA or MADDPG")  # fmt: skip
+            raise ValueError(f"{name} is for one agent, and {self.env.name} has {len(self.env.agents)}: use IPPO, "
+                             "MAPPO, QMIX, VDN, COMA or MADDPG")  # fmt: skip
 
     def _begin(self) -> None:
         """The state of a new run."""
@@ -266,7 +266,7 @@ class Agent(ABC):
         else:
             self.host = HostActor(self, self.env, self.seed)
         run |= self.more_state()
-        self.program, self._predictions = Program(run, self.level), 0
+        self.program, self.predictions = Program(run, self.level), 0
 
     def more_state(self) -> Tree:
         """State of the run besides learner and actor, such as a replay."""

@@ -248,5 +248,5 @@ def distribution_for(space: spaces.Space, squashed: bool = False) -> Distributio
         return Bernoulli(int(space.n))
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         return TanhGaussian(space) if squashed else Gaussian(space)
-    raise ValueError(f"there is no distribution for the action space {space}; use Discrete, MultiDiscrete, MultiBinary or "
-                     "a Box of floats")  # fmt: skip
+    raise ValueError(f"there is no distribution for the action space {space}; use Discrete, MultiDiscrete, MultiBinary "
+                     "or a Box of floats")  # fmt: skip

@@ -1,0 +1,97 @@
+"""Agents in files: one safetensors file with all tensors of a run, and its settings as metadata."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tutti.rl.env import Env
+from tutti.rl.program import from_leaves, leaves
+from tutti.rl.vector import VectorEnv
+
+if TYPE_CHECKING:
+    from tutti.rl.agent import Agent
+
+FORMAT = "tutti.rl 1"
+
+
+def save(agent: Agent, path: Path, replay: bool) -> Path:
+    """Write a run. The file is complete or absent, even if the process is killed meanwhile."""
+    from safetensors.torch import save_file
+
+    from tutti.rl.agent import options_of
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    state = agent.program.state()
+    kept = state if replay else {k: v for k, v in state.items() if k != "replay"}
+    about = {
+        "format": FORMAT, "algorithm": type(agent).__name__, "env": agent.env_name, "seed": agent.seed,
+        "options": options_of(agent.config), "num_timesteps": agent.num_timesteps, "episodes": list(agent.episodes),
+        "predictions": agent.predictions,
+    }  # fmt: skip
+    if not isinstance(agent.env, Env):
+        try:
+            about["host"] = base64.b64encode(pickle.dumps(agent.host.state())).decode()
+        except NotImplementedError:
+            about["host"] = ""
+    unfinished = path.with_name(path.name + ".unfinished")
+    tensors = {name: x.contiguous() for name, x in leaves(kept).items()}
+    save_file(tensors, unfinished, {"about": json.dumps(about)})
+    unfinished.replace(path)
+    return path
+
+
+def about(path: Path) -> dict[str, Any]:
+    """The settings in a file. Raises ValueError for a file that `save` did not write."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.exists():
+        raise ValueError(f"there is no file {path}")
+    try:
+        with safe_open(path, "pt") as file:
+            found = json.loads((file.metadata() or {}).get("about", "{}"))
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a file of an agent: {error}") from error
+    if found.get("format") != FORMAT:
+        raise ValueError(f"{path} is not a file of an agent; Agent.save writes one")
+    return found
+
+
+def load(kind: type[Agent], path: Path, env: str | Env | VectorEnv | None, options: dict[str, Any]) -> Agent:
+    """An agent from a file. kind: its class, or a parent class."""
+    from safetensors.torch import load_file
+
+    from tutti.rl.algorithms import algorithm
+
+    known = about(path)
+    own = algorithm(known["algorithm"])
+    if not issubclass(own, kind):
+        raise ValueError(f"{path} is a {known['algorithm']}, not a {kind.__name__}")
+    env = known["env"] if env is None else env
+    if env is None:
+        raise ValueError(f"{path} does not say in which environment the agent acts; pass env=")
+    given = {name: tuple(x) if isinstance(x, list) else x for name, x in known["options"].items()}
+    agent = own(env, **{"seed": known["seed"], **given, **options})
+    state, saved = leaves(agent.program.state()), load_file(path)
+    for name, x in saved.items():
+        if name not in state or state[name].shape != x.shape:
+            held = tuple(state[name].shape) if name in state else "nothing"
+            raise ValueError(f"{path} has {name} of the shape {tuple(x.shape)}, and the agent has {held}: the "
+                             "environment or an option differs from that of the file")  # fmt: skip
+    agent.program.load(from_leaves(state | saved) | {k: v for k, v in agent.program.state().items() if v == {}})
+    agent.num_timesteps, agent.predictions = known["num_timesteps"], known["predictions"]
+    agent.episodes.extend(map(tuple, known["episodes"]))
+    if known.get("host") and not isinstance(agent.env, Env):
+        agent.host.restore(agent, pickle.loads(base64.b64decode(known["host"])))
+    return agent
+
+
+def equal(a: Agent, b: Agent) -> bool:
+    """Whether two agents have equal states, bit for bit."""
+    one, two = leaves(a.program.state()), leaves(b.program.state())
+    return one.keys() == two.keys() and all(torch.equal(x, two[name]) for name, x in one.items())

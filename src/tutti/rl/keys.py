@@ -29,8 +29,8 @@ def make(seed: int) -> Tensor:
 
 
 def fold(key: Tensor, number: int | Tensor) -> Tensor:
-    """A new key from a key and a number, such as the index of a step: output `number` of the generator SplitMix64 in the
-    state `key` (Steele, Lea and Flood, 2014)."""
+    """A new key from a key and a number, such as the index of a step: output `number` of the generator SplitMix64 in
+    the state `key` (Steele, Lea and Flood, 2014)."""
     z = key + (number + 1) * _STEP if isinstance(number, Tensor) else key + _wrapped((number + 1) * _STEP)
     z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _MULTIPLIERS[0]
     z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _MULTIPLIERS[1]

@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+from typing import Any
+
 from tutti.rl.env import Env
-from tutti.rl.envs.cartpole import CartPole
+from tutti.rl.envs import registry
 from tutti.rl.vector import VectorEnv
 
 
-def make(name: str, n: int) -> Env | VectorEnv:
-    return CartPole()
+def make(name: str, n: int = 1, processes: int = 0, **options: Any) -> Env | VectorEnv:
+    """An environment by name: a pure one of ours if there is one, else one of gymnasium and others (`tutti.rl.adapt`).
+
+    `gymnasium:CartPole-v1` is gymnasium's own CartPole. processes: worker processes, for environments of the host.
+
+    Raises ValueError for a name that nobody knows.
+    """
+    if name in registry.ENVS and not processes:
+        return registry.make(name, **options)
+    from tutti.rl.adapt.make import make as adapted
+
+    try:
+        return adapted(name, n, processes, **options)
+    except Exception as error:
+        near = get_close_matches(name, registry.ENVS, 3, 0.5)
+        if near and type(error).__module__.startswith("gymnasium"):
+            raise ValueError(f"{error} Of ours there is {', '.join(near)}.") from error
+        raise

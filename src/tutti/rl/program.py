@@ -41,24 +41,25 @@ class Program:
             assign(self.own, new)
             return result
 
-        return self._run(function, run, args)
+        return self._run(function, run, args, self.level)
 
-    def ask(self, function: Callable[..., Any], *args: Any) -> Any:
-        """The result of a function that leaves the state as it is."""
+    def ask(self, function: Callable[..., Any], *args: Any, level: str | None = None) -> Any:
+        """The result of a function that leaves the state as it is. level: instead of the program's, for functions that
+        are called too rarely to be compiled."""
 
         def run(*args: Any) -> Any:
             with torch.no_grad():
                 return function(self.own, *args)
 
-        return self._run(function, run, args)
+        return self._run(function, run, args, level or self.level)
 
-    def _run(self, function: Callable, run: Callable, args: tuple) -> Any:
+    def _run(self, function: Callable, run: Callable, args: tuple, level: str) -> Any:
         if self.store is None:
             return run(*args)
         kinds = tuple((x.shape, x.dtype) for x in pytree.tree_leaves(args) if isinstance(x, Tensor))
         key = function, kinds
         if key not in self.made:
-            made = tutti.function(run, *args, store=self.store, level=self.level, cluster="cpu:1")
+            made = tutti.function(run, *args, store=self.store, level=level, cluster="cpu:1")
             self.made[key] = made.fixed(*args)
         return self.made[key](*args)
 

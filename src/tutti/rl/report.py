@@ -39,4 +39,5 @@ def line(agent: Agent, steps: int, seconds: float) -> str:
     """One line about where learning is."""
     mean = f"  return {statistics.fmean(r for r, _ in agent.episodes):.1f}" if agent.episodes else ""
     share = agent.num_timesteps / agent.total
-    return f"learning: {agent.num_timesteps:,} of {agent.total:,} steps ({share:.0%}){mean}  {steps / seconds:,.0f} steps/s"
+    done = f"{agent.num_timesteps:,} of {agent.total:,} steps ({share:.0%})"
+    return f"learning: {done}{mean}  {steps / seconds:,.0f} steps/s"

@@ -1,1 +1,47 @@
 """Algorithms, one in each file."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tutti.rl.agent import Agent
+
+# Name -> its module in this package, imported on first use.
+ALGORITHMS = {
+    "A2C": "a2c",
+    "C51": "c51",
+    "DDPG": "ddpg",
+    "DQN": "dqn",
+    "DoubleDQN": "double_dqn",
+    "DuelingDQN": "dueling_dqn",
+    "IMPALA": "impala",
+    "PPO": "ppo",
+    "PrioritizedDQN": "prioritized_dqn",
+    "QRDQN": "qr_dqn",
+    "REINFORCE": "reinforce",
+    "Rainbow": "rainbow",
+    "SAC": "sac",
+    "TD3": "td3",
+    "TQC": "tqc",
+    "TRPO": "trpo",
+}
+
+
+def algorithm(name: str) -> type[Agent]:
+    """An algorithm's class by name, in any case. Raises ValueError with near names."""
+    known = {key.lower(): key for key in ALGORITHMS}
+    found = known.get(name.lower())
+    if found is None:
+        near = get_close_matches(name.lower(), known, 1)
+        raise ValueError(f"there is no algorithm {name!r}{f'; did you mean {known[near[0]]}?' if near else ''} "
+                         f"There are {', '.join(ALGORITHMS)}")  # fmt: skip
+    return getattr(import_module(f"tutti.rl.algorithms.{ALGORITHMS[found]}"), found)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ALGORITHMS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return algorithm(name)

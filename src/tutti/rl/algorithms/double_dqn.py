@@ -1,4 +1,4 @@
-"""Double Q-learning (van Hasselt, Guez and Silver, 2016): the present network chooses the action that the target values.
+"""Double Q-learning (van Hasselt, Guez and Silver, 2016): the present network chooses, the target network values.
 
 y = r + gamma Q'(s', argmax_a Q(s', a))
 """

@@ -4,8 +4,8 @@ With the ratio r = pi(a|s) / pi_old(a|s) and generalized advantage estimates A, 
 
     -E[min(r A, clip(r, 1 - eps, 1 + eps) A)] + vf_coef E[(V(s) - R)^2] - ent_coef E[H(pi(.|s))]
 
-for several epochs over the same rollout. Advantages are normalized in each minibatch; the gradient is clipped to a norm
-of `max_grad_norm`. Actions that are masked have probability 0 (Huang and Ontanon, 2020, arXiv 2006.14171). Agents of one
+for several epochs over the same rollout. Advantages are normalized in each minibatch; gradients are clipped to the norm
+`max_grad_norm`. Actions that are masked have probability 0 (Huang and Ontanon, 2020, arXiv 2006.14171). Agents of one
 team share weights: independent PPO (de Witt et al., 2020, arXiv 2011.09533).
 """
 

@@ -1,6 +1,6 @@
-"""Rainbow (Hessel et al., 2018): double, dueling, prioritized, multi-step, distributional and noisy Q-learning together.
+"""Rainbow (Hessel et al., 2018): double, dueling, prioritized, multi-step, distributional and noisy Q-learning.
 
-Exploration comes from noise on the weights of the last layers (Fortunato et al., 2018): weight = mu + sigma f(e_i) f(e_j)
+Exploration comes from noise on the weights of the last layers (Fortunato et al., 2018), mu + sigma f(e_i) f(e_j)
 with f(e) = sign(e) sqrt(|e|). The noise is drawn anew for each batch and each step of acting.
 """
 

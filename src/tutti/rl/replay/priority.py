@@ -1,6 +1,6 @@
 """Proportional prioritized replay (Schaul et al., 2016): a sum tree as operations on one tensor.
 
-Node 1 of `tree` is the root, node i has the children 2 i and 2 i + 1, and the leaves hold (|error| + eps)^alpha. Weights
+Node 1 of `tree` is the root, node i has the children 2 i and 2 i + 1, and leaves hold (|error| + eps)^alpha. Weights
 of samples are (size P(i))^-beta, divided by the largest of the batch.
 """
 
@@ -32,7 +32,7 @@ class Prioritized(Ring):
         return super().init(shapes) | {"tree": torch.zeros(2 * self.leaves), "largest": torch.ones(())}
 
     def add(self, memory: Tree, chunk: Tree) -> Tree:
-        """New rows get the largest priority so far. The last `steps - 1` rows have none: their returns are not known."""
+        """New rows get the largest priority so far; the last `steps - 1` have none, as their returns are not known."""
         count, late = chunk["reward"].shape[0], self.steps - 1
         rows = (memory["at"] + torch.arange(-late, count)) % self.length  # those that were late before are known now
         written = (memory["at"] + torch.arange(count)) % self.length

@@ -26,8 +26,8 @@ class Ring:
 
     def __init__(self, length: int, n: int, steps: int = 1, gamma: float | Tensor = 0.99):
         if length < steps + 1:
-            raise ValueError(f"a replay of {length} steps cannot hold returns of {steps} steps; enlarge buffer_size to at "
-                             f"least {(steps + 1) * n}")  # fmt: skip
+            raise ValueError(f"a replay of {length} steps cannot hold returns of {steps} steps; enlarge buffer_size to "
+                             f"at least {(steps + 1) * n}")  # fmt: skip
         self.length, self.n, self.steps, self.gamma = length, n, steps, gamma
 
     def bytes(self, shapes: dict[str, Shape]) -> int:

@@ -1,0 +1,116 @@
+"""What can be done between iterations of learning: evaluation, checkpoints, early ends, and TensorBoard.
+
+    agent.learn(1_000_000, [EvalCallback(every=50_000, threshold=475), CheckpointCallback("out/ppo", every=100_000)])
+
+A callback is any function of the agent; learning ends when one returns False.
+"""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tutti.rl.agent import Agent, Evaluation
+
+
+class Every:
+    """Calls `run(agent)` each time that so many steps more have been done."""
+
+    def __init__(self, every: int):
+        if every < 1:
+            raise ValueError(f"every is {every}; it must be at least 1 step")
+        self.every, self.next = every, None
+
+    def __call__(self, agent: Agent) -> bool | None:
+        if self.next is None:
+            self.next = (agent.num_timesteps // self.every + 1) * self.every
+        if agent.num_timesteps < self.next:
+            return None
+        self.next = (agent.num_timesteps // self.every + 1) * self.every
+        return self.run(agent)
+
+    def run(self, agent: Agent) -> bool | None:
+        raise NotImplementedError
+
+
+class EvalCallback(Every):
+    """Evaluate every so many steps. best: a file for the best agent. threshold: learning ends at this mean return.
+
+    evaluations: list of (steps, `Evaluation`).
+    """
+
+    def __init__(self, every: int = 10_000, episodes: int = 10, threshold: float | None = None,
+                 best: str | Path | None = None, env: Any = None):  # fmt: skip
+        super().__init__(every)
+        self.episodes, self.threshold, self.best, self.env = episodes, threshold, best, env
+        self.evaluations: list[tuple[int, Evaluation]] = []
+
+    def run(self, agent: Agent) -> bool | None:
+        found = agent.evaluate(self.episodes, env=self.env() if callable(self.env) else self.env)
+        best = max((x.mean for _, x in self.evaluations), default=float("-inf"))
+        self.evaluations.append((agent.num_timesteps, found))
+        if self.best is not None and found.mean > best:
+            agent.save(self.best)
+        return False if self.threshold is not None and found.mean >= self.threshold else None
+
+
+class CheckpointCallback(Every):
+    """Save every so many steps to `folder/steps-00100000.safetensors`, and keep the last `keep` files."""
+
+    def __init__(self, folder: str | Path, every: int = 100_000, keep: int = 3):
+        super().__init__(every)
+        self.folder, self.keep = Path(folder), keep
+
+    def run(self, agent: Agent) -> None:
+        agent.save(self.folder / f"steps-{agent.num_timesteps:010d}.safetensors")
+        for old in checkpoints(self.folder)[: -self.keep]:
+            old.unlink()
+
+
+def checkpoints(folder: str | Path) -> list[Path]:
+    """The files of `CheckpointCallback`, oldest first."""
+    return sorted(Path(folder).glob("steps-*.safetensors"))
+
+
+class StopOnReturn:
+    """Ends learning when the mean return of the last 100 training episodes reaches a threshold."""
+
+    def __init__(self, threshold: float, episodes: int = 100):
+        self.threshold, self.episodes = threshold, episodes
+
+    def __call__(self, agent: Agent) -> bool | None:
+        last = [r for r, _ in agent.episodes][-self.episodes :]
+        return False if len(last) == self.episodes and statistics.fmean(last) >= self.threshold else None
+
+
+class TensorBoard(Every):
+    """Writes metrics for TensorBoard to a folder."""
+
+    def __init__(self, folder: str | Path, every: int = 1_000):
+        super().__init__(every)
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(folder))
+
+    def run(self, agent: Agent) -> None:
+        steps = agent.num_timesteps
+        if agent.episodes:
+            returns, lengths = zip(*agent.episodes, strict=True)
+            self.writer.add_scalar("rollout/ep_rew_mean", statistics.fmean(returns), steps)
+            self.writer.add_scalar("rollout/ep_len_mean", statistics.fmean(lengths), steps)
+        for name, value in agent.metrics.items():
+            self.writer.add_scalar("time/fps" if name == "steps_per_second" else f"train/{name}", value, steps)
+        self.writer.flush()
+
+
+class Curve:
+    """Notes (steps, mean return of the last 100 episodes) after each iteration in `points`."""
+
+    def __init__(self) -> None:
+        self.points: list[tuple[int, float]] = []
+
+    def __call__(self, agent: Agent) -> None:
+        if agent.episodes:
+            self.points.append((agent.num_timesteps, statistics.fmean(r for r, _ in agent.episodes)))
