@@ -45,6 +45,9 @@ VERBS = {
     "chat": Verb("tutti.serve.command:chat", "chat with a model in the terminal", extra="serve"),
     "serve": Verb("tutti.serve.command:serve", "serve a model over HTTP, as the OpenAI API does", extra="serve"),
     "bench-serve": Verb("tutti.serve.bench:bench_serve", "load a server and measure what clients see", extra="serve"),
+    "rl": Verb(
+        "tutti.rl.command:rl", "train agents by reinforcement learning, evaluate and watch them", raw=True, extra="rl"
+    ),
     "export": Verb("tutti.train.export:command", "export a checkpoint as a transformers model", extra="train"),
     "plan": Verb(
         "tutti.cli.plan:plan",

@@ -88,6 +88,7 @@ __all__ = [
     "inductor",
     "is_custom",
     "job_store",
+    "lower_to_memory",
     "mark_stepped",
     "multiplies_bfloat16",
     "multiplies_tiles",

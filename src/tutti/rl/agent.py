@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tutti.rl import collect, files, keys
-from tutti.rl.distributions import Distribution, distribution_for
+from tutti.rl.distributions import distribution_for
 from tutti.rl.env import Env
 from tutti.rl.features import Features, features_of
 from tutti.rl.host import HostActor
@@ -65,6 +65,7 @@ class Agent(ABC):
     env: a name (`tutti.rl.make`), a pure `Env`, or a `VectorEnv` of the host with `n_envs` instances.
     seed: of weights, environments and exploration. With equal versions, equal seeds give equal results.
     level: "O2" compiles whole iterations; "O0" runs their operators one by one; "eager" is plain Python.
+    threads: of PyTorch's operators; more than one rarely helps networks of this size.
     options: the fields of the algorithm's `Config`.
 
     Raises ValueError for unknown options, and for spaces that do not suit the algorithm.
@@ -76,17 +77,19 @@ class Agent(ABC):
     actions: ClassVar[tuple[type[spaces.Space], ...]] = ()  # the action spaces that the algorithm can handle; () is all
     multi_agent: ClassVar[bool] = True
 
-    def __init__(self, env: str | Env | VectorEnv, *, seed: int = 0, level: str = "O2", **options: Any):
-        self.config = configured(self.Config, options)
+    def __init__(self, env: str | Env | VectorEnv, *, seed: int = 0, level: str = "O2", threads: int = 1,
+                 **options: Any):  # fmt: skip
+        self.config, self.threads = configured(self.Config, options), threads
         self.env = self._made(env)
         self.seed, self.level = seed, level
         self._check_spaces()
         self.features: Features = features_of(self.env.observation_space)
-        self.distribution: Distribution = distribution_for(self.env.action_space, self.squashed)
+        self.distribution: Any = distribution_for(self.env.action_space, self.squashed)
         self.normalizer = Normalizer(self.features.size, self.config)
         self.build()
         self.num_timesteps, self.episodes = 0, deque[tuple[float, float]](maxlen=100)
         self.metrics: dict[str, float] = {}
+        self.functions: dict[Any, Callable] = {}  # what the program has compiled, by what it is for
         self._begin()
 
     # -- what an algorithm defines --------------------------------------------------------------------------------
@@ -266,7 +269,7 @@ class Agent(ABC):
         else:
             self.host = HostActor(self, self.env, self.seed)
         run |= self.more_state()
-        self.program, self.predictions = Program(run, self.level), 0
+        self.program, self.predictions = Program(run, self.level, self.threads), 0
 
     def more_state(self) -> Tree:
         """State of the run besides learner and actor, such as a replay."""

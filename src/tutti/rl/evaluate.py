@@ -73,8 +73,7 @@ def _rollout(agent: Agent, env: Env, deterministic: bool):
         actor, rows = collect.rollout(agent, env, agent.acting(run["learner"]), actor, key, CHUNK, not deterministic)
         return actor, {name: rows[name] for name in ("return", "length")}
 
-    made = agent.__dict__.setdefault("_evaluating", {})
-    return made.setdefault((id(env), deterministic), chunk)
+    return agent.functions.setdefault(("evaluate", env, deterministic), chunk)
 
 
 def _host(agent: Agent, env: VectorEnv, deterministic: bool, seed: int):

@@ -42,7 +42,8 @@ def features_of(space: spaces.Space) -> Features:
         dims, size = len(space.shape), int(np.prod(space.shape))
         if space.dtype == np.uint8 and dims == 3:
             channels_first = space.shape[0] < space.shape[2]
-            image = space.shape if channels_first else (space.shape[2], *space.shape[:2])
+            a, b, c = space.shape
+            image = (a, b, c) if channels_first else (c, a, b)
             move = (lambda x: x) if channels_first else (lambda x: x.movedim(-1, -3))
             return Features(size, lambda x: move(x).flatten(-3).float() / 255, image)
         return Features(size, lambda x: (x.flatten(-dims) if dims else x.unsqueeze(-1)).float())

@@ -86,4 +86,4 @@ def acting(agent: Agent, explore: bool) -> Any:
         action, extra, carry = agent.act(policy, agent.normalized(policy, seen), carry, key, explore)
         return action, agent.to_env(action), extra, carry
 
-    return agent.__dict__.setdefault("_acting", {}).setdefault(explore, act)
+    return agent.functions.setdefault(("act", explore), act)

@@ -22,12 +22,13 @@ class Program:
     """Functions over one state.
 
     level: "eager" runs plain Python, which a debugger can follow; the others are levels of `tutti.function`.
+    threads: of PyTorch while a function runs. Networks of reinforcement learning are small: one is fastest.
     """
 
-    def __init__(self, state: Tree, level: str):
+    def __init__(self, state: Tree, level: str, threads: int = 1):
         if level not in LEVELS:
             raise ValueError(f"level {level!r} is not one of {', '.join(LEVELS)}")
-        self.level = level
+        self.level, self.threads = level, threads
         self.own: Tree = pytree.tree_map(torch.clone, state)  # no two tensors share memory
         self.store = None if level == "eager" else tutti.Store(run=self.own)
         self.made: dict[Any, Callable] = {}
@@ -54,14 +55,22 @@ class Program:
         return self._run(function, run, args, level or self.level)
 
     def _run(self, function: Callable, run: Callable, args: tuple, level: str) -> Any:
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        try:
+            return self._program(function, run, args, level)(*args)
+        finally:
+            torch.set_num_threads(before)
+
+    def _program(self, function: Callable, run: Callable, args: tuple, level: str) -> Callable:
         if self.store is None:
-            return run(*args)
+            return run
         kinds = tuple((x.shape, x.dtype) for x in pytree.tree_leaves(args) if isinstance(x, Tensor))
         key = function, kinds
         if key not in self.made:
             made = tutti.function(run, *args, store=self.store, level=level, cluster="cpu:1")
             self.made[key] = made.fixed(*args)
-        return self.made[key](*args)
+        return self.made[key]
 
     def state(self) -> Tree:
         """The state now. Its tensors are not written to afterwards in compiled programs."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 import tutti
 from tutti.rl import keys
@@ -65,7 +66,7 @@ class PPO(ActorCritic):
             moved = {"weights": weights, "adam": state}
             if c.target_kl is not None:
                 go = carry["go"] & (told["kl"] <= 1.5 * c.target_kl)
-                moved = torch.utils._pytree.tree_map(lambda a, b: torch.where(go, a, b), moved,
+                moved = pytree.tree_map(lambda a, b: torch.where(go, a, b), moved,
                                                      {"weights": carry["weights"], "adam": carry["adam"]})  # fmt: skip
                 moved["go"] = go
             return moved, told

@@ -1,8 +1,8 @@
 """Trust region policy optimization (Schulman et al., 2015).
 
 The step solves max g.s subject to s.F s / 2 <= target_kl, F the Fisher matrix of the policy: s is proportional to
-F^-1 g, which conjugate gradients find from products with F alone. A line search shrinks it until the surrogate improves and the
-divergence is small. The value function is fitted by Adam.
+F^-1 g, which conjugate gradients find from products with F alone. A line search shrinks it until the surrogate improves
+and the divergence is small. The value function is fitted by Adam.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from tutti.rl.presets.preset import Preset
 CARTPOLE: dict[str, Any] = {
     "n_envs": 8, "n_steps": 8, "gradient_steps": 32, "learning_rate": 1e-3, "batch_size": 64, "learning_starts": 1000,
     "target_update_interval": 256, "exploration_fraction": 0.2, "exploration_final_eps": 0.02, "hidden": (64, 64),
+    "n_step": 3,
 }  # fmt: skip
 
 PRESETS = {

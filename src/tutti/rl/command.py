@@ -1,0 +1,215 @@
+"""The verb `tutti rl`: train an agent as a config says, evaluate it, and record how it acts."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from tutti.rl.agent import Agent
+from tutti.rl.algorithms import ALGORITHMS, algorithm
+from tutti.rl.callbacks import CheckpointCallback, Curve, EvalCallback, TensorBoard, checkpoints
+from tutti.rl.files import load
+from tutti.rl.presets import PRESETS, preset
+
+FINAL, CURVE, CONFIG = "agent.safetensors", "curve.json", "config.json"
+First = tyro.conf.Positional
+
+
+@dataclass(frozen=True)
+class Run:
+    """A config of `tutti rl train`: the keys of its TOML file.
+
+    algorithm, env: names. steps: of learning. seed, level: as for `tutti.rl.Agent`. options: those of the algorithm.
+    threshold: learning ends when an evaluation reaches this mean return. evaluate: steps between evaluations.
+    checkpoint: steps between checkpoints.
+    """
+
+    algorithm: str
+    env: str
+    steps: int
+    seed: int = 0
+    level: str = "O2"
+    out: str = ""
+    threshold: float | None = None
+    evaluate: int = 20_000
+    checkpoint: int = 100_000
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(name: str) -> Run:
+        """From a TOML file, or from the name of a preset."""
+        if not name.endswith(".toml"):
+            p = preset(name)
+            return Run(p.algorithm, p.env, p.steps, out=f"out/rl/{name}", options=dict(p.options))
+        path = Path(name)
+        if not path.exists():
+            raise ValueError(f"there is no file {path}; presets are {', '.join(PRESETS)}")
+        table = tomllib.loads(path.read_text())
+        known = list(Run.__dataclass_fields__)
+        if unknown := [key for key in table if key not in known]:
+            raise ValueError(f"{path}: unknown key {unknown[0]!r}; the keys are {', '.join(known)}")
+        if missing := [key for key in ("algorithm", "env", "steps") if key not in table]:
+            raise ValueError(f"{path}: {missing[0]} is missing")
+        return Run(**{"out": f"out/rl/{path.stem}", **table})
+
+
+def train(
+    config: First[str],
+    steps: int | None = None,
+    seed: int | None = None,
+    level: str | None = None,
+    out: str | None = None,
+    threshold: float | None = None,
+    option: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
+) -> None:
+    """Train an agent. The same command continues a run that was interrupted.
+
+    Args:
+        config: a TOML file, or a preset such as ppo-cartpole (`tutti rl list` shows all).
+        steps: of environments, all together.
+        seed: of weights, environments and exploration.
+        level: O2 compiles whole iterations; O0 runs operators one by one; eager is plain Python.
+        out: the folder for checkpoints, curve and TensorBoard's files.
+        threshold: end when an evaluation reaches this mean return.
+        option: an option of the algorithm, as in `--option gamma=0.98`; may be repeated.
+    """
+    given = {"steps": steps, "seed": seed, "level": level, "out": out, "threshold": threshold}
+    run = replace(Run.of(config), **{k: v for k, v in given.items() if v is not None})
+    run = replace(run, options={**run.options, **dict(map(_parsed, option))})
+    folder = Path(run.out)
+    agent = _begun(run, folder)
+    if agent.num_timesteps >= run.steps:
+        print(f"all {run.steps:,} steps are done; more need --steps")
+    curve, scores = Curve(), EvalCallback(run.evaluate, threshold=run.threshold, best=folder / "best.safetensors")
+    curve.points.extend(_points(folder))
+    callbacks = [curve, scores, CheckpointCallback(folder, run.checkpoint), TensorBoard(folder), _says(scores)]
+    try:
+        agent.learn(max(run.steps - agent.num_timesteps, 0), callbacks, progress_bar=True)
+    finally:
+        (folder / CURVE).write_text(json.dumps(curve.points))
+        agent.save(folder / FINAL)
+    _draw(curve.points, folder / "curve.svg", run)
+    print(f"{agent.evaluate(20)}; saved in {folder}")
+
+
+def evaluate(agent: First[str], episodes: int = 20, seed: int = 1, deterministic: bool = True) -> None:
+    """Returns of new episodes.
+
+    Args:
+        agent: a file of an agent, or the folder of a run.
+        episodes: how many.
+        seed: of the environments.
+        deterministic: take the most likely action.
+    """
+    print(_opened(agent).evaluate(episodes, deterministic=deterministic, seed=seed))
+
+
+def play(agent: First[str], to: str = "play.gif", steps: int = 500, seed: int = 1, fps: int = 30) -> None:
+    """Record an episode as a picture that moves.
+
+    Args:
+        agent: a file of an agent, or the folder of a run.
+        to: a .gif file.
+        steps: at most so many.
+        seed: of the environment.
+        fps: frames per second.
+    """
+    from tutti.rl.video import record
+
+    count, total = record(_opened(agent), Path(to), steps, seed, fps)
+    print(f"wrote {to}: {count} frames, return {total:.1f}")
+
+
+def show() -> None:
+    """Algorithms, presets and environments."""
+    from tutti.rl.envs.registry import names
+
+    print("algorithms  ", ", ".join(ALGORITHMS))
+    print("environments", ", ".join(names()), "and those of gymnasium, envpool:..., dm_control:...")
+    width = max(map(len, PRESETS))
+    for name, p in PRESETS.items():
+        print(f"  {name:{width}}  {p.algorithm} on {p.env}: return {p.threshold:g} in {p.steps:,} steps")
+
+
+def rl(argv: list[str]) -> None:
+    """Run `tutti rl`."""
+    verbs: dict[str, Any] = {"train": train, "eval": evaluate, "play": play, "list": show}
+    tyro.extras.subcommand_cli_from_dict(verbs, prog="tutti rl", description="Reinforcement learning.", args=argv)
+
+
+def _begun(run: Run, folder: Path) -> Agent:
+    """A new agent, or the one of the folder's newest checkpoint."""
+    made = json.loads(json.dumps({k: v for k, v in asdict(run).items() if k not in ("steps", "out", "threshold")}))
+    path = folder / CONFIG
+    if path.exists() and (before := json.loads(path.read_text())) != made:
+        differ = [key for key in made if before.get(key) != made[key]]
+        raise ValueError(f"{folder} has another run: {', '.join(differ)} differ; choose another --out or delete it")
+    files = sorted([*checkpoints(folder), *folder.glob(FINAL)], key=lambda x: x.stat().st_mtime)
+    kind = algorithm(run.algorithm)
+    options = {name: tuple(x) if isinstance(x, list) else x for name, x in run.options.items()}
+    if files:
+        agent = load(kind, files[-1], None, {"level": run.level})
+        print(f"continuing after {agent.num_timesteps:,} steps")
+        return agent
+    agent = kind(run.env, seed=run.seed, level=run.level, **options)
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(made))
+    return agent
+
+
+def _opened(path: str) -> Agent:
+    folder = Path(path)
+    if folder.is_dir():
+        files = [*checkpoints(folder), *folder.glob(FINAL)]
+        if not files:
+            raise ValueError(f"{folder} has no agent; tutti rl train writes one")
+        folder = max(files, key=lambda x: x.stat().st_mtime)
+    return load(Agent, folder, None, {"level": "eager"})
+
+
+def _parsed(text: str) -> tuple[str, Any]:
+    """A pair "name=value", the value as in TOML."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"--option {text}: write name=value, as in --option gamma=0.98")
+    try:
+        return name, tomllib.loads(f"x = {value}")["x"]
+    except tomllib.TOMLDecodeError:
+        return name, value
+
+
+def _says(scores: EvalCallback):
+    """A callback that prints each evaluation once."""
+    said = 0
+
+    def tell(agent: Agent) -> None:
+        nonlocal said
+        for steps, found in scores.evaluations[said:]:
+            print(f"{steps:>12,} steps  {found}", flush=True)
+        said = len(scores.evaluations)
+
+    return tell
+
+
+def _points(folder: Path) -> list[tuple[int, float]]:
+    path = folder / CURVE
+    return [tuple(x) for x in json.loads(path.read_text())] if path.exists() else []
+
+
+def _draw(points: list[tuple[int, float]], to: Path, run: Run) -> None:
+    """The learning curve."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 3.5), layout="constrained")
+    axes = figure.subplots()
+    if points:
+        axes.plot(*zip(*points, strict=True))
+    axes.set(
+        xlabel="steps", ylabel="mean return of 100 episodes", title=f"{run.algorithm} on {run.env}, seed {run.seed}"
+    )
+    figure.savefig(to)
