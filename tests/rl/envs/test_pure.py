@@ -18,8 +18,9 @@ ENVS += [registry.make("Battle-2s3z"), SimpleTag(scripted=True, continuous=True)
 each = pytest.mark.parametrize("env", ENVS, ids=lambda env: env.name)
 
 
-def act(env, state, key, n=N):
+def act(env, state, key):
     """Random actions, of those that are possible."""
+    n = len(state["t"])
     shape = (n,) if len(env.agents) == 1 else (n, len(env.agents))
     if isinstance(env.action_space, spaces.Box):
         assert env.action_space.shape is not None
