@@ -51,6 +51,7 @@ from tutti.compat.tracing import (
     unset_fake_temporarily,
     without_function_modes,
 )
+from tutti.compat.vmap import in_vmap, outside_vmap, vmapped
 
 __all__ = [
     "AS_PYTHON",
@@ -85,6 +86,7 @@ __all__ = [
     "grouped_mm",
     "hooks_on",
     "in_backward_order",
+    "in_vmap",
     "inductor",
     "is_custom",
     "job_store",
@@ -95,6 +97,7 @@ __all__ = [
     "no_warnings_of_compilation",
     "of_packed_sequences",
     "operators",
+    "outside_vmap",
     "pin",
     "quiet_compiler",
     "reduce_scatter_single",
@@ -104,5 +107,6 @@ __all__ = [
     "tell_of_compilation",
     "unhooked",
     "unset_fake_temporarily",
+    "vmapped",
     "without_function_modes",
 ]

@@ -151,7 +151,7 @@ def _begun(run: Run, folder: Path) -> Agent:
         raise ValueError(f"{folder} has another run: {', '.join(differ)} differ; choose another --out or delete it")
     files = sorted([*checkpoints(folder), *folder.glob(FINAL)], key=lambda x: x.stat().st_mtime)
     kind = algorithm(run.algorithm)
-    options = {name: tuple(x) if isinstance(x, list) else x for name, x in run.options.items()}
+    options: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in run.options.items()}
     if files:
         agent = load(kind, files[-1], None, {"level": run.level})
         print(f"continuing after {agent.num_timesteps:,} steps")

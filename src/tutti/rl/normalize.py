@@ -21,9 +21,9 @@ CLIP, EPS = 10.0, 1e-8
 class Normalizer:
     """Statistics of observations (size,), if the config asks for them, and of returns."""
 
-    def __init__(self, size: int, config: Any):
-        self.size, self.gamma = size, config.gamma
-        self.obs, self.reward = config.normalize_obs, config.normalize_reward
+    def __init__(self, size: int, agent: Any):
+        self.size, self.agent = size, agent
+        self.obs, self.reward = agent.config.normalize_obs, agent.config.normalize_reward
 
     def init(self, rows: tuple[int, ...]) -> Tree:
         """rows: the shape of a reward."""
@@ -54,7 +54,7 @@ class Normalizer:
 
             def body(total: Tensor, x: tuple[Tensor, Tensor]):
                 reward, done = x
-                total = total * self.gamma + reward
+                total = total * self.agent.config.gamma + reward
                 return where(done, torch.zeros_like(total), total), total
 
             last, totals = tutti.scan(body, norm["return"], (chunk["reward"], done))

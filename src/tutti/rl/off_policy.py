@@ -122,7 +122,7 @@ class OffPolicy(agent.Agent):
 
     def absorb(self, run: Tree, chunk: Tree) -> tuple[Tree, Tree]:
         run, told = self.remember(run, chunk)
-        replay = run["replay"]
+        replay, self.replay.gamma = run["replay"], self.config.gamma
         kept = {name: x for name, x in replay.items() if name != "rows"}
         learner = self.before(run["learner"], run["steps"])
 

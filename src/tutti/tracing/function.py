@@ -107,7 +107,8 @@ def capture_function(
         guards = traced.values.guards(of_data)
         functional = functionalize(traced, list(inputs.values()))
     graph = build(functional, list(inputs), attempts.results, device, patterns)
-    for name in [name for name, node in graph.inputs.items() if not node.users and name not in ("step", "seed")]:
+    kept = {"step", "seed", *graph.outputs}  # what is written and not read is stored, too
+    for name in [name for name, node in graph.inputs.items() if not node.users and name not in kept]:
         graph.graph.erase_node(graph.inputs.pop(name))
     check_memory_not_shared(holdings.tensors(attributes), {name for name in graph.outputs if name in graph.inputs})
     graph.guards, graph.checks = guards, attempts.checks

@@ -181,7 +181,15 @@ def _loop(flat: Callable, carries: list[Tensor], xs: list[Tensor], steps: int, r
 
 
 def _scanned(flat: Callable, carries: list[Tensor], xs: list[Tensor], steps: int, reverse: bool) -> list[Tensor]:
-    """Capture the loop as one operator."""
+    """Capture the loop as one operator. Under `torch.vmap` it is a loop over whole tensors."""
+    if compat.in_vmap():
+        count = len(carries)
+        return compat.outside_vmap(
+            lambda whole: _scanned(compat.vmapped(flat), whole[:count], whole[count:], steps, reverse),
+            [*carries, *xs],
+            [0] * count + [1] * len(xs),
+            lambda i: int(i >= count),
+        )
     slices = [Spec(tuple(x.shape[1:]), x.dtype) for x in xs]
     body, rest = _recorded(flat, [*map(Spec.of, carries), *slices], [*carries, *xs][0].device)
     loop = Scan(body, len(carries), len(xs), steps, reverse)

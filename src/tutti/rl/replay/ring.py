@@ -47,7 +47,7 @@ class Ring:
             raise ValueError(f"a chunk of {count} steps does not fit into a replay of {self.length}")
         index = (memory["at"] + torch.arange(count)) % self.length
         for name, rows in memory["rows"].items():
-            rows.index_copy_(0, index, chunk[name].to(rows.dtype))
+            rows.index_put_((index,), chunk[name].to(rows.dtype))
         return {**memory, "at": (memory["at"] + count) % self.length,
                 "size": (memory["size"] + count).clamp(max=self.length)}  # fmt: skip
 

@@ -1,0 +1,48 @@
+"""Leaving `torch.vmap` for a while, as a loop does that is captured within it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _functorch
+from torch._functorch import pyfunctorch
+
+
+def in_vmap() -> bool:
+    """Whether the innermost transform of functions is `torch.vmap`."""
+    stack = _functorch.get_interpreter_stack()
+    return bool(stack) and stack[-1].key() == _functorch.TransformType.Vmap
+
+
+def outside_vmap(
+    run: Callable[[list[Tensor]], list[Tensor]], tensors: list[Tensor], given: list[int], returned: Callable[[int], int]
+) -> list[Tensor]:
+    """Call a function outside of the innermost `torch.vmap`, with tensors that have its dim.
+
+    given: where the dim of vmap is, for each of `tensors`. returned: where it is in result i.
+    """
+    interpreter = pyfunctorch.retrieve_current_functorch_interpreter()
+    level, size = interpreter.level(), interpreter.batch_size()  # pyright: ignore
+
+    def whole(x: Tensor, dim: int) -> Tensor:
+        inner, at = _functorch._unwrap_batched(x, level) if _functorch.is_batchedtensor(x) else (x, None)
+        with interpreter.lower():
+            return inner.movedim(at, dim) if at is not None else inner.unsqueeze(dim).expand(
+                *inner.shape[:dim], size, *inner.shape[dim:])  # fmt: skip
+
+    batched = [whole(x, dim) for x, dim in zip(tensors, given, strict=True)]
+    with interpreter.lower():
+        made = run(batched)
+    return [_functorch._add_batch_dim(x, returned(i), level) for i, x in enumerate(made)]
+
+
+def vmapped(function: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
+    """`torch.vmap` of a function of flat tensors, over dim 0 of all."""
+
+    def run(*tensors: Any) -> list[Tensor]:
+        return list(torch.vmap(function, randomness="error")(*tensors))
+
+    return run
