@@ -20,7 +20,7 @@ NAMES = {
     "StopOnReturn": "callbacks",
     "TensorBoard": "callbacks",
     "VectorEnv": "vector",
-    "make": "make",
+    "make": "by_name",
     "preset": "presets",
 }
 

@@ -158,7 +158,7 @@ class Agent(ABC):
         from tutti.rl.report import reporting
 
         self.total = self.num_timesteps + total_timesteps
-        self._prepare()
+        self.prepare()
         with reporting(self, callback, progress_bar) as goes_on:
             while self.num_timesteps < self.total and goes_on():
                 self.step()
@@ -236,7 +236,7 @@ class Agent(ABC):
     def _made(self, env: str | Env | VectorEnv) -> Env | VectorEnv:
         self.env_name = env if isinstance(env, str) else None
         if isinstance(env, str):
-            from tutti.rl.make import make
+            from tutti.rl.by_name import make
 
             env = make(env, self.config.n_envs)
         if isinstance(env, VectorEnv) and env.n != self.config.n_envs:
@@ -275,7 +275,7 @@ class Agent(ABC):
         """State of the run besides learner and actor, such as a replay."""
         return {}
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
         """Tell the program the number of steps in all."""
         state = self.program.state()
         state["total"] = torch.tensor(float(self.total))

@@ -21,11 +21,13 @@ class Every:
     def __init__(self, every: int):
         if every < 1:
             raise ValueError(f"every is {every}; it must be at least 1 step")
-        self.every, self.next = every, None
+        self.every, self.next = every, every
+
+    def begin(self, agent: Agent) -> None:
+        """Called before the first iteration of `Agent.learn`."""
+        self.next = (agent.num_timesteps // self.every + 1) * self.every
 
     def __call__(self, agent: Agent) -> bool | None:
-        if self.next is None:
-            self.next = (agent.num_timesteps // self.every + 1) * self.every
         if agent.num_timesteps < self.next:
             return None
         self.next = (agent.num_timesteps // self.every + 1) * self.every

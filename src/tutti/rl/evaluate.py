@@ -29,7 +29,7 @@ def evaluate(agent: Agent, episodes: int, deterministic: bool, env: Any, seed: i
             raise ValueError(f"{agent.env.name} was not given by name: pass evaluate(env=), a VectorEnv of its own")
         env = agent.env if isinstance(agent.env, Env) else agent.env_name
     if isinstance(env, str):
-        from tutti.rl.make import make
+        from tutti.rl.by_name import make
 
         env = make(env, episodes)
     pure = isinstance(env, Env)

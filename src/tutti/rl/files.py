@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tutti.rl.env import Env
-from tutti.rl.program import from_leaves, leaves
+from tutti.rl.program import leaves, with_leaves
 from tutti.rl.vector import VectorEnv
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def load(kind: type[Agent], path: Path, env: str | Env | VectorEnv | None, optio
             held = tuple(state[name].shape) if name in state else "nothing"
             raise ValueError(f"{path} has {name} of the shape {tuple(x.shape)}, and the agent has {held}: the "
                              "environment or an option differs from that of the file")  # fmt: skip
-    agent.program.load(from_leaves(state | saved) | {k: v for k, v in agent.program.state().items() if v == {}})
+    agent.program.load(with_leaves(agent.program.state(), saved))
     agent.num_timesteps, agent.predictions = known["num_timesteps"], known["predictions"]
     agent.episodes.extend(map(tuple, known["episodes"]))
     if known.get("host") and not isinstance(agent.env, Env):

@@ -80,7 +80,7 @@ class Program:
 
     def load(self, state: Tree) -> None:
         """Continue from another state with equal structure, shapes and dtypes. Functions stay compiled."""
-        assign(self.own, state)
+        assign(self.own, pytree.tree_map(torch.clone, state))  # products of matrices depend on how memory is aligned
         if self.store is not None:
             now = self.store.holdings.tensors(self.store.attributes)
             self.store.place_all({name: now[name] for name in self.store.names("cache")})
@@ -108,13 +108,11 @@ def leaves(state: Tree, prefix: str = "") -> dict[str, Tensor]:
     return found
 
 
-def from_leaves(flat: dict[str, Tensor]) -> Tree:
-    """The inverse of `leaves`, but for empty dicts."""
-    tree: Tree = {}
-    for path, x in flat.items():
-        *parents, name = path.split(".")
-        at = tree
-        for parent in parents:
-            at = at.setdefault(parent, {})
-        at[name] = x
-    return tree
+def with_leaves(state: Tree, flat: dict[str, Tensor]) -> Tree:
+    """The nested dict with other tensors at these paths."""
+
+    def at(tree: Tree, prefix: str) -> Tree:
+        return {key: at(x, f"{prefix}{key}.") if isinstance(x, dict) else flat.get(prefix + key, x)
+                for key, x in tree.items()}  # fmt: skip
+
+    return at(state, "")

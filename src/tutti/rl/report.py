@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 def reporting(agent: Agent, callback: Callback | Iterable[Callback] | None, bar: bool) -> Iterator[Callable[[], bool]]:
     """Yields a function that is called before each iteration, and returns whether learning goes on."""
     given = [] if callback is None else [callback] if callable(callback) else list(callback)
+    for each in given:
+        if hasattr(each, "begin"):
+            each.begin(agent)  # pyright: ignore[reportFunctionMemberAccess]
     begun, first, started = time.perf_counter(), agent.num_timesteps, False
     with progress("learning") as tell:
 

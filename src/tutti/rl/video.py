@@ -52,7 +52,7 @@ def _pure(agent: Agent, steps: int, seed: int) -> tuple[list[np.ndarray], float]
 
 
 def _host(agent: Agent, steps: int, seed: int) -> tuple[list[np.ndarray], float]:
-    from tutti.rl.make import make
+    from tutti.rl.by_name import make
 
     if agent.env_name is None:
         raise ValueError("the agent's environment was not given by name: it cannot be made again for pictures")
