@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from tutti.rl import keys, teams
+from tutti.rl.algorithms.coma import COMA, counterfactual
 from tutti.rl.algorithms.ippo import IPPO
+from tutti.rl.algorithms.maddpg import MADDPG
 from tutti.rl.algorithms.mappo import MAPPO
 from tutti.rl.algorithms.ppo import PPO
 from tutti.rl.algorithms.qmix import QMIX
@@ -124,3 +126,93 @@ def test_only_possible_actions_are_taken():
     rows = agent.program.state()["replay"]["rows"]
     chosen = rows["mask"].gather(-1, rows["action"].unsqueeze(-1))
     assert chosen[:50].all()
+
+
+def test_counterfactual_advantages():
+    """With a critic that is a known table of joint actions, by trying all actions of an agent."""
+    agent = COMA(make("Battle-3m"), batch_size=32, **SMALL)
+    learner, chunk = chunk_of(agent)
+    table = torch.randn(9, 9, 9)
+    action = chunk["action"]
+    a = list(action.unbind(-1))
+    q = torch.stack([torch.stack([table[tuple([*a[:i], torch.full_like(a[i], k), *a[i + 1 :]])] for k in range(9)], -1)
+                     for i in range(3)], -2)  # fmt: skip
+    logits = agent.logits(learner["actor"], chunk)
+    found = counterfactual(q, logits, action)
+    chance = logits.softmax(-1)
+    for i in range(3):
+        mean = sum(chance[..., i, k] * q[..., i, k] for k in range(9))
+        torch.testing.assert_close(found[..., i], table[tuple(a)] - mean)
+    # The baseline does not depend on the agent's action: the expected advantage is 0 (Foerster et al., lemma 1).
+    expected = sum(chance[..., k] * counterfactual(q, logits, torch.full_like(action, k)) for k in range(9))
+    torch.testing.assert_close(expected, torch.zeros_like(expected), atol=1e-5, rtol=0)
+
+
+def test_the_central_critic_of_coma_ignores_the_own_action():
+    agent = COMA(make("simple_spread_v3"), batch_size=32, **SMALL)
+    _, chunk = chunk_of(agent)
+    before = agent.critic_input(chunk)
+    action = chunk["action"].clone()
+    action[..., 1] = (action[..., 1] + 1) % 5
+    after = agent.critic_input({**chunk, "action": action})
+    assert torch.equal(before[..., 1, :], after[..., 1, :])
+    assert not torch.equal(before[..., 0, :], after[..., 0, :])
+    assert torch.equal(
+        agent.others(torch.tensor([1, 2, 0]))[0].view(3, 5), torch.eye(5)[[1, 2, 0]] * torch.tensor([[0.0], [1], [1]])
+    )
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_maddpg_is_a_ddpg_for_each_agent(continuous):
+    """Losses and gradients of three separate actors and critics, with torch.autograd."""
+    agent = MADDPG(make("simple_spread_v3", continuous=continuous), n_envs=4, hidden=(16,), level="eager")
+    learner, chunk = chunk_of(agent)
+    learner |= {"target_actor": agent.pi.init(5), "target_critic": agent.q.init(6)}
+    batch = {name: x[2] for name, x in chunk.items()} | {"discount": torch.full((4, 3), 0.9), "weight": torch.ones(4)}
+    key, best = keys.make(1), (torch.tanh if continuous else lambda x: torch.eye(5)[x.argmax(-1)])
+    taken = batch["action"] if continuous else torch.eye(5)[batch["action"]]
+    next_action = torch.stack(
+        [best(agent.pi.one(learner["target_actor"][i], batch["last"][:, i])) for i in range(3)], 1
+    )
+
+    gradient = torch.func.grad(lambda w: agent.critic_loss(w, learner, batch)[0])(learner["critic"])
+    slope = torch.func.grad(lambda w: agent.actor_loss(w, learner["critic"], batch, key))(learner["actor"])
+    made = agent.outputs(learner["actor"], batch["obs"], None)
+    noise = torch.zeros_like(made) if continuous else keys.gumbel(key, made.shape)
+    for i in range(3):
+        critic, actor = (learner[name][i].clone().requires_grad_() for name in ("critic", "actor"))
+        after = agent.q.one(
+            learner["target_critic"][i], torch.cat([batch["last"].flatten(1), next_action.flatten(1)], -1)
+        )
+        target = batch["reward"][:, i] + 0.9 * after[:, 0]
+        q = agent.q.one(critic, torch.cat([batch["obs"].flatten(1), taken.flatten(1)], -1))[:, 0]
+        torch.nn.functional.mse_loss(q, target).backward()
+        torch.testing.assert_close(gradient[i], critic.grad)
+
+        outputs = agent.pi.one(actor, batch["obs"][:, i])
+        if continuous:
+            own = outputs.tanh()
+        else:
+            soft = (outputs + noise[:, i]).softmax(-1)
+            own = torch.nn.functional.one_hot(soft.argmax(-1), 5) + soft - soft.detach()
+        joint = torch.stack([own if k == i else taken[:, k] for k in range(3)], 1)
+        q = agent.q.one(critic.detach(), torch.cat([batch["obs"].flatten(1), joint.flatten(1)], -1))
+        (-q.mean() + 1e-3 * outputs.square().mean()).backward()
+        torch.testing.assert_close(slope[i], actor.grad)
+
+
+def test_maddpg_explores_with_possible_actions():
+    agent = MADDPG(make("Battle-3m"), n_envs=8, n_steps=1, hidden=(16,), level="eager", learning_starts=40)
+    agent.learn(400)
+    rows = agent.program.state()["replay"]["rows"]
+    assert rows["mask"].gather(-1, rows["action"].unsqueeze(-1))[:50].all()
+
+
+def test_gumbel_noise_is_finite_and_has_the_right_mean():
+    noise = keys.gumbel(keys.make(0), (1 << 16,))
+    assert abs(noise.mean() - 0.5772) < 0.02 and abs(noise.std() - 1.2825) < 0.02
+    u = torch.tensor([0.0, 1 - 2**-24])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keys, "_uniform", lambda key, shape: u)
+        assert keys.gumbel(keys.make(0), (2,)).isfinite().all()
+        assert keys.categorical(keys.make(0), torch.tensor([0.0, -1e9])) == 0
