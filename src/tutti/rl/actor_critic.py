@@ -43,7 +43,7 @@ class ActorCritic(OnPolicy):
         return {"weights": learner["weights"]}
 
     def act(self, policy: Tree, seen: Tree, carry: Tree, key: Tensor, explore: bool) -> tuple[Tensor, Tree, Tree]:
-        outputs = masked(self.net(policy["weights"], seen["obs"], None)[0], seen.get("mask"))
+        outputs = masked(self.net(policy["weights"], self.policy_input(seen["obs"]), None)[0], seen.get("mask"))
         action = self.distribution.sample(outputs, key) if explore else self.distribution.mode(outputs)
         return action, {"log_prob": self.distribution.log_prob(outputs, action)}, carry
 
@@ -54,9 +54,16 @@ class ActorCritic(OnPolicy):
 
     def inputs(self, chunk: Tree) -> Tree:
         """What `network` reads of a chunk."""
-        return {"obs": chunk["obs"], "critic": self.critic_input(chunk, "")} | (
+        return {"obs": self.policy_input(chunk["obs"]), "critic": self.critic_input(chunk, "")} | (
             {"mask": chunk["mask"]} if "mask" in chunk else {}
         )
+
+    def policy_input(self, obs: Tensor) -> Tensor:
+        """What the policy sees of observations (..., size): themselves."""
+        return obs
+
+    def policy_size(self) -> int:
+        return self.features.size
 
     def critic_input(self, chunk: Tree, prefix: str) -> Tensor:
         """What the value function sees, now or (prefix "last_") after the step: the observation."""
@@ -82,7 +89,7 @@ class Both(nn.Module):
         c, d = agent.config, agent.distribution
         self.continuous = isinstance(d, Box)
         size = d.width if isinstance(d, Box) else d.size
-        self.actor = mlp([agent.features.size, *c.hidden, size], c.activation, GAIN, 0.01)
+        self.actor = mlp([agent.policy_size(), *c.hidden, size], c.activation, GAIN, 0.01)
         self.critic = mlp([agent.critic_size(), *c.hidden, 1], c.activation, GAIN, 1.0)
         if self.continuous:
             self.log_std = nn.Parameter(torch.full((size,), c.log_std))

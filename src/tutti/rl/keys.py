@@ -69,10 +69,15 @@ def integers(key: Tensor, shape: Sequence[int], high: int | Tensor) -> Tensor:
     return torch.minimum(drawn.long(), torch.as_tensor(high) - 1)  # a float32 product may be rounded up to `high`
 
 
+def gumbel(key: Tensor, shape: Sequence[int]) -> Tensor:
+    """Numbers of the standard Gumbel distribution, float32. They are finite, from -2.9 to 16.7."""
+    u = (_uniform(key, shape) + 2**-25).clamp(max=1 - 2**-24)  # the sum may be rounded up to 1
+    return -(-u.log()).log()
+
+
 def categorical(key: Tensor, logits: Tensor) -> Tensor:
     """Indices into the last dim of logits, drawn with probabilities softmax(logits), int64. The Gumbel-max trick."""
-    u = _uniform(key, logits.shape) + 2**-25
-    return (logits - (-u.log()).log()).argmax(-1)
+    return (logits + gumbel(key, logits.shape)).argmax(-1)
 
 
 def permutation(key: Tensor, n: int) -> Tensor:

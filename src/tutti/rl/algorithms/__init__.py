@@ -13,20 +13,27 @@ if TYPE_CHECKING:
 ALGORITHMS = {
     "A2C": "a2c",
     "C51": "c51",
+    "COMA": "coma",
     "DDPG": "ddpg",
     "DQN": "dqn",
     "DoubleDQN": "double_dqn",
     "DuelingDQN": "dueling_dqn",
     "IMPALA": "impala",
+    "IPPO": "ippo",
+    "MADDPG": "maddpg",
+    "MAPPO": "mappo",
     "PPO": "ppo",
     "PrioritizedDQN": "prioritized_dqn",
+    "QMIX": "qmix",
     "QRDQN": "qr_dqn",
     "REINFORCE": "reinforce",
     "Rainbow": "rainbow",
+    "RecurrentPPO": "recurrent_ppo",
     "SAC": "sac",
     "TD3": "td3",
     "TQC": "tqc",
     "TRPO": "trpo",
+    "VDN": "vdn",
 }
 
 

@@ -52,15 +52,19 @@ class PPO(ActorCritic):
         self.adam = Adam(eps=1e-5, clip=c.max_grad_norm)
 
     def update(self, learner: Tree, chunk: Tree, key: Tensor) -> tuple[Tree, Tree]:
-        c, rate = self.config, self.rate(learner)
+        c = self.config
         value, after, terminated, done = self.values(learner, chunk)
         advantage = gae(chunk["reward"], value, after, terminated, done, c.gamma, c.gae_lambda)
         rows = flat_rows({**self.inputs(chunk), "action": chunk["action"], "log_prob": chunk["log_prob"],
                           "advantage": advantage, "target": advantage + value}, chunk["reward"].ndim)  # fmt: skip
-        n = rows["advantage"].shape[0]
+        return self.epochs(learner, rows, key, 0, c.batch_size)
+
+    def epochs(self, learner: Tree, rows: Tree, key: Tensor, dim: int, size: int) -> tuple[Tree, Tree]:
+        """Learn from all rows `n_epochs` times, in minibatches of `size` along a dim. Returns the learner and metrics."""
+        c, rate, n = self.config, self.rate(learner), rows["advantage"].shape[dim]
 
         def minibatch(carry: Tree, index: Tensor) -> tuple[Tree, Tree]:
-            batch = {name: x[index] for name, x in rows.items()}
+            batch = {name: x.index_select(dim, index) for name, x in rows.items()}
             gradient, told = torch.func.grad(self.loss, has_aux=True)(carry["weights"], batch)
             weights, state = self.adam.step(carry["weights"], gradient, carry["adam"], rate)
             moved = {"weights": weights, "adam": state}
@@ -75,7 +79,7 @@ class PPO(ActorCritic):
         if c.target_kl is not None:
             start["go"] = torch.ones((), dtype=torch.bool)
         order = torch.cat([keys.permutation(keys.fold(key, i), n) for i in range(c.n_epochs)])
-        last, told = tutti.scan(minibatch, start, order.view(-1, c.batch_size))
+        last, told = tutti.scan(minibatch, start, order.view(-1, size))
         metrics = {name: x.mean() for name, x in told.items()}
         metrics["explained_variance"] = explained(rows["target"] - rows["advantage"], rows["target"])
         return {**learner, "weights": last["weights"], "adam": last["adam"]}, metrics

@@ -1,0 +1,159 @@
+"""Counterfactual multi-agent policy gradients (Foerster et al., 2018, arXiv 1705.08926).
+
+A central critic gives the value of each action of agent i while the actions of all others, a_-i, stay as they are. An
+agent's advantage compares its action with what its policy would do on average:
+
+    A_i = Q(s, a) - sum_a' pi_i(a'|o_i) Q(s, (a_-i, a'))
+
+so that it is told what it has contributed itself. The critic sees the overview, the agent's observation and index, and
+the actions of the others. It is fitted to TD(lambda) targets of a slow copy, the policy then takes one step along
+E[sum_i A_i grad log pi_i(a_i|o_i)].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from gymnasium import spaces
+from torch import Tensor
+
+import tutti
+from tutti.rl import keys, teams
+from tutti.rl.agent import Number, Rate
+from tutti.rl.descent import Adam, moved_towards
+from tutti.rl.distributions import Categorical, masked
+from tutti.rl.networks import Network, mlp
+from tutti.rl.on_policy import OnPolicy
+from tutti.rl.returns import gae
+
+Tree = dict[str, Any]
+
+
+class COMA(OnPolicy):
+    """Options: `COMA.Config`."""
+
+    @dataclass(frozen=True)
+    class Config(OnPolicy.Config):
+        """critic_learning_rate: of the critic, learning_rate of the policy. td_lambda: of the critic's targets. tau: of
+        the slow copy, in each step of the critic. critic_epochs: passes of the critic over a rollout, in batches of
+        batch_size steps of the team. normalize_advantage: to a variance of 1 over a rollout."""
+
+        n_envs: int = 32
+        n_steps: int = 16
+        learning_rate: Rate = 1e-3
+        critic_learning_rate: Number = 1e-3
+        td_lambda: Number = 0.8
+        tau: Number = 0.05
+        critic_epochs: int = 4
+        batch_size: int = 128
+        ent_coef: Number = 0.01
+        max_grad_norm: Number = 10.0
+        normalize_advantage: bool = True
+
+    actions = (spaces.Discrete,)
+    distribution: Categorical
+
+    def build(self) -> None:
+        c, self.count, actions = self.config, teams.several(self), self.distribution.size
+        if c.n_envs * c.n_steps % c.batch_size:
+            raise ValueError(f"batch_size is {c.batch_size}, which does not divide the {c.n_envs * c.n_steps} steps of "
+                             f"a rollout (n_envs {c.n_envs} x n_steps {c.n_steps})")  # fmt: skip
+        own = self.features.size + self.count
+        size = teams.width_for_all(self) + own + self.count * actions
+        self.pi = Network(lambda: mlp([own, *c.hidden, actions], c.activation, 1.0, 0.01))
+        self.q = Network(lambda: mlp([size, *c.hidden, actions], c.activation))
+        self.adam = Adam(eps=1e-5, clip=c.max_grad_norm)
+
+    def init(self, seed: int) -> Tree:
+        actor, critic = self.pi.init(seed), self.q.init(seed + 1)
+        return {"actor": actor, "critic": critic, "target": critic.clone(), "actor_adam": self.adam.init(actor),
+                "critic_adam": self.adam.init(critic)}  # fmt: skip
+
+    def policy(self, learner: Tree) -> Tree:
+        return {"actor": learner["actor"]}
+
+    def logits(self, actor: Tensor, seen: Tree) -> Tensor:
+        return masked(self.pi(actor, teams.with_ids(seen["obs"])), seen.get("mask"))
+
+    def act(self, policy: Tree, seen: Tree, carry: Tree, key: Tensor, explore: bool) -> tuple[Tensor, Tree, Tree]:
+        logits, d = self.logits(policy["actor"], seen), self.distribution
+        return (d.sample(logits, key) if explore else d.mode(logits)), {}, carry
+
+    def others(self, action: Tensor) -> Tensor:
+        """Actions (..., agents) as each agent sees those of the others: one-hot, and zeros for its own,
+        (..., agents, agents x actions)."""
+        one_hot = F.one_hot(action, self.distribution.size).float().flatten(-2)
+        own = torch.eye(self.count).repeat_interleave(self.distribution.size, -1)
+        return teams.for_each(one_hot, self.count) * (1 - own)
+
+    def critic_input(self, chunk: Tree) -> Tensor:
+        """What the critic sees for each agent: (..., agents, features)."""
+        seen = teams.for_each(teams.seen_by_all(chunk), self.count)
+        return torch.cat([seen, teams.with_ids(chunk["obs"]), self.others(chunk["action"])], -1)
+
+    def update(self, learner: Tree, chunk: Tree, key: Tensor) -> tuple[Tree, Tree]:
+        c = self.config
+        reward, rows = teams.team_reward(chunk["reward"]), self.critic_input(chunk)
+        # The action after the last observation of a rollout or an episode is not known: one is drawn.
+        last = {"obs": chunk["last"], "action": torch.zeros_like(chunk["action"])}
+        last |= {name: chunk[f"last_{name}"] for name in ("mask", "overview") if f"last_{name}" in chunk}
+        last["action"] = self.distribution.sample(self.logits(learner["actor"], last), keys.fold(key, 0))
+        value = taken(self.q(learner["target"], rows), chunk["action"])
+        drawn = taken(self.q(learner["target"], self.critic_input(last)), last["action"])
+        wide = lambda x: x.unsqueeze(-1).expand_as(value)  # noqa: E731
+        terminated, done = wide(chunk["terminated"]), wide(chunk["terminated"] | chunk["truncated"])
+        target = value + gae(reward, value, next_values(value, drawn, done), terminated, done, c.gamma, c.td_lambda)
+        learner, loss = self.critic_steps(learner, rows, chunk["action"], target, keys.fold(key, 1))
+        q = self.q(learner["critic"], rows)
+        gradient, told = torch.func.grad(self.actor_loss, has_aux=True)(learner["actor"], chunk, q)
+        actor, state = self.adam.step(learner["actor"], gradient, learner["actor_adam"], self.rate(learner))
+        return {**learner, "actor": actor, "actor_adam": state}, {**told, "critic_loss": loss, "q": q.mean()}
+
+    def critic_steps(self, learner: Tree, rows: Tensor, action: Tensor, target: Tensor, key: Tensor):
+        """Fit the critic to targets. Returns (learner, the mean loss)."""
+        c, n = self.config, action.shape[0] * action.shape[1]
+        rows, action, target = (x.flatten(0, 1) for x in (rows, action, target))
+
+        def loss(weights: Tensor, index: Tensor) -> Tensor:
+            return (taken(self.q(weights, rows[index]), action[index]) - target[index]).square().mean()
+
+        def body(carry: tuple[Tensor, Tensor, Tree], index: Tensor):
+            critic, slow, state = carry
+            gradient, told = torch.func.grad_and_value(loss)(critic, index)
+            critic, state = self.adam.step(critic, gradient, state, c.critic_learning_rate)
+            return (critic, moved_towards(slow, critic, c.tau), state), told
+
+        order = torch.cat([keys.permutation(keys.fold(key, i), n) for i in range(c.critic_epochs)])
+        start = learner["critic"], learner["target"], learner["critic_adam"]
+        (critic, slow, state), told = tutti.scan(body, start, order.view(-1, c.batch_size))
+        return {**learner, "critic": critic, "target": slow, "critic_adam": state}, told.mean()
+
+    def actor_loss(self, actor: Tensor, chunk: Tree, q: Tensor) -> tuple[Tensor, Tree]:
+        """(loss, what to report). q: values of each agent's actions (..., agents, actions)."""
+        c, logits = self.config, self.logits(actor, chunk)
+        advantage = counterfactual(q, logits, chunk["action"]).detach()
+        if c.normalize_advantage:
+            advantage = advantage / (advantage.std() + 1e-8)
+        policy_loss = -(self.distribution.log_prob(logits, chunk["action"]) * advantage).mean()
+        entropy = self.distribution.entropy(logits).mean()
+        told = {"policy_loss": policy_loss, "entropy": entropy}
+        return policy_loss - c.ent_coef * entropy, {name: x.detach() for name, x in told.items()}
+
+
+def counterfactual(q: Tensor, logits: Tensor, action: Tensor) -> Tensor:
+    """A_i above: q, logits (..., agents, actions), action (..., agents)."""
+    return taken(q, action) - (logits.softmax(-1) * q).sum(-1)
+
+
+def taken(q: Tensor, action: Tensor) -> Tensor:
+    """The values of the actions that were taken."""
+    return q.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+
+def next_values(value: Tensor, drawn: Tensor, done: Tensor) -> Tensor:
+    """Values after each step (time, ...): those of the next step, or of drawn actions where there is none."""
+    later = torch.cat([value[1:], drawn[-1:]])
+    return torch.where(done, drawn, later)

@@ -1,0 +1,75 @@
+"""Proximal policy optimization with a memory, for tasks whose observations do not tell the state.
+
+A recurrent cell (`tutti.rl.memory`) sees the observations of an episode one after another; the policy and the value
+function read its output. A minibatch is the whole rollout of some environments, from the state of the memory in which it
+began, with zeros where an episode begins: gradients reach back to the beginning of the rollout (truncated
+backpropagation through time, Williams and Peng 1990). Memories at the beginning of a rollout are those of the policy that
+acted, as in Stable-Baselines3 Contrib.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tutti.rl.algorithms.ppo import PPO
+from tutti.rl.distributions import masked
+from tutti.rl.memory import Remembering, begins
+from tutti.rl.networks import Network
+from tutti.rl.returns import gae
+
+Tree = dict[str, Any]
+
+
+class RecurrentPPO(PPO):
+    """Options: `RecurrentPPO.Config`."""
+
+    @dataclass(frozen=True)
+    class Config(PPO.Config):
+        """cell: "gru" or "lstm". memory: its width. hidden: layers before it. batch_size: rows of a minibatch, n_steps x
+        agents for each of its environments."""
+
+        n_steps: int = 64
+        cell: str = "gru"
+        memory: int = 64
+        hidden: tuple[int, ...] = (64,)
+
+    def build(self) -> None:
+        super().build()
+        c, d = self.config, self.distribution
+        self.each = c.n_steps * len(self.env.agents)
+        if c.batch_size % self.each:
+            raise ValueError(f"batch_size is {c.batch_size}; minibatches are rollouts of whole environments, so it must "
+                             f"be a multiple of {self.each} (n_steps {c.n_steps} x {len(self.env.agents)} agents)")  # fmt: skip
+        outputs = {"policy": d.size, "value": 1}
+        self.net = Network(lambda: Remembering(self.policy_size(), c.hidden, c.memory, c.cell, outputs, c.activation,
+                                               {"policy": 0.01}))  # fmt: skip
+        self.width = c.memory * (2 if c.cell == "lstm" else 1)
+
+    def carry(self, n: int) -> Tree:
+        return {"memory": torch.zeros(*self.rows(n), self.width)}
+
+    def act(self, policy: Tree, seen: Tree, carry: Tree, key: Tensor, explore: bool) -> tuple[Tensor, Tree, Tree]:
+        made, state = self.net(policy["weights"], self.policy_input(seen["obs"]), carry["memory"])
+        outputs, d = masked(made["policy"], seen.get("mask")), self.distribution
+        action = d.sample(outputs, key) if explore else d.mode(outputs)
+        return action, {"log_prob": d.log_prob(outputs, action), "memory": carry["memory"]}, {"memory": state}
+
+    def update(self, learner: Tree, chunk: Tree, key: Tensor) -> tuple[Tree, Tree]:
+        c, done = self.config, chunk["terminated"] | chunk["truncated"]
+        rows = {name: chunk[name] for name in ("action", "log_prob", "mask") if name in chunk}
+        rows |= {"obs": self.policy_input(chunk["obs"]), "memory": chunk["memory"][:1], "first": begins(done)}
+        made, states = self.net(learner["weights"], rows["obs"], chunk["memory"][0], rows["first"])
+        value = made["value"].squeeze(-1)
+        after = self.net(learner["weights"], self.policy_input(chunk["last"]), states)[0]["value"].squeeze(-1)
+        wide = lambda x: x.reshape(*x.shape, *[1] * (value.ndim - x.ndim)).expand_as(value)  # noqa: E731
+        advantage = gae(chunk["reward"], value, after, wide(chunk["terminated"]), wide(done), c.gamma, c.gae_lambda)
+        rows |= {"advantage": advantage, "target": advantage + value}
+        return self.epochs(learner, rows, key, 1, c.batch_size // self.each)
+
+    def network(self, weights: Tensor, batch: Tree) -> tuple[Tensor, Tensor]:
+        made, _ = self.net(weights, batch["obs"], batch["memory"][0], batch["first"])
+        return masked(made["policy"], batch.get("mask")), made["value"].squeeze(-1)
