@@ -192,3 +192,17 @@ def test_the_plan_of_a_function_has_a_prediction(plan):
         loss=lambda m, b: m(*b).square().mean(),
     )  # fmt: skip
     assert step.plan.predicted.step_seconds > 0 and step.plan is step.plan
+
+
+def test_what_is_only_written_is_stored():
+    seen = {"now": torch.zeros(3), "before": torch.zeros(3)}
+
+    def note(x: Tensor) -> Tensor:
+        seen["now"] = 2 * x
+        return x.sum()
+
+    store = tutti.Store(seen=seen)
+    function = tutti.function(note, torch.ones(3), store=store, cluster="cpu:1")
+    function(torch.full((3,), 4.0))
+    store.write_back()
+    assert seen["now"].tolist() == [8, 8, 8] and store.names() == ["cache:seen.now"]

@@ -300,6 +300,44 @@ def test_loops_in_functions_without_a_module():
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+def test_loops_under_vmap():
+    """Weights and rows differ between members; gradients are taken within the body."""
+
+    def fitted(w, xs):
+        def step(w, x):
+            gradient = torch.func.grad(lambda w: (x @ w).tanh().square().sum())(w)
+            return w - 0.1 * gradient, gradient.norm()
+
+        return tutti.scan(step, w, xs)
+
+    w, xs = edges.numbers(4, 3, 2), edges.numbers(4, 5, 3, seed=2)
+    function = tutti.function(lambda w, xs: torch.vmap(fitted)(w, xs), w, xs, cluster="cpu:1", level="O0")
+    last, norms = function(w, xs)
+    for i in range(4):
+        one, its_norms = fitted(w[i], xs[i])
+        torch.testing.assert_close(last[i], one, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(norms[i], its_norms, rtol=1e-5, atol=1e-6)
+    assert len([node for node in function.graph.calls if "tutti_loops" in str(node.target)]) == 1
+
+
+def test_equal_results_of_a_compiled_body_stay_two_tensors():
+    """Inductor computes equal expressions once; a carry that is moved twice would crash."""
+
+    def run(x):
+        def body(carry, i):
+            a, b = carry
+            return (a + b, a + b), a.sum()
+
+        return tutti.scan(body, (x, 2 * x), torch.arange(4))
+
+    x = edges.numbers(3)
+    (a, b), sums = tutti.function(run, x, cluster="cpu:1", level="O2")(x)
+    (expected, _), expected_sums = run(x)
+    torch.testing.assert_close(a, expected)
+    torch.testing.assert_close(b, expected)
+    torch.testing.assert_close(sums, expected_sums)
+
+
 @pytest.mark.parametrize("make", [Recurrent, *(pytest.param(m, marks=pytest.mark.slow) for m in MODELS[1:])])
 def test_compiled_loops(make):
     compare(make, level="O2")

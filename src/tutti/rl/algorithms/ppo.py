@@ -60,7 +60,7 @@ class PPO(ActorCritic):
         return self.epochs(learner, rows, key, 0, c.batch_size)
 
     def epochs(self, learner: Tree, rows: Tree, key: Tensor, dim: int, size: int) -> tuple[Tree, Tree]:
-        """Learn from all rows `n_epochs` times, in minibatches of `size` along a dim. Returns the learner and metrics."""
+        """Learn from all rows `n_epochs` times, in minibatches of `size` along a dim. Returns (learner, metrics)."""
         c, rate, n = self.config, self.rate(learner), rows["advantage"].shape[dim]
 
         def minibatch(carry: Tree, index: Tensor) -> tuple[Tree, Tree]:
