@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
@@ -31,9 +33,27 @@ TIMEOUT = timedelta(hours=2)  # of collectives: longer than ranks compile or wri
 UNREDUCED = {"all_reduce": "all_gather", "reduce_scatter": "all_to_all"}  # the same ways, without the reduction
 
 
+_alone: ContextVar[bool] = ContextVar("alone", default=False)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Plan and run functions within the block as a process that is in no job: other ranks run other functions."""
+    token = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
+
+
+def _in_group() -> bool:
+    """Whether this process plans and runs together with others."""
+    return dist.is_initialized() and dist.get_world_size() > 1 and not _alone.get()
+
+
 def same_everywhere(tensor: torch.Tensor) -> torch.Tensor:
     """Rank 0's tensor on every rank of a job. Ranks with different seeds would otherwise train different models."""
-    if dist.is_initialized() and dist.get_world_size() > 1:
+    if _in_group():
         tensor = tensor.clone(memory_format=torch.contiguous_format)
         with HEARTBEAT.within("broadcast", "the model"):
             dist.broadcast(tensor, 0)
@@ -42,7 +62,7 @@ def same_everywhere(tensor: torch.Tensor) -> torch.Tensor:
 
 def from_rank_0(make: Callable[[], Any]) -> Any:
     """The result of rank 0 on every rank of a job. Its ValueError or OSError is raised on every rank."""
-    if not dist.is_initialized():
+    if not _in_group():
         return make()
     box: list = [None]
     if dist.get_rank() == 0:
@@ -60,7 +80,7 @@ def from_rank_0(make: Callable[[], Any]) -> Any:
 
 def check_same_everywhere(tensors: Mapping[str, torch.Tensor]) -> None:
     """Raise ValueError on every rank if the ranks of a job hold different tensors."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if not _in_group():
         return
     digests = {key: _digest(tensor) for key, tensor in tensors.items()}
     everywhere: list = [None] * dist.get_world_size()
@@ -282,7 +302,7 @@ def join_job(device: torch.device) -> int:
 
 def runtime_for(mesh: Mesh) -> Runtime:
     """A distributed runtime if this process is one rank of a job of the mesh's size, else a virtual one."""
-    return Distributed(mesh) if dist.is_initialized() and dist.get_world_size() == devices(mesh) > 1 else Virtual(mesh)
+    return Distributed(mesh) if _in_group() and dist.get_world_size() == devices(mesh) else Virtual(mesh)
 
 
 def own_part(

@@ -170,8 +170,16 @@ class Agent(ABC):
         if isinstance(self.env, Env):
             metrics = self.program.call(self.phase())
         else:
-            chunk = self.host.collect(self)
-            metrics = self.program.call(self.learning(), chunk)
+            return self.learn_from(self.host.collect(self))
+        self._note(metrics, start)
+
+    def learn_from(self, chunk: Tree) -> None:
+        """Learn from a chunk of experience (`tutti.rl.collect`), whoever has made it."""
+        start = time.perf_counter()
+        self._note(self.program.call(self.learning(), chunk), start)
+
+    def _note(self, metrics: Tree, start: float) -> None:
+        """Keep what an iteration reports."""
         ended = metrics.pop("episodes")
         returns, lengths = ended["return"], ended["length"]
         finished = lengths > 0
@@ -185,6 +193,10 @@ class Agent(ABC):
     def phase(self) -> Callable[[Tree], tuple[Tree, Tree]]:
         """The function of the next iteration in a pure environment."""
         return self.iterate
+
+    def behaviour(self) -> Callable:
+        """How actions of the next iteration are chosen: `act`, or a function like it."""
+        return self.act
 
     def learning(self) -> Callable[[Tree, Tree], tuple[Tree, Tree]]:
         """The function of the next iteration where the host steps environments."""
@@ -277,9 +289,7 @@ class Agent(ABC):
 
     def prepare(self) -> None:
         """Tell the program the number of steps in all."""
-        state = self.program.state()
-        state["total"] = torch.tensor(float(self.total))
-        self.program.load(state)
+        self.program.load({**self.program.state(), "total": torch.tensor(float(self.total))})
 
     def advance(self, run: Tree, steps: int) -> Tree:
         """The run with its number of steps and the learner's progress after `steps` more."""

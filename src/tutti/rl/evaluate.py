@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tutti.rl import collect, keys
 from tutti.rl.env import Env
-from tutti.rl.host import HostActor, acting
+from tutti.rl.host import HostActor
 from tutti.rl.vector import VectorEnv
 
 if TYPE_CHECKING:
@@ -81,4 +81,4 @@ def _host(agent: Agent, env: VectorEnv, deterministic: bool, seed: int):
     actor = HostActor(agent, env, seed, not deterministic)
     while True:
         with torch.no_grad():
-            yield actor.collect(agent, CHUNK, acting(agent, not deterministic))
+            yield actor.collect(agent, CHUNK)

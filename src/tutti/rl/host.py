@@ -29,15 +29,17 @@ class HostActor:
         self.carry = agent.carry(env.n)
         self.seen = self._seen(agent, env.reset(seed))
 
-    def collect(self, agent: Agent, steps: int | None = None, act: Any = None) -> Tree:
-        """A chunk (`tutti.rl.collect`) of so many steps, by default the config's. act: instead of the agent's."""
-        rows = [self._step(agent, act or acting(agent, self.explore)) for _ in range(steps or agent.config.n_steps)]
+    def collect(self, agent: Agent, steps: int | None = None, policy: Tree | None = None) -> Tree:
+        """A chunk (`tutti.rl.collect`) of so many steps, by default the config's. policy: instead of the agent's."""
+        self.given = () if policy is None else (policy,)
+        act = acting(agent, self.explore)
+        rows = [self._step(agent, act) for _ in range(steps or agent.config.n_steps)]
         return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
     def _step(self, agent: Agent, act: Any) -> Tree:
         self.steps += 1
         key = keys.make(self.seed + (self.steps << 20))
-        action, for_env, extra, carry = agent.program.ask(act, self.seen, self.carry, key)
+        action, for_env, extra, carry = agent.program.ask(act, self.seen, self.carry, key, *self.given)
         moved = self.env.step(for_env.numpy())
         done = moved.terminated | moved.truncated
         after = self._seen(agent, moved.obs)
@@ -81,9 +83,11 @@ def tensors(obs: Any) -> Any:
 def acting(agent: Agent, explore: bool) -> Any:
     """The agent's `act` as a function of its run."""
 
-    def act(run: Tree, seen: Tree, carry: Tree, key: Tensor) -> tuple[Tensor, Tensor, Tree, Tree]:
-        policy = agent.acting(run["learner"])
-        action, extra, carry = agent.act(policy, agent.normalized(policy, seen), carry, key, explore)
+    choose = agent.behaviour() if explore else agent.act
+
+    def act(run: Tree, seen: Tree, carry: Tree, key: Tensor, *given: Tree) -> tuple[Tensor, Tensor, Tree, Tree]:
+        policy = given[0] if given else agent.acting(run["learner"])
+        action, extra, carry = choose(policy, agent.normalized(policy, seen), carry, key, explore)
         return action, agent.to_env(action), extra, carry
 
-    return agent.functions.setdefault(("act", explore), act)
+    return agent.functions.setdefault(("act", explore, choose), act)

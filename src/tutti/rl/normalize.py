@@ -13,6 +13,7 @@ from torch import Tensor
 
 import tutti
 from tutti.rl.env import where
+from tutti.rl.ranks import mean_of_ranks
 
 Tree = dict[str, Any]
 CLIP, EPS = 10.0, 1e-8
@@ -70,7 +71,9 @@ def _empty(size: int) -> Tree:
 
 def _merged(norm: Tree, rows: Tensor) -> Tree:
     """Statistics that include more rows (n, size)."""
-    n, mean, var = len(rows), rows.mean(0), rows.var(0, correction=0)
+    n, own = len(rows), rows.mean(0)
+    mean = mean_of_ranks(own)
+    var = mean_of_ranks(rows.var(0, correction=0) + (own - mean).square())
     total = norm["count"] + n
     moved = mean - norm["mean"]
     spread = norm["var"] * norm["count"] + var * n + moved.square() * norm["count"] * n / total

@@ -87,6 +87,9 @@ class OffPolicy(agent.Agent):
         logits = torch.zeros(*rows, d.size)
         return d.sample(masked(logits, seen.get("mask")), key), {}, carry
 
+    def behaviour(self) -> Callable:
+        return self.warm if self.warming else self.act
+
     @property
     def warming(self) -> bool:
         return self.num_timesteps < self.config.learning_starts

@@ -69,9 +69,8 @@ class Population:
     def learn(self, total_timesteps: int) -> Population:
         """Learn for so many steps of each member more."""
         self.total = self.num_timesteps + total_timesteps
-        state = self.program.state()
-        state["total"] = torch.full((len(self.seeds),), float(self.total))
-        self.program.load(state)
+        total = torch.full((len(self.seeds),), float(self.total))
+        self.program.load({**self.program.state(), "total": total})
         with progress("learning") as tell:
             while self.num_timesteps < self.total:
                 self.step()

@@ -5,6 +5,7 @@ A state is a nested dict of tensors. A function takes it and other arguments, an
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import tutti
+from tutti.exec.runtime import alone
 
 LEVELS = ("eager", "O0", "O1", "O2")
 Tree = dict[str, Any]
+_capturing = threading.Lock()  # capture replaces functions of modules
 
 
 class Program:
@@ -58,7 +61,8 @@ class Program:
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         try:
-            return self._program(function, run, args, level)(*args)
+            with alone():
+                return self._program(function, run, args, level)(*args)
         finally:
             torch.set_num_threads(before)
 
@@ -68,15 +72,16 @@ class Program:
         kinds = tuple((x.shape, x.dtype) for x in pytree.tree_leaves(args) if isinstance(x, Tensor))
         key = function, kinds
         if key not in self.made:
-            made = tutti.function(run, *args, store=self.store, level=level, cluster="cpu:1")
-            self.made[key] = made.fixed(*args)
+            with _capturing:
+                made = tutti.function(run, *args, store=self.store, level=level, cluster="cpu:1")
+                self.made[key] = made.fixed(*args)
         return self.made[key]
 
     def state(self) -> Tree:
-        """The state now. Its tensors are not written to afterwards in compiled programs."""
+        """The state now: dicts of its own, with the tensors that functions may write to later."""
         if self.store is not None:
             self.store.write_back()
-        return self.own
+        return pytree.tree_map(lambda x: x, self.own)
 
     def load(self, state: Tree) -> None:
         """Continue from another state with equal structure, shapes and dtypes. Functions stay compiled."""
