@@ -36,14 +36,13 @@ class _Unroll(torch.autograd.Function):
 
     @staticmethod
     def forward(step: Step, count: int, state: Tensor, *given: Tensor) -> Tensor:
-        state, *given = map(stored, (state, *given))
-        weights, xs = tuple(given[:count]), tuple(given[count:])
+        weights, xs = tuple(map(stored, given[:count])), tuple(map(stored, given[count:]))
 
         def body(state: Tensor, x: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
             state = step(weights, state, *x)
             return state, state
 
-        return tutti.scan(body, state, xs)[1]
+        return tutti.scan(body, stored(state), xs)[1]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:

@@ -1,10 +1,10 @@
 """Proximal policy optimization with a memory, for tasks whose observations do not tell the state.
 
 A recurrent cell (`tutti.rl.memory`) sees the observations of an episode one after another; the policy and the value
-function read its output. A minibatch is the whole rollout of some environments, from the state of the memory in which it
-began, with zeros where an episode begins: gradients reach back to the beginning of the rollout (truncated
-backpropagation through time, Williams and Peng 1990). Memories at the beginning of a rollout are those of the policy that
-acted, as in Stable-Baselines3 Contrib.
+function read its output. A minibatch is the whole rollout of some environments, from the state of the memory in which
+it began, with zeros where an episode begins: gradients reach back to the beginning of the rollout (truncated
+backpropagation through time, Williams and Peng 1990). Memories at the beginning of a rollout are those of the policy
+that acted, as in Stable-Baselines3 Contrib.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class RecurrentPPO(PPO):
 
     @dataclass(frozen=True)
     class Config(PPO.Config):
-        """cell: "gru" or "lstm". memory: its width. hidden: layers before it. batch_size: rows of a minibatch, n_steps x
-        agents for each of its environments."""
+        """cell: "gru" or "lstm". memory: its width. hidden: layers before it. batch_size: rows of a minibatch,
+        n_steps x agents for each of its environments."""
 
         n_steps: int = 64
         cell: str = "gru"
@@ -42,8 +42,9 @@ class RecurrentPPO(PPO):
         c, d = self.config, self.distribution
         self.each = c.n_steps * len(self.env.agents)
         if c.batch_size % self.each:
-            raise ValueError(f"batch_size is {c.batch_size}; minibatches are rollouts of whole environments, so it must "
-                             f"be a multiple of {self.each} (n_steps {c.n_steps} x {len(self.env.agents)} agents)")  # fmt: skip
+            raise ValueError(f"batch_size is {c.batch_size}; minibatches are rollouts of whole environments, so it "
+                             f"must be a multiple of {self.each} (n_steps {c.n_steps} x {len(self.env.agents)} "
+                             "agents)")  # fmt: skip
         outputs = {"policy": d.size, "value": 1}
         self.net = Network(lambda: Remembering(self.policy_size(), c.hidden, c.memory, c.cell, outputs, c.activation,
                                                {"policy": 0.01}))  # fmt: skip
