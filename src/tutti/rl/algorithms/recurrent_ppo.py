@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.rl.algorithms.ppo import PPO
+from tutti.rl.algorithms.ppo import PPO, explained
 from tutti.rl.distributions import masked
 from tutti.rl.memory import Remembering, begins
 from tutti.rl.networks import Network
@@ -69,7 +69,8 @@ class RecurrentPPO(PPO):
         wide = lambda x: x.reshape(*x.shape, *[1] * (value.ndim - x.ndim)).expand_as(value)  # noqa: E731
         advantage = gae(chunk["reward"], value, after, wide(chunk["terminated"]), wide(done), c.gamma, c.gae_lambda)
         rows |= {"advantage": advantage, "target": advantage + value}
-        return self.epochs(learner, rows, key, 1, c.batch_size // self.each)
+        learner, metrics = self.epochs(learner, rows, key, 1, c.batch_size // self.each)
+        return learner, {**metrics, "explained_variance": explained(value, advantage + value)}
 
     def network(self, weights: Tensor, batch: Tree) -> tuple[Tensor, Tensor]:
         made, _ = self.net(weights, batch["obs"], batch["memory"][0], batch["first"])
