@@ -27,15 +27,16 @@ MOST_ROWS, MOST_COLUMNS = 24, 12
 
 
 def help_of(verb: str) -> str:
-    """`tutti VERB --help`, without boxes and colors."""
+    """`tutti VERB --help`, without boxes and colors, and the same of its subcommands."""
     from tutti import cli
 
     out = io.StringIO()
     before = {key: os.environ.get(key) for key in ("COLUMNS", "NO_COLOR", "TERM")}
     os.environ |= {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
     try:
-        with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
-            cli.main([verb, "--help"])
+        for own in ([], *([x] for x in cli.VERBS[verb].verbs)):
+            with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+                cli.main([verb, *own, "--help"])
     finally:
         for key, value in before.items():
             os.environ.pop(key, None) if value is None else os.environ.__setitem__(key, value)

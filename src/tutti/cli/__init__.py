@@ -20,12 +20,14 @@ class Verb:
     target: `module:function`. Its signature and docstring become the options and the help text. If `raw`, it takes the
     list of arguments instead. An int that it returns is the exit code.
     extra: the optional dependencies it needs, as in `pip install 'tutti[extra]'`.
+    verbs: its own subcommands.
     """
 
     target: str
     summary: str
     raw: bool = False
     extra: str = ""
+    verbs: tuple[str, ...] = ()
 
     def load(self) -> Callable[..., Any]:
         module, function = self.target.split(":")
@@ -46,7 +48,11 @@ VERBS = {
     "serve": Verb("tutti.serve.command:serve", "serve a model over HTTP, as the OpenAI API does", extra="serve"),
     "bench-serve": Verb("tutti.serve.bench:bench_serve", "load a server and measure what clients see", extra="serve"),
     "rl": Verb(
-        "tutti.rl.command:rl", "train agents by reinforcement learning, evaluate and watch them", raw=True, extra="rl"
+        "tutti.rl.command:rl",
+        "train agents by reinforcement learning, evaluate and watch them",
+        raw=True,
+        extra="rl",
+        verbs=("train", "eval", "play", "list"),
     ),
     "export": Verb("tutti.train.export:command", "export a checkpoint as a transformers model", extra="train"),
     "plan": Verb(

@@ -17,6 +17,8 @@ NAMES = {
     "Curve": "callbacks",
     "Env": "env",
     "EvalCallback": "callbacks",
+    "Placed": "placement",
+    "Population": "population",
     "StopOnReturn": "callbacks",
     "TensorBoard": "callbacks",
     "VectorEnv": "vector",

@@ -310,10 +310,12 @@ class Agent(ABC):
 
 
 def _plain(x: Any) -> Any:
-    """Dicts and tuples of observations as dicts with text keys."""
+    """Dicts and tuples of observations as dicts with text keys, lists of numbers as arrays."""
     if isinstance(x, dict):
         return {str(k): _plain(v) for k, v in x.items()}
-    return {str(i): _plain(v) for i, v in enumerate(x)} if isinstance(x, tuple) else x
+    if isinstance(x, tuple):
+        return {str(i): _plain(v) for i, v in enumerate(x)}
+    return np.asarray(x) if isinstance(x, list) else x
 
 
 @dataclass(frozen=True)

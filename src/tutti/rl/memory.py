@@ -1,8 +1,8 @@
 """Networks with a memory: a recurrent cell between an encoder and linear outputs.
 
     net = Network(lambda: Remembering(size, (64,), 32, "gru", {"policy": 3, "value": 1}))
-    outputs, state = net(weights, obs, state)                 # one step: obs (n, size), state (n, net.module.width)
-    outputs, states = net(weights, obs, state, first)         # a sequence: obs (time, n, size), states after each step
+    outputs, state = net(weights, obs, state)  # one step: obs (n, size), state (n, net.module.cell.state_width)
+    outputs, states = net(weights, obs, state, first)  # a sequence: obs (time, n, size), states after each step
 
 A state is one tensor, zeros at the beginning of an episode. `first` (time, n) tells where an episode begins. Between n
 and features there may be a dim of agents.

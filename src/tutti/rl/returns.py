@@ -59,3 +59,14 @@ def vtrace(
     later = torch.cat([target[1:], after[-1:]])
     later = torch.where(done, after, later)
     return target, bounded * (reward + gamma * later * ~terminated - value)
+
+
+def n_step(reward: Tensor, after: Tensor, terminated: Tensor, done: Tensor, gamma: Number, steps: int) -> Tensor:
+    """Sums of up to `steps` discounted rewards and the value that follows (Watkins, 1989). They are shorter where an
+    episode or the trajectory ends."""
+    after = after * ~terminated
+    total = reward + gamma * after
+    for _ in range(steps - 1):
+        later = torch.cat([total[1:], after[-1:]])
+        total = reward + gamma * torch.where(done, after, later)
+    return total

@@ -54,6 +54,11 @@ def for_each(x: Tensor, agents: int) -> Tensor:
     return x.unsqueeze(-2).expand(*x.shape[:-1], agents, x.shape[-1])
 
 
+def one_hot(action: Tensor, size: int) -> Tensor:
+    """float32 (..., size). `torch.nn.functional.one_hot` checks values, which gradients in a captured step cannot."""
+    return (action.unsqueeze(-1) == torch.arange(size, device=action.device)).float()
+
+
 def team_reward(reward: Tensor) -> Tensor:
     """The mean over agents, for each of them: as `reward`."""
     return reward.mean(-1, keepdim=True).expand_as(reward)

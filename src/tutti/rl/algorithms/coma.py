@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from gymnasium import spaces
 from torch import Tensor
 
@@ -85,7 +84,7 @@ class COMA(OnPolicy):
     def others(self, action: Tensor) -> Tensor:
         """Actions (..., agents) as each agent sees those of the others: one-hot, and zeros for its own,
         (..., agents, agents x actions)."""
-        one_hot = F.one_hot(action, self.distribution.size).float().flatten(-2)
+        one_hot = teams.one_hot(action, self.distribution.size).flatten(-2)
         own = torch.eye(self.count).repeat_interleave(self.distribution.size, -1)
         return teams.for_each(one_hot, self.count) * (1 - own)
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from gymnasium import spaces
 from torch import Tensor
 
@@ -83,7 +82,7 @@ class MADDPG(OffPolicy):
     def vectors(self, action: Tensor) -> Tensor:
         """Actions as critics see them, float32 (..., agents, width)."""
         d = self.distribution
-        return action.flatten(-len(d.shape)) if isinstance(d, Box) else F.one_hot(action, d.size).float()
+        return action.flatten(-len(d.shape)) if isinstance(d, Box) else teams.one_hot(action, d.size)
 
     def best(self, outputs: Tensor) -> Tensor:
         """The vectors of the actions that actors prefer."""
@@ -94,7 +93,7 @@ class MADDPG(OffPolicy):
         if isinstance(self.distribution, Box):
             return outputs.tanh()
         soft = ((outputs + keys.gumbel(key, outputs.shape)) / self.config.temperature).softmax(-1)
-        hard = F.one_hot(soft.argmax(-1), self.width).float()
+        hard = teams.one_hot(soft.argmax(-1), self.width)
         return hard + soft - soft.detach()
 
     def critic(self, weights: Tensor, obs: Tensor, action: Tensor) -> Tensor:

@@ -57,7 +57,8 @@ class PPO(ActorCritic):
         advantage = gae(chunk["reward"], value, after, terminated, done, c.gamma, c.gae_lambda)
         rows = flat_rows({**self.inputs(chunk), "action": chunk["action"], "log_prob": chunk["log_prob"],
                           "advantage": advantage, "target": advantage + value}, chunk["reward"].ndim)  # fmt: skip
-        return self.epochs(learner, rows, key, 0, c.batch_size)
+        learner, metrics = self.epochs(learner, rows, key, 0, c.batch_size)
+        return learner, {**metrics, "explained_variance": explained(value, advantage + value)}
 
     def epochs(self, learner: Tree, rows: Tree, key: Tensor, dim: int, size: int) -> tuple[Tree, Tree]:
         """Learn from all rows `n_epochs` times, in minibatches of `size` along a dim. Returns (learner, metrics)."""
@@ -81,7 +82,6 @@ class PPO(ActorCritic):
         order = torch.cat([keys.permutation(keys.fold(key, i), n) for i in range(c.n_epochs)])
         last, told = tutti.scan(minibatch, start, order.view(-1, size))
         metrics = {name: x.mean() for name, x in told.items()}
-        metrics["explained_variance"] = explained(rows["target"] - rows["advantage"], rows["target"])
         return {**learner, "weights": last["weights"], "adam": last["adam"]}, metrics
 
     def loss(self, weights: Tensor, batch: Tree) -> tuple[Tensor, Tree]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.rl.algorithms.ppo import PPO
+from tutti.rl.algorithms.ppo import PPO, explained
 from tutti.rl.distributions import masked
 from tutti.rl.memory import Remembering, begins
 from tutti.rl.networks import Network
@@ -42,9 +42,9 @@ class RecurrentPPO(PPO):
         c, d = self.config, self.distribution
         self.each = c.n_steps * len(self.env.agents)
         if c.batch_size % self.each:
-            rows = f"n_steps {c.n_steps} x {len(self.env.agents)} agents"
             raise ValueError(f"batch_size is {c.batch_size}; minibatches are rollouts of whole environments, so it "
-                             f"must be a multiple of {self.each} ({rows})")  # fmt: skip
+                             f"must be a multiple of {self.each} (n_steps {c.n_steps} x {len(self.env.agents)} "
+                             "agents)")  # fmt: skip
         outputs = {"policy": d.size, "value": 1}
         self.net = Network(lambda: Remembering(self.policy_size(), c.hidden, c.memory, c.cell, outputs, c.activation,
                                                {"policy": 0.01}))  # fmt: skip
@@ -69,7 +69,8 @@ class RecurrentPPO(PPO):
         wide = lambda x: x.reshape(*x.shape, *[1] * (value.ndim - x.ndim)).expand_as(value)  # noqa: E731
         advantage = gae(chunk["reward"], value, after, wide(chunk["terminated"]), wide(done), c.gamma, c.gae_lambda)
         rows |= {"advantage": advantage, "target": advantage + value}
-        return self.epochs(learner, rows, key, 1, c.batch_size // self.each)
+        learner, metrics = self.epochs(learner, rows, key, 1, c.batch_size // self.each)
+        return learner, {**metrics, "explained_variance": explained(value, advantage + value)}
 
     def network(self, weights: Tensor, batch: Tree) -> tuple[Tensor, Tensor]:
         made, _ = self.net(weights, batch["obs"], batch["memory"][0], batch["first"])

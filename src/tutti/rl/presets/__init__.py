@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from tutti.rl.presets import continuous, multi_agent, policy_gradient, value
+from tutti.rl.presets import continuous, exploration, memory, multi_agent, policy_gradient, value
 from tutti.rl.presets.preset import Preset as Preset
 
 PRESETS: dict[str, Preset] = {
-    **value.PRESETS, **policy_gradient.PRESETS, **continuous.PRESETS, **multi_agent.PRESETS,
+    **value.PRESETS, **policy_gradient.PRESETS, **continuous.PRESETS, **memory.PRESETS, **exploration.PRESETS,
+    **multi_agent.PRESETS,
 }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ PRESETS: dict[str, Preset] = {
     "mappo-battle": Preset("MAPPO", "Battle-3m", 100_000, 19.0, {
         "n_envs": 64, "n_steps": 32, "batch_size": 1536, "n_epochs": 8, "learning_rate": 1e-3}),
     "qmix-battle": Preset("QMIX", "Battle-3m", 80_000, 17.0, _REPLAY),
-    "vdn-battle": Preset("VDN", "Battle-3m", 80_000, 14.0, {**_REPLAY, "n_step": 5, "learning_rate": 5e-4}),
+    "vdn-battle": Preset("VDN", "Battle-3m", 80_000, 13.0, {**_REPLAY, "n_step": 5, "learning_rate": 5e-4}),
     "coma-battle": Preset("COMA", "Battle-3m", 100_000, 13.0, {
         "n_envs": 64, "n_steps": 8, "hidden": (128,), "activation": "relu", "learning_rate": 1e-3,
         "critic_learning_rate": 5e-4, "td_lambda": 0.9, "ent_coef": 0.02}),
