@@ -10,7 +10,7 @@ from tutti.rl.normalize import Normalizer
 
 def made(**options):
     config = SimpleNamespace(**{"gamma": 0.9, "normalize_obs": False, "normalize_reward": False, **options})
-    return Normalizer(3, SimpleNamespace(config=config))
+    return Normalizer(3, config)
 
 
 def chunk(obs, reward=None, ended=None):

@@ -85,7 +85,7 @@ class Agent(ABC):
         self._check_spaces()
         self.features: Features = features_of(self.env.observation_space)
         self.distribution: Any = distribution_for(self.env.action_space, self.squashed)
-        self.normalizer = Normalizer(self.features.size, self)
+        self.normalizer = Normalizer(self.features.size, self.config)
         self.build()
         self.num_timesteps, self.episodes = 0, deque[tuple[float, float]](maxlen=100)
         self.metrics: dict[str, float] = {}

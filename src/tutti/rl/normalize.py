@@ -22,9 +22,9 @@ CLIP, EPS = 10.0, 1e-8
 class Normalizer:
     """Statistics of observations (size,), if the config asks for them, and of returns."""
 
-    def __init__(self, size: int, agent: Any):
-        self.size, self.agent = size, agent
-        self.obs, self.reward = agent.config.normalize_obs, agent.config.normalize_reward
+    def __init__(self, size: int, config: Any):
+        self.size, self.gamma = size, config.gamma
+        self.obs, self.reward = config.normalize_obs, config.normalize_reward
 
     def init(self, rows: tuple[int, ...]) -> Tree:
         """rows: the shape of a reward."""
@@ -42,8 +42,9 @@ class Normalizer:
         norm = learner["obs_norm"]
         return ((obs - norm["mean"]) / (norm["var"] + EPS).sqrt()).clamp(-CLIP, CLIP)
 
-    def update(self, learner: Tree, chunk: Tree) -> tuple[Tree, Tree]:
-        """The learner with statistics that include the chunk, and the chunk normalized by them."""
+    def update(self, learner: Tree, chunk: Tree, gamma: Any = None) -> tuple[Tree, Tree]:
+        """The learner with statistics that include the chunk, and the chunk normalized by them. gamma: instead of the
+        config's, where it differs between members of a population."""
         learner, chunk = dict(learner), dict(chunk)
         if self.obs:
             learner["obs_norm"] = _merged(learner["obs_norm"], chunk["obs"].reshape(-1, self.size))
@@ -55,7 +56,7 @@ class Normalizer:
 
             def body(total: Tensor, x: tuple[Tensor, Tensor]):
                 reward, done = x
-                total = total * self.agent.config.gamma + reward
+                total = total * (self.gamma if gamma is None else gamma) + reward
                 return where(done, torch.zeros_like(total), total), total
 
             last, totals = tutti.scan(body, norm["return"], (chunk["reward"], done))

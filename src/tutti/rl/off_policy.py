@@ -118,7 +118,7 @@ class OffPolicy(agent.Agent):
     def remember(self, run: Tree, chunk: Tree) -> tuple[Tree, Tree]:
         steps, n = chunk["terminated"].shape
         episodes = {name: chunk[name] for name in ("return", "length")}
-        learner, _ = self.normalizer.update(run["learner"], chunk)
+        learner, _ = self.normalizer.update(run["learner"], chunk, self.config.gamma)
         replay = self.replay.add(run["replay"], chunk)
         run = {**run, "learner": learner, "replay": replay, "key": keys.fold(run["key"], 2)}
         return self.advance(run, steps * n), {"episodes": episodes}

@@ -37,7 +37,7 @@ class OnPolicy(agent.Agent):
     def absorb(self, run: Tree, chunk: Tree) -> tuple[Tree, Tree]:
         steps, n = chunk["terminated"].shape
         episodes = {name: chunk.pop(name) for name in ("return", "length")}
-        learner, chunk = self.normalizer.update(run["learner"], chunk)
+        learner, chunk = self.normalizer.update(run["learner"], chunk, self.config.gamma)
         learner, metrics = self.update(learner, chunk, keys.fold(run["key"], 1))
         run = self.advance({**run, "learner": learner, "key": keys.fold(run["key"], 2)}, steps * n)
         return run, {**metrics, "episodes": episodes}
