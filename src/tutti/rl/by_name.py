@@ -5,6 +5,8 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Any
 
+import gymnasium
+
 from tutti.rl.env import Env
 from tutti.rl.envs import registry
 from tutti.rl.vector import VectorEnv
@@ -19,12 +21,12 @@ def make(name: str, n: int = 1, processes: int = 0, **options: Any) -> Env | Vec
     """
     if name in registry.ENVS and not processes:
         return registry.make(name, **options)
+    if versions := [known for known in registry.ENVS if known.startswith(f"{name}-v")]:
+        raise ValueError(f"there is no environment {name!r}; did you mean {versions[0]!r}?")
     from tutti.rl.adapt.make import make as adapted
 
     try:
         return adapted(name, n, processes, **options)
-    except Exception as error:
+    except gymnasium.error.Error as error:
         near = get_close_matches(name, registry.ENVS, 3, 0.5)
-        if near and type(error).__module__.startswith("gymnasium"):
-            raise ValueError(f"{error} Of ours there is {', '.join(near)}.") from error
-        raise
+        raise ValueError(f"{error}{f' Of ours there is {chr(44).join(near)}.' if near else ''}") from error

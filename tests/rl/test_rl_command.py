@@ -1,0 +1,84 @@
+"""The verb `tutti rl`, as a user calls it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from PIL import Image
+
+from tutti import cli
+
+CONFIG = """
+algorithm = "PPO"
+env = "CartPole-v1"
+steps = 512
+level = "eager"
+evaluate = 256
+checkpoint = 128
+
+[options]
+n_envs = 4
+n_steps = 16
+batch_size = 32
+n_epochs = 2
+hidden = [16]
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def test_train_continue_evaluate_and_record(config, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert cli.main(["rl", "train", str(config), "--out", str(out), "--steps", "256"]) == 0
+    first = json.loads((out / "curve.json").read_text())
+    assert cli.main(["rl", "train", str(config), "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "continuing after 256 steps" in said and "256 steps  return" in said
+    curve = json.loads((out / "curve.json").read_text())
+    assert curve[: len(first)] == first and curve[-1][0] == 512
+    assert {x.name for x in out.iterdir()} >= {"agent.safetensors", "best.safetensors", "config.json", "curve.svg"}
+    assert cli.main(["rl", "eval", str(out), "--episodes", "3"]) == 0
+    assert "over 3 episodes" in capsys.readouterr().out
+    picture = tmp_path / "play.gif"
+    assert cli.main(["rl", "play", str(out), "--to", str(picture), "--steps", "5"]) == 0
+    with Image.open(picture) as image:
+        assert image.n_frames == 5  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_another_run_in_the_same_folder_is_refused(config, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert cli.main(["rl", "train", str(config), "--out", str(out), "--steps", "64"]) == 0
+    assert cli.main(["rl", "train", str(config), "--out", str(out), "--option", "gamma=0.9"]) == 2
+    assert "has another run: options differ; choose another --out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('algorithm = "PPO"\nenv = "CartPole-v1"', "steps is missing"),
+        (CONFIG.replace("evaluate", "evalute"), "unknown key 'evalute'"),
+        (CONFIG.replace("PPO", "PPOO"), "did you mean PPO?"),
+        (CONFIG.replace("n_epochs", "epochs"), "did you mean 'n_epochs'?"),
+        (CONFIG.replace("CartPole-v1", "CartPole"), "did you mean 'CartPole-v1'?"),
+        (CONFIG.replace("CartPole-v1", "NoSuch-v0"), "NoSuch"),
+    ],
+)
+def test_configs_with_an_error(config, capsys, text, message):
+    config.write_text(text)
+    assert cli.main(["rl", "train", str(config)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_presets_are_known_by_name(capsys):
+    assert cli.main(["rl", "list"]) == 0
+    assert "ppo-cartpole" in capsys.readouterr().out
+    assert cli.main(["rl", "train", "ppo-cartpol"]) == 2
+    assert "near are ppo-cartpole" in capsys.readouterr().err
+    assert cli.main(["rl", "eval", "nowhere"]) == 2
+    assert "there is no file nowhere" in capsys.readouterr().err
