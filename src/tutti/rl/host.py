@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tutti.rl import keys
-from tutti.rl.collect import seen_by
+from tutti.rl.collect import rewarded, seen_by
 from tutti.rl.vector import VectorEnv
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ class HostActor:
                **{k: torch.from_numpy(x.astype(np.float32)) for k, x in told.items()}}  # fmt: skip
         over = torch.from_numpy(done)
         self.carry = pytree.tree_map(
-            lambda x: torch.where(over.view(-1, *[1] * (x.ndim - 1)), torch.zeros_like(x), x), carry
+            lambda x: torch.where(over.view(-1, *[1] * (x.ndim - 1)), torch.zeros_like(x), x),
+            rewarded(carry, named["reward"]),
         )
         self.seen = after
         return row

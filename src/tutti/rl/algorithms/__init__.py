@@ -12,12 +12,18 @@ if TYPE_CHECKING:
 # Name -> its module in this package, imported on first use.
 ALGORITHMS = {
     "A2C": "a2c",
+    "AWAC": "awac",
+    "BC": "bc",
     "C51": "c51",
+    "CQL": "cql",
     "DDPG": "ddpg",
     "DQN": "dqn",
+    "DT": "dt",
+    "DiscreteCQL": "discrete_cql",
     "DoubleDQN": "double_dqn",
     "DuelingDQN": "dueling_dqn",
     "IMPALA": "impala",
+    "IQL": "iql",
     "PPO": "ppo",
     "PrioritizedDQN": "prioritized_dqn",
     "QRDQN": "qr_dqn",
@@ -25,6 +31,7 @@ ALGORITHMS = {
     "Rainbow": "rainbow",
     "SAC": "sac",
     "TD3": "td3",
+    "TD3BC": "td3_bc",
     "TQC": "tqc",
     "TRPO": "trpo",
 }
