@@ -42,11 +42,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class Source:
-    """Which agent makes data, and when. preset: the agent's. options: instead of the preset's."""
+    """Which agent makes data, and when. preset: the agent's. options, env: instead of the preset's."""
 
     preset: str
     stages: tuple[Stage, ...]
     options: tuple[tuple[str, Any], ...] = ()
+    env: str = ""
 
 
 # Mixtures of random, bad and good episodes; "expert" data have good ones only.
@@ -54,10 +55,11 @@ SOURCES = {
     "pendulum-mixed": Source("sac-pendulum", (
         Stage(0, 20, "random"), Stage(3_500, 20), Stage(4_600, 20), Stage(9_000, 20),
     ), (("gradient_steps", 32),)),
-    "cartpole-mixed": Source("ppo-cartpole", (
-        Stage(0, 100, "random"), Stage(20_000, 40), Stage(40_000, 10), Stage(100_000, 10),
+    "cartpole-mixed": Source("dqn-cartpole", (
+        Stage(0, 200, "random"), Stage(2_000, 30), Stage(4_000, 30), Stage(10_000, 20), Stage(20_000, 20),
     )),
     "cartpole-expert": Source("ppo-cartpole", (Stage(100_000, 10),)),
+    "catch-expert": Source("ppo-cartpole", (Stage(60_000, 50, "best"),), env="Catch"),
 }  # fmt: skip
 
 
@@ -71,7 +73,9 @@ def make(name: str, seed: int = 0, level: str = "eager") -> tuple[Episode, ...]:
         raise ValueError(f"there are no data {name!r}; there are {', '.join(SOURCES)}")
     source = SOURCES[name]
     how = preset(source.preset)
-    agent = algorithm(how.algorithm)(how.env, seed=seed, level=level, **{**how.options, **dict(source.options)})
+    agent = algorithm(how.algorithm)(
+        source.env or how.env, seed=seed, level=level, **{**how.options, **dict(source.options)}
+    )
     found: list[Episode] = []
     for i, stage in enumerate(source.stages):
         if stage.steps > agent.num_timesteps:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.rl.agent import Rate
+from tutti.rl.agent import Agent, Rate
 from tutti.rl.descent import Adam
 from tutti.rl.distributions import Box, masked
 from tutti.rl.networks import Network, mlp
@@ -21,16 +21,8 @@ from tutti.rl.offline import Offline
 Tree = dict[str, Any]
 
 
-class BC(Offline):
-    """Options: `BC.Config`."""
-
-    @dataclass(frozen=True)
-    class Config(Offline.Config):
-        """decay: of weights."""
-
-        learning_rate: Rate = 1e-3
-        activation: str = "relu"
-        decay: float = 0.0
+class Cloning(Agent):
+    """A policy that is fitted to actions: what `BC` and `DAgger` share."""
 
     squashed = True
 
@@ -69,3 +61,15 @@ class BC(Offline):
         gradient, each = torch.func.grad(loss, has_aux=True)(learner["weights"])
         weights, adam = self.adam.step(learner["weights"], gradient, learner["adam"], self.rate(learner))
         return {**learner, "weights": weights, "adam": adam}, each, {"loss": each.mean()}
+
+
+class BC(Cloning, Offline):
+    """Options: `BC.Config`."""
+
+    @dataclass(frozen=True)
+    class Config(Offline.Config):
+        """decay: of weights."""
+
+        learning_rate: Rate = 1e-3
+        activation: str = "relu"
+        decay: float = 0.0
