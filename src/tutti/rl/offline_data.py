@@ -50,15 +50,13 @@ class Source:
     env: str = ""
 
 
-# Mixtures of random, bad and good episodes; "expert" data have good ones only.
+# Mixed data have random, bad and good episodes. Random play in Catch returns about -0.6, so that cloning it does too.
 SOURCES = {
     "pendulum-mixed": Source("sac-pendulum", (
         Stage(0, 20, "random"), Stage(3_500, 20), Stage(4_600, 20), Stage(9_000, 20),
     ), (("gradient_steps", 32),)),
-    "cartpole-mixed": Source("dqn-cartpole", (
-        Stage(0, 200, "random"), Stage(2_000, 30), Stage(4_000, 30), Stage(10_000, 20), Stage(20_000, 20),
-    )),
     "cartpole-expert": Source("ppo-cartpole", (Stage(100_000, 10),)),
+    "catch-random": Source("ppo-cartpole", (Stage(0, 500, "random"),), env="Catch"),
     "catch-expert": Source("ppo-cartpole", (Stage(60_000, 50, "best"),), env="Catch"),
 }  # fmt: skip
 

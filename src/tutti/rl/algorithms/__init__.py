@@ -23,6 +23,7 @@ ALGORITHMS = {
     "DT": "dt",
     "DiscreteCQL": "discrete_cql",
     "DoubleDQN": "double_dqn",
+    "Dreamer": "dreamer",
     "DuelingDQN": "dueling_dqn",
     "GAIL": "gail",
     "IMPALA": "impala",

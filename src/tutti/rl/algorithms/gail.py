@@ -68,7 +68,7 @@ class GAIL(PPO):
         self.disc = Network(lambda: mlp([self.features.size + width, *c.disc_hidden, 1], "tanh"))
         self.disc_adam = Adam(lr=c.disc_lr, betas=(0.5, 0.999))
         spaced = self.env.observation_space, self.env.action_space
-        rows = None if self.data is None else rows_of(self.data, self.features, d, spaced)
+        rows = None if self.data is None else rows_of(self.data, self.features, self.distribution, spaced)
         self.expert: Rows | None = None if rows is None else {name: rows[name] for name in ("obs", "action")}
 
     def init(self, seed: int) -> Tree:
@@ -83,7 +83,10 @@ class GAIL(PPO):
     def pairs(self, obs: Tensor, action: Tensor) -> Tensor:
         """Inputs of the discriminator, (..., features)."""
         d = self.distribution
-        given = d.to_env(action).flatten(-len(d.shape)) if isinstance(d, Box) else F.one_hot(action, d.size).float()
+        if isinstance(d, Box):
+            given = self.to_env(action).flatten(-len(d.shape))
+        else:
+            given = F.one_hot(action, d.size).float()
         return torch.cat([obs, given], -1)
 
     def update(self, learner: Tree, chunk: Tree, key: Tensor) -> tuple[Tree, Tree]:
