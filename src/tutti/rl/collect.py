@@ -58,7 +58,7 @@ def rollout(agent: Agent, env: Env, policy: Tree, actor: Tree, key: Tensor, step
         next_actor = {
             "env": {name: where(done, fresh[name], x) for name, x in state.items()},
             "obs": where(done, agent.features(first), last),
-            "carry": pytree.tree_map(lambda x: where(done, torch.zeros_like(x), x), carry),
+            "carry": pytree.tree_map(lambda x: where(done, torch.zeros_like(x), x), rewarded(carry, reward)),
             **moved,
         }
         row = {**seen, **after, "action": action, "reward": reward, "terminated": terminated, "truncated": truncated,
@@ -73,6 +73,11 @@ def seen_by(obs: Any, mask: Tensor | None, overview: Tensor | None) -> Tree:
     return (
         {"obs": obs} | ({} if mask is None else {"mask": mask}) | ({} if overview is None else {"overview": overview})
     )
+
+
+def rewarded(carry: Tree, reward: Tensor) -> Tree:
+    """What a policy remembers after a step. "reward", where it has that, is the step's."""
+    return {**carry, "reward": reward} if "reward" in carry else carry
 
 
 def _episodes(actor: Tree, reward: Tensor, done: Tensor) -> tuple[Tree, Tree]:

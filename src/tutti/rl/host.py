@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tutti.rl import keys
-from tutti.rl.collect import seen_by
+from tutti.rl.collect import rewarded, seen_by
 from tutti.rl.vector import VectorEnv
 
 if TYPE_CHECKING:
@@ -29,10 +29,11 @@ class HostActor:
         self.carry = agent.carry(env.n)
         self.seen = self._seen(agent, env.reset(seed))
 
-    def collect(self, agent: Agent, steps: int | None = None, policy: Tree | None = None) -> Tree:
-        """A chunk (`tutti.rl.collect`) of so many steps, by default the config's. policy: instead of the agent's."""
+    def collect(self, agent: Agent, steps: int | None = None, policy: Tree | None = None, act: Any = None) -> Tree:
+        """A chunk (`tutti.rl.collect`) of so many steps, by default the config's. policy: instead of the agent's, for
+        its own way to act. act: another way to act."""
         self.given = () if policy is None else (policy,)
-        act = acting(agent, self.explore)
+        act = act or acting(agent, self.explore)
         rows = [self._step(agent, act) for _ in range(steps or agent.config.n_steps)]
         return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
@@ -56,7 +57,8 @@ class HostActor:
                **{k: torch.from_numpy(x.astype(np.float32)) for k, x in told.items()}}  # fmt: skip
         over = torch.from_numpy(done)
         self.carry = pytree.tree_map(
-            lambda x: torch.where(over.view(-1, *[1] * (x.ndim - 1)), torch.zeros_like(x), x), carry
+            lambda x: torch.where(over.view(-1, *[1] * (x.ndim - 1)), torch.zeros_like(x), x),
+            rewarded(carry, named["reward"]),
         )
         self.seen = after
         return row

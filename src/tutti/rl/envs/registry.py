@@ -27,6 +27,7 @@ from tutti.rl.envs.minatar import Breakout, SpaceInvaders
 from tutti.rl.envs.mountain_car import MountainCar, MountainCarContinuous
 from tutti.rl.envs.mpe import SimpleAdversary, SimpleSpeakerListener, SimpleSpread, SimpleTag
 from tutti.rl.envs.pendulum import Pendulum
+from tutti.rl.envs.perfect import perfect_move
 from tutti.rl.envs.tmaze import TMaze
 from tutti.rl.envs.versus import Versus, greedy_move, random_move
 
@@ -47,6 +48,7 @@ ENVS: dict[str, Callable[..., Env]] = {
     "MinAtar/SpaceInvaders-v1": SpaceInvaders,
     "TicTacToe-random": partial(Versus, TicTacToe(), random_move),
     "TicTacToe-greedy": partial(Versus, TicTacToe(), greedy_move),
+    "TicTacToe-perfect": partial(Versus, TicTacToe(), perfect_move),
     "ConnectFour-random": partial(Versus, ConnectFour(), random_move),
     "ConnectFour-greedy": partial(Versus, ConnectFour(), greedy_move),
     "simple_spread_v3": SimpleSpread,
