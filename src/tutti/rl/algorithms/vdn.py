@@ -4,8 +4,8 @@ The value of a joint action is the sum of what each agent's network gives for it
 
     Q(s, a) = sum_i Q_i(o_i, a_i)
 
-so that the best joint action consists of the best action of each agent. It is learned like a single agent's, with double
-Q-learning, from the mean reward of the team. All agents share the weights of one network.
+so that the best joint action consists of the best action of each agent. It is learned like a single agent's, with
+double Q-learning, from the mean reward of the team. All agents share the weights of one network.
 """
 
 from __future__ import annotations
