@@ -11,6 +11,7 @@ from torch import fx
 
 import tutti.nn.stored  # noqa: F401  (registers the operator)
 from tutti.ir.loops import LOOPS, Body, Branch, Loop, While
+from tutti.ir.values import base_of
 
 aten, higher = torch.ops.aten, torch.ops.higher_order
 
@@ -49,8 +50,10 @@ def _written(graph: fx.Graph, loop: Loop, operands: list[fx.Node], modules: dict
     def outputs(made: fx.Node) -> list[fx.Node]:
         return [call(operator.getitem, made, i) for i in range(len(loop.outputs))]
 
+    bases = [base_of(x) for x in operands]
     contiguous = [
-        call(aten.clone.default if x in operands[:i] else aten.contiguous.default, x) for i, x in enumerate(operands)
+        call(aten.clone.default if bases[i] in bases[:i] else aten.contiguous.default, x)
+        for i, x in enumerate(operands)
     ]  # no two of them alias
     assert not isinstance(loop, Branch)
     carries, rest = contiguous[: loop.carries], contiguous[loop.carries :]

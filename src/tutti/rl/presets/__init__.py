@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from tutti.rl.presets import continuous, exploration, memory, model_based, multi_agent, policy_gradient, value
+from tutti.rl.presets import continuous, crossq, exploration, memory, model_based, multi_agent, policy_gradient, value
 from tutti.rl.presets.preset import Preset as Preset
 
 PRESETS: dict[str, Preset] = {
     **value.PRESETS, **policy_gradient.PRESETS, **continuous.PRESETS, **memory.PRESETS, **exploration.PRESETS,
-    **multi_agent.PRESETS, **model_based.PRESETS,
+    **multi_agent.PRESETS, **model_based.PRESETS, **crossq.PRESETS,
 }  # fmt: skip
 
 

@@ -15,6 +15,5 @@ PRESETS = {
     "ddpg-pendulum": Preset("DDPG", "Pendulum-v1", 15_000, -250.0, PENDULUM),
     "td3-pendulum": Preset("TD3", "Pendulum-v1", 15_000, -250.0, PENDULUM),
     "sac-pendulum": Preset("SAC", "Pendulum-v1", 15_000, -250.0, PENDULUM),
-    "crossq-pendulum": Preset("CrossQ", "Pendulum-v1", 15_000, -250.0, PENDULUM),
     "tqc-pendulum": Preset("TQC", "Pendulum-v1", 15_000, -250.0, PENDULUM),
 }

@@ -16,7 +16,7 @@ PRESETS = {
         "learning_rate": 1e-3, "normalize_reward": True,
     }),
     "trpo-cartpole": Preset("TRPO", "CartPole-v1", 100_000, 475.0, {"n_envs": 8, "n_steps": 128, "gamma": 0.98}),
-    "impala-cartpole": Preset("IMPALA", "CartPole-v1", 150_000, 450.0, {
-        "n_envs": 16, "n_steps": 20, "learning_rate": 2e-3, "max_grad_norm": 0.5, "gamma": 0.98,
+    "impala-cartpole": Preset("IMPALA", "CartPole-v1", 250_000, 450.0, {
+        "n_envs": 16, "n_steps": 8, "learning_rate": 3e-2, "ent_coef": 0.0, "gamma": 0.98,
     }),
 }  # fmt: skip
