@@ -50,7 +50,7 @@ def _written(graph: fx.Graph, loop: Loop, operands: list[fx.Node], modules: dict
     def outputs(made: fx.Node) -> list[fx.Node]:
         return [call(operator.getitem, made, i) for i in range(len(loop.outputs))]
 
-    bases = [base_of(x) for x in operands]
+    bases = [x if x.target is operator.getitem else base_of(x) for x in operands]
     contiguous = [
         call(aten.clone.default if bases[i] in bases[:i] else aten.contiguous.default, x)
         for i, x in enumerate(operands)
