@@ -123,7 +123,7 @@ def test_the_world_model_learns_what_follows():
     adam, weights = Adam(1e-2), model.init(0)
     state = adam.init(weights)
     for i in range(60):
-        gradient, (states, told) = torch.func.grad(model.loss, has_aux=True)(weights, rows, action, keys.make(i))
+        gradient, (states, _) = torch.func.grad(model.loss, has_aux=True)(weights, rows, action, keys.make(i))
         weights, state = adam.step(weights, gradient, state)
     reward, goes_on = model.outcome(weights, model.next(weights, states, action))
     assert (reward - rows["reward"]).abs().mean() < 0.2  # 0.37 for their mean

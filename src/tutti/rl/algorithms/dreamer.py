@@ -72,8 +72,8 @@ class Dreamer(OffPolicy):
         if c.n_step != 1:
             raise ValueError("n_step has no effect on Dreamer, whose returns are those of imagined steps; leave it out")
         if c.learning_starts < c.length * c.n_envs:
-            raise ValueError(f"learning_starts is {c.learning_starts}: after it each of the {c.n_envs} environments must "
-                             f"have {c.length} steps; set it to at least {c.length * c.n_envs}")  # fmt: skip
+            raise ValueError(f"learning_starts is {c.learning_starts}: after it each of the {c.n_envs} environments "
+                             f"must have {c.length} steps; set it to at least {c.length * c.n_envs}")  # fmt: skip
         self.numbers = d.width if isinstance(d, Box) else d.size
         self.world = WorldModel(self.features.size, self.numbers, c.deter, c.groups, c.classes, c.width, BINS)
         self.pi = Network(lambda: head([self.world.features, *c.hidden, d.size], c.activation))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from tutti.rl.presets import continuous, model_based, policy_gradient, value
+from tutti.rl.presets import continuous, model_based, offline, policy_gradient, value
 from tutti.rl.presets.preset import Preset as Preset
 
-PRESETS: dict[str, Preset] = {**value.PRESETS, **policy_gradient.PRESETS, **continuous.PRESETS, **model_based.PRESETS}
+PRESETS: dict[str, Preset] = {**value.PRESETS, **policy_gradient.PRESETS, **continuous.PRESETS, **model_based.PRESETS,
+                              **offline.PRESETS}  # fmt: skip
 
 
 def preset(name: str) -> Preset:
