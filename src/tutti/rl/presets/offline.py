@@ -36,6 +36,6 @@ PRESETS = {
     }),
     "gail-catch": Preset("GAIL", "Catch", 60_000, 0.8, {
         "n_envs": 16, "n_steps": 64, "batch_size": 256, "learning_rate": 1e-3, "disc_lr": 1e-3, "gamma": 0.95,
-        "reward": "airl", "ent_coef": 0.003,
+        "reward": "airl", "ent_coef": 0.01, "penalty": 0.01, "disc_steps": 30,
     }, data="catch-expert"),
 }  # fmt: skip
