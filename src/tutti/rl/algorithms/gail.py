@@ -83,8 +83,8 @@ class GAIL(PPO):
     def pairs(self, obs: Tensor, action: Tensor) -> Tensor:
         """Inputs of the discriminator, (..., features)."""
         d = self.distribution
-        numbers = self.to_env(action).flatten(-len(d.shape)) if isinstance(d, Box) else F.one_hot(action, d.size)
-        return torch.cat([obs, numbers.float()], -1)
+        given = self.to_env(action).reshape(*obs.shape[:-1], -1) if isinstance(d, Box) else F.one_hot(action, d.size)
+        return torch.cat([obs, given.float()], -1)
 
     def update(self, learner: Tree, chunk: Tree, key: Tensor) -> tuple[Tree, Tree]:
         of_disc, of_policy = keys.split(key)
