@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,17 +11,21 @@ from tutti.rl.agent import Agent
 from tutti.rl.algorithms import ALGORITHMS, algorithm
 from tutti.rl.callbacks import EvalCallback
 from tutti.rl.population import Population
-from tutti.rl.presets import PRESETS
+from tutti.rl.presets import PRESETS, Preset
 from tutti.rl.program import leaves
 
 SEEDS = (0, 1, 2)
 SMALL = {"n_envs": 4, "n_steps": 16, "batch_size": 32, "n_epochs": 2, "hidden": (16,)}
 
 
+def options_of(p: Preset) -> dict[str, Any]:
+    return {**p.options, **({"data": p.data} if p.data else {})}
+
+
 def reaches(name: str, seed: int) -> None:
     """An evaluation of 20 episodes reaches the threshold within the preset's steps."""
     p = PRESETS[name]
-    agent = algorithm(p.algorithm)(p.env, seed=seed, level="eager", **p.options)
+    agent = algorithm(p.algorithm)(p.env, seed=seed, level="eager", **options_of(p))
     scores = EvalCallback(every=max(p.steps // 20, 1), episodes=20, threshold=p.threshold)
     agent.learn(p.steps, scores)
     best = max(found.mean for _, found in scores.evaluations)
@@ -37,8 +43,7 @@ def test_presets_reach_their_returns(name, seed):
     reaches(name, seed)
 
 
-# Their tests are in tests/rl/algorithms: they learn from data, from an expert, or by playing against themselves.
-WITHOUT_PRESET = {"AWAC", "AlphaZero", "BC", "CQL", "DAgger", "DT", "DiscreteCQL", "Dreamer", "GAIL", "IQL", "TD3BC"}
+WITHOUT_PRESET = {"AlphaZero", "Dreamer"}  # their tests are in tests/rl/algorithms
 
 
 def test_each_algorithm_has_a_preset():
@@ -64,12 +69,12 @@ def test_compiled_iterations_equal_plain_python(name):
     """One iteration that learns, from the state after the warm-up."""
     p = PRESETS[name]
     made = algorithm(p.algorithm)
-    plain = made(p.env, level="eager", **p.options)
+    plain = made(p.env, level="eager", **options_of(p))
     plain.total = p.steps
     plain.prepare()
     while plain.num_timesteps < getattr(plain.config, "learning_starts", 0):
         plain.step()
-    compiled = made(p.env, level="O2", **p.options)
+    compiled = made(p.env, level="O2", **options_of(p))
     compiled.program.load(plain.program.state())
     compiled.num_timesteps, compiled.total = plain.num_timesteps, plain.total
     for agent in (plain, compiled):

@@ -26,7 +26,8 @@ class Run:
 
     algorithm, env: names. steps: of learning. seed, level: as for `tutti.rl.Agent`. options: those of the algorithm.
     threshold: learning ends when an evaluation reaches this mean return. evaluate: steps between evaluations.
-    checkpoint: steps between checkpoints.
+    checkpoint: steps between checkpoints. data: of an offline algorithm, a folder in Minari's format or the name of data
+    that our agents make (`tutti.rl.offline_data`).
     """
 
     algorithm: str
@@ -38,6 +39,7 @@ class Run:
     threshold: float | None = None
     evaluate: int = 20_000
     checkpoint: int = 100_000
+    data: str = ""
     options: dict[str, Any] = field(default_factory=dict)
 
     @staticmethod
@@ -45,7 +47,7 @@ class Run:
         """From a TOML file, or from the name of a preset."""
         if not name.endswith(".toml"):
             p = preset(name)
-            return Run(p.algorithm, p.env, p.steps, out=f"out/rl/{name}", options=dict(p.options))
+            return Run(p.algorithm, p.env, p.steps, out=f"out/rl/{name}", options=dict(p.options), data=p.data)
         path = Path(name)
         if not path.exists():
             raise ValueError(f"there is no file {path}; presets are {', '.join(PRESETS)}")
@@ -152,11 +154,12 @@ def _begun(run: Run, folder: Path) -> Agent:
     files = sorted([*checkpoints(folder), *folder.glob(FINAL)], key=lambda x: x.stat().st_mtime)
     kind = algorithm(run.algorithm)
     options: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in run.options.items()}
+    more: dict[str, Any] = {"data": run.data} if run.data else {}
     if files:
-        agent = load(kind, files[-1], None, {"level": run.level})
+        agent = load(kind, files[-1], None, {"level": run.level, **more})
         print(f"continuing after {agent.num_timesteps:,} steps")
         return agent
-    agent = kind(run.env, seed=run.seed, level=run.level, **options)
+    agent = kind(run.env, seed=run.seed, level=run.level, **options, **more)
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(made))
     return agent

@@ -1,7 +1,8 @@
 """Recorded steps as tensors: what offline algorithms learn from.
 
 A data set is given as a folder in Minari's format, as a dict of arrays with the names of
-`tutti.rl.adapt.minari.load`, or as a list of `tutti.rl.adapt.minari.Episode`. It becomes a dict of tensors
+`tutti.rl.adapt.minari.load`, as a list of `tutti.rl.adapt.minari.Episode`, or as a name of `tutti.rl.offline_data`,
+whose data are made first. It becomes a dict of tensors
 (steps, ...), the episodes one after another:
 
 | key | what |
@@ -62,7 +63,10 @@ def rows_of(
 def arrays_of(data: Any) -> Mapping[str, Any]:
     """A data set as a dict of arrays."""
     from tutti.rl.adapt import minari
+    from tutti.rl.offline_data import SOURCES, make
 
+    if isinstance(data, str) and data in SOURCES:
+        data = list(make(data))
     if isinstance(data, str | Path):
         return minari.load(data)
     if isinstance(data, Mapping):

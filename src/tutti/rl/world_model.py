@@ -79,7 +79,7 @@ class WorldModel:
     def drawn(self, logits: Tensor, gumbel: Tensor) -> Tensor:
         """One-hot latents (..., latent), whose gradient is that of the probabilities."""
         logs = self.log_probs(logits)
-        one = F.one_hot((logs + gumbel).argmax(-1), self.classes).float()
+        one = ((logs + gumbel).argmax(-1, keepdim=True) == torch.arange(self.classes)).float()
         return (one + logs.exp() - logs.exp().detach()).flatten(-2)
 
     # -- predictions ------------------------------------------------------------------------------------------------

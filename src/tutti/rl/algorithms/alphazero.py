@@ -13,6 +13,7 @@ found for its last position, with alternating signs.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -39,7 +40,9 @@ class AlphaZero(agent.Agent):
 
     @dataclass(frozen=True)
     class Config(agent.Config):
-        """simulations: of each search. depth: the most moves that one descends. c_puct: of the priors in it.
+        """simulations: of each search in self-play. play_simulations: of those of `predict` and `evaluate`, by default
+        as many. depth: the most moves that one descends. c_puct: of the priors in it. channels: of 3 x 3 convolutions
+        before the hidden layers.
         noise_alpha, noise_share: Dirichlet noise at the root, in self-play. random_moves: of the beginning of a game,
         drawn from the visits; later ones are those of most visits. buffer_size, batch_size, gradient_steps: of
         learning, in each iteration. decay: of weights."""
@@ -50,6 +53,8 @@ class AlphaZero(agent.Agent):
         hidden: tuple[int, ...] = (128, 128)
         activation: str = "relu"
         simulations: int = 32
+        play_simulations: int | None = None
+        channels: tuple[int, ...] = ()
         depth: int | None = 10
         c_puct: float = 1.5
         noise_alpha: float = 1.0
@@ -68,7 +73,7 @@ class AlphaZero(agent.Agent):
             raise ValueError(f"AlphaZero plays board games against itself, and {env.name} is not one: use one like "
                              "TicTacToe-random or ConnectFour-greedy")  # fmt: skip
         self.game: Board = env.game
-        self.net = Network(lambda: PolicyValue(self.features.size, self.game.actions, c))
+        self.net = Network(lambda: PolicyValue(self.game, c))
         self.adam = Adam(decay=c.decay)
         self.replay = Ring(c.buffer_size // c.n_envs, c.n_envs)
 
@@ -94,8 +99,8 @@ class AlphaZero(agent.Agent):
     def act(self, policy: Tree, seen: Tree, carry: Tree, key: Tensor, explore: bool) -> tuple[Tensor, Tree, Tree]:
         own, other = seen["obs"].chunk(2, -1)
         board = (own - other).to(torch.int8)
-        c = self.config
-        visits, _ = search(self.game, self.evaluated(policy["weights"]), board, c.simulations, c.c_puct, c.depth)
+        c, evaluate = self.config, self.evaluated(policy["weights"])
+        visits, _ = search(self.game, evaluate, board, c.play_simulations or c.simulations, c.c_puct, c.depth)
         return (keys.categorical(key, visits.log()) if explore else visits.argmax(-1)), {}, carry
 
     def iterate(self, run: Tree) -> tuple[Tree, Tree]:
@@ -172,15 +177,22 @@ def outcomes(outcome: Tensor, over: Tensor, value: Tensor) -> Tensor:
 
 
 class PolicyValue(nn.Module):
-    """Logits of moves (..., moves) and values in (-1, 1), (...), from one trunk."""
+    """Logits of moves (n, moves) and values in (-1, 1), (n,), from one trunk."""
 
-    def __init__(self, size: int, moves: int, config: Any):
+    def __init__(self, game: Board, config: Any):
         super().__init__()
         *_, width = config.hidden
-        self.trunk = mlp([size, *config.hidden], config.activation)
+        self.shape = 2, game.rows, game.columns
+        sizes = [2, *config.channels]
+        self.convolutions = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in pairwise(sizes))
+        self.trunk = mlp([sizes[-1] * game.rows * game.columns, *config.hidden], config.activation)
         self.activation = ACTIVATIONS[config.activation]()
-        self.move, self.value = nn.Linear(width, moves), nn.Linear(width, 1)
+        self.move, self.value = nn.Linear(width, game.actions), nn.Linear(width, 1)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        x = self.activation(self.trunk(obs))
+        """obs: (n, features)."""
+        x = obs.unflatten(-1, self.shape)
+        for layer in self.convolutions:
+            x = self.activation(layer(x))
+        x = self.activation(self.trunk(x.flatten(1)))
         return self.move(x), self.value(x).squeeze(-1).tanh()

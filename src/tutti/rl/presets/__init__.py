@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from tutti.rl.presets import continuous, crossq, exploration, memory, model_based, multi_agent, policy_gradient, value
+from tutti.rl.presets import (
+    continuous,
+    crossq,
+    exploration,
+    memory,
+    model_based,
+    multi_agent,
+    offline,
+    policy_gradient,
+    value,
+)
 from tutti.rl.presets.preset import Preset as Preset
 
-PRESETS: dict[str, Preset] = {
-    **value.PRESETS, **policy_gradient.PRESETS, **continuous.PRESETS, **memory.PRESETS, **exploration.PRESETS,
-    **multi_agent.PRESETS, **model_based.PRESETS, **crossq.PRESETS,
-}  # fmt: skip
+FAMILIES = value, policy_gradient, continuous, crossq, memory, exploration, multi_agent, model_based, offline
+PRESETS: dict[str, Preset] = {name: row for family in FAMILIES for name, row in family.PRESETS.items()}
 
 
 def preset(name: str) -> Preset:
