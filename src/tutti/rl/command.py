@@ -26,8 +26,8 @@ class Run:
 
     algorithm, env: names. steps: of learning. seed, level: as for `tutti.rl.Agent`. options: those of the algorithm.
     threshold: learning ends when an evaluation reaches this mean return. evaluate: steps between evaluations.
-    checkpoint: steps between checkpoints. data: of an offline algorithm, a folder in Minari's format or the name of data
-    that our agents make (`tutti.rl.offline_data`).
+    checkpoint: steps between checkpoints. data: of an offline algorithm, a folder in Minari's format or the name of
+    data that our agents make (`tutti.rl.offline_data`).
     """
 
     algorithm: str
