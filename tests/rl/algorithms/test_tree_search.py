@@ -158,12 +158,12 @@ def test_other_environments_are_refused():
 
 def test_alphazero_learns_tictactoe():
     """Losses fall, and it loses less against the perfect player than before."""
-    options = {"hidden": (64,), "simulations": 12, "n_envs": 64, "n_steps": 8, "gradient_steps": 16, "level": "eager",
-               "learning_rate": 5e-3}  # fmt: skip
+    options = {"hidden": (64,), "simulations": 10, "n_envs": 64, "n_steps": 8, "gradient_steps": 16, "level": "eager",
+               "learning_rate": 5e-3, "depth": 6}  # fmt: skip
     agent = AlphaZero("TicTacToe-perfect", **options)
     before = agent.evaluate(32)
     agent.learn(512)
     first = agent.metrics["policy_loss"]
-    agent.learn(512 * 5)
+    agent.learn(512 * 2)
     assert agent.metrics["policy_loss"] < first
     assert agent.evaluate(32).mean >= before.mean

@@ -1,4 +1,8 @@
-"""Models and search. A random policy returns about -1200 on Pendulum; SAC reaches -250 there in 15,000 steps."""
+"""Models and search. A random policy returns about -1200 on Pendulum; SAC reaches -250 there in 15,000 steps.
+
+Games count 1 for a win and -1 for a loss. Against the perfect player of TicTacToe random play returns about -0.9, and 0
+is the best: it never loses. The greedy player of Connect Four wins where it can and blocks; 0.9 is 95 % of games won.
+"""
 
 from __future__ import annotations
 
@@ -8,5 +12,13 @@ PRESETS = {
     "mbpo-pendulum": Preset("MBPO", "Pendulum-v1", 2_000, -200.0, {
         "n_envs": 2, "n_steps": 25, "learning_rate": 1e-3, "hidden": (64, 64), "batch_size": 128, "tau": 0.01,
         "gamma": 0.98, "gradient_steps": 300, "model_steps": 100, "buffer_size": 10_000,
+    }),
+    "alphazero-tictactoe": Preset("AlphaZero", "TicTacToe-perfect", 40_960, 0.0, {
+        "n_envs": 128, "n_steps": 8, "hidden": (128, 128), "simulations": 32, "depth": None, "random_moves": 9,
+        "gradient_steps": 24, "learning_rate": 2e-3,
+    }),
+    "alphazero-connectfour": Preset("AlphaZero", "ConnectFour-greedy", 122_880, 0.9, {
+        "n_envs": 128, "n_steps": 16, "hidden": (256, 128), "simulations": 32, "play_simulations": 96, "depth": 12,
+        "random_moves": 10, "gradient_steps": 32, "learning_rate": 2e-3, "buffer_size": 65_536,
     }),
 }  # fmt: skip
