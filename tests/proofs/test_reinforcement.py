@@ -43,7 +43,7 @@ def test_presets_reach_their_returns(name, seed):
     reaches(name, seed)
 
 
-WITHOUT_PRESET = {"AlphaZero", "Dreamer"}  # their tests are in tests/rl/algorithms
+WITHOUT_PRESET = {"Dreamer"}  # their tests are in tests/rl/algorithms
 
 
 def test_each_algorithm_has_a_preset():
