@@ -66,7 +66,7 @@ def test_code_runs(page, tables, tmp_path, monkeypatch):
     torch.manual_seed(0)
     scope: dict = {"__name__": "docs"}
     for block in blocks(page, "python"):
-        exec(compile(block, str(page), "exec"), scope)
+        exec(compile(block, str(page), "exec", dont_inherit=True), scope)
 
 
 @cache
