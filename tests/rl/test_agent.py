@@ -68,6 +68,10 @@ def test_files_that_are_not_an_agents(tmp_path):
     (tmp_path / "text").write_text("text")
     with pytest.raises(ValueError, match="is not a file of an agent"):
         Agent.load(tmp_path / "text")
+    falling = small(learning_rate=lambda left: 1e-3 * left).save(tmp_path / "falling")
+    with pytest.raises(ValueError, match="saved with a function as learning_rate"):
+        Agent.load(falling)
+    assert Agent.load(falling, learning_rate=1e-3, level="eager").config.learning_rate == 1e-3
     path = small().save(tmp_path / "ppo")
     with pytest.raises(ValueError, match="is a PPO, not a SAC"):
         SAC.load(path)

@@ -15,7 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar
@@ -240,6 +240,8 @@ class Agent(ABC):
         """An agent from a file that `save` wrote. It continues bit for bit in a pure environment.
 
         env: needed unless it was given by name. options: replace those in the file.
+
+        Environments of the host are stored as pickles, which can run any code: load only files that you trust.
         """
         return files.load(cls, Path(path), env, options)
 
@@ -358,5 +360,15 @@ def configured(kind: type[Config], options: dict[str, Any]) -> Config:
 
 
 def options_of(config: Config) -> dict[str, Any]:
-    """The options of a config that JSON can hold. Functions are left out."""
-    return {k: v for k, v in asdict(config).items() if not callable(v) and not isinstance(v, Tensor)}
+    """The options of a config that JSON can hold."""
+    return {f.name: getattr(config, f.name) for f in fields(config) if _is_plain(getattr(config, f.name))}
+
+
+def unsaved(config: Config) -> list[str]:
+    """The names of the others."""
+    return [f.name for f in fields(config) if not _is_plain(getattr(config, f.name))]
+
+
+def _is_plain(x: Any) -> bool:
+    return x is None or isinstance(x, bool | int | float | str) or (
+        isinstance(x, tuple | list) and all(map(_is_plain, x)))  # fmt: skip

@@ -24,15 +24,15 @@ def save(agent: Agent, path: Path, replay: bool) -> Path:
     """Write a run. The file is complete or absent, even if the process is killed meanwhile."""
     from safetensors.torch import save_file
 
-    from tutti.rl.agent import options_of
+    from tutti.rl.agent import options_of, unsaved
 
     path.parent.mkdir(parents=True, exist_ok=True)
     state = agent.program.state()
     kept = state if replay else {k: v for k, v in state.items() if k != "replay"}
     about = {
         "format": FORMAT, "algorithm": type(agent).__name__, "env": agent.env_name, "seed": agent.seed,
-        "options": options_of(agent.config), "num_timesteps": agent.num_timesteps, "episodes": list(agent.episodes),
-        "predictions": agent.predictions,
+        "options": options_of(agent.config), "unsaved": unsaved(agent.config), "episodes": list(agent.episodes),
+        "num_timesteps": agent.num_timesteps, "predictions": agent.predictions,
     }  # fmt: skip
     if not isinstance(agent.env, Env):
         try:
@@ -75,6 +75,9 @@ def load(kind: type[Agent], path: Path, env: str | Env | VectorEnv | None, optio
     env = known["env"] if env is None else env
     if env is None:
         raise ValueError(f"{path} does not say in which environment the agent acts; pass env=")
+    if missing := [name for name in known["unsaved"] if name not in options]:
+        raise ValueError(f"{path} was saved with a function as {missing[0]}, which a file cannot hold: pass "
+                         f"load(..., {missing[0]}=...)")  # fmt: skip
     given = {name: tuple(x) if isinstance(x, list) else x for name, x in known["options"].items()}
     agent = own(env, **{"seed": known["seed"], **given, **options})
     state, saved = leaves(agent.program.state()), load_file(path)
