@@ -57,9 +57,12 @@ def test_replay_can_be_left_out_of_a_file(tmp_path):
     path = agent.save(tmp_path / "a", replay=False)
     assert path.stat().st_size < agent.save(tmp_path / "b").stat().st_size
     again = SAC.load(path, level="eager")
-    assert int(again.program.state()["replay"]["size"]) == 0
-    obs = np.zeros(3, np.float32)
-    np.testing.assert_array_equal(again.predict(obs)[0], agent.predict(obs)[0])
+    assert int(again.program.state()["replay"]["size"]) == 0 and again.warming
+    again.learn(16)
+    assert not again.warming and int(again.program.state()["replay"]["size"]) == 8
+    obs, policy = np.zeros(3, np.float32), SAC.load(path)
+    np.testing.assert_array_equal(policy.predict(obs)[0], agent.predict(obs)[0])
+    assert policy.level == "eager"
 
 
 def test_files_that_are_not_an_agents(tmp_path):
@@ -124,6 +127,11 @@ def test_callbacks_evaluate_save_and_end(tmp_path):
     assert (tmp_path / "best").exists() and list(tmp_path.glob("events*"))
     ended = small().learn(100_000, EvalCallback(every=64, episodes=1, threshold=1.0))
     assert ended.num_timesteps == 64
+    seen = []
+    small().learn(128, lambda agent: seen.append(agent.num_timesteps))
+    assert seen == [64, 128]
+    small().learn(128, lambda agent: seen.append(agent.num_timesteps) or False)
+    assert seen == [64, 128, 64]
     assert small().learn(1024, StopOnReturn(1.0, episodes=5)).num_timesteps < 1024
     with pytest.raises(ValueError, match="every is 0"):
         EvalCallback(every=0)
@@ -136,6 +144,8 @@ def test_options_that_do_not_exist_or_do_not_fit():
         small(batch_size=48)
     with pytest.raises(ValueError, match=r"gamma is 1.5; it must be from 0 to 1"):
         small(gamma=1.5)
+    with pytest.raises(ValueError, match="normalize_reward has no effect"):
+        small("SAC", normalize_reward=True)
     with pytest.raises(ValueError, match="n_envs is 0; it must be at least 1"):
         small(n_envs=0)
     with pytest.raises(ValueError, match="level 'O9' is not one of eager, O0"):

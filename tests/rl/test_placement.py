@@ -54,9 +54,13 @@ def test_captured_fragments_have_the_bits_of_plain_python(placement):
     assert same(learned("PPO", placement, 2), learned("PPO", placement, 2, "O0"))
 
 
-def test_all_learners_have_equal_weights():
+@pytest.mark.parametrize(("name", "more"), [("PPO", {"target_kl": 1e-4}), ("TRPO", {})])
+def test_all_learners_have_equal_weights(name, more):
     env, options = CASES["PPO"]
-    placed = Placed("PPO", env, "learners", 4, level="eager", **options).learn(128)
+    options = {k: x for k, x in options.items() if name == "PPO" or k != "n_epochs"}
+    placed = Placed(name, env, "learners", 4, level="eager", **options, **more).learn(128)
+    first = leaves(placed.kind(env, level="eager", **{**options, **more, "n_envs": 2}).program.state())
+    assert not torch.equal(first["learner.weights"], leaves(placed.others[0].program.state())["learner.weights"])
     states = [leaves(agent.program.state()) for agent in placed.others]
     for other in states[1:]:
         shared = [k for k in other if k.startswith("learner.") and "return" not in k]
@@ -116,5 +120,9 @@ def test_an_error_of_one_rank_ends_all():
 def test_what_cannot_be_placed():
     with pytest.raises(ValueError, match=f"'else' is not one of {', '.join(PLACEMENTS)}"):
         Placed("PPO", "CartPole-v1", "else")
+    with pytest.raises(ValueError, match="async is for on-policy algorithms, and SAC has a replay"):
+        Placed("SAC", "Pendulum-v1", "async", 2, n_envs=2)
+    with pytest.raises(ValueError, match="fused has one rank, not 2"):
+        Placed("PPO", "CartPole-v1", "fused", 2)
     with pytest.raises(ValueError, match="n_envs is 8, which 3 ranks cannot share equally"):
         Placed("PPO", "CartPole-v1", "actors", 3, n_envs=8)

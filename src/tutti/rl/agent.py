@@ -76,6 +76,7 @@ class Agent(ABC):
     squashed: ClassVar[bool] = False  # whether continuous actions are tanh of a normal number
     actions: ClassVar[tuple[type[spaces.Space], ...]] = ()  # the action spaces that the algorithm can handle; () is all
     multi_agent: ClassVar[bool] = True
+    warm_until = 0  # number of steps when the replay was last empty, for algorithms with one
 
     def __init__(self, env: str | Env | VectorEnv, *, seed: int = 0, level: str = "O2", threads: int = 1,
                  **options: Any):  # fmt: skip
@@ -170,12 +171,12 @@ class Agent(ABC):
         if isinstance(self.env, Env):
             metrics = self.program.call(self.phase())
         else:
-            return self.learn_from(self.host.collect(self))
+            return self.learn_from(self.host.collect(self), start)
         self._note(metrics, start)
 
-    def learn_from(self, chunk: Tree) -> None:
-        """Learn from a chunk of experience (`tutti.rl.collect`), whoever has made it."""
-        start = time.perf_counter()
+    def learn_from(self, chunk: Tree, start: float | None = None) -> None:
+        """Learn from a chunk of experience (`tutti.rl.collect`), from any actor. start: when it began to act."""
+        start = time.perf_counter() if start is None else start
         self._note(self.program.call(self.learning(), chunk), start)
 
     def _note(self, metrics: Tree, start: float) -> None:

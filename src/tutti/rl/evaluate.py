@@ -28,6 +28,7 @@ def evaluate(agent: Agent, episodes: int, deterministic: bool, env: Any, seed: i
         if isinstance(agent.env, VectorEnv) and agent.env_name is None:
             raise ValueError(f"{agent.env.name} was not given by name: pass evaluate(env=), a VectorEnv of its own")
         env = agent.env if isinstance(agent.env, Env) else agent.env_name
+    made = isinstance(env, str)
     if isinstance(env, str):
         from tutti.rl.by_name import make
 
@@ -49,7 +50,7 @@ def evaluate(agent: Agent, episodes: int, deterministic: bool, env: Any, seed: i
             break
         if steps >= LONGEST:
             raise ValueError(f"episodes of {env.name} have not ended after {steps:,} steps; give it a limit of steps")
-    if not pure:
+    if made and not pure:
         env.close()
     return Evaluation(np.stack([x for x in returns if x is not None]), lengths)
 

@@ -32,6 +32,8 @@ def save(agent: Agent, path: Path, replay: bool) -> Path:
     about = {
         "format": FORMAT, "algorithm": type(agent).__name__, "env": agent.env_name, "seed": agent.seed,
         "options": options_of(agent.config), "unsaved": unsaved(agent.config), "episodes": list(agent.episodes),
+        "level": agent.level, "threads": agent.threads,
+        "warm_until": agent.warm_until if replay else agent.num_timesteps,
         "num_timesteps": agent.num_timesteps, "predictions": agent.predictions,
     }  # fmt: skip
     if not isinstance(agent.env, Env):
@@ -79,7 +81,9 @@ def load(kind: type[Agent], path: Path, env: str | Env | VectorEnv | None, optio
         raise ValueError(f"{path} was saved with a function as {missing[0]}, which a file cannot hold: pass "
                          f"load(..., {missing[0]}=...)")  # fmt: skip
     given = {name: tuple(x) if isinstance(x, list) else x for name, x in known["options"].items()}
-    agent = own(env, **{"seed": known["seed"], **given, **options})
+    agent = own(
+        env, **{"seed": known["seed"], "level": known["level"], "threads": known["threads"], **given, **options}
+    )
     state, saved = leaves(agent.program.state()), load_file(path)
     for name, x in saved.items():
         if name not in state or state[name].shape != x.shape:
@@ -89,6 +93,7 @@ def load(kind: type[Agent], path: Path, env: str | Env | VectorEnv | None, optio
     agent.program.load(with_leaves(agent.program.state(), saved))
     agent.num_timesteps, agent.predictions = known["num_timesteps"], known["predictions"]
     agent.episodes.extend(map(tuple, known["episodes"]))
+    agent.warm_until = known["warm_until"]
     if known.get("host") and not isinstance(agent.env, Env):
         agent.host.restore(agent, pickle.loads(base64.b64decode(known["host"])))
     return agent

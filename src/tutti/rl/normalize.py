@@ -1,7 +1,7 @@
 """Running statistics by which observations and rewards are normalized, as a part of the learner's state.
 
 Observations become (x - mean) / std, clipped to [-10, 10]; rewards are divided by the standard deviation of discounted
-returns. Statistics are merged chunk by chunk (Chan, Golub and LeVeque 1979), before the chunk is learned from.
+returns. Statistics are merged chunk by chunk (Chan, Golub and LeVeque 1979).
 """
 
 from __future__ import annotations
@@ -43,13 +43,15 @@ class Normalizer:
         return ((obs - norm["mean"]) / (norm["var"] + EPS).sqrt()).clamp(-CLIP, CLIP)
 
     def update(self, learner: Tree, chunk: Tree, gamma: Any = None) -> tuple[Tree, Tree]:
-        """The learner with statistics that include the chunk, and the chunk normalized by them. gamma: instead of the
-        config's, where it differs between members of a population."""
+        """The learner with statistics that include the chunk, and the chunk normalized: observations as the policy that
+        acted has seen them, rewards by the new statistics. gamma: instead of the config's, where it differs between
+        members of a population."""
         learner, chunk = dict(learner), dict(chunk)
         if self.obs:
-            learner["obs_norm"] = _merged(learner["obs_norm"], chunk["obs"].reshape(-1, self.size))
+            rows = chunk["obs"].reshape(-1, self.size)
             for name in ("obs", "last"):
                 chunk[name] = self.apply(learner, chunk[name])
+            learner["obs_norm"] = _merged(learner["obs_norm"], rows)
         if self.reward:
             norm = learner["reward_norm"]
             done = chunk["terminated"] | chunk["truncated"]

@@ -48,6 +48,13 @@ class OffPolicy(agent.Agent):
         c = self.config
         return c.gradient_steps if c.gradient_steps >= 0 else c.n_steps * c.n_envs
 
+    def check(self) -> None:
+        """Raise ValueError for options that would have no effect, or that do not fit together."""
+        c = self.config
+        if c.normalize_reward:
+            raise ValueError(f"{type(self).__name__} learns from rewards as they were stored: normalize_reward has no "
+                             "effect; scale the rewards in the environment")  # fmt: skip
+
     def make_replay(self) -> Ring:
         c = self.config
         return Ring(max(c.buffer_size // c.n_envs, 1), c.n_envs, c.n_step, c.gamma)
@@ -75,6 +82,7 @@ class OffPolicy(agent.Agent):
         return {name: x for name, x in collect.seen_by(None, *given).items() if name != "obs"}
 
     def more_state(self) -> Tree:
+        self.check()
         self.replay = self.make_replay()
         return {"replay": self.replay.init(self.row_shapes())}
 
@@ -92,7 +100,8 @@ class OffPolicy(agent.Agent):
 
     @property
     def warming(self) -> bool:
-        return self.num_timesteps < self.config.learning_starts
+        c = self.config
+        return self.num_timesteps < self.warm_until + max(c.learning_starts, c.n_step * c.n_envs)
 
     def phase(self) -> Callable[[Tree], tuple[Tree, Tree]]:
         return self.explore if self.warming else self.iterate

@@ -34,6 +34,7 @@ from tutti.rl.algorithms import algorithm
 from tutti.rl.env import Env
 from tutti.rl.exchange import Server, broadcast, gather, receive, send
 from tutti.rl.host import HostActor
+from tutti.rl.on_policy import OnPolicy
 from tutti.rl.ranks import Ranks, own_ranks, process, processes
 from tutti.rl.vector import VectorEnv
 
@@ -59,6 +60,13 @@ class Placed:
         self.env, self.placement, self.ranks, self.bound = env, placement, ranks, bound
         self.made = {"seed": seed, "level": level}
         self.options, n = options, options.get("n_envs", self.kind.Config().n_envs)
+        if placement in ("async", "server") and not issubclass(self.kind, OnPolicy):
+            raise ValueError(f"{placement} is for on-policy algorithms, and {self.kind.__name__} has a replay: rows of "
+                             "unlike ranks would be taken for one episode; use learners or actors")  # fmt: skip
+        if placement == "fused" and ranks != 1:
+            raise ValueError(
+                f"fused has one rank, not {ranks}; placements with several are {', '.join(PLACEMENTS[1:])}"
+            )
         if n % ranks:
             raise ValueError(f"n_envs is {n}, which {ranks} ranks cannot share equally")
         split = placement in ("learners", "actors", "async", "server")
@@ -100,6 +108,8 @@ class Placed:
         rounds = -(-(per_rank if self.others else total_timesteps) // steps)
         getattr(self, f"_{self.placement}")(rounds)
         self.num_timesteps += rounds * steps * (self.ranks if self.others else 1)
+        if self.placement == "server":
+            self.agent.num_timesteps = self.num_timesteps
         return self
 
     def _fused(self, rounds: int) -> None:

@@ -21,20 +21,21 @@ def reporting(agent: Agent, callback: Callback | Iterable[Callback] | None, bar:
     for each in given:
         if hasattr(each, "begin"):
             each.begin(agent)  # pyright: ignore[reportFunctionMemberAccess]
-    begun, first, started = time.perf_counter(), agent.num_timesteps, False
+    begun, first, started, stopped = time.perf_counter(), agent.num_timesteps, False, False
     with progress("learning") as tell:
 
         def goes_on() -> bool:
-            nonlocal started
+            nonlocal started, stopped
             if not started:
                 started = True
                 return True
             if bar:
                 tell(line(agent, agent.num_timesteps - first, time.perf_counter() - begun))
-            return all([each(agent) is not False for each in given])
+            stopped = not all([each(agent) is not False for each in given])
+            return not stopped
 
         yield goes_on
-        if started:
+        if started and not stopped:
             goes_on()
 
 

@@ -60,10 +60,10 @@ class C51(DQN):
     def projected(self, weights: Tensor, learner: Tree, batch: Tree, key: Tensor) -> Tensor:
         """The distribution of r + gamma z(s', a*), on the atoms: (count, atoms)."""
         c = self.config
-        best = masked(self.values(self.choosing(weights, learner), batch["last"], key), batch.get("last_mask")).argmax(
-            -1
-        )
-        chance = of_action(self.logits(learner["target"], batch["last"], key), best).softmax(-1)
+        of_choice, of_value = keys.split(key)
+        q = self.values(self.choosing(weights, learner), batch["last"], of_choice)
+        best = masked(q, batch.get("last_mask")).argmax(-1)
+        chance = of_action(self.logits(learner["target"], batch["last"], of_value), best).softmax(-1)
         moved = (batch["reward"].unsqueeze(-1) + batch["discount"].unsqueeze(-1) * self.support).clamp(c.v_min, c.v_max)
         place = (moved - c.v_min) / ((c.v_max - c.v_min) / (c.atoms - 1))
         share = (1 - (place.unsqueeze(-1) - torch.arange(c.atoms)).abs()).clamp(min=0)  # (count, atoms, atoms)

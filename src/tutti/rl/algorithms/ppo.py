@@ -23,6 +23,7 @@ from tutti.rl import keys
 from tutti.rl.actor_critic import ActorCritic, flat_rows
 from tutti.rl.agent import Number
 from tutti.rl.descent import Adam
+from tutti.rl.ranks import mean_of_ranks
 from tutti.rl.returns import gae
 
 Tree = dict[str, Any]
@@ -70,7 +71,7 @@ class PPO(ActorCritic):
             weights, state = self.adam.step(carry["weights"], gradient, carry["adam"], rate)
             moved = {"weights": weights, "adam": state}
             if c.target_kl is not None:
-                go = carry["go"] & (told["kl"] <= 1.5 * c.target_kl)
+                go = carry["go"] & (mean_of_ranks(told["kl"]) <= 1.5 * c.target_kl)
                 moved = pytree.tree_map(lambda a, b: torch.where(go, a, b), moved,
                                                      {"weights": carry["weights"], "adam": carry["adam"]})  # fmt: skip
                 moved["go"] = go

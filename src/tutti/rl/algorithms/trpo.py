@@ -71,13 +71,13 @@ class TRPO(ActorCritic):
         def surrogate(w: Tensor) -> Tensor:
             outputs = self.network(w, rows)[0]
             ratio = (self.distribution.log_prob(outputs, rows["action"]) - rows["log_prob"]).exp()
-            return mean_of_ranks((ratio * rows["advantage"]).mean())
+            return (ratio * rows["advantage"]).mean()
 
         def divergence(w: Tensor) -> Tensor:
-            return mean_of_ranks(self.distribution.kl(old, self.network(w, rows)[0]).mean())
+            return self.distribution.kl(old, self.network(w, rows)[0]).mean()
 
         gradient, before = torch.func.grad_and_value(surrogate)(weights)
-        g = mean_of_ranks(gradient) * part
+        g, before = mean_of_ranks(gradient) * part, mean_of_ranks(before)
 
         def fisher(v: Tensor) -> Tensor:
             product = torch.func.grad(lambda w: (torch.func.grad(divergence)(w) * v).sum())(weights)
@@ -100,7 +100,8 @@ class TRPO(ActorCritic):
         def shrink(carry: tuple[Tensor, Tensor], i: Tensor):
             best, found = carry
             tried = weights + 0.8**i * step
-            good = (divergence(tried) <= c.target_kl) & (surrogate(tried) > before) & ~found
+            kl, gain = mean_of_ranks(divergence(tried)), mean_of_ranks(surrogate(tried))
+            good = (kl <= c.target_kl) & (gain > before) & ~found
             return (torch.where(good, tried, best), found | good), None
 
         start = weights, torch.zeros((), dtype=torch.bool)
