@@ -15,15 +15,15 @@ PENDULUM: dict[str, Any] = {"hidden": (64, 64), "learning_rate": 1e-3, "gamma": 
 
 PRESETS = {
     "bc-cartpole": Preset("BC", "CartPole-v1", 1_000, 475.0, {}, data="cartpole-expert"),
-    "td3bc-pendulum": Preset("TD3BC", "Pendulum-v1", 4_000, -400.0, {**PENDULUM, "alpha": 60.0},
+    "td3bc-pendulum": Preset("TD3BC", "Pendulum-v1", 4_000, -250.0, {**PENDULUM, "alpha": 60.0},
                              data="pendulum-mixed"),
-    "awac-pendulum": Preset("AWAC", "Pendulum-v1", 3_000, -400.0, {**PENDULUM, "temperature": 1.0},
+    "awac-pendulum": Preset("AWAC", "Pendulum-v1", 4_000, -250.0, {**PENDULUM, "temperature": 1.0},
                             data="pendulum-mixed"),
-    "iql-pendulum": Preset("IQL", "Pendulum-v1", 4_000, -700.0, {
+    "iql-pendulum": Preset("IQL", "Pendulum-v1", 10_000, -250.0, {
         **PENDULUM, "temperature": 0.3, "expectile": 0.8,
     }, data="pendulum-mixed"),
-    "cql-pendulum": Preset("CQL", "Pendulum-v1", 2_000, -600.0, {
-        **PENDULUM, "n_actions": 4, "cql_alpha": 1.0, "batch_size": 128,
+    "cql-pendulum": Preset("CQL", "Pendulum-v1", 4_000, -250.0, {
+        **PENDULUM, "n_actions": 4, "cql_alpha": 0.3, "batch_size": 128, "learning_rate": 2e-3,
     }, data="pendulum-mixed"),
     "discretecql-catch": Preset("DiscreteCQL", "Catch", 1_000, 0.9, {
         "gamma": 0.95, "tau": 0.02, "cql_alpha": 0.1,
@@ -36,6 +36,6 @@ PRESETS = {
     }),
     "gail-catch": Preset("GAIL", "Catch", 60_000, 0.8, {
         "n_envs": 16, "n_steps": 64, "batch_size": 256, "learning_rate": 1e-3, "disc_lr": 1e-3, "gamma": 0.95,
-        "reward": "airl", "ent_coef": 0.01, "penalty": 0.01, "disc_steps": 30,
+        "reward": "airl", "ent_coef": 0.03, "penalty": 0.01, "disc_steps": 30,
     }, data="catch-expert"),
 }  # fmt: skip
