@@ -75,12 +75,13 @@ class RND(PPO):
 
     def novelty(self, learner: Tree, chunk: Tree) -> tuple[Tree, Tree]:
         """(the learner with new statistics, what f sees, what it shall predict, and bonuses) of a chunk."""
-        norm, seen = self.of_seen.update(learner["novelty"], {"obs": chunk["last"], "last": chunk["last"]})
-        goal = self.random(learner["random"], seen["obs"])
-        error = (self.net(learner["weights"], None, None, seen["obs"]) - goal).square().mean(-1)
+        norm, _ = self.of_seen.update(learner["novelty"], {"obs": chunk["last"], "last": chunk["last"]})
+        seen = self.of_seen.apply(norm, chunk["last"])
+        goal = self.random(learner["random"], seen)
+        error = (self.net(learner["weights"], None, None, seen) - goal).square().mean(-1)
         never = torch.zeros_like(chunk["terminated"])
         norm, made = self.of_bonus.update(norm, {"reward": error, "terminated": never, "truncated": never})
-        return {**learner, "novelty": norm}, {"seen": seen["obs"], "goal": goal, "bonus": made["reward"]}
+        return {**learner, "novelty": norm}, {"seen": seen, "goal": goal, "bonus": made["reward"]}
 
     def loss(self, weights: Tensor, batch: Tree) -> tuple[Tensor, Tree]:
         total, told = super().loss(weights, batch)
