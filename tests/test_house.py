@@ -37,3 +37,9 @@ def test_arrows_point_one_way(package, arrows):
     allowed = set(ORDER[: ORDER.index(package)]) & APART.get(package, set(ORDER))
     wrong = {other: file for other, file in arrows[package].items() if other not in allowed}
     assert not wrong, f"{package} imports what stands behind it: {wrong}"
+
+
+def test_names_of_test_modules_are_unique():
+    """pytest imports them by name."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
