@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tutti.rl.agent import Number
 from tutti.rl.descent import Adam, RMSProp
 from tutti.rl.distributions import Box, masked
+from tutti.rl.env import over
 from tutti.rl.networks import GAIN, Network, mlp
 from tutti.rl.on_policy import OnPolicy
 
@@ -76,9 +77,8 @@ class ActorCritic(OnPolicy):
         """(values, values after each step, terminated, done), as rewards (time, n, ...)."""
         seen = torch.stack([self.critic_input(chunk, ""), self.critic_input(chunk, "last_")])
         value, after = self.net(learner["weights"], None, seen)[1].unbind(0)
-        wide = lambda x: x.reshape(*x.shape, *[1] * (value.ndim - x.ndim)).expand_as(value)  # noqa: E731
-        terminated = wide(chunk["terminated"])
-        return value, after, terminated, terminated | wide(chunk["truncated"])
+        terminated = over(chunk["terminated"], value)
+        return value, after, terminated, terminated | over(chunk["truncated"], value)
 
 
 class Both(nn.Module):

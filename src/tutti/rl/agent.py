@@ -169,10 +169,9 @@ class Agent(ABC):
         """One iteration: act, and learn from what happened."""
         start = time.perf_counter()
         if isinstance(self.env, Env):
-            metrics = self.program.call(self.phase())
+            self._note(self.program.call(self.phase()), start)
         else:
-            return self.learn_from(self.host.collect(self), start)
-        self._note(metrics, start)
+            self.learn_from(self.host.collect(self), start)
 
     def learn_from(self, chunk: Tree, start: float | None = None) -> None:
         """Learn from a chunk of experience (`tutti.rl.collect`), from any actor. start: when it began to act."""
@@ -292,7 +291,7 @@ class Agent(ABC):
 
     def prepare(self) -> None:
         """Tell the program the number of steps in all."""
-        self.program.load({**self.program.state(), "total": torch.tensor(float(self.total))})
+        self.program.put({"total": torch.tensor(float(self.total))})
 
     def advance(self, run: Tree, steps: int) -> Tree:
         """The run with its number of steps and the learner's progress after `steps` more."""

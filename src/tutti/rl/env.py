@@ -102,3 +102,8 @@ class Autoreset:
 def where(done: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """`a` for the instances that are done, else `b`. done: bool (n,)."""
     return torch.where(done.reshape(-1, *[1] * (b.ndim - 1)), a, b)
+
+
+def over(x: Tensor, like: Tensor) -> Tensor:
+    """A tensor with the first dims of another, expanded over the others: episodes that end for all agents."""
+    return x.reshape(*x.shape, *[1] * (like.ndim - x.ndim)).expand_as(like)

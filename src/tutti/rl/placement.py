@@ -87,12 +87,11 @@ class Placed:
         agent = self.kind(self.env, **self.made, **{**self.options, "n_envs": n})
         if rank is not None:
             key = keys.fold(keys.fold(keys.make(agent.seed), 3), rank)
-            state = agent.program.state()
             if isinstance(agent.env, Env):
-                state["actor"] = collect.begin(agent, agent.env, keys.fold(key, 0), n)
+                agent.program.put({"actor": collect.begin(agent, agent.env, keys.fold(key, 0), n)})
             else:
                 agent.host = HostActor(agent, agent.env, agent.seed + rank * n)
-            agent.program.load({**state, "key": keys.fold(key, 1)})
+            agent.program.put({"key": keys.fold(key, 1)})
         return agent
 
     def _actor(self, rank: int) -> Actor:
@@ -172,21 +171,19 @@ class Placed:
 
         def handle(change: Tree) -> Tree:
             with lock:
-                state = held.state()
-                learner = state["learner"]
+                learner = held.state()["learner"]
                 weights = {name: learner[name] + x for name, x in change["weights"].items()}
-                held.load({**state, "learner": {**learner, **weights, **change["norms"]}})
+                held.put({"learner": {**weights, **change["norms"]}})
                 return {"weights": weights, "norms": change["norms"]}
 
         def work(agent: Agent) -> None:
             for _ in range(rounds):
                 before = _shared(pytree.tree_map(torch.clone, agent.program.state()["learner"]))["weights"]
                 agent.step()
-                state = agent.program.state()
-                after = _shared(state["learner"])
+                after = _shared(agent.program.state()["learner"])
                 change = {**after, "weights": {name: x - before[name] for name, x in after["weights"].items()}}
                 weights = self._ask(change, like, self.own[self.others.index(agent)], handle)["weights"]
-                agent.program.load({**state, "learner": {**state["learner"], **weights}})
+                agent.program.put({"learner": weights})
 
         remote = {rank: rank // len(self.own) for rank in range(self.ranks) if rank not in self.own}
         server = Server(handle, like, remote, rounds) if process() == 0 else None

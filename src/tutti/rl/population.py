@@ -70,7 +70,7 @@ class Population:
         """Learn for so many steps of each member more."""
         self.total = self.num_timesteps + total_timesteps
         total = torch.full((len(self.seeds),), float(self.total))
-        self.program.load({**self.program.state(), "total": total})
+        self.program.put({"total": total})
         with progress("learning") as tell:
             while self.num_timesteps < self.total:
                 self.step()

@@ -85,10 +85,19 @@ class Program:
 
     def load(self, state: Tree) -> None:
         """Continue from another state with equal structure, shapes and dtypes. Functions stay compiled."""
-        assign(self.own, pytree.tree_map(torch.clone, state))  # products of matrices depend on how memory is aligned
-        if self.store is not None:
-            now = self.store.holdings.tensors(self.store.attributes)
-            self.store.place_all({name: now[name] for name in self.store.names("cache")})
+        assign(self.own, state)
+        self.put(state)
+
+    def put(self, part: Tree) -> None:
+        """Replace some tensors of the state by others with equal shapes and dtypes."""
+        for path, x in leaves(part).items():
+            *parents, name = path.split(".")
+            at = self.own
+            for parent in parents:
+                at = at[parent]
+            at[name] = x.clone()  # products of matrices depend on how memory is aligned
+            if self.store is not None and f"cache:run.{path}" in self.store.tensors:
+                self.store.place_all({f"cache:run.{path}": at[name]})
 
 
 def assign(old: Tree, new: Tree, path: str = "") -> None:

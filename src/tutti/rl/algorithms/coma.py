@@ -24,6 +24,7 @@ from tutti.rl import keys, teams
 from tutti.rl.agent import Number, Rate
 from tutti.rl.descent import Adam, moved_towards
 from tutti.rl.distributions import Categorical, masked
+from tutti.rl.env import over
 from tutti.rl.networks import Network, mlp
 from tutti.rl.on_policy import OnPolicy
 from tutti.rl.returns import gae
@@ -102,8 +103,8 @@ class COMA(OnPolicy):
         last["action"] = self.distribution.sample(self.logits(learner["actor"], last), keys.fold(key, 0))
         value = taken(self.q(learner["target"], rows), chunk["action"])
         drawn = taken(self.q(learner["target"], self.critic_input(last)), last["action"])
-        wide = lambda x: x.unsqueeze(-1).expand_as(value)  # noqa: E731
-        terminated, done = wide(chunk["terminated"]), wide(chunk["terminated"] | chunk["truncated"])
+        ended = chunk["terminated"] | chunk["truncated"]
+        terminated, done = over(chunk["terminated"], value), over(ended, value)
         target = value + gae(reward, value, next_values(value, drawn, done), terminated, done, c.gamma, c.td_lambda)
         learner, loss = self.critic_steps(learner, rows, chunk["action"], target, keys.fold(key, 1))
         q = self.q(learner["critic"], rows)

@@ -86,13 +86,13 @@ class DDPG(OffPolicy):
 
     def actor_step(self, learner: Tree, batch: Tree) -> Tree:
         """Move the actor, and the slow averages."""
-
-        def loss(weights: Tensor) -> Tensor:
-            return -self.critic(learner["critic"], batch["obs"], self.pi(weights, batch["obs"]))[0].mean()
-
-        gradient = torch.func.grad(loss)(learner["actor"])
+        gradient = torch.func.grad(self.actor_loss)(learner["actor"], learner, batch)
         actor, adam = self.adam.step(learner["actor"], gradient, learner["actor_adam"], self.rate(learner))
         tau = self.config.tau
         return {**learner, "actor": actor, "actor_adam": adam,
                 "target_actor": moved_towards(learner["target_actor"], actor, tau),
                 "target_critic": moved_towards(learner["target_critic"], learner["critic"], tau)}  # fmt: skip
+
+    def actor_loss(self, weights: Tensor, learner: Tree, batch: Tree) -> Tensor:
+        """What the actor descends."""
+        return -self.critic(learner["critic"], batch["obs"], self.pi(weights, batch["obs"]))[0].mean()

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tutti.rl.algorithms.ppo import PPO, explained
 from tutti.rl.distributions import masked
+from tutti.rl.env import over
 from tutti.rl.memory import Remembering, begins
 from tutti.rl.networks import Network
 from tutti.rl.returns import gae
@@ -66,8 +67,9 @@ class RecurrentPPO(PPO):
         made, states = self.net(learner["weights"], rows["obs"], chunk["memory"][0], rows["first"])
         value = made["value"].squeeze(-1)
         after = self.net(learner["weights"], self.policy_input(chunk["last"]), states)[0]["value"].squeeze(-1)
-        wide = lambda x: x.reshape(*x.shape, *[1] * (value.ndim - x.ndim)).expand_as(value)  # noqa: E731
-        advantage = gae(chunk["reward"], value, after, wide(chunk["terminated"]), wide(done), c.gamma, c.gae_lambda)
+        advantage = gae(
+            chunk["reward"], value, after, over(chunk["terminated"], value), over(done, value), c.gamma, c.gae_lambda
+        )
         rows |= {"advantage": advantage, "target": advantage + value}
         learner, metrics = self.epochs(learner, rows, key, 1, c.batch_size // self.each)
         return learner, {**metrics, "explained_variance": explained(value, advantage + value)}

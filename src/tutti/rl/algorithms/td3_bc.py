@@ -9,13 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from tutti.rl.agent import Number, Rate
 from tutti.rl.algorithms.td3 import TD3
-from tutti.rl.descent import moved_towards
 from tutti.rl.offline import Offline
 
 Tree = dict[str, Any]
@@ -38,19 +35,8 @@ class TD3BC(Offline, TD3):
         target_policy_noise: Number = 0.2
         target_noise_clip: Number = 0.5
 
-    def actor_step(self, learner: Tree, batch: Tree) -> Tree:
-        c, count = self.config, learner["updates"] + 1
-        learner = {**learner, "updates": count}
-
-        def loss(weights: Tensor) -> Tensor:
-            action = self.pi(weights, batch["obs"])
-            q = self.critic(learner["critic"], batch["obs"], action)[0]
-            scale = c.alpha / q.abs().mean().detach()
-            return -scale * q.mean() + (action - batch["action"].flatten(1)).square().mean()
-
-        gradient = torch.func.grad(loss)(learner["actor"])
-        actor, adam = self.adam.step(learner["actor"], gradient, learner["actor_adam"], self.rate(learner))
-        moved = {**learner, "actor": actor, "actor_adam": adam,
-                 "target_actor": moved_towards(learner["target_actor"], actor, c.tau),
-                 "target_critic": moved_towards(learner["target_critic"], learner["critic"], c.tau)}  # fmt: skip
-        return pytree.tree_map(lambda a, b: torch.where(count % c.policy_delay == 0, a, b), moved, learner)
+    def actor_loss(self, weights: Tensor, learner: Tree, batch: Tree) -> Tensor:
+        action = self.pi(weights, batch["obs"])
+        q = self.critic(learner["critic"], batch["obs"], action)[0]
+        scale = self.config.alpha / q.abs().mean().detach()
+        return -scale * q.mean() + (action - batch["action"].flatten(1)).square().mean()

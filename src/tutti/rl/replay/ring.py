@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tutti.rl import keys
+from tutti.rl.env import over
 
 Tree = dict[str, Any]
 Shape = tuple[tuple[int, ...], torch.dtype]
@@ -68,14 +69,13 @@ class Ring:
         first = (memory["at"] - memory["size"] + start) % self.length * self.n + env
         batch = {name: x[first] for name, x in flat.items()}
         reward, like = batch["reward"], batch["reward"]
-        wide = lambda x: x.view(-1, *[1] * (like.ndim - 1)).expand_as(like)  # noqa: E731
         going, discount = torch.ones_like(start, dtype=torch.bool), torch.full_like(like, 1.0)
         terminated, last, discount = batch["terminated"], batch["last"], discount * self.gamma
         ended = terminated | batch["truncated"]
         for i in range(1, self.steps):
             going = going & ~ended
             at = (memory["at"] - memory["size"] + start + i) % self.length * self.n + env
-            reward = reward + discount * wide(going) * flat["reward"][at]
+            reward = reward + discount * over(going, like) * flat["reward"][at]
             terminated = torch.where(going, flat["terminated"][at], terminated)
             ended = torch.where(going, flat["terminated"][at] | flat["truncated"][at], ended)
             last = torch.where(going.view(-1, *[1] * (last.ndim - 1)), flat["last"][at], last)
@@ -83,9 +83,9 @@ class Ring:
                 if name in batch:
                     more = flat[name][at]
                     batch[name] = torch.where(going.view(-1, *[1] * (more.ndim - 1)), more, batch[name])
-            discount = torch.where(wide(going), discount * self.gamma, discount)
+            discount = torch.where(over(going, like), discount * self.gamma, discount)
         return {**batch, "reward": reward, "last": last, "terminated": terminated,
-                "discount": torch.where(wide(terminated), 0.0, discount)}  # fmt: skip
+                "discount": torch.where(over(terminated, like), 0.0, discount)}  # fmt: skip
 
     def sequences(self, memory: Tree, key: Tensor, count: int, length: int) -> Tree:
         """`count` runs of `length` consecutive rows of one environment: (length, count, ...)."""
