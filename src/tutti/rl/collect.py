@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 import tutti
 from tutti.rl import keys
-from tutti.rl.env import Env, where
+from tutti.rl.env import Env, begun_again, where
 
 if TYPE_CHECKING:
     from tutti.rl.agent import Agent
@@ -52,17 +52,16 @@ def rollout(agent: Agent, env: Env, policy: Tree, actor: Tree, key: Tensor, step
         state, last, reward, terminated, truncated = env.step(actor["env"], agent.to_env(action), of_step)
         after = {f"last_{k}": x for k, x in seen_by(None, env.masks(state), env.overview(state)).items() if k != "obs"}
         done = terminated | truncated
-        fresh, first = env.reset(of_reset, len(done))
-        last = agent.features(last)
+        state, obs = begun_again(env, done, state, last, of_reset)
         moved, told = _episodes(actor, reward, done)
         next_actor = {
-            "env": {name: where(done, fresh[name], x) for name, x in state.items()},
-            "obs": where(done, agent.features(first), last),
+            "env": state,
+            "obs": agent.features(obs),
             "carry": pytree.tree_map(lambda x: where(done, torch.zeros_like(x), x), rewarded(carry, reward)),
             **moved,
         }
         row = {**seen, **after, "action": action, "reward": reward, "terminated": terminated, "truncated": truncated,
-               "last": last, **told, **extra}  # fmt: skip
+               "last": agent.features(last), **told, **extra}  # fmt: skip
         return next_actor, row
 
     return tutti.scan(body, actor, torch.arange(steps))

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from tutti.rl import keys
 
@@ -90,13 +91,16 @@ class Autoreset:
         """(state, observations, reward, terminated, truncated, last observations)."""
         of_step, of_reset = keys.split(key)
         after, last, reward, terminated, truncated = self.env.step(state, action, of_step)
-        fresh, first = self.env.reset(of_reset, len(terminated))
-        done = terminated | truncated
-        state = {name: where(done, fresh[name], x) for name, x in after.items()}
-        obs = (
-            where(done, first, last) if isinstance(last, Tensor) else {k: where(done, first[k], last[k]) for k in last}
-        )
+        state, obs = begun_again(self.env, terminated | truncated, after, last, of_reset)
         return state, obs, reward, terminated, truncated, last
+
+
+def begun_again(env: Env, done: Tensor, state: State, last: Any, key: Tensor) -> tuple[State, Any]:
+    """The state and the observations after a step, with new episodes where one is done. last: the observations."""
+    fresh, first = env.reset(key, len(done))
+    return {name: where(done, fresh[name], x) for name, x in state.items()}, pytree.tree_map(
+        lambda a, b: where(done, a, b), first, last
+    )
 
 
 def where(done: Tensor, a: Tensor, b: Tensor) -> Tensor:
