@@ -37,7 +37,7 @@ from tutti.plan.textbook import Textbook, parse_name
 from tutti.plan.together import plan_together
 from tutti.sim.planning import Simulator, choose, loaded
 from tutti.tracing import optimizers
-from tutti.tracing.batch import inputs, rows
+from tutti.tracing.batch import batch_items, inputs, rows
 from tutti.tracing.capture_spec import autocast_state
 from tutti.tracing.function import Captured, arguments, capture_function
 from tutti.tracing.watch import Watch
@@ -168,19 +168,25 @@ class Function:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function on global arguments. Returns the same pytree as the original, with full tensors."""
-        return self._run(self._executable(args, kwargs), args, kwargs)
+        return self._run(self._executable(args, kwargs), inputs(arguments(args, kwargs, self.store.holdings)))
 
     def fixed(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         """The function for arguments of these shapes, captured now. Its calls take less time: they do not look whether
         arguments, Python attributes of the objects, options of optimizers and layouts are still those of the capture.
         """
-        executable = self._executable(args, kwargs)
-        return lambda *args, **kwargs: self._run(executable, args, kwargs)
+        executable, holdings = self._executable(args, kwargs), self.store.holdings
+        names = list(inputs(arguments(args, kwargs, holdings)))
 
-    def _run(self, executable: Executable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            data = batch_items(arguments(args, kwargs, holdings))
+            return self._run(executable, {name: x for name, (_, x) in zip(names, data, strict=True)})
+
+        return call
+
+    def _run(self, executable: Executable, data: Mapping[str, torch.Tensor]) -> Any:
         HEARTBEAT.moves += 1
         captured, executor, store = executable.captured, executable.executor, self.store
-        given = self._given(captured.graph, inputs(arguments(args, kwargs, store.holdings)))
+        given = self._given(captured.graph, data)
         executor.run(lambda _: given)
         for name, count in captured.updates.items():
             store.updates[name] += count

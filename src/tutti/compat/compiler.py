@@ -85,15 +85,20 @@ _told_of_compilation: dict[Callable[[bool], None], tuple[Callable, Callable]] = 
 
 
 def compile_graph(
-    graph: fx.Graph, args: Sequence[torch.Tensor], modules: Mapping[str, torch.nn.Module] | None = None
+    graph: fx.Graph,
+    args: Sequence[torch.Tensor],
+    modules: Mapping[str, torch.nn.Module] | None = None,
+    decompositions: Mapping[Any, Callable] | None = None,
 ) -> Callable:
     """Compile a functional ATen graph without gradients with Inductor, for arguments with the shapes, dtypes, strides
     and devices of these. torch caches the result on disk.
 
     modules: sub-graphs of higher-order operators, by name. If there are any, the wrapper that calls kernels is C++ too.
+    decompositions: of operators, besides Inductor's own.
     """
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx  # slow to import
+    from torch._inductor.decomposition import select_decomp_table
 
     while _lowerings:
         _lowerings.pop()()
@@ -103,7 +108,8 @@ def compile_graph(
     with torch.no_grad(), tracing(TracingContext(fake)), wrapper:
         with fake:
             given = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in args]
-        return compile_fx(fx.GraphModule(dict(modules or {}), graph), given)  # pyright: ignore
+        table = {**select_decomp_table(), **(decompositions or {})}
+        return compile_fx(fx.GraphModule(dict(modules or {}), graph), given, decompositions=table)  # pyright: ignore
 
 
 def lower_to_memory(operator: Any) -> None:

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from tutti import compat
 from tutti.compile.loops import with_higher_order
+from tutti.compile.tanh import DECOMPOSITIONS
 from tutti.ir.step_graph import Spec
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.launch.progress import progress
@@ -41,7 +42,7 @@ class Compiled:
     def compile(self, args: Sequence[torch.Tensor]) -> Callable:
         """The function for arguments with these strides."""
         graph, modules = with_higher_order(self.graph)
-        function = self.made[_how(args)] = compat.compile_graph(graph, args, modules)
+        function = self.made[_how(args)] = compat.compile_graph(graph, args, modules, DECOMPOSITIONS)
         return function
 
 

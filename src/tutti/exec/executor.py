@@ -56,6 +56,7 @@ class Executor:
         self.hidden = hidden.of(devices(plan.inner)) if hidden and plan.stages else hidden
         self.count, self.mesh, self.width, self.store = count, plan.inner, devices(plan.inner), store
         self.graph, (self.cut, self.schedule) = graph, schedule_of(graph, plan, count, homes)
+        self.repeats = graph.repeats
         self.plan = with_values(plan.replace(mesh=self.mesh), self.cut)
         self.actions = actions_of(self.cut, self.schedule)
         self.recorder: Recorder | None = None
@@ -304,7 +305,7 @@ class _Device:
     def keep(self, name: str, kind: str, row: Row, microbatch: int) -> None:
         if kind == "stored":
             self.successors[name] = row
-            if self.executor.graph.repeats:  # the next microbatch reads them
+            if self.executor.repeats:  # the next microbatch reads them
                 self.replace()
         elif kind == "value":
             self.values[Message(name, microbatch)] = row

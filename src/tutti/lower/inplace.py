@@ -3,7 +3,8 @@
 Parameters of a kind are updated by calls that write into many of them. A rank that updates its shard of a parameter
 which it stores unsharded writes into that slice, or into a copy if the slice is not contiguous; shards gathered from
 all ranks are then written into the parameter, bucket by bucket. Results of other optimizers are copied into their
-inputs as soon as they are computed. Rows of a paged cache are written into it.
+inputs as soon as they are computed. Rows of a paged cache or a
+replay are written into it.
 
 If nothing couples all gradients, such as their global norm, updates run in pieces during the backward pass: each piece
 when its gradients are ready and the old parameters are no longer read, so gradients are freed before others are made.
@@ -24,8 +25,7 @@ from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.early import early
 from tutti.lower.order import ARRANGING, advance, sort
 from tutti.lower.transfers import TRANSFERS, store
-from tutti.lower.writes import WRITES, behind_views, looks, overwritten
-from tutti.nn import paged_write
+from tutti.lower.writes import ROWS, WRITES, behind_views, looks, overwritten
 from tutti.nn.adam import IN_PLACE
 from tutti.plan.price import PIECE
 
@@ -51,7 +51,7 @@ def _write_rows(graph: fx.Graph) -> None:
     *_, output = graph.nodes
     last = _last_reads(graph)
     names = dict(zip(output.args[0], output.meta.get("names", ()), strict=False))
-    for target, in_place in paged_write.IN_PLACE.items():
+    for target, in_place in ROWS.items():
         for node in graph.find_nodes(op="call_function", target=target):
             old = node.args[0]
             if last.get(old) is not node or not _may_go(old) or names.get(node) != old.meta.get("input"):

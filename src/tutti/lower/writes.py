@@ -17,10 +17,13 @@ from tutti.nn.adam import IN_PLACE
 
 aten = torch.ops.aten
 
+# operator -> the operator that writes the same rows into its first operand
+ROWS = {**paged_write.IN_PLACE, aten.index_put.default: aten.index_put_.default}
+
 # operator -> positions of the tensors, or lists of tensors, it writes
 WRITES: dict[Any, tuple[int, ...]] = {
     **{in_place: positions for in_place, _, positions in IN_PLACE.values()},
-    **dict.fromkeys(paged_write.IN_PLACE.values(), (0,)),
+    **dict.fromkeys(ROWS.values(), (0,)),
     aten.copy_.default: (0,),
     aten.add_.Tensor: (0,),
     store: (0,),

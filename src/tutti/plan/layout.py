@@ -202,6 +202,8 @@ class Layout:
 
         Along a partial axis the first rank has all values and the others have zeros.
         """
+        if not self.splits and not self.partials:
+            return whole
         local = self.local_shape(tuple(whole.shape), mesh, coordinates)
         digits = [d for dim, size in enumerate(whole.shape) for d in self.digits(dim, size, mesh)]
         part = whole.reshape([d.size for d in digits])[_index(digits, mesh, coordinates)].reshape(local)

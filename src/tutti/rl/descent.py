@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tutti.nn.stored import stored
 from tutti.rl.ranks import mean_of_ranks
 
 State = dict[str, Tensor]
@@ -43,8 +44,9 @@ class Adam:
         m = a * state["m"] + (1 - a) * gradient
         v = b * state["v"] + (1 - b) * gradient.square()
         rate = self.lr if lr is None else lr
-        size = rate / (1 - a**count)
-        moved = size * m / ((v / (1 - b**count)).sqrt() + self.eps)
+        root = (1 - b**count).sqrt()  # corrections of the bias are numbers: stored, not computed for each weight
+        size, eps = stored(rate * root / (1 - a**count)), stored(self.eps * root)
+        moved = size * m / (v.sqrt() + eps)
         if self.decay:
             moved = moved + rate * self.decay * weights
         return weights - moved, {"m": m, "v": v, "count": count}
@@ -74,7 +76,7 @@ def clipped(gradient: Tensor, norm: Number | None) -> Tensor:
     """The gradient, scaled so that its norm is at most `norm`."""
     if norm is None:
         return gradient
-    return gradient * (norm / (gradient.square().sum().sqrt() + 1e-6)).clamp(max=1.0)
+    return gradient * stored((norm / (gradient.square().sum().sqrt() + 1e-6)).clamp(max=1.0))
 
 
 def moved_towards(target: Tensor, weights: Tensor, tau: Number) -> Tensor:
