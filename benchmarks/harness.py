@@ -92,12 +92,13 @@ class Process:
 class Peer:
     """A contender whose packages need a virtual environment of their own. It is made once, in PEERS.
 
-    A script in this folder answers each line of JSON on stdin with one of numbers.
+    A script in this folder answers each line of JSON on stdin with one of numbers. Without requirements it runs in this
+    environment.
     """
 
     def __init__(self, name: str, requirements: Sequence[str], script: str, *args: str) -> None:
         self.name, self.facts = name, {}
-        python = _environment_of(name.split()[0], requirements)
+        python = _environment_of(name.split()[0], requirements) if requirements else sys.executable
         self._process = subprocess.Popen([python, Path(__file__).with_name(script), *args], stdin=subprocess.PIPE,
                                          stdout=subprocess.PIPE, text=True)  # fmt: skip
 
