@@ -4,6 +4,7 @@
 """
 
 import functools
+from itertools import pairwise
 
 import gymnax
 import jax
@@ -14,7 +15,7 @@ import optax
 def layers(key, sizes, gains=None):
     """Weights of a perceptron: orthogonal with gains, else uniform as PyTorch draws them."""
     made = []
-    for i, (a, b) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+    for i, (a, b) in enumerate(pairwise(sizes)):
         key, one, two = jax.random.split(key, 3)
         if gains:
             made.append((jax.nn.initializers.orthogonal(gains[i])(one, (a, b)), jnp.zeros(b)))
@@ -114,7 +115,9 @@ class PPO(Training):
             return (advantage, value), advantage
 
         _, advantages = jax.lax.scan(backwards, (jnp.zeros_like(last), last), (values, rewards, dones), reverse=True)
-        flat = [x.reshape(self.each, *x.shape[2:]) for x in (states, actions, log_probs, advantages, advantages + values)]
+        flat = [
+            x.reshape(self.each, *x.shape[2:]) for x in (states, actions, log_probs, advantages, advantages + values)
+        ]
 
         def loss(weights, states, actions, log_probs, advantages, targets):
             out, value = self.policy(weights, states)
@@ -143,8 +146,9 @@ class DQN(Training):
         one, self.key = jax.random.split(self.key)
         weights = layers(one, [self.size, *c["hidden"], self.width])
         rows = (self.length, self.n)
-        replay = {"obs": jnp.zeros((*rows, self.size)), "next": jnp.zeros((*rows, self.size)), "reward": jnp.zeros(rows),
-                  "action": jnp.zeros(rows, jnp.int32), "done": jnp.zeros(rows)}  # fmt: skip
+        obs = jnp.zeros((*rows, self.size))
+        replay = {"obs": obs, "next": obs, "reward": jnp.zeros(rows), "action": jnp.zeros(rows, jnp.int32),
+                  "done": jnp.zeros(rows)}  # fmt: skip
         self.state = (weights, jax.tree.map(jnp.copy, weights), self.adam.init(weights), self.envs, self.obs, replay,
                       jnp.zeros((), jnp.int32), self.key)  # fmt: skip
 
@@ -161,7 +165,9 @@ class DQN(Training):
             next_obs, envs, reward, done = self.step(of_step, envs, action)
             row = {"obs": obs, "next": next_obs, "reward": reward, "action": action, "done": done.astype(jnp.float32)}
             at = (count + t) % self.length
-            replay = {k: jax.lax.dynamic_update_index_in_dim(x, row[k].astype(x.dtype), at, 0) for k, x in replay.items()}
+            replay = {
+                k: jax.lax.dynamic_update_index_in_dim(x, row[k].astype(x.dtype), at, 0) for k, x in replay.items()
+            }
             return (envs, next_obs, replay, key), None
 
         (envs, obs, replay, key), _ = jax.lax.scan(act, (envs, obs, replay, key), jnp.arange(self.steps))

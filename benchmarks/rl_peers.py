@@ -3,8 +3,8 @@
     python rl_peers.py LIBRARY CASE
 
 CASE is a row of `rl.CASES` as JSON. Reads a number of environment steps for each turn, a line of JSON, and answers with
-[steps, seconds, CPU seconds, mean return of the last episodes or null]. Every library gets the same numbers of environments, steps, updates and rows, the same
-networks and optimizers, and one thread.
+[steps, seconds, CPU seconds, mean return of the last episodes or null]. Every library gets the same numbers of
+environments, steps, updates and rows, the same networks and optimizers, and one thread.
 """
 
 import json
@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from functools import partial
+from itertools import pairwise
 from statistics import mean as average
 
 
@@ -73,8 +74,9 @@ def sb3(case: dict):
         env = VecNormalize(env, gamma=case["gamma"])
     kind = getattr(stable_baselines3, case["algorithm"])
     activation = {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU}[case["activation"]]
-    agent = kind("MlpPolicy", env, policy_kwargs={"net_arch": case["hidden"], "activation_fn": activation}, device="cpu",
-                 seed=seed, gamma=case["gamma"], learning_rate=case["lr"], batch_size=case["batch"], **case["sb3"])  # fmt: skip
+    networks = {"net_arch": case["hidden"], "activation_fn": activation}
+    agent = kind("MlpPolicy", env, policy_kwargs=networks, device="cpu", seed=seed, gamma=case["gamma"],
+                 learning_rate=case["lr"], batch_size=case["batch"], **case["sb3"])  # fmt: skip
     agent.learn(max(case.get("warm", 0), 1))
 
     def train(steps: int) -> int:
@@ -173,7 +175,7 @@ def single(case: dict):
 
     def network(out: int) -> nn.Module:
         sizes, made = [size, *case["hidden"]], []
-        for a, b in zip(sizes[:-1], sizes[1:], strict=True):
+        for a, b in pairwise(sizes):
             made += [nn.Linear(a, b), activation()]
         return nn.Sequential(*made, nn.Linear(sizes[-1], out))
 
@@ -183,7 +185,9 @@ def single(case: dict):
 
     def policy(obs):
         out = actor(obs)
-        return torch.distributions.Categorical(logits=out) if discrete else torch.distributions.Normal(out, log_std.exp())
+        return (
+            torch.distributions.Categorical(logits=out) if discrete else torch.distributions.Normal(out, log_std.exp())
+        )
 
     def summed(x):
         return x if discrete else x.sum(-1)
@@ -201,8 +205,9 @@ def single(case: dict):
                     action = d.sample()
                     step = action.numpy() if discrete else action.numpy().clip(-1, 1)
                     after, reward, terminated, truncated, _ = env.step(step)
+                    ends = torch.as_tensor(terminated | truncated)
                     row = (obs, action, summed(d.log_prob(action)), critic(obs).squeeze(-1),
-                           torch.as_tensor(reward, dtype=torch.float32), torch.as_tensor(terminated | truncated))  # fmt: skip
+                           torch.as_tensor(reward, dtype=torch.float32), ends)  # fmt: skip
                     for kept, x in zip(rows, row, strict=True):
                         kept.append(x)
                     obs = torch.as_tensor(np.asarray(after), dtype=torch.float32)
@@ -261,8 +266,15 @@ def mpe2(case: dict):
     return step, unknown
 
 
-LIBRARIES = {"tutti": tutti, "tutti-eager": partial(tutti, level="eager"), "sb3": sb3, "jax": jax, "torchrl": torchrl, "single": single,
-             "mpe2": mpe2}
+LIBRARIES = {
+    "tutti": tutti,
+    "tutti-eager": partial(tutti, level="eager"),
+    "sb3": sb3,
+    "jax": jax,
+    "torchrl": torchrl,
+    "single": single,
+    "mpe2": mpe2,
+}
 
 if __name__ == "__main__":
     main(sys.argv[1], json.loads(sys.argv[2]))

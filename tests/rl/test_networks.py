@@ -43,3 +43,19 @@ def test_what_cannot_be():
         Network(lambda: nn.BatchNorm1d(3))
     with pytest.raises(ValueError, match="not one of tanh, relu"):
         mlp([2, 2], "gelu")
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_layers_in_bfloat16_have_float32_weights_and_outputs(many):
+    def make():
+        return mlp([3, 32, 2])
+
+    net = Ensemble(make, 2) if many else Network(make)
+    weights, x = net.init(0), torch.randn(5, 3)
+    exact = net(weights, x)
+    net.compute_in(torch.bfloat16)
+    rounded = net(weights, x)
+    gradient = torch.func.grad(lambda w: net(w, x).square().sum())(weights)
+    assert rounded.dtype == gradient.dtype == torch.float32
+    assert not torch.equal(rounded, exact)
+    torch.testing.assert_close(rounded, exact, rtol=0.05, atol=0.02)

@@ -268,7 +268,7 @@ def part_of(calls: list[fx.Node]) -> Part:
     for i, node in enumerate(calls):
         mapping[node] = graph.node_copy(node, mapping.__getitem__)
         mapping[node].name = f"n_{i}"
-        mapping[node].meta = {}
+        mapping[node].meta = {"val": node.meta.get("val")}
     graph.output(tuple(mapping[n] for n in outputs))
     specs: list[Spec] = [n.meta["val"] for n in inputs]
     nodes = [(n.name, str(n.target), str(n.args), str(n.kwargs)) for n in graph.nodes]

@@ -16,6 +16,8 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+# Operators that Inductor caches only if it is told that it may: its key contains the code of their sub-graphs.
+LOOPS = ("torch.ops.higher_order.scan", "torch.ops.higher_order.while_loop")
 INSTRUCTIONS, HEADER = "vector instructions", "header"
 _getting_ready: dict[str, threading.Thread] = {}
 
@@ -85,31 +87,26 @@ _told_of_compilation: dict[Callable[[bool], None], tuple[Callable, Callable]] = 
 
 
 def compile_graph(
-    graph: fx.Graph,
-    args: Sequence[torch.Tensor],
-    modules: Mapping[str, torch.nn.Module] | None = None,
-    decompositions: Mapping[Any, Callable] | None = None,
+    graph: fx.Graph, args: Sequence[torch.Tensor], modules: Mapping[str, torch.nn.Module] | None = None
 ) -> Callable:
     """Compile a functional ATen graph without gradients with Inductor, for arguments with the shapes, dtypes, strides
     and devices of these. torch caches the result on disk.
 
     modules: sub-graphs of higher-order operators, by name. If there are any, the wrapper that calls kernels is C++ too.
-    decompositions: of operators, besides Inductor's own.
     """
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx  # slow to import
-    from torch._inductor.decomposition import select_decomp_table
 
     while _lowerings:
         _lowerings.pop()()
     _wait_for(INSTRUCTIONS)
     fake = FakeTensorMode(shape_env=ShapeEnv(specialize_zero_one=True))  # without one, torch does not cache on disk
-    wrapper = config.patch(cpp_wrapper=True) if modules else nullcontext()  # pyright: ignore[reportAttributeAccessIssue]
+    loops = {"cpp_wrapper": True, "unsafe_marked_cacheable_functions": dict.fromkeys(LOOPS, "1")}
+    wrapper = config.patch(loops) if modules else nullcontext()  # pyright: ignore[reportAttributeAccessIssue]
     with torch.no_grad(), tracing(TracingContext(fake)), wrapper:
         with fake:
             given = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in args]
-        table = {**select_decomp_table(), **(decompositions or {})}
-        return compile_fx(fx.GraphModule(dict(modules or {}), graph), given, decompositions=table)  # pyright: ignore
+        return compile_fx(fx.GraphModule(dict(modules or {}), graph), given)  # pyright: ignore
 
 
 def lower_to_memory(operator: Any) -> None:

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from tutti import compat
 from tutti.compile.loops import with_higher_order
-from tutti.compile.tanh import DECOMPOSITIONS
+from tutti.compile.tanh import expand_tanh
 from tutti.ir.step_graph import Spec
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.launch.progress import progress
@@ -42,7 +42,13 @@ class Compiled:
     def compile(self, args: Sequence[torch.Tensor]) -> Callable:
         """The function for arguments with these strides."""
         graph, modules = with_higher_order(self.graph)
-        function = self.made[_how(args)] = compat.compile_graph(graph, args, modules, DECOMPOSITIONS)
+        if all(x.device.type == "cpu" for x in args):
+            expand_tanh(graph)
+            for body in (each for module in modules.values() for each in module.modules()):
+                assert isinstance(body, fx.GraphModule)
+                expand_tanh(body.graph)
+                body.recompile()
+        function = self.made[_how(args)] = compat.compile_graph(graph, args, modules)
         return function
 
 

@@ -17,9 +17,7 @@ aten, higher = torch.ops.aten, torch.ops.higher_order
 
 
 def with_higher_order(graph: fx.Graph) -> tuple[fx.Graph, dict[str, fx.GraphModule]]:
-    """The graph with torch's higher-order operators instead of loops, and their sub-graphs by name."""
-    if not any(node.target in LOOPS for node in graph.nodes):
-        return graph, {}
+    """A copy of the graph with torch's higher-order operators instead of loops, and their sub-graphs by name."""
     copy, modules, numbers = fx.Graph(), {}, count()
     mapping: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:

@@ -1,7 +1,7 @@
 """Hyperbolic tangent for compiled code: a rational function, which Inductor vectorizes and fuses.
 
-Inductor calls the Sleef library for vectors, at a cost per element above that of a small network's matrix products. With
-u = x^2 and x clamped to [-8, 8],
+Inductor calls the Sleef library, which takes longer than the matrix products of a small network. With u = x^2 and x
+clamped to [-8, 8],
 
     tanh(x) = x (a0 + a1 u + ... + a4 u^4) / (1 + b1 u + ... + b4 u^4)
 
@@ -14,28 +14,36 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import fx
+
+aten = torch.ops.aten
 
 LIMIT = 8.0
 ABOVE = (0.9999999935703727, 0.1344450266539936, 3.5716036292257705e-3, 2.189475615311233e-5, 1.5230552899713115e-8)
 BELOW = (1.0, 0.4677782998558088, 2.6164464152200657e-2, 3.411301263306227e-4, 8.522500907927069e-7)
 
 
-def tanh(x: Tensor) -> Any:
-    """tanh of float32 on a CPU; NotImplemented for other tensors, which keep their kernel."""
-    if x.dtype != torch.float32 or x.device.type != "cpu":
-        return NotImplemented
-    x = x.clamp(-LIMIT, LIMIT)
-    u = x * x
-    return x * (_polynomial(ABOVE, u) / _polynomial(BELOW, u))
+def expand_tanh(graph: fx.Graph) -> None:
+    """Replace tanh of float32 by the rational function, in place."""
+    for node in graph.find_nodes(op="call_function", target=aten.tanh.default):
+        if node.meta["val"].dtype == torch.float32:  # others keep their kernel
+            with graph.inserting_before(node):
+                node.replace_all_uses_with(_rational(graph, node.args[0]))
+            graph.erase_node(node)
 
 
-def _polynomial(coefficients: tuple[float, ...], u: Tensor) -> Tensor:
-    *rest, last = coefficients
-    total = last * u + rest.pop()
-    while rest:
-        total = total * u + rest.pop()
-    return total
+def _rational(graph: fx.Graph, x: Any) -> fx.Node:
+    call = graph.call_function
 
+    def polynomial(coefficients: tuple[float, ...]) -> fx.Node:
+        *rest, last = coefficients
+        total = call(aten.mul.Tensor, (u, last))
+        while True:
+            total = call(aten.add.Tensor, (total, rest.pop()))
+            if not rest:
+                return total
+            total = call(aten.mul.Tensor, (total, u))
 
-DECOMPOSITIONS = {torch.ops.aten.tanh.default: tanh}
+    x = call(aten.clamp.default, (x, -LIMIT, LIMIT))
+    u = call(aten.mul.Tensor, (x, x))
+    return call(aten.mul.Tensor, (x, call(aten.div.Tensor, (polynomial(ABOVE), polynomial(BELOW)))))

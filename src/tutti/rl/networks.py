@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils import _pytree as pytree
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU}
 
@@ -34,7 +35,11 @@ class Network:
             raise ValueError(f"a network of a vector of weights cannot have buffers, this one has {buffers}")
         self.shapes = {name: p.shape for name, p in self.module.named_parameters()}
         self.sizes = [shape.numel() for shape in self.shapes.values()]
-        self.size = sum(self.sizes)
+        self.size, self.dtype = sum(self.sizes), torch.float32
+
+    def compute_in(self, dtype: torch.dtype) -> None:
+        """Let the module compute in another dtype. Weights, inputs and outputs stay float32."""
+        self.dtype = dtype
 
     def init(self, seed: int) -> Tensor:
         """First weights, float32 (size,). They depend on the seed only."""
@@ -44,7 +49,15 @@ class Network:
 
     def __call__(self, weights: Tensor, *args: Any) -> Any:
         """The module's outputs with these weights, (size,)."""
-        return functional_call(self.module, self.named(weights), args)
+        if self.dtype == torch.float32:
+            return functional_call(self.module, self.named(weights), args)
+        weights, args = pytree.tree_map_only(torch.Tensor, self._cast, (weights, args))
+        return pytree.tree_map_only(
+            torch.Tensor, torch.Tensor.float, functional_call(self.module, self.named(weights), args)
+        )
+
+    def _cast(self, x: Tensor) -> Tensor:
+        return x.to(self.dtype) if x.is_floating_point() else x
 
     def named(self, weights: Tensor) -> dict[str, Tensor]:
         """The vector as parameters by name."""
@@ -58,6 +71,9 @@ class Ensemble:
     def __init__(self, make: Callable[[], nn.Module], count: int):
         self.one, self.count, self.size = Network(make), count, 0
         self.size = self.one.size
+
+    def compute_in(self, dtype: torch.dtype) -> None:
+        self.one.compute_in(dtype)
 
     def init(self, seed: int) -> Tensor:
         return torch.stack([self.one.init(seed * self.count + i) for i in range(self.count)])
