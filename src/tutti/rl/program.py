@@ -97,7 +97,7 @@ class Program:
                 at = at[parent]
             at[name] = x.clone()  # products of matrices depend on how memory is aligned
             if self.store is not None and f"cache:run.{path}" in self.store.tensors:
-                self.store.place_all({f"cache:run.{path}": at[name]})
+                self.store.place(f"cache:run.{path}", at[name])
 
 
 def assign(old: Tree, new: Tree, path: str = "") -> None:
