@@ -105,7 +105,7 @@ def train(
     given = {"steps": steps, "seed": seed, "level": level, "out": out, "threshold": threshold,
              "placement": placement, "ranks": ranks}  # fmt: skip
     run = replace(Run.of(config), **{k: v for k, v in given.items() if v is not None})
-    run = replace(run, options={**run.options, **dict(map(_parsed, option))})
+    run = replace(run, options={**run.options, **dict(map(parsed, option))})
     if plan is not None:
         if any(x is not None for x in (placement, ranks, processes)):
             raise ValueError(f"--plan {plan} says the placement, ranks and processes: leave out those options")
@@ -187,7 +187,7 @@ def _train_placed(run: Run, processes: int | None, restarts: int) -> None:
 
 def placed_run(run: Run) -> None:
     """A process of a run under a placement."""
-    folder, options = Path(run.out), _options(run)
+    folder, options = Path(run.out), options_of(run)
     placed = Placed(run.algorithm, run.env, run.placement, run.ranks, seed=run.seed, level=run.level, **options)
     callbacks: list[Any] = []
     curve, scores = Curve(), EvalCallback(run.evaluate, threshold=run.threshold, best=folder / "best.safetensors")
@@ -217,7 +217,7 @@ def _check_folder(run: Run, folder: Path) -> dict[str, Any]:
     return made
 
 
-def _options(run: Run) -> dict[str, Any]:
+def options_of(run: Run) -> dict[str, Any]:
     return {name: tuple(x) if isinstance(x, list) else x for name, x in run.options.items()}
 
 
@@ -226,7 +226,7 @@ def _begun(run: Run, folder: Path) -> Agent:
     made = _check_folder(run, folder)
     files = sorted([*checkpoints(folder), *folder.glob(FINAL)], key=lambda x: x.stat().st_mtime)
     kind = algorithm(run.algorithm)
-    options = _options(run)
+    options = options_of(run)
     more: dict[str, Any] = {"data": run.data} if run.data else {}
     if files:
         agent = load(kind, files[-1], None, {"level": run.level, **more})
@@ -248,7 +248,7 @@ def _opened(path: str) -> Agent:
     return load(Agent, folder, None, {"level": "eager"})
 
 
-def _parsed(text: str) -> tuple[str, Any]:
+def parsed(text: str) -> tuple[str, Any]:
     """A pair "name=value", the value as in TOML."""
     name, equals, value = text.partition("=")
     if not equals:

@@ -100,7 +100,7 @@ class Placed:
         if placement == "environments":
             self.env = _in_workers(env, n, ranks)
         if placement == "learners":
-            self.options = {**options, **_shared_out(self.kind, options, ranks)}
+            self.options = {**options, **shared_out(self.kind, options, ranks)}
         whole = placement == "actors"
         self.agent: Agent = self._made(n if whole else self.part)
         self.actors = [self._actor(rank) for rank in self.own] if placement in ("actors", "async") else []
@@ -230,7 +230,7 @@ class Placed:
 
     def _server(self, rounds: int) -> None:
         lock, held, failure = threading.Lock(), self.agent.program, Failure()
-        like = pytree.tree_map(torch.clone, _shared(held.state()["learner"]))
+        like = pytree.tree_map(torch.clone, shared(held.state()["learner"]))
 
         def handle(change: Tree) -> Tree:
             with lock:
@@ -243,9 +243,9 @@ class Placed:
             agent = self.others[rank - self.own[0]]
             for _ in range(rounds):
                 failure.check()
-                before = _shared(pytree.tree_map(torch.clone, agent.program.state()["learner"]))["weights"]
+                before = shared(pytree.tree_map(torch.clone, agent.program.state()["learner"]))["weights"]
                 agent.step()
-                after = _shared(agent.program.state()["learner"])
+                after = shared(agent.program.state()["learner"])
                 change = {**after, "weights": {name: x - before[name] for name, x in after["weights"].items()}}
                 agent.program.put({"learner": self._ask(change, like, rank, handle)["weights"]})
 
@@ -296,7 +296,7 @@ class Placed:
                 self.others[i].program.load(with_leaves(self.others[i].program.state(), own))
 
 
-def _shared(learner: Tree) -> Tree:
+def shared(learner: Tree) -> Tree:
     """What ranks of a parameter server share: weights, and statistics of normalization. The state of optimizers, which
     stands in dicts, is each rank's own."""
     weights = {name: x for name, x in learner.items() if isinstance(x, Tensor) and x.is_floating_point()}
@@ -304,7 +304,7 @@ def _shared(learner: Tree) -> Tree:
     return {"weights": weights, "norms": {name: x for name, x in learner.items() if name == "obs_norm"}}
 
 
-def _shared_out(kind: type[Agent], options: dict[str, Any], ranks: int) -> dict[str, Any]:
+def shared_out(kind: type[Agent], options: dict[str, Any], ranks: int) -> dict[str, Any]:
     """Options of one of several learners, which together make the updates of one. Raises ValueError for a batch that
     cannot be shared out."""
     c = configured(kind.Config, options)
