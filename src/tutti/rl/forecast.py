@@ -54,7 +54,9 @@ class Costs:
 
     act, learn, share, host, step: A, L, S, H and E above. chunk: bytes. policy, weights: bytes of a policy, and of the
     gradients that learners average, `means` times. push: seconds in which a server adds a change. serial: see
-    `Machine`. spread: cores that acting occupies where it has them. refused: placements that are not possible, and why.
+    `Machine`. spread: cores that acting occupies where it has them. batch: that learners share, or 0. limits: most
+    ranks of placements whose chunks have too few rows for a batch with more. refused: placements that are not
+    possible, and why.
     """
 
     n_envs: int
@@ -72,6 +74,8 @@ class Costs:
     serial: float
     spread: float
     level: str
+    batch: int = 0
+    limits: dict[str, int] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -176,8 +180,8 @@ def places(costs: Costs, machine: Machine) -> Iterator[Place]:
             yield Place()
             continue
         ranks = 2
-        while ranks <= machine.most and costs.n_envs % ranks == 0:
-            if f"{kind} {ranks}" not in costs.refused:
+        while ranks <= min(machine.most, costs.limits.get(kind, machine.most)) and costs.n_envs % ranks == 0:
+            if kind != "learners" or costs.batch % ranks == 0:
                 for processes in sorted({1, ranks}) if kind in SPLIT else [1]:
                     if processes > 1 or ranks <= THREADS:
                         yield Place(kind, ranks, processes)

@@ -82,6 +82,7 @@ class _Measuring:
         c = configured(kind.Config, options)
         self.n, self.steps = c.n_envs, c.n_steps
         self.refused: dict[str, str] = {}
+        self.limits: dict[str, int] = {}
         if not issubclass(kind, OnPolicy):
             for placement in ("async", "server"):
                 self.refused[placement] = f"{kind.__name__} has a replay"
@@ -100,28 +101,39 @@ class _Measuring:
         if not pure:
             self.refused["async"] = f"{whole.env.name} is {HOSTED}"
         act, learn, chunk, actor = self.act_and_learn(whole)
-        acts, learns, size = act, learn, size_of(chunk)
+        size = size_of(chunk)
         serial = self.serial(actor, self.policy(whole))
-        small, chunks = act, size
-        share, at = learn, n
+        act_few, chunk_few, few_learn, learn_few = act, size, n, learn
+        share, of_share = learn, n
         if few < n:
             self.progress(f"acting in {few} of {n} environments")
-            small, chunks, learns, learn_few = self.part(few, acts, size, learns)
-            at, share = self.share(few, learn)
-        else:
-            learn_few = learns
-        act_line = Line.through(few, small.seconds, n, acts.seconds)
-        learn_line = Line.through(few, learn_few.seconds, n, learns.seconds)
+            act_few, chunk_few, few_learn, learn_few = self.part(few, learn)
+            of_share, share = self.share(few, learn)
+            few = few_learn if few_learn < n else few
         self.progress("stepping environments in a worker")
         host, step_few, step_n = self.hosted(whole, pure, few)
         learner = whole.program.state()["learner"]
         means, weights = self.means() if few < n else (0, 0)
         return Costs(
-            n, self.steps, act_line, learn_line, Line.through(at, share.seconds, n, learn.seconds),
-            Line(host), Line.through(few, step_few, n, step_n),
-            Line.through(few, chunks, n, size), size_of(self.policy(whole)), weights, means, self.push(whole, learner),
-            serial, acts.spread, self.level, self.refused,
-        )  # fmt: skip
+            n_envs=n,
+            n_steps=self.steps,
+            act=Line.through(few, act_few.seconds, n, act.seconds),
+            learn=Line.through(few_learn, learn_few.seconds, n, learn.seconds),
+            share=Line.through(of_share, share.seconds, n, learn.seconds),
+            host=Line(host),
+            step=Line.through(few, step_few, n, step_n),
+            chunk=Line.through(few, chunk_few, n, size),
+            policy=size_of(self.policy(whole)),
+            weights=weights,
+            means=means,
+            push=self.push(whole, learner),
+            serial=serial,
+            spread=act.spread,
+            level=self.level,
+            batch=getattr(whole.config, "batch_size", 0),
+            limits=self.limits,
+            refused=self.refused,
+        )
 
     def policy(self, agent: Agent) -> dict[str, Any]:
         return pytree.tree_map(torch.clone, agent.acting(agent.program.state()["learner"]))
@@ -132,30 +144,38 @@ class _Measuring:
         act = took(lambda: actor.act(policy, agent))
         return act, took(lambda: agent.learn_from(dict(chunk))), chunk, actor
 
-    def part(self, few: int, act: Took, size: float, learn: Took) -> tuple[Took, float, Took, Took]:
-        """Of a rank with a share of the environments: its act, the bytes of its chunk; and learning from that alone."""
-        if issubclass(self.kind, OnPolicy):
+    def part(self, few: int, learn: Took) -> tuple[Took, float, int, Took]:
+        """Of a rank with a share of the environments: its act, and the bytes of its chunk. Of a learner to which chunks
+        of single ranks come: environments of one, and what it takes to learn from it alone."""
+        error: ValueError | None = None
+        for ranks in dict.fromkeys((self.n // few, 2)) if issubclass(self.kind, OnPolicy) else ():
             try:
-                act_few, learn_few, chunk, _ = self.act_and_learn(self.agent(few))
-                return act_few, size_of(chunk), learn, learn_few
-            except ValueError as error:
-                self.refused |= {"async": str(error), "server": str(error)}
-        options = _fitting(self.kind, self.options, self.n // few)
-        agent = self.agent(few, **options)
+                act, learn_few, chunk, _ = self.act_and_learn(self.agent(self.n // ranks))
+            except ValueError as found:
+                error = found
+                continue
+            self.limits |= {"async": ranks, "server": ranks} if error else {}
+            return act, size_of(chunk), self.n // ranks, learn_few
+        if error:
+            self.refused |= {"async": str(error), "server": str(error)}
+        agent = self.agent(few, **_fitting(self.kind, self.options, self.n // few))
         actor, policy = Actor(agent, 0), self.policy(agent)
         chunk = actor.act(policy, agent)
-        return took(lambda: actor.act(policy, agent)), size_of(chunk), learn, learn
+        return took(lambda: actor.act(policy, agent)), size_of(chunk), self.n, learn
 
     def share(self, few: int, learn: Took) -> tuple[int, Took]:
         """The number of environments of one of several learners, and what it takes to learn."""
-        self.progress(f"learning as one of {self.n // few}")
-        try:
-            agent = self.agent(few, **shared_out(self.kind, self.options, self.n // few))
-        except ValueError as error:
-            self.refused["learners"] = str(error)
-            return self.n, learn
-        chunk = Actor(agent, 0).act(self.policy(agent), agent)
-        return few, took(lambda: agent.learn_from(dict(chunk)))
+        for ranks in dict.fromkeys((self.n // few, 2)):
+            self.progress(f"learning as one of {ranks}")
+            try:
+                agent = self.agent(self.n // ranks, **shared_out(self.kind, self.options, ranks))
+            except ValueError as error:
+                self.refused["learners"] = str(error)
+                continue
+            self.refused.pop("learners", None)
+            chunk = Actor(agent, 0).act(self.policy(agent), agent)
+            return self.n // ranks, took(lambda chunk=chunk, agent=agent: agent.learn_from(dict(chunk)))
+        return self.n, learn
 
     def hosted(self, whole: Agent, pure: bool, few: int) -> tuple[float, float, float]:
         """Seconds of choosing the actions of a rollout step by step; of stepping few and all environments on a core."""
