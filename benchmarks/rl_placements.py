@@ -1,10 +1,16 @@
 """Whether `tutti plan --rl` chooses the fastest placement of an agent's training, and what placements are worth.
 
 Ten cases: algorithms in pure environments, in MuJoCo, and in a slow environment of the host; compiled, or plain Python.
-Of each case the costs of the fragments are measured and all placements on 1, 2 and 4 ranks predicted: as threads of one
-process, and as processes. Then all are run in turns, round by round, and `choice` is the time of the chosen one over
-that of the fastest. Before a turn the machine is given time to fall quiet, as long as patience lasts, and the median of
-a placement's quietest turns counts. `foreign`: the cores that other programs took in those, on average over placements.
+Of each case the costs of the fragments are measured, in seconds on a core. Then all placements on 1, 2 and 4 ranks, as
+processes and as threads of one process, are run in turns, round by round, and `choice` is the time of the chosen one
+over that of the fastest, each the median of its turns. `choice_of_same` leaves placements out that learn from older
+policies (`async`, `server`), which the planner chooses only if they are faster by a tenth.
+
+Which placement is the fastest depends on what other programs do, too: before each round the planner's measurement of it
+is repeated (`stretch`: how long equal work takes in 1, 2 and 4 processes at once; 1, 1 and 2 on an idle machine of two
+cores), and the choice is that for the mean of these. `idle_choice` is the choice for an idle machine. `foreign`: the
+cores that others took, on average. What was measured is kept in ~/.cache/tutti/rl_placements, and each further run adds
+a pass of rounds to it; delete it to measure anew.
 
 `scaling`: the same model with one rank on each of up to 64 devices, in an environment where acting is most of the work.
 The devices are cores like those of this machine, joined by 10 Gb/s Ethernet between nodes of 8 cores.
@@ -19,7 +25,7 @@ import statistics
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,17 +39,16 @@ from gloo import Pool
 from tutti.cli.plan_rl import draw
 from tutti.hardware import Cluster, machine
 from tutti.rl import links
-from tutti.rl.forecast import Forecast, chosen, forecasts
+from tutti.rl.forecast import OLDER, Forecast, Machine, chosen, forecasts
 from tutti.rl.fragments import costs
 from tutti.rl.job import Place
 from tutti.rl.placement import Placed
 from tutti.rl.vector import VectorEnv
 
 KEPT = machine.FOLDER / "rl_placements"
-ROUNDS, QUICK_ROUNDS = 8, 2
-QUIETEST = 4  # turns that count
-SECONDS = 0.25  # of a turn, at least one iteration
-QUIET, PATIENCE = 0.2, 90.0  # cores that others take, and seconds that a case waits for that in all
+ROUNDS, QUICK_ROUNDS = 4, 2
+SLOW = 2.0  # times the fastest: such placements take no turns in further passes
+SECONDS = 0.2  # of a turn, at least one iteration
 NEAR = 1.05
 
 
@@ -122,38 +127,33 @@ class Turn(NamedTuple):
     foreign: float
 
 
-def measured(case: Case, places: list[Place], pools: dict[int, Pool], rounds: int) -> dict[Place, list[Turn]]:
-    """The quietest turns of each placement."""
+def measured(
+    case: Case, places: list[Place], pools: dict[int, Pool], rounds: int
+) -> tuple[dict[Place, list[Turn]], dict]:
+    """The turns of each placement, and the stretch of work in each round."""
 
     def on(place: Place, function: Any, *args: Any) -> float:
         return function(*args) if place.processes == 1 else max(pools[place.processes].run(function, *args))
 
-    lasts, times, patience = {}, {place: [] for place in places}, PATIENCE
+    lasts, times, stretch = {}, {place: [] for place in places}, {count: [] for count in (1, *pools)}
     for place in places:
         lasts[place] = on(place, prepare, case, place)
-        harness.say(f"  {place}: {steps_of(case) / lasts[place]:,.0f} steps/s at first")
     for i in range(rounds):
         first = i % len(places)
         for place in [*places[first:], *places[:first]]:
-            patience -= _wait(patience)
             count, begin, before = max(1, math.ceil(SECONDS / lasts[place])), time.perf_counter(), _foreign()
             seconds = on(place, turn, place, case, count)
             times[place].append(Turn(seconds, (_foreign() - before) / (time.perf_counter() - begin)))
+        for each, x in links.stretch(times=8).items():
+            stretch[each].append(x)
     forget()
     for pool in pools.values():
         pool.run(forget)
-    return {place: sorted(turns, key=lambda t: t.foreign)[:QUIETEST] for place, turns in times.items()}
+    return times, stretch
 
 
-def _wait(most: float) -> float:
-    """Until the machine is quiet, at most so many seconds; how many it took."""
-    begin = time.perf_counter()
-    while time.perf_counter() - begin < most:
-        before, at = _foreign(), time.perf_counter()
-        time.sleep(0.1)
-        if (_foreign() - before) / (time.perf_counter() - at) < QUIET:
-            break
-    return time.perf_counter() - begin
+def seconds_of(turns: list[Turn]) -> float:
+    return statistics.median(t.seconds for t in turns)
 
 
 def _foreign() -> float:
@@ -172,19 +172,34 @@ def _foreign() -> float:
     return (user + nice + system + irq + softirq + steal - sum(used.get(pid, 0) for pid in own)) / tick
 
 
-def judged(case: Case, here: Any, pools: dict[int, Pool], rounds: int) -> dict[str, Any]:
+def judged(case: Case, here: Machine, pools: dict[int, Pool], rounds: int, file: Path | None) -> dict[str, Any]:
     found = costs(case.algorithm, case.env, case.options, case.level, harness.say)
-    ranked = forecasts(found, here)
-    pick = chosen(ranked)
-    times = measured(case, [x.place for x in ranked], pools, rounds)
-    rates = {place: steps_of(case) / statistics.median(t.seconds for t in turns) for place, turns in times.items()}
+    kept = json.loads(file.read_text()) if file and file.exists() else {"times": {}, "stretch": {}}
+    places = [x.place for x in forecasts(found, here)]
+    times = {place: [Turn(*turn) for turn in kept["times"].get(str(place), [])] for place in places}
+    best = min((seconds_of(turns) for turns in times.values() if turns), default=math.inf)
+    again = [place for place in places if not times[place] or seconds_of(times[place]) < SLOW * best]
+    more, stretch = measured(case, again, pools, rounds)
+    for place, turns in more.items():
+        times[place] += turns
+    stretch = {count: kept["stretch"].get(str(count), []) + each for count, each in stretch.items()}
+    if file:
+        saved = {str(place): turns for place, turns in times.items()}
+        file.write_text(json.dumps({"times": saved, "stretch": stretch}))
+    now = {count: statistics.fmean(each) for count, each in stretch.items()}
+    ranked = forecasts(found, replace(here, stretch=now))
+    pick, idle = chosen(ranked), chosen(forecasts(found, replace(here, stretch={})))
+    rates = {place: steps_of(case) / seconds_of(turns) for place, turns in times.items()}
     fastest = max(rates, key=lambda place: rates[place])
-    fused = rates[Place()]
+    same = max(rate for place, rate in rates.items() if place.placement not in OLDER or place == pick.place)
     row = {
         "chosen": str(pick.place), "fastest": str(fastest), "choice": rates[fastest] / rates[pick.place],
+        "choice_of_same": same / rates[pick.place], "steps_per_second": rates[pick.place], "predicted": pick.rate,
+        "times_fused": rates[pick.place] / rates[Place()], "idle_choice": str(idle.place),
+        "correlation": _spearman([x.rate for x in ranked], [rates[x.place] for x in ranked]),
+        "stretch": [round(now[count], 2) for count in sorted(now)],
         "foreign": statistics.fmean(t.foreign for turns in times.values() for t in turns),
-        "fused": fused, "steps_per_second": rates[pick.place], "times_fused": rates[pick.place] / fused,
-        "predicted": pick.rate, "correlation": _spearman([x.rate for x in ranked], [rates[x.place] for x in ranked]),
+        "turns": len(times[pick.place]),
     }  # fmt: skip
     harness.say(f"{case.name}: {row}")
     return {**row, "placements": [_row(x, rates[x.place]) for x in ranked]}
@@ -226,19 +241,16 @@ def run(quick: bool) -> dict[str, Any]:
     cases = {}
     try:
         for case in QUICK if quick else CASES:
-            file = KEPT / f"{case.name}.json".replace(" ", "-")
-            if quick or not file.exists():
-                harness.say(case.name)
-                made = judged(case, here, pools, rounds)
-                file.write_text(json.dumps(made))
-            cases[case.name] = json.loads(file.read_text())
+            harness.say(case.name)
+            file = None if quick else KEPT / f"{case.name}.json".replace(" ", "-")
+            cases[case.name] = judged(case, here, pools, rounds, file)
     finally:
         for pool in pools.values():
             pool.close()
-    right = [name for name, row in cases.items() if row["choice"] <= NEAR]
+    right, same = (sum(row[key] <= NEAR for row in cases.values()) for key in ("choice", "choice_of_same"))
     table = [{"case": name, **{k: x for k, x in row.items() if k != "placements"}} for name, row in cases.items()]
     return {
-        "cores": here.cores, "right": len(right), "cases": len(cases), "summary": table,
+        "cores": here.cores, "right": right, "right_of_same": same, "cases": len(cases), "summary": table,
         "placements": [{"case": name, **x} for name, row in cases.items() for x in row["placements"]],
         "scaling": scaling(quick),
     }  # fmt: skip

@@ -14,7 +14,7 @@ from tutti.hardware import PRESETS, Cluster
 from tutti.hardware.device import Device
 from tutti.rl import links
 from tutti.rl.command import Run, options_of, parsed
-from tutti.rl.forecast import Costs, Forecast, chosen, forecasts, on_device
+from tutti.rl.forecast import OLDER, Costs, Forecast, chosen, forecasts, on_device
 from tutti.rl.fragments import costs
 from tutti.sim.picture import check_suffix
 
@@ -94,9 +94,12 @@ def why(ranked: list[Forecast], best: Forecast) -> str:
     if others:
         said += f"\nrunner-up: {others[0].place}, {others[0].rate:,.0f} steps/s"
         if others[0].rate > best.rate:
-            said += ", which is no faster as far as predictions go, and takes more"
-    if best.place.placement in ("async", "server"):
-        same = next(x for x in ranked if x.place.placement not in ("async", "server"))
+            older = others[0].place.placement in OLDER
+            said += (
+                ", which learns from older policies" if older else ", no faster as far as predictions go, on more ranks"
+            )
+    if best.place.placement in OLDER:
+        same = next(x for x in ranked if x.place.placement not in OLDER)
         said += f"\nof those that learn from the newest policy: {same.place}, {same.rate:,.0f} steps/s"
     return said
 

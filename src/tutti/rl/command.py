@@ -182,13 +182,13 @@ def _train_placed(run: Run, processes: int | None, restarts: int) -> None:
     if count == 1 or under_launcher():
         return placed_run(run)
     _check_folder(run, Path(run.out))
+    _placed(replace(run, level="eager"))  # what is wrong with the run is said once, and not by each restart
     launch(placed_run, count, run, restarts=restarts)
 
 
 def placed_run(run: Run) -> None:
     """A process of a run under a placement."""
-    folder, options = Path(run.out), options_of(run)
-    placed = Placed(run.algorithm, run.env, run.placement, run.ranks, seed=run.seed, level=run.level, **options)
+    folder, placed = Path(run.out), _placed(run)
     callbacks: list[Any] = []
     curve, scores = Curve(), EvalCallback(run.evaluate, threshold=run.threshold, best=folder / "best.safetensors")
     if process() == 0:
@@ -204,6 +204,11 @@ def placed_run(run: Run) -> None:
         print(f"{placed.agent.evaluate(20)}; saved in {folder}")
     if isinstance(placed.agent.env, VectorEnv):
         placed.agent.env.close()
+
+
+def _placed(run: Run) -> Placed:
+    options = options_of(run)
+    return Placed(run.algorithm, run.env, run.placement, run.ranks, seed=run.seed, level=run.level, **options)
 
 
 def _check_folder(run: Run, folder: Path) -> dict[str, Any]:

@@ -11,8 +11,8 @@ the act A, the learning L and the share S of one of r learners in it, in seconds
     server        all at once(A(n/r) + L(n/r)) + (r - r/p) x 2 message(weights) + r push
 
 where H is choosing actions step by step and E stepping environments in a worker. *All at once* is where ranks contend:
-the threads of a process for the interpreter (`Machine.serial` of a second of work excludes all others), and all of them
-for the cores, which slow one another (`Machine.beside`).
+the threads of a process for the interpreter (`Costs.serial` of a second of work excludes all others), and processes for
+the cores (`Machine.stretch`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from tutti.rl.job import Place
 from tutti.rl.placement import PLACEMENTS, SPLIT
 
 HOSTED = "an environment of the host"
-THREADS = 4  # ranks in one process, at most
+THREADS = 2  # ranks in one process, at most: more have never been faster
+OLDER, WORTH = ("async", "server"), 1.1  # learn from older policies, or weights; chosen if they are so much faster
 NEAR = 1.03  # among placements that are predicted to take at most so many times as long, the simplest is chosen
 
 
@@ -53,10 +54,10 @@ class Costs:
     """Of an algorithm's fragments on one core, in seconds of an iteration, and bytes of its messages.
 
     act, learn, share, host, step: A, L, S, H and E above. chunk: bytes. policy, weights: bytes of a policy, and of the
-    gradients that learners average, `means` times. push: seconds in which a server adds a change. serial: see
-    `Machine`. spread: cores that acting occupies where it has them. batch: that learners share, or 0. limits: most
-    ranks of placements whose chunks have too few rows for a batch with more. refused: placements that are not
-    possible, and why.
+    gradients that learners average, `means` times. push: seconds in which a server adds a change. serial: the share of
+    a rollout that excludes other threads. spread: cores that acting occupies where it has them. batch: that learners
+    share, or 0. limits: most ranks of placements whose chunks have too few rows for a batch with more. refused:
+    placements that are not possible, and why.
     """
 
     n_envs: int
@@ -97,8 +98,8 @@ class Machine:
 
     cores: on which ranks run at the same time. most: ranks. message: seconds of a message over its bytes, between two
     processes. mean: by number of processes, seconds of a mean over its bytes. meet: the same between the threads of a
-    process, by their number. pipe: seconds to give a worker process its actions. beside: times as long as work takes
-    while other cores work. name, notes: for the reader.
+    process, by their number. pipe: seconds to give a worker process its actions. stretch: by number of processes that
+    work at once, times as long as the work of each takes until all are done. name, notes: for the reader.
     """
 
     cores: int
@@ -107,16 +108,23 @@ class Machine:
     mean: dict[int, Line]
     meet: dict[int, Line]
     pipe: float
-    beside: float = 1.0
+    stretch: dict[int, float] = field(default_factory=dict)
     name: str = "this machine"
     notes: tuple[str, ...] = ()
 
     def together(self, seconds: float, workers: int, processes: int, serial: float) -> float:
         """All at once: equal work of so many workers, in seconds until all are done."""
         each = -(-workers // processes)
-        slow = self.beside if min(workers, self.cores) > 1 else 1.0
-        alone = seconds * max(1.0, each * serial) if each > 1 else seconds
-        return max(alone, seconds * workers / self.cores) * slow
+        alone = seconds * max(1.0, each * serial, each / self.cores) if each > 1 else seconds
+        return alone * self.stretched(processes)
+
+    def stretched(self, processes: int) -> float:
+        """Times as long as work takes in so many processes at once; by default, as many run at a time as cores."""
+        return self.stretch.get(processes, max(1.0, processes / self.cores))
+
+    def hindered(self, processes: int) -> float:
+        """The part of the stretch that other programs cause: times as long as messages take."""
+        return self.stretched(processes) / max(1.0, processes / self.cores)
 
     def mean_of(self, ranks: int, processes: int, size: float) -> float:
         """Seconds in which all ranks average a tensor of so many bytes."""
@@ -125,7 +133,11 @@ class Machine:
             found += _nearest(self.meet, each)(size)
         if processes > 1:
             found += _nearest(self.mean, processes)(size * each)
-        return found
+        return found * self.hindered(processes)
+
+    def sent(self, size: float, processes: int) -> float:
+        """Seconds of a message in a job of so many processes."""
+        return self.message(size) * self.hindered(processes) if processes > 1 else 0.0
 
 
 @dataclass(frozen=True)
@@ -195,16 +207,22 @@ def forecast(place: Place, costs: Costs, machine: Machine) -> Forecast:
 
 
 def chosen(found: list[Forecast]) -> Forecast:
-    """The fastest, or a simpler one that is as fast as far as predictions go."""
-    near = [x for x in found if x.seconds <= NEAR * found[0].seconds]
-    return min(near, key=lambda x: (x.place.processes, x.place.ranks, x.seconds))
+    """The fastest, or a simpler one that is as fast as far as predictions go. Placements that learn from older policies
+    are chosen only if they are `WORTH` it."""
+
+    def cost(x: Forecast) -> float:
+        return x.seconds * (WORTH if x.place.placement in OLDER else 1.0)
+
+    least = min(map(cost, found))
+    return min((x for x in found if cost(x) <= NEAR * least), key=lambda x: (x.place.processes, x.place.ranks, cost(x)))
 
 
 Parts = tuple[float, float, float, float]  # seconds in all, of acting, of learning, of messages
 
 
 def _fused(r: int, p: int, c: Costs, m: Machine) -> Parts:
-    act, learn = c.act(c.n_envs) / min(c.spread, m.cores), c.learn(c.n_envs)
+    alone = m.stretched(1)
+    act, learn = alone * c.act(c.n_envs) / min(c.spread, m.cores), alone * c.learn(c.n_envs)
     return act + learn, act, learn, 0.0
 
 
@@ -215,31 +233,30 @@ def _learners(r: int, p: int, c: Costs, m: Machine) -> Parts:
 
 
 def _actors(r: int, p: int, c: Costs, m: Machine) -> Parts:
-    act, learn = c.act(c.n_envs / r), c.learn(c.n_envs)
-    messages = (p - 1) * (m.message(c.chunk(c.n_envs / p)) + m.message(c.policy))
+    act, learn = c.act(c.n_envs / r), m.stretched(1) * c.learn(c.n_envs)
+    messages = (p - 1) * (m.sent(c.chunk(c.n_envs / p), p) + m.sent(c.policy, p))
     return m.together(act, r, p, c.serial) + learn + messages, act, learn, messages
 
 
 def _async(r: int, p: int, c: Costs, m: Machine) -> Parts:
     act, learn = c.act(c.n_envs / r), r * c.learn(c.n_envs / r)
-    answer = m.message(c.chunk(c.n_envs / r)) + m.message(c.policy) if p > 1 else 0.0
-    messages, own = (r - r // p) * answer, r // p * act
-    slow = m.beside if m.cores > 1 else 1.0
+    answer = m.sent(c.chunk(c.n_envs / r), p) + m.sent(c.policy, p)
+    messages, own, slow = (r - r // p) * answer, r // p * act, m.stretched(p)
     in_process = (learn + own + messages) * max(c.serial, 1 / max(m.cores // p, 1))
-    machine = (learn + r * act + 2 * messages) / m.cores
-    return max(learn * slow, act * slow + answer, in_process, machine * slow), own, learn, messages
+    shared = (learn + r * act + 2 * messages) / p  # on so many cores as processes get, when all work
+    return max(learn * m.stretched(1), act * slow + answer, in_process * slow, shared * slow), own, learn, messages
 
 
 def _environments(r: int, p: int, c: Costs, m: Machine) -> Parts:
-    host, learn = c.host(c.n_envs), c.learn(c.n_envs)
+    host, learn = m.stretched(1) * c.host(c.n_envs), m.stretched(1) * c.learn(c.n_envs)
     step = m.together(c.step(c.n_envs / r), r, r, 0.0)
-    messages = c.n_steps * r * m.pipe
+    messages = c.n_steps * r * m.pipe * m.hindered(r)
     return host + step + messages + learn, host, learn, messages
 
 
 def _server(r: int, p: int, c: Costs, m: Machine) -> Parts:
     act, learn = c.act(c.n_envs / r), c.learn(c.n_envs / r)
-    messages = (r - r // p) * 2 * m.message(c.weights) + r * c.push
+    messages = (r - r // p) * 2 * m.sent(c.weights, p) + r * c.push
     return m.together(act + learn, r, p, c.serial) + messages, act, learn, messages
 
 

@@ -1,17 +1,21 @@
 """What messages between fragments cost on this machine, and on clusters (`tutti.rl.forecast.Machine`).
 
-This machine is measured once, in jobs of two and of four processes; the figures are kept beside those of
-`tutti calibrate`. Other clusters have the latencies and bandwidths of their links.
+Messages on this machine are measured once, in jobs of two and of four processes, and kept beside the figures of
+`tutti calibrate`; how much of the cores other programs take is measured each time. Other clusters have the latencies
+and bandwidths of their links.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -29,14 +33,14 @@ from tutti.rl.vector import Moved, VectorEnv
 
 CACHE = machine.FOLDER / "rl-messages.json"
 SMALL, LARGE = 1 << 6, 1 << 20  # float32 numbers in a message
-TIMES = 40
+TIMES = 40  # repetitions of a measurement
 PROCESSES = (2, 4)
 
 
 def this_machine(
     most: int = 4, progress: Callable[[str], None] = lambda _: None, cache: Path | None = CACHE
 ) -> Machine:
-    """This machine with ranks up to `most`. Takes half a minute for the first time."""
+    """This machine with ranks up to `most`, and with what else it does now. Takes half a minute for the first time."""
     key = machine.key("cpu", 1, 1)
     known = {}
     if cache is not None and cache.exists():
@@ -45,14 +49,13 @@ def this_machine(
         known[key] = _measured(progress)
         if cache is not None:
             machine.write(cache, json.dumps(known, indent=2))
-    table = known[key]
-    lines: dict[str, dict[int, Line]] = {
-        name: {int(n): Line(*x) for n, x in table[name].items()} for name in ("mean", "meet")
-    }
-    return Machine(
-        machine.cores(), most, Line(*table["message"]), **lines, pipe=table["pipe"], beside=table["beside"],
-        name=f"this machine, {machine.cores()} cores", notes=("all figures are measured here",),
-    )  # fmt: skip
+    table, now = known[key], stretch()
+    lines = {name: {int(n): Line(*x) for n, x in table[name].items()} for name in ("mean", "meet")}
+    name = f"this machine, {machine.cores()} cores"
+    said = ", ".join(f"{x:.2f} times as long in {n}" for n, x in now.items())
+    notes = ("all figures are measured here", f"at present work takes {said} processes at once")
+    return Machine(machine.cores(), most, Line(*table["message"]), lines["mean"], lines["meet"], table["pipe"], now,
+                   name, notes)  # fmt: skip
 
 
 def of_cluster(cluster: Cluster, here: Machine) -> Machine:
@@ -82,7 +85,7 @@ def _measured(progress: Callable[[str], None]) -> dict[str, Any]:
         told = launch(in_job, count)[0]
         found["mean"][count] = told["mean"]
         if count == PROCESSES[0]:
-            found |= {name: told[name] for name in ("message", "beside")}
+            found["message"] = told["message"]
     progress("measuring threads and worker processes")
     for count in PROCESSES:
         small, large = (_meeting(count, size) for size in (SMALL, LARGE // 16))
@@ -92,16 +95,14 @@ def _measured(progress: Callable[[str], None]) -> dict[str, Any]:
 
 
 def in_job() -> dict[str, Any]:
-    """In each process of a job: a message, a mean, and work beside other work."""
+    """In each process of a job of its own: messages, and work in all processes at once."""
     torch.set_num_threads(1)
-    count = join_job(torch.device("cpu"))
-    rank = dist.get_rank()
-    found: dict[str, Any] = {}
-    trips = []
+    join_job(torch.device("cpu"))
+    rank, trips, means = dist.get_rank(), [], []
     for size in (SMALL, LARGE):
-        x = {"x": torch.zeros(size)}
+        x, out = torch.zeros(1, size), [torch.empty(1, size) for _ in range(dist.get_world_size())]
 
-        def trip(x: dict = x) -> None:
+        def trip(x: dict = {"x": x}) -> None:  # noqa: B006
             if rank == 0:
                 send(x, 1)
                 receive(x, 1)
@@ -110,29 +111,41 @@ def in_job() -> dict[str, Any]:
                 send(x, 0)
 
         trips.append(_typical(trip) / 2)
-    found["message"] = _line(*trips, LARGE)
-    means = []
-    for size in (SMALL, LARGE):
-        x, out = torch.zeros(1, size), [torch.empty(1, size) for _ in range(count)]
         means.append(_typical(lambda x=x, out=out: dist.all_gather(out, x)))
-    found["mean"] = _line(*means, LARGE)
-    alone = []
-    for turn in range(count):
-        dist.barrier()
-        if turn == rank:
-            alone = [_work() for _ in range(10)]
-    dist.barrier()
-    beside = [_work() for _ in range(10)]
-    found["beside"] = max(min(beside) / min(alone), 1.0)
+    return {"message": _line(*trips, LARGE), "mean": _line(*means, LARGE)}
+
+
+PIECE = """
+import os, sys, time
+os.sched_setaffinity(0, eval(sys.argv[1]))
+for line in sys.stdin:
+    busy, x = time.process_time(), 1.0
+    for i in range(100_000):
+        x = (x * 1.1) % 7.0
+    print(time.process_time() - busy, flush=True)
+"""  # some milliseconds of work for each line
+
+
+def stretch(counts: tuple[int, ...] = (1, *PROCESSES), times: int = 24) -> dict[int, float]:
+    """By number of processes that work at once, each on its cores: times as long as the work of each takes until all
+    have done it, now. On an idle machine of two cores 1, 1 and 2; more where other programs run. Takes a second."""
+    found = {}
+    for count in counts:
+        places = [machine.cores_of(i, count, sorted(os.sched_getaffinity(0))) for i in range(count)]
+        pieces = [subprocess.Popen([sys.executable, "-c", PIECE, repr(own)], stdin=subprocess.PIPE,
+                                   stdout=subprocess.PIPE, text=True, bufsize=1) for own in places]  # fmt: skip
+        took = []
+        for _ in range(times + 1):
+            begin = time.perf_counter()
+            for each in pieces:
+                assert each.stdin and each.stdout
+                each.stdin.write("work\n")
+            busy = [float(each.stdout.readline()) for each in pieces if each.stdout]
+            took.append((time.perf_counter() - begin) / statistics.fmean(busy))
+        for each in pieces:
+            each.communicate()
+        found[count] = max(statistics.fmean(took[1:]), 1.0)  # the first waits for Python to start
     return found
-
-
-def _work() -> float:
-    """Seconds of the process on its core: small products, as networks of agents have them."""
-    x, begin = torch.ones(64, 64), time.process_time()
-    for _ in range(300):
-        x = torch.tanh(x @ x)
-    return time.process_time() - begin
 
 
 def _meeting(count: int, size: int) -> float:
@@ -142,17 +155,17 @@ def _meeting(count: int, size: int) -> float:
     def work(i: int) -> float:
         return _typical(lambda: ranks.mean(i, x))
 
-    return median(ranks.run(work))
+    return statistics.median(ranks.run(work))
 
 
 def _typical(run: Callable[[], object]) -> float:
     """The lower quartile of several times, in seconds: of what nothing else has disturbed."""
-    times = []
+    took = []
     for _ in range(TIMES):
         begin = time.perf_counter()
         run()
-        times.append(time.perf_counter() - begin)
-    return sorted(times)[TIMES // 4]
+        took.append(time.perf_counter() - begin)
+    return sorted(took)[TIMES // 4]
 
 
 def _line(small: float, large: float, count: int) -> list[float]:
