@@ -109,6 +109,26 @@ def test_links_of_clusters_are_those_of_their_presets():
     assert there.message(0) == pytest.approx(1e-4) and there.mean[64](1e6) > there.mean[2](1e6)
 
 
+def test_other_programs_delay_several_processes_and_their_messages():
+    busy = replace(TWO, stretch={1: 1.0, 2: 2.5, 4: 5.0}, message=Line(1e-3))
+    assert seconds(ACTING, busy, "actors", 2, 2) == pytest.approx(2.5 * 32e-3 + 2e-3 + 2.5 * 2e-3)
+    assert busy.hindered(4) == 2.5 and FREE.hindered(4) == 1.0
+    assert chosen(forecasts(ACTING, busy)).place.processes == 1
+
+
+def test_older_policies_are_chosen_only_if_they_are_worth_it():
+    found = [forecast(place, ACTING, FREE) for place in (Place("actors", 8, 8), Place("async", 8, 8))]
+    for faster, kind in ((0.95, "actors"), (0.8, "async")):
+        moved = [replace(found[0], seconds=1.0), replace(found[1], seconds=faster)]
+        assert chosen(moved).place.placement == kind
+
+
+@pytest.mark.starts
+def test_the_stretch_of_work_is_measured():
+    found = links.stretch((1, 2), 1)
+    assert found.keys() == {1, 2} and min(found.values()) >= 1.0
+
+
 @pytest.fixture
 def quickly(monkeypatch, tmp_path):
     """Fragments run twice, and no figures are kept outside of the test."""

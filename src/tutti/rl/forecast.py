@@ -243,7 +243,7 @@ def _async(r: int, p: int, c: Costs, m: Machine) -> Parts:
     answer = m.sent(c.chunk(c.n_envs / r), p) + m.sent(c.policy, p)
     messages, own, slow = (r - r // p) * answer, r // p * act, m.stretched(p)
     in_process = (learn + own + messages) * max(c.serial, 1 / max(m.cores // p, 1))
-    shared = (learn + r * act + 2 * messages) / p  # on so many cores as processes get, when all work
+    shared = (learn + r * act + 2 * messages) / max(p, m.cores)
     return max(learn * m.stretched(1), act * slow + answer, in_process * slow, shared * slow), own, learn, messages
 
 
