@@ -1,6 +1,7 @@
 """Whether `tutti plan --rl` chooses the fastest placement of an agent's training, and what placements are worth.
 
-Ten cases: algorithms in pure environments, in MuJoCo, and in a slow environment of the host; compiled, or plain Python.
+Ten cases: algorithms in pure environments, in MuJoCo, in gymnasium, and in a slow environment of the host, at level
+`eager`.
 Of each case the costs of the fragments are measured, in seconds on a core. Then all placements on 1, 2 and 4 ranks, as
 processes and as threads of one process, are run in turns, round by round, and `choice` is the time of the chosen one
 over that of the fastest, each the median of its turns. `choice_of_same` leaves placements out that learn from older
@@ -74,8 +75,8 @@ CASES = (
     Case("MAPPO", "simple_spread_v3", {"n_envs": 32, "n_steps": 25, "batch_size": 600, "n_epochs": 2}),
     Case("PPO", "HalfCheetah-v5", {"n_envs": 16, "n_steps": 64, "batch_size": 256, "n_epochs": 4}),
     Case("A2C", "slow_env:Slow-v0", {"n_envs": 8, "n_steps": 16}),
-    Case("PPO", "CartPole-v1", {"n_envs": 256, "n_steps": 32, "batch_size": 2048, "n_epochs": 2}, "O2"),
-    Case("A2C", "Pendulum-v1", {"n_envs": 256, "n_steps": 16}, "O2"),
+    Case("TD3", "Pendulum-v1", {"n_envs": 8, "n_steps": 4, "gradient_steps": 8, "batch_size": 64, **OFF}),
+    Case("A2C", "gymnasium:CartPole-v1", {"n_envs": 16, "n_steps": 16}),
 )
 QUICK = (CASES[7],)
 SCALED = Case("A2C", "slow_env:Slow-v0", {"n_envs": 64, "n_steps": 16})

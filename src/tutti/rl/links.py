@@ -73,9 +73,9 @@ def of_cluster(cluster: Cluster, here: Machine) -> Machine:
         "giving actions to a worker process takes as long as on this machine",
     )
     message = Line(link.latency, 1 / (link.bandwidth * link.efficiency))
-    return Machine(
-        cluster.size, cluster.size, message, means or here.mean, here.meet, here.pipe, 1.0, str(cluster), notes
-    )
+    alone = {1 << i: 1.0 for i in range(cluster.size.bit_length())}
+    return Machine(cluster.size, cluster.size, message, means or here.mean, here.meet, here.pipe, alone, str(cluster),
+                   notes)  # fmt: skip
 
 
 def _measured(progress: Callable[[str], None]) -> dict[str, Any]:
