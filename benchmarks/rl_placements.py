@@ -1,7 +1,6 @@
 """Whether `tutti plan --rl` chooses the fastest placement of an agent's training, and what placements are worth.
 
-Ten cases: algorithms in pure environments, in MuJoCo, in gymnasium, and in a slow environment of the host, at level
-`eager`.
+Ten cases at level `eager`: algorithms in pure environments, in MuJoCo, in gymnasium, and in a slow one of the host.
 Of each case the costs of the fragments are measured, in seconds on a core. Then all placements on 1, 2 and 4 ranks, as
 processes and as threads of one process, are run in turns, round by round, and `choice` is the time of the chosen one
 over that of the fastest, each the median of its turns. `choice_of_same` leaves placements out that learn from older

@@ -89,7 +89,8 @@ class Costs:
 
     @staticmethod
     def of(table: dict[str, Any]) -> Costs:
-        return Costs(**{k: Line(**x) if isinstance(x, dict) and "each" in x else x for k, x in table.items()})
+        lines: dict[str, Any] = {k: Line(**x) for k, x in table.items() if isinstance(x, dict) and "each" in x}
+        return Costs(**{**table, **lines})
 
 
 @dataclass(frozen=True)

@@ -193,8 +193,7 @@ class _Measuring:
 
         total = took(collect)
         own = max(total.busy - env.busy / runs, 0.0)
-        stepped = [self.stepping(whole.env, n) for n in (few, self.n)]
-        return own, *stepped
+        return own, self.stepping(whole.env, few), self.stepping(whole.env, self.n)
 
     def stepping(self, env: Env | VectorEnv, n: int) -> float:
         if isinstance(env, Env):

@@ -95,7 +95,7 @@ def _measured(progress: Callable[[str], None]) -> dict[str, Any]:
 
 
 def in_job() -> dict[str, Any]:
-    """In each process of a job of its own: messages, and work in all processes at once."""
+    """In each process of a job of its own: a message between two processes, and a mean of all."""
     torch.set_num_threads(1)
     join_job(torch.device("cpu"))
     rank, trips, means = dist.get_rank(), [], []
@@ -112,12 +112,13 @@ def in_job() -> dict[str, Any]:
 
         trips.append(_typical(trip) / 2)
         means.append(_typical(lambda x=x, out=out: dist.all_gather(out, x)))
-    return {"message": _line(*trips, LARGE), "mean": _line(*means, LARGE)}
+    return {"message": _line(trips[0], trips[1], LARGE), "mean": _line(means[0], means[1], LARGE)}
 
 
 PIECE = """
 import os, sys, time
-os.sched_setaffinity(0, eval(sys.argv[1]))
+if hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, eval(sys.argv[1]))
 for line in sys.stdin:
     busy, x = time.process_time(), 1.0
     for i in range(100_000):
@@ -129,9 +130,10 @@ for line in sys.stdin:
 def stretch(counts: tuple[int, ...] = (1, *PROCESSES), times: int = 24) -> dict[int, float]:
     """By number of processes that work at once, each on its cores: times as long as the work of each takes until all
     have done it, now. On an idle machine of two cores 1, 1 and 2; more where other programs run. Takes a second."""
+    known = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(machine.cores())
     found = {}
     for count in counts:
-        places = [machine.cores_of(i, count, sorted(os.sched_getaffinity(0))) for i in range(count)]
+        places = [machine.cores_of(i, count, known) for i in range(count)]
         pieces = [subprocess.Popen([sys.executable, "-c", PIECE, repr(own)], stdin=subprocess.PIPE,
                                    stdout=subprocess.PIPE, text=True, bufsize=1) for own in places]  # fmt: skip
         took = []
