@@ -79,6 +79,7 @@ def test_places_that_are_not_possible_are_left_out():
     refused = replace(ACTING, n_envs=12, refused={"async": f"X is {HOSTED}", "server": "a replay"})
     found = list(places(refused, replace(FREE, most=8)))
     assert Place() in found and Place("learners", 4, 4) in found and Place("learners", 2, 1) in found
+    assert Place("environments", 4) in found and Place("actors", 4, 1) not in found
     assert {p.ranks for p in found} == {1, 2, 4} and {p.placement for p in found} >= {"environments", "actors"}
     assert not {p.placement for p in found} & {"async", "server"}
 

@@ -196,7 +196,7 @@ def places(costs: Costs, machine: Machine) -> Iterator[Place]:
         while ranks <= min(machine.most, costs.limits.get(kind, machine.most)) and costs.n_envs % ranks == 0:
             if kind != "learners" or costs.batch % ranks == 0:
                 for processes in sorted({1, ranks}) if kind in SPLIT else [1]:
-                    if processes > 1 or ranks <= THREADS:
+                    if kind not in SPLIT or processes > 1 or ranks <= THREADS:
                         yield Place(kind, ranks, processes)
             ranks *= 2
 
