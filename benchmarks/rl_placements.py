@@ -179,6 +179,7 @@ def judged(case: Case, here: Machine, pools: dict[int, Pool], rounds: int, file:
     times = {place: [Turn(*turn) for turn in kept["times"].get(str(place), [])] for place in places}
     best = min((seconds_of(turns) for turns in times.values() if turns), default=math.inf)
     again = [place for place in places if not times[place] or seconds_of(times[place]) < SLOW * best]
+    again = again if rounds else []
     more, stretch = measured(case, again, pools, rounds)
     for place, turns in more.items():
         times[place] += turns

@@ -116,8 +116,8 @@ class Machine:
     def together(self, seconds: float, workers: int, processes: int, serial: float) -> float:
         """All at once: equal work of so many workers, in seconds until all are done."""
         each = -(-workers // processes)
-        alone = seconds * max(1.0, each * serial, each / self.cores) if each > 1 else seconds
-        return alone * self.stretched(processes)
+        held = each * serial * self.stretched(processes) if each > 1 else 0.0
+        return seconds * max(held, self.stretched(workers))
 
     def stretched(self, processes: int) -> float:
         """Times as long as work takes in so many processes at once; by default, as many run at a time as cores."""
@@ -244,8 +244,8 @@ def _async(r: int, p: int, c: Costs, m: Machine) -> Parts:
     answer = m.sent(c.chunk(c.n_envs / r), p) + m.sent(c.policy, p)
     messages, own, slow = (r - r // p) * answer, r // p * act, m.stretched(p)
     in_process = (learn + own + messages) * max(c.serial, 1 / max(m.cores // p, 1))
-    shared = (learn + r * act + 2 * messages) / max(p, m.cores)
-    return max(learn * m.stretched(1), act * slow + answer, in_process * slow, shared * slow), own, learn, messages
+    shared = (learn + r * act + 2 * messages) * m.stretched(r) / r
+    return max(learn * m.stretched(1), act * slow + answer, in_process * slow, shared), own, learn, messages
 
 
 def _environments(r: int, p: int, c: Costs, m: Machine) -> Parts:
