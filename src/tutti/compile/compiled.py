@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,7 @@ from tutti.launch.heartbeat import HEARTBEAT
 from tutti.launch.progress import progress
 from tutti.lower.inplace import written
 
+COMPILING = threading.RLock()  # of threads that capture or compile: both replace what modules hold
 How = tuple[tuple[tuple[int, ...], int], ...]
 
 
@@ -35,7 +37,7 @@ class Compiled:
     def __call__(self, *args: torch.Tensor):
         function = self.made.get(_how(args))
         if function is None:
-            with _busy():
+            with COMPILING, _busy():
                 function = self.compile(args)
         return function(*args)
 
@@ -61,7 +63,7 @@ def compile_ahead(graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> None:
     if not waiting:
         return
     try:
-        with _busy(), progress("compiling") as tell:
+        with COMPILING, _busy(), progress("compiling") as tell:
             calls = [(function, args) for function, args in _calls(graph, inputs) if function in waiting]
             with compat.compilers_beside_each_other():
                 for i, (function, args) in enumerate(calls, 1):

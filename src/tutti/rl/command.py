@@ -10,11 +10,17 @@ from typing import Annotated, Any
 
 import tyro
 
+from tutti.launch.launch import launch, under_launcher
+from tutti.rl import job
 from tutti.rl.agent import Agent
 from tutti.rl.algorithms import ALGORITHMS, algorithm
 from tutti.rl.callbacks import CheckpointCallback, Curve, EvalCallback, TensorBoard, checkpoints
 from tutti.rl.files import load
+from tutti.rl.job import Place
+from tutti.rl.placement import SPLIT, Placed
 from tutti.rl.presets import PRESETS, preset
+from tutti.rl.ranks import process
+from tutti.rl.vector import VectorEnv
 
 FINAL, CURVE, CONFIG = "agent.safetensors", "curve.json", "config.json"
 First = tyro.conf.Positional
@@ -27,7 +33,7 @@ class Run:
     algorithm, env: names. steps: of learning. seed, level: as for `tutti.rl.Agent`. options: those of the algorithm.
     threshold: learning ends when an evaluation reaches this mean return. evaluate: steps between evaluations.
     checkpoint: steps between checkpoints. data: of an offline algorithm, a folder in Minari's format or the name of
-    data that our agents make (`tutti.rl.offline_data`).
+    data that our agents make (`tutti.rl.offline_data`). placement, ranks: where it runs (`tutti.rl.placement`).
     """
 
     algorithm: str
@@ -40,6 +46,8 @@ class Run:
     evaluate: int = 20_000
     checkpoint: int = 100_000
     data: str = ""
+    placement: str = "fused"
+    ranks: int = 1
     options: dict[str, Any] = field(default_factory=dict)
 
     @staticmethod
@@ -68,8 +76,16 @@ def train(
     out: str | None = None,
     threshold: float | None = None,
     option: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
+    placement: str | None = None,
+    ranks: int | None = None,
+    processes: int | None = None,
+    plan: Path | None = None,
+    restarts: int = 3,
 ) -> None:
     """Train an agent. The same command continues a run that was interrupted.
+
+    With --placement the fragments of the algorithm run on several ranks; `tutti plan --rl` says which placement is the
+    fastest. Options of the algorithm are those of all ranks together.
 
     Args:
         config: a TOML file, or a preset such as ppo-cartpole (`tutti rl list` shows all).
@@ -79,10 +95,24 @@ def train(
         out: the folder for checkpoints, curve and TensorBoard's files.
         threshold: end when an evaluation reaches this mean return.
         option: an option of the algorithm, as in `--option gamma=0.98`; may be repeated.
+        placement: where acting and learning run: fused, learners, actors, async, environments or server.
+        ranks: of the placement.
+        processes: that the ranks are shared out among; by default one for each rank, and 1 with environments, whose
+            ranks are worker processes. 1 runs ranks as threads.
+        plan: a placement that `tutti plan --rl ... --save` wrote, instead of the three above.
+        restarts: how often all processes start again, from the last state, when one of them is killed or fails.
     """
-    given = {"steps": steps, "seed": seed, "level": level, "out": out, "threshold": threshold}
+    given = {"steps": steps, "seed": seed, "level": level, "out": out, "threshold": threshold,
+             "placement": placement, "ranks": ranks}  # fmt: skip
     run = replace(Run.of(config), **{k: v for k, v in given.items() if v is not None})
-    run = replace(run, options={**run.options, **dict(map(_parsed, option))})
+    run = replace(run, options={**run.options, **dict(map(parsed, option))})
+    if plan is not None:
+        if any(x is not None for x in (placement, ranks, processes)):
+            raise ValueError(f"--plan {plan} says the placement, ranks and processes: leave out those options")
+        place = Place.load(plan)
+        run, processes = replace(run, placement=place.placement, ranks=place.ranks), place.processes
+    if run.placement != "fused" or run.ranks != 1:
+        return _train_placed(run, processes, restarts)
     folder = Path(run.out)
     agent = _begun(run, folder)
     if agent.num_timesteps >= run.steps:
@@ -144,16 +174,64 @@ def rl(argv: list[str]) -> None:
     tyro.extras.subcommand_cli_from_dict(verbs, prog="tutti rl", description="Reinforcement learning.", args=argv)
 
 
-def _begun(run: Run, folder: Path) -> Agent:
-    """A new agent, or the one of the folder's newest checkpoint."""
-    made = json.loads(json.dumps({k: v for k, v in asdict(run).items() if k not in ("steps", "out", "threshold")}))
+def _train_placed(run: Run, processes: int | None, restarts: int) -> None:
+    """Train under a placement: in this process if it is one of a job already, else in a job of so many."""
+    if run.data:
+        raise ValueError(f"{run.algorithm} learns from data, without environments: it has no placement")
+    count = processes or (run.ranks if run.placement in SPLIT else 1)
+    if count == 1 or under_launcher():
+        return placed_run(run)
+    _check_folder(run, Path(run.out))
+    _placed(replace(run, level="eager"))  # what is wrong with the run is said once, and not by each restart
+    launch(placed_run, count, run, restarts=restarts)
+
+
+def placed_run(run: Run) -> None:
+    """A process of a run under a placement."""
+    folder, placed = Path(run.out), _placed(run)
+    callbacks: list[Any] = []
+    curve, scores = Curve(), EvalCallback(run.evaluate, threshold=run.threshold, best=folder / "best.safetensors")
+    if process() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / CONFIG).write_text(json.dumps(_check_folder(run, folder)))
+        curve.points.extend(_points(folder))
+        kept = lambda _: (folder / CURVE).write_text(json.dumps(curve.points)) and None  # noqa: E731
+        callbacks = [curve, kept, scores, TensorBoard(folder), _says(scores)]
+    job.train(placed, run.steps, (run.evaluate, run.checkpoint), folder, callbacks)
+    if process() == 0:
+        placed.agent.save(folder / FINAL)
+        _draw(curve.points, folder / "curve.svg", run)
+        print(f"{placed.agent.evaluate(20)}; saved in {folder}")
+    if isinstance(placed.agent.env, VectorEnv):
+        placed.agent.env.close()
+
+
+def _placed(run: Run) -> Placed:
+    options = options_of(run)
+    return Placed(run.algorithm, run.env, run.placement, run.ranks, seed=run.seed, level=run.level, **options)
+
+
+def _check_folder(run: Run, folder: Path) -> dict[str, Any]:
+    """What the folder's config says. Raises ValueError if it is of another run."""
+    free = {"steps", "out", "threshold"} | ({"placement", "ranks"} if run.placement == "fused" else set())
+    made = json.loads(json.dumps({k: v for k, v in asdict(run).items() if k not in free}))
     path = folder / CONFIG
     if path.exists() and (before := json.loads(path.read_text())) != made:
-        differ = [key for key in made if before.get(key) != made[key]]
+        differ = [key for key in made | before if before.get(key) != made.get(key)]
         raise ValueError(f"{folder} has another run: {', '.join(differ)} differ; choose another --out or delete it")
+    return made
+
+
+def options_of(run: Run) -> dict[str, Any]:
+    return {name: tuple(x) if isinstance(x, list) else x for name, x in run.options.items()}
+
+
+def _begun(run: Run, folder: Path) -> Agent:
+    """A new agent, or the one of the folder's newest checkpoint."""
+    made = _check_folder(run, folder)
     files = sorted([*checkpoints(folder), *folder.glob(FINAL)], key=lambda x: x.stat().st_mtime)
     kind = algorithm(run.algorithm)
-    options: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in run.options.items()}
+    options = options_of(run)
     more: dict[str, Any] = {"data": run.data} if run.data else {}
     if files:
         agent = load(kind, files[-1], None, {"level": run.level, **more})
@@ -161,7 +239,7 @@ def _begun(run: Run, folder: Path) -> Agent:
         return agent
     agent = kind(run.env, seed=run.seed, level=run.level, **options, **more)
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(made))
+    (folder / CONFIG).write_text(json.dumps(made))
     return agent
 
 
@@ -175,7 +253,7 @@ def _opened(path: str) -> Agent:
     return load(Agent, folder, None, {"level": "eager"})
 
 
-def _parsed(text: str) -> tuple[str, Any]:
+def parsed(text: str) -> tuple[str, Any]:
     """A pair "name=value", the value as in TOML."""
     name, equals, value = text.partition("=")
     if not equals:

@@ -66,8 +66,6 @@ def about(path: Path) -> dict[str, Any]:
 
 def load(kind: type[Agent], path: Path, env: str | Env | VectorEnv | None, options: dict[str, Any]) -> Agent:
     """An agent from a file. kind: its class, or a parent class."""
-    from safetensors.torch import load_file
-
     from tutti.rl.algorithms import algorithm
 
     known = about(path)
@@ -84,6 +82,15 @@ def load(kind: type[Agent], path: Path, env: str | Env | VectorEnv | None, optio
     agent = own(
         env, **{"seed": known["seed"], "level": known["level"], "threads": known["threads"], **given, **options}
     )
+    restore(agent, path)
+    return agent
+
+
+def restore(agent: Agent, path: Path) -> None:
+    """Continue an agent from a file of one with the same options."""
+    from safetensors.torch import load_file
+
+    known = about(path)
     state, saved = leaves(agent.program.state()), load_file(path)
     for name, x in saved.items():
         if name not in state or state[name].shape != x.shape:
@@ -96,7 +103,6 @@ def load(kind: type[Agent], path: Path, env: str | Env | VectorEnv | None, optio
     agent.warm_until = known["warm_until"]
     if known.get("host") and not isinstance(agent.env, Env):
         agent.host.restore(agent, pickle.loads(base64.b64decode(known["host"])))
-    return agent
 
 
 def equal(a: Agent, b: Agent) -> bool:

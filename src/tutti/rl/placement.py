@@ -14,13 +14,18 @@ An algorithm says nothing about it. A placement runs its functions `rollout` and
 Ranks are shared out equally among the processes of a `torch.distributed` job (`tutti run`, `torchrun`), and are threads
 within a process. The bits that the first three compute do not depend on the number of processes. `IMPALA` corrects for
 the older policies of `async`.
+
+A fragment that fails ends all others with its error. A process that is killed ends the job with an error that names it;
+`tutti.rl.job` continues such a job from its last state.
 """
 
 from __future__ import annotations
 
-import queue
 import threading
-from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,26 +33,44 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tutti.exec.runtime import in_job, join_job
-from tutti.rl import collect, keys
-from tutti.rl.agent import Agent
+from tutti.rl import collect, files, keys
+from tutti.rl.actor import Actor
+from tutti.rl.agent import Agent, configured
 from tutti.rl.algorithms import algorithm
 from tutti.rl.env import Env
-from tutti.rl.exchange import Server, broadcast, gather, receive, send
+from tutti.rl.exchange import (
+    Failed,
+    Failure,
+    Lost,
+    Server,
+    Threads,
+    Tree,
+    Waiting,
+    gather,
+    receive,
+    send,
+    send_error,
+    send_to_all,
+    together,
+)
 from tutti.rl.host import HostActor
 from tutti.rl.on_policy import OnPolicy
+from tutti.rl.program import leaves, with_leaves
 from tutti.rl.ranks import Ranks, own_ranks, process, processes
 from tutti.rl.vector import VectorEnv
 
-Tree = dict[str, Any]
 PLACEMENTS = ("fused", "learners", "actors", "async", "environments", "server")
+SPLIT = ("learners", "actors", "async", "server")  # may run in several processes
+SHARED = ("batch_size", "buffer_size", "learning_starts")  # options of all ranks together, where all learn together
 
 
 class Placed:
     """An algorithm that learns under a placement.
 
     kind: the algorithm, or its name. env: a name, or a pure environment. ranks: of the placement. n_envs of the options
-    are those of all ranks together. bound: chunks that may wait for the learner of `async`. Every process of a job
-    makes one, and calls `learn`. agent: in process 0 the agent that has learned.
+    are those of all ranks together; so are the batches and replays of `learners`, which make as many updates as one
+    learner would. bound: chunks that may wait for the learner of `async`. Every process of a job makes one, and calls
+    `learn`. agent: in process 0 the agent that has learned.
     """
 
     def __init__(self, kind: str | type[Agent], env: str | Env, placement: str = "fused", ranks: int = 1, *,
@@ -69,13 +92,15 @@ class Placed:
             )
         if n % ranks:
             raise ValueError(f"n_envs is {n}, which {ranks} ranks cannot share equally")
-        split = placement in ("learners", "actors", "async", "server")
+        split = placement in SPLIT
         if not split and processes() > 1:
             raise ValueError(f"{placement} runs in one process, and this job has {processes()}")
         self.own = own_ranks(ranks) if split else range(1)
         self.part = n // ranks if split else n
         if placement == "environments":
             self.env = _in_workers(env, n, ranks)
+        if placement == "learners":
+            self.options = {**options, **shared_out(self.kind, options, ranks)}
         whole = placement == "actors"
         self.agent: Agent = self._made(n if whole else self.part)
         self.actors = [self._actor(rank) for rank in self.own] if placement in ("actors", "async") else []
@@ -97,18 +122,24 @@ class Placed:
     def _actor(self, rank: int) -> Actor:
         return Actor(self._made(self.part, rank), rank)
 
-    def learn(self, total_timesteps: int) -> Placed:
-        """Learn for so many steps of all environments together."""
-        per_rank = total_timesteps // (self.ranks if self.placement in ("learners", "server") else 1)
+    def learn(self, total_timesteps: int, schedule: int | None = None) -> Placed:
+        """Learn for so many steps of all environments together.
+
+        schedule: number of steps at whose end rates that decay are 0, by default the end of this call.
+        """
+        share = self.ranks if self.placement in ("learners", "server") else 1
+        per_rank = total_timesteps // share
         for agent in (self.agent, *self.others, *(actor.agent for actor in self.actors)):
-            agent.total = agent.num_timesteps + (per_rank if agent in self.others else total_timesteps)
+            end = agent.num_timesteps + (per_rank if agent in self.others else total_timesteps)
+            agent.total = end if schedule is None else schedule // (share if agent in self.others else 1)
             agent.prepare()
         steps = self.agent.config.n_steps * self.part * (self.ranks if self.placement in ("actors", "async") else 1)
         rounds = -(-(per_rank if self.others else total_timesteps) // steps)
         getattr(self, f"_{self.placement}")(rounds)
         self.num_timesteps += rounds * steps * (self.ranks if self.others else 1)
-        if self.placement == "server":
-            self.agent.num_timesteps = self.num_timesteps
+        if self.others:
+            self.agent.num_timesteps, self.agent.metrics = self.num_timesteps, self.others[0].metrics
+            self.agent.episodes.extend(episode for agent in self.others for episode in agent.episodes)
         return self
 
     def _fused(self, rounds: int) -> None:
@@ -123,24 +154,60 @@ class Placed:
                 self.others[rank - self.own[0]].step()
 
         Ranks(self.ranks).run(work)
-        self.agent = self.others[0]
+        state = self.others[0].program.state()
+        self.agent.program.put({name: state[name] for name in ("learner", "steps")})
 
     def _actors(self, rounds: int) -> None:
+        policy = self._policy()
+        if process():
+            return self._act_for_process_0(policy, rounds)
+        send_to_all(policy)
+        own = together([actor.example(policy) for actor in self.actors if actor.pure])
         for _ in range(rounds):
-            policy = broadcast(self._policy())
-            chunks = gather([actor.act(policy, self.agent) for actor in self.actors])
-            if chunks is not None:
-                joined = pytree.tree_map(lambda *parts: torch.cat(parts, 1), *chunks)
-                self.agent.learn_from(joined)
-            else:
-                self.agent.num_timesteps += self.agent.config.n_steps * self.agent.config.n_envs
+            unheard = set(range(1, processes()))
+            try:
+                chunks = [actor.act(policy, self.agent) for actor in self.actors]
+                own = together(chunks)
+                for source in range(1, processes()):
+                    unheard.discard(source)
+                    chunks.extend(receive(own, source).values())
+                self.agent.learn_from(pytree.tree_map(lambda *parts: torch.cat(parts, 1), *chunks))
+            except BaseException as error:
+                if own:  # else this process ends in its first round, and with it the others
+                    self._tell(error, own, policy, unheard)
+                raise
+            policy = self._policy()
+            send_to_all(policy)
+
+    def _act_for_process_0(self, policy: Tree, rounds: int) -> None:
+        policy = receive(policy, 0)
+        chunks = [actor.example(policy) for actor in self.actors if actor.pure]
+        for _ in range(rounds):
+            try:
+                chunks = [actor.act(policy, self.agent) for actor in self.actors]
+            except BaseException as error:
+                send_error(error, together(chunks), 0)
+                raise
+            send(together(chunks), 0)
+            self.agent.num_timesteps += self.agent.config.n_steps * self.agent.config.n_envs
+            policy = receive(policy, 0)
+
+    def _tell(self, error: BaseException, chunks: Tree, policy: Tree, unheard: set[int]) -> None:
+        """Answer the other processes with an error; those in `unheard` after the message that they will send first."""
+        for other in range(1, processes()):
+            if other == getattr(error, "source", None):
+                continue
+            with suppress(Failed, Lost):
+                if other in unheard:
+                    receive(chunks, other)
+                send_error(error, policy, other)
 
     def _policy(self) -> Tree:
         return self.agent.acting(self.agent.program.state()["learner"])
 
     def _async(self, rounds: int) -> None:
-        waiting: queue.Queue[Tree] = queue.Queue(self.bound)
-        newest = pytree.tree_map(torch.clone, self._policy())
+        newest, failure = pytree.tree_map(torch.clone, self._policy()), Failure()
+        waiting, example = Waiting(self.bound, failure), self.actors[0].example(newest)
 
         def handle(chunk: Tree) -> Tree:
             waiting.put(chunk)
@@ -153,21 +220,17 @@ class Placed:
                 actor.agent.num_timesteps += chunk["terminated"].numel() * self.ranks
                 policy = self._ask(chunk, newest, actor.rank, handle)
 
-        remote = {rank: rank // len(self.own) for rank in range(self.ranks) if rank not in self.own}
-        example = self.actors[0].example(newest)
-        server = Server(handle, example, remote, rounds) if process() == 0 else None
-        ended = _threads(work, self.actors)
-        if process() == 0:
-            for _ in range(rounds * self.ranks):
-                self.agent.learn_from(_next(waiting, ended, server))
-                newest = pytree.tree_map(torch.clone, self._policy())
-        ended.join()
-        if server:
-            server.join()
+        with self._serving(handle, example, newest, rounds, failure):
+            acting = Threads(work, self.actors, failure, lambda actor, error: self._report(error, example, actor.rank))
+            if process() == 0:
+                for _ in range(rounds * self.ranks):
+                    self.agent.learn_from(waiting.get())
+                    newest = pytree.tree_map(torch.clone, self._policy())
+            acting.join()
 
     def _server(self, rounds: int) -> None:
-        lock, held = threading.Lock(), self.agent.program
-        like = pytree.tree_map(torch.clone, _shared(held.state()["learner"]))
+        lock, held, failure = threading.Lock(), self.agent.program, Failure()
+        like = pytree.tree_map(torch.clone, shared(held.state()["learner"]))
 
         def handle(change: Tree) -> Tree:
             with lock:
@@ -176,20 +239,29 @@ class Placed:
                 held.put({"learner": {**weights, **change["norms"]}})
                 return {"weights": weights, "norms": change["norms"]}
 
-        def work(agent: Agent) -> None:
+        def work(rank: int) -> None:
+            agent = self.others[rank - self.own[0]]
             for _ in range(rounds):
-                before = _shared(pytree.tree_map(torch.clone, agent.program.state()["learner"]))["weights"]
+                failure.check()
+                before = shared(pytree.tree_map(torch.clone, agent.program.state()["learner"]))["weights"]
                 agent.step()
-                after = _shared(agent.program.state()["learner"])
+                after = shared(agent.program.state()["learner"])
                 change = {**after, "weights": {name: x - before[name] for name, x in after["weights"].items()}}
-                weights = self._ask(change, like, self.own[self.others.index(agent)], handle)["weights"]
-                agent.program.put({"learner": weights})
+                agent.program.put({"learner": self._ask(change, like, rank, handle)["weights"]})
 
+        with self._serving(handle, like, like, rounds, failure):
+            Threads(work, list(self.own), failure, lambda rank, error: self._report(error, like, rank)).join()
+
+    @contextmanager
+    def _serving(self, handle: Any, like: Tree, answer: Tree, rounds: int, failure: Failure) -> Iterator[None]:
+        """Answer the ranks of other processes meanwhile, in process 0. An error is the answer to all that still ask."""
         remote = {rank: rank // len(self.own) for rank in range(self.ranks) if rank not in self.own}
-        server = Server(handle, like, remote, rounds) if process() == 0 else None
-        _threads(work, self.others).join()
-        if server:
-            server.join()
+        server = Server(handle, like, answer, remote if process() == 0 else {}, rounds, failure)
+        try:
+            yield
+        except BaseException as error:
+            failure.set(error)
+        server.join()
 
     def _ask(self, message: Tree, like: Tree, rank: int, handle: Any) -> Tree:
         """The server's answer to a message of a rank."""
@@ -198,8 +270,33 @@ class Placed:
         send(message, 0, rank)
         return receive(like, 0, rank)
 
+    def _report(self, error: BaseException, like: Tree, rank: int) -> None:
+        """Tell process 0 of an error of a rank of another process, instead of a message like this."""
+        if process():
+            send_error(error, like, 0, rank)
 
-def _shared(learner: Tree) -> Tree:
+    # -- continuing ------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        """At process 0 what all ranks hold besides the agent, as one flat dict. Every process calls it."""
+        held = [actor.tensors() for actor in self.actors] + [agent.program.state() for agent in self.others]
+        return leaves(together(gather(held))) if held else {}
+
+    def restore(self, path: Path, state: dict[str, Tensor]) -> None:
+        """Continue from the file of the agent, and from what `state` returned. Every process calls it."""
+        files.restore(self.agent, path)
+        self.num_timesteps = self.agent.num_timesteps
+        for i, rank in enumerate(self.own):
+            own = {name.partition(".")[2]: x for name, x in state.items() if name.partition(".")[0] == str(rank)}
+            if self.actors:
+                self.actors[i].agent.num_timesteps = self.num_timesteps
+                self.actors[i].restore(with_leaves(self.actors[i].tensors(), own))
+            elif self.others:
+                self.others[i].num_timesteps = self.num_timesteps // self.ranks
+                self.others[i].program.load(with_leaves(self.others[i].program.state(), own))
+
+
+def shared(learner: Tree) -> Tree:
     """What ranks of a parameter server share: weights, and statistics of normalization. The state of optimizers, which
     stands in dicts, is each rank's own."""
     weights = {name: x for name, x in learner.items() if isinstance(x, Tensor) and x.is_floating_point()}
@@ -207,75 +304,16 @@ def _shared(learner: Tree) -> Tree:
     return {"weights": weights, "norms": {name: x for name, x in learner.items() if name == "obs_norm"}}
 
 
-class Actor:
-    """The environments of a rank, and the program that acts in them."""
-
-    def __init__(self, agent: Agent, rank: int):
-        self.agent, self.rank = agent, rank
-        state = agent.program.state()
-        self.key = state["key"].clone()
-        self.state = pytree.tree_map(torch.clone, state.get("actor", {}))
-        self.count = 0
-
-    def act(self, policy: Tree, learner: Agent) -> Tree:
-        """A chunk of experience. learner: says in which phase of learning actions are chosen."""
-        agent, self.count = self.agent, self.count + 1
-        agent.num_timesteps = learner.num_timesteps
-        act = agent.behaviour()
-        if not isinstance(agent.env, Env):
-            return agent.host.collect(agent, policy=policy)
-        env, steps = agent.env, agent.config.n_steps
-
-        def chunk(run: Tree, policy: Tree, state: Tree, key: Tensor) -> tuple[Tree, Tree]:
-            return collect.rollout(agent, env, policy, state, key, steps, act=act)
-
-        function = agent.functions.setdefault(("chunk", act), chunk)
-        self.state, made = agent.program.ask(function, policy, self.state, keys.fold(self.key, self.count))
-        return made
-
-    def example(self, policy: Tree) -> Tree:
-        """A chunk without meaning, of the shapes and dtypes of all."""
-        agent = self.agent
-        assert isinstance(agent.env, Env), "asynchronous actors need a pure environment"
-        with torch.no_grad():
-            made = collect.rollout(agent, agent.env, policy, self.state, self.key, 1, act=agent.behaviour())[1]
-        return {k: x.new_zeros(agent.config.n_steps, *x.shape[1:]) for k, x in made.items()}
-
-
-class _threads:
-    """A function in a thread for each item. `join` raises the first error."""
-
-    def __init__(self, work: Any, items: list):
-        self.errors: deque[BaseException] = deque()
-        self.running = [threading.Thread(target=self._run, args=(work, item), daemon=True) for item in items]
-        for thread in self.running:
-            thread.start()
-
-    def _run(self, work: Any, item: Any) -> None:
-        try:
-            work(item)
-        except BaseException as error:
-            self.errors.append(error)
-
-    def join(self) -> None:
-        for thread in self.running:
-            thread.join()
-        self.check()
-
-    def check(self) -> None:
-        if self.errors:
-            raise self.errors[0]
-
-
-def _next(waiting: queue.Queue[Tree], actors: _threads, server: Server | None) -> Tree:
-    """The next chunk. Raises what an actor has raised."""
-    while True:
-        try:
-            return waiting.get(timeout=1.0)
-        except queue.Empty:
-            actors.check()
-            if server and server.errors:
-                raise server.errors[0] from None
+def shared_out(kind: type[Agent], options: dict[str, Any], ranks: int) -> dict[str, Any]:
+    """Options of one of several learners, which together make the updates of one. Raises ValueError for a batch that
+    cannot be shared out."""
+    c: Any = configured(kind.Config, options)
+    found = {f.name: -(-getattr(c, f.name) // ranks) for f in fields(c) if f.name in SHARED}
+    if "batch_size" in found and c.batch_size % ranks:
+        raise ValueError(f"batch_size is {c.batch_size}, which {ranks} learners cannot share equally")
+    if getattr(c, "gradient_steps", 0) < 0:
+        found["gradient_steps"] = c.n_steps * c.n_envs
+    return found
 
 
 def _in_workers(env: str | Env, n: int, workers: int) -> VectorEnv:

@@ -5,7 +5,6 @@ A state is a nested dict of tensors. A function takes it and other arguments, an
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +13,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import tutti
+from tutti.compile.compiled import COMPILING
 from tutti.exec.runtime import alone
 
 LEVELS = ("eager", "O0", "O1", "O2")
 Tree = dict[str, Any]
-_capturing = threading.Lock()  # capture replaces functions of modules
 
 
 class Program:
@@ -72,7 +71,7 @@ class Program:
         kinds = tuple((x.shape, x.dtype) for x in pytree.tree_leaves(args) if isinstance(x, Tensor))
         key = function, kinds
         if key not in self.made:
-            with _capturing:
+            with COMPILING:
                 made = tutti.function(run, *args, store=self.store, level=level, cluster="cpu:1")
                 self.made[key] = made.fixed(*args)
         return self.made[key]
@@ -97,7 +96,7 @@ class Program:
                 at = at[parent]
             at[name] = x.clone()  # products of matrices depend on how memory is aligned
             if self.store is not None and f"cache:run.{path}" in self.store.tensors:
-                self.store.place_all({f"cache:run.{path}": at[name]})
+                self.store.place(f"cache:run.{path}", at[name])
 
 
 def assign(old: Tree, new: Tree, path: str = "") -> None:

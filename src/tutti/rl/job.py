@@ -1,0 +1,125 @@
+"""Training under a placement: in one process, or in a job of several that continues when one of them is killed.
+
+A job saves the agent and what all ranks hold before it reports anything. When a process ends, the launcher starts all
+processes again; they continue from the last state, with equal numbers where the placement is synchronous and the
+environments are pure. Nothing that was reported is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tutti.rl.agent import Agent
+from tutti.rl.callbacks import Every, checkpoints
+from tutti.rl.exchange import Lost, send_to_all
+from tutti.rl.exchange import receive as received
+from tutti.rl.placement import Placed
+from tutti.rl.ranks import process, processes
+
+KEEP = 2  # states
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run's fragments are: a placement, its ranks, and the processes that they are shared out among.
+
+    Saved as JSON by `tutti plan --rl --save`; `tutti rl train --plan` reads it.
+    """
+
+    placement: str = "fused"
+    ranks: int = 1
+    processes: int = 1
+
+    def __str__(self) -> str:
+        if self.ranks == 1:
+            return self.placement
+        where = f"in {self.processes} processes" if self.processes > 1 else "in one process"
+        return f"{self.placement}, {self.ranks} ranks{'' if self.placement == 'environments' else ' ' + where}"
+
+    @staticmethod
+    def load(path: Path) -> Place:
+        """From a file. Raises ValueError if it has other keys than these."""
+        try:
+            table = json.loads(path.read_text())
+        except FileNotFoundError:
+            raise ValueError(f"there is no file {path}; tutti plan --rl ... --save writes one") from None
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path} is not a placement: {error}") from None
+        place = table.get("place") if isinstance(table, dict) else None
+        if not isinstance(place, dict) or (unlike := place.keys() - Place.__dataclass_fields__.keys()):
+            known = ", ".join(Place.__dataclass_fields__)
+            raise ValueError(f'{path} is not a placement: it needs "place" with {known}'
+                             f"{f', not {sorted(unlike)[0]}' if isinstance(place, dict) else ''}")  # fmt: skip
+        return Place(**place)
+
+
+def train(placed: Placed, steps: int, every: Sequence[int], folder: Path,
+          callbacks: Sequence[Callable[[Agent], Any]]) -> None:  # fmt: skip
+    """Learn up to `steps`, from the last state in the folder if there is one.
+
+    every: intervals, in steps. At each multiple of one the state is saved, and then the callbacks are called, in
+    process 0. Learning ends when one returns False.
+    """
+    resume(placed, folder)
+    for callback in callbacks:
+        if isinstance(callback, Every):
+            callback.begin(placed.agent)
+    while placed.num_timesteps < steps:
+        end = min(steps, *((placed.num_timesteps // each + 1) * each for each in every))
+        try:
+            placed.learn(end - placed.num_timesteps, schedule=steps)
+            save(placed, folder)
+        except Lost as lost:
+            ranks = placed.ranks // processes()
+            first, last = lost.source * ranks, (lost.source + 1) * ranks - 1
+            own = f"rank {first}" if ranks == 1 else f"ranks {first} to {last}"
+            print(f"lost {own} after {placed.num_timesteps:,} steps: {lost}", file=sys.stderr, flush=True)
+            raise
+        goes_on = torch.ones((), dtype=torch.bool)
+        if process() == 0:
+            goes_on = torch.tensor(all([callback(placed.agent) is not False for callback in callbacks]))
+            send_to_all({"goes_on": goes_on})
+        else:
+            goes_on = received({"goes_on": goes_on}, 0)["goes_on"]
+        if not goes_on:
+            return
+
+
+def save(placed: Placed, folder: Path) -> None:
+    """Write the state: what all ranks hold, then the agent, whose file says that both are complete."""
+    from safetensors.torch import save_file
+
+    state = placed.state()
+    if process():
+        return
+    path = folder / f"steps-{placed.num_timesteps:010d}.safetensors"
+    folder.mkdir(parents=True, exist_ok=True)
+    if state:
+        save_file({name: x.contiguous() for name, x in state.items()}, beside(path))
+    placed.agent.save(path)
+    for old in checkpoints(folder)[:-KEEP]:
+        old.unlink()
+        beside(old).unlink(missing_ok=True)
+
+
+def resume(placed: Placed, folder: Path) -> None:
+    """Continue from the last state in a folder, if there is one."""
+    from safetensors.torch import load_file
+
+    if saved := checkpoints(folder):
+        ranks = beside(saved[-1])
+        placed.restore(saved[-1], load_file(ranks) if ranks.exists() else {})
+        if process() == 0:
+            print(f"continuing after {placed.num_timesteps:,} steps", flush=True)
+
+
+def beside(path: Path) -> Path:
+    """The file of what the ranks hold."""
+    return path.with_name(path.name.replace("steps-", "ranks-"))

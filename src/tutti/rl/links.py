@@ -1,0 +1,203 @@
+"""What messages between fragments cost on this machine, and on clusters (`tutti.rl.forecast.Machine`).
+
+Messages on this machine are measured once, in jobs of two and of four processes, and kept beside the figures of
+`tutti calibrate`; how much of the cores other programs take is measured each time. Other clusters have the latencies
+and bandwidths of their links.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from gymnasium import spaces
+
+from tutti.exec.runtime import join_job
+from tutti.hardware import Cluster, machine
+from tutti.launch.launch import launch
+from tutti.rl.exchange import receive, send
+from tutti.rl.forecast import Line, Machine
+from tutti.rl.ranks import Ranks
+from tutti.rl.vector import Moved, VectorEnv
+
+CACHE = machine.FOLDER / "rl-messages.json"
+SMALL, LARGE = 1 << 6, 1 << 20  # float32 numbers in a message
+TIMES = 40  # repetitions of a measurement
+PROCESSES = (2, 4)
+
+
+def this_machine(
+    most: int = 4, progress: Callable[[str], None] = lambda _: None, cache: Path | None = CACHE
+) -> Machine:
+    """This machine with ranks up to `most`, and with what else it does now. Takes half a minute for the first time."""
+    key = machine.key("cpu", 1, 1)
+    known = {}
+    if cache is not None and cache.exists():
+        known = json.loads(cache.read_text())
+    if key not in known:
+        known[key] = _measured(progress)
+        if cache is not None:
+            machine.write(cache, json.dumps(known, indent=2))
+    table, now = known[key], stretch()
+    lines = {name: {int(n): Line(*x) for n, x in table[name].items()} for name in ("mean", "meet")}
+    name = f"this machine, {machine.cores()} cores"
+    said = ", ".join(f"{x:.2f} times as long in {n}" for n, x in now.items())
+    notes = ("all figures are measured here", f"at present work takes {said} processes at once")
+    return Machine(machine.cores(), most, Line(*table["message"]), lines["mean"], lines["meet"], table["pipe"], now,
+                   name, notes)  # fmt: skip
+
+
+def of_cluster(cluster: Cluster, here: Machine) -> Machine:
+    """A cluster whose links are the presets', and whose devices each run one rank."""
+    link = cluster.levels[-1][1]
+    means, count = {}, 2
+    while count <= cluster.size:
+        at = partial(cluster.time, "all_gather", stride=1, size=count)
+        small, large = at(4.0 * SMALL * (count - 1)), at(4.0 * LARGE * (count - 1))
+        means[count] = Line.through(4 * SMALL, small, 4 * LARGE, large)
+        count *= 2
+    notes = (
+        f"links: {link.source}",
+        "ranks run on devices of their own, which do not slow one another",
+        "giving actions to a worker process takes as long as on this machine",
+    )
+    message = Line(link.latency, 1 / (link.bandwidth * link.efficiency))
+    alone = {1 << i: 1.0 for i in range(cluster.size.bit_length())}
+    return Machine(cluster.size, cluster.size, message, means or here.mean, here.meet, here.pipe, alone, str(cluster),
+                   notes)  # fmt: skip
+
+
+def _measured(progress: Callable[[str], None]) -> dict[str, Any]:
+    found: dict[str, Any] = {"mean": {}, "meet": {}}
+    for count in PROCESSES:
+        progress(f"measuring messages between {count} processes")
+        told = launch(in_job, count)[0]
+        found["mean"][count] = told["mean"]
+        if count == PROCESSES[0]:
+            found["message"] = told["message"]
+    progress("measuring threads and worker processes")
+    for count in PROCESSES:
+        small, large = (_meeting(count, size) for size in (SMALL, LARGE // 16))
+        found["meet"][count] = _line(small, large, LARGE // 16)
+    found["pipe"] = _pipe()
+    return found
+
+
+def in_job() -> dict[str, Any]:
+    """In each process of a job of its own: a message between two processes, and a mean of all."""
+    torch.set_num_threads(1)
+    join_job(torch.device("cpu"))
+    rank, trips, means = dist.get_rank(), [], []
+    for size in (SMALL, LARGE):
+        x, out = torch.zeros(1, size), [torch.empty(1, size) for _ in range(dist.get_world_size())]
+
+        def trip(x: dict = {"x": x}) -> None:  # noqa: B006
+            if rank == 0:
+                send(x, 1)
+                receive(x, 1)
+            elif rank == 1:
+                receive(x, 0)
+                send(x, 0)
+
+        trips.append(_typical(trip) / 2)
+        means.append(_typical(lambda x=x, out=out: dist.all_gather(out, x)))
+    return {"message": _line(trips[0], trips[1], LARGE), "mean": _line(means[0], means[1], LARGE)}
+
+
+PIECE = """
+import os, sys, time
+if hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, eval(sys.argv[1]))
+for line in sys.stdin:
+    busy, x = time.process_time(), 1.0
+    for i in range(100_000):
+        x = (x * 1.1) % 7.0
+    print(time.process_time() - busy, flush=True)
+"""  # some milliseconds of work for each line
+
+
+def stretch(counts: tuple[int, ...] = (1, *PROCESSES), times: int = 24) -> dict[int, float]:
+    """By number of processes that work at once, each on its cores: times as long as the work of each takes until all
+    have done it, now. On an idle machine of two cores 1, 1 and 2; more where other programs run. Takes a second."""
+    known = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(machine.cores())
+    found = {}
+    for count in counts:
+        places = [machine.cores_of(i, count, known) for i in range(count)]
+        pieces = [subprocess.Popen([sys.executable, "-c", PIECE, repr(own)], stdin=subprocess.PIPE,
+                                   stdout=subprocess.PIPE, text=True, bufsize=1) for own in places]  # fmt: skip
+        took = []
+        for _ in range(times + 1):
+            begin = time.perf_counter()
+            for each in pieces:
+                assert each.stdin and each.stdout
+                each.stdin.write("work\n")
+            busy = [float(each.stdout.readline()) for each in pieces if each.stdout]
+            took.append((time.perf_counter() - begin) / statistics.fmean(busy))
+        for each in pieces:
+            each.communicate()
+        found[count] = max(statistics.fmean(took[1:]), 1.0)  # the first waits for Python to start
+    return found
+
+
+def _meeting(count: int, size: int) -> float:
+    """Seconds of a mean of so many threads."""
+    ranks, x = Ranks(count), torch.zeros(size)
+
+    def work(i: int) -> float:
+        return _typical(lambda: ranks.mean(i, x))
+
+    return statistics.median(ranks.run(work))
+
+
+def _typical(run: Callable[[], object]) -> float:
+    """The lower quartile of several times, in seconds: of what nothing else has disturbed."""
+    took = []
+    for _ in range(TIMES):
+        begin = time.perf_counter()
+        run()
+        took.append(time.perf_counter() - begin)
+    return sorted(took)[TIMES // 4]
+
+
+def _line(small: float, large: float, count: int) -> list[float]:
+    line = Line.through(4 * SMALL, small, 4 * count, large)
+    return [line.fixed, line.each]
+
+
+class Still(VectorEnv):
+    """Environments in which nothing happens."""
+
+    observation_space, action_space, name = spaces.Box(-1, 1, (4,)), spaces.Discrete(2), "Still"
+
+    def __init__(self, n: int):
+        self.n = n
+
+    def reset(self, seed: int | None = None) -> np.ndarray:
+        return np.zeros((self.n, 4), np.float32)
+
+    def step(self, action: np.ndarray) -> Moved:
+        no = np.zeros(self.n, bool)
+        return Moved(self.reset(), np.zeros(self.n, np.float32), no, no, self.reset())
+
+
+def _pipe() -> float:
+    """Seconds to give one worker process its actions, and to hear of the result."""
+    from tutti.rl.adapt.workers import Workers
+
+    workers = Workers(Still, 4, 2)
+    try:
+        workers.reset(0)
+        return _typical(lambda: workers.step(np.zeros(4, np.int64))) / 2
+    finally:
+        workers.close()
