@@ -36,6 +36,7 @@ class OffPolicy(agent.Agent):
         n_step: int = 1
         tau: agent.Number = 0.005
 
+    unused = ("normalize_reward",)  # rewards are learned from as they were stored
     replay: Ring
 
     @abstractmethod
@@ -48,16 +49,9 @@ class OffPolicy(agent.Agent):
         c = self.config
         return c.gradient_steps if c.gradient_steps >= 0 else c.n_steps * c.n_envs
 
-    def check(self) -> None:
-        """Raise ValueError for options that would have no effect, or that do not fit together."""
-        c = self.config
-        if c.normalize_reward:
-            raise ValueError(f"{type(self).__name__} learns from rewards as they were stored: normalize_reward has no "
-                             "effect; scale the rewards in the environment")  # fmt: skip
-
     def make_replay(self) -> Ring:
         c = self.config
-        return Ring(max(c.buffer_size // c.n_envs, 1), c.n_envs, c.n_step, c.gamma)
+        return Ring(max(c.buffer_size // c.n_envs, 1), c.n_envs, c.n_step)
 
     def row_shapes(self) -> dict[str, Shape]:
         """Shapes and dtypes of what is stored of one step of one environment."""
@@ -82,7 +76,6 @@ class OffPolicy(agent.Agent):
         return {name: x for name, x in collect.seen_by(None, *given).items() if name != "obs"}
 
     def more_state(self) -> Tree:
-        self.check()
         self.replay = self.make_replay()
         return {"replay": self.replay.init(self.row_shapes())}
 
@@ -127,14 +120,14 @@ class OffPolicy(agent.Agent):
     def remember(self, run: Tree, chunk: Tree) -> tuple[Tree, Tree]:
         steps, n = chunk["terminated"].shape
         episodes = {name: chunk[name] for name in ("return", "length")}
-        learner, _ = self.normalizer.update(run["learner"], chunk, self.config.gamma)
+        learner, _ = self.normalizer.update(run["learner"], chunk)
         replay = self.replay.add(run["replay"], chunk)
         run = {**run, "learner": learner, "replay": replay, "key": keys.fold(run["key"], 2)}
         return self.advance(run, steps * n), {"episodes": episodes}
 
     def absorb(self, run: Tree, chunk: Tree) -> tuple[Tree, Tree]:
         run, told = self.remember(run, chunk)
-        replay, self.replay.gamma = run["replay"], self.config.gamma
+        c, replay = self.config, run["replay"]
         kept = {name: x for name, x in replay.items() if name != "rows"}
         learner = self.before(run["learner"], run["steps"])
 
@@ -142,7 +135,7 @@ class OffPolicy(agent.Agent):
             learner, kept = carry
             of_sample, of_update = keys.split(keys.fold(run["key"], i + 3))
             memory = {**kept, "rows": replay["rows"]}
-            batch, where = self.replay.sample(memory, of_sample, self.config.batch_size)
+            batch, where = self.replay.sample(memory, of_sample, c.batch_size, c.gamma)
             batch = {**batch, "weight": where["weight"]}
             for name in ("obs", "last"):
                 batch[name] = self.normalizer.apply(learner, batch[name])

@@ -27,6 +27,7 @@ from tutti.rl.two_hot import TwoHot, symlog
 
 Tree = dict[str, Any]
 FREE, UNIFORM, OF_POSTERIOR = 1.0, 0.01, 0.1
+PICTURE = 0.5
 
 
 class WorldModel:
@@ -68,8 +69,7 @@ class WorldModel:
 
     def noise(self, key: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Gumbel numbers that draw latents, (*shape, groups, classes)."""
-        u = keys.uniform(key, (*shape, self.groups, self.classes)) + 2**-25
-        return -(-u.log()).log()
+        return keys.gumbel(key, (*shape, self.groups, self.classes))
 
     def log_probs(self, logits: Tensor) -> Tensor:
         """Of each class, (..., groups, classes)."""
@@ -120,7 +120,7 @@ class WorldModel:
         prior = self.log_probs(self.net(weights, "prior", h))
         expecting = divergence(posterior.detach(), prior).clamp(min=FREE).mean()
         seeing = divergence(posterior, prior.detach()).clamp(min=FREE).mean()
-        picture = 0.5 * (self.net(weights, "decoder", states) - symlog(obs)).square().sum(-1).mean()
+        picture = PICTURE * (self.net(weights, "decoder", states) - symlog(obs)).square().sum(-1).mean()
         after = self.next(weights, states, action)
         reward = self.two_hot.loss(self.net(weights, "reward", after), rows["reward"]).mean()
         logit = self.net(weights, "goes_on", after).squeeze(-1)

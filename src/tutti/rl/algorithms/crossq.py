@@ -46,6 +46,7 @@ class CrossQ(SAC):
         renorm_warmup: int = 100_000
 
     distribution: TanhGaussian
+    unused = (*SAC.unused, "tau")
 
     def build(self) -> None:
         super().build()

@@ -66,11 +66,10 @@ class Dreamer(OffPolicy):
 
     actions = (spaces.Discrete, spaces.Box)
     multi_agent = False
+    unused = (*OffPolicy.unused, "n_step")  # returns are those of imagined steps
 
     def build(self) -> None:
         c, d = self.config, self.distribution
-        if c.n_step != 1:
-            raise ValueError("n_step has no effect on Dreamer, whose returns are those of imagined steps; leave it out")
         if c.learning_starts < c.length * c.n_envs:
             raise ValueError(f"learning_starts is {c.learning_starts}: after it each of the {c.n_envs} environments "
                              f"must have {c.length} steps; set it to at least {c.length * c.n_envs}")  # fmt: skip

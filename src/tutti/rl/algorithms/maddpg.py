@@ -52,6 +52,12 @@ class MADDPG(OffPolicy):
     actions = (spaces.Discrete, spaces.Box)
     squashed = True
 
+    def check(self) -> None:
+        if isinstance(self.distribution, Box):
+            self.refuse("with continuous actions", "temperature")
+        else:
+            self.refuse("with discrete actions", "noise")
+
     def build(self) -> None:
         c, d, self.count, size = self.config, self.distribution, teams.several(self), self.features.size
         self.width = d.width if isinstance(d, Box) else d.size

@@ -20,4 +20,4 @@ class PrioritizedDQN(DoubleDQN):
 
     def make_replay(self) -> Prioritized:
         c = self.config
-        return Prioritized(max(c.buffer_size // c.n_envs, 1), c.n_envs, c.n_step, c.gamma, c.alpha, c.beta)
+        return Prioritized(max(c.buffer_size // c.n_envs, 1), c.n_envs, c.n_step, c.alpha, c.beta)

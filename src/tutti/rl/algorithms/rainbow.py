@@ -19,6 +19,7 @@ from tutti.rl import keys
 from tutti.rl.agent import Number
 from tutti.rl.algorithms.c51 import C51
 from tutti.rl.distributions import masked
+from tutti.rl.networks import ACTIVATIONS
 from tutti.rl.replay.priority import Prioritized
 
 Tree = dict[str, Any]
@@ -40,11 +41,11 @@ class Rainbow(C51):
 
     def module(self) -> nn.Module:
         c = self.config
-        return Noisy(self.features.size, c.hidden, self.distribution.size, c.atoms, c.sigma)
+        return Noisy(self.features.size, c.hidden, self.distribution.size, c.atoms, c.sigma, c.activation)
 
     def make_replay(self) -> Prioritized:
         c = self.config
-        return Prioritized(max(c.buffer_size // c.n_envs, 1), c.n_envs, c.n_step, c.gamma, c.alpha, c.beta)
+        return Prioritized(max(c.buffer_size // c.n_envs, 1), c.n_envs, c.n_step, c.alpha, c.beta)
 
     def logits(self, weights: Tensor, obs: Tensor, key: Tensor | None) -> Tensor:
         return self.q(weights, obs, key)
@@ -61,22 +62,24 @@ class Rainbow(C51):
 class Noisy(nn.Module):
     """A dueling network whose layers after the first have noisy weights: (..., actions, atoms)."""
 
-    def __init__(self, size: int, hidden: tuple[int, ...], actions: int, atoms: int, sigma: float):
+    def __init__(
+        self, size: int, hidden: tuple[int, ...], actions: int, atoms: int, sigma: float, activation: str
+    ):  # fmt: skip
         super().__init__()
         *shared, last = hidden
         self.first = nn.ModuleList([nn.Linear(a, b) for a, b in pairwise([size, *shared])])
         width = shared[-1] if shared else size
         self.value = nn.ModuleList([NoisyLinear(width, last, sigma), NoisyLinear(last, atoms, sigma)])
         self.advantage = nn.ModuleList([NoisyLinear(width, last, sigma), NoisyLinear(last, actions * atoms, sigma)])
-        self.atoms = atoms
+        self.atoms, self.activation = atoms, ACTIVATIONS[activation]()
 
     def forward(self, x: Tensor, key: Tensor | None) -> Tensor:
         for layer in self.first:
-            x = layer(x).relu()
+            x = self.activation(layer(x))
         made = []
         for i, (hidden, out) in enumerate((self.value, self.advantage)):  # pyright: ignore[reportGeneralTypeIssues]
             noise = (None, None) if key is None else keys.split(keys.fold(key, i))
-            made.append(out(hidden(x, noise[0]).relu(), noise[1]).unflatten(-1, (-1, self.atoms)))
+            made.append(out(self.activation(hidden(x, noise[0])), noise[1]).unflatten(-1, (-1, self.atoms)))
         value, advantage = made
         return value + advantage - advantage.mean(-2, keepdim=True)
 

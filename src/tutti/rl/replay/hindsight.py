@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tutti.rl import keys
-from tutti.rl.replay.ring import Ring
+from tutti.rl.replay.ring import Number, Ring
 
 Tree = dict[str, Any]
 
@@ -25,9 +25,8 @@ class Hindsight(Ring):
     """
 
     def __init__(self, length: int, n: int, goals: int, reached: Callable[[Tensor], Tensor],
-                 reward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], later: int = 4, horizon: int = 50,
-                 gamma: float | Tensor = 0.99):  # fmt: skip
-        super().__init__(length, n, 1, gamma)
+                 reward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], later: int = 4, horizon: int = 50):  # fmt: skip
+        super().__init__(length, n)
         self.goals, self.reached, self.reward, self.share, self.horizon = (
             goals,
             reached,
@@ -36,12 +35,12 @@ class Hindsight(Ring):
             horizon,
         )
 
-    def sample(self, memory: Tree, key: Tensor, count: int) -> tuple[Tree, Tree]:
+    def sample(self, memory: Tree, key: Tensor, count: int, gamma: Number = 1.0) -> tuple[Tree, Tree]:
         of_rows, of_share, of_step = keys.split(key, 3)
         of_time, of_env = keys.split(of_rows)
         start = keys.integers(of_time, (count,), memory["size"])
         env = keys.integers(of_env, (count,), self.n)
-        batch = self.transitions(memory, start, env)
+        batch = self.transitions(memory, start, env, gamma)
         left = self._left(memory, start, env)
         ahead = (keys.uniform(of_step, (count,)) * (left + 1)).long()
         at = (memory["at"] - memory["size"] + start + ahead) % self.length * self.n + env
@@ -53,7 +52,7 @@ class Hindsight(Ring):
         terminated = torch.where(relabel, terminated, batch["terminated"])
         with_goal = {name: torch.cat([batch[name][:, : -self.goals], goal], -1) for name in ("obs", "last")}
         return {**batch, **with_goal, "reward": reward, "terminated": terminated,
-                "discount": torch.where(terminated, 0.0, self.gamma)}, {"weight": torch.ones(count)}  # fmt: skip
+                "discount": torch.where(terminated, 0.0, gamma)}, {"weight": torch.ones(count)}  # fmt: skip
 
     def _left(self, memory: Tree, start: Tensor, env: Tensor) -> Tensor:
         """How many rows of the same episode follow, at most `horizon`."""
