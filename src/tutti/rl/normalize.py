@@ -66,15 +66,20 @@ class Normalizer:
         return learner, chunk
 
 
+def over_ranks(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean and the variance of the rows of all ranks, of those of each, which has equally many."""
+    whole = mean_of_ranks(mean)
+    return whole, mean_of_ranks(var + (mean - whole).square())
+
+
 def _empty(size: int) -> Tree:
     return {"count": torch.full((), 1e-4), "mean": torch.zeros(size), "var": torch.ones(size)}
 
 
 def _merged(norm: Tree, rows: Tensor) -> Tree:
     """Statistics that include more rows (n, size)."""
-    n, own = len(rows), rows.mean(0)
-    mean = mean_of_ranks(own)
-    var = mean_of_ranks(rows.var(0, correction=0) + (own - mean).square())
+    n = len(rows)
+    mean, var = over_ranks(rows.mean(0), rows.var(0, correction=0))
     total = norm["count"] + n
     moved = mean - norm["mean"]
     spread = norm["var"] * norm["count"] + var * n + moved.square() * norm["count"] * n / total

@@ -26,6 +26,7 @@ from tutti.rl.descent import Adam, moved_towards
 from tutti.rl.distributions import Box, masked
 from tutti.rl.networks import Network, mlp
 from tutti.rl.off_policy import OffPolicy
+from tutti.rl.ranks import mean_of_ranks
 from tutti.rl.two_hot import TwoHot
 from tutti.rl.world_model import WorldModel
 
@@ -160,7 +161,7 @@ class Dreamer(OffPolicy):
         reached = torch.cat([torch.ones_like(discount[:1]), discount[:-1]]).cumprod(0)  # the weight of each step
         ordered = returns.flatten().sort().values
         n = ordered.shape[0]
-        spread = ordered[int(0.95 * (n - 1))] - ordered[int(0.05 * (n - 1))]
+        spread = mean_of_ranks(ordered[int(0.95 * (n - 1))] - ordered[int(0.05 * (n - 1))])
         span = 0.99 * learner["range"] + 0.01 * spread
         advantage = (returns - value[:-1]) / span.clamp(min=1.0)
 
