@@ -96,4 +96,4 @@ def _made(env: str | Env, n: int) -> Pure:
 
 def _arrays(x: Any) -> Any:
     """Tensors as arrays; None as it is."""
-    return pytree.tree_map(lambda t: t.numpy(), x)
+    return pytree.tree_map(lambda t: None if t is None else t.numpy(), x)
