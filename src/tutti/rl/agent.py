@@ -260,14 +260,19 @@ class Agent(ABC):
         return (action[0] if single else action), (carry or None)
 
     def evaluate(self, episodes: int = 10, deterministic: bool = True, env: Any = None, seed: int = 1) -> Evaluation:
-        """Returns and lengths of new episodes."""
+        """Returns and lengths of new episodes.
+
+        env: instead of the agent's; of a `VectorEnv`, each instance contributes equally many of the episodes, up to
+        one. seed: the episodes of none are those of training.
+        """
         from tutti.rl.evaluate import evaluate
 
         return evaluate(self, episodes, deterministic, env, seed)
 
-    def save(self, path: str | Path, replay: bool = True) -> Path:
-        """Write everything that continuing needs to one file, and return its path. replay: whether with its data."""
-        return files.save(self, Path(path), replay)
+    def save(self, path: str | Path, replay: bool = True, score: float | None = None) -> Path:
+        """Write everything that continuing needs to one file, and return its path. replay: whether with its data.
+        score: the mean return that an evaluation gave it."""
+        return files.save(self, Path(path), replay, score)
 
     @classmethod
     def load(cls, path: str | Path, env: str | Env | VectorEnv | None = None, **options: Any) -> Any:

@@ -39,7 +39,7 @@ class HostActor:
 
     def _step(self, agent: Agent, act: Any) -> Tree:
         self.steps += 1
-        key = keys.make(self.seed + (self.steps << 20))
+        key = keys.fold(keys.make(self.seed), self.steps)
         action, for_env, extra, carry = agent.program.ask(act, self.seen, self.carry, key, *self.given)
         moved = self.env.step(for_env.numpy())
         done = moved.terminated | moved.truncated
@@ -75,13 +75,21 @@ class HostActor:
         return _all_of(agent, moved.last, moved.last_masks, moved.last_overview)
 
     def state(self) -> Tree:
-        """What continuing needs, for a checkpoint."""
-        return {"env": self.env.state(), "total": self.total, "length": self.length, "carry": self.carry,
-                "steps": self.steps}  # fmt: skip
+        """What continuing needs, for a checkpoint. Without "env" where environments cannot be saved."""
+        try:
+            env = self.env.state()
+        except NotImplementedError:
+            return {"steps": self.steps}
+        return {"env": env, "total": self.total, "length": self.length, "carry": self.carry, "steps": self.steps}
 
     def restore(self, agent: Agent, state: Tree) -> None:
-        self.total, self.length, self.carry = state["total"], state["length"], state["carry"]
+        """Continue; with new episodes, unlike those before, where environments cannot be saved."""
         self.steps = state["steps"]
+        if "env" not in state:
+            fresh = keys.seed(keys.fold(keys.make(self.seed), self.steps))
+            self.seen = self._seen(agent, self.env.reset(fresh))
+            return
+        self.total, self.length, self.carry = state["total"], state["length"], state["carry"]
         self.seen = self._seen(agent, self.env.restore(state["env"]))
 
 

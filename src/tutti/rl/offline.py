@@ -97,9 +97,9 @@ class Offline(agent.Agent):
         self.num_timesteps += count
         self.metrics["updates_per_second"] = count / (time.perf_counter() - start)
 
-    def save(self, path: str | Path, replay: bool = False) -> Path:
+    def save(self, path: str | Path, replay: bool = False, score: float | None = None) -> Path:
         """As `Agent.save`, without the data."""
-        return super().save(path, False)
+        return super().save(path, False, score)
 
     def _begin(self) -> None:
         c = self.config
