@@ -5,8 +5,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from torch import Tensor
+
+from tutti.rl import keys
 from tutti.rl.agent import Agent
 from tutti.rl.algorithms import algorithm
+from tutti.rl.env import Env, State, begun_again
 from tutti.rl.offline_data import episodes
 
 ACTING: dict[str, Any] = {"hidden": (8,), "n_envs": 4, "n_steps": 8}
@@ -63,6 +67,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "VDN": ("simple_spread_v3", VALUES),
 }  # fmt: skip
 
+
 @lru_cache
 def data(env):
     made = algorithm("SAC" if env == "Pendulum-v1" else "PPO")(env, level="eager")
@@ -71,6 +76,14 @@ def data(env):
 
 def expert(seen):
     return (seen[..., 2] > 0).long()
+
+
+def stepped(env: Env, state: State, action: Tensor, key: Tensor) -> tuple[State, Any, Tensor, Tensor, Tensor, Any]:
+    """(state, observations, reward, terminated, truncated, last observations), with new episodes where one ended."""
+    of_step, of_reset = keys.split(key)
+    after, last, reward, terminated, truncated = env.step(state, action, of_step)
+    state, obs = begun_again(env, terminated | truncated, after, last, of_reset)
+    return state, obs, reward, terminated, truncated, last
 
 
 def given(name: str) -> dict[str, Any]:
@@ -85,6 +98,6 @@ def steps(name: str) -> int:
     return 12 if "data" in given(name) and name != "GAIL" else 160
 
 
-def made(name: str, **options: Any) -> Agent:
-    env, own = CASES[name]
-    return algorithm(name)(env, level="eager", **{**own, **options}, **given(name))
+def made(name: str, env: str = "", **options: Any) -> Agent:
+    own = CASES[name][1]
+    return algorithm(name)(env or CASES[name][0], level="eager", **{**own, **options}, **given(name))

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+
 from rl_cases import CASES as ALL
 from rl_cases import given, made, steps
-
 from tutti.rl import PPO
 from tutti.rl.algorithms import ALGORITHMS, algorithm
 from tutti.rl.distributions import Box
@@ -38,9 +38,9 @@ def test_each_member_learns_as_if_it_were_alone(name, level):
 def test_what_a_population_cannot_be():
     with pytest.raises(ValueError, match="learning_rate has 3 values for 2 members"):
         Population(PPO, "CartPole-v1", range(2), learning_rate=[1e-3] * 3)
-    with pytest.raises(ValueError, match="n_epochs cannot differ between members .* PPO gamma"):
+    with pytest.raises(ValueError, match=r"n_epochs cannot differ between members .* PPO gamma"):
         Population(PPO, "CartPole-v1", range(2), n_epochs=[1, 2])
-    with pytest.raises(ValueError, match="max_grad_norm cannot differ .* PPO makes its networks"):
+    with pytest.raises(ValueError, match=r"max_grad_norm cannot differ .* PPO makes its networks"):
         Population(PPO, "CartPole-v1", range(2), max_grad_norm=[0.5, 1.0])
     with pytest.raises(ValueError, match="beta cannot differ"):
         Population("PrioritizedDQN", "CartPole-v1", range(2), beta=[0.4, 0.6])

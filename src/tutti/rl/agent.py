@@ -117,7 +117,7 @@ class Agent(ABC):
         self.functions: dict[Any, Callable] = {}  # what the program has compiled, by what it is for
         self._begin()
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027
         """Raise ValueError for options that have no effect in this environment."""
 
     # -- what an algorithm defines --------------------------------------------------------------------------------

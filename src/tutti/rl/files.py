@@ -21,7 +21,8 @@ FORMAT = "tutti.rl 1"
 
 
 def save(agent: Agent, path: Path, replay: bool, score: float | None) -> Path:
-    """Write a run. score: what an evaluation gave it. The file is complete or absent, even if the process is killed meanwhile."""
+    """Write a run. score: what an evaluation gave it. The file is complete or absent, even if the process is killed
+    meanwhile."""
     from safetensors.torch import save_file
 
     from tutti.rl.agent import options_of, unsaved

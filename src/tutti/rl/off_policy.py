@@ -14,6 +14,7 @@ import tutti
 from tutti.rl import agent, collect, keys
 from tutti.rl.distributions import Box, masked
 from tutti.rl.env import Env
+from tutti.rl.replay.hindsight import Hindsight
 from tutti.rl.replay.ring import Ring, Shape
 
 Tree = dict[str, Any]
@@ -26,7 +27,8 @@ class OffPolicy(agent.Agent):
     class Config(agent.Config):
         """buffer_size: transitions in the replay. learning_starts: steps with random actions before the first update.
         n_step: steps of n-step returns. gradient_steps: updates of an iteration; -1 is one for each step.
-        tau: of the targets' slow average; 1 copies."""
+        tau: of the targets' slow average; 1 copies. hindsight: in environments with goals, how many goals that were
+        reached later are learned from for each true one; 4 is usual (`tutti.rl.replay.hindsight`)."""
 
         learning_rate: agent.Rate = 3e-4
         buffer_size: int = 100_000
@@ -35,6 +37,7 @@ class OffPolicy(agent.Agent):
         gradient_steps: int = -1
         n_step: int = 1
         tau: agent.Number = 0.005
+        hindsight: int = 0
 
     unused = ("normalize_reward",)  # rewards are learned from as they were stored
     replay: Ring
@@ -51,7 +54,12 @@ class OffPolicy(agent.Agent):
 
     def make_replay(self) -> Ring:
         c = self.config
-        return Ring(max(c.buffer_size // c.n_envs, 1), c.n_envs, c.n_step)
+        length = max(c.buffer_size // c.n_envs, 1)
+        if not c.hindsight:
+            return Ring(length, c.n_envs, c.n_step)
+        if c.n_step != 1:
+            raise ValueError(f"n_step is {c.n_step}; hindsight knows rewards of one step only: set it to 1")
+        return Hindsight.of(self.env, self.features, length, c.n_envs, c.hindsight)
 
     def row_shapes(self) -> dict[str, Shape]:
         """Shapes and dtypes of what is stored of one step of one environment."""

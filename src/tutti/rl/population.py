@@ -60,8 +60,9 @@ class Population:
         if len(values) != len(self.seeds):
             raise ValueError(f"{name} has {len(values)} values for {len(self.seeds)} members")
         if name not in variable(self.kind) or not all(isinstance(x, float) for x in values):
+            can = ", ".join(variable(self.kind))
             raise ValueError(f"{name} cannot differ between members of a population: only numbers that are read while "
-                             f"learning can, as floats; of {self.kind.__name__} {', '.join(variable(self.kind))}")  # fmt: skip
+                             f"learning can, as floats; of {self.kind.__name__} {can}")  # fmt: skip
         return torch.tensor(values)
 
     def _member(self, i: int, level: str) -> Any:

@@ -44,7 +44,7 @@ class DAgger(Cloning, OffPolicy):
         decay: float = 0.0
 
     multi_agent = False
-    unused = (*OffPolicy.unused, "gamma", "tau", "n_step")
+    unused = (*OffPolicy.unused, "hindsight", "gamma", "tau", "n_step")
 
     def __init__(self, env: str | Env | VectorEnv, *, expert: Expert | None = None, seed: int = 0, level: str = "O2",
                  threads: int = 1, **options: Any):  # fmt: skip

@@ -51,6 +51,7 @@ class MADDPG(OffPolicy):
 
     actions = (spaces.Discrete, spaces.Box)
     squashed = True
+    unused = (*OffPolicy.unused, "hindsight")
 
     def check(self) -> None:
         if isinstance(self.distribution, Box):

@@ -44,6 +44,8 @@ class MBPO(SAC):
         kept: int = 10
         real_ratio: float = 0.1
 
+    unused = (*SAC.unused, "hindsight")
+
     def build(self) -> None:
         c = self.config
         if c.normalize_obs:

@@ -53,6 +53,7 @@ class R2D2(DQN):
         rescale: bool = True
 
     actions = (spaces.Discrete,)
+    unused = (*DQN.unused, "hindsight")
 
     def build(self) -> None:
         super().build()

@@ -39,6 +39,8 @@ class Rainbow(C51):
         exploration_initial_eps: Number = 0.0
         exploration_final_eps: Number = 0.0
 
+    unused = (*C51.unused, "hindsight")
+
     def module(self) -> nn.Module:
         c = self.config
         return Noisy(self.features.size, c.hidden, self.distribution.size, c.atoms, c.sigma, c.activation)
