@@ -86,5 +86,6 @@ class Reach(GoalEnv):
     def draw(self, state: State, i: int) -> np.ndarray:
         canvas = Canvas(-1.1, -1.1, 1.1, 1.1)
         for name, radius, color in (("goal", self.radius, GREEN), ("at", self.radius / 2, ORANGE)):
-            canvas.disk(*state[name][i].tolist(), radius, color)
+            x, y = state[name][i].tolist()
+            canvas.disk(x, y, radius, color)
         return canvas.picture()
