@@ -48,7 +48,7 @@ def test_what_a_population_cannot_be():
         Population(PPO, "gymnasium:CartPole-v1", range(2), n_envs=1, batch_size=128)
 
 
-QUICK = ("A2C", "CrossQ", "DDPG", "IQL", "MBPO", "TD3BC")
+QUICK = ("CrossQ", "IQL", "MBPO", "TD3BC")
 
 
 def check_each_option(name):

@@ -63,7 +63,7 @@ def test_masks_and_overviews_of_last_observations_are_of_their_episode():
 
 
 def test_workers_and_halves_report_them_too():
-    halves = Halves(in_workers(Ticks(), 2, 1), in_workers(Ticks(), 2, 2))  # pyright: ignore[reportArgumentType]
+    halves = Halves(in_workers(Ticks(), 2, 1), in_workers(Ticks(), 2, 1))  # pyright: ignore[reportArgumentType]
     try:
         check(chunk_of(halves))
     finally:
